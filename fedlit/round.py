@@ -141,14 +141,14 @@ def stacked(f, in_dims):
 EXECUTORS = dict(loop=lambda K: [([k], single) for k in range(K)], # how the clients 0..K-1 are split, and how each piece is run
                  vmap=lambda K: [(list(range(K)), stacked)])
 
-# %% ../nbs/05_round.ipynb #e77e1ff7
+# %% ../nbs/05_round.ipynb #8802c5ad
 def _gradients(losses, params):
     grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(params, grads))
 
 def _wide(mask, v):
     "A mask of fewer dimensions, to be read beside `v`."
-    return mask.reshape(mask.shape + (1,)*(v.dim()-mask.dim()))
+    return mask.reshape(mask.shape + (1,)*max(0, v.dim()-mask.dim()))
 
 def _held(mask, new, old):
     "`new` where the mask lets it change, else `old`."
@@ -172,7 +172,7 @@ def _step(method, loss, local, fixed, each, dims, work, given, x, y):
                 buffers=_held(given['mask'], tmap(torch.detach, out['buffers']), work['buffers']))
     return work, out['loss'].detach()
 
-# %% ../nbs/05_round.ipynb #078d8e45
+# %% ../nbs/05_round.ipynb #1865a732
 def _mask(method, offer, per_step):
     "The product of the parts' masks: of those that ask for `step` if `per_step`, else of the others."
     out = {}
@@ -188,9 +188,9 @@ def _masks(method, fixed, each, dims, work, given, step=None):
         fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, step=step), step is not None)
     new = each(f, (0, 0, 0, dims, 0))(work['params'], work['buffers'], given['client'], given['received'], given['steps'])
     old = given.get('mask', {})
-    return {**old, **{k: v*_wide(old[k], v) if k in old else v for k, v in new.items()}}
+    return {**old, **{k: _wide(v, old[k])*_wide(old[k], v) if k in old else v for k, v in new.items()}}
 
-# %% ../nbs/05_round.ipynb #f6215a62
+# %% ../nbs/05_round.ipynb #1a22a88b
 def _cohort(method, forward, criterion, state, who, at, batches, local, each):
     "Train the clients at positions `at` of the round; what comes back has them as first dimension."
     K, counts, kept = len(at), batches.counts[at], state.personal
@@ -212,7 +212,7 @@ def _cohort(method, forward, criterion, state, who, at, batches, local, each):
             w, g = rows(work, ks), dict(rows({k: given[k] for k in ('client', 'steps', 'mask')}, ks), received=some(given['received'], ks))
             g['mask'] = _masks(method, now, run, dims, w, g, t)
             w, l = _step(method, loss, local, now, run, dims, w, g, *batches.at(t, [at[k] for k in here], n))
-            work, losses[ks] = _write(work, ks, w, len(here) == K), losses[ks] + l/steps[ks]
+            work, losses[ks] = _write(work, ks, w, len(here) == K), losses[ks] + (l/steps[ks]).to(losses)
     done = each(_done(method, fixed), (0, 0, 0, dims, 0))(work['params'], work['buffers'], given['client'], given['received'], steps)
     return dict(params=work['params'], buffers=work['buffers'], mask=given['mask'], steps=steps, loss=losses, **done)
 

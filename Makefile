@@ -1,0 +1,37 @@
+# Needs python3 and pip; everything else is installed into .venv.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+export OMP_NUM_THREADS = 1
+
+.PHONY: install reproduce test lint check wheel clean
+install: $(VENV)/installed
+
+$(VENV)/installed: settings.ini setup.py pyproject.toml
+	@echo "Installing fedlit and its tools into $(VENV) (a few minutes the first time) ..."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q --disable-pip-version-check uv
+	$(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'
+	@touch $@
+
+reproduce: install  ## dimensional collapse and its cure, on digits: figures and a table of claims
+	$(BIN)/fedlit reproduce --out reproduced
+
+test: install  ## the notebooks, then the laws
+	$(BIN)/nbdev_test --n_workers 2 --timing
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+
+check: lint  ## exporting and cleaning leave no difference, no merge marker in a notebook
+	bash .ci/check $(BIN)
+
+readme: install  ## README.md from nbs/index.ipynb
+	$(BIN)/python docs/readme.py
+
+wheel: install  ## build the wheel and try it in an empty environment, outside the checkout
+	bash .ci/wheel $(BIN)
+
+clean:
+	rm -rf build dist _docs _proc reproduced *.egg-info

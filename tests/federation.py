@@ -1,0 +1,53 @@
+"Small federations that the tests share: fixed batches, ragged clients, short batches, a network with BatchNorm."
+import torch, torch.nn.functional as F
+from torch import nn
+from fedlit.methods import FedAvg, FedProx, FedAvgM, MOON, FedDecorr, ExactDecorr
+from fedlit.round import Local, fed_round, start
+from fedlit.tree import flatten
+
+class Net(nn.Module):
+    "Convolutions, BatchNorm, a linear representation of six numbers and a head."
+    def __init__(self, norm=True):
+        super().__init__()
+        self.c1, self.n1 = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4) if norm else nn.Identity()
+        self.c2, self.n2 = nn.Conv2d(4, 8, 3, padding=1), nn.BatchNorm2d(8) if norm else nn.Identity()
+        self.fc, self.head = nn.Linear(8, 6), nn.Linear(6, 3)
+    def forward(self, x):
+        x = F.relu(self.n2(self.c2(F.relu(self.n1(self.c1(x))))))
+        z = self.fc(x.mean((-1, -2)))
+        return z, self.head(z)
+
+CLIENTS, K, T, B = 6, 4, 3, 8
+COUNTS = torch.tensor([[8, 8, 5], [8, 3, 0], [8, 8, 8], [6, 0, 0]])        # ragged, with short last batches
+SIZES = torch.tensor([21., 11., 24., 6.])
+
+def batches(r):
+    g = torch.Generator().manual_seed(r)
+    return dict(x=torch.randn(K, T, B, 1, 6, 6, generator=g), y=torch.randint(0, 3, (K, T, B), generator=g), live=COUNTS)
+
+def who(r): return torch.randperm(CLIENTS, generator=torch.Generator().manual_seed(r))[:K].tolist()
+
+def model(norm=True, seed=0):
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Net(norm).double()
+
+def train(method, executor='loop', rounds=3, norm=True, local=None, **kw):
+    "Some rounds in double precision with four of six clients; the state."
+    net = model(norm)
+    state = start(method, net, CLIENTS)
+    for r in range(rounds):
+        data = batches(r)
+        state = fed_round(method, net, state, who(r), dict(data, x=data['x'].double()), SIZES, local or Local(lr=.1, momentum=.9, weight_decay=.01), executor=executor, **kw)
+    return state
+
+def gap(a, b):
+    "Largest difference between two states, over all they hold."
+    ta, tb = (flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)) for s in (a, b))
+    assert set(ta) == set(tb), set(ta) ^ set(tb)
+    return max(((ta[k].double()-tb[k].double()).abs().max().item() for k in ta), default=0.)
+
+METHODS = [FedAvg(), FedProx(mu=.1), FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
+           MOON(mu=1.), MOON(mu=1., form='paper'), FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'), ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance')]
+SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr()]
+NEUTRAL = [FedProx(mu=0.), FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'), FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.)]

@@ -1,0 +1,177 @@
+"The laws that every method obeys by existing."
+import copy
+import pytest, torch, torch.nn.functional as F
+import fedlit.methods as methods
+from fedlit.method import Method, Sum
+from fedlit.methods import FedAvg, FedProx, FedDecorr, MOON, FedAvgM
+from fedlit.parse import known, method as parse
+from fedlit.round import Batches, Local, fed_round, groups, plan, start, split_state
+from federation import B, CLIENTS, COUNTS, METHODS, NEUTRAL, SIZES, SUMS, Net, batches, gap, model, train, who
+
+ids = lambda m: repr(m)
+
+def test_every_exported_method_is_under_the_laws():
+    assert {type(m).__name__ for m in METHODS} == set(known())
+
+@pytest.mark.parametrize('norm', [True, False], ids=['batchnorm', 'plain'])
+@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+def test_loop_is_vmap(m, norm):
+    assert gap(train(m, 'loop', norm=norm), train(m, 'vmap', norm=norm)) < 1e-9
+
+def test_loop_is_vmap_in_single_precision():
+    net, m = Net(), MOON() + FedDecorr()
+    out = {}
+    for ex in ('loop', 'vmap'):
+        out[ex] = start(m, net, CLIENTS)
+        for r in range(3): out[ex] = fed_round(m, net, out[ex], who(r), batches(r), SIZES, Local(lr=.05, momentum=.9), executor=ex)
+    assert gap(out['loop'], out['vmap']) < 1e-5
+
+@pytest.mark.parametrize('momentum,decay', [(0., 0.), (.9, 0.), (.9, .01)])
+def test_fedavg_is_plain_torch(momentum, decay):
+    "An independent FedAvg: deep copies, torch.optim.SGD, averaged state dicts; parameters and running statistics."
+    net = model()
+    for r in range(3):
+        data, total = batches(r), None
+        for k in range(4):
+            local = copy.deepcopy(net).train()
+            opt = torch.optim.SGD(local.parameters(), lr=.1, momentum=momentum, weight_decay=decay)
+            for t in range(3):
+                if n := int(COUNTS[k, t]):
+                    opt.zero_grad()
+                    F.cross_entropy(local(data['x'][k, t, :n].double())[1], data['y'][k, t, :n]).backward()
+                    opt.step()
+            p = float(SIZES[k]/SIZES.sum())
+            share = {n: p*v.double() for n, v in local.state_dict().items()}
+            total = share if total is None else {n: total[n]+share[n] for n in total}
+        net.load_state_dict({n: v.round().long() if 'num' in n else v for n, v in total.items()})
+    for ex in ('loop', 'vmap'):
+        state = train(FedAvg(), ex, local=Local(lr=.1, momentum=momentum, weight_decay=decay))
+        have = {**state.params, **state.buffers}
+        assert max((have[n].double()-v.double()).abs().max().item() for n, v in net.state_dict().items()) < 1e-5
+
+@pytest.mark.parametrize('m', METHODS, ids=ids)
+def test_fedavg_is_neutral(m):
+    assert FedAvg() + m == m == m + FedAvg()
+    assert gap(train(FedAvg() + m), train(m)) == 0
+
+@pytest.mark.parametrize('m', NEUTRAL, ids=ids)
+def test_a_zeroed_hyperparameter_is_fedavg(m):
+    a, b = train(m), train(FedAvg())
+    assert max((a.params[k]-v).abs().max().item() for k, v in b.params.items()) == 0
+
+def test_loss_terms_commute():
+    a, b = train(MOON() + FedDecorr()), train(FedDecorr() + MOON())
+    assert max((a.params[k]-v).abs().max().item() for k, v in b.params.items()) < 1e-12
+
+def test_parts_keep_their_own_memory():
+    state = train(MOON() + MOON(mu=.5) + FedAvgM())
+    assert list(state.client) == ['MOON', 'MOON 2', 'FedAvgM'] and set(state.server['FedAvgM']) == {'velocity'}
+
+@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+def test_a_method_is_its_text(m):
+    space = vars(methods)
+    assert eval(repr(m), dict(space)) == m and parse(repr(m)) == m and hash(parse(repr(m))) == hash(m)
+
+@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+def test_permuting_clients_changes_nothing(m):
+    net = model()
+    def go(order):
+        state = start(m, net, CLIENTS)
+        for r in range(2):
+            data, ks = batches(r), who(r)
+            data = dict(x=data['x'][order].double(), y=data['y'][order], live=data['live'][order])
+            state = fed_round(m, net, state, [ks[i] for i in order], data, SIZES[order], Local(lr=.1), executor='vmap')
+        return state
+    assert gap(go([0, 1, 2, 3]), go([2, 0, 3, 1])) < 1e-10
+
+def test_clients_that_sit_out_keep_their_memory():
+    before = train(MOON(), rounds=1)
+    after = train(MOON(), rounds=2)
+    out = [k for k in range(CLIENTS) if k not in who(1)]
+    assert out and all(torch.equal(before.client['MOON']['params'][n][out], v[out]) for n, v in after.client['MOON']['params'].items())
+
+def test_a_round_changes_nothing_it_was_given():
+    net, m = model(), FedAvgM() + MOON()
+    state, kept = start(m, net, CLIENTS), split_state(net)
+    one = fed_round(m, net, state, who(0), dict(batches(0), x=batches(0)['x'].double()), SIZES, Local())
+    two = fed_round(m, net, state, who(0), dict(batches(0), x=batches(0)['x'].double()), SIZES, Local())
+    assert gap(one, two) == 0 and net.training
+    assert all(torch.equal(a[k], b[k]) for a, b in zip(kept, split_state(net)) for k in a)
+
+def test_frozen_parameters_stay():
+    net = model()
+    net.c1.weight.requires_grad_(False)
+    state = start(FedAvg(), net, CLIENTS)
+    new = fed_round(FedAvg(), net, state, who(0), dict(batches(0), x=batches(0)['x'].double()), SIZES, Local(lr=.1))
+    assert torch.allclose(new.buffers['c1.weight'], net.c1.weight, atol=0) and not torch.equal(new.params['c2.weight'], net.c2.weight)
+
+# ---- hooks that no method of this family uses yet: masks, phases, personal tensors ----
+
+class HalfMask(Method):
+    "Clients train the first two channels of the first convolution only."
+    def mask(self, params): return {'c1.weight': torch.tensor([1., 1, 0, 0])[:, None, None, None].expand_as(params['c1.weight']), 'c1.bias': torch.tensor([1., 1, 0, 0])}
+class HeadFirst(Method):
+    "The head in the first half of the steps, the rest in the second."
+    def mask(self, params, step, steps): return {k: ((2*step < steps) == k.startswith('head')).to(v) for k, v in params.items()}
+class StayHome(Method):
+    def keep(self, module): return isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
+
+@pytest.mark.parametrize('m', [HalfMask(), HeadFirst(), StayHome(), HalfMask() + HeadFirst(), StayHome() + MOON() + FedDecorr()], ids=ids)
+def test_loop_is_vmap_for_masks_phases_and_personal_tensors(m):
+    assert gap(train(m, 'loop'), train(m, 'vmap')) < 1e-9
+
+def test_masked_entries_stand_still():
+    state, net = train(HalfMask(), rounds=1), model()
+    assert torch.equal(state.params['c1.weight'][2:], net.c1.weight[2:]) and not torch.equal(state.params['c1.weight'][:2], net.c1.weight[:2])
+
+def test_a_frozen_phase_has_no_momentum_or_decay():
+    "A client with one step trains the head only, whatever momentum and decay."
+    net = model()
+    data = batches(0)
+    one = dict(x=data['x'][3:].double(), y=data['y'][3:], live=COUNTS[3:])
+    state = fed_round(HeadFirst(), net, start(HeadFirst(), net, 1), [0], one, SIZES[3:], Local(lr=.1, weight_decay=.1))
+    moved = [k for k, v in net.named_parameters() if not torch.equal(v, state.params[k])]
+    assert set(moved) == {'head.weight', 'head.bias'}
+
+def test_personal_tensors_never_travel():
+    state, net = train(StayHome()), model()
+    assert set(state.personal) == {f'n{i}.{k}' for i in (1, 2) for k in ('weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked')}
+    assert torch.equal(state.params['n1.weight'], net.n1.weight)
+    assert len({tuple(v.tolist()) for v in state.personal['n1.weight']}) == CLIENTS
+
+# ---- batches ----
+
+def test_groups_cover_every_live_client_once():
+    for n in range(200):
+        counts = torch.randint(0, 4, (7,), generator=torch.Generator().manual_seed(n))
+        got = sorted(k for size, ks in groups(counts) for k in (range(7)[ks] if isinstance(ks, slice) else ks) if counts[k] == size)
+        assert got == (counts > 0).nonzero()[:, 0].tolist()
+
+@pytest.mark.parametrize('drop_last', [False, True])
+def test_plan_visits_every_sample_once_an_epoch(drop_last):
+    parts = [torch.arange(0, 37), torch.arange(37, 50), torch.arange(50, 90)]
+    index, counts = plan(parts, [2, 0, 1], Local(epochs=3, batch_size=8, drop_last=drop_last), seed=5, round=2)
+    for row, k in enumerate([2, 0, 1]):
+        seen = torch.cat([index[row, t, :n] for t, n in enumerate(counts[row])])
+        assert set(seen.tolist()) <= set(parts[k].tolist())
+        assert len(seen) == 3*(len(parts[k])//8*8 if drop_last else len(parts[k]))
+        if not drop_last: assert seen.bincount(minlength=90)[parts[k]].eq(3).all()
+
+def test_plan_refuses_a_client_without_batches():
+    with pytest.raises(ValueError, match='client 0 has 3 samples'): plan([torch.arange(3)], [0], Local(batch_size=8, drop_last=True))
+
+@pytest.mark.parametrize('kw,word', [(dict(lr=0.), 'lr=0.0'), (dict(epochs=0), 'epochs=0'), (dict(batch_size=0), 'batch_size=0'), (dict(momentum=1.), 'momentum=1.0'), (dict(weight_decay=-1.), 'weight_decay=-1.0')])
+def test_local_refuses(kw, word):
+    with pytest.raises(ValueError, match=word): Local(**kw)
+
+def test_round_refuses_bad_input():
+    net, data = model(), batches(0)
+    state = start(FedAvg(), net, CLIENTS)
+    with pytest.raises(ValueError, match='vmop'): fed_round(FedAvg(), net, state, who(0), data, SIZES, Local(), executor='vmop')
+    with pytest.raises(ValueError, match='must agree'): Batches(data['x'], data['y'][:, :2])
+    with pytest.raises(ValueError, match='must be 4 numbers'): fed_round(FedAvg(), net, state, who(0), dict(data, x=data['x'].double()), SIZES[:3], Local())
+    with pytest.raises(TypeError, match='features, logits'): fed_round(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6), who(0), data, SIZES, Local())
+
+def test_sum_is_a_monoid():
+    a, b, c = FedProx(), MOON(), FedDecorr()
+    assert (a+b)+c == a+(b+c) and isinstance(a+b, Sum) and (a+b).name == 'FedProx + MOON'
