@@ -75,7 +75,7 @@ def _activation(name):
     if name not in _activations: raise ValueError(f"representation={name!r}; it is one of {', '.join(_activations)}")
     return _activations[name]()
 
-# %% ../nbs/03_models.ipynb #dd817ad4
+# %% ../nbs/03_models.ipynb #570bd7d8
 @register
 def mlp(
     shape:tuple, # of one sample, flattened on the way in
@@ -83,12 +83,15 @@ def mlp(
     hidden:tuple=(128,), # widths of the hidden layers before the representation; () for none
     features:int=64, # width of the representation
     representation:str="relu", # what is applied to it: "relu", "linear" or "tanh"
+    norm:str="none", # "batch": BatchNorm after every linear layer, as convolutional networks have it; or "none"
     projector:bool=False, # MOON's projector before the head?
 )->Net: # features (N, `features`), or (N, 256) with a projector
     "A multilayer perceptron with ReLU between its layers."
+    if norm not in ("none", "batch"): raise ValueError(f"norm={norm!r}; for an mlp it is 'none' or 'batch'")
+    linear = lambda a, b: [nn.Linear(a, b)] + [nn.BatchNorm1d(b)]*(norm == "batch")
     widths,layers = [math.prod(shape), *hidden],[nn.Flatten()]
-    for a,b in zip(widths, widths[1:]): layers += [nn.Linear(a, b), nn.ReLU()]
-    layers += [nn.Linear(widths[-1], features), _activation(representation)]
+    for a,b in zip(widths, widths[1:]): layers += [*linear(a, b), nn.ReLU()]
+    layers += [*linear(widths[-1], features), _activation(representation)]
     return _net(nn.Sequential(*layers), features, classes, projector)
 
 # %% ../nbs/03_models.ipynb #dfb82dd7
@@ -107,7 +110,7 @@ def _fits(name, model, shape, classes):
     if isinstance(out, tuple) and len(out)==2 and out[1].shape==(1, classes): return model
     raise ValueError(f"{name} must return (features, logits) with logits of shape (N, {classes})")
 
-# %% ../nbs/03_models.ipynb #e508b3b0
+# %% ../nbs/03_models.ipynb #d35a1e75
 def build(
     name:str, # one of `models()`
     task, # what the network is for: only `task.classes` and `task.x_train.shape[1:]` are read
@@ -119,7 +122,9 @@ def build(
     shape = tuple(task.x_train.shape[1:])
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None: torch.default_generator.manual_seed(seed)
-        return _fits(name, _shelf[name](shape, task.classes, **options), shape, task.classes)
+        model = _fits(name, _shelf[name](shape, task.classes, **options), shape, task.classes)
+    model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)  # from which a saved run builds it again
+    return model
 
 # %% ../nbs/03_models.ipynb #6e34aae5
 def _hint(name):
