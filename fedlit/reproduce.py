@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['DIGITS', 'Experiment', 'measure', 'run_one', 'result_path', 'run_all', 'verdict', 'paired', 'table_of_claims',
-           'figure_spectra', 'figure_accuracy', 'figure_rounds', 'figure_gap', 'accuracy_table', 'reproduce']
+           'figure_spectra', 'figure_accuracy', 'figure_rounds', 'figure_gap', 'accuracy_table', 'report', 'reproduce']
 
 # %% ../nbs/10_reproduce.ipynb #860a3574
 import json, os, time
@@ -195,7 +195,7 @@ def _keep(fig, out, name):
         fig.savefig(Path(out)/f'{name}.png', dpi=110, bbox_inches='tight')
     return fig
 
-# %% ../nbs/10_reproduce.ipynb #ada768de
+# %% ../nbs/10_reproduce.ipynb #0422fb05
 def accuracy_table(df):
     "Mean and spread of the final accuracy in percent: a row a method, a column an alpha."
     cell = lambda v: f'{100*spread(v).mean:.1f} ± {100*spread(v).sd:.1f}' if len(v) > 1 else f'{100*float(v.iloc[0]):.1f}'
@@ -203,23 +203,35 @@ def accuracy_table(df):
     t.index = [parse(m).name for m in t.index]
     return t.rename(columns=lambda a: f'alpha = {a}').rename_axis(index=None, columns=None)
 
+def report(
+    out='reproduced', # folder of the results
+    df=None,          # the results, if they are at hand; None reads them
+):
+    "Draw the figures, judge the claims, and say where everything is."
+    import matplotlib
+    matplotlib.use('Agg')
+    out = Path(out)
+    files = sorted((out/'runs').glob('*.json'))
+    if df is None and not files: raise FileNotFoundError(f"no results in {out/'runs'}; `fedlit reproduce --out {out}` makes them")
+    df = pd.DataFrame([json.loads(f.read_text()) for f in files]) if df is None else df
+    for draw in (figure_spectra, figure_accuracy, figure_rounds, figure_gap): draw(df, out)
+    acc, judged = accuracy_table(df), table_of_claims(df)
+    acc.to_csv(out/'accuracy.csv'); judged.to_csv(out/'claims.csv', index=False)
+    with pd.option_context('display.width', 250, 'display.max_colwidth', 110, 'display.max_columns', 20):
+        print('\nFinal accuracy in percent, mean ± standard deviation over seeds\n', acc.to_string(), '\n\nClaims\n', judged.to_string(index=False, justify='left'), sep='')
+    print(f"\n{(judged.verdict == 'holds').sum()} of {len(judged)} claims hold here, {(judged.verdict == 'does not hold').sum()} do not, {(judged.verdict == 'undecided').sum()} are undecided.")
+    print(f"Figures: {', '.join(str(out/f'{n}.png') for n in ('spectra', 'accuracy', 'rounds', 'gap'))}\nTables:  {out/'accuracy.csv'}, {out/'claims.csv'}\nRuns:    {out/'runs'}")
+
 def reproduce(
     out='reproduced', # folder for results, figures and tables
     exp=DIGITS,       # Experiment
     processes=None,   # how many runs at a time; None: one a core
     progress=True,    # show a progress bar?
 ): # the results, one row a run
-    "The main job: run the grid, draw the figures, judge the claims, and say where everything is."
-    import matplotlib
-    matplotlib.use('Agg')
-    out, began = Path(out), time.perf_counter()
+    "The main job: run the grid, then `report`."
+    began = time.perf_counter()
     print(f"Dimensional collapse and its cure on {exp.task}: {len(exp.jobs())} runs of {exp.rounds} rounds, {len(exp.seeds)} seeds", flush=True)
     df = run_all(exp, out, processes, progress)
-    for draw in (figure_spectra, figure_accuracy, figure_rounds, figure_gap): draw(df, out)
-    acc, judged = accuracy_table(df), table_of_claims(df)
-    acc.to_csv(out/'accuracy.csv'); judged.to_csv(out/'claims.csv', index=False)
-    with pd.option_context('display.width', 250, 'display.max_colwidth', 110, 'display.max_columns', 20):
-        print('\nFinal accuracy in percent, mean ± standard deviation over seeds\n', acc.to_string(), '\n\nClaims\n', judged.to_string(index=False, justify='left'), sep='')
-    print(f"\n{(judged.verdict == 'holds').sum()} of {len(judged)} claims hold here, {(judged.verdict == 'undecided').sum()} are undecided. {time.perf_counter()-began:.0f} s.")
-    print(f"Figures: {', '.join(str(out/f'{n}.png') for n in ('spectra', 'accuracy', 'rounds', 'gap'))}\nTables:  {out/'accuracy.csv'}, {out/'claims.csv'}\nRuns:    {out/'runs'}")
+    report(out, df)
+    print(f"{time.perf_counter()-began:.0f} s in all.")
     return df
