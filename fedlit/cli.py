@@ -66,7 +66,7 @@ def parser():
     report.add_argument('--out', default='reproduced')
     return p
 
-# %% ../nbs/11_cli.ipynb #e96ff70b
+# %% ../nbs/11_cli.ipynb #21774c70
 def _setup(a, seed):
     from fedlit import partition
     from fedlit.data import load
@@ -95,13 +95,14 @@ def _federate(a, method, seed, **kw):
 def run(a):
     "`fedlit run`"
     from fedlit.parse import method
+    from fedlit.run import records
     done = _federate(a, method(a.method), a.seed, checkpoint=a.checkpoint)
     print(done.history.to_string(index=False, float_format='{:.4g}'.format))
     print(done)
     if a.save: print('saved', done.save(a.save))
     if a.json:
         Path(a.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(a.json).write_text(json.dumps(dict(method=repr(done.method), settings=done.settings, history=done.history.to_dict('records')), indent=1))
+        Path(a.json).write_text(json.dumps(dict(method=repr(done.method), settings=done.settings, history=records(done.history)), indent=1))
         print('wrote', a.json)
 
 def compare(a):

@@ -69,19 +69,19 @@ def average(
     "$\\sum_k p_k w_k$, leaf by leaf."
     return tmap(lambda v: torch.tensordot(weights.to(v), v, 1), tree)
 
-# %% ../nbs/00_tree.ipynb #549c1c6f
+# %% ../nbs/00_tree.ipynb #ef0cafcf
 def flatten(tree, prefix=''):
     "A nested tree as a flat dictionary with slashes in its keys."
-    out = {}
-    for k, v in tree.items(): out.update(flatten(v, f'{prefix}{k}/') if isinstance(v, dict) else {prefix+k: v})
-    return out
+    if not isinstance(tree, dict): return {prefix[:-1]: tree}
+    if not tree and prefix: return {prefix: torch.empty(0)}
+    return {name: v for k, sub in tree.items() for name, v in flatten(sub, f'{prefix}{k}/').items()}
 
 def unflatten(flat):
-    "The inverse of `flatten`; an empty subtree leaves no trace in a flat dictionary."
+    "The inverse of `flatten`."
     tree = {}
     for name, v in flat.items():
         *path, last = name.split('/')
         node = tree
         for k in path: node = node.setdefault(k, {})
-        node[last] = v
+        if last: node[last] = v
     return tree

@@ -45,7 +45,7 @@ def gap(a, b):
     "Largest difference between two states, over all they hold."
     ta, tb = (flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)) for s in (a, b))
     assert set(ta) == set(tb), set(ta) ^ set(tb)
-    return max(((ta[k].double()-tb[k].double()).abs().max().item() for k in ta), default=0.)
+    return max(((ta[k].double()-tb[k].double()).abs().max().item() for k in ta if ta[k].numel()), default=0.)
 
 METHODS = [FedAvg(), FedProx(mu=.1), FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
            MOON(mu=1.), MOON(mu=1., form='paper'), FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'), ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance')]

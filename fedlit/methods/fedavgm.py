@@ -5,21 +5,25 @@
 # %% auto #0
 __all__ = ['FedAvgM']
 
-# %% ../../nbs/methods/30_fedavgm.ipynb #cc903e90
+# %% ../../nbs/methods/30_fedavgm.ipynb #71339dcb
 from ..method import Method, require
-from ..tree import zeros, tmap
+from ..tree import zeros
 
-# %% ../../nbs/methods/30_fedavgm.ipynb #23cc2001
+# %% ../../nbs/methods/30_fedavgm.ipynb #803923d2
 class FedAvgM(Method):
     "Server momentum (Hsu et al., 2019), in the three forms found in the wild."
-    momentum: float = .9   # of the server
-    form: str = 'released' # 'released' (FedDecorr, MOON): moving average, buffers too; 'paper' (Hsu et al.); 'nesterov'
+    momentum: float = .9   # beta, of the server; in [0, 1), 0 is FedAvg
+    form: str = 'released' # 'released' (FedDecorr, MOON): moving average, buffers too; 'paper' (Hsu et al.); 'nesterov' (Flower's baseline)
     def __post_init__(self): require(self, momentum=(0 <= self.momentum < 1, 'in [0, 1)'),
         form=(self.form in ('released', 'paper', 'nesterov'), "'released', 'paper' or 'nesterov'"))
-    def init(self, params): return params, {}, {}
-    def merge(self, delta, server, params):
-        v = server.get('velocity') or zeros(delta)
-        b, ema = self.momentum, self.form == 'released'
-        v = {k: b*v[k] + (1-b if ema else 1)*d if ema or k in params else d for k, d in delta.items()}
-        step = {k: d + b*v[k] if k in params else d for k, d in delta.items()} if self.form == 'nesterov' else v
-        return step, dict(velocity=v)
+    def merge(self,
+        delta,  # tree: the weighted mean of what the clients changed, parameters and buffers
+        server, # tree: this method's memory, empty before the first round
+        params, # tree: the server's parameters; only its keys are used
+    ): # the step the server takes, a tree like `delta`; the new memory, dict(velocity=tree)
+        b, new = self.momentum, 1 - self.momentum if self.form == 'released' else 1
+        moved = {k: d for k, d in delta.items() if self.form == 'released' or k in params}
+        old = server.get('velocity') or zeros(moved)
+        v = {k: b*old[k] + new*d for k, d in moved.items()}
+        step = {k: d + b*v[k] for k, d in moved.items()} if self.form == 'nesterov' else v
+        return {**delta, **step}, dict(velocity=v)

@@ -9,9 +9,13 @@ __all__ = ['FedProx']
 from ..method import Method, require
 from ..tree import sub, sqnorm
 
-# %% ../../nbs/methods/10_fedprox.ipynb #faa41c31
+# %% ../../nbs/methods/10_fedprox.ipynb #d5997dcc
 class FedProx(Method):
     "A proximal term around the received parameters (Li et al., MLSys 2020, eq. 2)."
-    mu: float = .01 # weight of the proximal term
+    mu: float = .01 # weight of the proximal term, at least 0; 0 is FedAvg
     def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
-    def loss(self, params, received): return self.mu/2 * sqnorm(sub(params, received))
+    def loss(self,
+        params,   # tree: the client's parameters
+        received, # tree: what the server sent, with at least the keys of `params`
+    ): # scalar tensor, mu/2 times the squared distance
+        return self.mu/2 * sqnorm(sub(params, received))

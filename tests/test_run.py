@@ -1,0 +1,160 @@
+"Runs: repeatable, resumable, refused where the request is bad; text that is not a method; the command line."
+import json, struct, subprocess, sys
+from dataclasses import replace
+from pathlib import Path
+import pytest, torch
+from fedlit.cli import main
+from fedlit.data import load
+from fedlit.method import FedAvg
+from fedlit.methods import FedAvgM, FedDecorr, FedProx, MOON
+from fedlit.models import build
+from fedlit.parse import ParseError, method
+from fedlit.partition import dirichlet
+from fedlit.reproduce import DIGITS, paired, report, run_all, table_of_claims, verdict
+from fedlit.round import Local
+from fedlit.run import Run, choose_executor, draw_clients, federate
+from conftest import SHARED
+
+TASK = load('digits')
+CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
+FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
+ALL = FedAvgM() + MOON() + FedDecorr()
+
+def net(): return build('mlp', TASK, seed=0)
+def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items()) and a.history.drop(columns='seconds').equals(b.history.drop(columns='seconds'))
+
+@pytest.mark.parametrize('ex', ['loop', 'vmap'])
+def test_a_seed_makes_a_run_repeatable(ex):
+    go = lambda seed: federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.5, seed=seed, executor=ex, **FAST)
+    assert same(go(0), go(0)) and not same(go(0), go(1))
+
+def test_executors_agree_on_real_data():
+    a, b = (federate(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, executor=ex, **FAST) for ex in ('loop', 'vmap'))
+    assert max((v-b.state.params[k]).abs().max().item() for k, v in a.state.params.items()) < 1e-5
+
+def test_executors_agree_with_batchnorm_and_augmentation():
+    from fedlit.data import Crop, Flip
+    task = replace(TASK, augment=(Crop(padding=1), Flip()))
+    m = build('small_cnn', task, seed=0, norm='batch')
+    a, b = (federate(m, task, CLIENTS, ALL, rounds=2, participation=.5, executor=ex, **FAST) for ex in ('loop', 'vmap'))
+    gap = max((v.double()-{**b.state.params, **b.state.buffers}[k].double()).abs().max().item() for k, v in {**a.state.params, **a.state.buffers}.items())
+    assert gap < 1e-4, gap
+
+def test_resumed_is_uninterrupted(tmp_path):
+    file = tmp_path/'ck.safetensors'
+    whole = federate(net(), TASK, CLIENTS, ALL, rounds=4, participation=.5, **FAST)
+    federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.5, checkpoint=file, **FAST)
+    assert same(whole, federate(net(), TASK, CLIENTS, ALL, rounds=4, participation=.5, checkpoint=file, **FAST))
+
+def test_save_and_load(tmp_path):
+    run = federate(net(), TASK, CLIENTS, ALL, rounds=2, **FAST)
+    back = Run.load(run.save(tmp_path/'run.safetensors'))
+    assert back.method == ALL and back.settings['seed'] == 0 and same(run, back)
+    x = TASK.normalise(TASK.x_test[:5])
+    assert torch.equal(run.model(x)[1], back.model(x)[1])
+
+def test_a_user_network_needs_the_network_to_load(tmp_path):
+    class Mine(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.head = torch.nn.Linear(64, 8), torch.nn.Linear(8, 10)
+        def forward(self, x):
+            z = self.a(x.flatten(1)).relu()
+            return z, self.head(z)
+    run = federate(Mine(), TASK, CLIENTS, FedAvg(), rounds=1, **FAST)
+    path = run.save(tmp_path/'r.safetensors')
+    assert Run.load(path).model is None and torch.equal(Run.load(path, model=Mine()).model.a.weight, run.model.a.weight)
+
+@pytest.mark.parametrize('harm', ['truncate', 'header', 'foreign', 'newer', 'absent'])
+def test_damaged_files_are_refused(tmp_path, harm):
+    run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, **FAST)
+    path = run.save(tmp_path/'r.safetensors')
+    raw = path.read_bytes()
+    if harm == 'truncate': path.write_bytes(raw[:len(raw)//2])
+    if harm == 'header': path.write_bytes(struct.pack('<Q', 10**12) + raw[8:])
+    if harm == 'foreign':
+        from safetensors.torch import save_file
+        save_file(dict(a=torch.zeros(1)), path)
+    if harm == 'newer': path.write_bytes(raw.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    if harm == 'absent': path.unlink()
+    with pytest.raises((ValueError, FileNotFoundError), match='r.safetensors'): Run.load(path)
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path):
+    file = tmp_path/'c.safetensors'
+    federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, checkpoint=file, **FAST)
+    with pytest.raises(ValueError, match='FedProx'): federate(net(), TASK, CLIENTS, FedProx(), rounds=2, checkpoint=file, **FAST)
+
+@pytest.mark.parametrize('kw,word', [(dict(rounds=0), 'rounds=0'), (dict(participation=0.), 'participation=0'), (dict(participation=2.), 'participation=2'), (dict(executor='vmop'), 'vmop')])
+def test_bad_requests(kw, word):
+    with pytest.raises(ValueError, match=word): federate(net(), TASK, CLIENTS, FedAvg(), **{**dict(rounds=1), **FAST, **kw})
+
+def test_bad_clients():
+    with pytest.raises(ValueError, match='client 1 has no samples'): federate(net(), TASK, [CLIENTS[0], CLIENTS[1][:0]], FedAvg(), rounds=1, **FAST)
+    with pytest.raises(ValueError, match='index 5000'): federate(net(), TASK, [torch.tensor([5000])], FedAvg(), rounds=1, **FAST)
+    with pytest.raises(ValueError, match='clients is empty'): federate(net(), TASK, [], FedAvg(), rounds=1, **FAST)
+    with pytest.raises(TypeError, match='not a method'): federate(net(), TASK, CLIENTS, 'FedAvg()', rounds=1, **FAST)
+
+def test_an_exploding_client_is_named():
+    with pytest.raises(FloatingPointError, match=r'client \d+ left finite numbers in round 1'):
+        federate(net(), TASK, CLIENTS, FedAvg(), rounds=2, local=Local(lr=1e30), progress=False)
+
+def test_the_given_model_is_not_touched():
+    m = net()
+    before = {k: v.clone() for k, v in m.state_dict().items()}
+    federate(m, TASK, CLIENTS, FedAvg(), rounds=1, **FAST)
+    assert all(torch.equal(v, before[k]) for k, v in m.state_dict().items())
+
+def test_sampling():
+    assert len(draw_clients(100, .1, 0, 0)) == 10 and draw_clients(3, .01, 0, 0).__len__() == 1 and draw_clients(5, 1., 0, 7) == list(range(5))
+    assert choose_executor(net(), 'cpu') == 'vmap' and choose_executor(build('small_cnn', TASK), 'cpu') == 'loop' and choose_executor(build('small_cnn', TASK), 'cuda') == 'vmap'
+
+@pytest.mark.parametrize('text,word', [
+    ("__import__('os')", "no method is called '__import__'"), ("__import__('os').system('ls')", 'not a method'), ('FedDecor()', 'did you mean FedDecorr'), ('MOON(tua=1)', "did you mean 'tau'"),
+    ('MOON(mu=open("x"))', 'plain value'), ('MOON', 'parentheses'), ('MOON() - FedProx()', 'not a method'), ('', 'cannot be read'), ('(' * 5000, 'not read'), ('(' * 1500, 'cannot be read'),
+    ('MOON(**{"mu": 1})', 'not understood'), ('lambda: 0', 'not a method'), ('FedAvg().parts', 'not a method'), ('MOON(mu=-1)', 'at least 0'), ('MOON(mu="a")', '.'), ('Sum()', 'no method'), ('MOON(1, 2, "released", 4)', '.')])
+def test_text_that_is_not_a_method(text, word):
+    with pytest.raises(ParseError, match=word): method(text)
+
+@pytest.mark.parametrize('args,word', [(['--method', 'FedDecor()'], 'did you mean FedDecorr'), (['--data', 'digit'], 'did you mean digits'), (['--rounds', '0'], 'rounds=0'), (['--alpha', '0'], 'alpha'),
+                                       (['--clients', '5000'], '5000'), (['--data', 'cifar10', '--root', '/nowhere'], 'nowhere'), (['--model', 'mpl'], 'mlp'), (['--executor', 'x'], 'executor')])
+def test_the_command_line_says_what_is_wrong(args, word):
+    with pytest.raises(SystemExit, match=word): main(['run', '--quiet', '--rounds', '1', '--epochs', '1', *args])
+
+def test_the_command_line(tmp_path, capsys):
+    main(['run', '--quiet', '--rounds', '2', '--epochs', '1', '--method', 'MOON() + FedDecorr()', '--json', str(tmp_path/'r.json'), '--save', str(tmp_path/'r.safetensors')])
+    assert json.loads((tmp_path/'r.json').read_text())['history'][1]['round'] == 2 and Run.load(tmp_path/'r.safetensors').method == MOON() + FedDecorr()
+    main(['compare', '--quiet', '--rounds', '1', '--epochs', '1', '--methods', 'FedAvg()', 'FedProx()', '--seeds', '0', '1'])
+    main(['list'])
+    out = capsys.readouterr().out
+    assert '±' in out and 'cifar10' in out and 'mobilenetv2' in out and 'FedDecorr(' in out
+
+def test_help_is_quick_and_light():
+    code = "import sys; from fedlit.cli import parser; parser().format_help(); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, '-c', code]).returncode == 0
+
+@pytest.mark.skipif(not (SHARED/'cifar-10-batches-py').exists(), reason=f'no CIFAR-10 in {SHARED}')
+def test_cifar10_through_the_command_line(capsys):
+    main(['run', '--quiet', '--data', 'cifar10', '--root', str(SHARED), '--train-samples', '300', '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
+          '--batch-size', '64', '--method', 'FedDecorr()', '--evaluate-every', '5'])
+    assert 'Run of FedDecorr' in capsys.readouterr().out
+
+# ---- the main job ----
+
+SMALL = replace(DIGITS, seeds=(0, 1), alphas=(.1, float('inf')), table=(.1,), rounds=1, local=Local(epochs=1, batch_size=128))
+
+def test_the_main_job_small(tmp_path, capsys):
+    df = run_all(SMALL, tmp_path, processes=1, progress=False)
+    assert len(df) == len(SMALL.jobs()) == 20
+    report(tmp_path)
+    printed = capsys.readouterr().out
+    assert all((tmp_path/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap')) and 'claims hold' in printed
+    judged = table_of_claims(df)
+    assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
+    victim = sorted((tmp_path/'runs').glob('*.json'))[3]
+    before = {f: f.stat().st_mtime_ns for f in (tmp_path/'runs').glob('*.json')}
+    victim.write_text('{"half":')
+    run_all(SMALL, tmp_path, processes=1, progress=False)
+    assert json.loads(victim.read_text())['seed'] in (0, 1) and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim)
+
+def test_verdicts():
+    assert verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold' and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided'

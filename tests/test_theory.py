@@ -1,0 +1,140 @@
+"""The laws of the theory notebooks on random input: Proposition 1, the two lemmas, Theorem 1, the rank of the pull."""
+import pytest, torch, torch.nn.functional as F
+from hypothesis import given, settings, strategies as st
+from fedlit.theory import alignment, balanced, descent, flow, lemma2, product, pull, theorem1
+
+quick = settings(max_examples=25, deadline=None)
+seeds = st.integers(0, 10_000)
+
+
+def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def correlation(z):
+    "Zero rows for features that do not change"
+    c = z - z.mean(0); n = c.norm(dim=0)
+    c = torch.where(n > 1e-12, c/n.clamp(min=1e-12), torch.zeros_like(c))
+    return c.T @ c
+
+
+def spectral(K): return (torch.linalg.svdvals(K) - torch.linalg.svdvals(K).mean()).square().sum()
+
+
+def client(classes=5, inputs=12, present=5, n=40, noise=.3, seed=0):
+    "Gaussian classes, every present one with n/present samples"
+    y = torch.arange(n) % present
+    return 2*rand(classes, inputs, seed=seed)[y] + noise*rand(n, inputs, seed=seed + 1), y
+
+
+def measured(W, dt):
+    s = torch.linalg.svdvals(product(W[:-1]))
+    return (s[2:] - s[:-2])/(2*dt)
+
+
+def close(a, b, tol): assert ((a - b).abs().max()/a.abs().max()).item() < tol
+
+
+@quick
+@given(d=st.integers(1, 40), n=st.integers(2, 60), seed=seeds)
+def test_proposition_1(d, n, seed):
+    K = correlation(rand(n, d, seed=seed) @ rand(d, d, seed=seed + 1))
+    torch.testing.assert_close(spectral(K), K.square().sum() - d, rtol=1e-9, atol=1e-8)
+
+
+@quick
+@given(d=st.integers(2, 30), dead=st.integers(1, 30), seed=seeds)
+def test_proposition_1_with_dead_features(d, dead, seed):
+    m = max(d - dead, 0)
+    z = rand(50, d, seed=seed); z[:, m:] = 3.
+    K = correlation(z)
+    torch.testing.assert_close(spectral(K), K.square().sum() - m*m/d, rtol=1e-9, atol=1e-8)
+    if m: torch.testing.assert_close(spectral(K[:m, :m]), K.square().sum() - m, rtol=1e-9, atol=1e-8)
+
+
+@quick
+@given(n=st.integers(2, 20), extra=st.integers(0, 40), seed=seeds)
+def test_the_floor_of_a_small_batch(n, extra, seed):
+    d = n - 1 + extra
+    K = correlation(rand(n, d, seed=seed))
+    assert torch.linalg.matrix_rank(K, rtol=1e-9) <= n - 1
+    assert K.square().sum() - d >= d*d/(n - 1) - d - 1e-8
+
+
+@quick
+@given(d=st.integers(2, 16), n=st.integers(3, 40), seed=seeds)
+def test_both_sides_have_one_gradient(d, n, seed):
+    z = rand(n, d, seed=seed).requires_grad_()
+    a, = torch.autograd.grad(spectral(correlation(z)), z)
+    b, = torch.autograd.grad(correlation(z).square().sum(), z)
+    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
+
+
+@quick
+@given(depth=st.integers(1, 4), seed=seeds)
+def test_descent_is_autograd(depth, seed):
+    x, y = client(seed=seed)
+    ws = [rand(o, i, seed=seed + i).div(i**.5).requires_grad_() for i, o in zip([12] + [7]*depth, [7]*depth + [5])]
+    F.cross_entropy(x @ product(ws).T, y, reduction='sum').backward()
+    for w, v in zip(ws, descent(ws, x, y)): torch.testing.assert_close(-w.grad, v, rtol=1e-9, atol=1e-9)
+
+
+def test_clients_side_by_side_flow_as_one_by_one():
+    cs = [client(present=p, seed=p) for p in (1, 5)]
+    ws = balanced([12, 7, 5, 5], .5*torch.linspace(1, .5, 5, dtype=torch.float64))
+    both = flow([w.expand(2, *w.shape) for w in ws], *map(torch.stack, zip(*cs)), 1e-3, 20)
+    for i, (x, y) in enumerate(cs):
+        for a, b in zip(both, flow(ws, x, y, 1e-3, 20)): torch.testing.assert_close(a[:, i], b, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize('L', (1, 2, 3))
+@pytest.mark.parametrize('M', (0., .3))
+def test_theorem_1_on_a_trajectory(L, M):
+    x, y = client(); n, dt = len(y), 2e-5
+    W = flow(balanced([12] + [8]*(L - 1) + [5, 5], .6*torch.linspace(1, .6, 5, dtype=torch.float64), M), x, y, dt, 400)
+    for a, b in zip(W[:-1], W[1:]):                                        # conservation
+        D = b.mT @ b - a @ a.mT
+        torch.testing.assert_close(D, D[:1].expand_as(D), rtol=0, atol=1e-9)
+    torch.testing.assert_close(D[-1], M*torch.eye(5, dtype=D.dtype), rtol=0, atol=1e-9)
+    some = [w[1:-1:10] for w in W]; G = pull(some, x, y)
+    close(measured(W, dt)[::10], theorem1(some, G, n, M), 2e-3)
+    P = product(W[:-1])
+    close(((P[2:] - P[:-2])/(2*dt))[::10], lemma2(some, G, n), 2e-3)
+    U, _, Vh = torch.linalg.svd(product(some[:-1]), full_matrices=False)    # Lemma 1 between them, no ruler involved
+    close((U.mT @ lemma2(some, G, n) @ Vh.mT).diagonal(dim1=-2, dim2=-1), theorem1(some, G, n, M), 1e-6)
+    ends = product([w[-1] for w in W[:-1]]), W[-1][-1]
+    torch.testing.assert_close(alignment(*ends), torch.eye(5, dtype=D.dtype), rtol=0, atol=1e-4)
+
+
+def test_theorem_1_needs_the_exact_pull():
+    ws = balanced([12, 8, 5, 5], torch.linspace(1.2, .8, 5, dtype=torch.float64))
+    for noise, same in ((0., True), (1., False)):
+        x, y = client(noise=noise)
+        assert torch.allclose(pull(ws, x, y), pull(ws, x, y, 'means'), rtol=0, atol=1e-10) is same
+
+
+def test_a_representation_wider_than_the_classes_moves_in_at_most_C_directions():
+    x, y = client()
+    W = flow(balanced([12, 9, 9, 5], .6*torch.linspace(1, .6, 5, dtype=torch.float64)), x, y, 1e-4, 50)
+    s = torch.linalg.svdvals(product(W[:-1]))
+    assert s.shape[-1] == 9 and s[:, 5:].max() < 1e-9 and theorem1(W, pull(W, x, y), len(y)).shape == (51, 5)
+
+
+@quick
+@given(present=st.integers(1, 5), seed=seeds)
+def test_rank_of_the_pull(present, seed):
+    x, y = client(present=present, seed=seed)
+    ws = [rand(o, i, seed=seed + i).div(i**.5) for i, o in ((12, 8), (8, 5))]
+    rank = lambda x, form: torch.linalg.matrix_rank(pull(ws, x, y, form), atol=1e-9).item()
+    assert rank(x, 'means') == min(present, 4)
+    assert rank(x - x.mean(0), 'means') == present - 1
+    assert rank(x, 'exact') <= 4
+    torch.testing.assert_close(pull(ws, x, y).sum(0), torch.zeros(12, dtype=torch.float64), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize('call, says', [
+    (lambda: balanced([6, 3, 4], torch.ones(4)), 'width 3'),
+    (lambda: balanced([6, 5, 4], torch.ones(3), M=.1), 'needs 5'),
+    (lambda: balanced([6, 4, 4], torch.ones(4), M=-2.), 'M=-2.0'),
+    (lambda: pull([torch.ones(2, 3)], torch.ones(4, 3), torch.zeros(4, dtype=torch.long), 'mean'), "'mean'")])
+def test_refusals(call, says):
+    with pytest.raises(ValueError, match=says): call()
