@@ -9,7 +9,7 @@ __all__ = ['FedDecorr']
 import torch
 from ..method import Method, require
 
-# %% ../../nbs/methods/13_feddecorr.ipynb #fe9fc2be
+# %% ../../nbs/methods/13_feddecorr.ipynb #32b59fb5
 class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
@@ -19,6 +19,6 @@ class FedDecorr(Method):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
         z = (features - features.mean(0))/(features.var(0) + 1e-8).sqrt()
-        C = z.T@z
-        if self.form == 'paper': return self.beta*(C/(n-1)).square().mean()
-        return self.beta*(C.square().sum() - C.diagonal().square().sum())/(d*(d-1)*n)
+        squares = (z@z.T if n < d else z.T@z).square().sum()   # of Z'Z, by the smaller product
+        if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)
+        return self.beta*(squares - z.square().sum(0).square().sum())/(d*(d-1)*n)
