@@ -1,6 +1,5 @@
 "Write README.md from nbs/index.ipynb: `python docs/readme.py`. What Quarto would do, with nbconvert."
 import re
-from pathlib import Path
 import nbformat
 from nbconvert import MarkdownExporter
 from nbdev.config import get_config

@@ -66,7 +66,7 @@ def parser():
     report.add_argument('--out', default='reproduced')
     return p
 
-# %% ../nbs/11_cli.ipynb #21774c70
+# %% ../nbs/11_cli.ipynb #51edb446
 def _setup(a, seed):
     from fedlit import partition
     from fedlit.data import load
@@ -132,7 +132,7 @@ def listing(a):
     from fedlit.models import models
     from fedlit.parse import known
     print('data sets:', ', '.join(datasets()), '\nnetworks: ', ', '.join(models()), '\nmethods:')
-    for name, cls in sorted(known().items()): print(f'  {cls()!r:60} {(cls.__doc__ or "").splitlines()[0]}')
+    for _, cls in sorted(known().items()): print(f'  {cls()!r:60} {(cls.__doc__ or "").splitlines()[0]}')
 
 def report(a):
     "`fedlit report`"

@@ -6,14 +6,14 @@
 __all__ = ['ask', 'Method', 'require', 'FedAvg', 'Sum', 'total', 'part_names', 'own', 'overrides', 'each_part', 'through',
            'asks_for']
 
-# %% ../nbs/04_method.ipynb #60911f44
+# %% ../nbs/04_method.ipynb #379c4066
 import inspect
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
-from functools import lru_cache, reduce
+from functools import cache, reduce
 
-# %% ../nbs/04_method.ipynb #e4bbe765
-@lru_cache(maxsize=None)
+# %% ../nbs/04_method.ipynb #1c79ef2b
+@cache
 def _wants(f):
     ps = inspect.signature(f).parameters.values()
     return [p.name for p in ps if p.name != 'self'], [p.name for p in ps if p.name != 'self' and p.default is p.empty]
@@ -100,7 +100,7 @@ def total(
             raise ValueError(f"{p!r} cannot be added to {other!r}: both decide {p.excludes}, and only one can")
     return ps[0] if len(ps) == 1 else Sum(ps) if ps else FedAvg()
 
-# %% ../nbs/04_method.ipynb #4b5ed4b3
+# %% ../nbs/04_method.ipynb #4a3007f3
 def part_names(method):
     "A name for each part of `method`, the same part twice being `Ridge` and `Ridge 2`."
     names = [p.name for p in method.parts]
@@ -110,7 +110,7 @@ def own(offer, name):
     "`offer` as the part called `name` sees it: with its own memory."
     return {**offer, **{k: offer[k].get(name, {}) for k in ('server', 'client', 'uploads') if k in offer}}
 
-@lru_cache(maxsize=None)
+@cache
 def _overriding(method, hook):
     return [(n, p) for n, p in zip(part_names(method), method.parts) if getattr(type(p), hook) is not getattr(Method, hook)]
 

@@ -6,8 +6,8 @@
 __all__ = ['FORMAT', 'TaskBatches', 'batches_of', 'draw_clients', 'choose_executor', 'has_batchnorm', 'Run', 'federate',
            'records', 'save', 'load_run', 'plot']
 
-# %% ../nbs/08_run.ipynb #d2e22c5e
-import copy, json, os, platform, time
+# %% ../nbs/08_run.ipynb #af78be8f
+import copy, json, os, platform, time, warnings
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
@@ -78,15 +78,18 @@ class Run:
         last = self.history.iloc[-1]
         return f"Run of {self.method!r}: round {int(last['round'])}, accuracy {last['accuracy']:.3f}, {self.history['seconds'].sum():.1f} s"
 
-# %% ../nbs/08_run.ipynb #88ef3b86
-def _measured(model, state, task, out):
-    "Global accuracy and loss on the test set."
-    return {k: v for k, v in evaluate(model, task.x_test, task.y_test, prepare=task.normalise, state=(state.params, state.buffers)).items()}
+# %% ../nbs/08_run.ipynb #5c4c7a8e
+def _measured(model, state, task, round):
+    "Global accuracy and loss on the test set; a warning where the loss is not a number."
+    seen = evaluate(model, task.x_test, task.y_test, prepare=task.normalise, state=(state.params, state.buffers))
+    if not np.isfinite(seen['loss']): warnings.warn(f"after round {round+1} the global model's test loss is {seen['loss']}, so its accuracy means nothing; "
+        "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=3)
+    return seen
 
 def _finite(out, who, round):
     "Stop where a client's training has broken down, with the client, the round and the first bad layer."
     bad = ~torch.isfinite(out['loss'])
-    for k, v in out['params'].items(): bad |= ~torch.isfinite(v).flatten(1).all(1)
+    for v in out['params'].values(): bad |= ~torch.isfinite(v).flatten(1).all(1)
     if not bad.any(): return
     i = int(bad.nonzero()[0])
     layer = next((k for k, v in out['params'].items() if not torch.isfinite(v[i]).all()), 'the loss')
@@ -109,7 +112,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #efb1be99
+# %% ../nbs/08_run.ipynb #527358c4
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -142,17 +145,17 @@ def federate(
         _finite(out, who, r)
         before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model))
         row = dict(round=r+1, train_loss=out['loss'].mean().item(), drift=drift(out['params'], before.params), participants=len(who))
-        if (r+1) % evaluate_every == 0 or r+1 == rounds: row.update(_measured(model, run.state, task, out))
+        if (r+1) % evaluate_every == 0 or r+1 == rounds: row.update(_measured(model, run.state, task, r))
         history.append(dict(row, seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
         if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
         if checkpoint: run.save(checkpoint)
     return run._with(model)
 
-# %% ../nbs/08_run.ipynb #fbf8cf22
+# %% ../nbs/08_run.ipynb #ed62f78f
 def _with(self, model):
     "Put the server's final parameters into `model`, which becomes the run's."
-    missing = model.load_state_dict({**self.state.params, **self.state.buffers}, strict=False).missing_keys
+    model.load_state_dict({**self.state.params, **self.state.buffers}, strict=False)
     self.model = model.eval()
     return self
 

@@ -1,8 +1,7 @@
 "Small federations that the tests share: fixed batches, ragged clients, a network with BatchNorm."
-import copy, sys
+import sys
 from pathlib import Path
-import pytest, torch, torch.nn.functional as F
-from torch import nn
+import pytest, torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 SHARED = Path(__file__).parents[2]/'shared'/'data'

@@ -6,7 +6,7 @@ from fedlit.method import Method, Sum
 from fedlit.methods import FedAvg, FedProx, FedDecorr, MOON, FedAvgM
 from fedlit.parse import known, method as parse
 from fedlit.round import Batches, Local, fed_round, groups, plan, start, split_state
-from federation import B, CLIENTS, COUNTS, METHODS, NEUTRAL, SIZES, SUMS, Net, batches, gap, model, train, who
+from federation import CLIENTS, COUNTS, METHODS, NEUTRAL, SIZES, SUMS, Net, batches, gap, model, train, who
 
 ids = lambda m: repr(m)
 

@@ -1,7 +1,6 @@
 "Runs: repeatable, resumable, refused where the request is bad; text that is not a method; the command line."
 import json, struct, subprocess, sys
 from dataclasses import replace
-from pathlib import Path
 import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
@@ -10,7 +9,7 @@ from fedlit.methods import FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.parse import ParseError, method
 from fedlit.partition import dirichlet
-from fedlit.reproduce import DIGITS, paired, report, run_all, table_of_claims, verdict
+from fedlit.reproduce import DIGITS, report, run_all, table_of_claims, verdict
 from fedlit.round import Local
 from fedlit.run import Run, choose_executor, draw_clients, federate
 from conftest import SHARED
