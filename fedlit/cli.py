@@ -9,7 +9,7 @@ __all__ = ['parser', 'run', 'compare', 'reproduce', 'listing', 'report', 'main']
 import argparse, json, sys
 from pathlib import Path
 
-# %% ../nbs/11_cli.ipynb #ffa87b27
+# %% ../nbs/11_cli.ipynb #f7a39e7d
 def _option(text):
     import ast
     name, eq, value = text.partition('=')
@@ -22,6 +22,7 @@ def _federation(p):
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
     p.add_argument('--download', action='store_true', help='fetch the data where its publisher allows')
     p.add_argument('--train-samples', type=int, metavar='N', help='use a stratified subset of the training set')
+    p.add_argument('--test-samples', type=int, metavar='N', help='and of the test set')
     p.add_argument('--model', default='mlp', help='network, see `fedlit list` (default: mlp)')
     p.add_argument('--option', type=_option, nargs='*', default=[], metavar='NAME=VALUE', help='options of the network, such as features=128')
     p.add_argument('--partition', default='dirichlet', choices=['dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'])
@@ -66,14 +67,14 @@ def parser():
     report.add_argument('--out', default='reproduced')
     return p
 
-# %% ../nbs/11_cli.ipynb #51edb446
+# %% ../nbs/11_cli.ipynb #a0140bf3
 def _setup(a, seed):
     from fedlit import partition
     from fedlit.data import load
     from fedlit.models import build
     from fedlit.round import Local
     task = load(a.data, root=a.root, download=a.download)
-    if a.train_samples: task = task.subset(a.train_samples, seed=0)
+    if a.train_samples or a.test_samples: task = task.subset(a.train_samples or len(task.y_train), seed=0, test=a.test_samples)
     y = task.y_train
     clients = dict(dirichlet=lambda: partition.dirichlet(y, a.clients, a.alpha, seed=seed), iid=lambda: partition.iid(y, a.clients, seed=seed),
                    classes_per_client=lambda: partition.classes_per_client(y, a.clients, a.classes, seed=seed),

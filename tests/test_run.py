@@ -133,7 +133,7 @@ def test_help_is_quick_and_light():
 
 @pytest.mark.skipif(not (SHARED/'cifar-10-batches-py').exists(), reason=f'no CIFAR-10 in {SHARED}')
 def test_cifar10_through_the_command_line(capsys):
-    main(['run', '--quiet', '--data', 'cifar10', '--root', str(SHARED), '--train-samples', '300', '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
+    main(['run', '--quiet', '--data', 'cifar10', '--root', str(SHARED), '--train-samples', '64', '--test-samples', '50', '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
           '--batch-size', '64', '--method', 'FedDecorr()', '--evaluate-every', '5'])
     assert 'Run of FedDecorr' in capsys.readouterr().out
 
