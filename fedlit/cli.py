@@ -9,7 +9,7 @@ __all__ = ['parser', 'run', 'compare', 'reproduce', 'listing', 'report', 'main']
 import argparse, json, sys
 from pathlib import Path
 
-# %% ../nbs/11_cli.ipynb #f7a39e7d
+# %% ../nbs/11_cli.ipynb #22be666c
 def _option(text):
     import ast
     name, eq, value = text.partition('=')
@@ -36,6 +36,9 @@ def _federation(p):
     p.add_argument('--momentum', type=float, default=.9)
     p.add_argument('--weight-decay', type=float, default=0.)
     p.add_argument('--participation', type=float, default=1., help='share of the clients in a round (default: 1)')
+    p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'], help='how much a client counts (default: samples)')
+    p.add_argument('--statistics', default='averaged', choices=['averaged', 'home', 'recomputed'], help="BatchNorm's running statistics (default: averaged)")
+    p.add_argument('--proxy-samples', type=int, default=0, metavar='N', help='withhold N training images as the unlabelled set of a server that distils')
     p.add_argument('--executor', default='auto', help='auto, loop or vmap')
     p.add_argument('--device', default='auto')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
@@ -67,21 +70,25 @@ def parser():
     report.add_argument('--out', default='reproduced')
     return p
 
-# %% ../nbs/11_cli.ipynb #a0140bf3
+# %% ../nbs/11_cli.ipynb #839d47fc
 def _setup(a, seed):
+    import torch
     from fedlit import partition
-    from fedlit.data import load
+    from fedlit.data import load, prepare
     from fedlit.models import build
     from fedlit.round import Local
     task = load(a.data, root=a.root, download=a.download)
     if a.train_samples or a.test_samples: task = task.subset(a.train_samples or len(task.y_train), seed=0, test=a.test_samples)
-    y = task.y_train
+    order = torch.randperm(len(task.y_train), generator=torch.Generator().manual_seed(seed))
+    held, free = order[:a.proxy_samples], order[a.proxy_samples:].sort().values
+    y = task.y_train[free]
     clients = dict(dirichlet=lambda: partition.dirichlet(y, a.clients, a.alpha, seed=seed), iid=lambda: partition.iid(y, a.clients, seed=seed),
                    classes_per_client=lambda: partition.classes_per_client(y, a.clients, a.classes, seed=seed),
                    shards=lambda: partition.shards(y, a.clients, a.classes, seed=seed),
-                   by_domain=lambda: partition.by_domain(_domains(task), a.clients, seed=seed))[a.partition]()
+                   by_domain=lambda: partition.by_domain(_domains(task)[free], a.clients, seed=seed))[a.partition]()
+    clients, proxy = [free[c] for c in clients], prepare(task, task.x_train[held]) if len(held) else None
     local = Local(epochs=a.epochs, batch_size=a.batch_size, lr=a.lr, momentum=a.momentum, weight_decay=a.weight_decay)
-    return build(a.model, task, seed=seed, **dict(a.option)), task, clients, local
+    return build(a.model, task, seed=seed, **dict(a.option)), task, clients, local, proxy
 
 def _domains(task):
     if task.domain_train is None: raise ValueError(f"{task.name} has no domains; by_domain suits digits_domains, office_caltech10 and domainnet")
@@ -89,9 +96,9 @@ def _domains(task):
 
 def _federate(a, method, seed, **kw):
     from fedlit.run import federate
-    model, task, clients, local = _setup(a, seed)
+    model, task, clients, local, proxy = _setup(a, seed)
     return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor,
-                    device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, **kw)
+                    device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 def run(a):
     "`fedlit run`"
@@ -114,7 +121,8 @@ def compare(a):
     rows = []
     for m in map(method, a.methods):
         runs = [_federate(a, m, s) for s in a.seeds]
-        rows.append(dict(method=repr(m), accuracy=format(spread([r.history['accuracy'].iloc[-1] for r in runs]), '.4f'),
+        last = lambda column: format(spread([r.history[column].iloc[-1] for r in runs if column in r.history]), '.4f') if column in runs[0].history else ''
+        rows.append(dict(method=repr(m), accuracy=last('accuracy'), personal=last('personal'),
                          best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'), seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
     print(pd.DataFrame(rows).to_string(index=False))
 
