@@ -113,14 +113,14 @@ class Local:
         for k, good in ok.items():
             if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right[k]}")
 
-# %% ../nbs/05_round.ipynb #3441718e
+# %% ../nbs/05_round.ipynb #f7a2dce9
 def objective(method, forward, criterion, fixed):
     "The local objective as a pure function of one client's tensors; returns the loss and the new buffers."
-    def f(params, mask, buffers, client, received, steps, x, y):
+    def f(params, buffers, client, received, steps, x, y):
         offer = dict(fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, x=x, y=y)
         net = lambda params, *args, **kw: forward(through(method, 'use', 'params', {**offer, 'params': params}), *args, **kw)
         offer['forward'] = net
-        features, logits, new = net({k: v*mask[k] if k in mask else v for k, v in params.items()}, buffers, x)
+        features, logits, new = net(params, buffers, x)
         offer.update(features=features, logits=logits)
         offer['logits'] = through(method, 'output', 'logits', offer)
         return dict(loss=criterion(offer['logits'], y) + sum(each_part(method, 'loss', offer).values()), buffers=new)
@@ -166,11 +166,11 @@ def _correct(method, fixed):
     return lambda params, buffers, client, received, steps, grads: through(method, 'grad', 'grads', dict(
         fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, grads=grads))
 
-# %% ../nbs/05_round.ipynb #6709a82f
+# %% ../nbs/05_round.ipynb #ae1f0b0e
 def _step(method, loss, local, fixed, each, dims, work, given, x, y):
     "One step of SGD for all clients of a stack: the new `work`, and the losses."
     params = tmap(lambda v: v.detach().requires_grad_(), work['params'])
-    out = each(loss(fixed), (0, 0, 0, 0, dims, 0, 0, 0))(params, given['mask'], work['buffers'], given['client'], given['received'], given['steps'], x, y)
+    out = each(loss(fixed), (0, 0, 0, dims, 0, 0, 0))(params, work['buffers'], given['client'], given['received'], given['steps'], x, y)
     grads, params = _gradients(out['loss'], params), tmap(torch.detach, params)
     if overrides(method, 'grad'):
         grads = each(_correct(method, fixed), (0, 0, 0, dims, 0, 0))(params, work['buffers'], given['client'], given['received'], given['steps'], grads)

@@ -124,6 +124,16 @@ def test_masked_entries_stand_still():
     state, net = train(HalfMask(), rounds=1), model()
     assert torch.equal(state.params['c1.weight'][2:], net.c1.weight[2:]) and not torch.equal(state.params['c1.weight'][:2], net.c1.weight[:2])
 
+def test_masked_entries_still_compute():
+    "With everything but the head held, the head trains on the features of the untouched body."
+    class HeadOnly(Method):
+        def mask(self, params): return {k: torch.full_like(v, float(k.startswith('head'))) for k, v in params.items()}
+    net, data = model(norm=False), batches(0)
+    one = dict(x=data['x'][2:3, :1].double(), y=data['y'][2:3, :1], live=COUNTS[2:3, :1])
+    state = fed_round(HeadOnly(), net, start(HeadOnly(), net, 1), [0], one, SIZES[2:3], Local(lr=.1))
+    F.cross_entropy(net(one['x'][0, 0])[1], one['y'][0, 0]).backward()
+    assert torch.allclose(state.params['head.weight'], net.head.weight - .1*net.head.weight.grad, atol=1e-12)
+
 def test_a_frozen_phase_has_no_momentum_or_decay():
     "A client with one step trains the head only, whatever momentum and decay."
     net = model()
