@@ -4,17 +4,21 @@
 
 # %% auto #0
 __all__ = ['STATISTICS', 'EXECUTORS', 'pure', 'split_state', 'State', 'start', 'Batches', 'groups', 'Local', 'objective', 'sgd',
-           'single', 'stacked', 'local_phase', 'aggregate', 'deployed', 'recompute', 'fed_round', 'rng', 'plan']
+           'axes_of', 'single', 'stacked', 'local_phase', 'aggregate', 'deployed', 'recompute', 'fed_round', 'rng',
+           'plan']
 
-# %% ../nbs/05_round.ipynb #d552fcc8
+# %% ../nbs/05_round.ipynb #44ec74be
 import copy, torch, torch.nn.functional as F
 import numpy as np
 from dataclasses import dataclass, replace, fields
 from math import ceil
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
+from functools import partial, reduce
+from weakref import WeakKeyDictionary
 from .tree import tmap, sub, zeros, repeat, rows, put, average
-from .method import Method, ask, own, each_part, through, overrides, asks_for, part_names
+from .method import Method, ask, own, each_part, through, overrides, asks_for, wants, part_names
+from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
 
 # %% ../nbs/05_round.ipynb #3d17e6d4
 def pure(
@@ -70,7 +74,7 @@ def start(
     personal = {k: repeat(v, clients).clone() for k, v in {**params, **buffers}.items() if kept(k)}
     return State(params, buffers, server, tmap(lambda v: repeat(v, clients).clone(), client), personal, clients, statistics=statistics)
 
-# %% ../nbs/05_round.ipynb #8c27d651
+# %% ../nbs/05_round.ipynb #68605094
 class Batches:
     "The batches of a round: `x` (K, T, B, ...), `y` (K, T, B), and `live` (K, T), booleans or numbers of real samples."
     def __init__(self, x, y, live=None):
@@ -87,6 +91,21 @@ class Batches:
     ):
         "The batch that clients `ks` take at step `t`: (len(ks), n, ...), (len(ks), n)."
         return self.x[ks, t, :n], self.y[ks, t, :n]
+
+    def data(self, k, epochs):
+        "All samples of the client at position `k`, as its first epoch sees them: (n, ...), (n,)."
+        steps = max(1, int((self.counts[k] > 0).sum())//epochs)
+        each = [self.at(t, [k], int(self.counts[k, t])) for t in range(steps)]
+        return torch.cat([x[0] for x, _ in each]), torch.cat([y[0] for _, y in each])
+
+    def labels(self, ks, classes):
+        "Which classes each client has samples of in this round: (K, classes), booleans."
+        has = torch.zeros(len(ks), classes, dtype=torch.bool, device=self.targets(ks[0], 0, 0).device)
+        for i, k in enumerate(ks):
+            for t in range(self.counts.shape[1]): has[i, self.targets(k, t, int(self.counts[k, t]))] = True
+        return has
+
+    def targets(self, k, t, n): return self.y[k, t, :n]
 
 # %% ../nbs/05_round.ipynb #00144863
 def groups(
@@ -113,13 +132,18 @@ class Local:
         for k, good in ok.items():
             if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right[k]}")
 
-# %% ../nbs/05_round.ipynb #f7a2dce9
+# %% ../nbs/05_round.ipynb #25fb8260
 def objective(method, forward, criterion, fixed):
     "The local objective as a pure function of one client's tensors; returns the loss and the new buffers."
-    def f(params, buffers, client, received, steps, x, y):
-        offer = dict(fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, x=x, y=y)
-        net = lambda params, *args, **kw: forward(through(method, 'use', 'params', {**offer, 'params': params}), *args, **kw)
-        offer['forward'] = net
+    axes = fixed['axes']
+    def f(params, buffers, received, mine, x, y):
+        offer = dict(fixed, **mine, params=params, buffers=buffers, received=received, x=x, y=y)
+        chosen = mine['chosen']
+        def net(params, buffers, x, train=True, chosen=chosen):
+            seen = masked(params, masks(axes, chosen)) if chosen else params
+            return forward(through(method, 'use', 'params', {**offer, 'params': seen, 'train': train}), buffers, x, train)
+        if chosen: offer.update(live=along(axes, axes.features, chosen), share={a: v.to(x.dtype).mean()*mine['share'].get(a, 1) for a, v in chosen.items()})
+        offer.update(forward=net, widest=lambda *args, **kw: net(*args, **kw, chosen=mine['widest']))
         features, logits, new = net(params, buffers, x)
         offer.update(features=features, logits=logits)
         offer['logits'] = through(method, 'output', 'logits', offer)
@@ -133,7 +157,15 @@ def sgd(local, params, velocity, grads):
     if local.momentum: v = {k: local.momentum*velocity[k] + v[k] for k in v}
     return {k: params[k] - local.lr*v[k] for k in params}, v if local.momentum else {}
 
-# %% ../nbs/05_round.ipynb #69fdff1d
+# %% ../nbs/05_round.ipynb #70e7953a
+_found = WeakKeyDictionary()
+
+def axes_of(model):
+    "`find_axes(model)`, remembered."
+    if model not in _found: _found[model] = find_axes(model)
+    return _found[model]
+
+# %% ../nbs/05_round.ipynb #85e0addb
 def single(f, in_dims):
     "What `vmap` does, for a stack of one client: no vectorisation, the plainest code."
     def pick(v, d):
@@ -146,9 +178,10 @@ def stacked(f, in_dims):
     return vmap(f, in_dims=in_dims, randomness='different')
 
 EXECUTORS = dict(loop=lambda K: [([k], single) for k in range(K)], # how the clients 0..K-1 are split, and how each piece is run
-                 vmap=lambda K: [(list(range(K)), stacked)])
+                 vmap=lambda K: [(list(range(K)), stacked)],
+                 extract=lambda K: [([k], single) for k in range(K)]) # as the loop, on networks that are cut out
 
-# %% ../nbs/05_round.ipynb #8802c5ad
+# %% ../nbs/05_round.ipynb #ba72ba6c
 def _gradients(losses, params):
     grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(params, grads))
@@ -163,80 +196,133 @@ def _held(mask, new, old):
 
 def _correct(method, fixed):
     "The `grad` hooks as a pure function of one client's tensors."
-    return lambda params, buffers, client, received, steps, grads: through(method, 'grad', 'grads', dict(
-        fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, grads=grads))
+    return lambda params, buffers, received, mine, grads: through(method, 'grad', 'grads', dict(
+        fixed, **mine, params=params, buffers=buffers, received=received, grads=grads))
 
-# %% ../nbs/05_round.ipynb #ae1f0b0e
+# %% ../nbs/05_round.ipynb #38ba3daa
 def _step(method, loss, local, fixed, each, dims, work, given, x, y):
     "One step of SGD for all clients of a stack: the new `work`, and the losses."
-    params = tmap(lambda v: v.detach().requires_grad_(), work['params'])
-    out = each(loss(fixed), (0, 0, 0, dims, 0, 0, 0))(params, work['buffers'], given['client'], given['received'], given['steps'], x, y)
+    params, mask = tmap(lambda v: v.detach().requires_grad_(), work['params']), given['mask']
+    out = each(loss(fixed), (0, 0, dims, 0, 0, 0))(params, work['buffers'], given['received'], given['mine'], x, y)
     grads, params = _gradients(out['loss'], params), tmap(torch.detach, params)
     if overrides(method, 'grad'):
-        grads = each(_correct(method, fixed), (0, 0, 0, dims, 0, 0))(params, work['buffers'], given['client'], given['received'], given['steps'], grads)
+        grads = each(_correct(method, fixed), (0, 0, dims, 0, 0))(params, work['buffers'], given['received'], given['mine'], grads)
     new, velocity = sgd(local, params, work['velocity'], grads)
-    work = dict(params=_held(given['mask'], new, params), velocity=_held(given['mask'], velocity, work['velocity']),
-                buffers=_held(given['mask'], tmap(torch.detach, out['buffers']), work['buffers']))
+    work = dict(params=_held(mask, new, params), velocity=_held(mask, velocity, work['velocity']),
+                buffers=_held(mask, tmap(torch.detach, out['buffers']), work['buffers']))
     return work, out['loss'].detach()
 
-# %% ../nbs/05_round.ipynb #1865a732
+# %% ../nbs/05_round.ipynb #b76d8f6f
+def _times(a, b):
+    "Two dictionaries of masks: their product where both have a say."
+    return {**a, **{k: _wide(v, a[k])*_wide(a[k], v) if k in a else v for k, v in b.items()}}
+
 def _mask(method, offer, per_step):
     "The product of the parts' masks: of those that ask for `step` if `per_step`, else of the others."
-    out = {}
-    for name, part in zip(part_names(method), method.parts):
-        if asks_for(part, 'mask', 'step') == per_step:
-            for k, v in ask(part.mask, own(offer, name)).items(): out[k] = out[k]*v if k in out else v
-    return out
+    parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
+    return reduce(_times, (ask(p.mask, own(offer, n)) for n, p in parts), {})
 
-def _masks(method, fixed, each, dims, work, given, step=None):
-    "All clients' masks: those of the round, or with `step` those of the step, times the round's."
-    if not overrides(method, 'mask') or (step is not None and not asks_for(method, 'mask', 'step')): return given.get('mask', {})
-    f = lambda params, buffers, client, received, steps: _mask(method, dict(
-        fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, step=step), step is not None)
-    new = each(f, (0, 0, 0, dims, 0))(work['params'], work['buffers'], given['client'], given['received'], given['steps'])
-    old = given.get('mask', {})
-    return {**old, **{k: _wide(v, old[k])*_wide(old[k], v) if k in old else v for k, v in new.items()}}
+def _masks(method, fixed, each, dims, work, given, step=None, data=None):
+    "What all clients keep of each axis (`chosen`) and which entries they train (`mask`): of the round, or with `step` of the step, times the round's."
+    if not overrides(method, 'mask') or (step is not None and not asks_for(method, 'mask', 'step')): return given
+    axes, f = given['axes'], lambda more: lambda params, buffers, received, mine: _mask(
+        method, {**fixed, **mine, **more, 'params': params, 'buffers': buffers, 'received': received, 'step': step}, step is not None)
+    stack = work['params'], work['buffers'], given['received'], given['mine']
+    if data is None: new = each(f({}), (0, 0, dims, 0))(*stack)
+    else: new = tmap(lambda *v: torch.cat(v), *[single(f(dict(data=d)), (0, 0, 0, 0))(*(_row(t, k, dims if i == 2 else None) for i, t in enumerate(stack))) for k, d in enumerate(data)])
+    new = {k: v[:, given['where'][k]] if k in given['where'] else v for k, v in new.items()}
+    chosen = _times(given['mine']['chosen'], {k: v for k, v in new.items() if axes and (k in axes.size or k == axes.logits)})
+    held = _times(given['held'], {k: v for k, v in new.items() if k not in chosen})
+    mask = _times(held, each(lambda c: masks(axes, c), (0,))(chosen)) if chosen else held
+    return dict(given, held=held, mask=mask, mine=dict(given['mine'], chosen=chosen))
 
-# %% ../nbs/05_round.ipynb #b6fb8f5c
-def _cohort(method, forward, criterion, state, who, at, batches, local, each):
-    "Train the clients at positions `at` of the round; what comes back has them as first dimension."
+def _row(tree, k, dims=None):
+    "Row `k` of a stacked tree, still stacked."
+    if isinstance(tree, dict): return {n: _row(v, k) if dims is None or dims[n] == 0 else v[None] for n, v in tree.items()}
+    return tree[k:k+1]
+
+# %% ../nbs/05_round.ipynb #8b2eb217
+def _gather(method, state, who, at, batches, local, axes, proxy, forward):
+    "For the clients at positions `at`: what changes (`work`), what each was given, what is the same for all, and what of `received` is personal."
     K, counts, kept = len(at), batches.counts[at], state.personal
     work = {k: {n: (kept[n][who] if n in kept else v.expand(K, *v.shape)).clone() for n, v in getattr(state, k).items()} for k in ('params', 'buffers')}
+    work['velocity'] = zeros(work['params']) if local.momentum else {}
     sent = {**state.params, **state.buffers}
-    dims = {k: 0 if k in kept else None for k in sent} # a stack of personal tensors, or one for all
-    steps = (counts > 0).sum(1).to(next(iter(work['params'].values())).device)
-    given = dict(client=rows(state.client, who), received={k: kept[k][who] if k in kept else v for k, v in sent.items()}, steps=steps)
-    fixed = dict(server=state.server, round=state.round, clients=state.clients, kept=frozenset(kept), forward=forward, epochs=local.epochs,
-                 lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
-    work['velocity'], given['mask'] = zeros(work['params']) if local.momentum else {}, _masks(method, fixed, each, dims, work, given)
-    loss, losses = lambda fixed: objective(method, forward, criterion, fixed), torch.zeros(K, device=steps.device)
+    device = next(iter(work['params'].values())).device
+    mine = dict(client=rows(state.client, who), steps=(counts > 0).sum(1).to(device), number=torch.tensor(who, device=device), chosen={}, share={}, widest={})
+    if wants(method, 'labels'): mine['labels'] = batches.labels(at, axes.classes)
+    given = dict(received={k: kept[k][who] if k in kept else v for k, v in sent.items()}, mine=mine, held={}, mask={}, where={}, axes=axes)
+    fixed = dict(server=state.server, round=state.round, clients=state.clients, kept=frozenset(kept), forward=forward, epochs=local.epochs, axes=axes, public=proxy,
+                 watch=partial(watch, axes), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
+    return work, given, fixed, {k: 0 if k in kept else None for k in sent}
+
+def _cohort(method, model, criterion, state, who, at, batches, local, each, axes, proxy, small):
+    "Train the clients at positions `at` of the round; what comes back has them as first dimension."
+    work, given, fixed, dims = _gather(method, state, who, at, batches, local, axes, proxy, pure(model))
+    data = [batches.data(k, local.epochs) for k in at] if asks_for(method, 'mask', 'data') else None
+    given = _masks(method, fixed, each, dims, work, given, data=data)
+    given['mine']['widest'] = given['mine']['chosen']
+    if small and given['mine']['chosen']: return _train_small(method, model, criterion, fixed, dims, work, given, at, batches, local)
+    return dict(_train(method, pure(model), criterion, fixed, dims, work, given, at, batches, local, each), mask=given['mask'])
+
+def _train(method, forward, criterion, fixed, dims, work, given, at, batches, local, each):
+    "All steps of a stack of clients, and what they remember and send."
+    counts, losses = batches.counts[at], torch.zeros(len(at), device=given['mine']['steps'].device)
+    loss = lambda fixed: objective(method, forward, criterion, fixed)
     some = lambda tree, ks: {k: tree[k][ks] if dims[k] == 0 else tree[k] for k in tree}
+    start_memory = given['mine']['client']
     for t in range(counts.shape[1]):
         now = dict(fixed, step=t)
         for n, ks in groups(counts[:, t]):
-            here = range(K)[ks] if isinstance(ks, slice) else ks
+            here = range(len(at))[ks] if isinstance(ks, slice) else ks
             run = single if len(here) == 1 else each
-            w, g = rows(work, ks), dict(rows({k: given[k] for k in ('client', 'steps', 'mask')}, ks), received=some(given['received'], ks))
-            g['mask'] = _masks(method, now, run, dims, w, g, t)
-            w, l = _step(method, loss, local, now, run, dims, w, g, *batches.at(t, [at[k] for k in here], n))
-            work, losses[ks] = _write(work, ks, w, len(here) == K), losses[ks] + (l/steps[ks]).to(losses)
-    done = each(_done(method, fixed), (0, 0, 0, dims, 0))(work['params'], work['buffers'], given['client'], given['received'], steps)
-    return dict(params=work['params'], buffers=work['buffers'], mask=given['mask'], steps=steps, loss=losses, **done)
+            w, g = rows(work, ks), dict(given, mine=rows(given['mine'], ks), held=rows(given['held'], ks), mask=rows(given['mask'], ks), received=some(given['received'], ks))
+            g = _masks(method, dict(now, axes=fixed['axes']), run, dims, w, g, t)
+            w, l = _step(method, loss, local, dict(now, axes=given['axes']), run, dims, w, g, *batches.at(t, [at[k] for k in here], n))
+            work, losses[ks] = _write(work, ks, w, len(here) == len(at)), losses[ks] + (l/given['mine']['steps'][ks]).to(losses)
+    out = each(_done(method, fixed), (0, 0, dims, 0))(work['params'], work['buffers'], given['received'], given['mine'])
+    if given['mine']['chosen']: out = dict(client=_within(given['mask'], out['client'], start_memory), uploads=_within(given['mask'], out['uploads'], zeros(out['uploads'])))
+    return dict(params=work['params'], buffers=work['buffers'], steps=given['mine']['steps'], loss=losses, **out)
 
 def _done(method, fixed):
     "The `done` hooks as a pure function of one client's tensors."
-    def f(params, buffers, client, received, steps):
-        both = each_part(method, 'done', dict(fixed, params=params, buffers=buffers, client=client, received=received, steps=steps, delta=sub(params, received)))
-        return dict(client={k: both[k][0] if k in both else v for k, v in client.items()}, uploads={k: v[1] for k, v in both.items()})
+    def f(params, buffers, received, mine):
+        both = each_part(method, 'done', dict(fixed, **mine, params=params, buffers=buffers, received=received, delta=sub(params, received)))
+        return dict(client={k: both[k][0] if k in both else v for k, v in mine['client'].items()}, uploads={k: v[1] for k, v in both.items()})
     return f
 
+def _within(mask, new, old):
+    "What a client remembers or sends of tensors that it has only in part: `new` inside the mask, `old` outside."
+    return {k: _within(mask, v, old[k]) if isinstance(v, dict) else _held(mask, {k: v}, old)[k] for k, v in new.items()}
+
+# %% ../nbs/05_round.ipynb #ff0d4db5
+def _train_small(method, model, criterion, fixed, dims, work, given, at, batches, local):
+    "`_train` for one client on the network that it keeps; results in the full network's shapes."
+    axes, mine = given['axes'], given['mine']
+    on, sizes = {a: v[0] for a, v in mine['chosen'].items() if a in axes.size}, {**work['params'], **work['buffers']}
+    kept = dict(mine, client=cut(axes, mine['client'], on, 1), chosen={k: v for k, v in mine['chosen'].items() if k not in on},
+                widest={}, share={a: v.to(next(iter(sizes.values())).dtype).mean()[None] for a, v in on.items()})
+    held = cut(axes, {k: v.expand_as(sizes[k]) for k, v in given['held'].items()}, on, 1)
+    few = dict(given, mine=kept, axes=shrunk(axes, on), where={a: v.nonzero()[:, 0] for a, v in on.items()}, held=held, mask=held,
+               received={k: cut(axes, {k: v}, on, 1 if dims[k] == 0 else 0)[k] for k, v in given['received'].items()})
+    net, fixed = pure(extract(model, axes, on)), dict(fixed, server=cut(axes, fixed['server'], on))
+    out = _train(method, net, criterion, fixed, dims, cut(axes, work, on, 1), few, at, batches, local, single)
+    back = lambda big, small: paste(axes, big, small, on, 1)
+    return dict(out, params=back(work['params'], out['params']), buffers=back(work['buffers'], out['buffers']), mask=given['mask'],
+                client=back(mine['client'], out['client']), uploads=back(_blank(axes, out['uploads'], sizes), out['uploads']))
+
+def _blank(axes, tree, sizes):
+    "Zeros in the full network's shapes."
+    return {k: _blank(axes, v, sizes) if isinstance(v, dict) else v.new_zeros(sizes[k].shape) if k in axes.of and k in sizes else v for k, v in tree.items()}
+
+# %% ../nbs/05_round.ipynb #f4e3f8a9
 def _write(tree, ks, new, everyone):
     "Rows `ks` of a working tree replaced by `new`."
     if everyone: return new
     def one(old, new): old[ks] = new; return old
     return tmap(one, tree, new)
 
-# %% ../nbs/05_round.ipynb #22afc21b
+# %% ../nbs/05_round.ipynb #0dd756cb
 def local_phase(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -244,17 +330,20 @@ def local_phase(
     who,                       # list of K client numbers
     batches,                   # Batches of the K clients
     local,                     # Local
-    executor="loop",           # "loop" or "vmap"
+    executor="loop",           # "loop", "vmap" or "extract"
     criterion=F.cross_entropy, # function of (logits, y)
+    proxy=None,                # what the server has: unlabelled inputs, or a public set (x, y)
 ) -> dict: # `params`, `buffers`, `client`, `uploads`, `mask`: (K, ...); `steps`, `loss` (mean over its steps): (K,)
     "Every client in `who` trains on its batches, starting from what the server sent and what it kept."
     if executor not in EXECUTORS: raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
     who, training = list(map(int, who)), model.training
-    outs = [_cohort(method, pure(model), criterion, state, [who[k] for k in at], at, batches, local, each) for at, each in EXECUTORS[executor](len(who))]
+    axes = axes_of(model) if wants(method, 'axes', 'labels', 'watch') else None
+    outs = [_cohort(method, model, criterion, state, [who[k] for k in at], at, batches, local, each, axes, proxy, executor == 'extract')
+            for at, each in EXECUTORS[executor](len(who))]
     model.train(training)
     return outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
 
-# %% ../nbs/05_round.ipynb #51272248
+# %% ../nbs/05_round.ipynb #2c789f01
 def _mean(q, p, new, old, mask=None):
     "Sum of q_k (new_k - old) over the clients that trained an entry, relative to their share of p."
     d = new - old
@@ -277,7 +366,7 @@ def aggregate(
     p = torch.as_tensor(weights, dtype=torch.float32, device=out['steps'].device)
     if not (len(p) == len(who) and (p >= 0).all() and p.sum() > 0): raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} numbers >= 0 that do not all vanish")
     p = p/p.sum()
-    offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], params=state.params, buffers=state.buffers, round=state.round,
+    offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'], params=state.params, buffers=state.buffers, round=state.round,
                  clients=state.clients, participants=len(who), kept=frozenset(state.personal), lr=local.lr, momentum=local.momentum,
                  weight_decay=local.weight_decay, forward=forward, proxy=proxy)
     q = through(method, 'weigh', 'weights', offer)
@@ -292,7 +381,7 @@ def aggregate(
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers}, server=server,
                    client=put(state.client, who, out['client']), personal={k: put(v, who, home[k]) for k, v in state.personal.items()}, round=state.round+1)
 
-# %% ../nbs/05_round.ipynb #f9c42583
+# %% ../nbs/05_round.ipynb #f2a082cf
 def deployed(
     method,      # a Method
     state,       # State
@@ -302,7 +391,7 @@ def deployed(
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v for k, v in tree.items()}
     params, buffers, received = mine(state.params), mine(state.buffers), mine({**state.params, **state.buffers})
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
-    return through(method, 'use', 'params', dict(params=params, buffers=buffers, received=received, client=memory, server=state.server, round=state.round, clients=state.clients)), buffers
+    return through(method, 'use', 'params', dict(params=params, buffers=buffers, received=received, client=memory, server=state.server, round=state.round, clients=state.clients, train=False, axes=None)), buffers
 
 # %% ../nbs/05_round.ipynb #2897f738
 def recompute(
@@ -325,7 +414,7 @@ def recompute(
                     total = {k: total.get(k, 0) + n*new[k] for k in names}
     return replace(state, buffers={k: total[k]/seen if k in total else v for k, v in state.buffers.items()})
 
-# %% ../nbs/05_round.ipynb #a7a2484f
+# %% ../nbs/05_round.ipynb #7decc59e
 def fed_round(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -340,7 +429,7 @@ def fed_round(
 ) -> State: # after the round
     "One round on batches that are given."
     batches = data if isinstance(data, Batches) else Batches(**data)
-    out = local_phase(method, model, state, who, batches, local, executor, criterion)
+    out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy)
     new = aggregate(method, state, list(map(int, who)), out, weights, local, pure(model), proxy)
     return recompute(method, model, new, batches) if state.statistics == 'recomputed' else new
 

@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTING', 'FORMAT', 'TaskBatches', 'batches_of', 'draw_clients', 'choose_executor', 'has_batchnorm', 'Run',
            'tests_of', 'per_client', 'federate', 'records', 'save', 'load_run', 'plot']
 
-# %% ../nbs/08_run.ipynb #9eafc639
+# %% ../nbs/08_run.ipynb #fcdd6a0e
 import copy, json, os, platform, time, warnings
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
@@ -17,13 +17,13 @@ from safetensors.torch import save_file
 from tqdm import tqdm
 import fedlit
 from .tree import flatten, unflatten, leaves, rows
-from .method import Method
+from .method import Method, asks_for
 from .round import Local, State, Batches, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, EXECUTORS
 from .data import prepare
 from .measure import evaluate, drift, spread
 from .partition import match
 
-# %% ../nbs/08_run.ipynb #3d8b924d
+# %% ../nbs/08_run.ipynb #11fdc287
 class TaskBatches(Batches):
     "Batches gathered from a `Task` step by step: augmented and normalised on the task's device."
     def __init__(self, task, index, counts, draws=()):
@@ -33,6 +33,7 @@ class TaskBatches(Batches):
         draws = [{k: v[ks, t, :n].flatten(0, 1) for k, v in d.items()} for d in self.draws]
         x = prepare(self.task, self.task.x_train[i.flatten()], draws or None)
         return x.unflatten(0, i.shape), self.task.y_train[i]
+    def targets(self, k, t, n): return self.task.y_train[self.index[k, t, :n]]
 
 def batches_of(
     task,        # Task
@@ -50,16 +51,16 @@ def batches_of(
     device = task.x_train.device
     return TaskBatches(task, index, counts, [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn])
 
-# %% ../nbs/08_run.ipynb #35b4c5f5
+# %% ../nbs/08_run.ipynb #a8626429
 def draw_clients(n, participation, seed, round):
     "The clients of a round: `participation` of `n`, at least one, sorted."
     k = max(1, int(np.floor(participation*n + .5)))
     return sorted(rng(seed, round).choice(n, k, replace=False).tolist())
 
-def choose_executor(model, device):
-    "`vmap` on a GPU and for networks without convolutions, else `loop`."
+def choose_executor(method, model, device):
+    "`vmap` on a GPU and for networks without convolutions; else `extract` for methods that cut the network, else `loop`."
     convs = any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
-    return 'loop' if convs and torch.device(device).type == 'cpu' else 'vmap'
+    return 'vmap' if not convs or torch.device(device).type != 'cpu' else 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
 def has_batchnorm(model): return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
@@ -153,7 +154,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #45333441
+# %% ../nbs/08_run.ipynb #904ac4cf
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -163,7 +164,7 @@ def federate(
     local=None,      # Local: how a client trains; None is Local()
     participation=1.,# share of the clients that train in a round, in (0, 1]
     seed=0,          # int; decides sampling, batches and augmentation
-    executor="auto", # "loop", "vmap" or "auto"
+    executor="auto", # "loop", "vmap", "extract" (small networks for clients that have only a part) or "auto"
     device="auto",   # "cpu", "cuda", ... or "auto"
     checkpoint=None, # file to resume from if it is there, and to write after every round
     progress=True,   # show a progress bar?
@@ -173,13 +174,13 @@ def federate(
     tests=None,      # one index tensor into the test set per client; None: `tests_of` for methods that keep something at home, else none
     weighting="samples",    # how much a client counts: by its "samples", or "uniform"
     statistics="averaged",  # BatchNorm's running statistics: "averaged", kept at "home" or "recomputed", see `fedlit.round.start`
-    proxy=None,      # (M, ...) unlabelled images on the server, prepared as the network wants them, for methods that distil there
+    proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
     _check(task, clients, method, rounds, participation, weighting, tests)
     local = local or Local()
     device = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device)
-    executor = choose_executor(model, device) if executor == 'auto' else executor
+    executor = choose_executor(method, model, device) if executor == 'auto' else executor
     model, task, sizes = copy.deepcopy(model).to(device), task.to(device), WEIGHTING[weighting](clients)
     settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics)
     run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, model, len(clients), statistics), settings)
@@ -187,7 +188,7 @@ def federate(
     history, min_batch = run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
         began, who = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
-        out = local_phase(method, model, run.state, who, batches_of(task, clients, who, local, seed, r, min_batch), local, executor, criterion)
+        out = local_phase(method, model, run.state, who, batches_of(task, clients, who, local, seed, r, min_batch), local, executor, criterion, proxy)
         _finite(out, who, r)
         before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy)
         if statistics == 'recomputed': run.state = recompute(method, model, run.state, batches_of(task, clients, who, replace(local, epochs=1), seed, r, min_batch))

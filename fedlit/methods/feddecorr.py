@@ -9,16 +9,17 @@ __all__ = ['FedDecorr']
 import torch
 from ..method import Method, require
 
-# %% ../../nbs/methods/13_feddecorr.ipynb #32b59fb5
+# %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
 class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
     form: str = 'released' # 'released' reproduces the published numbers, 'paper' is eq. (8) as printed
     def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
-    def loss(self, features):
+    def loss(self, features, live=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
         z = (features - features.mean(0))/(features.var(0) + 1e-8).sqrt()
         squares = (z@z.T if n < d else z.T@z).square().sum()   # of Z'Z, by the smaller product
+        if live is not None: d = live.sum().clamp(min=2)       # in a sub-model the other columns are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)
         return self.beta*(squares - z.square().sum(0).square().sum())/(d*(d-1)*n)
