@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WEIGHTING', 'FORMAT', 'TaskBatches', 'batches_of', 'draw_clients', 'choose_executor', 'has_batchnorm', 'Run',
-           'tests_of', 'per_client', 'federate', 'records', 'save', 'load_run', 'plot']
+           'tests_of', 'per_client', 'federate', 'records', 'save', 'load_run', 'plot', 'compare', 'table']
 
 # %% ../nbs/08_run.ipynb #fcdd6a0e
 import copy, json, os, platform, time, warnings
@@ -285,3 +285,39 @@ def plot(self, ax=None):
     return against_rounds({self.method.name: h['accuracy'].to_numpy()}, ax=ax)
 
 Run.plot = plot
+
+# %% ../nbs/08_run.ipynb #8e9f4309
+def compare(
+    methods,       # list of Methods
+    task='digits', # Task, or the name of one
+    alpha=.5,      # of the Dirichlet partition
+    clients=10,    # int
+    model='mlp',   # a name for `fedlit.models.build`
+    options=(('hidden', (64,)), ('features', 64), ('norm', 'batch')), # of that network
+    rounds=6,      # int
+    local=None,    # Local; None: three epochs
+    seeds=(0, 1, 2),
+    columns=('accuracy', 'personal'), # of the history
+    partition=None,# function (task, clients, seed) -> list of index tensors; None: `dirichlet`
+    **kw,          # for `federate`
+) -> pd.DataFrame: # one row a run: method, seed, columns
+    "Train every method with every seed."
+    from fedlit.data import load
+    from fedlit.models import build
+    from fedlit.partition import dirichlet
+    task, rows = load(task) if isinstance(task, str) else task, []
+    split = partition or (lambda task, clients, seed: dirichlet(task.y_train, clients, alpha, seed=seed))
+    for seed in seeds:
+        parts = split(task, clients, seed)
+        tests = tests_of(task, parts, seed) if 'personal' in columns else None
+        for m in methods:
+            run = federate(build(model, task, seed=seed, **dict(options)), task, parts, m, rounds, local or Local(epochs=3), seed=seed, progress=False, tests=tests, **kw)
+            rows.append(dict(method=repr(m), seed=seed, **{c: run.history[c].iloc[-1] for c in columns if c in run.history}))
+    return pd.DataFrame(rows)
+
+def table(
+    runs, # what `compare` returned
+) -> pd.DataFrame: # one row a method: mean ± standard deviation over seeds
+    "A comparison in a form to read."
+    columns = [c for c in runs.columns if c not in ('method', 'seed')]
+    return pd.DataFrame({c: {m: format(spread(g[c]), '.3f') for m, g in runs.groupby('method', sort=False)} for c in columns})
