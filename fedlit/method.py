@@ -39,10 +39,11 @@ def _check_names(cls, kw):
             raise TypeError(f"{cls.__name__} has no hyper-parameter {k!r}{f'; did you mean {near[0]!r}?' if near else ''}"
                             f" It has: {', '.join(known) or 'none'}")
 
-# %% ../nbs/04_method.ipynb #57bd5765
+# %% ../nbs/04_method.ipynb #505c515f
 class Method:
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
+    alone = ()                                                # hooks that no other part may override beside this one
     def init(self, params): return params, {}, {}             # before round 0: the parameters, the server's memory, a client's memory
     def keep(self, name): return False                        # does this tensor stay on its client?
     def mask(self): return {}                                 # which entries does this client train, which coordinates of an axis does it have? absent: all
@@ -77,7 +78,7 @@ def require(
 class FedAvg(Method):
     "Average what the clients learned, weighted by their data (McMahan et al., AISTATS 2017)."
 
-# %% ../nbs/04_method.ipynb #4d914fe2
+# %% ../nbs/04_method.ipynb #2eb76422
 class Sum(Method):
     "Several methods at once. Loss terms add, masks multiply, maps compose from left to right; made by `+`."
     ps: tuple = ()
@@ -98,6 +99,8 @@ def total(
     for p in ps:
         if p.excludes and (other := taken.setdefault(p.excludes, p)) is not p:
             raise ValueError(f"{p!r} cannot be added to {other!r}: both decide {p.excludes}, and only one can")
+        if clash := [(q, h) for q in ps if q is not p for h in p.alone if getattr(type(q), h) is not getattr(Method, h)]:
+            raise ValueError(f"{clash[0][0]!r} cannot be added to {p!r}, which has to decide `{clash[0][1]}` alone")
     return ps[0] if len(ps) == 1 else Sum(ps) if ps else FedAvg()
 
 # %% ../nbs/04_method.ipynb #1e623f29

@@ -55,7 +55,7 @@ class State:
     round: int = 0       # rounds done
     statistics: str = 'averaged' # what happens to BatchNorm's running statistics: 'averaged', 'home' or 'recomputed'
 
-# %% ../nbs/05_round.ipynb #10750c86
+# %% ../nbs/05_round.ipynb #7c6c5974
 def start(
     method,  # a Method
     model,   # module whose forward returns (features, logits)
@@ -69,7 +69,7 @@ def start(
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):  # those that add parameters come first
         params, server[name], client[name] = ask(part.init, dict(params=params, buffers=buffers, clients=clients, model=model))
     owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
-    kept = lambda k: (any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model)).values())
+    kept = lambda k: (any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model, params=params)).values())
                       or statistics == 'home' and k in buffers and isinstance(owner.get(k), _BatchNorm))
     personal = {k: repeat(v, clients).clone() for k, v in {**params, **buffers}.items() if kept(k)}
     return State(params, buffers, server, tmap(lambda v: repeat(v, clients).clone(), client), personal, clients, statistics=statistics)
@@ -343,7 +343,7 @@ def local_phase(
     model.train(training)
     return outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
 
-# %% ../nbs/05_round.ipynb #2c789f01
+# %% ../nbs/05_round.ipynb #59691642
 def _mean(q, p, new, old, mask=None):
     "Sum of q_k (new_k - old) over the clients that trained an entry, relative to their share of p."
     d = new - old
@@ -351,6 +351,11 @@ def _mean(q, p, new, old, mask=None):
     mask = _wide(mask.to(d), d).expand_as(d)
     share = torch.tensordot(p.to(d), mask, 1)
     return torch.where(share > 0, torch.tensordot(q.to(d), mask*d, 1)/share.clamp(min=torch.finfo(d.dtype).tiny), 0.)
+
+def _serving(method, state, forward):
+    "`forward` as servers call it: with the parameters that the `use` hooks make."
+    offer = lambda params, buffers, train: dict(params=params, buffers=buffers, received={**params, **buffers}, client={}, server=state.server, round=state.round, clients=state.clients, train=train, axes=None)
+    return lambda params, buffers, x, train=True: forward(through(method, 'use', 'params', offer(params, buffers, train)), buffers, x, train)
 
 def aggregate(
     method,  # a Method
@@ -368,7 +373,7 @@ def aggregate(
     p = p/p.sum()
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'], params=state.params, buffers=state.buffers, round=state.round,
                  clients=state.clients, participants=len(who), kept=frozenset(state.personal), lr=local.lr, momentum=local.momentum,
-                 weight_decay=local.weight_decay, forward=forward, proxy=proxy)
+                 weight_decay=local.weight_decay, forward=_serving(method, state, forward), proxy=proxy)
     q = through(method, 'weigh', 'weights', offer)
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     delta = {k: _mean(q if k in state.params else p, p, trained[k], v, out['mask'].get(k)) for k, v in sent.items()
