@@ -22,7 +22,7 @@ from .partition import dirichlet
 from .measure import spectrum, significant, effective_rank, local_global_gap, features_of, spread
 from .methods import FedAvg, FedProx, FedAvgM, MOON, FedDecorr
 
-# %% ../nbs/10_reproduce.ipynb #5e053f11
+# %% ../nbs/10_reproduce.ipynb #af7432c4
 @dataclass(frozen=True)
 class Experiment:
     "A grid of runs: methods x alphas x seeds."
@@ -42,10 +42,16 @@ class Experiment:
         "Every run of the grid: (method as text, alpha, seed)."
         return [(repr(m), a, s) for s in self.seeds for base in self.methods for a in (self.alphas if base == self.methods[0] else self.table)
                 for m in (base, base + self.part)]
+    def parts(self, task, alpha, seed):
+        "The clients of a run: a list of index tensors."
+        return dirichlet(task.y_train, self.clients, alpha, seed=seed)
+    def more(self, run, task, parts):
+        "What else a run should write down."
+        return {}
 
 DIGITS = Experiment()
 
-# %% ../nbs/10_reproduce.ipynb #8fd9ae3d
+# %% ../nbs/10_reproduce.ipynb #28276683
 def measure(run, task):
     "Spectra of the features of the test images, in the global model and in the clients' last models."
     look = lambda state: spectrum(features_of(run.model, task.x_test, prepare=task.normalise, state=state))
@@ -62,10 +68,10 @@ def run_one(exp, method, alpha, seed):
     "One run of the grid, as a dictionary that JSON can hold."
     torch.set_num_threads(1)
     task = load(exp.task)
-    clients = dirichlet(task.y_train, exp.clients, alpha, seed=seed)
+    clients = exp.parts(task, alpha, seed)
     model, began = build(exp.model, task, seed=seed, **dict(exp.options)), time.perf_counter()
     run = federate(model, task, clients, parse(method), rounds=exp.rounds, local=exp.local, seed=seed, progress=False, keep_locals=True)
-    return dict(method=method, alpha=alpha, seed=seed, **measure(run, task), curve=run.history['accuracy'].tolist(), train_loss=run.history['train_loss'].tolist(),
+    return dict(method=method, alpha=alpha, seed=seed, **measure(run, task), **exp.more(run, task, clients), curve=run.history['accuracy'].tolist(), train_loss=run.history['train_loss'].tolist(),
                 drift=run.history['drift'].tolist(), seconds=time.perf_counter()-began, round_seconds=run.history['seconds'].median(), settings=run.settings, experiment=repr(exp), order=exp.jobs().index((method, alpha, seed)))
 
 # %% ../nbs/10_reproduce.ipynb #33767566

@@ -1,7 +1,8 @@
 "Small federations that the tests share: fixed batches, ragged clients, short batches, a network with BatchNorm."
 import torch, torch.nn.functional as F
 from torch import nn
-from fedlit.methods import FedAvg, FedProx, FedAvgM, MOON, FedDecorr, ExactDecorr
+from fedlit.methods import (FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova, FedBN, FedPer, FedRep, LGFedAvg,
+    FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET)
 from fedlit.round import Local, fed_round, start
 from fedlit.tree import flatten
 
@@ -20,6 +21,7 @@ class Net(nn.Module):
 CLIENTS, K, T, B = 6, 4, 3, 8
 COUNTS = torch.tensor([[8, 8, 5], [8, 3, 0], [8, 8, 8], [6, 0, 0]])        # ragged, with short last batches
 SIZES = torch.tensor([21., 11., 24., 6.])
+PROXY = torch.randn(12, 1, 6, 6, dtype=torch.double, generator=torch.Generator().manual_seed(99))   # unlabelled inputs of the server
 
 def batches(r):
     g = torch.Generator().manual_seed(r)
@@ -38,7 +40,7 @@ def train(method, executor='loop', rounds=3, norm=True, local=None, **kw):
     state = start(method, net, CLIENTS)
     for r in range(rounds):
         data = batches(r)
-        state = fed_round(method, net, state, who(r), dict(data, x=data['x'].double()), SIZES, local or Local(lr=.1, momentum=.9, weight_decay=.01), executor=executor, **kw)
+        state = fed_round(method, net, state, who(r), dict(data, x=data['x'].double()), SIZES, local or Local(lr=.1, momentum=.9, weight_decay=.01), executor=executor, **{'proxy': PROXY, **kw})
     return state
 
 def gap(a, b):
@@ -47,7 +49,12 @@ def gap(a, b):
     assert set(ta) == set(tb), set(ta) ^ set(tb)
     return max(((ta[k].double()-tb[k].double()).abs().max().item() for k in ta if ta[k].numel()), default=0.)
 
-METHODS = [FedAvg(), FedProx(mu=.1), FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
-           MOON(mu=1.), MOON(mu=1., form='paper'), FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'), ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance')]
-SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr()]
-NEUTRAL = [FedProx(mu=0.), FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'), FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.)]
+METHODS = [FedAvg(), SOLO(), FedProx(mu=.1), FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
+           MOON(mu=1.), MOON(mu=1., form='paper'), FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'), ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
+           DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5), SCAFFOLD(), SCAFFOLD(form='paper'), FedNova(),
+           FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(), FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
+           FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3)]
+SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(), FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
+        FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(), FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova()]
+NEUTRAL = [FedProx(mu=0.), FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'), FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
+           DeCov(weight=0.), StructuredDeCov(weight=0., groups=2), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
