@@ -105,11 +105,14 @@ class Axes:
     graph: object = field(repr=False, default=None) # the traced network
     points: dict = field(repr=False, default=None)  # node -> the axis of its channels, if it is one axis with repeat 1
 
-# %% ../nbs/13_axes.ipynb #653fe540
+# %% ../nbs/13_axes.ipynb #ac4532e8
 def _trace(model):
-    try: return fx.symbolic_trace(model)
+    modes = {m: m.training for m in model.modules()}
+    try: return fx.symbolic_trace(model.eval())    # as it is used: training may return something else, such as the logits of all exits
     except Exception as e: raise ValueError(f"{type(model).__name__} cannot be traced by torch.fx, so its axes cannot be found: {str(e).splitlines()[0]}. "
                                             "Control flow that depends on values and shapes has to go") from e
+    finally:
+        for m, training in modes.items(): m.training = training
 
 def _walk(graph, book):
     "For every node its channels; for every tensor its dimensions; for every layer the axis it makes."

@@ -295,7 +295,7 @@ def _within(mask, new, old):
     "What a client remembers or sends of tensors that it has only in part: `new` inside the mask, `old` outside."
     return {k: _within(mask, v, old[k]) if isinstance(v, dict) else _held(mask, {k: v}, old)[k] for k, v in new.items()}
 
-# %% ../nbs/05_round.ipynb #ff0d4db5
+# %% ../nbs/05_round.ipynb #c4d9a121
 def _train_small(method, model, criterion, fixed, dims, work, given, at, batches, local):
     "`_train` for one client on the network that it keeps; results in the full network's shapes."
     axes, mine = given['axes'], given['mine']
@@ -305,7 +305,8 @@ def _train_small(method, model, criterion, fixed, dims, work, given, at, batches
     held = cut(axes, {k: v.expand_as(sizes[k]) for k, v in given['held'].items()}, on, 1)
     few = dict(given, mine=kept, axes=shrunk(axes, on), where={a: v.nonzero()[:, 0] for a, v in on.items()}, held=held, mask=held,
                received={k: cut(axes, {k: v}, on, 1 if dims[k] == 0 else 0)[k] for k, v in given['received'].items()})
-    net, fixed = pure(extract(model, axes, on)), dict(fixed, server=cut(axes, fixed['server'], on))
+    net = pure(extract(model, axes, on))
+    fixed = dict(fixed, forward=net, server=cut(axes, fixed['server'], on))
     out = _train(method, net, criterion, fixed, dims, cut(axes, work, on, 1), few, at, batches, local, single)
     back = lambda big, small: paste(axes, big, small, on, 1)
     return dict(out, params=back(work['params'], out['params']), buffers=back(work['buffers'], out['buffers']), mask=given['mask'],

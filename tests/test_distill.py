@@ -3,9 +3,9 @@ import copy
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.method import FedAvg
-from fedlit.methods import DSFL, FedDF, FedET, FedProx
+from fedlit.methods import DSFL, FedDF, FedET
 from fedlit.methods.dsfl import sharpened
-from fedlit.methods.feddf import distill, ensemble, feddf_round
+from fedlit.methods.feddf import distill, feddf_round
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.round import Local, fed_round, pure, start
 from federation import CLIENTS, PROXY, SIZES, batches, gap, model, train, who

@@ -6,7 +6,7 @@ from fedlit.methods import FedBN, FedCAC, FedDecomp, FedPer, FedRep, LGFedAvg, F
 from fedlit.methods.fedcac import circles, critical
 from fedlit.models import alexnet_bn
 from fedlit.round import Local, fed_round, start
-from federation import CLIENTS, SIZES, batches, gap, model, train, who
+from federation import CLIENTS, SIZES, batches, model, train, who
 
 def test_fedbn_keeps_exactly_the_norms_of_alexnet():
     net = alexnet_bn((3, 64, 64), 10)

@@ -6,17 +6,22 @@ from fedlit.method import Method, Sum
 from fedlit.methods import FedAvg, FedProx, FedDecorr, MOON, FedAvgM
 from fedlit.parse import known, method as parse
 from fedlit.round import Batches, Local, fed_round, groups, plan, start, split_state
-from federation import CLIENTS, COUNTS, METHODS, NEUTRAL, PROXY, SIZES, SUMS, Net, batches, gap, model, train, who
+from federation import CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS, Net, batches, gap, model, train, who
 
 ids = lambda m: repr(m)
 
 def test_every_exported_method_is_under_the_laws():
-    assert {type(m).__name__ for m in METHODS} == set(known())
+    assert {type(m).__name__ for m in METHODS + ELSEWHERE} == set(known())
 
 @pytest.mark.parametrize('norm', [True, False], ids=['batchnorm', 'plain'])
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_loop_is_vmap(m, norm):
     assert gap(train(m, 'loop', norm=norm), train(m, 'vmap', norm=norm)) < 1e-9
+
+@pytest.mark.parametrize('norm', [True, False], ids=['batchnorm', 'plain'])
+@pytest.mark.parametrize('m', CUTTING + TRIMMED, ids=ids)
+def test_the_small_network_is_the_masked_one(m, norm):
+    assert gap(train(m, 'loop', norm=norm), train(m, 'extract', norm=norm)) < 1e-9
 
 def test_loop_is_vmap_in_single_precision():
     net, m = Net(), MOON() + FedDecorr()

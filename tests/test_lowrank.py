@@ -5,8 +5,8 @@ from fedlit.method import FedAvg
 from fedlit.methods import FedDecomp, FedDecorr, FedPara, pFedPara
 from fedlit.methods.fedpara import factors
 from fedlit.models import feddecomp_resnet8, feddecomp_resnet10
-from fedlit.round import Local, deployed, start
-from federation import CLIENTS, gap, model, train
+from fedlit.round import deployed, start
+from federation import CLIENTS, model, train
 
 # weight, R_c, rank, R_l -> shapes of A and B, released and paper
 TABLE = [((64, 3, 7, 7), .6, 4, .6, (266, 21), (448, 266), (7, 21), (448, 7)),

@@ -96,7 +96,7 @@ def test_three_parts_at_once():
     "SCAFFOLD() + FedProx() + FedAvgM(): each does its part of a hand-written round."
     lr, mu, beta = .1, .3, .5
     w, c, cs, v = W0.clone(), torch.zeros(3, dtype=torch.double), [torch.zeros(3, dtype=torch.double)]*2, torch.zeros(3, dtype=torch.double)
-    for r in range(2):
+    for _r in range(2):
         ends, new = [], []
         for k in range(2):
             y = w.clone()

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'centralised', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
-           'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET']
+           'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp',
+           'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD',
+           'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
 
-# %% ../../nbs/methods/index.ipynb #28c76010
+# %% ../../nbs/methods/index.ipynb #9df1325e
 from ..method import FedAvg, Method
 from .solo import SOLO, centralised
 from .fedprox import FedProx
@@ -26,8 +27,17 @@ from .lgfedavg import LGFedAvg
 from .fedcac import FedCAC
 from .feddecomp import FedDecomp
 from .fedpara import FedPara, pFedPara
+from .feddyn import FedDyn
+from .submodels import Scaler, MaskedCE, OwnLabels, Clip
+from .heterofl import HeteroFL
+from .fedrolex import FedRolex
+from .federateddropout import FederatedDropout
+from .fjord import FjORD
+from .depthfl import DepthFL
+from .feddse import FedDSE, OldCounts
+from .fedgse import FedGSE
 from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
 _all_ = ['FedAvg', 'Method', 'SOLO', 'centralised', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD', 'FedAvgM', 'FedNova',
-         'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET']
+         'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']

@@ -67,7 +67,7 @@ class FedDF(Method):
         new = distill(forward, moved(params), moved(buffers), x, teacher, self.steps, self.lr, self.batch_size, seed=round)
         return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if k in delta}, server
 
-# %% ../../nbs/methods/60_feddf.ipynb #e5bb8974
+# %% ../../nbs/methods/60_feddf.ipynb #d683e80e
 def feddf_round(
     models,  # list of networks, one per kind, with the same classes
     states,  # list of State, one per kind
@@ -76,11 +76,11 @@ def feddf_round(
     weights, # list of (K,)
     local,   # Local
     proxy,   # (M, ...) unlabelled inputs
-    method=FedAvg(), # what the clients do, and how those of one kind are averaged
+    method=None, # Method: what the clients do, and how those of one kind are averaged; None is FedAvg()
     **how,   # steps, lr, batch_size of `distill`
 ):           # list of State
     "One round of FedDF over clients with different networks (Lin et al., algorithm 3)."
-    kinds = list(zip(models, states, who, batches, weights))
+    method, kinds = method or FedAvg(), list(zip(models, states, who, batches, weights))
     outs = [local_phase(method, m, s, w, b, local) for m, s, w, b, _ in kinds]
     new = [aggregate(method, s, w, o, p, local, pure(m)) for (m, s, w, _, p), o in zip(kinds, outs)]
     said = torch.cat([ensemble(pure(m), o['params'], o['buffers'], proxy) for m, o in zip(models, outs)])

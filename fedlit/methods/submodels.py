@@ -9,14 +9,14 @@ __all__ = ['uniform', 'top', 'SubModel', 'Scaler', 'MaskedCE', 'OwnLabels', 'Cli
 import torch
 from ..method import Method, require
 
-# %% ../../nbs/methods/50_submodels.ipynb #3f023eb9
+# %% ../../nbs/methods/50_submodels.ipynb #1c83d0b9
 def uniform(
     n,     # how many numbers
     *keys, # what they depend on: integers or integer tensors, such as seed, round, client
     device=None,
 ):         # (n,) float64 in [0, 1)
     "Random numbers that depend on `keys` and on nothing else."
-    x = torch.arange(n, device=device)
+    x = torch.arange(n, device=device or next((k.device for k in keys if isinstance(k, torch.Tensor)), None))
     for k in keys:
         x = (x + k + 1)*-7046029254386353131                       # 0x9E3779B97F4A7C15, as a signed number
         x = (x ^ ((x >> 30) & 0x3ffffffff))*-4658895280553007687
@@ -24,16 +24,17 @@ def uniform(
         x = x ^ ((x >> 31) & 0x1ffffffff)
     return ((x >> 11) & 0x1fffffffffffff).double()/2**53
 
-# %% ../../nbs/methods/50_submodels.ipynb #a7930d30
+# %% ../../nbs/methods/50_submodels.ipynb #f0c1566b
 def top(
     scores, # (n,) higher is kept first
     rate,   # share to keep, a number or a 0-dimensional tensor
 ):          # (n,) booleans, ceil(n*rate) of them true
     "Keep the coordinates with the highest scores."
+    if isinstance(rate, torch.Tensor): scores = scores.to(rate.device)
     place = scores.argsort(descending=True, stable=True).argsort()
     return place < torch.as_tensor(len(scores)*rate - 1e-6).ceil().clamp(min=1)
 
-# %% ../../nbs/methods/50_submodels.ipynb #a2f7c343
+# %% ../../nbs/methods/50_submodels.ipynb #d6190ffb
 class SubModel(Method):
     "Clients train the coordinates that rank highest on every axis; the base of this family (subclasses say how they score)."
     rates: tuple = (1., .5, .25, .125, .0625) # shares of each axis, from the strongest clients to the weakest
@@ -46,7 +47,7 @@ class SubModel(Method):
         "The rate of client `number` of `clients` in this round."
         L = len(self.rates)
         i = number*L//clients if self.assign == 'fixed' else (uniform(1, self.seed, round, number)[0]*L).long()
-        return torch.tensor(self.rates, dtype=torch.double)[i] # indexing with a tensor works for one client and for many
+        return torch.tensor(self.rates, dtype=torch.double, device=i.device if isinstance(i, torch.Tensor) else None)[i] # indexing with a tensor works for one client and for many
 
 # %% ../../nbs/methods/50_submodels.ipynb #356666dd
 class Scaler(Method):
