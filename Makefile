@@ -19,7 +19,7 @@ reproduce: install  ## dimensional collapse and its cure, on digits: figures and
 
 test: install  ## the notebooks, then the laws
 	$(BIN)/nbdev_test --n_workers 2 --timing
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 lint: install
 	$(BIN)/ruff check .

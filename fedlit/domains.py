@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['DIGITS_DOMAINS', 'OFFICE', 'PAPER', 'SCALES', 'Domains', 'main', 'table_iii', 'gains']
 
-# %% ../nbs/12_domains.ipynb #531872ba
+# %% ../nbs/12_domains.ipynb #5d3b3a85
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from .methods import FedAvg, FedProx, FedAvgM, MOON
 from .methods.fedbn import FedBN
+from .parse import method as parse
 from .partition import by_domain
 from .reproduce import Experiment, paired, run_all, verdict
 from .round import Local
@@ -50,12 +51,12 @@ def main(args=None):
     a = p.parse_args(args)
     print(table_iii(run_all(SCALES[a.scale], Path(a.out)/a.scale, a.processes)).to_string())
 
-# %% ../nbs/12_domains.ipynb #c4e2254c
+# %% ../nbs/12_domains.ipynb #cc0eafc7
 def table_iii(
     df, # what `run_all` returned, one row a run
 ):      # one row a method: mean accuracy on each domain and over domains, mean ± standard deviation over seeds
     "The rows of TPAMI's Table III."
-    names = df.domains.iloc[0]
+    names, df = df.domains.iloc[0], df.assign(method=df.method.map(lambda m: parse(m).name))
     row = lambda g: {**{d: format(spread([o[k] for o in g.own]), '.3f') for k, d in enumerate(names)}, 'mean': format(spread(g.personal), '.3f')}
     return pd.DataFrame({m: row(g) for m, g in df.groupby('method', sort=False)}).T
 
@@ -64,7 +65,8 @@ def gains(df):
     bases = [m for m in df.method.unique() if 'FedDecorr' not in m]
     with_ = {b: next(m for m in df.method.unique() if m.startswith(b + ' + ') or (b == 'FedAvg()' and m.startswith('FedDecorr'))) for b in bases}
     diff = {b: paired(df, 'personal', (m, 'domain'), (b, 'domain')) for b, m in with_.items()}
-    return pd.DataFrame({b: dict(gain=format(spread(100*d), '+.2f') + ' points', verdict=verdict(d)) for b, d in diff.items()}).T
+    return pd.DataFrame({parse(b).name: dict(gain=format(spread(100*d), '+.2f') + ' points', verdict=verdict(d)) for b, d in diff.items()}).T
 
-# %% ../nbs/12_domains.ipynb #9f0b1d62
+# %% ../nbs/12_domains.ipynb #77b4a545
+#| eval: false
 if __name__ == '__main__': main()

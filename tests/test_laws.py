@@ -190,3 +190,18 @@ def test_round_refuses_bad_input():
 def test_sum_is_a_monoid():
     a, b, c = FedProx(), MOON(), FedDecorr()
     assert (a+b)+c == a+(b+c) and isinstance(a+b, Sum) and (a+b).name == 'FedProx + MOON'
+
+@pytest.mark.parametrize('statistics', ['averaged', 'home', 'recomputed'])
+@pytest.mark.parametrize('m', [FedAvg(), FedDecorr(), CUTTING[0]], ids=ids)
+def test_statistics_are_the_same_in_every_executor(m, statistics):
+    "One policy, three executors; and each policy is another thing than the others."
+    def go(executor, statistics=statistics):
+        net = model()
+        state = start(m, net, CLIENTS, statistics)
+        for r in range(2): state = fed_round(m, net, state, who(r), dict(batches(r), x=batches(r)['x'].double()), SIZES, Local(lr=.1), executor=executor)
+        return state
+    one = go('loop')
+    assert all(gap(one, go(e)) < 1e-9 for e in ('vmap', 'extract'))
+    assert bool(one.personal) == (statistics == 'home')
+    other = go('loop', 'recomputed' if statistics != 'recomputed' else 'averaged')
+    assert not torch.allclose(one.buffers['n1.running_var'], other.buffers['n1.running_var'])
