@@ -1,12 +1,12 @@
 "Domain and sub-model experiments: what they run, what they write, what they say when something is missing."
 import json
-import pytest, torch
+import pytest
 from dataclasses import replace
 from fedlit.data import load
 from fedlit.domains import DIGITS_DOMAINS, gains, main as domains_main, table_iii
 from fedlit.methods import FedBN
 from fedlit.partition import classes_per_client
-from fedlit.reproduce import run_all, run_one
+from fedlit.reproduce import run_all
 from fedlit.round import Local
 from fedlit.thesis import TABLES, Setting, grid, public_set, result_file, results, run_setting, run_settings, share
 

@@ -5,7 +5,8 @@ import fedlit.methods as methods
 from fedlit.method import Method, Sum
 from fedlit.methods import FedAvg, FedProx, FedDecorr, MOON, FedAvgM
 from fedlit.parse import known, method as parse
-from fedlit.round import Batches, Local, fed_round, groups, plan, start, split_state
+from fedlit.methods.submodels import coverage
+from fedlit.round import Batches, Local, aggregate, fed_round, groups, local_phase, plan, start, split_state
 from federation import CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS, Net, batches, gap, model, train, who
 
 ids = lambda m: repr(m)
@@ -205,3 +206,16 @@ def test_statistics_are_the_same_in_every_executor(m, statistics):
     assert bool(one.personal) == (statistics == 'home')
     other = go('loop', 'recomputed' if statistics != 'recomputed' else 'averaged')
     assert not torch.allclose(one.buffers['n1.running_var'], other.buffers['n1.running_var'])
+
+@pytest.mark.parametrize('m', CUTTING, ids=ids)
+def test_every_entry_is_trained_by_somebody_or_stays(m):
+    "Two weak clients: what `coverage` calls 0 has not moved, most of the rest has."
+    net = model(norm=False)
+    state, local, two = start(m, net, CLIENTS), Local(lr=.1), slice(1, 3)
+    data = Batches(**{k: (v.double() if k == 'x' else v)[two] for k, v in batches(0).items()})
+    out = local_phase(m, net, state, [4, 5], data, local, proxy=PROXY)
+    new, seen = aggregate(m, state, [4, 5], out, SIZES[two], local), coverage(out, state.params)
+    assert all(torch.equal(new.params[k][n == 0], state.params[k][n == 0]) for k, n in seen.items())
+    moved = torch.cat([(new.params[k] != state.params[k])[n > 0] for k, n in seen.items()])
+    assert moved.double().mean() > .3 and {int(v) for n in seen.values() for v in n.unique()} <= {0, 1, 2}
+    if 'dynamic' not in repr(m): assert any((n == 0).any() for n in seen.values())
