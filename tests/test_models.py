@@ -53,7 +53,8 @@ def small(name, seed=0, **more):
     kw, shape, d = SMALL[name]
     return build(name, task(shape), seed=seed, **{**kw, **more}).double(), shape, d
 
-def test_every_network_has_a_small_version(): assert set(models()) == set(SMALL) # a new one must join the tests below
+# networks of DepthFL join the list when fedlit.methods is imported; tests/test_depthfl.py has theirs
+def test_every_network_has_a_small_version(): assert {n for n in models() if not n.startswith('exits_')} == set(SMALL) # a new one must join the tests below
 
 @pytest.mark.parametrize('name', OWN)
 def test_features_and_logits(name):

@@ -5,7 +5,7 @@ import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
 from fedlit.method import FedAvg
-from fedlit.methods import FedAvgM, FedDecorr, FedProx, MOON
+from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.parse import ParseError, method
 from fedlit.partition import dirichlet
@@ -105,7 +105,9 @@ def test_the_given_model_is_not_touched():
 
 def test_sampling():
     assert len(draw_clients(100, .1, 0, 0)) == 10 and draw_clients(3, .01, 0, 0).__len__() == 1 and draw_clients(5, 1., 0, 7) == list(range(5))
-    assert choose_executor(net(), 'cpu') == 'vmap' and choose_executor(build('small_cnn', TASK), 'cpu') == 'loop' and choose_executor(build('small_cnn', TASK), 'cuda') == 'vmap'
+    cnn = build('small_cnn', TASK)
+    assert [choose_executor(FedAvg(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'loop', 'vmap']
+    assert [choose_executor(HeteroFL(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'extract', 'vmap']
 
 @pytest.mark.parametrize('text,word', [
     ("__import__('os')", "no method is called '__import__'"), ("__import__('os').system('ls')", 'not a method'), ('FedDecor()', 'did you mean FedDecorr'), ('MOON(tua=1)', "did you mean 'tau'"),

@@ -164,7 +164,7 @@ def test_new_clients_and_bad_input():
     assert (labels[[k for k in range(CLIENTS) if k not in who(0)]] == -1).all()
     train(FedGSE(rates=(.5,), pool=40), rounds=1, proxy=PUBLIC[0]) # CSL needs no labels
     with pytest.raises(ValueError, match='needs public samples'): train(FedGSE(similar='SPL'), rounds=1, proxy=PUBLIC[0])
-    with pytest.raises(ValueError, match='needs public samples'): train(FedGSE(), rounds=1)
+    with pytest.raises(ValueError, match='needs public samples'): train(FedGSE(), rounds=1, proxy=None)
 
 RATES = (1., .5, .25)
 METHODS = [FedDSE(RATES), FedDSE(RATES, temperature=1., samples=5), FedDSE(RATES, mode='probs', score='sum') + OldCounts(),
