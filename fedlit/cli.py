@@ -9,7 +9,7 @@ __all__ = ['parser', 'run', 'compare', 'reproduce', 'listing', 'report', 'main']
 import argparse, json, sys
 from pathlib import Path
 
-# %% ../nbs/11_cli.ipynb #22be666c
+# %% ../nbs/11_cli.ipynb #47d37535
 def _option(text):
     import ast
     name, eq, value = text.partition('=')
@@ -39,7 +39,7 @@ def _federation(p):
     p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'], help='how much a client counts (default: samples)')
     p.add_argument('--statistics', default='averaged', choices=['averaged', 'home', 'recomputed'], help="BatchNorm's running statistics (default: averaged)")
     p.add_argument('--proxy-samples', type=int, default=0, metavar='N', help='withhold N training images as the unlabelled set of a server that distils')
-    p.add_argument('--executor', default='auto', help='auto, loop or vmap')
+    p.add_argument('--executor', default='auto', help='auto, loop, vmap or extract')
     p.add_argument('--device', default='auto')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')

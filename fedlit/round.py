@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STATISTICS', 'EXECUTORS', 'pure', 'split_state', 'State', 'start', 'Batches', 'groups', 'Local', 'objective', 'sgd',
-           'axes_of', 'single', 'stacked', 'local_phase', 'aggregate', 'deployed', 'recompute', 'fed_round', 'rng',
-           'plan']
+           'axes_of', 'single', 'stacked', 'local_phase', 'holders', 'aggregate', 'deployed', 'recompute', 'fed_round',
+           'rng', 'plan']
 
 # %% ../nbs/05_round.ipynb #44ec74be
 import copy, torch, torch.nn.functional as F
@@ -344,7 +344,7 @@ def local_phase(
     model.train(training)
     return outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
 
-# %% ../nbs/05_round.ipynb #59691642
+# %% ../nbs/05_round.ipynb #6a59b1a9
 def _mean(q, p, new, old, mask=None):
     "Sum of q_k (new_k - old) over the clients that trained an entry, relative to their share of p."
     d = new - old
@@ -353,10 +353,18 @@ def _mean(q, p, new, old, mask=None):
     share = torch.tensordot(p.to(d), mask, 1)
     return torch.where(share > 0, torch.tensordot(q.to(d), mask*d, 1)/share.clamp(min=torch.finfo(d.dtype).tiny), 0.)
 
-def _serving(method, state, forward):
-    "`forward` as servers call it: with the parameters that the `use` hooks make."
-    offer = lambda params, buffers, train: dict(params=params, buffers=buffers, received={**params, **buffers}, client={}, server=state.server, round=state.round, clients=state.clients, train=train, axes=None)
-    return lambda params, buffers, x, train=True: forward(through(method, 'use', 'params', offer(params, buffers, train)), buffers, x, train)
+def _used(method, state, params, buffers, train, client=None):
+    "The parameters that the `use` hooks make of these outside of a client's training; `client` is that client's memory."
+    return through(method, 'use', 'params', dict(params=params, buffers=buffers, received={**params, **buffers}, client=client or {}, server=state.server,
+                                                 round=state.round, clients=state.clients, train=train, axes=None))
+
+def holders(
+    mask,         # name -> (K, ...), masks of K clients; names that all of them train in full are absent
+    tensors,      # name -> tensor
+    participants, # int, K
+):                # name -> how many clients train each entry, in the leading dimensions of the tensor or all
+    "How many of a round's clients train each entry."
+    return {k: _wide(mask[k].to(v).sum(0), v) if k in mask else torch.full_like(v, participants) for k, v in tensors.items()}
 
 def aggregate(
     method,  # a Method
@@ -374,7 +382,7 @@ def aggregate(
     p = p/p.sum()
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'], params=state.params, buffers=state.buffers, round=state.round,
                  clients=state.clients, participants=len(who), kept=frozenset(state.personal), lr=local.lr, momentum=local.momentum,
-                 weight_decay=local.weight_decay, forward=_serving(method, state, forward), proxy=proxy)
+                 weight_decay=local.weight_decay, forward=lambda params, buffers, x, train=True: forward(_used(method, state, params, buffers, train), buffers, x, train), proxy=proxy)
     q = through(method, 'weigh', 'weights', offer)
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     delta = {k: _mean(q if k in state.params else p, p, trained[k], v, out['mask'].get(k)) for k, v in sent.items()
@@ -387,7 +395,7 @@ def aggregate(
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers}, server=server,
                    client=put(state.client, who, out['client']), personal={k: put(v, who, home[k]) for k, v in state.personal.items()}, round=state.round+1)
 
-# %% ../nbs/05_round.ipynb #f2a082cf
+# %% ../nbs/05_round.ipynb #96a936c1
 def deployed(
     method,      # a Method
     state,       # State
@@ -395,9 +403,9 @@ def deployed(
 ):               # params, buffers for the model
     "The network as it is used between rounds: the server's, or that of one client."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v for k, v in tree.items()}
-    params, buffers, received = mine(state.params), mine(state.buffers), mine({**state.params, **state.buffers})
+    params, buffers = mine(state.params), mine(state.buffers)
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
-    return through(method, 'use', 'params', dict(params=params, buffers=buffers, received=received, client=memory, server=state.server, round=state.round, clients=state.clients, train=False, axes=None)), buffers
+    return _used(method, state, params, buffers, False, memory), buffers
 
 # %% ../nbs/05_round.ipynb #2897f738
 def recompute(
@@ -420,7 +428,7 @@ def recompute(
                     total = {k: total.get(k, 0) + n*new[k] for k in names}
     return replace(state, buffers={k: total[k]/seen if k in total else v for k, v in state.buffers.items()})
 
-# %% ../nbs/05_round.ipynb #7decc59e
+# %% ../nbs/05_round.ipynb #118e496e
 def fed_round(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -429,7 +437,7 @@ def fed_round(
     data,                      # dict(x=(K, T, B, ...), y=(K, T, B), live=(K, T)), or Batches
     weights,                   # (K,) how much each client counts, usually its number of samples
     local,                     # Local; its epochs and batch_size are already in `data`
-    executor="loop",           # "loop" or "vmap"
+    executor="loop",           # "loop", "vmap" or "extract"
     criterion=F.cross_entropy, # function of (logits, y)
     proxy=None,                # (M, ...) unlabelled inputs on the server
 ) -> State: # after the round

@@ -81,16 +81,15 @@ class Run:
         own = f", clients' own models {last['personal']:.3f} ± {last['personal_sd']:.3f}" if 'personal' in last else ''
         return f"Run of {self.method!r}: round {int(last['round'])}, accuracy {last['accuracy']:.3f}{own}, {self.history['seconds'].sum():.1f} s"
 
-# %% ../nbs/08_run.ipynb #a558678e
+# %% ../nbs/08_run.ipynb #50002bdb
 def tests_of(
     task,    # Task
     clients, # list of index tensors into the training set, one per client
     seed=0,  # int
 ) -> list:   # one index tensor into the test set per client
     "Every client's own test set: its own domain's images where clients have one domain each, else images with its label proportions."
-    if task.domain_train is None: return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
-    seen = [task.domain_train[c].unique() for c in clients]
-    if any(len(d) > 1 for d in seen): return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
+    seen = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
+    if not seen or any(len(d) > 1 for d in seen): return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
     return [(task.domain_test == d).nonzero()[:, 0] for d in seen]
 
 def _score(method, model, state, task, tests, who):

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['critical', 'circles', 'FedCAC']
 
-# %% ../../nbs/methods/45_fedcac.ipynb #e5bfa919
+# %% ../../nbs/methods/45_fedcac.ipynb #581161e2
 import torch
 from ..method import Method, require
+from ..tree import average
 
 # %% ../../nbs/methods/45_fedcac.ipynb #f60ce1f2
 def critical(
@@ -34,7 +35,7 @@ def circles(
     mean, most = overlap[other].mean(), overlap[other].max()
     return (overlap >= mean + (round + 1)/beta*(most - mean)) & other | ~other
 
-# %% ../../nbs/methods/45_fedcac.ipynb #221e743a
+# %% ../../nbs/methods/45_fedcac.ipynb #6bd1e609
 class FedCAC(Method):
     "Average critical parameters with similar clients only (Wu et al., ICCV 2023, algorithm 1)."
     alone = ('keep',)
@@ -47,6 +48,7 @@ class FedCAC(Method):
         mask = uploads['critical']
         circle = circles(mask, round, self.beta).to(weights)
         circle = circle/circle.sum(1, keepdim=True)
-        mean = {k: torch.tensordot(weights.to(v), trained[k], 1) for k, v in params.items()}
-        home = {k: mask[k]*torch.tensordot(circle.to(m), trained[k], 1) + (1-mask[k])*m for k, m in mean.items()}
+        ends = {k: trained[k] for k in params}
+        mean, near = average(weights, ends), average(circle, ends)
+        home = {k: mask[k]*near[k] + (1-mask[k])*m for k, m in mean.items()}
         return {**delta, **{k: m - params[k] for k, m in mean.items()}}, server, home

@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['ensemble', 'distill', 'unlabelled', 'FedDF', 'feddf_round']
 
-# %% ../../nbs/methods/60_feddf.ipynb #16f508a0
+# %% ../../nbs/methods/60_feddf.ipynb #b28c4d40
 import torch, torch.nn.functional as F
+from dataclasses import replace
 from ..method import Method, FedAvg, require
 from ..round import local_phase, aggregate, pure
 
@@ -86,6 +87,3 @@ def feddf_round(
     said = torch.cat([ensemble(pure(m), o['params'], o['buffers'], proxy) for m, o in zip(models, outs)])
     ends = [distill(pure(m), s.params, s.buffers, proxy, said.mean(0), seed=s.round, **how) for m, s in zip(models, new)]
     return [replace(s, params=p, buffers=b) for s, (p, b) in zip(new, ends)]
-
-# %% ../../nbs/methods/60_feddf.ipynb #1e558475
-from dataclasses import replace

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['activity', 'FedDSE', 'OldCounts']
 
-# %% ../../nbs/methods/56_feddse.ipynb #dbf635e4
+# %% ../../nbs/methods/56_feddse.ipynb #86027c59
 import torch
 from ..axes import watched
 from ..method import Method, require
 from .submodels import SubModel, top, uniform
+from ..round import holders
 
 # %% ../../nbs/methods/56_feddse.ipynb #fee5f7de
 def activity(
@@ -45,9 +46,9 @@ class FedDSE(SubModel):
         noise = -(-uniform(len(h), self.seed, *keys, device=h.device).log()).log() # Gumbel
         return noise + (h.log() if self.mode == 'probs' else h/self.temperature)
 
-# %% ../../nbs/methods/56_feddse.ipynb #15454d95
+# %% ../../nbs/methods/56_feddse.ipynb #b70bc9a7
 class OldCounts(Method):
     "The server counts its old network as one more client that had every entry (released code of FedDSE; use with weighting='uniform')."
     def merge(self, delta, server, mask, participants):
-        had = {k: mask[k].sum(0).to(d) if k in mask else torch.full_like(d, participants) for k, d in delta.items()}
-        return {k: d*(n/(n + 1)).reshape(*n.shape, *(1,)*(d.dim()-n.dim())) for (k, d), n in zip(delta.items(), had.values())}, server
+        had = holders(mask, delta, participants)
+        return {k: d*(had[k]/(had[k] + 1)) for k, d in delta.items()}, server

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['FedDyn']
 
-# %% ../../nbs/methods/21_feddyn.ipynb #fa3bd721
+# %% ../../nbs/methods/21_feddyn.ipynb #115ec27b
 from ..method import Method, require
+from ..round import holders
 from ..tree import zeros
 
-# %% ../../nbs/methods/21_feddyn.ipynb #c0900049
+# %% ../../nbs/methods/21_feddyn.ipynb #faf59270
 class FedDyn(Method):
     "Dynamic regularisation: a linear term that remembers, and a spring (Acar et al., ICLR 2021, algorithm 1)."
     alpha: float = .1 # strength of the spring; the smaller, the longer the server's strides
@@ -20,12 +21,6 @@ class FedDyn(Method):
     def done(self, params, received, client):
         return dict(g={k: g - self.alpha*(params[k] - received[k]) for k, g in client['g'].items()}), {}
     def merge(self, delta, server, params, mask, participants, clients):
-        had = {k: _count(mask[k], v) if k in mask else participants for k, v in params.items()}
+        had = holders(mask, params, participants)
         h = {k: h - self.alpha*had[k]/clients*delta[k] if k in delta else h for k, h in server['h'].items()}
         return {k: d - (had[k] > 0)*h[k]/self.alpha if k in h else d for k, d in delta.items()}, dict(h=h)
-
-# %% ../../nbs/methods/21_feddyn.ipynb #331e45a6
-def _count(mask, v):
-    "How many of the clients had each entry of `v`; `mask` is (K, ...), the leading dimensions of `v` or fewer."
-    n = mask.sum(0)
-    return n.reshape(n.shape + (1,)*(v.dim() - n.dim())).to(v)

@@ -26,12 +26,9 @@ def diversity(logits):
     differ = logits.argmax(-1) != all_.argmax(-1)
     return torch.where(differ.any(0)[:, None], consensus(logits, differ), all_)
 
-# %% ../../nbs/methods/62_fedet.ipynb #e72c5c30
+# %% ../../nbs/methods/62_fedet.ipynb #1624bc02
 class FedET(FedDF):
     "FedDF whose teacher is a variance-weighted consensus plus a diversity term (Cho et al., IJCAI 2022)."
-    steps: int = 100      # of Adam in a round
-    lr: float = 1e-3      # of Adam
-    batch_size: int = 128 # unlabelled inputs a step
     diversity: float = .05 # weight of the diversity term relative to the consensus
     def __post_init__(self):
         super().__post_init__()

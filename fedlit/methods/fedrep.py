@@ -9,10 +9,9 @@ __all__ = ['FedRep']
 from ..method import require
 from .fedper import FedPer
 
-# %% ../../nbs/methods/43_fedrep.ipynb #93965007
+# %% ../../nbs/methods/43_fedrep.ipynb #b1588196
 class FedRep(FedPer):
     "Head epochs with the body held, then body epochs with the head held; heads stay at home (Collins et al., ICML 2021, algorithm 1)."
-    head: str = 'head'   # prefix of the tensors that stay
     body_epochs: int = 1 # of the local epochs, the last ones, in which the body is trained
     def __post_init__(self): require(self, body_epochs=(self.body_epochs >= 0, 'at least 0'))
     def mask(self, params, step, steps, epochs):

@@ -5,9 +5,11 @@
 # %% auto #0
 __all__ = ['uniform', 'top', 'SubModel', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'coverage']
 
-# %% ../../nbs/methods/50_submodels.ipynb #d868fff7
+# %% ../../nbs/methods/50_submodels.ipynb #de7c6f85
 import torch
 from ..method import Method, require
+from ..round import holders
+from ..tree import sqnorm
 
 # %% ../../nbs/methods/50_submodels.ipynb #1c83d0b9
 def uniform(
@@ -69,23 +71,19 @@ class OwnLabels(Method):
         rows = [k for k, dims in axes.of.items() if k in params and dims[0][0][0] == axes.logits]
         return {k: labels.reshape(-1, *(1,)*(params[k].dim()-1)).expand_as(params[k]) for k in rows}
 
-# %% ../../nbs/methods/50_submodels.ipynb #6db42980
+# %% ../../nbs/methods/50_submodels.ipynb #d190fa3f
 class Clip(Method):
     "Scale the gradient down to `norm` where its norm over all entries is larger (Pascanu et al., ICML 2013)."
     norm: float = 1.
     def __post_init__(self): require(self, norm=(self.norm > 0, 'positive'))
     def grad(self, grads):
-        size = sum(g.square().sum() for g in grads.values()).sqrt()
+        size = sqnorm(grads).sqrt()
         return {k: g*(self.norm/(size + 1e-6)).clamp(max=1) for k, g in grads.items()}
 
-# %% ../../nbs/methods/50_submodels.ipynb #252dc172
+# %% ../../nbs/methods/50_submodels.ipynb #c72d5b3d
 def coverage(
     out,    # what `local_phase` returned
     params, # name -> tensor, the server's parameters
 ):          # name -> tensor of their shapes: how many of the round's clients trained each entry
     "How often each entry was trained in a round; 0 where it stays."
-    def one(k, v):
-        if k not in out['mask']: return torch.full_like(v, len(out['steps']))
-        n = out['mask'][k].to(v).sum(0)
-        return n.reshape(*n.shape, *(1,)*(v.dim() - n.dim())).expand_as(v)
-    return {k: one(k, v) for k, v in params.items()}
+    return {k: n.expand_as(params[k]) for k, n in holders(out['mask'], params, len(out['steps'])).items()}
