@@ -6,7 +6,7 @@
 __all__ = ['RATES', 'NETWORKS', 'INSIDE', 'narrow', 'trainer', 'take_turns', 'growth', 'swelling', 'costs', 'cost',
            'capacity_table', 'depth_table', 'readable', 'phase', 'measure', 'main', 'read']
 
-# %% ../nbs/14_costs.ipynb #b16d750d
+# %% ../nbs/14_costs.ipynb #da4f3380
 import argparse, ctypes, json, os, platform, time
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
@@ -19,6 +19,7 @@ from .axes import extract
 from .methods.heterofl import HeteroFL
 from .methods.submodels import top
 from .models import build, count, macs
+from .reproduce import stored, write_json
 from .round import Batches, Local, axes_of, local_phase, start
 
 # %% ../nbs/14_costs.ipynb #37fa75b9
@@ -164,7 +165,7 @@ def readable(
     units = dict(parameters=('parameters', ''), macs=('MACs', ''), least=('step, clock', 's'), processor=('step, processor', 's'), peak=('peak', 'B'), system=('system', 'B'))
     return pd.DataFrame({title: [f'{_si(v, unit)} ({v/df[k].iloc[0]:.3f})' for v in df[k]] for k, (title, unit) in units.items() if df[k].notna().all()}, index=df.index)
 
-# %% ../nbs/14_costs.ipynb #8b47a0e5
+# %% ../nbs/14_costs.ipynb #880a87bd
 NETWORKS = { # name of the file -> network of fedlit.models, shape of a sample, classes
     'conv':         ('cnn4', (1, 28, 28), 10),
     'resnet18':     ('feddse_resnet18', (3, 32, 32), 10),
@@ -177,19 +178,10 @@ def _settings(name, batch_size, repeats, device):
     network, shape, classes = NETWORKS[name]
     return dict(network=network, shape=list(shape), classes=classes, batch_size=batch_size, repeats=repeats, device=device, threads=torch.get_num_threads())
 
-def _have(path, settings):
-    try: return json.loads(path.read_text())['settings'] == settings
-    except (OSError, ValueError, KeyError): return False
-
 def _machine():
     cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') if Path('/proc/cpuinfo').exists() else ''
     return dict(cpu=cpu or platform.processor(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None, cores=os.cpu_count(), load=os.getloadavg() if hasattr(os, 'getloadavg') else None,
                 torch=torch.__version__, python=platform.python_version(), fedlit=fedlit.__version__, date=time.strftime('%Y-%m-%d %H:%M'))
-
-def _write(path, content):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'.{path.name}.{os.getpid()}')
-    part.write_text(json.dumps(content, indent=1)); os.replace(part, path)
 
 # %% ../nbs/14_costs.ipynb #a85cd396
 def phase(
@@ -231,7 +223,7 @@ def measure(
     return dict(settings=settings, rows=rows.rename_axis('depth' if deep else 'capacity').reset_index().to_dict('records'), executors=inside,
                 machine=machine, seconds=time.perf_counter() - began)
 
-# %% ../nbs/14_costs.ipynb #c09e6fd7
+# %% ../nbs/14_costs.ipynb #bb71b9b7
 def main(args=None):
     "`python -m fedlit.costs --out results/costs`"
     p = argparse.ArgumentParser('python -m fedlit.costs', description='What one training step costs clients of several capacities.')
@@ -245,7 +237,7 @@ def main(args=None):
     torch.set_num_threads(a.threads)
     for name in a.networks:
         path = Path(a.out)/f'{name}.json'
-        if not (there := _have(path, _settings(name, a.batch_size, a.repeats, a.device))): _write(path, measure(name, a.batch_size, a.repeats, a.device))
+        if not (there := stored(path, 'settings') == _settings(name, a.batch_size, a.repeats, a.device)): write_json(path, measure(name, a.batch_size, a.repeats, a.device))
         print(path, 'was there' if there else 'written', flush=True)
 
 # %% ../nbs/14_costs.ipynb #3e193cd9

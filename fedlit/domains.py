@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['DIGITS_DOMAINS', 'OFFICE', 'PAPER', 'SCALES', 'Domains', 'main', 'table_iii', 'gains']
 
-# %% ../nbs/12_domains.ipynb #5d3b3a85
+# %% ../nbs/12_domains.ipynb #2e385376
 import argparse
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +13,7 @@ from .methods import FedAvg, FedProx, FedAvgM, MOON
 from .methods.fedbn import FedBN
 from .parse import method as parse
 from .partition import by_domain
-from .reproduce import Experiment, paired, run_all, verdict
+from .reproduce import Experiment, paired, run_all, verdict, with_decorr
 from .round import Local
 from .run import tests_of
 import numpy as np, pandas as pd
@@ -51,7 +51,7 @@ def main(args=None):
     a = p.parse_args(args)
     print(table_iii(run_all(SCALES[a.scale], Path(a.out)/a.scale, a.processes)).to_string())
 
-# %% ../nbs/12_domains.ipynb #cc0eafc7
+# %% ../nbs/12_domains.ipynb #811edcd2
 def table_iii(
     df, # what `run_all` returned, one row a run
 ):      # one row a method: mean accuracy on each domain and over domains, mean ± standard deviation over seeds
@@ -63,8 +63,7 @@ def table_iii(
 def gains(df):
     "What adding FedDecorr changes in the mean over domains, paired by seed: one row a method."
     bases = [m for m in df.method.unique() if 'FedDecorr' not in m]
-    with_ = {b: next(m for m in df.method.unique() if m.startswith(b + ' + ') or (b == 'FedAvg()' and m.startswith('FedDecorr'))) for b in bases}
-    diff = {b: paired(df, 'personal', (m, 'domain'), (b, 'domain')) for b, m in with_.items()}
+    diff = {b: paired(df, 'personal', (with_decorr(b), 'domain'), (b, 'domain')) for b in bases}
     return pd.DataFrame({parse(b).name: dict(gain=format(spread(100*d), '+.2f') + ' points', verdict=verdict(d)) for b, d in diff.items()}).T
 
 # %% ../nbs/12_domains.ipynb #77b4a545

@@ -6,18 +6,17 @@
 __all__ = ['METHODS', 'REFERENCE', 'SEEDS', 'HALF', 'QUARTER', 'CORE', 'TABLES', 'MNIST', 'Setting', 'public_set', 'run_setting',
            'result_file', 'run_settings', 'results', 'grid', 'share', 'main']
 
-# %% ../nbs/15_thesis.ipynb #92ad04b9
-import argparse, hashlib, json, multiprocessing, os, time
+# %% ../nbs/15_thesis.ipynb #3ca3680e
+import argparse, hashlib, json, time
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-import numpy as np, pandas as pd, torch
-from . import __version__
+import pandas as pd, torch
 from .data import load
-from .measure import spread
 from .models import build
 from .parse import method as parse
-from .partition import classes_per_client, dirichlet, iid
-from .round import Local, rng
+from .partition import classes_per_client, iid
+from .reproduce import work_off, write_json
+from .round import Local
 from .run import federate
 
 # %% ../nbs/15_thesis.ipynb #43ea8552
@@ -76,7 +75,7 @@ def public_set(
         return task.normalise(torch.cat(xs)), torch.tensor(ys), clients
     raise ValueError(f"public={how!r}, but it must be one of held, uploaded, broader, generated")
 
-# %% ../nbs/15_thesis.ipynb #e388f994
+# %% ../nbs/15_thesis.ipynb #2020fb52
 def run_setting(s):
     "Train, and return what there is to know as a dictionary for JSON."
     torch.set_num_threads(1)
@@ -93,12 +92,9 @@ def result_file(out, s):
     "Where the result of a setting lives."
     return Path(out)/f"{s.method.partition('(')[0]}-{hashlib.sha256(repr(s).encode()).hexdigest()[:12]}.json"
 
-def _one(args):
+def _work(args):
     out, s = args
-    path, row = result_file(out, s), run_setting(s)
-    part = path.with_suffix(f'.{os.getpid()}')
-    part.write_text(json.dumps(row, indent=1))
-    os.replace(part, path)
+    write_json(result_file(out, s), run_setting(s))
 
 def run_settings(
     settings,  # list of Setting
@@ -106,10 +102,7 @@ def run_settings(
     processes=None, # how many at a time; None: one a core
 ):
     "Run what has no file yet."
-    Path(out).mkdir(parents=True, exist_ok=True)
-    todo = [(out, s) for s in dict.fromkeys(settings) if not result_file(out, s).exists()]
-    with multiprocessing.get_context('spawn').Pool(processes or os.cpu_count()) as pool:
-        for i, _ in enumerate(pool.imap_unordered(_one, todo)): print(f'{i+1} of {len(todo)}', end='\r', flush=True)
+    work_off(_work, [(out, s) for s in dict.fromkeys(settings) if not result_file(out, s).exists()], processes)
 
 def results(settings, out):
     "The results of `settings`, one row a run; those that are missing are named with the command that makes them."
@@ -118,7 +111,7 @@ def results(settings, out):
     rows = [json.loads(result_file(out, s).read_text()) for s in settings]
     return pd.DataFrame([dict(asdict(s), accuracy=100*r['accuracy'], seconds=r['seconds']) for s, r in zip(settings, rows)])
 
-# %% ../nbs/15_thesis.ipynb #009d97e7
+# %% ../nbs/15_thesis.ipynb #67f1e34c
 METHODS = ('HeteroFL()', 'FederatedDropout()', 'FedRolex()', 'FjORD()', 'DepthFL()', 'FedDSE()', 'FedDSE(temperature=1.0)', "FedGSE(pool=200, samples=64)", "FedGSE(pool=200, samples=64, similar='SPL')")
 REFERENCE = ('MaskedCE()',)                                     # every client has the whole network
 SEEDS, HALF, QUARTER = (0, 1, 2), (.5,), (.25,)
@@ -134,6 +127,7 @@ def share(rho):
     "Capacities of ten groups of clients, a share `rho` of which is strong (1/2), the others weak (1/16)."
     return (.5,)*round(10*rho) + (.0625,)*(10-round(10*rho))
 
+# %% ../nbs/15_thesis.ipynb #63e9d9a2
 TABLES = {
     'table3.4': grid(METHODS + REFERENCE, classes=[2]),          # also 4.3: high heterogeneity
     'table3.5': grid(METHODS + REFERENCE, classes=[4]),          # also 4.4: low heterogeneity
@@ -148,6 +142,7 @@ TABLES = {
 MNIST = [replace(s, task='mnist', model='small_cnn', options=(('channels', (8, 16)), ('norm', 'batch')), clients=100, participation=.05, rounds=12,
                  local=Local(epochs=1, batch_size=32, lr=.05, momentum=.9, weight_decay=5e-4), samples=1000) for s in grid(('HeteroFL()', 'FederatedDropout()', 'FedRolex()', 'FedDSE()', 'FedGSE(pool=200, samples=64)', 'MaskedCE()'))]
 
+# %% ../nbs/15_thesis.ipynb #22cb46a5
 def main(args=None):
     "`python -m fedlit.thesis --out results/thesis`: every table at embedded scale, or --mnist."
     p = argparse.ArgumentParser('python -m fedlit.thesis', description='The tables and ablations of the thesis on FedDSE and FedGSE.')
