@@ -6,7 +6,7 @@
 __all__ = ['WEIGHTING', 'FORMAT', 'TaskBatches', 'batches_of', 'draw_clients', 'choose_executor', 'has_batchnorm', 'Run',
            'tests_of', 'per_client', 'federate', 'records', 'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #fcdd6a0e
+# %% ../nbs/08_run.ipynb #34ab5084
 import copy, json, os, platform, time, warnings
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
@@ -18,21 +18,37 @@ from tqdm import tqdm
 import fedlit
 from .tree import flatten, unflatten, leaves, rows
 from .method import Method, asks_for
-from .round import Local, State, Batches, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, EXECUTORS
+from .round import Local, State, Batches, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, cross_entropy, EXECUTORS
+from .tape import Tapes
 from .data import prepare
 from .measure import evaluate, drift, spread
 from .partition import match
 
-# %% ../nbs/08_run.ipynb #11fdc287
+# %% ../nbs/08_run.ipynb #f61f77bf
 class TaskBatches(Batches):
-    "Batches gathered from a `Task` step by step: augmented and normalised on the task's device."
+    "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
+    ahead = 2**26 # bytes of images to prepare at once
     def __init__(self, task, index, counts, draws=()):
-        self.task, self.index, self.counts, self.draws = task, index.to(task.x_train.device), counts, draws
+        self.task, self.index, self.counts, self.draws, self.ready = task, index.to(task.x_train.device), counts, draws, range(0)
+
+    def of(self, ks):
+        steps = int((self.counts[ks] > 0).sum(1).max())
+        return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps], [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws])
+
+    def _prepare(self, t):
+        "Make the batches of step `t` and of as many after it as fit."
+        live, B, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.index.shape[2], self.task.x_train[0].numel()*4
+        self.ready = range(t, min(t + max(1, self.ahead//(live*B*image)), self.counts.shape[1]))
+        now = slice(t, self.ready.stop)
+        i, real = self.index[:live, now], (torch.arange(B) < self.counts[:live, now, None]).to(self.index.device)
+        draws = [{k: v[:live, now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
+        self.x = prepare(self.task, self.task.x_train[i.flatten()], draws or None).unflatten(0, i.shape)
+        self.y = torch.where(real, self.task.y_train[i], -1)
+
     def at(self, t, ks, n):
-        i = self.index[ks, t, :n]
-        draws = [{k: v[ks, t, :n].flatten(0, 1) for k, v in d.items()} for d in self.draws]
-        x = prepare(self.task, self.task.x_train[i.flatten()], draws or None)
-        return x.unflatten(0, i.shape), self.task.y_train[i]
+        if t not in self.ready: self._prepare(t)
+        return self.x[ks, t-self.ready.start, :n], self.y[ks, t-self.ready.start, :n]
+
     def targets(self, k, t, n): return self.task.y_train[self.index[k, t, :n]]
 
 def batches_of(
@@ -51,16 +67,16 @@ def batches_of(
     device = task.x_train.device
     return TaskBatches(task, index, counts, [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn])
 
-# %% ../nbs/08_run.ipynb #a8626429
+# %% ../nbs/08_run.ipynb #042bea44
 def draw_clients(n, participation, seed, round):
     "The clients of a round: `participation` of `n`, at least one, sorted."
     k = max(1, int(np.floor(participation*n + .5)))
     return sorted(rng(seed, round).choice(n, k, replace=False).tolist())
 
 def choose_executor(method, model, device):
-    "`vmap` on a GPU and for networks without convolutions; else `extract` for methods that cut the network, else `loop`."
+    "`vmap` on a GPU and for networks without convolutions; else `extract` for methods that cut the network, else `threads`."
     convs = any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
-    return 'vmap' if not convs or torch.device(device).type != 'cpu' else 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
+    return 'vmap' if not convs or torch.device(device).type != 'cpu' else 'extract' if asks_for(method, 'mask', 'axes') else 'threads'
 
 def has_batchnorm(model): return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
 
@@ -153,7 +169,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #904ac4cf
+# %% ../nbs/08_run.ipynb #63a9241c
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -163,16 +179,18 @@ def federate(
     local=None,      # Local: how a client trains; None is Local()
     participation=1.,# share of the clients that train in a round, in (0, 1]
     seed=0,          # int; decides sampling, batches and augmentation
-    executor="auto", # "loop", "vmap", "extract" (small networks for clients that have only a part) or "auto"
+    executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"
     device="auto",   # "cpu", "cuda", ... or "auto"
     checkpoint=None, # file to resume from if it is there, and to write after every round
     progress=True,   # show a progress bar?
     evaluate_every=1,# int, rounds between evaluations; the last round is always evaluated
     keep_locals=False,# keep the clients' models of the last round in `Run.locals`?
-    criterion=F.cross_entropy, # function of (logits, y)
+    criterion=cross_entropy, # function of (logits, y)
     tests=None,      # one index tensor into the test set per client; None: `tests_of` for methods that keep something at home, else none
     weighting="samples",    # how much a client counts: by its "samples", or "uniform"
     statistics="averaged",  # BatchNorm's running statistics: "averaged", kept at "home" or "recomputed", see `fedlit.round.start`
+    record=True,     # play training steps that come back from a tape?
+    chunk=None,      # with "vmap", at most so many clients at once; None is no limit
     proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
@@ -181,16 +199,17 @@ def federate(
     device = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device)
     executor = choose_executor(method, model, device) if executor == 'auto' else executor
     model, task, sizes = copy.deepcopy(model).to(device), task.to(device), WEIGHTING[weighting](clients)
+    source = replace(task, x_train=task.normalise(task.x_train), mean=None) if not task.augment and task.x_train.numel() < 2**28 else task # normalised once
     settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics)
     run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, model, len(clients), statistics), settings)
     if tests is None and run.state.personal: tests = tests_of(task, clients, seed)
-    history, min_batch = run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
+    tapes, history, min_batch = Tapes() if record else None, run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
         began, who = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
-        out = local_phase(method, model, run.state, who, batches_of(task, clients, who, local, seed, r, min_batch), local, executor, criterion, proxy)
+        out = local_phase(method, model, run.state, who, batches_of(source, clients, who, local, seed, r, min_batch), local, executor, criterion, proxy, tapes, chunk)
         _finite(out, who, r)
         before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy)
-        if statistics == 'recomputed': run.state = recompute(method, model, run.state, batches_of(task, clients, who, replace(local, epochs=1), seed, r, min_batch))
+        if statistics == 'recomputed': run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
         row = dict(round=r+1, train_loss=out['loss'].mean().item(), drift=drift(out['params'], before.params), participants=len(who))
         if (r+1) % evaluate_every == 0 or r+1 == rounds:
             past = history[-1].get('accuracy') if history else None

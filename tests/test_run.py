@@ -106,7 +106,7 @@ def test_the_given_model_is_not_touched():
 def test_sampling():
     assert len(draw_clients(100, .1, 0, 0)) == 10 and draw_clients(3, .01, 0, 0).__len__() == 1 and draw_clients(5, 1., 0, 7) == list(range(5))
     cnn = build('small_cnn', TASK)
-    assert [choose_executor(FedAvg(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'loop', 'vmap']
+    assert [choose_executor(FedAvg(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'threads', 'vmap']
     assert [choose_executor(HeteroFL(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'extract', 'vmap']
 
 @pytest.mark.parametrize('text,word', [

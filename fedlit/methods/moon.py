@@ -30,7 +30,7 @@ def distance(
     rounding = torch.finfo(z.dtype).eps**.5*torch.linalg.vector_norm(near, dim=-1)
     return torch.where(gap > rounding, gap, 0.).mean()
 
-# %% ../../nbs/methods/12_moon.ipynb #8f4bb9a4
+# %% ../../nbs/methods/12_moon.ipynb #93dc9500
 class MOON(Method):
     "Model-contrastive learning (Li et al., CVPR 2021, eq. 3 and 4), and the L2 term of its Table 5."
     mu: float = 1.         # weight of the term
@@ -42,8 +42,8 @@ class MOON(Method):
     def init(self, params, buffers):
         never = next(iter(params.values())).new_zeros(()) # on the parameters' device
         return params, {}, {} if self.variant == 'l2' else dict(params=params, buffers=buffers, trained=never)
-    def loss(self, features, x, received, client, forward, round):
-        if self.variant == 'contrastive' and round == 0: return 0*features.sum()
+    def loss(self, features, x, received, client, forward, first):
+        if self.variant == 'contrastive' and first: return 0*features.sum()
         frozen = lambda params, buffers: forward(params, buffers, x, train=False)[0]
         with torch.no_grad(): near = frozen(received, {})
         if self.variant == 'l2': return self.mu*distance(features, near)

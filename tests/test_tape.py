@@ -1,0 +1,140 @@
+"What is played from a tape is what would have run: to the bit, for every method, in every executor; and what cannot be repeated is not recorded."
+import copy, warnings
+import pytest, torch, torch.nn.functional as F
+from torch import nn
+import fedlit.round as round_
+from fedlit.method import Method
+from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
+from fedlit.round import Batches, Local, cross_entropy, fed_round, local_phase, start
+from fedlit.tape import Tapes, record
+from fedlit.tree import flatten
+from federation import CLIENTS, CUTTING, METHODS, PROXY, SIZES, SUMS, Net, batches, gap, model, train, who
+
+ids = lambda m: repr(m)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('norm', [True, False], ids=['batchnorm', 'plain'])
+@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+def test_a_tape_changes_nothing(m, norm, executor):
+    tapes = Tapes()
+    assert gap(train(m, executor, norm=norm, rounds=4), train(m, executor, norm=norm, rounds=4, tapes=tapes)) == 0
+
+@pytest.mark.parametrize('m', [FedAvg(), MOON() + FedDecorr(), HeteroFL(rates=(1., .5))], ids=ids)
+def test_tapes_are_played(m):
+    tapes = Tapes()
+    train(m, 'vmap', rounds=4, tapes=tapes)
+    assert sum(callable(p) for p in tapes.kept.values()) >= 2
+
+def test_threads_are_the_loop():
+    torch.set_num_threads(2)
+    for m in (FedAvg(), MOON() + FedDecorr(), *CUTTING[:2]):
+        one, many = (train(m, ex, tapes=Tapes()) for ex in ('loop', 'threads'))
+        assert gap(one, many) == 0
+    assert torch.get_num_threads() == 2
+    assert gap(train(CUTTING[0], 'loop'), train(CUTTING[0], 'extract')) < 1e-9
+
+@pytest.mark.parametrize('m', [FedAvg(), FedProx(mu=.1), MOON() + FedDecorr()], ids=ids)
+def test_stacks_may_be_of_any_size(m):
+    whole = train(m, 'vmap')
+    for chunk in (1, 2, 3): assert gap(whole, train(m, 'vmap', chunk=chunk)) < 1e-12
+    torch.set_num_threads(2)
+    assert gap(whole, train(m, 'vmap', tapes=Tapes())) < 1e-12
+
+@pytest.mark.parametrize('error', [torch.OutOfMemoryError('CUDA out of memory'), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")])
+def test_a_stack_that_does_not_fit_is_halved(monkeypatch, error):
+    whole, cohort = train(FedProx(mu=.1), 'vmap'), round_._cohort
+    def small(method, model, criterion, state, who, *args):
+        if len(who) > 1: raise error
+        return cohort(method, model, criterion, state, who, *args)
+    monkeypatch.setattr(round_, '_cohort', small)
+    with pytest.warns(UserWarning, match='4 clients at once do not fit into memory'): halved = train(FedProx(mu=.1), 'vmap')
+    assert gap(whole, halved) < 1e-12
+    monkeypatch.setattr(round_, '_cohort', lambda *args: (_ for _ in ()).throw(error))
+    with pytest.raises(type(error)), warnings.catch_warnings(): warnings.simplefilter('ignore'); train(FedAvg(), 'vmap')
+
+def test_other_errors_are_not_taken_for_memory(monkeypatch):
+    def broken(*args): raise RuntimeError('shapes do not match')
+    monkeypatch.setattr(round_, '_cohort', broken)
+    with pytest.raises(RuntimeError, match='shapes do not match'): train(FedAvg(), 'vmap')
+
+class Peeks(Method):
+    "Looks at a number: its steps cannot be repeated by a recording."
+    def loss(self, features): return features.square().mean() if float(features.mean()) > 0 else 0*features.sum()
+
+def test_what_looks_at_numbers_is_run_every_time():
+    tapes = Tapes()
+    assert gap(train(Peeks(), 'loop', rounds=4), train(Peeks(), 'loop', rounds=4, tapes=tapes)) == 0
+    assert not any(callable(p) for p in tapes.kept.values())
+
+class Phases(Method):
+    "A loss that depends on the step and the round, by Python."
+    def loss(self, features, step, round): return (step + 2*round)*features.square().mean() if step % 2 else 0*features.sum()
+
+def test_numbers_that_a_hook_asks_for_are_part_of_the_key():
+    assert gap(train(Phases(), 'vmap', rounds=4), train(Phases(), 'vmap', rounds=4, tapes=Tapes())) == 0
+
+def test_one_collection_of_tapes_serves_several_methods():
+    tapes = Tapes()
+    for _ in range(2):
+        for m in (FedAvg(), FedProx(mu=.1), FedProx(mu=1.)): assert gap(train(m, 'vmap'), train(m, 'vmap', tapes=tapes)) == 0
+
+def filled(method, net, criterion=cross_entropy):
+    data = Batches(**dict(batches(0), x=batches(0)['x'].double()))
+    return round_._fills(method, net, criterion, start(method, net, CLIENTS), data.of([2, 0, 1, 3]))
+
+def test_batches_are_filled_up_only_where_nobody_looks_across():
+    assert filled(FedAvg(), model(norm=False)) and filled(FedProx(), model(norm=False))
+    assert not filled(FedAvg(), model(norm=True))             # BatchNorm
+    assert not filled(FedDecorr(), model(norm=False)) and not filled(MOON(), model(norm=False))
+    assert not filled(FedAvg(), model(norm=False), F.cross_entropy)
+    class Centred(nn.Module):
+        def __init__(self): super().__init__(); self.net = model(norm=False)
+        def forward(self, x): z, logits = self.net(x); return z, logits - logits.mean(0)
+    assert not filled(FedAvg(), Centred())                    # no BatchNorm, and yet
+
+def test_filled_or_not_is_the_same(monkeypatch):
+    a = train(FedProx(mu=.1), 'vmap', norm=False)
+    monkeypatch.setattr(round_, '_fills', lambda *args: False)
+    assert gap(a, train(FedProx(mu=.1), 'vmap', norm=False)) < 1e-12
+
+def test_padding_may_hold_anything():
+    net, data, out = model(norm=False), batches(0), []
+    for junk in (0., float('nan')):
+        x = data['x'].double().clone()
+        x[~round_._real(data['live'], x.shape[2])] = junk
+        out.append(fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), dict(data, x=x), SIZES, Local(lr=.1), executor='vmap'))
+    assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
+
+def test_criterion():
+    z, y = torch.randn(6, 4, dtype=torch.double), torch.tensor([0, 3, 1, 1, 2, 2])
+    assert torch.allclose(cross_entropy(z, y), F.cross_entropy(z, y), atol=1e-14)
+    assert torch.allclose(cross_entropy(z, torch.where(y == 2, -1, y)), F.cross_entropy(z[:4], y[:4]), atol=1e-14)
+    masked = z.masked_fill(torch.arange(4) == 0, float('-inf'))[1:]     # as MaskedCE(fill='-inf') makes them
+    assert torch.allclose(cross_entropy(masked, y[1:]), F.cross_entropy(masked, y[1:]), atol=1e-14)
+    w = masked.clone().requires_grad_()
+    cross_entropy(w, y[1:]).backward(); assert w.grad.isfinite().all()
+
+def test_inputs_that_share_memory_stay_apart():
+    def f(a, b): a.add_(1); return a + b
+    v = torch.zeros(3)
+    _, play = record(f, v, v)
+    assert torch.equal(play(torch.ones(3), torch.full((3,), 5.)), torch.full((3,), 7.))
+
+def test_views_writes_and_constants():
+    c = torch.arange(4.)
+    def f(a):
+        rows = a.view(2, 4)
+        rows[0] += c
+        rows[1].mul_(2)
+        return dict(sum=a.sum(), top=rows.max(1)[0], parts=dict(first=rows[0]))
+    a, b = torch.randn(8), torch.randn(8)
+    _, play = record(f, a.clone())
+    one, two = b.clone(), b.clone()
+    x, y = f(one), play(two)
+    assert torch.equal(one, two) and all(torch.equal(u, v) for u, v in zip(flatten(x).values(), flatten(y).values()))
+    assert 'detach' not in play.source
+
+def test_memory_is_freed_on_the_way():
+    "The source deletes every intermediate result after its last use."
+    _, play = record(lambda a: ((a*2).exp() + 1).sum(), torch.ones(3))
+    assert play.source.count('del ') >= 3
