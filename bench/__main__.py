@@ -1,9 +1,9 @@
 "`python -m bench`: every case on this CPU, then the table and the figures."
 import argparse, statistics, sys
 from pathlib import Path
-from . import growth, overheads, peers, report
+from . import peers, report
 from .drive import HERE, RESULTS, case, contend, start
-from .work import HEARD, WORKLOADS
+from .work import GROWN, GROWTH, HEARD, OVERHEADS, WORKLOADS
 
 def versions(): return peers.probe('fedlit', sys.executable)
 
@@ -28,17 +28,18 @@ def cases(names, contenders, nets, tiny, folder):
     "(file name, settings, what measures it) of all cases."
     for w in names:
         for c in contenders:
-            yield f'{w}-{c}', dict(work=WORKLOADS[w], contender=c, needs=peers.CONTENDERS[c]['needs'], tries=[t['label'] for t in peers.CONTENDERS[c]['tries']]), \
-                lambda w=w, c=c: contend(w, c, WORKLOADS[w], folder)
+            labels = [t['label'] for t in peers.CONTENDERS[c]['tries']]
+            settings = dict(work=WORKLOADS[w], contender=c, needs=peers.CONTENDERS[c]['needs'], tries=labels)
+            yield f'{w}-{c}', settings, lambda w=w, c=c: contend(w, c, WORKLOADS[w], folder)
     for n in nets.get('overheads', ()):
-        yield f'overheads-{n}', overheads.SETTINGS[n], lambda n=n: overhead(overheads.SETTINGS[n])
+        yield f'overheads-{n}', OVERHEADS[n], lambda n=n: overhead(OVERHEADS[n])
     for m in nets.get('growth', ()):
-        settings = growth.SETTINGS['tiny' if tiny else 'full']
-        yield f'growth-{m}', dict(settings, method=growth.METHODS[m]), lambda m=m, s=settings: grown(s, growth.METHODS[m])
+        settings = GROWTH['tiny' if tiny else 'full']
+        yield f'growth-{m}', dict(settings, method=GROWN[m]), lambda m=m, s=settings: grown(s, GROWN[m])
 
 def chosen(only, tiny, net):
     "What `--only` leaves: workloads, contenders, and the parts that concern fedlit alone."
-    workloads, parts = (('tiny',) if tiny else HEARD), dict(overheads=['tiny' if tiny else net], growth=list(growth.METHODS))
+    workloads, parts = (('tiny',) if tiny else HEARD), dict(overheads=['tiny' if tiny else net], growth=list(GROWN))
     if not only: return workloads, list(peers.CONTENDERS), parts
     asked = only.split(',')
     known = {**{w.lower(): w for w in workloads}, **{k: k for k in (*peers.CONTENDERS, *parts)}}

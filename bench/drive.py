@@ -3,7 +3,7 @@ import json, os, platform, resource, signal, statistics, subprocess, tempfile, t
 import numpy as np
 from pathlib import Path
 from . import peers
-from .work import Data, WORKLOADS, score, write
+from .work import Data, score, write
 
 HERE = Path(__file__).parent
 ROOT, RESULTS = HERE.parent, HERE.parent/'results'/'bench'/'cpu'
@@ -49,17 +49,17 @@ def resident_mb(pid):
     return total*resource.getpagesize()/2**20
 
 def watch(command, env, log, limit=3600):
-    "Run a command to its end; its exit status, and the most memory its tree of processes was seen to hold, looked at ten times a second."
-    peak, end = 0., time.time() + limit
+    "Run a command to its end; its exit status, and the most memory its tree of processes was seen to hold, looked at twice a second."
+    peak, began = 0., time.time()
     with open(log, 'w') as f: child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=f, stderr=f, start_new_session=True)
     try:
-        while child.poll() is None and time.time() < end:
+        while time.time() < began + limit:
             peak = max(peak, resident_mb(child.pid))
-            time.sleep(.1)
-        if child.poll() is None: raise TimeoutError(f'stopped after {limit} s')
+            try: return child.wait(.5), peak # looking more often would be felt on two cores
+            except subprocess.TimeoutExpired: pass
+        raise TimeoutError(f'stopped after {limit} s')
     finally:
         if child.poll() is None: _stop(child)
-    return child.returncode, peak
 
 def _stop(child):
     for p in _tree(child.pid):
@@ -74,9 +74,10 @@ def start(python, module, spec, env=None, command=(), limit=3600):
         env = {**os.environ, 'PYTHONPATH': str(ROOT), 'FLWR_TELEMETRY_ENABLED': '0', 'OMP_NUM_THREADS': '1', **(env or {})}
         load_before = os.getloadavg()
         task.write_text(json.dumps(dict(spec, out=str(out), weights=str(weights), started=time.time())))
+        failed = lambda why: (dict(error=why, load_before=load_before), None)
         try: code, peak = watch([python, *command, '-m', module, str(task)], env, log, limit)
-        except TimeoutError as e: return dict(error=str(e), load_before=load_before), None
-        if code or not out.exists(): return dict(error=f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:], load_before=load_before), None
+        except TimeoutError as e: return failed(str(e))
+        if code or not out.exists(): return failed(f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:])
         seen = dict(json.loads(out.read_text()), peak_tree_mb=peak, load_before=load_before)
         return seen, dict(np.load(weights)) if weights.exists() else None
 
@@ -89,7 +90,8 @@ def contend(name, contender, work, folder):
     except peers.Missing as e: return dict(error=str(e))
     tries = []
     for t in peers.CONTENDERS[contender]['tries']:
-        seen, weights = start(python, f'bench.run_{contender}', dict(work=work, data=str(data), options=dict(t['options'], data=str(data))), t['env'], t['command'])
+        task = dict(work=work, data=str(data), options=dict(t['options'], data=str(data)))
+        seen, weights = start(python, f'bench.run_{contender}', task, t['env'], t['command'])
         if weights is not None:
             seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
             seen['finite'] = all(bool(np.isfinite(v).all()) for v in weights.values())
@@ -103,6 +105,6 @@ def contend(name, contender, work, folder):
 def case(path, settings, work, again=False):
     "The result at `path`, measured now by `work()` unless it is there with the same settings."
     if not again and (seen := load(path, json.loads(json.dumps(settings)))): return seen, False
-    seen = dict(format=FORMAT, settings=settings, machine=machine(), when=time.strftime('%Y-%m-%d %H:%M'), **work())
+    seen = {**dict(format=FORMAT, settings=settings, machine=machine(), when=time.strftime('%Y-%m-%d %H:%M')), **work()}
     save(path, seen)
     return json.loads(json.dumps(seen)), True

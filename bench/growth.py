@@ -8,10 +8,6 @@ from fedlit.round import Local
 from fedlit.run import federate
 from .child import main, peak_mb
 
-SETTINGS = dict(full=dict(net='mlp', counts=[10, 100, 1_000, 10_000], sampled=10, each=32, pool=2_000, epochs=5, batch=32, rounds=22, warmup=2, seed=0),
-                tiny=dict(net='mlp', counts=[10, 20], sampled=10, each=32, pool=200, epochs=1, batch=32, rounds=3, warmup=1, seed=0))
-METHODS = dict(fedavg='FedAvg()', moon='MOON()')
-
 def run(work, data, options):
     n, gen = options['clients'], torch.Generator().manual_seed(work['seed'])
     x, y = torch.rand(work['pool'], 1, 8, 8, generator=gen), torch.randint(10, (work['pool'],), generator=gen)

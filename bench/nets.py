@@ -12,7 +12,8 @@ def build(net, start=None):
         model = nn.Sequential(OrderedDict([*layers, ('head', nn.Linear(64, 10))]))
     else:
         layers = [('one', nn.Conv2d(1, 32, 5, padding=2)), *_pooled(1), ('two', nn.Conv2d(32, 64, 5, padding=2)), *_pooled(2)]
-        model = nn.Sequential(OrderedDict([*layers, ('flat', nn.Flatten()), ('three', nn.Linear(3136, 512)), ('relu3', nn.ReLU()), ('head', nn.Linear(512, 10))]))
+        layers += [('flat', nn.Flatten()), ('three', nn.Linear(3136, 512)), ('relu3', nn.ReLU())]
+        model = nn.Sequential(OrderedDict([*layers, ('head', nn.Linear(512, 10))]))
     if start: model.load_state_dict({k: torch.as_tensor(v) for k, v in start.items()})
     return model
 

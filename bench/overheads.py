@@ -1,7 +1,6 @@
 "What FedDecorr, FedProx and MOON cost over FedAvg: all four in one process, taking turns."
-import tempfile, time
+import time
 import torch
-from pathlib import Path
 from fedlit.data import Task
 from fedlit.methods import FedAvg, FedDecorr, FedProx, MOON
 from fedlit.models import build, wrap
@@ -10,10 +9,6 @@ from fedlit.run import federate
 from . import nets
 from .child import main
 
-# the CPU analogue of W3: 10 clients, all in every round, 600 images of W2's shape each. `sweeps` timed rounds a method
-SETTINGS = dict(cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=600, epochs=2, batch=32, sweeps=5, seed=0),
-                mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=10, each=128, epochs=1, batch=64, sweeps=5, seed=0),
-                tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8, sweeps=2, seed=0))
 METHODS = FedAvg(), FedDecorr(), FedProx(), MOON()
 
 def noise(work):
@@ -23,24 +18,20 @@ def noise(work):
     y = torch.randint(10, (len(x),), generator=gen)
     return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(work['each']))
 
-def turns(methods, sweeps, go):
-    "Seconds of `sweeps` rounds of each method. `go(method, rounds)` runs it on to that round and returns the history's seconds."
-    seconds, executors = {m.name: [] for m in methods}, {}
-    for s in range(sweeps):
-        for m in (*methods[s % len(methods):], *methods[:s % len(methods)]): # everybody is first in turn
-            run = go(m, 2*(s + 1)) # a round to warm up, and one that counts: from the second on every client has a past
-            seconds[m.name].append(run.history['seconds'].iloc[-1])
-            executors[m.name] = run.settings['executor']
-    return seconds, executors
+def sweep(methods, turn, go):
+    "Seconds of two rounds of each method, the second and the third of a fresh run; `turn` decides who is first. `go(method, rounds)` is a `Run`."
+    runs = {m.name: go(m, 3) for m in (*methods[turn % len(methods):], *methods[:turn % len(methods)])}
+    return {k: r.history['seconds'].tolist()[1:] for k, r in runs.items()}, {k: r.settings['executor'] for k, r in runs.items()}
 
 def run(work, data, options):
     task, clients = noise(work)
     model = build('mobilenetv2', task, seed=0) if work['net'] == 'mobilenetv2' else wrap(nets.build(work['net']), 'head')
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
-    with tempfile.TemporaryDirectory() as folder:
-        go = lambda m, rounds: federate(model, task, clients, m, rounds, how, seed=work['seed'], device='cpu', progress=False,
-                                        evaluate_every=10**9, checkpoint=Path(folder)/f'{m.name}.safetensors')
-        seconds, executors = turns(METHODS, work['sweeps'], go)
+    go = lambda m, rounds: federate(model, task, clients, m, rounds, how, seed=work['seed'], device='cpu', evaluate_every=rounds, progress=False)
+    seconds = {m.name: [] for m in METHODS}
+    for turn in range(work['sweeps']):
+        seen, executors = sweep(METHODS, turn, go)
+        for k, s in seen.items(): seconds[k] += s
     return dict(seconds=seconds, executors=executors, ended=time.time(), threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

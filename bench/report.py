@@ -6,7 +6,7 @@ from .peers import CONTENDERS
 
 TOLD = .03 # test accuracies further than this from the plain loop's are pointed out
 
-def _rows(head, rows):
+def markdown(head, rows):
     "A markdown table."
     return ['| ' + ' | '.join(head) + ' |', '|' + '---|'*len(head), *('| ' + ' | '.join(map(str, r)) + ' |' for r in rows), '']
 
@@ -31,8 +31,8 @@ def _contest(w, results):
     seen = _in_order(results, w)
     work, ours = next(iter(seen.values()))['settings']['work'], seen.get('fedlit', {})
     base, scored = None if 'best' not in ours else _best(ours)['median'], work['net'] == 'mlp'
-    head = ['contender', 'best setting', 'seconds a round: median (min to max)', 'times fedlit', f"total of {work['rounds']} rounds, s", 'peak MB', 'samples a round',
-            *(['train loss', 'test accuracy'] if scored else ['finite'])]
+    head = ['contender', 'best setting', 'seconds a round: median (min to max)', 'times fedlit', f"total of {work['rounds']} rounds, s",
+            'peak MB', 'samples a round', *(['train loss', 'test accuracy'] if scored else ['finite'])]
     rows, every, notes = [], [], []
     reference = _best(seen['loop']) if 'best' in seen.get('loop', {}) else None
     for c, r in seen.items():
@@ -44,13 +44,15 @@ def _contest(w, results):
         rows.append([title, t['label'], _spread(t, warm), f"{t['median']/base:.2f}" if base else '', f"{t['total']:.1f}", f'{_peak(t):.0f}', t['samples'],
                      *([f"{t['train_loss']:.3f}", f"{t['test_accuracy']:.3f}"] if scored else ['yes' if t['finite'] else '**no**'])])
         if scored and reference and abs(t['test_accuracy'] - reference['test_accuracy']) > TOLD:
-            notes.append(f"**{title} ends {t['test_accuracy'] - reference['test_accuracy']:+.3f} in test accuracy from the plain loop: it did not do the same work, or not as well.**")
-        if 'outside_rounds' in t: notes.append(f"{title}: executor {t['executor']}; {t['outside_rounds']:.2f} s of `federate` lie outside the rounds that it times, all rounds together.")
+            off = t['test_accuracy'] - reference['test_accuracy']
+            notes.append(f"**{title} ends {off:+.3f} in test accuracy from the plain loop: it did not do the same work, or not as well.**")
+        if 'outside_rounds' in t:
+            notes.append(f"{title}: executor {t['executor']}; {t['outside_rounds']:.2f} s of `federate` lie outside the rounds that it times, all together.")
         for u in r['tries']:
             every.append([CONTENDERS[c]['title'], u['label'], u['env'].get('OMP_NUM_THREADS', ''), f"{u['load_before'][0]:.2f}",
                           *([_short(u['error']).replace('|', '/'), ''] if 'error' in u else [_spread(u, warm), f"{u['total']:.1f}"])])
-    return [f'## {w}: {_said(work)}', '', *_rows(head, rows), *(n + '\n' for n in notes), f'All tries of {w}:', '',
-            *_rows(['contender', 'setting', 'OMP_NUM_THREADS', 'load average before', 'seconds a round', 'total, s'], every)]
+    return [f'## {w}: {_said(work)}', '', *markdown(head, rows), *(n + '\n' for n in notes), f'All tries of {w}:', '',
+            *markdown(['contender', 'setting', 'OMP_NUM_THREADS', 'load average before', 'seconds a round', 'total, s'], every)]
 
 def _said(work):
     "A workload's settings as words."
@@ -60,17 +62,22 @@ def _said(work):
 def _overheads(name, r):
     if 'error' in r: return [f'## {name}', '', r['error'], '']
     s, base = r['settings'], r['seconds']['FedAvg']
-    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", f"{r['medians'][m]:.3f} ({min(r['ratios'][m]):.3f} to {max(r['ratios'][m]):.3f})"] for m, v in r['seconds'].items()]
-    text = f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, {s['epochs']} epochs, batch {s['batch']}; {len(base)} timed rounds a method, in turn."
+    ratio = lambda m: f"{r['medians'][m]:.3f} ({min(r['ratios'][m]):.3f} to {max(r['ratios'][m]):.3f})"
+    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", ratio(m)] for m, v in r['seconds'].items()]
+    text = (f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, {s['epochs']} epochs, batch {s['batch']}; "
+            f"{len(base)} timed rounds a method, in turn.")
     return [f'## Overheads over FedAvg ({s["net"]})', '', text + f" Load average before: {r['load_before'][0]:.2f}.", '',
-            *_rows(['method', 'executor', 'median seconds a round', 'median ratio to FedAvg of the same sweep (min to max)'], rows)]
+            *markdown(['method', 'executor', 'median seconds a round', 'median ratio to FedAvg of the same sweep (min to max)'], rows)]
 
 def _growth(results):
     "All methods: seconds and memory against the number of clients."
-    rows = [[r['settings']['method'], row['clients'], *([_short(row['error']).replace('|', '/'), '', '', ''] if 'error' in row else
-             [f"{row['median']:.4g}", f"{row['outside_rounds']:.2f}", f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"])] for r in results for row in r.get('rows', [])]
+    def said(row):
+        if 'error' in row: return [_short(row['error']).replace('|', '/'), '', '', '']
+        return [f"{row['median']:.4g}", f"{row['outside_rounds']:.2f}", f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"]
+    rows = [[r['settings']['method'], row['clients'], *said(row)] for r in results for row in r.get('rows', [])]
     return ['## Growth with the number of clients', '', 'Ten clients of 32 samples a round, however many exist; one process for each row.', '',
-            *_rows(['method', 'clients', 'median seconds a round', 'seconds of federate outside its rounds', 'MB before federate', 'MB that federate adds at its peak'], rows)]
+            *markdown(['method', 'clients', 'median seconds a round', 'seconds of federate outside its rounds', 'MB before federate',
+                    'MB that federate adds at its peak'], rows)]
 
 def table(folder):
     "The markdown of everything measured in `folder`."

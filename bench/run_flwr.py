@@ -51,7 +51,8 @@ def run(work, data, options):
     server = ServerApp()
     @server.main()
     def _(grid: Grid, context: Context):
-        strategy = Timed(fraction_train=work['sampled']/work['clients'], fraction_evaluate=0., min_train_nodes=work['sampled'], min_available_nodes=work['clients'])
+        strategy = Timed(fraction_train=work['sampled']/work['clients'], fraction_evaluate=0.,
+                         min_train_nodes=work['sampled'], min_available_nodes=work['clients'])
         result = strategy.start(grid=grid, initial_arrays=ArrayRecord(build(work['net'], data.start).state_dict()), num_rounds=work['rounds'])
         kept.update(strategy=strategy, ended=time.time(), state=result.arrays.to_torch_state_dict())
     run_simulation(server, client_app(work, options['data'], threads), num_supernodes=work['clients'],

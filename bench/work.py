@@ -10,6 +10,18 @@ WORKLOADS = dict(
     tiny=dict(data='digits', train=200, net='mlp', clients=4, sampled=4, epochs=2, rounds=3, warmup=1, seed=0, **SGD)) # for tests
 HEARD = 'W1', 'W2' # what `python -m bench` runs
 
+# what fedlit's methods cost over FedAvg, on a CPU analogue of W3: 10 clients, all in every round. A sweep is three rounds of each method; two count
+OVERHEADS = dict(
+    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=600, epochs=2, batch=32, sweeps=3, seed=0),
+    mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=10, each=128, epochs=1, batch=64, sweeps=3, seed=0),
+    tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8, sweeps=2, seed=0))
+
+# fedlit's seconds and memory against how many clients exist
+GROWTH = dict(
+    full=dict(net='mlp', counts=[10, 100, 1_000, 10_000], sampled=10, each=32, pool=2_000, epochs=5, batch=32, rounds=22, warmup=2, seed=0),
+    tiny=dict(net='mlp', counts=[10, 20], sampled=10, each=32, pool=200, epochs=1, batch=32, rounds=3, warmup=1, seed=0))
+GROWN = dict(fedavg='FedAvg()', moon='MOON()')
+
 # name -> (shape of the weight, inputs of one output); a bias has the first of the shape. Both torch's way round.
 NETS = dict(
     mlp=dict(one=((128, 64), 64), two=((64, 128), 128), head=((10, 64), 64)),
@@ -41,7 +53,8 @@ def make(work):
         from sklearn.datasets import load_digits
         from sklearn.model_selection import train_test_split
         x, y = load_digits(return_X_y=True)
-        x, x_test, y, y_test = train_test_split((x*255/16).round().astype(np.uint8).reshape(-1, 1, 8, 8), y, test_size=360, stratify=y, random_state=work['seed'])
+        x = (x*255/16).round().astype(np.uint8).reshape(-1, 1, 8, 8)
+        x, x_test, y, y_test = train_test_split(x, y, test_size=360, stratify=y, random_state=work['seed'])
         x, y = x[:work.get('train')], y[:work.get('train')]
         parts = dirichlet(y, work['clients'], .5, rng)
     else: # pixels and labels mean nothing: time does not depend on them
