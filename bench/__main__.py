@@ -1,5 +1,5 @@
 "`python -m bench`: every case on this CPU, then the table and the figures."
-import argparse, statistics, sys
+import argparse, signal, statistics, sys
 from pathlib import Path
 from . import peers, report
 from .drive import HERE, RESULTS, case, contend, start
@@ -57,6 +57,7 @@ def main(args=None):
     p.add_argument('--out', default=RESULTS, type=Path, help='folder of the results')
     a = p.parse_args(args)
     if a.tiny and a.out == RESULTS: p.error('--tiny needs --out, so that its numbers do not stand beside real ones')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('stopped; what was finished is kept')) # and the case in progress is ended with us
     for name, settings, work in cases(*chosen(a.only, a.tiny, a.net), a.tiny, HERE/'.data'):
         seen, new = case(a.out/f'{name}.json', settings, work, a.again)
         print(f"{name}: {'kept' if not new else seen['error'] if 'error' in seen else 'measured'}", flush=True)

@@ -15,7 +15,7 @@ from .overheads import METHODS, sweep
 from .report import markdown
 
 FULL = dict(images=50_000, clients=10, alpha=.5, epochs=1, batch=64, lr=.01, momentum=.9, weight_decay=1e-5, rounds=4, warmup=1, sweeps=3, seed=0)
-TINY = dict(FULL, images=240, clients=2, batch=16, rounds=2, sweeps=1)
+TINY = dict(FULL, images=48, clients=2, batch=8, rounds=2, sweeps=1)
 PART = 'cifar10-part.npz' # what `--part` writes: some training images of CIFAR-10, small enough to be sent
 
 # Assumed, not measured. Vendor: NVIDIA's data sheet of the H200 SXM; TF32 is half of the printed 989, which counts on sparsity.
