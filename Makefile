@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: install reproduce test lint check wheel clean
+.PHONY: install reproduce bench test lint check wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -16,6 +16,9 @@ $(VENV)/installed: settings.ini setup.py pyproject.toml
 
 reproduce: install  ## dimensional collapse and its cure, on digits: figures and a table of claims
 	$(BIN)/fedlit reproduce --out reproduced
+
+bench: install  ## this CPU: fedlit beside a plain loop, pfl, flwr and fedjax; what is measured already is kept
+	$(BIN)/python -m bench
 
 test: install  ## the notebooks, then the laws
 	$(BIN)/nbdev_test --n_workers 2 --timing

@@ -1,0 +1,66 @@
+"`python -m bench`: every case on this CPU, then the table and the figures."
+import argparse, signal, statistics, sys
+from pathlib import Path
+from . import peers, report
+from .drive import HERE, RESULTS, case, contend, start
+from .work import GROWN, GROWTH, HEARD, OVERHEADS, WORKLOADS
+
+def versions(): return peers.probe('fedlit', sys.executable)
+
+def overhead(work):
+    "Ratios to FedAvg of the same sweep."
+    seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}))
+    if 'error' in seen: return seen
+    ratios = {m: [b/a for a, b in zip(seen['seconds']['FedAvg'], s)] for m, s in seen['seconds'].items()}
+    return dict(seen, ratios=ratios, medians={m: statistics.median(r) for m, r in ratios.items()}, versions=versions())
+
+def grown(work, method):
+    "One fresh process for each number of clients."
+    rows = []
+    for n in work['counts']:
+        seen, _ = start(sys.executable, 'bench.growth', dict(work=work, options=dict(clients=n, method=method)))
+        if 'error' not in seen: seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
+        rows.append(dict(clients=n, **seen))
+        print(f"  growth {method} {n} clients: " + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['federate_mb']:.0f} MB"), flush=True)
+    return dict(rows=rows, versions=versions()) if any('error' not in r for r in rows) else dict(error=rows[0]['error'])
+
+def cases(names, contenders, nets, tiny, folder):
+    "(file name, settings, what measures it) of all cases."
+    for w in names:
+        for c in contenders:
+            labels = [t['label'] for t in peers.CONTENDERS[c]['tries']]
+            settings = dict(work=WORKLOADS[w], contender=c, needs=peers.CONTENDERS[c]['needs'], tries=labels)
+            yield f'{w}-{c}', settings, lambda w=w, c=c: contend(w, c, WORKLOADS[w], folder)
+    for n in nets.get('overheads', ()):
+        yield f'overheads-{n}', OVERHEADS[n], lambda n=n: overhead(OVERHEADS[n])
+    for m in nets.get('growth', ()):
+        settings = GROWTH['tiny' if tiny else 'full']
+        yield f'growth-{m}', dict(settings, method=GROWN[m]), lambda m=m, s=settings: grown(s, GROWN[m])
+
+def chosen(only, tiny, net):
+    "What `--only` leaves: workloads, contenders, and the parts that concern fedlit alone."
+    workloads, parts = (('tiny',) if tiny else HEARD), dict(overheads=['tiny' if tiny else net], growth=list(GROWN))
+    if not only: return workloads, list(peers.CONTENDERS), parts
+    asked = only.split(',')
+    known = {**{w.lower(): w for w in workloads}, **{k: k for k in (*peers.CONTENDERS, *parts)}}
+    if bad := [a for a in asked if a.lower() not in known]: sys.exit(f"--only: no {', '.join(bad)}; there are {', '.join(known)}")
+    asked = [known[a.lower()] for a in asked]
+    w, c = [a for a in asked if a in workloads], [a for a in asked if a in peers.CONTENDERS]
+    return ((w or workloads) if w or c else ()), c or list(peers.CONTENDERS), {k: v for k, v in parts.items() if k in asked}
+
+def main(args=None):
+    p = argparse.ArgumentParser(prog='python -m bench', description=__doc__)
+    p.add_argument('--only', help='comma-separated workloads, contenders, overheads, growth: W1,flwr')
+    p.add_argument('--again', action='store_true', help='measure anew what is there')
+    p.add_argument('--net', default='cnn', choices=['cnn', 'mobilenetv2'], help='network of the overheads')
+    p.add_argument('--tiny', action='store_true', help='a minute-long try of everything; give it an --out of its own')
+    p.add_argument('--out', default=RESULTS, type=Path, help='folder of the results')
+    a = p.parse_args(args)
+    if a.tiny and a.out == RESULTS: p.error('--tiny needs --out, so that its numbers do not stand beside real ones')
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('stopped; what was finished is kept')) # and the case in progress is ended with us
+    for name, settings, work in cases(*chosen(a.only, a.tiny, a.net), a.tiny, HERE/'.data'):
+        seen, new = case(a.out/f'{name}.json', settings, work, a.again)
+        print(f"{name}: {'kept' if not new else seen['error'] if 'error' in seen else 'measured'}", flush=True)
+    print('\n'.join(map(str, report.write(a.out))))
+
+if __name__ == '__main__': main()

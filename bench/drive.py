@@ -1,0 +1,110 @@
+"Run cases one after another, each in a fresh process, and keep one JSON a case."
+import json, os, platform, resource, signal, statistics, subprocess, tempfile, time
+import numpy as np
+from pathlib import Path
+from . import peers
+from .work import Data, score, write
+
+HERE = Path(__file__).parent
+ROOT, RESULTS = HERE.parent, HERE.parent/'results'/'bench'/'cpu'
+FORMAT = 1 # changes when old results must not be kept
+
+def machine():
+    "What the numbers belong to."
+    lines = Path('/proc/cpuinfo').read_text().splitlines() if Path('/proc/cpuinfo').exists() else []
+    name = next((l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')), platform.processor() or platform.machine())
+    return dict(cpu=name, cores=os.cpu_count(), system=f'{platform.system()} {platform.release()}')
+
+def save(path, value):
+    "Write JSON whole or not at all."
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f'.{path.name}.{os.getpid()}')
+    part.write_text(json.dumps(value, indent=1))
+    os.replace(part, path)
+
+def load(path, like=None):
+    "A result, or None where it is absent, cut off, of another format, an error, or measured with other settings than `like`."
+    try: seen = json.loads(Path(path).read_text())
+    except (OSError, ValueError): return None
+    good = isinstance(seen, dict) and seen.get('format') == FORMAT and 'error' not in seen and (like is None or seen.get('settings') == like)
+    return seen if good else None
+
+def _tree(pid):
+    "A process and all that descend from it, from /proc."
+    parent = {}
+    for d in Path('/proc').glob('[0-9]*'):
+        try: parent[int(d.name)] = int((d/'stat').read_text().rsplit(')', 1)[1].split()[1])
+        except (OSError, ValueError): pass
+    found = {pid}
+    while more := {p for p, q in parent.items() if q in found} - found: found |= more
+    return found
+
+def resident_mb(pid):
+    "Resident memory of a process and its descendants together; pages that they share count once in each."
+    total = 0
+    for p in _tree(pid):
+        try: total += int(Path(f'/proc/{p}/statm').read_text().split()[1])
+        except (OSError, ValueError): pass
+    return total*resource.getpagesize()/2**20
+
+def watch(command, env, log, limit=3600):
+    "Run a command to its end; its exit status, and the most memory its tree of processes was seen to hold, looked at twice a second."
+    peak, began = 0., time.time()
+    with open(log, 'w') as f: child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=f, stderr=f, start_new_session=True)
+    try:
+        while time.time() < began + limit:
+            peak = max(peak, resident_mb(child.pid))
+            try: return child.wait(.5), peak # looking more often would be felt on two cores
+            except subprocess.TimeoutExpired: pass
+        raise TimeoutError(f'stopped after {limit} s')
+    finally:
+        if child.poll() is None: _stop(child)
+
+def _stop(child):
+    for p in _tree(child.pid):
+        try: os.kill(p, signal.SIGKILL)
+        except OSError: pass
+    child.wait()
+
+def start(python, module, spec, env=None, command=(), limit=3600):
+    "One fresh process of `python -m module`: what it reported, with its weights; or a dictionary with `error`."
+    with tempfile.TemporaryDirectory() as folder:
+        task, out, weights, log = (Path(folder)/n for n in ('task.json', 'out.json', 'weights.npz', 'log'))
+        env = {**os.environ, 'PYTHONPATH': str(ROOT), 'FLWR_TELEMETRY_ENABLED': '0', 'OMP_NUM_THREADS': '1', **(env or {})}
+        load_before = os.getloadavg()
+        task.write_text(json.dumps(dict(spec, out=str(out), weights=str(weights), started=time.time())))
+        failed = lambda why: (dict(error=why, load_before=load_before), None)
+        try: code, peak = watch([python, *command, '-m', module, str(task)], env, log, limit)
+        except TimeoutError as e: return failed(str(e))
+        if code or not out.exists(): return failed(f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:])
+        seen = dict(json.loads(out.read_text()), peak_tree_mb=peak, load_before=load_before)
+        return seen, dict(np.load(weights)) if weights.exists() else None
+
+def contend(name, contender, work, folder):
+    "All tries of a contender on a workload."
+    data = write(work, folder)
+    try:
+        python = peers.environment(contender)
+        versions = peers.probe(contender, python)
+    except peers.Missing as e: return dict(error=str(e))
+    tries = []
+    for t in peers.CONTENDERS[contender]['tries']:
+        task = dict(work=work, data=str(data), options=dict(t['options'], data=str(data)))
+        seen, weights = start(python, f'bench.run_{contender}', task, t['env'], t['command'])
+        if weights is not None:
+            seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
+            seen['finite'] = all(bool(np.isfinite(v).all()) for v in weights.values())
+            if work['net'] == 'mlp': seen.update(score(weights, Data(data)))
+        tries.append(dict(label=t['label'], env=t['env'], **seen))
+        print(f"  {name} {contender} ({t['label']}): " + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['total']:.1f} s in all"), flush=True)
+    good = [i for i, t in enumerate(tries) if 'error' not in t]
+    if not good: return dict(error='no try came to its end; ' + tries[0]['error'], tries=tries, versions=versions)
+    return dict(tries=tries, best=min(good, key=lambda i: tries[i]['median']), versions=versions)
+
+def case(path, settings, work, again=False):
+    "The result at `path`, measured now by `work()` unless it is there with the same settings."
+    if not again and (seen := load(path, json.loads(json.dumps(settings)))): return seen, False
+    seen = {**dict(format=FORMAT, settings=settings, machine=machine(), when=time.strftime('%Y-%m-%d %H:%M')), **work()}
+    save(path, seen)
+    return json.loads(json.dumps(seen)), True

@@ -1,0 +1,139 @@
+"The table and the figures, from the files alone."
+import statistics
+from pathlib import Path
+from .drive import load
+from .peers import CONTENDERS
+
+TOLD = .03 # test accuracies further than this from the plain loop's are pointed out
+
+def markdown(head, rows):
+    "A markdown table."
+    return ['| ' + ' | '.join(head) + ' |', '|' + '---|'*len(head), *('| ' + ' | '.join(map(str, r)) + ' |' for r in rows), '']
+
+def _read(folder):
+    "name -> content, of all result files that are whole; those that say an error too."
+    import json
+    out = {}
+    for p in sorted(Path(folder).glob('*.json')):
+        try: seen = json.loads(p.read_text())
+        except ValueError: continue
+        if load(p) or isinstance(seen, dict) and 'error' in seen: out[p.stem] = seen
+    return out
+
+def _short(text, n=160): return text if len(text) <= n else text[:n] + '…'
+def _peak(t): return max(t['peak_tree_mb'], t['peak_self_mb'])
+def _spread(t, warm): return f"{t['median']:.4g} ({min(t['seconds'][warm:]):.4g} to {max(t['seconds'][warm:]):.4g})"
+def _in_order(results, w): return {c: results[f'{w}-{c}'] for c in CONTENDERS if f'{w}-{c}' in results}
+def _best(r): return r['tries'][r['best']]
+
+def _contest(w, results):
+    "One workload: the best try of each contender beside fedlit, then all tries."
+    seen = _in_order(results, w)
+    work, ours = next(iter(seen.values()))['settings']['work'], seen.get('fedlit', {})
+    base, scored = None if 'best' not in ours else _best(ours)['median'], work['net'] == 'mlp'
+    head = ['contender', 'best setting', 'seconds a round: median (min to max)', 'times fedlit', f"total of {work['rounds']} rounds, s",
+            'peak MB', 'samples a round', *(['train loss', 'test accuracy'] if scored else ['finite'])]
+    rows, every, notes = [], [], []
+    reference = _best(seen['loop']) if 'best' in seen.get('loop', {}) else None
+    for c, r in seen.items():
+        title = f"{CONTENDERS[c]['title']} " + ', '.join(f'{k} {v}' for k, v in r.get('versions', {}).items())
+        if 'best' not in r:
+            rows.append([title, 'did not run: ' + _short(r['error']).replace('|', '/'), *['']*(len(head)-2)])
+            continue
+        t, warm = _best(r), work['warmup']
+        rows.append([title, t['label'], _spread(t, warm), f"{t['median']/base:.2f}" if base else '', f"{t['total']:.1f}", f'{_peak(t):.0f}', t['samples'],
+                     *([f"{t['train_loss']:.3f}", f"{t['test_accuracy']:.3f}"] if scored else ['yes' if t['finite'] else '**no**'])])
+        if scored and reference and abs(t['test_accuracy'] - reference['test_accuracy']) > TOLD:
+            off = t['test_accuracy'] - reference['test_accuracy']
+            notes.append(f"**{title} ends {off:+.3f} in test accuracy from the plain loop: it did not do the same work, or not as well.**")
+        if 'outside_rounds' in t:
+            notes.append(f"{title}: executor {t['executor']}; {t['outside_rounds']:.2f} s of `federate` lie outside the rounds that it times, all together.")
+        for u in r['tries']:
+            every.append([CONTENDERS[c]['title'], u['label'], u['env'].get('OMP_NUM_THREADS', ''), f"{u['load_before'][0]:.2f}",
+                          *([_short(u['error']).replace('|', '/'), ''] if 'error' in u else [_spread(u, warm), f"{u['total']:.1f}"])])
+    return [f'## {w}: {_said(work)}', '', *markdown(head, rows), *(n + '\n' for n in notes), f'All tries of {w}:', '',
+            *markdown(['contender', 'setting', 'OMP_NUM_THREADS', 'load average before', 'seconds a round', 'total, s'], every)]
+
+def _said(work):
+    "A workload's settings as words."
+    return (f"{work['data']}, {work['net']}, {work['sampled']} of {work['clients']} clients a round, {work['epochs']} local epochs, batch {work['batch']}, "
+            f"lr {work['lr']}, momentum {work['momentum']}; {work['warmup']} of {work['rounds']} rounds warm up")
+
+def _overheads(name, r):
+    if 'error' in r: return [f'## {name}', '', r['error'], '']
+    s, base = r['settings'], r['seconds']['FedAvg']
+    ratio = lambda m: f"{r['medians'][m]:.3f} ({min(r['ratios'][m]):.3f} to {max(r['ratios'][m]):.3f})"
+    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", ratio(m)] for m, v in r['seconds'].items()]
+    text = (f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, {s['epochs']} epochs, batch {s['batch']}; "
+            f"{len(base)} timed rounds a method, in turn.")
+    return [f'## Overheads over FedAvg ({s["net"]})', '', text + f" Load average before: {r['load_before'][0]:.2f}.", '',
+            *markdown(['method', 'executor', 'median seconds a round', 'median ratio to FedAvg of the same sweep (min to max)'], rows)]
+
+def _growth(results):
+    "All methods: seconds and memory against the number of clients."
+    def said(row):
+        if 'error' in row: return [_short(row['error']).replace('|', '/'), '', '', '']
+        return [f"{row['median']:.4g}", f"{row['outside_rounds']:.2f}", f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"]
+    rows = [[r['settings']['method'], row['clients'], *said(row)] for r in results for row in r.get('rows', [])]
+    return ['## Growth with the number of clients', '', 'Ten clients of 32 samples a round, however many exist; one process for each row.', '',
+            *markdown(['method', 'clients', 'median seconds a round', 'seconds of federate outside its rounds', 'MB before federate',
+                    'MB that federate adds at its peak'], rows)]
+
+def table(folder):
+    "The markdown of everything measured in `folder`."
+    results = _read(folder)
+    if not results: return '# Benchmark\n\nNothing measured yet: run `python -m bench`.\n'
+    machines = {(m['cpu'], m['cores'], m['system']) for r in results.values() if (m := r.get('machine'))}
+    days = sorted(r['when'] for r in results.values() if 'when' in r)
+    out = ['# Benchmark on a CPU', '', 'Made by `python -m bench` from the JSON files beside it; how it is measured: bench/README.md.', '',
+           *(f'{c}, {n} cores, {s}.' for c, n, s in sorted(machines)), f'Measured from {days[0]} to {days[-1]}.', '']
+    if len(machines) > 1: out += ['**The files come from different machines; ratios across them mean nothing. Run with --again.**', '']
+    for w in dict.fromkeys(k.rsplit('-', 1)[0] for k in results if k.rsplit('-', 1)[1] in CONTENDERS): out += _contest(w, results)
+    for k, r in results.items():
+        if k.startswith('overheads-'): out += _overheads(k, r)
+    if grown := [r for k, r in results.items() if k.startswith('growth-')]: out += _growth(grown)
+    return '\n'.join(out).rstrip() + '\n'
+
+def figures(folder):
+    "Bars of seconds a round for every workload, and growth as lines; the paths."
+    import matplotlib
+    matplotlib.use('Agg')
+    import matplotlib.pyplot as plt
+    from fedlit.figure import palette, style
+    results, paths = _read(folder), []
+    works = list(dict.fromkeys(k.rsplit('-', 1)[0] for k, r in results.items() if k.rsplit('-', 1)[1] in CONTENDERS and 'best' in r))
+    matplotlib.rcParams['svg.hashsalt'] = 'bench'
+    with style():
+        if works:
+            fig, axes = plt.subplots(1, len(works), figsize=(3.4*len(works), 2.4), layout='constrained', squeeze=False)
+            for ax, w in zip(axes[0], works): _bars(ax, w, {c: r for c, r in _in_order(results, w).items() if 'best' in r}, palette)
+            paths.append(Path(folder)/'figure.svg')
+            fig.savefig(paths[-1], metadata=dict(Date=None))
+            plt.close(fig)
+        if grown := [r for k, r in results.items() if k.startswith('growth-') and 'rows' in r]:
+            fig, axes = plt.subplots(1, 2, figsize=(6, 2.4), layout='constrained')
+            for ax, key, said in zip(axes, ('median', 'federate_mb'), ('seconds a round', 'MB added by federate')):
+                for r, colour in zip(grown, (palette['grey'], palette['accent'])):
+                    rows = [row for row in r['rows'] if key in row]
+                    ax.plot([row['clients'] for row in rows], [row[key] for row in rows], 'o-', ms=3, color=colour, label=r['settings']['method'])
+                ax.set(xscale='log', xlabel='clients that exist, 10 sampled', ylabel=said, ylim=(0, None))
+            axes[0].legend()
+            paths.append(Path(folder)/'growth.svg')
+            fig.savefig(paths[-1], metadata=dict(Date=None))
+            plt.close(fig)
+    return paths
+
+def _bars(ax, w, seen, palette):
+    names = [CONTENDERS[c]['title'] for c in seen]
+    values = [_best(r)['median'] for r in seen.values()]
+    ax.barh(names, values, color=[palette['accent'] if c == 'fedlit' else palette['light'] for c in seen])
+    for i, v in enumerate(values): ax.text(v, i, f' {v:.3g}', va='center', fontsize=8)
+    ax.invert_yaxis()
+    ax.set(title=w, xlabel='seconds a round (median)', xlim=(0, max(values)*1.2))
+
+def write(folder):
+    "Write table.md and the figures; their paths."
+    path = Path(folder)/'table.md'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(table(folder))
+    return [path, *figures(folder)]

@@ -1,0 +1,30 @@
+"fedlit: `federate`, executor auto. The test set is a single image, because `federate` always evaluates the last round."
+import time
+import torch
+from fedlit.data import Task
+from fedlit.methods import FedAvg
+from fedlit.models import wrap
+from fedlit.round import Local, plan
+from fedlit.run import federate
+from .child import main
+from .nets import arrays, build
+
+def task(data):
+    x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
+    return Task('bench', x, y, x[:1], y[:1], classes=10)
+
+def local(work): return Local(epochs=work['epochs'], batch_size=work['batch'], lr=work['lr'], momentum=work['momentum'])
+
+def run(work, data, options):
+    clients, how, before = [torch.as_tensor(p) for p in data.parts], local(work), time.perf_counter()
+    done = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
+                    participation=work['sampled']/work['clients'], seed=work['seed'], executor=options.get('executor', 'auto'), device='cpu',
+                    evaluate_every=work['rounds'], progress=False)
+    ended, wall, seconds = time.time(), time.perf_counter() - before, done.history['seconds'].tolist()
+    samples = int(plan(clients, list(range(work['sampled'])), how, work['seed'])[1].sum()) # all clients, or as many equal ones as take part
+    whole = build(work['net'])
+    whole.load_state_dict({k.removeprefix('body.'): v for k, v in done.model.state_dict().items()})
+    return dict(seconds=seconds, ended=ended, samples=samples, weights=arrays(whole), threads=torch.get_num_threads(),
+                executor=done.settings['executor'], outside_rounds=wall - sum(seconds))
+
+if __name__ == '__main__': main(run)
