@@ -24,18 +24,21 @@ from .tree import tmap, sub, zeros, leaves, repeat, rows, put, average
 from .method import Method, ask, own, each_part, through, overrides, asks_for, wants, part_names
 from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
 
-# %% ../nbs/05_round.ipynb #3d17e6d4
+# %% ../nbs/05_round.ipynb #445c78a9
 def pure(
     model, # module whose forward returns (features, logits)
+    precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None computes in the parameters' own type
+    channels_last=False, # keep images and filters channel by channel for each pixel? faster convolutions on some hardware
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
+    last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
     def forward(params, buffers, x, train=True):
         model.train(train)
         buffers = {k: v.clone() for k, v in buffers.items()} if train else buffers
-        out = functional_call(model, (params, buffers), (x,))
+        with torch.autocast(x.device.type, precision, enabled=precision is not None): out = functional_call(model, (tmap(last, params), buffers), (last(x),))
         if not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"{type(model).__name__} must return (features, logits), but it returned a {type(out).__name__}; see fedlit.models.wrap")
-        return *out, buffers
+        return *(v if precision is None else v.to(x) for v in out), buffers
     return forward
 
 def split_state(model):
@@ -200,35 +203,30 @@ def axes_of(model):
     if model not in _found: _found[model] = find_axes(model)
     return _found[model]
 
-# %% ../nbs/05_round.ipynb #3c2ba44d
+# %% ../nbs/05_round.ipynb #b763a6dc
+class _Linear(TorchFunctionMode):
+    "While it is on, a linear layer is written as y' = W x' + b, whose gradient comes in the shape and order of W."
+    def __torch_function__(self, f, types, args=(), kwargs=None):
+        return _linear(*args, **(kwargs or {})) if f is F.linear else f(*args, **(kwargs or {}))
+
 def _linear(x, w, b=None):
-    if x.dim() != 2: return F.linear(x, w, b)
-    y = (w @ x.mT).mT
+    y = (w @ x.mT).mT if x.dim() > 1 else w @ x
     return y if b is None else y + b
 
-def _conv2d(x, w, b=None, stride=1, padding=0, dilation=1, groups=1):
-    if x.dim() != 4 or w.shape[2:] != (1, 1) or groups != 1 or padding not in (0, (0, 0)): return F.conv2d(x, w, b, stride, padding, dilation, groups)
-    rows, columns = (stride, stride) if isinstance(stride, int) else stride
-    x = x[:, :, ::rows, ::columns]
-    y = (w.flatten(1) @ x.flatten(2)).unflatten(2, x.shape[2:])
-    return y if b is None else y + b[:, None, None]
-
-class _InProducts(TorchFunctionMode):
-    "While it is on, linear layers and 1x1 convolutions are written as matrix products that stack well."
-    def __torch_function__(self, f, types, args=(), kwargs=None): return {F.linear: _linear, F.conv2d: _conv2d}.get(f, f)(*args, **(kwargs or {}))
-
-# %% ../nbs/05_round.ipynb #9f751157
+# %% ../nbs/05_round.ipynb #1e609220
 def single(f, in_dims):
     "What `vmap` does, for a stack of one client: no vectorisation, the plainest code."
     def pick(v, d):
         if isinstance(v, dict): return {k: pick(u, d[k] if isinstance(d, dict) else d) for k, u in v.items()}
         return v if d is None else v[0]
-    return lambda *args: tmap(lambda v: v[None], f(*(pick(a, d) for a, d in zip(args, in_dims))))
+    def one_of_them(*args):
+        with _Linear(): return tmap(lambda v: v[None], f(*(pick(a, d) for a, d in zip(args, in_dims))))
+    return one_of_them
 
 def stacked(f, in_dims):
     "All clients of a stack at once."
     def all_of_them(*args):
-        with _InProducts(): return vmap(f, in_dims=in_dims, randomness='different')(*args)
+        with _Linear(): return vmap(f, in_dims=in_dims, randomness='different')(*args)
     return all_of_them
 
 # %% ../nbs/05_round.ipynb #d784a77a
@@ -313,12 +311,12 @@ def _moving(counts, batch_size, fill):
     for t, live in enumerate((counts > 0).sum(0).tolist()):
         for n, ks in [(batch_size, slice(0, live))] if fill else groups(counts[:, t]): yield t, n, ks
 
-# %% ../nbs/05_round.ipynb #ca18ccb5
+# %% ../nbs/05_round.ipynb #e8a424e3
 def _gather(method, state, who, batches, local, axes, proxy, forward):
     "For the clients `who`: what changes (`work`), what each was given, what is the same for all, and what of `received` is personal."
     K, counts, kept = len(who), batches.counts, state.personal
     work = {k: {n: (kept[n][who] if n in kept else v.expand(K, *v.shape)).clone(memory_format=torch.contiguous_format) for n, v in getattr(state, k).items()} for k in ('params', 'buffers')}
-    work.update(velocity=zeros(work['params']) if local.momentum else {}, loss=torch.zeros_like(next(iter(work['params'].values())).flatten(1)[:, 0]))
+    work.update(velocity=zeros(work['params']) if local.momentum else {}, loss=next(iter(work['params'].values())).new_zeros(K))
     sent = {**state.params, **state.buffers}
     device = next(iter(work['params'].values())).device
     mine = dict(client=rows(state.client, who), steps=(counts > 0).sum(1).to(device), number=torch.tensor(who, device=device), chosen={}, spread={}, wide={}, share={}, widest={})
@@ -328,14 +326,14 @@ def _gather(method, state, who, batches, local, axes, proxy, forward):
                  watch=partial(watch, axes), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     return work, given, fixed, {k: 0 if k in kept else None for k in sent}
 
-def _cohort(method, model, criterion, state, who, batches, local, each, axes, proxy, small, fill, tapes):
+def _cohort(method, model, criterion, state, who, batches, local, each, axes, proxy, small, fill, tapes, function):
     "Train the clients `who`; what comes back has them as first dimension."
-    work, given, fixed, dims = _gather(method, state, who, batches, local, axes, proxy, pure(model))
+    work, given, fixed, dims = _gather(method, state, who, batches, local, axes, proxy, function(model))
     data = [batches.data(k, local.epochs) for k in range(len(who))] if asks_for(method, 'mask', 'data') else None
     given = _masks(method, fixed, each, dims, work, given, data=data)
     given['mine'].update(widest=given['mine']['chosen'], wide=given['mine']['spread'])
-    if small and given['mine']['chosen']: return _train_small(method, model, criterion, fixed, dims, work, given, batches, local)
-    return dict(_train(method, pure(model), criterion, fixed, dims, work, given, batches, local, each, fill, tapes), mask=given['mask'])
+    if small and given['mine']['chosen']: return _train_small(method, model, criterion, fixed, dims, work, given, batches, local, function)
+    return dict(_train(method, function(model), criterion, fixed, dims, work, given, batches, local, each, fill, tapes), mask=given['mask'])
 
 # %% ../nbs/05_round.ipynb #edf8451d
 def _kind(tree): return tuple((v.shape[1:], v.dtype, v.device) for v in leaves(tree))
@@ -383,8 +381,8 @@ def _within(mask, new, old):
     "What a client remembers or sends of tensors that it has only in part: `new` inside the mask, `old` outside."
     return {k: _within(mask, v, old[k]) if isinstance(v, dict) else _held(mask, {k: v}, old)[k] for k, v in new.items()}
 
-# %% ../nbs/05_round.ipynb #c0bbb717
-def _train_small(method, model, criterion, fixed, dims, work, given, batches, local):
+# %% ../nbs/05_round.ipynb #e403446b
+def _train_small(method, model, criterion, fixed, dims, work, given, batches, local, function):
     "`_train` for one client on the network that it keeps; results in the full network's shapes."
     axes, mine = given['axes'], given['mine']
     on, sizes = {a: v[0] for a, v in mine['chosen'].items() if a in axes.size}, {**work['params'], **work['buffers']}
@@ -394,7 +392,7 @@ def _train_small(method, model, criterion, fixed, dims, work, given, batches, lo
     held = cut(axes, {k: v.expand_as(sizes[k]) for k, v in given['held'].items()}, on, 1)
     few = dict(given, mine=kept, axes=small, where={a: v.nonzero()[:, 0] for a, v in on.items()}, held=held, mask=held,
                received={k: cut(axes, {k: v}, on, 1 if dims[k] == 0 else 0)[k] for k, v in given['received'].items()})
-    net = pure(extract(model, axes, on))
+    net = function(extract(model, axes, on))
     fixed = dict(fixed, forward=net, server=cut(axes, fixed['server'], on))
     out = _train(method, net, criterion, fixed, dims, cut(axes, work, on, 1), few, batches, local, single)
     back = lambda big, small: paste(axes, big, small, on, 1)
@@ -430,7 +428,7 @@ def _side_by_side(train, pieces, model, threads):
         with ThreadPoolExecutor(threads, initializer=begin) as pool: return list(pool.map(lambda piece: train(piece, own.model), pieces))
     finally: torch.set_num_threads(threads)
 
-# %% ../nbs/05_round.ipynb #6ef4ac47
+# %% ../nbs/05_round.ipynb #fc5afc4b
 def local_phase(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -443,6 +441,7 @@ def local_phase(
     proxy=None,                # what the server has: unlabelled inputs, or a public set (x, y)
     tapes=None,                # Tapes to play steps from; None runs every step as it is
     chunk=None,                # at most so many clients in a stack; None is no limit
+    function=pure,             # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
 ) -> dict: # `params`, `buffers`, `client`, `uploads`, `mask`: (K, ...); `steps`, `loss` (mean over its steps): (K,)
     "Every client in `who` trains on its batches, starting from what the server sent and what it kept."
     if executor not in EXECUTORS: raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
@@ -450,7 +449,7 @@ def local_phase(
     axes = axes_of(model) if wants(method, 'axes', 'labels', 'watch') else None
     fill = each is stacked and _fills(method, model, criterion, state, batches)
     def train(at, model=model):
-        return _cohort(method, model, criterion, state, [who[k] for k in at], batches.of(at), local, each, axes, proxy, executor == 'extract', fill, tapes)
+        return _cohort(method, model, criterion, state, [who[k] for k in at], batches.of(at), local, each, axes, proxy, executor == 'extract', fill, tapes, function)
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
     pieces = _pieces(order, each, threads if next(iter(state.params.values())).device.type == 'cpu' else 1, chunk)
     if executor == 'loop' or min(threads, len(pieces)) == 1: outs = [_halved(train, piece) for piece in pieces]
@@ -544,7 +543,7 @@ def recompute(
                     total = {k: total.get(k, 0) + n*new[k] for k in names}
     return replace(state, buffers={k: total[k]/seen if k in total else v for k, v in state.buffers.items()})
 
-# %% ../nbs/05_round.ipynb #0ac1be89
+# %% ../nbs/05_round.ipynb #7c3f9e9c
 def fed_round(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -558,10 +557,11 @@ def fed_round(
     proxy=None,                # (M, ...) unlabelled inputs on the server
     tapes=None,                # Tapes to play steps from; None runs every step as it is
     chunk=None,                # at most so many clients in a stack; None is no limit
+    function=pure,             # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
 ) -> State: # after the round
     "One round on batches that are given."
     batches = data if isinstance(data, Batches) else Batches(**data)
-    out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk)
+    out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk, function)
     new = aggregate(method, state, list(map(int, who)), out, weights, local, pure(model), proxy)
     return recompute(method, model, new, batches) if state.statistics == 'recomputed' else new
 

@@ -138,3 +138,40 @@ def test_memory_is_freed_on_the_way():
     "The source deletes every intermediate result after its last use."
     _, play = record(lambda a: ((a*2).exp() + 1).sum(), torch.ones(3))
     assert play.source.count('del ') >= 3
+
+cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU at hand')
+
+@cuda
+@pytest.mark.parametrize('graphs', [False, True])
+@pytest.mark.parametrize('m', [FedAvg(), MOON() + FedDecorr(), HeteroFL(rates=(1., .5))], ids=ids)
+def test_tapes_and_graphs_on_a_gpu(m, graphs):
+    def go(tapes, executor='vmap'):
+        net = model().cuda()
+        state = start(m, net, CLIENTS)
+        for r in range(4):
+            data = {k: v.double().cuda() if k == 'x' else v.cuda() if k == 'y' else v for k, v in batches(r).items()}
+            state = fed_round(m, net, state, who(r), data, SIZES, Local(lr=.1, momentum=.9), executor=executor, tapes=tapes)
+        return state
+    played = go(Tapes(graphs))
+    assert gap(go(None), played) < 1e-9 and gap(go(None, 'loop'), played) < 1e-9
+
+def test_a_graph_needs_a_gpu():
+    from fedlit.data import load
+    from fedlit.models import build
+    from fedlit.run import federate
+    task = load('digits')
+    with pytest.raises(ValueError, match="'graph'"): federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', record='graph', progress=False)
+    with pytest.raises(ValueError, match='bfloat8'): federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', precision='bfloat8', progress=False)
+
+@pytest.mark.parametrize('kw', [dict(precision='bfloat16'), dict(channels_last=True)], ids=str)
+@pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
+def test_precision_and_order_of_numbers(kw, executor):
+    "The options change rounding and nothing else; in every executor."
+    from functools import partial
+    kw = dict(precision=torch.bfloat16) if 'precision' in kw else kw
+    if executor == 'vmap' and 'channels_last' in kw: pytest.skip('stacks have no such order')
+    net, out = Net(), []
+    for function in (round_.pure, partial(round_.pure, **kw)):
+        out.append(fed_round(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), who(0), batches(0), SIZES, Local(lr=.01), executor=executor, tapes=Tapes(), function=function))
+    d = gap(*out)
+    assert (0 < d < .05) if 'precision' in kw else d < 1e-5
