@@ -114,3 +114,19 @@ def test_only():
     assert bench.chosen('growth', False, 'cnn')[0] == ()
     assert bench.chosen(None, False, 'cnn')[0] == work.HEARD
     with pytest.raises(SystemExit): bench.chosen('nobody', False, 'cnn')
+
+def test_gpu_data_and_counts(tmp_path):
+    from bench import gpu
+    from fedlit.models import wrap
+    from bench.nets import build
+    task, said = gpu.images(tmp_path, 12, 0)
+    assert said.startswith('random') and task.x_train.shape == (12, 3, 32, 32) and len(task.augment) == 2
+    np.savez(tmp_path/gpu.PART, x=np.full((20, 3, 32, 32), 7, np.uint8), y=np.zeros(20, np.int64))
+    task, said = gpu.images(tmp_path, 12, 0)
+    assert gpu.PART in said and len(task.x_train) == 12 and (task.x_train == 7).all()
+    counts = gpu.traffic(wrap(build('mlp'), 'head'), (1, 8, 8), 32)
+    assert counts['flops'] == 6*(64*128 + 128*64 + 64*10)
+    moved = 64+64 + 64+128 + 128+128 + 128+64 + 64+64 + 64+10 # flatten, three layers, two ReLUs
+    assert counts['activation_bytes'] == 3*4*moved
+    bound = gpu.roofline(dict(flops=67e6, activation_bytes=1e6, step_bytes=0), 1e5, 'NVIDIA H200')
+    assert bound['fraction']['fp32'] == pytest.approx(.1) and gpu.roofline(counts, 1, 'cpu') == dict(peaks=None)
