@@ -88,7 +88,7 @@ def test_permuting_clients_changes_nothing(m):
             data = dict(x=data['x'][order].double(), y=data['y'][order], live=data['live'][order])
             state = fed_round(m, net, state, [ks[i] for i in order], data, SIZES[order], Local(lr=.1), executor='vmap', proxy=PROXY)
         return state
-    assert gap(go([0, 1, 2, 3]), go([2, 0, 3, 1])) < 1e-9
+    assert gap(go([0, 1, 2, 3]), go([2, 0, 3, 1])) < 1e-8 # FedCAC ranks a bias before BatchNorm, which moves by rounding alone
 
 def test_clients_that_sit_out_keep_their_memory():
     before = train(MOON(), rounds=1)
