@@ -102,7 +102,7 @@ def test_the_file_has_no_name_and_vanishes(tmp_path, monkeypatch):
     assert len(on_disk()) == before
 
 @linux
-@pytest.mark.parametrize('end', ['pass', 'import os; os._exit(0)', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'])
+@pytest.mark.parametrize('end', ['pass', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'])
 def test_nothing_is_left_after_the_end(tmp_path, end):
     code = f"import torch; from fedlit.table import *; t = Table(torch.zeros(9), 9, Store(0)); t[[1]] = torch.ones(1, 9); assert t.store.end == 36\n{end}"
     subprocess.run([sys.executable, '-W', 'error', '-c', code], env={**os.environ, 'TMPDIR': str(tmp_path)}, stderr=subprocess.DEVNULL)
@@ -177,31 +177,31 @@ def test_pack_and_unpack():
 # ---- growth ----
 
 GROWTH = '''
-import resource, sys, time, torch
+import resource, time, torch
 from fedlit.data import load
-from fedlit.methods import *
+from fedlit.method import FedAvg
+from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.round import Local, fed_round, start
 torch.set_num_threads(1)
 task = load('digits')
 model = build('mlp', task, hidden=(128,), features=64)
 x, y = task.normalise(task.x_train[:320]).unflatten(0, (10, 1, 32)), task.y_train[:320].view(10, 1, 32)
-peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-for method in FedAvg(), FedPer(), MOON(), SCAFFOLD():
-    at, state, times = peak(), start(method, model, int(sys.argv[1])), []
-    for r in range(12):
-        who = [(97*r+j) % int(sys.argv[1]) for j in range(10)]
-        began = time.perf_counter()
-        state = fed_round(method, model, state, who, dict(x=x, y=y), [1.]*10, Local(), executor='vmap')
-        times.append(time.perf_counter()-began)
-    print(method.name, min(times[2:]), peak())
+for n in 100, 10_000:
+    for method in FedAvg(), FedPer(), MOON(), SCAFFOLD():
+        state, times = start(method, model, n), []
+        for r in range(12):
+            who = [(97*r+j) % n for j in range(10)]
+            began = time.perf_counter()
+            state = fed_round(method, model, state, who, dict(x=x, y=y), [1.]*10, Local(), executor='vmap')
+            times.append(time.perf_counter()-began)
+        print(method.name, min(times[2:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 '''
 
 def test_rounds_do_not_grow_with_the_clients_that_exist():
     "Dense memories of 10,000 clients took 500 ms a round instead of 20, and 1.3 GB more."
-    run = lambda n: [l.split() for l in subprocess.run([sys.executable, '-c', GROWTH, str(n)], capture_output=True, text=True, check=True).stdout.splitlines()]
-    few, many = run(100), run(10_000)
-    for (name, t, peak), (_, t2, peak2) in zip(few, many):
-        assert float(t2) < 3*float(t) + .01, (name, t, t2)
-        assert int(peak2)-int(peak) < 150*1024, (name, peak, peak2)
-    assert len(many) == 4
+    out = subprocess.run([sys.executable, '-c', GROWTH], capture_output=True, text=True, check=True).stdout
+    seen = [(name, float(t), int(kb)) for name, t, kb in map(str.split, out.splitlines())]
+    few, many = seen[:4], seen[4:]
+    for (name, t, _), (_, t2, _) in zip(few, many, strict=True): assert t2 < 3*t + .01, (name, t, t2)
+    assert many[-1][2]-few[-1][2] < 150*1024, (few, many) # the peak of the process so far, in KiB
