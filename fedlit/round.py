@@ -20,7 +20,8 @@ from concurrent.futures import ThreadPoolExecutor
 from torch.overrides import TorchFunctionMode
 import threading, warnings
 from .tape import Tapes
-from .tree import tmap, sub, zeros, leaves, repeat, rows, put, average
+from .tree import tmap, sub, zeros, leaves, rows, put, average
+from .table import Store, Table
 from .method import Method, ask, own, each_part, through, overrides, asks_for, wants, part_names
 from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
 
@@ -56,8 +57,8 @@ class State:
     params: dict         # the server's parameters
     buffers: dict        # the server's buffers (running statistics, frozen parameters)
     server: dict         # part of the method -> its memory on the server
-    client: dict         # part of the method -> its memory on the clients, (clients, ...)
-    personal: dict       # tensors that stay at home, (clients, ...)
+    client: dict         # part of the method -> its memory on the clients, Tables (clients, ...)
+    personal: dict       # tensors that stay at home, Tables (clients, ...)
     clients: int         # how many clients exist
     round: int = 0       # rounds done
     statistics: str = 'averaged' # what happens to BatchNorm's running statistics: 'averaged', 'home' or 'recomputed'
@@ -78,8 +79,9 @@ def start(
     owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
     kept = lambda k: (any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model, params=params)).values())
                       or statistics == 'home' and k in buffers and isinstance(owner.get(k), _BatchNorm))
-    personal = {k: repeat(v, clients).clone() for k, v in {**params, **buffers}.items() if kept(k)}
-    return State(params, buffers, server, tmap(lambda v: repeat(v, clients).clone(), client), personal, clients, statistics=statistics)
+    store = Store()
+    everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
+    return State(params, buffers, server, everyone(client), everyone({k: v for k, v in {**params, **buffers}.items() if kept(k)}), clients, statistics=statistics)
 
 # %% ../nbs/05_round.ipynb #919ee513
 def _wide(mask, v):

@@ -49,7 +49,7 @@ def put(tree, i, new):
     "A stacked `tree` in which the rows `i` are replaced by `new`."
     def one(old, new):
         old = old.clone()
-        old[i] = new.to(old)
+        old[i] = new.to(old.device, old.dtype)
         return old
     return tmap(one, tree, new)
 

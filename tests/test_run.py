@@ -11,7 +11,7 @@ from fedlit.parse import ParseError, method
 from fedlit.partition import dirichlet
 from fedlit.reproduce import DIGITS, report, run_all, table_of_claims, verdict
 from fedlit.round import Local
-from fedlit.run import Run, choose_executor, draw_clients, federate
+from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate
 from conftest import SHARED
 
 TASK = load('digits')
@@ -74,7 +74,7 @@ def test_damaged_files_are_refused(tmp_path, harm):
     if harm == 'foreign':
         from safetensors.torch import save_file
         save_file(dict(a=torch.zeros(1)), path)
-    if harm == 'newer': path.write_bytes(raw.replace(b'\\"format\\": 1', b'\\"format\\": 9'))
+    if harm == 'newer': path.write_bytes(raw.replace(f'\\"format\\": {FORMAT}'.encode(), b'\\"format\\": 9'))
     if harm == 'absent': path.unlink()
     with pytest.raises((ValueError, FileNotFoundError), match='r.safetensors'): Run.load(path)
 

@@ -1,0 +1,207 @@
+"Tables: what a tensor would say, versions that stay, memory and disk that come back, files, and growth."
+import copy, json, os, subprocess, sys
+import pytest, torch
+from safetensors import safe_open
+from fedlit.data import load
+from fedlit.method import FedAvg
+from fedlit.methods import FedPer, MOON, SCAFFOLD
+from fedlit.models import build
+from fedlit.partition import dirichlet
+from fedlit.round import Local, deployed
+from fedlit.run import Run, federate
+from fedlit.table import Row, Store, Table, pack, unpack
+from fedlit.tree import flatten, put, rows, unflatten
+
+TASK = load('digits')
+CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
+FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
+ALL = MOON() + SCAFFOLD() + FedPer()
+BUDGETS = [10**9, 0, 100] # all in memory, all on disk, both
+
+def net(): return build('mlp', TASK, seed=0, hidden=(8,), features=8)
+def same(a, b):
+    fa, fb = (flatten({k: getattr(s, k) for k in ('params', 'buffers', 'server', 'client', 'personal')}) for s in (a, b))
+    return list(fa) == list(fb) and all(torch.equal(v, fb[k]) for k, v in fa.items())
+def on_disk(): return [f for f in os.listdir('/proc/self/fd') if os.path.islink(p := f'/proc/self/fd/{f}') and 'deleted' in os.readlink(p)]
+linux = pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
+
+# ---- as a tensor ----
+
+@pytest.mark.parametrize('budget', BUDGETS)
+@pytest.mark.parametrize('dtype', [torch.float32, torch.double, torch.bfloat16, torch.int64, torch.bool])
+@pytest.mark.parametrize('shape', [(), (3,), (2, 3), (0,)])
+def test_reads_and_writes_as_a_tensor(budget, dtype, shape):
+    draw = lambda n, g=torch.Generator().manual_seed(0): torch.randint(0, 2, (n, *shape), generator=g).to(dtype)
+    v = draw(1)[0]
+    table, tensor = Table(v, 300, Store(budget)), v.repeat(300, *[1]*len(shape))
+    for ks in ([3], [0, 299, 130], [-1, 5], slice(2, 5), torch.tensor([4, 3]), [k for k in range(300) if k % 7 == 0]):
+        new = draw(len(torch.arange(300)[ks]))
+        table, tensor = put(table, ks, new), put(tensor, ks, new)
+    mask = torch.arange(300) % 5 == 0
+    for i in (0, -1, 7, [7], [3, 4, 5], [], slice(None), slice(3, 60, 4), mask, torch.tensor([1, 2]), torch.tensor(5)):
+        assert torch.equal(table[i], tensor[i]) and table[i].dtype == dtype, i
+    if shape: assert torch.equal(table[:, 0:1], tensor[:, 0:1]) and torch.equal(table[[1, 3], ..., :1], tensor[[1, 3], ..., :1]) and torch.equal(table[3, :1], tensor[3, :1])
+    assert (len(table), table.shape, table.dtype, table.device) == (300, tensor.shape, dtype, tensor.device)
+    assert len(list(table)) == 300
+    for i in (300, -301, [1, 300]):
+        with pytest.raises(IndexError): table[i]
+
+def test_arithmetic_and_torch_functions():
+    table = put(Table(torch.ones(2), 4), [1], torch.tensor([[2., 3.]]))
+    tensor = table[:]
+    assert (table-table).abs().max() == 0 and torch.equal(table*2, tensor*2) and torch.equal(1-tensor, tensor.new_ones(())-table)
+    assert torch.equal(torch.cat([table, tensor]), torch.cat([tensor, tensor])) and (table == tensor).all() and table.tolist() == tensor.tolist() and table.numel() == 8
+    with pytest.raises(AttributeError): table.no_such_thing
+
+def test_older_versions_stay():
+    a = Table(torch.zeros(2), 500, Store(48)) # room for six rows
+    states, tensors = [a], [a[:]]
+    for r in range(20):
+        ks = [(37*r+j*11) % 500 for j in range(4)]
+        new = torch.randn(4, 2, generator=torch.Generator().manual_seed(r))
+        states.append(put(states[-1], ks, new)); tensors.append(put(tensors[-1], ks, new))
+    assert all(torch.equal(s[:], t) for s, t in zip(states, tensors))
+    left, right = put(states[5], [1], torch.ones(1, 2)), put(states[5], [1], -torch.ones(1, 2)) # two futures of one past
+    assert left[1].tolist() == [1, 1] and right[1].tolist() == [-1, -1] and torch.equal(states[5][:], tensors[5])
+
+def test_what_was_written_is_a_copy():
+    new, first = torch.ones(2, 3), torch.zeros(3)
+    table = put(Table(first, 5), [0, 1], new)
+    new.fill_(7); first.fill_(7)
+    assert table[0].tolist() == [1]*3 and table[4].tolist() == [0]*3
+    kept = copy.deepcopy(table)
+    kept[0] = torch.zeros(3)
+    assert table[0].sum() == 3 and not put(table, [2], torch.ones(1, 3, requires_grad=True))[2].requires_grad
+
+# ---- memory and disk ----
+
+@pytest.mark.parametrize('budget', BUDGETS)
+def test_200_rounds_hold_one_row_a_client(budget):
+    "Neither memory nor the file keep what no version refers to; two versions are alive while a round writes."
+    store, g = Store(budget), torch.Generator().manual_seed(0)
+    table = Table(torch.zeros(5), 40, store)
+    for _ in range(200): table = put(table, torch.randperm(40, generator=g)[:10].tolist(), torch.randn(10, 5, generator=g))
+    assert len(table.written()) == 40 and store.used <= budget and store.end <= 50*20
+    assert store.used//20 + store.end//20 - sum(map(len, store.free.values())) == 40
+    held = {k: table[k].untyped_storage().nbytes() for k in table.written()}
+    assert max(held.values()) <= 20 or budget == 0
+    del table
+    assert store.used == 0 and sum(map(len, store.free.values()))*20 == store.end
+
+@linux
+def test_the_file_has_no_name_and_vanishes(tmp_path, monkeypatch):
+    monkeypatch.setattr('tempfile.tempdir', str(tmp_path))
+    before = len(on_disk())
+    table = put(Table(torch.zeros(4), 9, Store(0)), [1, 2], torch.ones(2, 4))
+    older = table
+    table = put(table, [1], torch.zeros(1, 4))
+    assert len(on_disk()) == before+1 and not list(tmp_path.iterdir()) and older[1].sum() == 4
+    del table
+    assert older[2].sum() == 4
+    del older
+    assert len(on_disk()) == before
+
+@linux
+@pytest.mark.parametrize('end', ['pass', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'])
+def test_nothing_is_left_after_the_end(tmp_path, end):
+    code = f"import torch; from fedlit.table import *; t = Table(torch.zeros(9), 9, Store(0)); t[[1]] = torch.ones(1, 9); assert t.store.end == 36\n{end}"
+    subprocess.run([sys.executable, '-W', 'error', '-c', code], env={**os.environ, 'TMPDIR': str(tmp_path)}, stderr=subprocess.DEVNULL)
+    assert not list(tmp_path.iterdir())
+
+@linux
+def test_a_forked_process_reads_and_does_not_write():
+    table = put(Table(torch.zeros(4), 9, Store(0)), [1], torch.ones(1, 4))
+    pid = os.fork()
+    if not pid:
+        try: table[[2]] = torch.ones(1, 4)
+        except RuntimeError: os._exit(int(table[1].sum()))
+        os._exit(99)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 4 and table[1].sum() == 4
+
+def test_the_budget_is_kept(monkeypatch):
+    monkeypatch.setenv('FEDLIT_MEMORY', '1e3')
+    store = Store()
+    assert store.budget == 1000
+    kept = [Row(store, torch.zeros(60)) for _ in range(9)]
+    assert store.used == 960 and [r.at is None for r in kept] == [True]*4 + [False]*5
+
+# ---- runs and files ----
+
+@pytest.mark.parametrize('budget', ['0', '3e4'])
+def test_the_budget_does_not_change_a_run(budget, monkeypatch):
+    go = lambda: federate(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, **FAST).state
+    a = go()
+    monkeypatch.setenv('FEDLIT_MEMORY', budget)
+    b = go()
+    assert same(a, b) and b.personal['head.weight'].store.end > 0 == a.personal['head.weight'].store.end
+
+@pytest.mark.parametrize('budget', ['1e9', '0'])
+def test_save_load_and_resume(tmp_path, budget, monkeypatch):
+    monkeypatch.setenv('FEDLIT_MEMORY', budget)
+    go = lambda rounds, file=None: federate(net(), TASK, CLIENTS, ALL, rounds=rounds, participation=.34, checkpoint=file, **FAST)
+    half = go(2, tmp_path/'c.safetensors')
+    back = Run.load(tmp_path/'c.safetensors')
+    mine, theirs = (s.client['MOON']['params']['head.weight'] for s in (half.state, back.state))
+    assert same(half.state, back.state) and theirs.written() == mine.written() and 0 < len(mine.written()) < 6
+    whole, resumed = go(4), go(4, tmp_path/'c.safetensors')
+    assert same(whole.state, resumed.state) and whole.history.drop(columns='seconds').equals(resumed.history.drop(columns='seconds'))
+    assert all(torch.equal(a, b) for k in range(6) for a, b in zip(*(deployed(ALL, r.state, k)[0].values() for r in (whole, resumed))))
+
+def test_a_file_holds_the_written_rows_only(tmp_path):
+    def size(clients):
+        parts = [torch.arange(8*k, 8*k+8) for k in range(clients)]
+        run = federate(net(), TASK, parts, MOON(), rounds=1, participation=2/clients, **FAST)
+        run.settings = {}
+        return run.save(tmp_path/f'{clients}.safetensors').stat().st_size
+    assert abs(size(150)-size(15)) < 200
+
+def test_files_of_format_1(tmp_path):
+    "A row for every client, as fedlit wrote it until format 2."
+    from safetensors.torch import save_file
+    run = federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.34, **FAST)
+    s = run.state
+    dense = {k: v[:].contiguous().clone() for k, v in flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)).items()}
+    with safe_open(run.save(tmp_path/'2.safetensors'), 'pt') as f: header = json.loads(f.metadata()['fedlit'])
+    assert header.pop('tables') and header['format'] == 2
+    save_file(dense, tmp_path/'1.safetensors', metadata=dict(fedlit=json.dumps({**header, 'format': 1})))
+    back = Run.load(tmp_path/'1.safetensors').state
+    assert same(s, back) and isinstance(back.personal['head.weight'], Table) and isinstance(back.client['MOON']['trained'], Table)
+
+def test_pack_and_unpack():
+    table = put(Table(torch.ones(2, dtype=torch.double), 9), [8, 1], torch.zeros(2, 2))
+    held, numbers = pack(table)
+    assert numbers.tolist() == [1, 8] and held.shape == (3, 2) and torch.equal(unpack(held, numbers, 9)[:], table[:])
+    assert torch.equal(unpack(*pack(Table(torch.ones(2), 3)), 3)[:], torch.ones(3, 2)) # nobody has written
+    assert unflatten(flatten(dict(a=dict(b=table))))['a']['b'] is table and torch.equal(rows(dict(a=table), [8])['a'], table[[8]])
+
+# ---- growth ----
+
+GROWTH = '''
+import resource, time, torch
+from fedlit.data import load
+from fedlit.method import FedAvg
+from fedlit.methods import FedPer, MOON, SCAFFOLD
+from fedlit.models import build
+from fedlit.round import Local, fed_round, start
+torch.set_num_threads(1)
+task = load('digits')
+model = build('mlp', task, hidden=(128,), features=64)
+x, y = task.normalise(task.x_train[:320]).unflatten(0, (10, 1, 32)), task.y_train[:320].view(10, 1, 32)
+for n in 100, 10_000:
+    for method in FedAvg(), FedPer(), MOON(), SCAFFOLD():
+        state, times = start(method, model, n), []
+        for r in range(12):
+            who = [(97*r+j) % n for j in range(10)]
+            began = time.perf_counter()
+            state = fed_round(method, model, state, who, dict(x=x, y=y), [1.]*10, Local(), executor='vmap')
+            times.append(time.perf_counter()-began)
+        print(method.name, min(times[2:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+'''
+
+def test_rounds_do_not_grow_with_the_clients_that_exist():
+    "Dense memories of 10,000 clients took 500 ms a round instead of 20, and 1.3 GB more."
+    out = subprocess.run([sys.executable, '-c', GROWTH], capture_output=True, text=True, check=True).stdout
+    seen = [(name, float(t), int(kb)) for name, t, kb in map(str.split, out.splitlines())]
+    few, many = seen[:4], seen[4:]
+    for (name, t, _), (_, t2, _) in zip(few, many, strict=True): assert t2 < 3*t + .01, (name, t, t2)
+    assert many[-1][2]-few[-1][2] < 150*1024, (few, many) # the peak of the process so far, in KiB
