@@ -215,12 +215,12 @@ def _linear(x, w, b=None):
     y = (w @ x.mT).mT if x.dim() > 1 else w @ x
     return y if b is None else y + b
 
-# %% ../nbs/05_round.ipynb #1e609220
+# %% ../nbs/05_round.ipynb #f382b8a4
 def single(f, in_dims):
     "What `vmap` does, for a stack of one client: no vectorisation, the plainest code."
     def pick(v, d):
         if isinstance(v, dict): return {k: pick(u, d[k] if isinstance(d, dict) else d) for k, u in v.items()}
-        return v if d is None else v[0]
+        return v if d is None else v.squeeze(0) # a view whose gradient is a view
     def one_of_them(*args):
         with _Linear(): return tmap(lambda v: v[None], f(*(pick(a, d) for a, d in zip(args, in_dims))))
     return one_of_them
@@ -405,14 +405,8 @@ def _blank(axes, tree, sizes):
     "Zeros in the full network's shapes."
     return {k: _blank(axes, v, sizes) if isinstance(v, dict) else v.new_zeros(sizes[k].shape) if k in axes.of and k in sizes else v for k, v in tree.items()}
 
-# %% ../nbs/05_round.ipynb #cf8d514d
+# %% ../nbs/05_round.ipynb #e7e53671
 EXECUTORS = dict(loop=single, threads=single, vmap=stacked, extract=single)
-
-def _pieces(order, each, threads, chunk):
-    "The clients that go together: one by one, or stacks of at most `chunk`, and one for every thread."
-    if each is single: return [[k] for k in order]
-    stacks = [order[i::threads] for i in range(min(threads, len(order)))]
-    return [s[i:i+(chunk or len(s))] for s in stacks for i in range(0, len(s), chunk or len(s))]
 
 def _halved(train, who):
     "`train(who)`; or where memory does not suffice, both halves of it."
@@ -430,7 +424,7 @@ def _side_by_side(train, pieces, model, threads):
         with ThreadPoolExecutor(threads, initializer=begin) as pool: return list(pool.map(lambda piece: train(piece, own.model), pieces))
     finally: torch.set_num_threads(threads)
 
-# %% ../nbs/05_round.ipynb #fc5afc4b
+# %% ../nbs/05_round.ipynb #0e99f388
 def local_phase(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -453,11 +447,12 @@ def local_phase(
     def train(at, model=model):
         return _cohort(method, model, criterion, state, [who[k] for k in at], batches.of(at), local, each, axes, proxy, executor == 'extract', fill, tapes, function)
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
-    pieces = _pieces(order, each, threads if next(iter(state.params.values())).device.type == 'cpu' else 1, chunk)
-    if executor == 'loop' or min(threads, len(pieces)) == 1: outs = [_halved(train, piece) for piece in pieces]
+    most = (chunk or len(order)) if each is stacked else 1
+    pieces = [order[i:i+most] for i in range(0, len(order), most)]
+    if executor not in ('threads', 'extract') or min(threads, len(pieces)) == 1: outs = [_halved(train, piece) for piece in pieces]
     else: outs = _side_by_side(lambda piece, model: _halved(partial(train, model=model), piece), pieces, model, threads)
     model.train(training)
-    back, outs = torch.tensor(sum(pieces, [])).argsort().tolist(), sum(outs, [])
+    back, outs = torch.tensor(order).argsort().tolist(), sum(outs, [])
     joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
     return joined if back == sorted(back) else rows(joined, back)
 
