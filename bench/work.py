@@ -6,13 +6,13 @@ from pathlib import Path
 SGD = dict(batch=32, lr=.05, momentum=.9)
 WORKLOADS = dict(
     W1=dict(data='digits', net='mlp', clients=10, sampled=10, epochs=5, rounds=20, warmup=2, seed=0, **SGD),
-    W2=dict(data='noise', images=60_000, net='cnn', clients=100, sampled=10, epochs=2, rounds=5, warmup=1, seed=0, **SGD),
+    W2=dict(data='noise', images=60_000, net='cnn', clients=100, sampled=10, epochs=2, rounds=4, warmup=1, seed=0, **SGD),
     tiny=dict(data='digits', train=200, net='mlp', clients=4, sampled=4, epochs=2, rounds=3, warmup=1, seed=0, **SGD)) # for tests
 HEARD = 'W1', 'W2' # what `python -m bench` runs
 
 # what fedlit's methods cost over FedAvg, on a CPU analogue of W3: 10 clients, all in every round. A sweep is three rounds of each method; two count
 OVERHEADS = dict(
-    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=600, epochs=2, batch=32, sweeps=3, seed=0),
+    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=200, epochs=2, batch=32, sweeps=3, seed=0),
     mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=10, each=128, epochs=1, batch=64, sweeps=3, seed=0),
     tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8, sweeps=2, seed=0))
 

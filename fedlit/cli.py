@@ -9,7 +9,7 @@ __all__ = ['parser', 'run', 'compare', 'reproduce', 'listing', 'report', 'main']
 import argparse, json, sys
 from pathlib import Path
 
-# %% ../nbs/11_cli.ipynb #47d37535
+# %% ../nbs/11_cli.ipynb #e879e1a9
 def _option(text):
     import ast
     name, eq, value = text.partition('=')
@@ -39,7 +39,9 @@ def _federation(p):
     p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'], help='how much a client counts (default: samples)')
     p.add_argument('--statistics', default='averaged', choices=['averaged', 'home', 'recomputed'], help="BatchNorm's running statistics (default: averaged)")
     p.add_argument('--proxy-samples', type=int, default=0, metavar='N', help='withhold N training images as the unlabelled set of a server that distils')
-    p.add_argument('--executor', default='auto', help='auto, loop, vmap or extract')
+    p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract')
+    p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
+    p.add_argument('--channels-last', action='store_true', help='keep the channels of a pixel together: often faster convolutions')
     p.add_argument('--device', default='auto')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')
@@ -70,7 +72,7 @@ def parser():
     report.add_argument('--out', default='reproduced')
     return p
 
-# %% ../nbs/11_cli.ipynb #839d47fc
+# %% ../nbs/11_cli.ipynb #bc50d1f1
 def _setup(a, seed):
     import torch
     from fedlit import partition
@@ -97,7 +99,7 @@ def _domains(task):
 def _federate(a, method, seed, **kw):
     from fedlit.run import federate
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor,
+    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, channels_last=a.channels_last,
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 def run(a):

@@ -157,14 +157,13 @@ class Local:
         for k, good in ok.items():
             if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right[k]}")
 
-# %% ../nbs/05_round.ipynb #3b723b8f
+# %% ../nbs/05_round.ipynb #0960e812
 def cross_entropy(
     logits, # (N, classes)
     y,      # (N,) labels; below zero where there is no sample
 ):          # () mean over the samples
     "Mean of $-\\log p_y$; the default criterion."
-    picked = logits.log_softmax(1).gather(1, y.clamp(min=0)[:, None])[:, 0]
-    real = y >= 0
+    picked, real = logits.log_softmax(1).gather(1, y.clamp(min=0)[:, None]), (y >= 0)[:, None]
     return -torch.where(real, picked, 0.).sum()/real.sum()
 
 # %% ../nbs/05_round.ipynb #38951154

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', 'batches_of', 'draw_clients', 'choose_executor',
-           'has_batchnorm', 'Run', 'tests_of', 'per_client', 'federate', 'records', 'save', 'load_run', 'plot',
-           'compare', 'table']
+           'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records', 'save', 'load_run',
+           'plot', 'compare', 'table']
 
 # %% ../nbs/08_run.ipynb #e81c5b4b
 import copy, json, os, platform, time, warnings
@@ -153,7 +153,17 @@ def _finite(out, who, round):
     layer = next((k for k, v in out['params'].items() if not torch.isfinite(v[i]).all()), 'the loss')
     raise FloatingPointError(f"client {who[i]} left finite numbers in round {round+1}, first in {layer}; a smaller lr or a smaller penalty would help")
 
-# %% ../nbs/08_run.ipynb #140c2b76
+# %% ../nbs/08_run.ipynb #7402a118
+def peak_mb(device):
+    "Most megabytes that were in use at once: of the device, since this was last asked; on a CPU of the whole process so far."
+    if device.startswith('cuda'):
+        peak = torch.cuda.max_memory_allocated(device)/1e6
+        torch.cuda.reset_peak_memory_stats(device)
+        return peak
+    try: import resource
+    except ImportError: return float('nan') # Windows does not tell
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/(1e3 if platform.system() != 'Darwin' else 1e6)
+
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 WEIGHTING = dict(samples=lambda clients: torch.tensor([float(len(c)) for c in clients]), uniform=lambda clients: torch.ones(len(clients)))
 
@@ -178,7 +188,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #d337bf5c
+# %% ../nbs/08_run.ipynb #92dd95e5
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -227,7 +237,7 @@ def federate(
             past = history[-1].get('accuracy') if history else None
             row.update(accuracy_before=_measured(method, model, before, task, r-1)['accuracy'] if past is None or past != past else past, **_measured(method, model, run.state, task, r))
             if tests is not None: row.update(_accuracies(method, model, task, tests, who, before, out, run.state))
-        history.append(dict(row, seconds=time.perf_counter()-began))
+        history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
         if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
         if checkpoint: run.save(checkpoint)

@@ -3,7 +3,6 @@ import copy, json, os, subprocess, sys
 import pytest, torch
 from safetensors import safe_open
 from fedlit.data import load
-from fedlit.method import FedAvg
 from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import dirichlet
@@ -31,7 +30,8 @@ linux = pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /
 @pytest.mark.parametrize('dtype', [torch.float32, torch.double, torch.bfloat16, torch.int64, torch.bool])
 @pytest.mark.parametrize('shape', [(), (3,), (2, 3), (0,)])
 def test_reads_and_writes_as_a_tensor(budget, dtype, shape):
-    draw = lambda n, g=torch.Generator().manual_seed(0): torch.randint(0, 2, (n, *shape), generator=g).to(dtype)
+    g = torch.Generator().manual_seed(0)
+    draw = lambda n: torch.randint(0, 2, (n, *shape), generator=g).to(dtype)
     v = draw(1)[0]
     table, tensor = Table(v, 300, Store(budget)), v.repeat(300, *[1]*len(shape))
     for ks in ([3], [0, 299, 130], [-1, 5], slice(2, 5), torch.tensor([4, 3]), [k for k in range(300) if k % 7 == 0]):
@@ -51,7 +51,7 @@ def test_arithmetic_and_torch_functions():
     tensor = table[:]
     assert (table-table).abs().max() == 0 and torch.equal(table*2, tensor*2) and torch.equal(1-tensor, tensor.new_ones(())-table)
     assert torch.equal(torch.cat([table, tensor]), torch.cat([tensor, tensor])) and (table == tensor).all() and table.tolist() == tensor.tolist() and table.numel() == 8
-    with pytest.raises(AttributeError): table.no_such_thing
+    with pytest.raises(AttributeError, match='no_such_thing'): print(table.no_such_thing)
 
 def test_older_versions_stay():
     a = Table(torch.zeros(2), 500, Store(48)) # room for six rows
@@ -144,7 +144,7 @@ def test_save_load_and_resume(tmp_path, budget, monkeypatch):
     mine, theirs = (s.client['MOON']['params']['head.weight'] for s in (half.state, back.state))
     assert same(half.state, back.state) and theirs.written() == mine.written() and 0 < len(mine.written()) < 6
     whole, resumed = go(4), go(4, tmp_path/'c.safetensors')
-    assert same(whole.state, resumed.state) and whole.history.drop(columns='seconds').equals(resumed.history.drop(columns='seconds'))
+    assert same(whole.state, resumed.state) and whole.history.drop(columns=['seconds', 'peak_mb']).equals(resumed.history.drop(columns=['seconds', 'peak_mb']))
     assert all(torch.equal(a, b) for k in range(6) for a, b in zip(*(deployed(ALL, r.state, k)[0].values() for r in (whole, resumed))))
 
 def test_a_file_holds_the_written_rows_only(tmp_path):

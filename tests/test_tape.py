@@ -1,14 +1,14 @@
 "What is played from a tape is what would have run: to the bit, for every method, in every executor; and what cannot be repeated is not recorded."
-import copy, warnings
+import warnings
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 import fedlit.round as round_
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
-from fedlit.round import Batches, Local, cross_entropy, fed_round, local_phase, start
+from fedlit.round import Batches, Local, cross_entropy, fed_round, start
 from fedlit.tape import Tapes, record
 from fedlit.tree import flatten
-from federation import CLIENTS, CUTTING, METHODS, PROXY, SIZES, SUMS, Net, batches, gap, model, train, who
+from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap, model, train, who
 
 ids = lambda m: repr(m)
 
