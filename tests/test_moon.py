@@ -105,7 +105,8 @@ def test_oracle_sees_the_term(): # guards the test above against a term that doe
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('method', [MOON(mu=0), MOON(mu=0, form='paper'), MOON(mu=0, variant='l2')], ids=repr)
 def test_without_weight_is_fedavg(method, executor):
-    same(train(method, net(), executor).params, train(FedAvg(), net(), executor).params, rtol=0, atol=0)
+    close = dict(rtol=0, atol=0 if executor == 'loop' else 1e-6) # in a stack, FedAvg's short batches are filled up and MOON's are not
+    same(train(method, net(), executor).params, train(FedAvg(), net(), executor).params, **close)
 
 
 def test_round_zero_is_fedavg_except_for_l2():
