@@ -11,7 +11,7 @@ $(VENV)/installed: settings.ini setup.py pyproject.toml
 	@echo "Installing fedlit and its tools into $(VENV) (a few minutes the first time) ..."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv
-	$(BIN)/uv pip install -q --python $(BIN)/python -e '.[dev]'
+	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -e '.[dev]'
 	@touch $@
 
 reproduce: install  ## dimensional collapse and its cure, on digits: figures and a table of claims
