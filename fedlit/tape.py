@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Recorder', 'record', 'Tapes', 'graphed']
 
-# %% ../nbs/17_tape.ipynb #027eeb51
+# %% ../nbs/17_tape.ipynb #1190be76
 import torch
+from dataclasses import dataclass
 from math import isfinite
 from torch.utils._python_dispatch import TorchDispatchMode
 from .tree import tmap, leaves
@@ -33,113 +34,178 @@ def _acts(op):
     "Does this call do more than return something: write in place, or draw a random number?"
     return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
 
-# %% ../nbs/17_tape.ipynb #c156a262
-def _same(op, args, out):
-    "Is what came out the first argument itself, seen the same way?"
-    v = args[0] if args else None
-    return (isinstance(v, torch.Tensor) and isinstance(out, torch.Tensor) and not _acts(op) and (out.data_ptr(), out.shape, out.stride(), out.dtype) == (v.data_ptr(), v.shape, v.stride(), v.dtype)
-            and out.numel() > 0)
+# %% ../nbs/17_tape.ipynb #74481da7
+def _tensors(v):
+    "The tensors among arguments or results, which may be nested in lists."
+    if isinstance(v, (list, tuple)): return [t for u in v for t in _tensors(u)]
+    return [v] if isinstance(v, torch.Tensor) else []
+
+def _memory(v): return v.untyped_storage().data_ptr()
 
 class _Names:
     "Names for tensors and constants, and the values that the code has to be given."
-    def __init__(self, inputs): self.of, self.given, self.used = {id(v): f'i{n}' for n, v in enumerate(inputs)}, {}, None
-    def new(self, v, kind): return self.of.setdefault(id(v), f'{kind}{len(self.of)}')
-    def const(self, v): self.given[name := self.new(v, 'k')] = v; return name
+    def __init__(self, inputs):
+        self.of, self.root, self.views, self.given, self.used = {}, {}, {}, {}, None
+        for v in inputs: self.new(v, 'i')
+    def new(self, v, kind, root=None):
+        self.of[id(v)] = name = f'{kind}{len(self.of)}'
+        self.root[name] = root or name
+        if isinstance(v, torch.Tensor): self.views[self.look(name, v)] = name
+        return name
+    def look(self, name, v): return self.root[name], v.data_ptr(), v.shape, v.stride(), v.dtype
     def __call__(self, v):
         if isinstance(v, (list, tuple)): return f"[{', '.join(map(self, v))}]"
         if isinstance(v, float) and not isfinite(v): return f"float('{v}')"
         if v is None or isinstance(v, (bool, int, float, str)): return repr(v)
-        if id(v) not in self.of: self.const(v)
+        if id(v) not in self.of: self.given[self.new(v, 'k')] = v
         self.used.add(self.of[id(v)])
         return self.of[id(v)]
 
-# %% ../nbs/17_tape.ipynb #45e321a6
-def _outputs(out): return [o for o in (out if isinstance(out, (tuple, list)) else [out]) if o is not None]
+# %% ../nbs/17_tape.ipynb #35d37697
+@dataclass
+class _Line:
+    op: object   # the operation
+    code: str    # the line
+    made: set    # names of its results
+    used: set    # names of its arguments
+    memory: set  # of the results: where they lie, unless they are views
+    reads: set   # of the arguments, where it does more than look at them in another way
 
 def _lines(calls, names):
-    "For every call its operation, its line of code, the names it makes and the names it uses."
+    "The calls as lines, without those whose result has a name already."
     for op, args, kwargs, out in calls:
-        names.used = set()
-        if _same(op, args, out): names.of[id(out)] = names(args[0]); continue
+        names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
+        view = base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0 and _memory(outs[0]) == _memory(base)
+        root = names.root[names(base)] if view else None
+        if view and (known := names.views.get((root, *names.look(names(base), outs[0])[1:]))): names.of[id(out)] = known; continue
         names.given[name := str(op).replace('.', '_')] = op
         call = f"{name}({', '.join([*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())])})"
-        many, made = isinstance(out, (tuple, list)), [names.new(o, 't') for o in _outputs(out)]
-        left = ', '.join(names.of[id(o)] if o is not None else '_' for o in out) + ',' if many and out else (made or ['_'])[0]
-        yield op, f"{left} = {call}", set(made), names.used
+        made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of} # what is written in place has a name
+        each = [made.get(id(o), '_') for o in (out if isinstance(out, (tuple, list)) else [out])]
+        left = ', '.join(each) + (',' if isinstance(out, (tuple, list)) else '')
+        memory, reads = (set(), set()) if view else ({_memory(o) for o in outs}, {_memory(v) for v in _tensors([args, list(kwargs.values())])})
+        yield _Line(op, f"{left} = {call}" if made else call, set(made.values()), names.used, memory, reads)
 
-def _source(calls, inputs, outputs):
-    "The calls as the source of a function of the inputs, and the constants that it needs."
+# %% ../nbs/17_tape.ipynb #ca589372
+def _written(calls):
+    "The memory that the calls write to."
+    spots = ((a, v) for op, args, kwargs, _ in calls for a, v in [*zip(op._schema.arguments, args), *((a, kwargs.get(a.name)) for a in op._schema.arguments)])
+    return {_memory(t) for a, v in spots if a.alias_info is not None and a.alias_info.is_write for t in _tensors(v)}
+
+def _invariant(lines, steady, touched):
+    "Split the lines: those that depend on `steady` names only, and the others."
+    once, again = [], []
+    for line in lines:
+        keep = not _acts(line.op) and line.used <= steady and not (line.memory | line.reads) & touched
+        (once if keep else again).append(line)
+        if keep: steady |= line.made
+    return once, again
+
+def _needed(lines, live, keep=frozenset()):
+    "The code of the lines that somebody needs, in order; names that are not in `live` or `keep` are deleted after their last use."
+    code = []
+    for line in reversed(lines):
+        if not (line.made & live or _acts(line.op)): continue
+        last = sorted(n for n in (line.made | line.used) - live - keep if n[0] == 't')
+        code.append(line.code + (f"; del {', '.join(last)}" if last else ''))
+        live |= line.used
+    return code[::-1]
+
+def _source(calls, inputs, outputs, steady):
+    "The calls as the source of a function of the first `steady` inputs that returns a function of the others; and the constants that it needs."
     names = _Names(inputs)
     lines, names.used = list(_lines(calls, names)), set()
-    back, body = names(outputs), []
-    live = set(names.used)
-    for op, line, made, used in reversed(lines):
-        if not (made & live or _acts(op)): continue
-        last = sorted(n for n in (made | used) - live if n[0] == 't')
-        body.append(line + (f"; del {', '.join(last)}" if last else ''))
-        live |= used
-    code = [f"def tape({', '.join(f'i{n}' for n in range(len(inputs)))}):", *reversed(body), f'return {back}']
+    back, ins, live = names(outputs), [names.of[id(v)] for v in inputs], set(names.used)
+    fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
+    once, again = _invariant(lines, fixed, _written(calls) | {_memory(v) for v in outputs})
+    inner = _needed(again, live, frozenset(n for line in once for n in line.made))
+    code = [f"def bind({', '.join(ins[:steady])}):", *_needed(once, live), f"def tape({', '.join(ins[steady:])}):", *('    ' + c for c in inner), f'    return {back}', 'return tape']
     return '\n    '.join(code), names.given
 
-# %% ../nbs/17_tape.ipynb #c268a710
+# %% ../nbs/17_tape.ipynb #5b8fffcc
 def _rebuilt(tree, values):
     "`tree` with its leaves taken in order from the iterator `values`."
     return {k: _rebuilt(v, values) for k, v in tree.items()} if isinstance(tree, dict) else next(values)
 
+def _flat(trees): return leaves(dict(enumerate(trees)))
+
 def record(
-    f,      # function of trees of tensors that returns a tree; it may write to its inputs in place
-    *trees, # what to call it with: dictionaries of tensors, or tensors
-):          # what `f(*trees)` returned, and the recording: a function of such trees, or None where it would not be repeatable
+    f,         # function of trees of tensors that returns a tree; it may write to its inputs in place
+    *trees,    # what to call it with: dictionaries of tensors, or tensors
+    steady=0,  # the first so many trees are the same from call to call; numbers in them change only where `f` writes
+):             # what `f(*trees)` returned, and the recording: `bind(*steady trees)` is a function of the others. None where it would not be repeatable
     "Run `f` once and write down what it does."
     inputs = [tmap(lambda v: v.detach(), t) for t in trees] # new tensors on the same memory, so that no two inputs are one
     with Recorder() as seen: out = f(*inputs)
     if not all(_repeats(*call) for call in seen.calls): return out, None
-    source, given = _source(seen.calls, leaves(dict(enumerate(inputs))), leaves(out))
+    source, given = _source(seen.calls, _flat(inputs), leaves(out), len(_flat(inputs[:steady])))
     exec(source, given)
-    return out, _player(given['tape'], tmap(lambda v: None, out), source)
+    return out, _player(given['bind'], tmap(lambda v: None, out), source)
 
-def _player(tape, shape, source):
-    def play(*trees):
-        with torch.no_grad(): return _rebuilt(shape, iter(tape(*leaves(dict(enumerate(trees))))))
-    play.source = source
-    return play
+def _player(bind, shape, source):
+    def bound(*steady):
+        with torch.no_grad(): tape = bind(*_flat(steady))
+        def play(*trees):
+            with torch.no_grad(): return _rebuilt(shape, iter(tape(*_flat(trees))))
+        return play
+    bound.source = source
+    return bound
 
-# %% ../nbs/17_tape.ipynb #48bb29df
+# %% ../nbs/17_tape.ipynb #58dad8bd
 class Tapes:
     "Runs functions by a key: the first time as they are, the second time recording, from then on playing back."
     def __init__(self,
         graphs=False, # on CUDA, launch a recording as one graph?
     ): self.kept, self.graphs = {}, graphs
-    def __call__(self,
-        key,    # hashable; calls with the same key do the same operations on tensors of the same shapes
-        f,      # function of the trees
-        *trees, # dictionaries of tensors, or tensors
-    ):
-        "`f(*trees)`, played back where it can be."
-        kept = self.kept.get(key, 'new')
-        if kept == 'new': out, self.kept[key] = f(*trees), 'seen'
-        elif kept == 'seen':
-            out, play = record(f, *trees)
-            self.kept[key] = graphed(play, *trees) if play and self.graphs else play
-        else: out = (kept or f)(*trees)
-        return out
 
-# %% ../nbs/17_tape.ipynb #0cdf8520
-def graphed(
-    play,   # a recording
-    *trees, # on a CUDA device; the first is what the recording writes to in place, the others it only reads
-):          # function of such trees
-    "The recording as a CUDA graph."
-    mine = [tmap(torch.clone, t) for t in trees]
-    with torch.cuda.stream(aside := torch.cuda.Stream()): # CUDA wants a rehearsal on another stream
+    def bind(self,
+        key,     # hashable; calls with the same key do the same operations on tensors of the same shapes
+        f,       # function of the trees
+        *steady, # the first trees: dictionaries of tensors, or tensors; the same from call to call, and written only by `f`
+    ):           # function of the other trees
+        "`f(*steady, ...)`, played back where it can be."
+        bound = None
+        def go(*trees):
+            nonlocal bound
+            if bound: return bound(*trees)
+            kept = self.kept.get(key, 'new')
+            if kept == 'seen': out, self.kept[key] = self._record(f, steady, trees); return out
+            if kept not in ('new', None): bound = kept(*steady); return bound(*trees)
+            if kept == 'new': self.kept[key] = 'seen'
+            return f(*steady, *trees)
+        return go
+
+    def _record(self, f, steady, trees):
+        out, bind = record(f, *steady, *trees, steady=len(steady))
+        return out, graphed(bind, steady, trees) if bind and self.graphs else bind
+
+# %% ../nbs/17_tape.ipynb #7d45ac27
+def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
+
+def _rehearsed(f):
+    "Run `f` as CUDA wants it before it records: a few times, on another stream."
+    with torch.cuda.stream(aside := torch.cuda.Stream()):
         aside.wait_stream(torch.cuda.default_stream())
-        for _ in range(3): play(*mine)
+        for _ in range(3): f()
     torch.cuda.current_stream().wait_stream(aside)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph): out = play(*mine)
-    def replay(*trees):
-        torch._foreach_copy_(leaves(dict(enumerate(mine))), leaves(dict(enumerate(trees))))
-        graph.replay()
-        torch._foreach_copy_(leaves(trees[0]), leaves(mine[0]))
-        return tmap(torch.clone, out)
-    return replay
+
+def graphed(
+    bind,   # a recording, of which at least the first tree is steady and the only one that is written
+    steady, # trees to capture it with, on a CUDA device
+    trees,  # and what is new in every step
+):          # as `bind`
+    "The recording as a CUDA graph."
+    mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees], torch.cuda.CUDAGraph(), None)
+    _rehearsed(lambda: bind(*mine)(*new))
+    with torch.cuda.graph(graph): out = bind(*mine)(*new)
+    def bound(*steady):
+        def replay(*trees):
+            nonlocal inside
+            _copy(mine[:1] if inside is replay else mine, steady[:1] if inside is replay else steady)
+            _copy(new, trees)
+            graph.replay()
+            _copy(steady[:1], mine[:1])
+            inside = replay # whose steady trees lie in the graph
+            return tmap(torch.clone, out)
+        return replay
+    return bound
