@@ -39,7 +39,7 @@ def _check_names(cls, kw):
             raise TypeError(f"{cls.__name__} has no hyper-parameter {k!r}{f'; did you mean {near[0]!r}?' if near else ''}"
                             f" It has: {', '.join(known) or 'none'}")
 
-# %% ../nbs/04_method.ipynb #505c515f
+# %% ../nbs/04_method.ipynb #a127da9e
 class Method:
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
@@ -49,6 +49,7 @@ class Method:
     def mask(self): return {}                                 # which entries does this client train, which coordinates of an axis does it have? absent: all
     def use(self, params): return params                      # the parameters that the forward pass sees
     def output(self, logits): return logits                   # the logits that the criterion sees
+    def frozen(self): return {}                               # what networks that do not train say of each sample of `x`: name -> (N, ...)
     def loss(self): return 0.                                 # a term added to the local objective
     def grad(self, grads): return grads                       # a correction of the local gradient
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
@@ -103,7 +104,7 @@ def total(
             raise ValueError(f"{clash[0][0]!r} cannot be added to {p!r}, which has to decide `{clash[0][1]}` alone")
     return ps[0] if len(ps) == 1 else Sum(ps) if ps else FedAvg()
 
-# %% ../nbs/04_method.ipynb #1e623f29
+# %% ../nbs/04_method.ipynb #a1a76f54
 def part_names(method):
     "A name for each part of `method`, the same part twice being `Ridge` and `Ridge 2`."
     names = [p.name for p in method.parts]
@@ -111,7 +112,7 @@ def part_names(method):
 
 def own(offer, name):
     "`offer` as the part called `name` sees it: with its own memory."
-    return {**offer, **{k: offer[k].get(name, {}) for k in ('server', 'client', 'uploads') if k in offer}}
+    return {**offer, **{k: offer[k].get(name, {}) for k in ('server', 'client', 'uploads', 'frozen') if k in offer}}
 
 @cache
 def _overriding(method, hook):
@@ -133,7 +134,7 @@ def asks_for(method, hook, name):
     "Does `hook` of any part of `method` ask for `name`?"
     return any(name in _wants(getattr(type(p), hook))[0] for p in method.parts)
 
-HOOKS = 'init', 'keep', 'mask', 'use', 'output', 'loss', 'grad', 'done', 'weigh', 'merge'
+HOOKS = 'init', 'keep', 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done', 'weigh', 'merge'
 
 def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"

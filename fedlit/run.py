@@ -27,7 +27,7 @@ from .data import prepare
 from .measure import evaluate, drift, spread
 from .partition import match
 
-# %% ../nbs/08_run.ipynb #f61f77bf
+# %% ../nbs/08_run.ipynb #d912b83c
 class TaskBatches(Batches):
     "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
     ahead = 2**26 # bytes of images to prepare at once
@@ -53,6 +53,24 @@ class TaskBatches(Batches):
         return self.x[ks, t-self.ready.start, :n], self.y[ks, t-self.ready.start, :n]
 
     def targets(self, k, t, n): return self.task.y_train[self.index[k, t, :n]]
+
+    def once(self):
+        if self.draws: return None
+        index, n = self.index.cpu(), len(self.task.y_train)
+        ks, ts, bs = (torch.arange(index.shape[2]) < self.counts[..., None]).nonzero(as_tuple=True)
+        mine = torch.zeros(len(index), n, dtype=torch.bool)
+        mine[ks, index[ks, ts, bs]] = True
+        number = mine.cumsum(1) - 1 # of a sample among its client's
+        self.place = number.gather(1, index.flatten(1)).clamp(min=0).view_as(index).to(self.index.device)
+        self.all = torch.zeros(len(index), int(number[:, -1].max()) + 1, dtype=torch.long)
+        ks, js = mine.nonzero(as_tuple=True)
+        self.all[ks, number[ks, js]] = js
+        return self.all.shape[1]
+
+    def samples(self, start, stop):
+        "Samples of every client by number, prepared: (K, stop - start, ...)."
+        i = self.all[:, start:stop].to(self.task.x_train.device)
+        return prepare(self.task, self.task.x_train[i.flatten()], None).unflatten(0, i.shape)
 
 def batches_of(
     task,        # Task

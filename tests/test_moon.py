@@ -5,7 +5,7 @@ from torch import nn
 from fedlit.method import FedAvg, Method
 from fedlit.methods.feddecorr import FedDecorr
 from fedlit.methods.moon import MOON, contrast
-from fedlit.round import Local, fed_round, start
+from fedlit.round import Local, fed_round, look, start
 from fedlit.tree import leaves
 
 devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
@@ -155,9 +155,12 @@ def test_l2_keeps_no_memory():
 
 def test_frozen_networks_get_no_gradient():
     z, w, v = (torch.randn(4, 3, requires_grad=True) for _ in range(3))
-    echo = lambda params, buffers, x, train: (2*params['z'], None)
+    echo = lambda params, buffers, x, train: (2*params['z'], None, buffers)
+    memory, whole = dict(params=dict(z=v), buffers={}, trained=torch.ones(())), dict(chosen={}, spread={}, wide={}, share={})
     for variant in ('contrastive', 'l2'):
-        loss = MOON(variant=variant).loss(z, None, dict(z=w), dict(params=dict(z=v), buffers={}, trained=torch.ones(())), echo, 1)
+        method = MOON(variant=variant)
+        seen = look(method, dict(axes=None, forward=echo, first=False))(dict(z=z), {}, dict(z=w), dict(whole, client=dict(MOON=memory)), None)
+        loss = method.loss(z, seen['MOON'], memory)
         grads = torch.autograd.grad(loss, (z, w, v), allow_unused=True)
         assert grads[0] is not None and grads[1] is None and grads[2] is None
 
@@ -205,3 +208,35 @@ def test_bad_values_are_named(bad):
 def test_repr_is_the_configuration(method):
     from fedlit.parse import method as parse
     assert parse(repr(method)) == method
+
+
+@pytest.mark.parametrize('method', [MOON(mu=2.), MOON(variant='l2'), MOON() + FedDecorr()], ids=repr)
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_looking_once_a_round_is_looking_every_time(monkeypatch, method, executor):
+    "Frozen networks see every sample once where it is the same in every epoch; the result is that of asking them at every step."
+    from fedlit.data import load
+    from fedlit.models import build
+    from fedlit.partition import dirichlet
+    from fedlit.run import TaskBatches, federate
+    task = load('digits').subset(300, seed=0)
+    parts = dirichlet(task.y_train, 4, .3, seed=1)
+    def go(): return federate(build('mlp', task, seed=0, norm='batch'), task, parts, method, rounds=3, local=Local(epochs=3, batch_size=16), participation=.75, executor=executor, progress=False).state
+    once = go()
+    looked = []
+    monkeypatch.setattr(TaskBatches, 'once', lambda self: looked.append(1))
+    same(once.params, go().params, rtol=0, atol=2e-5)
+    assert looked
+
+def test_samples_are_known_by_number():
+    from fedlit.data import load
+    from fedlit.run import batches_of
+    task = load('digits').subset(100, seed=0)
+    parts = [torch.arange(40), torch.arange(40, 47), torch.arange(47, 100)]
+    batches = batches_of(task, parts, [0, 1, 2], Local(epochs=2, batch_size=16))
+    n = batches.once()
+    x = torch.cat([batches.samples(0, 20), batches.samples(20, n)], 1)
+    assert n == 53
+    for k in range(3):
+        for t in range(batches.counts.shape[1]):
+            m = int(batches.counts[k, t])
+            if m: assert torch.equal(x[k, batches.place[k, t, :m]], batches.at(t, [k], m)[0][0])

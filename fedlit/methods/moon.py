@@ -30,7 +30,7 @@ def distance(
     rounding = torch.finfo(z.dtype).eps**.5*torch.linalg.vector_norm(near, dim=-1)
     return torch.where(gap > rounding, gap, 0.).mean()
 
-# %% ../../nbs/methods/12_moon.ipynb #93dc9500
+# %% ../../nbs/methods/12_moon.ipynb #da2d675d
 class MOON(Method):
     "Model-contrastive learning (Li et al., CVPR 2021, eq. 3 and 4), and the L2 term of its Table 5."
     mu: float = 1.         # weight of the term
@@ -42,12 +42,13 @@ class MOON(Method):
     def init(self, params, buffers):
         never = next(iter(params.values())).new_zeros(()) # on the parameters' device
         return params, {}, {} if self.variant == 'l2' else dict(params=params, buffers=buffers, trained=never)
-    def loss(self, features, x, received, client, forward, first):
-        if self.variant == 'contrastive' and first: return 0*features.sum()
-        frozen = lambda params, buffers: forward(params, buffers, x, train=False)[0]
-        with torch.no_grad(): near = frozen(received, {})
-        if self.variant == 'l2': return self.mu*distance(features, near)
-        with torch.no_grad(): far = frozen(client['params'], client['buffers'])
-        return self.mu*contrast(features, near, far, self.tau)*(client['trained'] if self.form == 'paper' else 1)
+    def frozen(self, x, received, client, forward, first):
+        see = lambda params, buffers: forward(params, buffers, x, train=False)[0]
+        if self.variant == 'l2': return dict(near=see(received, {}))
+        return {} if first else dict(near=see(received, {}), far=see(client['params'], client['buffers']))
+    def loss(self, features, frozen, client):
+        if not frozen: return 0*features.sum() # round 0
+        if self.variant == 'l2': return self.mu*distance(features, frozen['near'])
+        return self.mu*contrast(features, frozen['near'], frozen['far'], self.tau)*(client['trained'] if self.form == 'paper' else 1)
     def done(self, params, buffers, client):
         return {} if self.variant == 'l2' else dict(params=params, buffers=buffers, trained=torch.ones_like(client['trained'])), {}
