@@ -16,7 +16,7 @@ CONTENDERS = dict(
     loop=dict(title='plain PyTorch loop', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
     dataloader=dict(title='plain loop, DataLoader', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
     fedlit=dict(title='fedlit', needs=None, probe='fedlit.run, fedlit.methods', versions=['torch', 'numpy'],
-        tries=[*BOTH, dict(threads(2), label='2 threads, channels last', options=dict(threads=2, channels_last=True))]),
+        tries=BOTH),
     pfl=dict(
         title='pfl-research', needs=['pfl[pytorch]==0.6.0', TORCH], probe=f'pfl.model.pytorch, pfl.aggregate.simulate, {DYNAMO}', versions=['pfl', 'torch'],
         tries=[*BOTH, dict(threads(1), label='2 processes', command=['-m', 'torch.distributed.run', '--nproc_per_node', '2'])]),

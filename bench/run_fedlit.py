@@ -19,7 +19,7 @@ def run(work, data, options):
     clients, how, before = [torch.as_tensor(p) for p in data.parts], local(work), time.perf_counter()
     done = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
                     participation=work['sampled']/work['clients'], seed=work['seed'],
-                    executor=options.get('executor', 'auto'), channels_last=options.get('channels_last', False), device='cpu',
+                    executor=options.get('executor', 'auto'), device='cpu',
                     evaluate_every=work['rounds'], progress=False)
     ended, wall, seconds = time.time(), time.perf_counter() - before, done.history['seconds'].tolist()
     samples = int(plan(clients, list(range(work['sampled'])), how, work['seed'])[1].sum()) # all clients, or as many equal ones as take part

@@ -6,8 +6,8 @@
 __all__ = ['RULES', 'CHANNELWISE', 'JOINING', 'Axes', 'find_axes', 'along', 'masks', 'coordinates', 'cut', 'paste', 'extract',
            'shrunk', 'masked', 'watched', 'watch']
 
-# %% ../nbs/13_axes.ipynb #d1c64446
-import copy, operator, torch
+# %% ../nbs/13_axes.ipynb #7fd862b5
+import copy, torch
 from dataclasses import dataclass, field
 from math import prod
 from torch import fx, nn

@@ -9,7 +9,7 @@ __all__ = ['parser', 'run', 'compare', 'reproduce', 'listing', 'report', 'main']
 import argparse, json, sys
 from pathlib import Path
 
-# %% ../nbs/11_cli.ipynb #e879e1a9
+# %% ../nbs/11_cli.ipynb #3e5119ba
 def _option(text):
     import ast
     name, eq, value = text.partition('=')
@@ -41,7 +41,7 @@ def _federation(p):
     p.add_argument('--proxy-samples', type=int, default=0, metavar='N', help='withhold N training images as the unlabelled set of a server that distils')
     p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract')
     p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
-    p.add_argument('--channels-last', action='store_true', help='keep the channels of a pixel together: often faster convolutions')
+    p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
     p.add_argument('--device', default='auto')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')

@@ -6,12 +6,11 @@
 __all__ = ['spectrum', 'significant', 'effective_rank', 'participation_ratio', 'local_global_gap', 'drift', 'agreement',
            'accuracy', 'evaluate', 'features_of', 'Spread', 'spread']
 
-# %% ../nbs/06_measure.ipynb #5d016034
+# %% ../nbs/06_measure.ipynb #7566420b
 import math, statistics
 from contextlib import contextmanager
 from typing import NamedTuple
 import torch
-from torch import nn
 from torch.nn import functional as F
 from torch.func import functional_call
 

@@ -7,11 +7,10 @@ __all__ = ['STATISTICS', 'ACROSS', 'SAMPLES', 'EXECUTORS', 'pure', 'split_state'
            'cross_entropy', 'look', 'objective', 'sgd', 'axes_of', 'single', 'stacked', 'local_phase', 'holders',
            'aggregate', 'deployed', 'recompute', 'fed_round', 'rng', 'plan']
 
-# %% ../nbs/05_round.ipynb #f4c40fb3
+# %% ../nbs/05_round.ipynb #227382f3
 import copy, torch, torch.nn.functional as F
 import numpy as np
-from dataclasses import dataclass, replace, fields
-from math import ceil
+from dataclasses import dataclass, replace
 from torch.func import functional_call, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from functools import partial, reduce
@@ -19,10 +18,9 @@ from weakref import WeakKeyDictionary
 from concurrent.futures import ThreadPoolExecutor
 from torch.overrides import TorchFunctionMode
 import threading, warnings
-from .tape import Tapes
 from .tree import tmap, sub, zeros, leaves, rows, put, average
 from .table import Store, Table
-from .method import Method, ask, own, each_part, through, overrides, asks_for, wants, part_names
+from .method import ask, own, each_part, through, overrides, asks_for, wants, part_names
 from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
 
 # %% ../nbs/05_round.ipynb #445c78a9
@@ -196,11 +194,17 @@ def objective(method, fixed):
         return dict(loss=sum(each_part(method, 'loss', offer).values(), start=fixed['criterion'](offer['logits'], y)), buffers=new)
     return f
 
-# %% ../nbs/05_round.ipynb #01006276
+# %% ../nbs/05_round.ipynb #b1649ba1
 def sgd(local, params, velocity, grads):
     "One step of SGD as torch.optim.SGD takes it, in place."
-    w, v, g = list(params.values()), list(velocity.values()), [grads[k].contiguous() for k in params] # as the parameters lie
-    torch._fused_sgd_(w, g, v, weight_decay=local.weight_decay, momentum=local.momentum, lr=local.lr, dampening=0., nesterov=False, maximize=False, is_first_step=False)
+    w, g = list(params.values()), [grads[k] for k in params]
+    if local.weight_decay: g = torch._foreach_add(g, w, alpha=local.weight_decay)
+    if local.momentum:
+        v = list(velocity.values())
+        torch._foreach_mul_(v, local.momentum)
+        torch._foreach_add_(v, g)
+        g = v
+    torch._foreach_add_(w, g, alpha=-local.lr)
 
 # %% ../nbs/05_round.ipynb #70e7953a
 _found = WeakKeyDictionary()

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['FedDecorr']
 
-# %% ../../nbs/methods/13_feddecorr.ipynb #1355f931
-import torch
+# %% ../../nbs/methods/13_feddecorr.ipynb #61150559
 from ..method import Method, require
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['length', 'FedNova']
 
-# %% ../../nbs/methods/31_fednova.ipynb #27003ba6
-import torch
+# %% ../../nbs/methods/31_fednova.ipynb #2ba5a52a
 from ..method import Method
 
 # %% ../../nbs/methods/31_fednova.ipynb #7414b089
