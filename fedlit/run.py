@@ -7,7 +7,7 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'choose_executor', 'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records',
            'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #4d565d72
+# %% ../nbs/08_run.ipynb #6cfc424b
 import copy, json, os, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
@@ -21,13 +21,13 @@ import fedlit
 from .tree import flatten, unflatten
 from .table import Store, Table, pack, unpack
 from .method import Method, asks_for
-from .round import Local, State, Batches, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
+from .round import Local, State, Batches, occupied, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
 from .tape import Tapes
 from .data import prepare
 from .measure import evaluate, drift, spread
 from .partition import match
 
-# %% ../nbs/08_run.ipynb #d912b83c
+# %% ../nbs/08_run.ipynb #b16aa594
 class TaskBatches(Batches):
     "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
     ahead = 2**26 # bytes of images to prepare at once
@@ -40,37 +40,33 @@ class TaskBatches(Batches):
 
     def _prepare(self, t):
         "Make the batches of step `t` and of as many after it as fit."
-        live, B, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.index.shape[2], self.task.x_train[0].numel()*4
-        self.ready = range(t, min(t + max(1, self.ahead//(live*B*image)), self.counts.shape[1]))
-        now = slice(t, self.ready.stop)
-        i, real = self.index[:live, now], (torch.arange(B) < self.counts[:live, now, None]).to(self.index.device)
-        draws = [{k: v[:live, now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
-        self.x = prepare(self.task, self.task.x_train[i.flatten()], draws or None).unflatten(0, i.shape)
-        self.y = torch.where(real, self.task.y_train[i], -1)
+        live, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
+        self.ready = range(t, min(t + max(1, self.ahead//(live*self.index.shape[2]*image)), self.counts.shape[1]))
+        now = slice(live), slice(t, self.ready.stop)
+        draws = [{k: v[now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
+        self.x, self.y = self._images(self.index[now], draws or None), self.targets(now)
+
+    def _images(self, index, draws=None):
+        return prepare(self.task, self.task.x_train[index.flatten()], draws).unflatten(0, index.shape)
 
     def at(self, t, ks, n):
         if t not in self.ready: self._prepare(t)
         return self.x[ks, t-self.ready.start, :n], self.y[ks, t-self.ready.start, :n]
 
-    def targets(self, k, t, n): return self.task.y_train[self.index[k, t, :n]]
+    def targets(self, at=slice(None)):
+        real = occupied(self.counts[at], self.index.shape[2]).to(self.index.device)
+        return torch.where(real, self.task.y_train[self.index[at]], -1)
 
     def once(self):
         if self.draws: return None
-        index, n = self.index.cpu(), len(self.task.y_train)
-        ks, ts, bs = (torch.arange(index.shape[2]) < self.counts[..., None]).nonzero(as_tuple=True)
-        mine = torch.zeros(len(index), n, dtype=torch.bool)
-        mine[ks, index[ks, ts, bs]] = True
-        number = mine.cumsum(1) - 1 # of a sample among its client's
-        self.place = number.gather(1, index.flatten(1)).clamp(min=0).view_as(index).to(self.index.device)
-        self.all = torch.zeros(len(index), int(number[:, -1].max()) + 1, dtype=torch.long)
-        ks, js = mine.nonzero(as_tuple=True)
-        self.all[ks, number[ks, js]] = js
+        each = [i[r].unique() for i, r in zip(self.index, occupied(self.counts, self.index.shape[2]).to(self.index.device))]
+        self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1) for u, i in zip(each, self.index)])
+        self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
         return self.all.shape[1]
 
     def samples(self, start, stop):
         "Samples of every client by number, prepared: (K, stop - start, ...)."
-        i = self.all[:, start:stop].to(self.task.x_train.device)
-        return prepare(self.task, self.task.x_train[i.flatten()], None).unflatten(0, i.shape)
+        return self._images(self.all[:, start:stop])
 
 def batches_of(
     task,        # Task

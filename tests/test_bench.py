@@ -68,6 +68,15 @@ def test_results_are_kept(tmp_path):
     assert drive.case(path, dict(settings('loop'), more=1), work_done)[1] and len(calls) == 3 # other settings
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
 
+def test_the_best_of_all_tries_counts():
+    "Measured again, tries add up; other versions or another machine start anew."
+    one = dict(machine='m', versions=dict(torch='2'), tries=[dict(median=2.), dict(error='no')], best=0)
+    two = dict(one, tries=[dict(median=3.), dict(median=1.)], best=1)
+    both = drive.joined(one, two)
+    assert len(both['tries']) == 4 and both['tries'][both['best']]['median'] == 1.
+    assert drive.joined(two, one)['best'] == 1
+    for other in (dict(one, machine='n'), dict(one, versions={}), None): assert drive.joined(other, two) == two
+
 @pytest.mark.parametrize('text', ['', '{"format": 1, "tri', '[]', '{"format": 0, "settings": {}}', '{"format": 1, "settings": {}, "error": "no network"}'])
 def test_what_is_not_whole_is_measured_again(tmp_path, text):
     path = tmp_path/'x.json'

@@ -99,7 +99,7 @@ def test_padding_may_hold_anything():
     net, data, out = model(norm=False), batches(0), []
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
-        x[~round_._real(data['live'], x.shape[2])] = junk
+        x[~round_.occupied(data['live'], x.shape[2])] = junk
         out.append(fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), dict(data, x=x), SIZES, Local(lr=.1), executor='vmap'))
     assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
 
