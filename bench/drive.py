@@ -110,7 +110,7 @@ def case(path, settings, work, again=False):
     return load(path) or json.loads(json.dumps(seen)), True
 
 def joined(before, seen):
-    "A measurement with the tries of an earlier one by the same code on the same machine: neighbours only make a try slower, so the best of all counts, for everyone alike."
+    "A measurement with the tries of an earlier one, on the same machine with the same versions: neighbours only make a try slower, so the best counts."
     same = before and 'tries' in before and 'best' in seen and all(before.get(k) == seen.get(k) for k in ('machine', 'versions'))
     if not same: return seen
     tries = before['tries'] + seen['tries']
