@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['PARTITIONS', 'MEASURES', 'VERSIONS', 'call', 'Setting', 'plain', 'address', 'task_of', 'clients_of', 'public_set',
-           'curve', 'spectra', 'each_spectrum', 'own_accuracy', 'alignment', 'decorr_by_epoch', 'activations',
-           'update_gap', 'sizes', 'trained', 'run_setting', 'found', 'run_settings', 'checkpoint_mib']
+           'curve', 'spectra', 'each_spectrum', 'own_accuracy', 'everywhere', 'alignment', 'decorr_by_epoch',
+           'activations', 'update_gap', 'sizes', 'trained', 'run_setting', 'found', 'run_settings', 'checkpoint_mib']
 
 # %% ../nbs/18_experiment.ipynb #c4c18559
 import ast, functools, hashlib, json, time
@@ -155,6 +155,11 @@ def own_accuracy(run, task, clients, tests, s):
     seen = run.per_client(task, tests)
     return dict(own=seen.personal.tolist(), server=seen['global'].tolist(), personal=seen.personal.mean(), domains=list(task.domains or ()))
 
+# %% ../nbs/18_experiment.ipynb #db89284a
+def everywhere(run, task, clients, tests, s):
+    "Mean accuracy of the clients' own networks on the whole test set."
+    return run.per_client(task, [torch.arange(len(task.y_test))]*len(clients)).personal.mean()
+
 # %% ../nbs/18_experiment.ipynb #4596ab5c
 def _aligned(model, top=5):
     mats = [m.weight.detach().double() for m in model.modules() if isinstance(m, nn.Linear)]
@@ -205,7 +210,7 @@ def update_gap(run, task, clients, tests, s):
         if s.statistics == 'recomputed': state = recompute(method, model, state, batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
     return out
 
-# %% ../nbs/18_experiment.ipynb #e9464cde
+# %% ../nbs/18_experiment.ipynb #74af6f7b
 def sizes(run, task, clients, tests, s):
     "Parameters and multiply-accumulates of the network of every capacity, or depth, that the method gives to clients."
     model, shape, method = run.model, tuple(task.x_train.shape[1:]), parse(s.method)
@@ -213,7 +218,7 @@ def sizes(run, task, clients, tests, s):
     nets = [model.first(d) for d in method.levels] if hasattr(method, 'levels') else [cut(r) for r in method.rates]
     return dict(parameters=[count(n) for n in nets], macs=[macs(n, shape) for n in nets])
 
-MEASURES = dict(curve=curve, spectra=spectra, each_spectrum=each_spectrum, own_accuracy=own_accuracy, alignment=alignment,
+MEASURES = dict(curve=curve, spectra=spectra, each_spectrum=each_spectrum, own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment,
                 decorr_by_epoch=decorr_by_epoch, activations=activations, update_gap=update_gap, sizes=sizes)
 
 # %% ../nbs/18_experiment.ipynb #80922b38
