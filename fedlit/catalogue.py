@@ -45,13 +45,14 @@ def setting_field(name, *values): return {v: {name: v} for v in values}
 def local_field(name, *values): return {v: (lambda s, v=v: dict(local=replace(s.local, **{name: v}))) for v in values}
 def measuring(*names): return lambda s: tuple(sorted({*s.measure, *names}))
 
-# %% ../nbs/20_catalogue.ipynb #a3b299e6
+# %% ../nbs/20_catalogue.ipynb #d3110f20
 def _row(labels, r):
     seen = {}
     for k, v in r['measured'].items(): seen.update(v if isinstance(v, dict) else {k: v})
     accuracies, own = r['history'].get('accuracy') or [None], r['history'].get('personal')
+    seconds = [v for v in r['history'].get('seconds', []) if v is not None]
     if 'everywhere' in seen: accuracies = [seen['everywhere']]
-    last = dict(accuracy=float('nan') if accuracies[-1] is None else 100*accuracies[-1], round_seconds=float(np.median(r['history'].get('seconds') or [0])))
+    last = dict(accuracy=float('nan') if accuracies[-1] is None else 100*accuracies[-1], round_seconds=float(np.median(seconds or [0])))
     if own: last.update(personal=100*own[-1], best=100*max(v for v in own if v is not None))
     return {**seen, **last, **labels, 'failed': r.get('failed')}
 
@@ -93,7 +94,7 @@ def minus(f, g):
     differences.unit = f.unit
     return differences
 
-# %% ../nbs/20_catalogue.ipynb #b0a7d99e
+# %% ../nbs/20_catalogue.ipynb #7ee2bd45
 def _tau(x, y):
     pairs = [np.sign(y[j]-y[i])*np.sign(x[j]-x[i]) for i, j in itertools.combinations(range(len(x)), 2)]
     return float(np.mean(pairs))
@@ -120,11 +121,11 @@ def judge(
         try:
             if missing: raise LookupError(f'{len(missing)} results are missing')
             d = np.asarray(differences(rows), float)
-            out.append(dict(claim=text, measured=f'{format(spread(d), "+.2f")} {differences.unit}', seeds=len(d), verdict=verdict(d)))
+            out.append(dict(claim=text, measured=f'{format(spread(d), "+.2f")} {getattr(differences, "unit", "")}'.rstrip(), seeds=len(d), verdict=('holds' if d.min() > 0 else 'does not hold') if getattr(differences, 'exact', False) else verdict(d)))
         except LookupError as e: out.append(dict(claim=text, measured='', seeds=0, verdict=f'cannot be evaluated: {e.args[0]}'))
     return pd.DataFrame(out, columns=['claim', 'measured', 'seeds', 'verdict'])
 
-# %% ../nbs/20_catalogue.ipynb #107e75dd
+# %% ../nbs/20_catalogue.ipynb #6602f8fd
 def table(down='method', across='alpha', value='accuracy', digits=1):
     "A drawing: mean ± standard deviation over seeds and all labels but two."
     def draw(rows):
@@ -138,27 +139,31 @@ def _panels(rows, by, draw, width=4.6, **kw):
     from fedlit.figure import style
     values = list(dict.fromkeys(rows[by]))
     with style():
-        fig, axs = plt.subplots(1, len(values), figsize=(width*len(values), 2.8), squeeze=False, gridspec_kw=dict(wspace=.45), **kw)
+        fig, axs = plt.subplots(1, len(values), figsize=(width*len(values), 2.8), squeeze=False, sharey=True, gridspec_kw=dict(wspace=.45), **kw)
         for ax, v in zip(axs[0], values):
             draw(ax, rows[rows[by] == v])
-            ax.set_title(str(v) if by == 'data' else f'{by} {v}', loc='left')
+            ax.set_title(_said(by, v), loc='left')
+        for ax in axs[0, 1:]: ax.set_ylabel('')
     return fig
 
-def _curves(rows, by, value): return {str(v): np.array(g[value].tolist(), float) for v, g in rows.groupby(by, sort=False)}
+def _said(label, v): return str(v).replace('FedAvg+', '+ ') if label in ('data', 'method') else f'{label} {v}'
+
+def _curves(rows, by, value): return {_said(by, v): np.array(g[value].tolist(), float) for v, g in rows.groupby(by, sort=False)}
 def _accent(names): return next((n for n in reversed(names) if any(w in n for w in ('FedDecorr', 'MOON', 'FedDecomp', 'DSE', 'GSE'))), None)
 
-# %% ../nbs/20_catalogue.ipynb #c6737e1b
+# %% ../nbs/20_catalogue.ipynb #9b2873f7
 def spectrum_figure(by='alpha', value='spectrum', panel='data'):
     "A drawing: singular values, a curve for each value of `by`."
     from fedlit.figure import spectra
-    def draw(rows): return _panels(rows, panel, lambda ax, r: spectra(_curves(r, by, value), ax=ax, accent=_accent(list(map(str, r[by].unique()))), threshold=1e-2), 5.5)
+    def draw(rows): return _panels(rows, panel, lambda ax, r: spectra(_curves(r, by, value), ax=ax, accent=_accent([_said(by, v) for v in r[by].unique()]), threshold=1e-2), 5.5)
     return draw
 
-def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel='communication round'):
-    "A drawing: a quantity over rounds."
+def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel='communication round', first=1):
+    "A drawing: a quantity over rounds, the first of which has the number `first`."
     from fedlit.figure import against_rounds
     def draw(rows):
-        fig = _panels(rows, panel, lambda ax, r: against_rounds(_curves(r, by, value), ax=ax, accent=_accent(list(map(str, r[by].unique()))), ylabel=ylabel), 5.5)
+        fig = _panels(rows, panel, lambda ax, r: against_rounds(_curves(r, by, value), ax=ax, accent=_accent([_said(by, v) for v in r[by].unique()]), ylabel=ylabel,
+                                                                      rounds=np.arange(first, first+len(r[value].iloc[0]))), 5.5)
         for ax in fig.axes: ax.set_xlabel(xlabel)
         return fig
     return draw
@@ -168,9 +173,9 @@ def axis_figure(x, by='method', value='accuracy', panel='data', xlabel=None, yla
     from fedlit.figure import _colours, palette
     def one(ax, rows):
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
-        names = [str(v) for v in rows[by].unique()]
+        names = [_said(by, v) for v in rows[by].unique()]
         for name, (colour, dash) in _colours(names, _accent(names)).items():
-            g = rows[rows[by].astype(str) == name].groupby(x, sort=False)[value]
+            g = rows[rows[by].map(lambda v: _said(by, v)) == name].groupby(x, sort=False)[value]
             ax.errorbar([places[v] for v in g.mean().index], g.mean(), g.std(), color=colour, ls=dash, marker='o', ms=3, lw=1.2, capsize=2, label=name)
         ax.set_xticks(range(len(places)), [str(v) for v in places]); ax.set(xlabel=xlabel or x, ylabel=ylabel); ax.legend(fontsize=7)
     return lambda rows: _panels(rows, panel, one)
@@ -277,7 +282,7 @@ def client_figure(clients=(0,)):
     draw = spectrum_figure(panel='client')
     return lambda rows: draw(_each_client(rows)[lambda f: f.client.isin(clients)])
 
-# %% ../nbs/20_catalogue.ipynb #25ae31be
+# %% ../nbs/20_catalogue.ipynb #d2fc214e
 SPECTRA = [
     Entry('feddecorr/fig2a', 'ICLR Fig. 2a, TPAMI Fig. 2', 'Singular values of the global model\'s features, by heterogeneity', lambda sc: _on_cifar100(sc, alpha=alphas(*_spectra_alphas)), spectrum_figure(), _collapse, value='significant'),
     Entry('feddecorr/fig2b', 'ICLR Fig. 2b, TPAMI Fig. 3', 'Singular values of one client\'s local model, by heterogeneity', lambda sc: _plus_each(sc, alpha=alphas(*_spectra_alphas)), client_figure(), _local_collapse, value='local_significant'),
@@ -294,11 +299,8 @@ SPECTRA = [
 ]
 
 def _mean(rows, value): return _pick(rows, {}, value).groupby('seed').mean().to_numpy(float)
-_mean.unit = ''
-for _e in SPECTRA: # functions written in place get their unit here
-    for _, _f in _e.claims: _f.__dict__.setdefault('unit', 'nats')
 
-# %% ../nbs/20_catalogue.ipynb #e781dd55
+# %% ../nbs/20_catalogue.ipynb #28465b96
 def architectures(scale):
     "The paper's three networks, and what plays them where they are too large."
     if scale == 'paper': return {'MobileNetV2': {}, 'ResNet18': dict(model='resnet18'), 'ResNet32': dict(model='resnet32')}
@@ -315,7 +317,7 @@ OTHER_SPECTRA = [
         lambda rows: table('alpha', 'data', 'first', 3)(_first_pair(rows)), (('training aligns the layers', lambda rows: _mean(_first_pair(rows), 'gain')),), value='first',
         note='The network behind the published figure is not known to us; here the theory\'s, two linear maps, mean of the five largest directions.'),
     Entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local phase, all clients', lambda sc: [(l, replace(s, measure=measuring('decorr_by_epoch')(s))) for l, s in cross(bases(DECORR, sc, 'cifar10'), alpha=alphas(.5), method=decorr_rows('FedAvg+FedDecorr'))],
-        lambda rows: rounds_figure('client', 'loss', ylabel="FedDecorr's loss (released scale)", xlabel='local epochs, from 1: before training')(_losses(rows)), (('the loss falls during the local phase', lambda rows: _mean(_fall(rows), 'fall')),), value='fall',
+        lambda rows: rounds_figure('client', 'loss', ylabel="FedDecorr's loss (released scale)", xlabel='local epochs', first=0)(_losses(rows)), (('the loss falls during the local phase', lambda rows: _mean(_fall(rows), 'fall')),), value='fall',
         note='The published alpha is lost in our text; 0.5 is used.'),
 ]
 
@@ -323,7 +325,7 @@ def _keep_labels(made, rows): made.attrs['labels'] = rows.attrs['labels']; retur
 def _first_pair(rows):
     first = lambda v: [float(np.mean(x[0])) for x in v]
     return _keep_labels(rows.assign(first=first(rows.aligned), gain=np.subtract(first(rows.aligned), first(rows.aligned_at_start))), rows)
-def _losses(rows): return pd.DataFrame([dict(data=r.data, seed=r.seed, client=f'client {k}', loss=v) for r in rows.itertuples() for k, v in enumerate(r.decorr_by_epoch)])
+def _losses(rows): return pd.DataFrame([dict(data=r.data, seed=r.seed, client=k, loss=v) for r in rows.itertuples() for k, v in enumerate(r.decorr_by_epoch)])
 def _fall(rows): return _keep_labels(rows.assign(fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.decorr_by_epoch]), rows)
 
 # %% ../nbs/20_catalogue.ipynb #ccef7b69
@@ -416,7 +418,7 @@ def rounds_to(rows):
     need = [next((i+1 for i, v in enumerate(r['curve']) if 100*v >= goal[tuple(r[k] for k in keys)] - 1e-9), len(r['curve'])+1) for _, r in rows.iterrows()]
     return _keep_labels(rows.assign(rounds=need), rows)
 
-# %% ../nbs/20_catalogue.ipynb #8dcadbff
+# %% ../nbs/20_catalogue.ipynb #6e2f7b7b
 def many_parties(scale):
     "Table 3's two settings: all of fifty parties, a fifth of a hundred."
     if scale == 'paper': return {'50, all': dict(clients=50, rounds=200), '100, a fifth': dict(clients=100, rounds=500, participation=.2)}
@@ -438,8 +440,6 @@ MOON_ENTRIES = [
         note='The levels 0.1 and 0.5 are from memory; 5 is in the text.'),
     Entry('moon/table5', 'Table 5', 'No term, the distance to the global features, the contrastive term', lambda sc: _moon_grid(sc, 'FedAvg', 'l2', 'MOON'), table('method', 'data'), (_moon_wins[0], ('and of the distance', ahead(dict(method='MOON'), dict(method='l2'))))),
 ]
-for _e in MOON_ENTRIES:
-    for _, _f in _e.claims: _f.__dict__.setdefault('unit', 'rounds')
 
 # %% ../nbs/20_catalogue.ipynb #392cf396
 _decomp = Setting(task='cifar10', recipe='feddecomp', model='feddecomp_resnet8', options=(), partition='dirichlet_mixture(alpha=1.0, train=500, test=100)', clients=40, rounds=300, weighting='uniform',
@@ -543,7 +543,7 @@ def _activation_figure(rows):
         axs[0].legend(fontsize=7)
     return fig
 
-# %% ../nbs/20_catalogue.ipynb #922cfe8a
+# %% ../nbs/20_catalogue.ipynb #63ab66f5
 GSE = 'FedGSE-CSL', 'FedGSE-SPL'
 _rivals = 'HeteroFL', 'Federated Dropout', 'FedRolex'
 _gap_grid = lambda sc: [(l, replace(s, rounds=min(s.rounds, 100), measure=('curve', 'update_gap'))) for l, s in _thesis(sc, 'mnist', heterogeneity=labels_of('high'), method=named(*_rivals, 'FedGSE-CSL'))]
@@ -555,15 +555,20 @@ def _size_grid(scale):
     deep = Setting('DepthFL()', options=(), rounds=0, measure=('sizes',), task=_nets['ResNet18']['task'], model='exits_resnet18')
     return others + [(dict(data='none', model='ResNet18', method='DepthFL', seed=0), deep)]
 
+def _larger(rows):
+    mean = lambda m: np.mean(_pick(rows, dict(model='ResNet18', method=m), 'parameters').iloc[0])/1e6
+    return np.array([mean('DepthFL') - mean('others')])
+_larger.unit, _larger.exact = 'M parameters', True # nothing in it is random
+
 def _size_table(rows):
     printed = {(r.model, r.method): r for r in published('Table 4.2').itertuples()}
     said = pd.read_csv(files('fedlit')/'published.csv').query("table == 'Table 4.2'")
     text = {(re.search(_FORMS['model'], r.setting)[0], r.method): r.value for r in said.itertuples()}
     return pd.DataFrame([dict(model=r.model, method=r.method, parameters=f'{np.mean(r.parameters)/1e3:.0f}k', MACs=f'{np.mean(r.macs)/1e6:.1f}M', **{'thesis: parameters/MACs': text.get((r.model, r.method), '')}) for r in rows.itertuples()]).set_index(['model', 'method'])
 
-# %% ../nbs/20_catalogue.ipynb #af4956fd
+# %% ../nbs/20_catalogue.ipynb #fd0ce11c
 GSE_ENTRIES = [
-    Entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities', _size_grid, _size_table, (('DepthFL\'s clients carry more than others\' (ResNet18)', lambda rows: _larger(rows)),), value='parameters',
+    Entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities', _size_grid, _size_table, (('DepthFL\'s clients carry more than others\' (ResNet18)', _larger),), value='parameters',
         note='DepthFL\'s networks for CONV and ResNet34 are not known. The thesis\' 441.19k of CONV is not explained by any network we built.'),
     Entry('fedgse/table4.3', 'Table 4.3', 'Sub-models, high heterogeneity', _het('high', *BASELINES, *GSE), table('method', 'data'), (*_wins('FedGSE-CSL', *BASELINES), *_wins('FedGSE-SPL', *BASELINES)), 'Table 4.3', note='The caption in the thesis says low. The rows printed FedDSE_SPL are read as FedGSE_SPL.'),
     Entry('fedgse/table4.4', 'Table 4.4', 'Sub-models, low heterogeneity', _het('low', *BASELINES, *GSE), table('method', 'data'), (*_wins('FedGSE-CSL', *BASELINES), *_wins('FedGSE-SPL', *BASELINES)), 'Table 4.4'),
@@ -581,17 +586,10 @@ GSE_ENTRIES = [
         table('public', 'method'), (('generated samples serve as well as held ones (within the spread counts as undecided)', ahead(dict(public='generated'), dict(public='held'))),), note='Named in the thesis, not measured there.'),
 ]
 
-def _larger(rows):
-    mean = lambda m: np.mean(_pick(rows, dict(model='ResNet18', method=m), 'parameters').iloc[0])/1e6
-    return np.array([mean('DepthFL') - mean('others')])
-_larger.unit = 'M parameters'
-
 def _opposed(rows):
     part = rows.pivot_table(index='method', columns='seed', values=['added', 'accuracy'])
     return np.array([-_tau(part['added'][s].to_numpy(), part['accuracy'][s].to_numpy()) for s in part['added']])
 _opposed.unit = 'tau'
-for _e in [*DSE_ENTRIES, *GSE_ENTRIES]:
-    for _, _f in _e.claims: _f.__dict__.setdefault('unit', '')
 
 # %% ../nbs/20_catalogue.ipynb #4f9be8ad
 CATALOGUE = {e.id: e for e in [*SPECTRA, *OTHER_SPECTRA, *TABLES, *MOON_ENTRIES, *DECOMP_ENTRIES, *DSE_ENTRIES, *GSE_ENTRIES]}
@@ -668,7 +666,7 @@ def listing(out='results/catalogue'):
     count = lambda e, scale: (lambda runs: f'{len(runs & done[scale])}/{len(runs)}')({address(s) for _, s in e.grid(scale)})
     return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption) for e in CATALOGUE.values()])
 
-# %% ../nbs/20_catalogue.ipynb #b8592fb2
+# %% ../nbs/20_catalogue.ipynb #b2a2f2ea
 def command(entry, scale, out, only=''):
     "What to type to make an entry's results."
     return f'fedlit reproduce {entry.id} --scale {scale}' + (f' --only {only}' if only else '') + ('' if str(out) == 'results/catalogue' else f' --out {out}')
@@ -677,10 +675,12 @@ def _draw(entry, rows, path):
     "Draw an entry into a file; the file, and the table where it is one."
     made = entry.draw(rows)
     path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(made, pd.DataFrame): made.to_csv(path.with_suffix('.csv')); return path.with_suffix('.csv'), made
+    if isinstance(made, pd.DataFrame): made.to_csv(_ending(path, '.csv')); return _ending(path, '.csv'), made
     import matplotlib.pyplot as plt
-    made.savefig(path.with_suffix('.png'), dpi=90, bbox_inches='tight'); plt.close(made)
-    return path.with_suffix('.png'), None
+    made.savefig(_ending(path, '.png'), dpi=90, bbox_inches='tight'); plt.close(made)
+    return _ending(path, '.png'), None
+
+def _ending(path, end): return path.with_name(path.name + end) # names such as fig3.2 have a dot
 
 def about(
     entry,     # Entry
@@ -695,13 +695,13 @@ def about(
     for labels, s in missing[:3]: news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
     if missing: news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; make them: {command(entry, scale, out, only)}")
     said = SimpleNamespace(rows=rows, missing=missing, news=news, drawing=None, table=None, beside=None, claims=judge(entry.claims, rows, missing))
-    there = [f for f in (path.with_suffix('.png'), path.with_suffix('.csv')) if f.exists()]
+    there = any(_ending(path, end).exists() for end in ('.png', '.csv'))
     if not len(rows): return said
     try: said.drawing, said.table = _draw(entry, rows, path)
     except (LookupError, ValueError, AttributeError) as e: news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')
     if said.drawing and not there: news.append(f'missing: {said.drawing}, drawn now by fedlit report {entry.id} --scale {scale}')
-    if entry.published: said.beside = beside(entry, rows); said.beside.to_csv(path.with_suffix('.beside.csv'), index=False)
-    said.claims.to_csv(path.with_suffix('.claims.csv'), index=False)
+    if entry.published: said.beside = beside(entry, rows); said.beside.to_csv(_ending(path, '.beside.csv'), index=False)
+    said.claims.to_csv(_ending(path, '.claims.csv'), index=False)
     return said
 
 # %% ../nbs/20_catalogue.ipynb #c614b31f

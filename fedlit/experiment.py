@@ -40,7 +40,12 @@ def call(
     except (SyntaxError, ValueError): pass
     raise ValueError(f"{text!r} is not a call with named constants, such as dirichlet(alpha=0.05)")
 
-# %% ../nbs/18_experiment.ipynb #22250e91
+# %% ../nbs/18_experiment.ipynb #baca8a63
+@functools.lru_cache(maxsize=None)
+def _canonical(text):
+    m = parse(text)
+    return repr(m), '+'.join(type(p).__name__ for p in m.parts)
+
 @dataclass(frozen=True)
 class Setting:
     "Everything that decides the outcome of one run, and what to measure of it."
@@ -60,20 +65,20 @@ class Setting:
     precision: str = 'float32'
     seed: int = 0              # of partition, initial network, order of the batches
     measure: tuple = ('curve',) # names of `MEASURES`; not part of the address
-    def __post_init__(self): object.__setattr__(self, 'method', repr(parse(self.method)))
+    def __post_init__(self): object.__setattr__(self, 'method', _canonical(self.method)[0])
 
 def plain(s):
     "What decides the run, as JSON would give it back."
-    return json.loads(json.dumps({k: v for k, v in asdict(s).items() if k != 'measure'}))
+    return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': vars(s.local)}))
 
-# %% ../nbs/18_experiment.ipynb #c7d2b67d
+# %% ../nbs/18_experiment.ipynb #f0e18720
+@functools.lru_cache(maxsize=None)
 def address(
     s, # Setting
 ):     # path below the folder of the results: data, method and a hash of everything
     "Where the result of a setting lives."
     digest = hashlib.sha256(json.dumps(plain(s), sort_keys=True).encode()).hexdigest()[:12]
-    name = '+'.join(type(p).__name__ for p in parse(s.method).parts)
-    return Path(s.task.partition('(')[0])/f'{name}-{digest}.json'
+    return Path(s.task.partition('(')[0])/f'{_canonical(s.method)[1]}-{digest}.json'
 
 # %% ../nbs/18_experiment.ipynb #b7e0e8c2
 PARTITIONS = dict(
