@@ -543,7 +543,7 @@ def _activation_figure(rows):
         axs[0].legend(fontsize=7)
     return fig
 
-# %% ../nbs/20_catalogue.ipynb #63ab66f5
+# %% ../nbs/20_catalogue.ipynb #26b9a63f
 GSE = 'FedGSE-CSL', 'FedGSE-SPL'
 _rivals = 'HeteroFL', 'Federated Dropout', 'FedRolex'
 _gap_grid = lambda sc: [(l, replace(s, rounds=min(s.rounds, 100), measure=('curve', 'update_gap'))) for l, s in _thesis(sc, 'mnist', heterogeneity=labels_of('high'), method=named(*_rivals, 'FedGSE-CSL'))]
@@ -561,7 +561,6 @@ def _larger(rows):
 _larger.unit, _larger.exact = 'M parameters', True # nothing in it is random
 
 def _size_table(rows):
-    printed = {(r.model, r.method): r for r in published('Table 4.2').itertuples()}
     said = pd.read_csv(files('fedlit')/'published.csv').query("table == 'Table 4.2'")
     text = {(re.search(_FORMS['model'], r.setting)[0], r.method): r.value for r in said.itertuples()}
     return pd.DataFrame([dict(model=r.model, method=r.method, parameters=f'{np.mean(r.parameters)/1e3:.0f}k', MACs=f'{np.mean(r.macs)/1e6:.1f}M', **{'thesis: parameters/MACs': text.get((r.model, r.method), '')}) for r in rows.itertuples()]).set_index(['model', 'method'])

@@ -40,8 +40,8 @@ def call(
     except (SyntaxError, ValueError): pass
     raise ValueError(f"{text!r} is not a call with named constants, such as dirichlet(alpha=0.05)")
 
-# %% ../nbs/18_experiment.ipynb #baca8a63
-@functools.lru_cache(maxsize=None)
+# %% ../nbs/18_experiment.ipynb #1a55e109
+@functools.cache
 def _canonical(text):
     m = parse(text)
     return repr(m), '+'.join(type(p).__name__ for p in m.parts)
@@ -71,8 +71,8 @@ def plain(s):
     "What decides the run, as JSON would give it back."
     return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': vars(s.local)}))
 
-# %% ../nbs/18_experiment.ipynb #f0e18720
-@functools.lru_cache(maxsize=None)
+# %% ../nbs/18_experiment.ipynb #156eb118
+@functools.cache
 def address(
     s, # Setting
 ):     # path below the folder of the results: data, method and a hash of everything

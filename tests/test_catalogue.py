@@ -5,10 +5,12 @@ from pathlib import Path
 import pytest, torch
 from conftest import SHARED
 from fedlit import catalogue
-from fedlit.catalogue import CATALOGUE, SCALES, about, plan, published, results, select
+from fedlit.catalogue import CATALOGUE, SCALES, about, plan, published, select
 from fedlit.cli import main
-from fedlit.experiment import MEASURES, Setting, address, call, checkpoint_mib, found, run_setting, run_settings, trained
+from fedlit.data import load
+from fedlit.experiment import MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set, run_setting, run_settings, trained
 from fedlit.models import models
+from fedlit.partition import classes_per_client
 from fedlit.round import Local
 from fedlit.run import Run
 from fedlit.tree import flatten
@@ -46,11 +48,13 @@ def test_grids(scale):
 
 def tiny(s): return replace(s, rounds=min(s.rounds, 1), local=replace(s.local, epochs=1))
 
+DONE = {} # entries that begin with the same run share it
+
 @pytest.mark.parametrize('id', CATALOGUE)
-def test_the_first_run_of_every_entry(id, done={}):
+def test_the_first_run_of_every_entry(id):
     first = tiny(select(CATALOGUE[id], 'embedded')[0][1])
     key = address(first), first.measure
-    done[key] = r = done.get(key) or run_setting(first)
+    DONE[key] = r = DONE.get(key) or run_setting(first)
     assert not r.get('failed') and set(r['measured']) == set(first.measure)
     if first.rounds: assert 0 <= r['history']['accuracy'][-1] <= 1 and len(r['history']['round']) == 1
     json.dumps(r, allow_nan=False)
@@ -190,3 +194,29 @@ def test_committed_results_have_their_addresses():
     known = {a for s in SCALES for a in plan(s)}
     for f in files: assert f.relative_to(folder) in known, f
     for a, s in plan('embedded').items(): assert not (folder/a).exists() or found(folder, replace(s, measure=())), a
+
+def test_one_domain_a_client():
+    task, s = load('digits_domains'), select(CATALOGUE['feddecorr/tpami-table3'], 'embedded')[0][1]
+    parts, tests = clients_of(s, task)
+    assert len(parts) == 4 and tests is None and all(len(task.domain_train[c].unique()) == 1 for c in parts)
+
+def test_sub_model_rows():
+    pick = lambda id, **labels: next(s for l, s in CATALOGUE[id].grid('embedded') if all(l[k] == v for k, v in labels.items())).method
+    assert pick('feddse/table3.4', method='FedRolex').startswith('FedRolex(rates=(1.0, 0.5, 0.25, 0.125, 0.0625)') and 'MaskedCE' in pick('feddse/table3.4', method='FedRolex')
+    assert 'rates=(0.25,)' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4') and 'temperature=1.0' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4')
+    assert pick('feddse/fig3.6', method='FedDSE', rho=.5).count('0.0625') == 5
+
+@pytest.mark.parametrize('how', ['held', 'uploaded', 'broader', 'generated'])
+def test_public_sets(how):
+    task = load('digits')
+    clients = classes_per_client(task.y_train, 20, 2, seed=0)
+    x, y, left = public_set(task, clients, how, 200)
+    assert x.shape[1:] == task.x_train.shape[1:] and len(x) == len(y) and 150 <= len(x) <= 220 and x.isfinite().all()
+    before, after = sum(map(len, clients)), sum(map(len, left))
+    assert after == before - (len(x) if how == 'held' else 0)
+    assert len(y.unique()) == 10
+    if how == 'generated': # per class near the real mean of that class
+        for k in range(10):
+            real = task.normalise(task.x_train[task.y_train == k]).mean(0)
+            other = task.normalise(task.x_train[task.y_train == (k+1) % 10]).mean(0)
+            assert (x[y == k].mean(0) - real).norm() < (x[y == k].mean(0) - other).norm()
