@@ -11,11 +11,11 @@ __all__ = ['SCALES', 'SEEDS', 'DECORR', 'PAIR', 'ALL', 'FOUR', 'SPECTRA', 'OTHER
            'decorr_rows', 'with_and_without', 'helps', 'client_figure', 'architectures', 'crowds', 'domain_table',
            'moon_row', 'moon_rows', 'rounds_to', 'many_parties', 'mixtures', 'labels_of', 'cutting', 'depth', 'named',
            'strong_share', 'shares', 'participations', 'plan', 'entries', 'select', 'reproduce', 'listing', 'command',
-           'about', 'report']
+           'about', 'report', 'show', 'verdicts']
 
-# %% ../nbs/20_catalogue.ipynb #72d2f159
+# %% ../nbs/20_catalogue.ipynb #8e1d81dd
 import difflib, functools, itertools, json, re
-import numpy as np, pandas as pd
+import numpy as np, pandas as pd, torch
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -639,18 +639,20 @@ def select(
         grid = part
     return grid
 
-# %% ../nbs/20_catalogue.ipynb #50e29dd5
+# %% ../nbs/20_catalogue.ipynb #0820a6ce
 def reproduce(
     names=(),         # of entries, see `entries`
     scale='embedded',
     only='',          # see `select`
     out='results/catalogue',
-    processes=None,   # runs at a time; None: one a core, or one where a GPU is used
+    processes=None,   # runs at a time; None: one a core, or one where a GPU trains
     minutes=None,     # stop at the first round that ends after so many
     progress=True,
-    **kw,             # for `federate`: device, executor
+    **kw,             # for `federate`: device, by default the CPU at embedded scale; executor
 ):                    # how many results are still missing
     "Run what is missing of some entries."
+    kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
+    if kw.get('device', 'auto') != 'cpu' and torch.cuda.is_available(): processes = processes or 1
     whole = plan(scale) if scale in SCALES else {}
     wanted = dict.fromkeys(address(s) for e in entries(*names) for _, s in select(e, scale, only))
     todo = [whole[a] for a in wanted if not found(out, whole[a])]
@@ -665,7 +667,7 @@ def listing(out='results/catalogue'):
     count = lambda e, scale: (lambda runs: f'{len(runs & done[scale])}/{len(runs)}')({address(s) for _, s in e.grid(scale)})
     return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption) for e in CATALOGUE.values()])
 
-# %% ../nbs/20_catalogue.ipynb #b2a2f2ea
+# %% ../nbs/20_catalogue.ipynb #c3d519b8
 def command(entry, scale, out, only=''):
     "What to type to make an entry's results."
     return f'fedlit reproduce {entry.id} --scale {scale}' + (f' --only {only}' if only else '') + ('' if str(out) == 'results/catalogue' else f' --out {out}')
@@ -690,7 +692,8 @@ def about(
 ):             # dict: rows, missing, drawing, table, beside, claims, news (lines about what was missing)
     "Everything that a report says of an entry; drawings and tables are written."
     rows, missing = results(select(entry, scale, only), out)
-    path, news = Path(to or Path(out)/'report')/scale/entry.id, []
+    part = re.sub(r'[^\w.=]+', '-', f'.{only}') if only else '' # a part of an entry does not replace the whole
+    path, news = Path(to or Path(out)/'report')/scale/f'{entry.id}{part}', []
     for labels, s in missing[:3]: news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
     if missing: news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; make them: {command(entry, scale, out, only)}")
     said = SimpleNamespace(rows=rows, missing=missing, news=news, drawing=None, table=None, beside=None, claims=judge(entry.claims, rows, missing))
@@ -720,3 +723,32 @@ def report(names=(), scale='embedded', only='', out='results/catalogue', to=None
             verdicts += list(a.claims.verdict)
     kinds = ('holds', 'does not hold', 'undecided', 'cannot be evaluated')
     print(f"\n{len(verdicts)} claims: " + ', '.join(f'{sum(v.startswith(k) for v in verdicts)} {k}' for k in kinds))
+
+# %% ../nbs/20_catalogue.ipynb #17bdcdac
+def show(id, scale='embedded', out='../../results/catalogue'):
+    "In a notebook: an entry's caption, drawing, numbers beside the paper's, verdicts, and what is missing."
+    from IPython.display import Markdown, display
+    e = CATALOGUE[id]
+    rows, missing = results(select(e, scale), out)
+    display(Markdown(f'**{e.source}.** {e.caption} ({scale}, {len(rows)} of {len(rows)+len(missing)} runs). {e.note}'))
+    if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, "results/catalogue")}`'))
+    if not len(rows): return
+    made = e.draw(rows)
+    if not isinstance(made, pd.DataFrame): made = _small_picture(made)
+    for part in (made, beside(e, rows) if e.published else None, judge(e.claims, rows, missing)):
+        if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
+
+def _small_picture(fig):
+    "A figure as a picture of few colours, so that a page of thirty stays small."
+    import io, matplotlib.pyplot as plt
+    from IPython.display import Image as Shown
+    from PIL import Image
+    whole, small = io.BytesIO(), io.BytesIO()
+    fig.savefig(whole, dpi=75, bbox_inches='tight'); plt.close(fig)
+    Image.open(whole).convert('RGB').quantize(40).save(small, 'png', optimize=True)
+    return Shown(small.getvalue())
+
+def verdicts(paper, scale='embedded', out='../../results/catalogue'):
+    "All claims of a paper with what was measured: a DataFrame."
+    judged = {e.id: judge(e.claims, *results(select(e, scale), out)) for e in entries(paper)}
+    return pd.concat(judged, names=['entry']).droplevel(1)

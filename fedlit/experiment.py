@@ -175,7 +175,7 @@ def alignment(run, task, clients, tests, s):
     "|u_k . v_k| of consecutive linear layers, k = 1..5, one list a pair; in the trained network and in the initial one."
     return dict(aligned=_aligned(run.model), aligned_at_start=_aligned(build(s.model, task, seed=s.seed, **dict(s.options))))
 
-# %% ../nbs/18_experiment.ipynb #f5041f92
+# %% ../nbs/18_experiment.ipynb #02b2f27f
 def decorr_by_epoch(run, task, clients, tests, s):
     "FedDecorr's loss on a batch of every client's own images, after 0, 1, ..., E epochs of one more local phase: a list a client."
     who, prior = list(range(len(clients))), run.state
@@ -183,7 +183,7 @@ def decorr_by_epoch(run, task, clients, tests, s):
     seen = [[look(k, (prior.params, prior.buffers)) for k in who]]
     for e in range(1, s.local.epochs+1):
         local = replace(s.local, epochs=e)
-        out = local_phase(run.method, run.model, prior, who, batches_of(task, clients, who, local, s.seed, prior.round, 2), local, choose_executor(run.method, run.model, 'cpu'))
+        out = local_phase(run.method, run.model, prior, who, batches_of(task, clients, who, local, s.seed, prior.round, 2), local, choose_executor(run.method, run.model, task.x_train.device))
         seen.append([look(k, tuple({n: v[k] for n, v in out[part].items()} for part in ('params', 'buffers'))) for k in who])
     return [list(c) for c in zip(*seen)]
 
@@ -199,13 +199,14 @@ def activations(run, task, clients, tests, s):
         out.append(seen)
     return out
 
-# %% ../nbs/18_experiment.ipynb #dbf07f24
+# %% ../nbs/18_experiment.ipynb #d85d9c12
 def update_gap(run, task, clients, tests, s):
     "Length of the summed difference between the clients' updates and those of whole networks, one number a round."
-    method, proxy = run.method, run.proxy
+    method, device = run.method, next(run.model.parameters()).device
+    proxy = run.proxy and tuple(v.to(device) for v in run.proxy)
     whole = sum((p for p in method.parts if not isinstance(p, (SubModel, Scaler))), FedAvg())
-    model, sizes, least, out = build(s.model, task, seed=s.seed, **dict(s.options)), WEIGHTING[s.weighting](clients), 2 if has_batchnorm(run.model) else 1, []
-    state, how = start(method, model, len(clients), s.statistics), choose_executor(method, model, 'cpu')
+    model, sizes, least, out = build(s.model, task, seed=s.seed, **dict(s.options)).to(device), WEIGHTING[s.weighting](clients), 2 if has_batchnorm(run.model) else 1, []
+    state, how = start(method, model, len(clients), s.statistics), choose_executor(method, model, device)
     for r in range(s.rounds):
         who = draw_clients(len(clients), s.participation, s.seed, r)
         train = lambda m, st: local_phase(m, model, st, who, batches_of(task, clients, who, s.local, s.seed, r, least), s.local, how, proxy=proxy)
