@@ -217,6 +217,7 @@ def federate(
     executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"
     device="auto",   # "cpu", "cuda", ... or "auto"
     checkpoint=None, # file to resume from if it is there, and to write after every round
+    minutes=None,    # stop after the round in which so many have passed; the checkpoint goes on from there
     progress=True,   # show a progress bar?
     evaluate_every=1,# int, rounds between evaluations; the last round is always evaluated
     keep_locals=False,# keep the clients' models of the last round in `Run.locals`?
@@ -231,7 +232,8 @@ def federate(
     proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
-    device = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device)
+    if minutes is not None and not checkpoint: raise ValueError(f"minutes={minutes} needs checkpoint=, a file to go on from")
+    device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device), time.monotonic() + 60*(minutes or 0)
     _check(task, clients, method, rounds, participation, weighting, tests, precision, record, device)
     local = local or Local()
     executor = choose_executor(method, model, device) if executor == 'auto' else executor
@@ -257,7 +259,8 @@ def federate(
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
         if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
-        if checkpoint: run.save(checkpoint)
+        if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        if minutes is not None and time.monotonic() > stop: break
     return run._with(model)
 
 # %% ../nbs/08_run.ipynb #704c4b42

@@ -1,0 +1,222 @@
+"The catalogue: every experiment of the papers is an entry and runs; results are files that survive kills, damage and company."
+import json, os, random, re, signal, sys, time
+from dataclasses import replace
+from pathlib import Path
+import pytest, torch
+from conftest import SHARED
+from fedlit import catalogue
+from fedlit.catalogue import CATALOGUE, SCALES, about, plan, published, select
+from fedlit.cli import main
+from fedlit.data import load
+from fedlit.experiment import MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set, run_setting, run_settings, trained
+from fedlit.models import models
+from fedlit.partition import classes_per_client
+from fedlit.round import Local
+from fedlit.run import Run
+from fedlit.tree import flatten
+
+# the experiments of the papers, as the survey of their settings numbers them, and the entries that are theirs
+ROWS = {
+    'FedDecorr Fig 2(a)/TPAMI 2': 'feddecorr/fig2a', 'Fig 2(b)/TPAMI 3; Fig 10': 'feddecorr/fig2b feddecorr/fig10', 'TPAMI Fig 4, 6': 'feddecorr/tpami-fig4 feddecorr/tpami-fig6',
+    'Fig 3/TPAMI 5, 7': 'feddecorr/fig3 feddecorr/fig3-local', 'Fig 6': 'feddecorr/fig6', 'Fig 7, 8, 9': 'feddecorr/fig7 feddecorr/fig8 feddecorr/fig9', 'Tab 1 / I': 'feddecorr/table1', 'Tab 2 / I': 'feddecorr/table2',
+    'Tab II (TPAMI)': 'feddecorr/tpami-table2', 'Tab III (TPAMI)': 'feddecorr/tpami-table3', 'Tab 3 / IV': 'feddecorr/table3', 'Fig 4 / 8': 'feddecorr/fig4', 'Fig 5 / 9': 'feddecorr/fig5', 'Tab 4 / V': 'feddecorr/table4',
+    'Tab 5 / VI': 'feddecorr/table5', 'Tab 6 / VII': 'feddecorr/table6', 'Tab 7 / VIII': 'feddecorr/table7', 'Tab 8, 9': 'feddecorr/table8 feddecorr/table9', 'Tab 10': 'feddecorr/table10', 'Fig 11': 'feddecorr/fig11',
+    'MOON common': 'moon/table1', 'MOON Tab 1, 2, Fig 6': 'moon/table1 moon/table2 moon/fig6', 'MOON Fig 7': 'moon/fig7', 'MOON Tab 3, Fig 8': 'moon/table3 moon/fig8', 'MOON Tab 4': 'moon/table4', 'MOON Tab 5': 'moon/table5',
+    'FedDecomp main': 'feddecomp/main', 'FedDecomp 4.4, suppl.': 'feddecomp/alternating', 'FedDSE Fig 3.2-3.3': 'feddse/fig3.2', 'FedDSE common': 'feddse/table3.4', 'Tab 3.4, 3.5, Fig 3.5': 'feddse/table3.4 feddse/table3.5 feddse/fig3.5',
+    'Fig 3.6, 3.7': 'feddse/fig3.6 feddse/fig3.7', 'Fig 3.8': 'feddse/fig3.8', 'Fig 3.9': 'feddse/fig3.9', 'Fig 3.10': 'feddse/fig3.10', 'Tab 3.6': 'feddse/table3.6', 'FedGSE Tab 4.3 (high; caption says low), 4.4 (low)': 'fedgse/table4.3 fedgse/table4.4',
+    'Tab 4.2': 'fedgse/table4.2', 'Fig 4.3, 4.4': 'fedgse/fig4.3 fedgse/fig4.4', 'Fig 4.5-4.8': 'fedgse/fig4.5 fedgse/fig4.6 fedgse/fig4.7 fedgse/fig4.8', 'Fig 4.9': 'fedgse/fig4.9', 'Fig 4.10': 'fedgse/fig4.10', 'Tab 4.5': 'fedgse/table4.5'}
+
+@pytest.mark.parametrize('row', ROWS)
+def test_every_experiment_is_an_entry(row): assert set(ROWS[row].split()) <= set(CATALOGUE)
+
+def test_no_experiment_of_the_survey_is_forgotten():
+    survey = SHARED.parent/'METHODS.md'
+    if not survey.exists(): pytest.skip(f'{survey} is not here')
+    section = survey.read_text().partition('\n## 19')[2]
+    ids = [re.match(r'\| (.*?) \| ', line)[1] for line in section.splitlines() if line.startswith('| ') and not line.startswith('| Id ')]
+    assert len(ids) > 40 and set(ids) == set(ROWS)
+
+@pytest.mark.parametrize('scale', SCALES)
+def test_grids(scale):
+    whole = plan(scale)
+    for e in CATALOGUE.values():
+        grid = e.grid(scale)
+        assert all(list(l) == list(grid[0][0]) and address(s) in whole for l, s in grid)
+        assert len({tuple(l.values()) for l, _ in grid}) == len(grid), e.id
+    for s in whole.values(): assert s.model in models() and set(s.measure) <= set(MEASURES) and call(s.partition)
+    if scale != 'embedded': assert {s.task for s in whole.values() if s.rounds} & {'cifar10', 'mnist'}
+
+def tiny(s): return replace(s, rounds=min(s.rounds, 1), local=replace(s.local, epochs=1))
+
+DONE = {} # entries that begin with the same run share it
+
+@pytest.mark.parametrize('id', CATALOGUE)
+def test_the_first_run_of_every_entry(id):
+    first = tiny(select(CATALOGUE[id], 'embedded')[0][1])
+    key = address(first), first.measure
+    DONE[key] = r = DONE.get(key) or run_setting(first)
+    assert not r.get('failed') and set(r['measured']) == set(first.measure)
+    if first.rounds: assert 0 <= r['history']['accuracy'][-1] <= 1 and len(r['history']['round']) == 1
+    json.dumps(r, allow_nan=False)
+
+def test_published_numbers_are_found():
+    for e in CATALOGUE.values():
+        if e.published: assert len(published(e.published)) and published(e.published).value.notna().all(), e.id
+    t = published('Table 1')
+    assert ((t.data == 'cifar10') & (t.alpha == .05) & (t.method == 'FedAvg')).any()
+
+@pytest.fixture
+def small(monkeypatch, tmp_path):
+    "An entry of four quick runs, and a folder of its own."
+    base = Setting(rounds=2, local=Local(epochs=1))
+    grid = lambda scale: [(dict(data='digits', method=m, seed=i), replace(base, method=t, seed=i)) for m, t in (('FedAvg', 'FedAvg()'), ('FedAvg+FedDecorr', 'FedDecorr()')) for i in (0, 1)]
+    entry = catalogue.Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, catalogue.rounds_figure(), (('FedDecorr helps', catalogue.helps()), ('MOON helps', catalogue.helps('MOON'))))
+    monkeypatch.setitem(CATALOGUE, entry.id, entry); plan.cache_clear()
+    monkeypatch.chdir(tmp_path)
+    yield entry
+    plan.cache_clear()
+
+def test_a_deleted_result_and_figure_are_named(small, capsys):
+    main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet'])
+    main(['report', 'tiny/fig1'])
+    assert '4 of 4 runs' in capsys.readouterr().out
+    main(['report', 'tiny/fig1'])
+    out = capsys.readouterr().out
+    assert 'missing' not in out and re.search('MOON helps .*cannot be evaluated: there is no method=MOON', out) and '1 cannot be evaluated' in out
+    figure = Path('results/catalogue/report/embedded/tiny/fig1.png')
+    gone = Path('results/catalogue')/address(select(small, 'embedded')[1][1])
+    figure.unlink(); gone.unlink()
+    main(['report', 'tiny/fig1'])
+    out = capsys.readouterr().out
+    assert str(gone) in out and 'fedlit reproduce tiny/fig1 --scale embedded' in out and f'missing: {figure}' in out
+    assert 'cannot be evaluated: 1 results are missing' in out and ', 0 holds' not in out.partition('claims:')[2].replace(': 0', ', 0')[3:]
+    before = {f: f.stat().st_mtime_ns for f in Path('results/catalogue/digits').glob('*.json')}
+    main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet'])
+    assert gone.exists() and before == {f: f.stat().st_mtime_ns for f in before}
+    assert not list(Path('results').rglob('.*'))
+
+def test_only_and_its_errors(small, capsys):
+    main(['reproduce', 'tiny/fig1', '--only', 'method=FedAvg,seed=1', '--processes', '1', '--quiet'])
+    assert '1 runs at scale embedded' in capsys.readouterr().out and len(list(Path('results').rglob('*.json'))) == 1
+    for words, said in ((['tiny/fig2'], "no entry 'tiny/fig2'.*tiny/fig1"), (['tiny/fig1', '--scale', 'papers'], "no scale 'papers'.*paper"), (['tiny/fig1', '--only', 'methd=FedAvg'], "no label 'methd'.*method"),
+                        (['tiny/fig1', '--only', 'seed=7'], "seed=7.*seed=0"), (['tiny/fig1', '--rounds', '3'], '--rounds belong to the main job')):
+        with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
+
+def test_damaged_files_count_as_missing(tmp_path):
+    s = Setting(rounds=1, local=Local(epochs=1))
+    run_settings([s], tmp_path, processes=1, progress=False)
+    file = tmp_path/address(s); whole = file.read_text(); r = json.loads(whole)
+    for bad in ('', whole[:len(whole)//2], '[]', 'null', json.dumps(dict(r, setting=dict(r['setting'], seed=1))), json.dumps(dict(r, measured={})), json.dumps(dict(r, history=None))):
+        file.write_text(bad)
+        assert found(tmp_path, s) is None
+    assert run_settings([s], tmp_path, processes=1, progress=False) == 0
+    again = found(tmp_path, s)
+    assert again['history']['accuracy'] == r['history']['accuracy'] and again['history']['train_loss'] == r['history']['train_loss']
+
+def test_a_run_that_diverges_is_a_result(tmp_path):
+    s = Setting(rounds=1, local=Local(epochs=1, lr=1e20), measure=('curve', 'spectra'))
+    assert run_settings([s], tmp_path, processes=1, progress=False) == 0 and 'left finite numbers' in found(tmp_path, s)['failed']
+    e = catalogue.Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)], catalogue.table('method', 'data'), (('is good', catalogue.ahead(dict(method='FedAvg'), dict(method='FedAvg'))),))
+    said = about(e, 'embedded', out=tmp_path)
+    assert said.claims.verdict[0].startswith('cannot be evaluated') and 'left finite numbers' in said.table.to_string()
+
+needs_fork = pytest.mark.skipif(not hasattr(os, 'fork') or sys.platform == 'darwin', reason='kills forked processes')
+ROBUST = Setting('MOON() + FedAvgM(momentum=0.5, form="paper") + FedDecorr()', clients=6, participation=.5, rounds=12, local=Local(epochs=1), measure=('curve', 'spectra'))
+
+KILLS = int(os.environ.get('FEDLIT_KILLS', 4)) # FEDLIT_KILLS=20 for the long form
+
+def alone(work):
+    "Run `work` in a process of its own; its number."
+    if pid := os.fork(): return pid
+    try: work()
+    finally: os._exit(0)
+
+def finish(folder):
+    "What a killed process is asked to do: train from the checkpoint, then write run and result."
+    run, *_ = trained(ROBUST, folder/'checkpoint.safetensors')
+    run.save(folder/'final.safetensors')
+    run_settings([ROBUST], folder, processes=1, progress=False)
+
+def same(a, b):
+    a, b = (flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client={k: v[:] if hasattr(v, 'written') else v for k, v in flatten(s.client).items()})) for s in (a, b))
+    return list(a) == list(b) and all(torch.equal(a[k], b[k]) for k in a)
+
+@needs_fork
+def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path):
+    calm, wild = tmp_path/'calm', tmp_path/'wild'
+    began = time.monotonic()
+    os.waitpid(alone(lambda: finish(calm)), 0)
+    whole, rng, kills = time.monotonic() - began, random.Random(0), 0
+    for _ in range(KILLS):
+        pid = alone(lambda: finish(wild))
+        time.sleep(rng.uniform(0, whole/4))
+        os.kill(pid, signal.SIGKILL)
+        kills += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+        for f in (wild/'final.safetensors', wild/address(ROBUST)): f.unlink(missing_ok=True)   # killed after the end: begin again from the last checkpoint
+    assert kills > KILLS/2
+    os.waitpid(alone(lambda: finish(wild)), 0)
+    a, b = (Run.load(d/'final.safetensors') for d in (calm, wild))
+    clock = ['seconds', 'peak_mb']
+    assert same(a.state, b.state) and len(a.history) == 12 and a.history.drop(columns=clock).equals(b.history.drop(columns=clock))
+    one, two = (found(d, ROBUST) for d in (calm, wild))
+    assert one['measured'] == two['measured'] and {k: v for k, v in one['history'].items() if k not in clock} == {k: v for k, v in two['history'].items() if k not in clock}
+    assert not list((wild/'checkpoints').glob('*.safetensors'))
+
+@needs_fork
+def test_two_processes_share_a_folder(tmp_path):
+    settings = [Setting(rounds=2, local=Local(epochs=1), seed=i) for i in range(4)]
+    pids = [alone(lambda: run_settings(settings, tmp_path, processes=1, progress=False)) for _ in range(2)]
+    while any(os.waitpid(p, os.WNOHANG) == (0, 0) for p in pids[-1:]):
+        for f in tmp_path.rglob('*.json'): json.loads(f.read_text())    # whole whenever it is looked at
+        time.sleep(.005)
+    os.waitpid(pids[0], 0)
+    assert all(found(tmp_path, s) for s in settings) and not list(tmp_path.rglob('.*'))
+
+def test_minutes_stop_at_a_round(tmp_path):
+    assert run_settings([ROBUST], tmp_path, processes=1, minutes=1e-9, progress=False) == 1       # not begun: no time
+    part = trained(ROBUST, tmp_path/'c.safetensors', minutes=1e-9)
+    assert part is None and Run.load(tmp_path/'c.safetensors').state.round == 1
+    run = trained(ROBUST, tmp_path/'c.safetensors')[0]
+    assert same(run.state, trained(ROBUST)[0].state)
+    with pytest.raises(ValueError, match='minutes=1 needs checkpoint='): trained(ROBUST, minutes=1)
+
+def test_checkpoints_of_the_papers_models():
+    blank = {c: f'blank(shape=(3, 32, 32), classes={c})' for c in (10, 100)}
+    mobile = Setting(task=blank[10], model='mobilenetv2', options=())
+    moon = Setting('MOON()', task=blank[10], model='moon_cnn', options=())
+    for s in (mobile, replace(mobile, method='FedDecorr()'), moon, Setting('FedDSE()', task=blank[100], model='feddse_resnet18', options=()), Setting(task=blank[10], model='resnet18', options=())): assert checkpoint_mib(s) < 64
+    assert checkpoint_mib(replace(mobile, method='MOON()')) > 64        # a network a client: says so instead of hiding it
+
+def test_committed_results_have_their_addresses():
+    folder = Path(__file__).parents[1]/'results'/'catalogue'
+    files = [f for f in folder.glob('*/*.json')]
+    if not files: pytest.skip(f'no results in {folder}')
+    known = {a for s in SCALES for a in plan(s)}
+    for f in files: assert f.relative_to(folder) in known, f
+    for a, s in plan('embedded').items(): assert not (folder/a).exists() or found(folder, replace(s, measure=())), a
+
+def test_one_domain_a_client():
+    task, s = load('digits_domains'), select(CATALOGUE['feddecorr/tpami-table3'], 'embedded')[0][1]
+    parts, tests = clients_of(s, task)
+    assert len(parts) == 4 and tests is None and all(len(task.domain_train[c].unique()) == 1 for c in parts)
+
+def test_sub_model_rows():
+    pick = lambda id, **labels: next(s for l, s in CATALOGUE[id].grid('embedded') if all(l[k] == v for k, v in labels.items())).method
+    assert pick('feddse/table3.4', method='FedRolex').startswith('FedRolex(rates=(1.0, 0.5, 0.25, 0.125, 0.0625)') and 'MaskedCE' in pick('feddse/table3.4', method='FedRolex')
+    assert 'rates=(0.25,)' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4') and 'temperature=1.0' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4')
+    assert pick('feddse/fig3.6', method='FedDSE', rho=.5).count('0.0625') == 5
+
+@pytest.mark.parametrize('how', ['held', 'uploaded', 'broader', 'generated'])
+def test_public_sets(how):
+    task = load('digits')
+    clients = classes_per_client(task.y_train, 20, 2, seed=0)
+    x, y, left = public_set(task, clients, how, 200)
+    assert x.shape[1:] == task.x_train.shape[1:] and len(x) == len(y) and 150 <= len(x) <= 220 and x.isfinite().all()
+    before, after = sum(map(len, clients)), sum(map(len, left))
+    assert after == before - (len(x) if how == 'held' else 0)
+    assert len(y.unique()) == 10
+    if how == 'generated': # per class near the real mean of that class
+        for k in range(10):
+            real = task.normalise(task.x_train[task.y_train == k]).mean(0)
+            other = task.normalise(task.x_train[task.y_train == (k+1) % 10]).mean(0)
+            assert (x[y == k].mean(0) - real).norm() < (x[y == k].mean(0) - other).norm()
