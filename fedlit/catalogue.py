@@ -13,8 +13,8 @@ __all__ = ['SCALES', 'SEEDS', 'DECORR', 'PAIR', 'ALL', 'FOUR', 'SPECTRA', 'OTHER
            'strong_share', 'shares', 'participations', 'plan', 'entries', 'select', 'reproduce', 'listing', 'command',
            'about', 'report', 'show', 'verdicts']
 
-# %% ../nbs/20_catalogue.ipynb #8e1d81dd
-import difflib, functools, itertools, json, re
+# %% ../nbs/20_catalogue.ipynb #645c4136
+import difflib, functools, itertools, re
 import numpy as np, pandas as pd, torch
 from dataclasses import dataclass, replace
 from importlib.resources import files
@@ -151,7 +151,7 @@ def _said(label, v): return str(v).replace('FedAvg+', '+ ') if label in ('data',
 def _curves(rows, by, value): return {_said(by, v): np.array(g[value].tolist(), float) for v, g in rows.groupby(by, sort=False)}
 def _accent(names): return next((n for n in reversed(names) if any(w in n for w in ('FedDecorr', 'MOON', 'FedDecomp', 'DSE', 'GSE'))), None)
 
-# %% ../nbs/20_catalogue.ipynb #9b2873f7
+# %% ../nbs/20_catalogue.ipynb #b6f0c196
 def spectrum_figure(by='alpha', value='spectrum', panel='data'):
     "A drawing: singular values, a curve for each value of `by`."
     from fedlit.figure import spectra
@@ -170,7 +170,7 @@ def rounds_figure(by='method', value='curve', panel='data', ylabel='test accurac
 
 def axis_figure(x, by='method', value='accuracy', panel='data', xlabel=None, ylabel='test accuracy (%)'):
     "A drawing: a quantity along an axis of the grid, mean and standard deviation over seeds, a curve for each value of `by`."
-    from fedlit.figure import _colours, palette
+    from fedlit.figure import _colours
     def one(ax, rows):
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
         names = [_said(by, v) for v in rows[by].unique()]

@@ -7,17 +7,17 @@ __all__ = ['PARTITIONS', 'MEASURES', 'VERSIONS', 'call', 'Setting', 'plain', 'ad
            'curve', 'spectra', 'each_spectrum', 'own_accuracy', 'everywhere', 'alignment', 'decorr_by_epoch',
            'activations', 'update_gap', 'sizes', 'trained', 'run_setting', 'found', 'run_settings', 'checkpoint_mib']
 
-# %% ../nbs/18_experiment.ipynb #c4c18559
+# %% ../nbs/18_experiment.ipynb #25be2503
 import ast, functools, hashlib, json, time
 import pandas as pd, torch
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from torch import nn
 import fedlit
 from . import partition as split
 from .data import load, recipe
-from .measure import evaluate, features_of, spectrum
+from .measure import features_of, spectrum
 from .method import FedAvg
 from .methods import FedDecorr, Scaler
 from .methods.submodels import SubModel, top

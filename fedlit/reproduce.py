@@ -7,11 +7,11 @@ __all__ = ['DIGITS', 'Experiment', 'measure', 'run_one', 'write_json', 'stored',
            'paired', 'with_decorr', 'table_of_claims', 'figure_spectra', 'figure_accuracy', 'figure_rounds',
            'figure_gap', 'accuracy_table', 'report', 'reproduce']
 
-# %% ../nbs/10_reproduce.ipynb #860a3574
+# %% ../nbs/10_reproduce.ipynb #b5a95f79
 import json, os, time
 import numpy as np, pandas as pd, torch
 import multiprocessing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from tqdm import tqdm
 from .round import Local
