@@ -162,7 +162,7 @@ def tab():
 
 LOOK = """async () => { await (window.MathJax && MathJax.startup ? MathJax.startup.promise : null);
     const wide = [...document.querySelectorAll('.content *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .cell_output, .table-wrapper, mjx-container, .toc-drawer, .visually-hidden'));
-    return {math: document.querySelectorAll('.math').length, drawn: document.querySelectorAll('.math mjx-container svg').length,
+    return {math: document.querySelectorAll('.math').length, drawn: document.querySelectorAll('.math > mjx-container > svg').length,
             wrong: [...document.querySelectorAll('mjx-merror, [data-mml-node=merror]')].map(e => e.textContent),
             raw: (document.querySelector('article')?.innerText.match(/\\\\[a-z]+\\{|\\$\\$/g) || []).length - [...document.querySelectorAll('article :is(pre, code)')].filter(e => /\\\\[a-z]+\\{|\\$\\$/.test(e.innerText)).length,
             width: document.documentElement.scrollWidth, wide: wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120)),
