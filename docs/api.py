@@ -23,7 +23,8 @@ def of_function(f, notes, name=None):
     shown = [x for x in args + a.kwonlyargs if x.arg not in ('self', 'cls')]
     text = lambda x: ast.unparse(defaults[x]) if x in defaults else ''
     last = {x.lineno: x for x in shown}                        # a comment belongs to the last parameter of its line
-    params = [(x.arg, text(x), notes.get(x.lineno, '') if last[x.lineno] is x and x.lineno < f.body[0].lineno else '') for x in shown]
+    note = lambda x: notes.get(x.lineno, '') if last[x.lineno] is x and x.lineno < f.body[0].lineno else ''
+    params = [(x.arg, text(x), note(x)) for x in shown]
     star = [f'*{a.vararg.arg}'] if a.vararg else []
     calls = [f'{p}={d}' if d else p for p, d, _ in params]
     cut = len(params) - len(a.kwonlyargs)

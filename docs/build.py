@@ -42,6 +42,7 @@ if __name__ == '__main__':
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else pages.ROOT/'_docs'
     made = src.parent/'html'
     for old in (out, made): shutil.rmtree(old, ignore_errors=True)
-    if fault := main(['-q', '-W', '--keep-going', '-j', 'auto', '-d', str(src.parent/'doctrees'), '-c', str(pages.ROOT/'docs'), str(src), str(made)]): sys.exit(fault)
+    options = ['-q', '-W', '--keep-going', '-j', 'auto', '-d', src.parent/'doctrees', '-c', pages.ROOT/'docs', src, made]
+    if fault := main(list(map(str, options))): sys.exit(fault)
     shutil.move(made, out)
     print(f'The site: {out/"index.html"}')

@@ -29,6 +29,8 @@ def notebooks(): return [p for _, p in sidebar() if p.endswith('.ipynb')]
 
 def read(path): return json.loads((NBS/path).read_text(encoding='utf-8'))
 
+def prose(path): return ' '.join(''.join(c['source']) for c in read(path)['cells'] if c['cell_type'] == 'markdown')
+
 def module_of(nb):
     "The module that notebook `nb` makes, such as `methods.moon`, or None."
     return next((d['default_exp'] for c in nb['cells'] if c['cell_type'] == 'code' if 'default_exp' in (d := directives(''.join(c['source']))[0])), None)
@@ -70,14 +72,15 @@ def short(fields):
 
 def citations(images=None):
     "One heading a paper, named by its key, which is the anchor that pages link to."
-    used = {p: set(re.findall(r'@([\w:-]+)', ' '.join(''.join(c['source']) for c in read(p)['cells'] if c['cell_type'] == 'markdown'))) for p in notebooks()}
+    used = {p: set(re.findall(r'@([\w:-]+)', prose(p))) for p in notebooks()}
     out = ['# Citations\n> Every paper that a page builds on, with BibTeX; and how to cite fedlit']
     out += ['To cite fedlit itself, use `CITATION.cff` in the repository, or:', f'```bibtex\n{own()}\n```']
     for key, (text, f) in sorted(bibliography().items(), key=lambda kv: (kv[1][1]['author'], kv[1][1]['year'])):
         where = f.get('booktitle') or f.get('journal') or f.get('school') or f.get('note') or 'preprint'
         link = f" [{f['url'].split('//')[1]}]({f['url']})." if 'url' in f else ''
         pages = ', '.join(f'[{front(NBS/p)[0]}]({p})' for p in notebooks() if key in used[p])
-        out += [f'## {key}', f"{f['author'].replace(' and ', '; ')}. *{f['title']}*. {where}, {f['year']}.{link}" + (f' Used on: {pages}.' if pages else ''), f'```bibtex\n{text}\n```']
+        said = f"{f['author'].replace(' and ', '; ')}. *{f['title']}*. {where}, {f['year']}.{link}" + (f' Used on: {pages}.' if pages else '')
+        out += [f'## {key}', said, f'```bibtex\n{text}\n```']
     return '\n\n'.join(out)
 
 def own():
@@ -110,8 +113,7 @@ def figures(path):
 
 def command(path):
     "What computes the figures anew: the command that the page names, or running the page."
-    text = ' '.join(''.join(c['source']) for c in read(path)['cells'] if c['cell_type'] == 'markdown')
-    named = re.findall(r'`((?:fedlit reproduce|python -m fedlit\.\w+)(?: [^`]*)?)`', text)
+    named = re.findall(r'`((?:fedlit reproduce|python -m fedlit\.\w+)(?: [^`]*)?)`', prose(path))
     return named[0] if named else f'jupyter execute nbs/{path}'
 
 def gallery(images):
@@ -124,8 +126,10 @@ def gallery(images):
             name = f"{page_of(p).replace('/', '-')}-{i}.png"
             (images/name).write_bytes(base64.b64decode(png))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
-            cards.append(f'<figure><a href="{href}"><img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy"></a><figcaption>{escape(alt)}</figcaption></figure>')
-        if cards: out += [f'## {front(NBS/p)[0]}', f'[{front(NBS/p)[1] or "The page"}]({p}), drawn by `{command(p)}`', '<div class="gallery">\n' + '\n'.join(cards) + '\n</div>']
+            cards.append(f'<figure><a href="{href}"><img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy"></a>'
+                         f'<figcaption>{escape(alt)}</figcaption></figure>')
+        title, says = front(NBS/p)
+        if cards: out += [f'## {title}', f'[{says}]({p}), drawn by `{command(p)}`', '<div class="gallery">\n' + '\n'.join(cards) + '\n</div>']
     return '\n\n'.join(out)
 
 def write(folder, suffix, convert=lambda text, name: text):
