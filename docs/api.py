@@ -59,11 +59,15 @@ def markdown(entries, source_url):
     "The reference section of a page."
     out = ['## Reference']
     for e in entries:
-        out += [f'### {e.name}', f'```python\n{e.call}\n```', f'{escape(e.doc)} <a class="nb-source" href="{source_url}#L{e.line}">source</a>']
+        source = f'<a class="nb-source" href="{source_url}#L{e.line}">source</a>'
+        out += [f'### {e.name}', f'```python\n{e.call}\n```', f'{escape(e.doc)} {source}']
         if any(note for *_, note in e.params):
-            out.append('\n'.join(['| parameter | default | meaning |', '|---|---|---|', *(f'| {code(n)} | {code(d)} | {cell(escape(note))} |' for n, d, note in e.params)]))
+            rows = [['parameter', 'default', 'meaning'], ['---']*3] + [[code(n), code(d), cell(escape(note))] for n, d, note in e.params]
+            if not any(d for _, d, _ in e.params): rows = [[n, note] for n, _, note in rows]
+            out.append('\n'.join('| ' + ' | '.join(r) + ' |' for r in rows))
     return '\n\n'.join(out)
 
 def escape(text):
-    "Docstrings and comments are plain text with code in backticks."
-    return ''.join(p if i % 2 else re.sub(r'([*_$<\[])', r'\\\1', p) for i, p in enumerate(re.split(r'(`[^`]*`)', text)))
+    "Docstrings and comments are plain text with code in backticks and mathematics between dollars."
+    parts = re.split(r'(`[^`]*`|\$[^$\s](?:[^$]*[^$\s])?\$)', text)
+    return ''.join(p if i % 2 else re.sub(r'([*_$<\[])', r'\\\1', p) for i, p in enumerate(parts))

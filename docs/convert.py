@@ -27,7 +27,7 @@ class Converter:
     "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
     def __init__(self, path, pages, cites=None, names=None):
         self.path, self.pages, self.cites, self.names = path, pages, cites or {}, names or {}
-        self.folder = os.path.dirname(path)
+        self.folder, self.imported = os.path.dirname(path), set()
 
     def to(self, target, suffix='.ipynb'):
         "Where `target`, a path from the top of nbs/, is, seen from this page."
@@ -44,7 +44,9 @@ class Converter:
         return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k})" for k in keys) + ')'
 
     def name(self, m):
-        at = self.names.get(re.sub(r'\(.*\)$', '', m[1]))
+        "Code that names something public, as a link; a plain word such as `share` only if the page imports it or calls it."
+        at = self.names.get(name := re.sub(r'\(.*\)$', '', m[1]))
+        if name == m[1] and re.fullmatch('[a-z]+', name) and name not in self.imported: return m[0]
         return f"[`{m[1]}`]({self.to(at[0])}#{at[1]})" if at and at[0] != page_of(self.path) else m[0]
 
     def markdown(self, text):
@@ -73,6 +75,7 @@ class Converter:
     def __call__(self, nb, top='', bottom=''):
         "All cells that are shown; `top` goes under the title, `bottom` to the end."
         source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
+        self.imported = set(re.findall(r'\w+', ' '.join(re.findall(r'import (.+)', source))))
         self.names = {n: at for n, at in self.names.items() if not re.search(rf'\b(?:def|class) {n}\b|^ *{n}\b[^(\n]* = ', source, re.M)}
         cells = [c for c in map(self.cell, nb['cells']) if c]
         if top: cells[0]['source'] += '\n\n' + top

@@ -85,7 +85,8 @@ def citations(images=None):
 
 def own():
     s = settings()
-    return f"@software{{fedlit,\n  title = {{fedlit: {s['description']}}},\n  author = {{{{{s['author']}}}}},\n  version = {{{s['version']}}}, year = {{{s['copyright'][:4]}}}, url = {{{s['git_url']}}}\n}}"
+    fields = dict(title=f"fedlit: {s['description']}", author='{' + s['author'] + '}', version=s['version'], year=s['copyright'][:4], url=s['git_url'])
+    return '@software{fedlit,\n' + ',\n'.join(f'  {k} = {{{v}}}' for k, v in fields.items()) + '\n}'
 
 # -- names
 
@@ -94,7 +95,7 @@ def names(images=None):
     out = ['# All names\n> Every public function, class and method of the package, by module']
     for p in notebooks():
         if found := entries(p):
-            first = lambda e: api.cell(api.escape(re.split(r'(?<=[.;:]) |\n', e.doc)[0]))
+            first = lambda e: api.cell(api.escape(re.split(r'(?<=[.]) (?=[A-Z`])|\n', e.doc)[0]))
             out += [f'## fedlit.{module_of(read(p))}', f'[{front(NBS/p)[0]}]({p}): {front(NBS/p)[1]}.', '| name | what it does |\n|---|---|\n' +
                     '\n'.join(f'| [`{e.name}`]({p}#{slug(e.name)}) | {first(e)} |' for e in found)]
     return '\n\n'.join(out)

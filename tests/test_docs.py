@@ -29,14 +29,15 @@ def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == a
     ('as in [@li2021; @shi2023].', 'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
     ('[how](../04_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
     ('[here](#why)', '[here](#why)'), ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
-    ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'), ('[the `federate` loop](../04_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
+    ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'), ('a `federate` state', 'a `federate` state'), ('[the `federate` loop](../04_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
     ('its own `MOON`', 'its own `MOON`'), ('$`federate`$ and\n\n    `federate` [@li2021]\n', '$`federate`$ and\n\n    `federate` [@li2021]\n'),
     ('# MOON\n> Let it agree', '# MOON\n\n{.lead}\nLet it agree')])
 def test_markdown(text, expected): assert moon.markdown(text) == expected
 
-def test_a_name_that_the_page_defines_itself_is_no_link():
-    nb = dict(metadata={}, cells=[dict(cell_type='markdown', source='`federate` it'), dict(cell_type='code', source='def federate(): pass', outputs=[])])
-    assert moon(nb)['cells'][0]['source'] == '`federate` it'
+@pytest.mark.parametrize('code, expected', [('from fedlit.run import federate', '[`federate`](../run.ipynb#federate) it'), ('x = 1', '`federate` it'), ('def federate(): pass\nfederate()', '`federate` it')])
+def test_a_plain_word_is_a_link_where_it_is_imported_and_not_defined_anew(code, expected):
+    nb = dict(metadata={}, cells=[dict(cell_type='markdown', source='`federate` it'), dict(cell_type='code', source=code, outputs=[])])
+    assert Converter('methods/12_moon.ipynb', PAGES, names=dict(federate=('run', 'federate')))(nb)['cells'][0]['source'] == expected
 
 def test_an_unknown_citation_is_an_error():
     with pytest.raises(KeyError, match='nobody'): moon.markdown('[@nobody]')
