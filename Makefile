@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 export OMP_NUM_THREADS = 1
 
-.PHONY: install reproduce bench test lint check wheel clean
+.PHONY: install reproduce bench test docs test-docs lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -23,6 +23,16 @@ bench: install  ## this CPU: fedlit beside a plain loop, pfl, flwr and fedjax; w
 test: install  ## the notebooks, then the laws
 	$(BIN)/nbdev_test --n_workers 2 --timing
 	$(BIN)/python -m pytest -n 2
+
+$(VENV)/docs-installed: $(VENV)/installed docs/build.py
+	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -e '.[docs]'
+	@touch $@
+
+docs: $(VENV)/docs-installed  ## the site, into _docs: no Quarto, no network, nothing executed
+	$(BIN)/python docs/build.py
+
+test-docs: docs  ## every page in a browser without network (needs Chromium)
+	$(BIN)/python -m pytest tests/test_docs.py -rs
 
 lint: install
 	$(BIN)/ruff check .

@@ -15,6 +15,6 @@ setup(
     classifiers=['Intended Audience :: Science/Research', 'Programming Language :: Python :: 3'],
     packages=find_packages(include=['fedlit', 'fedlit.*']), package_data={'fedlit': ['*.csv']},
     python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(),
-    extras_require=dict(dev=cfg['dev_requirements'].split()),
+    extras_require={k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs')},
     entry_points=dict(console_scripts=['fedlit=fedlit.cli:main'], nbdev=['fedlit=fedlit._modidx:d']),
     zip_safe=False)

@@ -1,0 +1,73 @@
+"What the modules offer, read from their source without importing anything: names, signatures, docments."
+import ast, io, re, tokenize
+from dataclasses import dataclass, field
+
+@dataclass
+class Entry:
+    "One public name: how it is called, what it says of itself, its parameters as (name, default, comment)."
+    name: str
+    call: str
+    doc: str
+    params: list = field(default_factory=list)
+    line: int = 0
+
+def comments(source):
+    "The comment at the end of each line, by line number."
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    return {t.start[0]: t.string.lstrip('# ') for t in tokens if t.type == tokenize.COMMENT}
+
+def of_function(f, notes, name=None):
+    a = f.args
+    args = a.posonlyargs + a.args
+    defaults = dict(zip(reversed(args), reversed(a.defaults))) | {k: v for k, v in zip(a.kwonlyargs, a.kw_defaults) if v is not None}
+    shown = [x for x in args + a.kwonlyargs if x.arg not in ('self', 'cls')]
+    text = lambda x: ast.unparse(defaults[x]) if x in defaults else ''
+    last = {x.lineno: x for x in shown}                        # a comment belongs to the last parameter of its line
+    note = lambda x: notes.get(x.lineno, '') if last[x.lineno] is x and x.lineno < f.body[0].lineno else ''
+    params = [(x.arg, text(x), note(x)) for x in shown]
+    star = [f'*{a.vararg.arg}'] if a.vararg else []
+    calls = [f'{p}={d}' if d else p for p, d, _ in params]
+    cut = len(params) - len(a.kwonlyargs)
+    calls = calls[:cut] + star + calls[cut:] + ([f'**{a.kwarg.arg}'] if a.kwarg else [])
+    return Entry(name or f.name, f"{name or f.name}({', '.join(calls)})", ast.get_docstring(f) or '', params, f.lineno)
+
+def of_class(c, notes):
+    fields = [(n.target.id, ast.unparse(n.value) if n.value else '', notes.get(n.lineno, '')) for n in c.body if isinstance(n, ast.AnnAssign)]
+    inits = [n for n in c.body if isinstance(n, ast.FunctionDef) and n.name == '__init__']
+    whole = of_function(inits[0], notes, c.name) if inits and not fields else Entry(c.name, '', '', fields)
+    whole.call = whole.call or f"{c.name}({', '.join(f'{n}={d}' if d else n for n, d, _ in fields)})"
+    whole.doc, whole.line = ast.get_docstring(c) or whole.doc, c.lineno
+    methods = [n for n in c.body if isinstance(n, ast.FunctionDef) and n.name[0] != '_' and ast.get_docstring(n)]
+    return [whole] + [of_function(m, notes, f'{c.name}.{m.name}') for m in methods]
+
+def entries(source):
+    "The public names of a module in the order of `__all__`, methods after their class."
+    tree, notes, found = ast.parse(source), comments(source), {}
+    for n in tree.body:
+        if isinstance(n, ast.ClassDef): found[n.name] = of_class(n, notes)
+        elif isinstance(n, ast.FunctionDef):
+            owner = next((a.annotation for a in n.args.args[:1] if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
+            if owner and n.name[0] != '_': found[owner.id].append(of_function(n, notes, f'{owner.id}.{n.name}'))
+            elif not owner: found[n.name] = [of_function(n, notes)]
+    names = next((ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
+    return [e for n in names for e in found.get(n, [])]
+
+cell = lambda text: text.replace('|', '\\|')
+code = lambda text: f'`{cell(text)}`' if text else ''
+
+def markdown(entries, source_url):
+    "The reference section of a page."
+    out = ['## Reference']
+    for e in entries:
+        source = f'<a class="nb-source" href="{source_url}#L{e.line}">source</a>'
+        out += [f'### {e.name}', f'```python\n{e.call}\n```', f'{escape(e.doc)} {source}']
+        if any(note for *_, note in e.params):
+            rows = [['parameter', 'default', 'meaning'], ['---']*3] + [[code(n), code(d), cell(escape(note))] for n, d, note in e.params]
+            if not any(d for _, d, _ in e.params): rows = [[n, note] for n, _, note in rows]
+            out.append('\n'.join('| ' + ' | '.join(r) + ' |' for r in rows))
+    return '\n\n'.join(out)
+
+def escape(text):
+    "Docstrings and comments are plain text with code in backticks and mathematics between dollars."
+    parts = re.split(r'(`[^`]*`|\$[^$\s](?:[^$]*[^$\s])?\$)', text)
+    return ''.join(p if i % 2 else re.sub(r'([*_$<\[])', r'\\\1', p) for i, p in enumerate(parts))

@@ -1,0 +1,48 @@
+"Sphinx's settings for docs/build.py."
+import importlib.util, shutil, sys
+from pathlib import Path
+from docutils import nodes
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+from convert import slug
+
+s = pages.settings()
+project = html_title = s['title']
+language, author = 'en', s['author']
+extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx_copybutton']
+exclude_patterns = ['_extra']
+nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'myst'
+myst_enable_extensions = ['amsmath', 'attrs_block', 'dollarmath']
+myst_heading_anchors, myst_heading_slug_func = 4, 'convert.slug'
+myst_dmath_double_inline = True
+mathjax_path = 'tex-svg-full.js'                         # one file, glyphs included: no fonts to fetch, so it works from file://
+mathjax3_config = dict(svg=dict(fontCache='none'))
+copybutton_selector = 'div.cell_input pre, div.highlight-python pre'
+html_theme = 'furo'
+html_theme_options = dict(source_repository=s['git_url'], source_branch=s['branch'], source_directory='nbs/', top_of_page_buttons=[])
+html_static_path, html_css_files, html_js_files = ['_static'], ['site.css'], ['site.js']
+html_extra_path = [str(pages.ROOT/'_proc'/'sphinx'/'_extra')]
+html_copy_source = html_show_sphinx = html_use_index = False
+html_show_copyright = False
+
+def anchors(app, doctree):
+    "The anchors Quarto gives: none for the title, Pandoc's for all other headings; names of the reference come first."
+    title, *rest = doctree.findall(nodes.section)
+    taken = title['ids'][:] = ['title']
+    names = [x for x in rest if x.parent[0].astext() == 'Reference']
+    for x in names + [x for x in rest if x not in names]:
+        new = old = slug(x[0].astext())
+        n = 0
+        while new in taken: n += 1; new = f'{old}-{n}'
+        taken.append(new)
+        x['ids'] = [new] + [i for i in x['ids'] if i not in taken]
+
+def mathjax(app, exc):
+    "The one file of MathJax that pages load, out of 24 MB."
+    if exc: return
+    where = Path(importlib.util.find_spec('sphinx-mathjax-offline').origin).parent/'static'/'mathjax'
+    shutil.copy(where/mathjax_path, Path(app.outdir)/'_static')
+
+def setup(app):
+    app.connect('doctree-read', anchors, priority=100)
+    app.connect('build-finished', mathjax)

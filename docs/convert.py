@@ -1,0 +1,89 @@
+"From an nbdev notebook to a MyST notebook: the few pieces of Quarto's Markdown that the notebooks use, and nbdev's directives."
+import json, os, re
+from pathlib import Path
+
+def page_of(path):
+    "The page that notebook or generated file `path` becomes, as nbdev names it: `methods/12_moon.ipynb` is `methods/moon`."
+    folder, name = os.path.split(path)
+    return '/'.join(filter(None, (folder, re.sub(r'^\d+[a-z]?_', '', os.path.splitext(name)[0]))))
+
+def slug(heading):
+    "The anchor that Pandoc gives a heading: `The ten hooks` is `the-ten-hooks`."
+    words = re.sub(r'[^\w\s.-]', '', heading).lower().split()
+    return re.sub(r'^[^a-z_]+', '', '-'.join(words)) or 'section'
+
+def directives(source):
+    "The `#|` lines of a cell as a dictionary, and the rest of the cell."
+    lines, found = source.splitlines(), {}
+    while lines and (m := re.match(r'#\|\s*([\w-]+)\s*:?\s*(.*)', lines[0])): found[m[1]] = m[2].strip().strip('"'); lines.pop(0)
+    return found, '\n'.join(lines).strip('\n')
+
+def prose(text, change):
+    "`text` with `change` made outside of code and mathematics."
+    parts = re.split(r'(^```.*?^```|^(?: {4}[^\n]*\n?)+|``.+?``|\$\$.+?\$\$|\$[^$\n]+\$)', text, flags=re.S | re.M)
+    return ''.join(p if i % 2 else change(p) for i, p in enumerate(parts))
+
+class Converter:
+    "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
+    def __init__(self, path, pages, cites=None, names=None):
+        self.path, self.pages, self.cites, self.names = path, pages, cites or {}, names or {}
+        self.folder, self.imported = os.path.dirname(path), set()
+
+    def to(self, target, suffix='.ipynb'):
+        "Where `target`, a path from the top of nbs/, is, seen from this page."
+        return os.path.relpath(target, self.folder or '.').replace(os.sep, '/') + suffix
+
+    def link(self, m):
+        url, _, anchor = m[1].partition('#')
+        full = os.path.normpath(os.path.join(self.folder, url)).replace(os.sep, '/')
+        url = self.to(self.pages[full], '') if full in self.pages else url
+        return f"]({url}{'#' + anchor if anchor else ''})"
+
+    def cite(self, m):
+        keys = [k.strip().lstrip('@') for k in m[1].split(';')]
+        return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k})" for k in keys) + ')'
+
+    def name(self, m):
+        "Code that names something public, as a link; a plain word such as `share` only if the page imports it or calls it."
+        at = self.names.get(name := re.sub(r'\(.*\)$', '', m[1]))
+        if name == m[1] and re.fullmatch('[a-z]+', name) and name not in self.imported: return m[0]
+        return f"[`{m[1]}`]({self.to(at[0])}#{at[1]})" if at and at[0] != page_of(self.path) else m[0]
+
+    def markdown(self, text):
+        def change(t):
+            t = re.sub(r'\[(@[\w:-]+(?:;\s*@[\w:-]+)*)\]', self.cite, t)
+            t = re.sub(r'\[[^\]]*\]\([^)]*\)|(?<![`\w])`([\w.]+(?:\([^`\n]*\))?)`(?!`)', lambda m: self.name(m) if m[1] else m[0], t)
+            return re.sub(r'\]\((?!https?:|mailto:)([^)\s]*)\)', self.link, t)
+        text = re.sub(r'\A(# .+)\n+> (.+)', r'\1\n\n{.lead}\n\2', text)
+        return prose(text, change)
+
+    def code(self, cell):
+        "The cell as MyST-NB wants it, or None where nothing of it is shown."
+        d, source = directives(''.join(cell['source']))
+        if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
+        tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d)) if on]
+        outputs = [] if d.get('output') == 'false' else [dict(o, metadata={}) if 'data' in o else o for o in cell['outputs']]
+        for o in outputs:
+            if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
+        image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}
+        return dict(cell_type='code', execution_count=None, metadata=dict(tags=tags, **image), source=source, outputs=outputs)
+
+    def cell(self, cell):
+        if cell['cell_type'] == 'code': return self.code(cell)
+        return dict(cell_type='markdown', metadata={}, source=self.markdown(''.join(cell['source'])))
+
+    def __call__(self, nb, top='', bottom=''):
+        "All cells that are shown; `top` goes under the title, `bottom` to the end."
+        source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
+        self.imported = set(re.findall(r'\w+', ' '.join(re.findall(r'import (.+)', source))))
+        self.names = {n: at for n, at in self.names.items() if not re.search(rf'\b(?:def|class) {n}\b|^ *{n}\b[^(\n]* = ', source, re.M)}
+        cells = [c for c in map(self.cell, nb['cells']) if c]
+        if top: cells[0]['source'] += '\n\n' + top
+        if bottom: cells.append(dict(cell_type='markdown', metadata={}, source=bottom))
+        return dict(cells=cells, metadata=nb['metadata'], nbformat=4, nbformat_minor=4)
+
+def front(path):
+    "Title and subtitle of a notebook."
+    text = next(''.join(c['source']) for c in json.loads(Path(path).read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown')
+    m = re.match(r'# (.+)(?:\n+> (.+))?', text)
+    return m[1], m[2] or ''

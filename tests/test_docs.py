@@ -1,0 +1,221 @@
+"""The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and Chromium is there).
+`make test-docs` builds and runs all of it."""
+import importlib.util, os, re, shutil, sys
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT/'docs'))
+from convert import Converter, directives, page_of, slug
+import api, pages
+
+SITE = Path(os.environ.get('FEDLIT_DOCS', ROOT/'_docs'))
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+
+# -- the converter
+
+PAGES = {'04_method.ipynb': 'method.ipynb', 'methods/12_moon.ipynb': 'methods/moon.ipynb'}
+moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', shi2023='Shi et al., 2023'), dict(federate=('run', 'federate'), MOON=('methods/moon', 'moon')))
+
+@pytest.mark.parametrize('path, page', [('methods/12_moon.ipynb', 'methods/moon'), ('00_tree.ipynb', 'tree'), ('index.ipynb', 'index'), ('gallery.qmd', 'gallery'), ('papers/moon_figures.ipynb', 'papers/moon_figures')])
+def test_page_names_are_those_of_nbdev(path, page): assert page_of(path) == page
+
+@pytest.mark.parametrize('heading, anchor', [('The ten hooks', 'the-ten-hooks'), ('Run.save', 'run.save'), ('fed_round', 'fed_round'), ('1. Round 0?', 'round-0'), ('fedlit.methods', 'fedlit.methods'), ('$x$', 'x'), ('42', 'section')])
+def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == anchor
+
+@pytest.mark.parametrize('text, expected', [
+    ('as in [@li2021; @shi2023].', 'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
+    ('[how](../04_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
+    ('[here](#why)', '[here](#why)'), ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
+    ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'), ('a `federate` state', 'a `federate` state'), ('[the `federate` loop](../04_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
+    ('its own `MOON`', 'its own `MOON`'), ('$`federate`$ and\n\n    `federate` [@li2021]\n', '$`federate`$ and\n\n    `federate` [@li2021]\n'),
+    ('# MOON\n> Let it agree', '# MOON\n\n{.lead}\nLet it agree')])
+def test_markdown(text, expected): assert moon.markdown(text) == expected
+
+@pytest.mark.parametrize('code, expected', [('from fedlit.run import federate', '[`federate`](../run.ipynb#federate) it'), ('x = 1', '`federate` it'), ('def federate(): pass\nfederate()', '`federate` it')])
+def test_a_plain_word_is_a_link_where_it_is_imported_and_not_defined_anew(code, expected):
+    nb = dict(metadata={}, cells=[dict(cell_type='markdown', source='`federate` it'), dict(cell_type='code', source=code, outputs=[])])
+    assert Converter('methods/12_moon.ipynb', PAGES, names=dict(federate=('run', 'federate')))(nb)['cells'][0]['source'] == expected
+
+def test_an_unknown_citation_is_an_error():
+    with pytest.raises(KeyError, match='nobody'): moon.markdown('[@nobody]')
+
+def test_directives():
+    cell = lambda s, outputs=(): moon.code(dict(cell_type='code', source=s, outputs=list(outputs)))
+    for hidden in ('#| hide\nx', '#| export\nx', '#| default_exp a.b'): assert cell(hidden) is None
+    assert directives('#| exports\n#| fig-alt: "A: b"\nx') == ({'exports': '', 'fig-alt': 'A: b'}, 'x')
+    assert cell('#| exports\nx = 1')['metadata']['tags'] == ['exported'] and cell('#| exports\nx = 1')['source'] == 'x = 1'
+    assert cell('#| echo: false\nx')['metadata']['tags'] == ['remove-input']
+    png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
+    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image']['alt'] == 'A line'
+
+def test_docments():
+    source = '__all__ = ["f", "C"]\ndef f(\n    a, # first, (n,)\n    *rest, b=2, # second\n    **kw):\n    "Adds `a`."\n    return a # not a docment\nclass C:\n    "Holds."\n    x: int = 1 # a field\n    def m(self, y): "Does."\n    def _p(self): "No."\n'
+    found = api.entries(source)
+    assert [e.call for e in found] == ['f(a, *rest, b=2, **kw)', 'C(x=1)', 'C.m(y)']
+    assert found[0].params == [('a', '', 'first, (n,)'), ('b', '2', 'second')] and found[1].params == [('x', '1', 'a field')]
+    assert '| `b` | `2` | second |' in api.markdown(found, 'url') and 'href="url#L2"' in api.markdown(found, 'url')
+
+def test_every_public_name_is_documented():
+    for p in pages.notebooks():
+        if (module := pages.module_of(pages.read(p))) and module != 'methods.__init__':
+            said = {e.name for e in pages.entries(p)}
+            source = (ROOT/pages.module_file(module)).read_text(encoding='utf-8')
+            assert not [n for n in re.findall(r'^(?:def|class) ([A-Za-z]\w*)', source, re.M) if f"'{n}'" in source.split(']')[0] and n not in said]
+
+def test_bibliography():
+    found = pages.bibliography()
+    assert pages.short(found['mcmahan2017'][1]) == 'McMahan et al., 2017' and 'Agüera' in found['mcmahan2017'][1]['author']
+    assert all({'author', 'title', 'year'} <= f.keys() for _, f in found.values())
+    text = (ROOT/'nbs'/'references.bib').read_text(encoding='utf-8')
+    assert len(found) == text.count('\n@') + text.startswith('@')
+
+# -- the order of reading
+
+def test_every_notebook_stands_in_the_sidebar():
+    there = {p.relative_to(ROOT/'nbs').as_posix() for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts}
+    listed = [p for _, p in pages.sidebar()]
+    assert not (missing := there - set(listed)), f'missing in nbs/sidebar.yml: {sorted(missing)}'
+    assert not (gone := {p for p in listed if p.endswith('.ipynb')} - there), f'nbs/sidebar.yml names notebooks that are not there: {sorted(gone)}'
+    assert len(listed) == len(set(listed)) and {p[:-4] for p in listed if p.endswith('.qmd')} == set(pages.GENERATED)
+
+def test_numbers_rise_within_a_section():
+    number = lambda p: re.match(r'(\d+)', os.path.basename(p))
+    for caption in {c for c, _ in pages.sidebar()}:
+        numbers = [int(m[1]) for c, p in pages.sidebar() if c == caption and (m := number(p))]
+        assert numbers == sorted(numbers), caption
+
+def test_every_figure_has_an_alternative_text():
+    bare = [p for p in pages.notebooks() for alt, *_ in pages.figures(p) if len(alt) < 20]
+    assert not bare, f'write "#| fig-alt: what the figure shows" at the top of the cells that draw the figures of {sorted(set(bare))}'
+
+# -- the pages as files
+
+built = pytest.mark.skipif(not (SITE/'index.html').exists(), reason=f'{SITE} is not built: make docs')
+
+class Page(HTMLParser):
+    def __init__(self, path):
+        super().__init__()
+        self.ids, self.links, self.images, self.sidebar, self.in_sidebar = set(), [], [], [], 0
+        self.feed(path.read_text(encoding='utf-8'))
+    def handle_starttag(self, tag, attrs):
+        a = dict(attrs)
+        self.ids |= {a[k] for k in ('id', 'name') if a.get(k)}
+        self.links += [a[k] for k in ('href', 'src') if a.get(k) is not None]
+        if tag == 'img': self.images.append(a)
+        if tag == 'div' and 'sidebar-tree' in a.get('class', ''): self.in_sidebar = 1
+        elif tag == 'div' and self.in_sidebar: self.in_sidebar += 1
+        if tag == 'a' and self.in_sidebar: self.sidebar.append(a['href'])
+    def handle_endtag(self, tag): self.in_sidebar -= tag == 'div' and self.in_sidebar > 0
+
+@pytest.fixture(scope='module')
+def site(): return {p.relative_to(SITE).as_posix(): Page(p) for p in sorted(SITE.rglob('*.html')) if '_static' not in p.parts}
+
+@built
+def test_every_page_is_there(site): assert {page_of(p) + '.html' for _, p in pages.sidebar()} <= site.keys()
+
+@built
+def test_internal_links_and_anchors_resolve(site):
+    broken = []
+    for name, page in site.items():
+        for link in page.links:
+            if urlsplit(link).scheme or link.startswith('//'): continue
+            there = urlsplit(urljoin('/' + name, link))
+            path, anchor = unquote(there.path).lstrip('/'), unquote(there.fragment)
+            if not (SITE/path).is_file() or anchor and path in site and anchor not in site[path].ids: broken.append((name, link))
+    assert not broken
+
+@built
+def test_pages_load_nothing_from_elsewhere(site):
+    text = {n: (SITE/n).read_text(encoding='utf-8') for n in site}
+    assert not [(n, m) for n, t in text.items() for m in re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="((?:https?:)?//[^"]*)"|<link[^>]*rel="stylesheet"[^>]*href="(https?://[^"]*)"', t)]
+
+@built
+def test_images_have_alternative_texts(site): assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
+
+@built
+def test_the_sidebar_is_in_the_order_of_reading(site):
+    order = [page_of(p) + '.html' for _, p in pages.sidebar() if p != 'index.ipynb']
+    assert [link for link in site['index.html'].sidebar] == order
+    for name, then in zip(order, order[1:]):
+        here = (SITE/name).read_text(encoding='utf-8')
+        assert urljoin('/' + name, re.search(r'class="next-page" href="([^"]*)"', here)[1]) == '/' + then
+
+# -- the pages in a browser
+
+browsed = pytest.mark.skipif(not CHROMIUM or not importlib.util.find_spec('playwright'), reason='needs Chromium and the Python package playwright (make test-docs installs the latter)')
+
+@pytest.fixture(scope='module')
+def tab():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
+        page = browser.new_context(offline=True, viewport=dict(width=1280, height=900)).new_page()
+        page.faults = []
+        page.on('console', lambda m: page.faults.append((page.url, m.text)) if m.type in ('error', 'warning') else None)
+        page.on('pageerror', lambda e: page.faults.append((page.url, str(e))))
+        page.on('requestfailed', lambda r: page.faults.append((page.url, r.url)))
+        page.on('request', lambda r: page.faults.append((page.url, 'asks the network: ' + r.url)) if not r.url.startswith(('file:', 'data:', 'blob:')) else None)
+        yield page
+        browser.close()
+
+LOOK = """async () => { await (window.MathJax && MathJax.startup ? MathJax.startup.promise : null);
+    const wide = [...document.querySelectorAll('.content *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .cell_output, .table-wrapper, mjx-container, .toc-drawer, .visually-hidden'));
+    return {math: document.querySelectorAll('.math').length, drawn: document.querySelectorAll('.math > mjx-container > svg').length,
+            wrong: [...document.querySelectorAll('mjx-merror, [data-mml-node=merror]')].map(e => e.textContent),
+            raw: (document.querySelector('article')?.innerText.match(/\\\\[a-z]+\\{|\\$\\$/g) || []).length - [...document.querySelectorAll('article :is(pre, code)')].filter(e => /\\\\[a-z]+\\{|\\$\\$/.test(e.innerText)).length,
+            width: document.documentElement.scrollWidth, wide: wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120)),
+            broken: [...document.images].filter(e => e.loading != 'lazy' && !e.naturalWidth).map(e => e.src)} }"""
+
+@pytest.fixture(scope='module')
+def seen(site, tab):
+    "What the browser says of every page on a telephone."
+    tab.set_viewport_size(dict(width=375, height=800))
+    found = {}
+    for name in site:
+        tab.goto((SITE/name).as_uri(), wait_until='load')
+        found[name] = tab.evaluate(LOOK)
+    return found
+
+@built
+@browsed
+def test_pages_open_without_errors(seen, tab):
+    assert not tab.faults
+    assert not {n: s['broken'] for n, s in seen.items() if s['broken']}
+
+@built
+@browsed
+def test_math_is_drawn(seen):
+    assert sum(s['math'] for s in seen.values()) > 500
+    assert not {n: s for n, s in seen.items() if s['drawn'] != s['math'] or s['wrong'] or s['raw'] > 0}
+
+@built
+@browsed
+def test_nothing_overflows_at_375_pixels(seen): assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
+
+@built
+@browsed
+def test_search_finds_feddecorr(tab):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    tab.goto((SITE/'index.html').as_uri())
+    tab.fill('.sidebar-search', 'FedDecorr'); tab.press('.sidebar-search', 'Enter')
+    tab.wait_for_selector('#search-results li a', timeout=20_000)
+    tab.wait_for_function("document.querySelector('#search-results .search-summary')?.textContent.includes('matching')", timeout=20_000)
+    hits = tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')
+    assert 'methods/feddecorr.html' in [h.split('?')[0].split('#')[0] for h in hits[:3]], hits[:5]
+    assert not tab.faults
+
+@built
+@browsed
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_text_stands_out_and_figures_lie_on_white_in(tab, scheme):
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto((SITE/'methods'/'feddecorr.html').as_uri())
+    tab.wait_for_timeout(500)      # furo fades its colours
+    light = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
+    style = lambda sel, key: tab.eval_on_selector(sel, f'e => getComputedStyle(e).{key}')
+    assert abs(light(style('article p', 'color')) - light(style('body', 'backgroundColor'))) > .6
+    assert (light(style('body', 'backgroundColor')) < .3) == (scheme == 'dark')
+    if scheme == 'dark': assert light(style('article .cell_output img', 'backgroundColor')) == 1
