@@ -724,7 +724,7 @@ def report(names=(), scale='embedded', only='', out='results/catalogue', to=None
     kinds = ('holds', 'does not hold', 'undecided', 'cannot be evaluated')
     print(f"\n{len(verdicts)} claims: " + ', '.join(f'{sum(v.startswith(k) for v in verdicts)} {k}' for k in kinds))
 
-# %% ../nbs/20_catalogue.ipynb #17bdcdac
+# %% ../nbs/20_catalogue.ipynb #44a1a4ce
 def show(id, scale='embedded', out='../../results/catalogue'):
     "In a notebook: an entry's caption, drawing, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
@@ -735,8 +735,10 @@ def show(id, scale='embedded', out='../../results/catalogue'):
     if not len(rows): return
     made = e.draw(rows)
     if not isinstance(made, pd.DataFrame): made = _small_picture(made)
-    for part in (made, beside(e, rows) if e.published else None, judge(e.claims, rows, missing)):
-        if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
+    judged = judge(e.claims, rows, missing)
+    with pd.option_context('display.max_colwidth', None): # whole sentences
+        for part in (made, beside(e, rows) if e.published else None, judged.set_index('claim') if len(judged) else None):
+            if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
 
 def _small_picture(fig):
     "A figure as a picture of few colours, so that a page of thirty stays small."
