@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Pages', 'free_memory', 'memory_budget', 'Store', 'Row', 'Table', 'pack', 'unpack']
 
-# %% ../nbs/16_table.ipynb #37412f5f
-import os, tempfile, weakref
+# %% ../nbs/16_table.ipynb #c02f7915
+import os, tempfile, threading, weakref
 import torch
 
 # %% ../nbs/16_table.ipynb #0cb1f115
@@ -37,12 +37,12 @@ def memory_budget():
     said = os.environ.get('FEDLIT_MEMORY')
     return int(float(said)) if said else free_memory()//2
 
-# %% ../nbs/16_table.ipynb #3e9ee76d
+# %% ../nbs/16_table.ipynb #a640f657
 class Store:
     "Room for rows: `budget` bytes of memory, and past them a file without a name that vanishes with the store."
     def __init__(self, budget=None):
         self.budget, self.used = memory_budget() if budget is None else budget, 0
-        self.file, self.end, self.free, self.owner = None, 0, {}, os.getpid()
+        self.file, self.end, self.free, self.owner, self.lock = None, 0, {}, os.getpid(), threading.Lock()
     def write(self, v):
         "Put the bytes of `v` into the file; returns where."
         if self.owner != os.getpid(): raise RuntimeError("a forked process may read the rows on disk, but only the process that made them may write")
@@ -52,11 +52,17 @@ class Store:
         places = self.free.get(v.nbytes)
         at = places.pop() if places else self.end
         self.end = max(self.end, at + v.nbytes)
-        if os.pwrite(self.file.fileno(), v.reshape(-1).view(torch.uint8).numpy(), at) < v.nbytes: raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
+        if self._put(v.reshape(-1).view(torch.uint8).numpy(), at) < v.nbytes: raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
         return at
     def read(self, at, like):
         "The tensor of the shape and type of `like` that was written at `at`."
-        return torch.frombuffer(bytearray(os.pread(self.file.fileno(), like.nbytes, at)), dtype=like.dtype).view(like.shape)
+        return torch.frombuffer(bytearray(self._take(like.nbytes, at)), dtype=like.dtype).view(like.shape)
+    def _put(self, data, at):
+        if hasattr(os, 'pwrite'): return os.pwrite(self.file.fileno(), data, at)
+        with self.lock: self.file.seek(at); return self.file.write(data)
+    def _take(self, n, at):
+        if hasattr(os, 'pread'): return os.pread(self.file.fileno(), n, at)
+        with self.lock: self.file.seek(at); return self.file.read(n)
 
 # %% ../nbs/16_table.ipynb #6bf0b102
 class Row:

@@ -1,5 +1,6 @@
 "Tables: what a tensor would say, versions that stay, memory and disk that come back, files, and growth."
 import copy, json, os, subprocess, sys
+from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from safetensors import safe_open
 from fedlit.data import load
@@ -205,3 +206,11 @@ def test_rounds_do_not_grow_with_the_clients_that_exist():
     few, many = seen[:4], seen[4:]
     for (name, t, _), (_, t2, _) in zip(few, many, strict=True): assert t2 < 3*t + .01, (name, t, t2)
     assert many[-1][2]-few[-1][2] < 150*1024, (few, many) # the peak of the process so far, in KiB
+
+def test_a_system_that_cannot_read_at_a_place(monkeypatch):
+    "Windows has neither pread nor pwrite."
+    for name in ('pread', 'pwrite'): monkeypatch.delattr(os, name, raising=False)
+    t, rows = Table(torch.zeros(3), 50, Store(budget=24)), torch.randn(20, 3)
+    t[list(range(20))] = rows
+    assert t.store.end >= 17*12 and torch.equal(t[list(range(20))], rows)
+    with ThreadPoolExecutor(4) as pool: assert all(torch.equal(v, rows[k % 20]) for k, v in enumerate(pool.map(lambda k: t[k % 20], range(400))))
