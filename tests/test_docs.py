@@ -163,9 +163,10 @@ def tab():
 
 LOOK = """async () => { await (window.MathJax && MathJax.startup ? MathJax.startup.promise : null);
     const wide = [...document.querySelectorAll('.content *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .cell_output, .table-wrapper, mjx-container, .toc-drawer, .visually-hidden'));
+    const tex = e => (e?.innerText.match(/\\\\[a-z]+\\{|\\$\\$/g) || []).length; // what looks like undrawn mathematics
     return {math: document.querySelectorAll('.math').length, drawn: document.querySelectorAll('.math > mjx-container > svg').length,
             wrong: [...document.querySelectorAll('mjx-merror, [data-mml-node=merror]')].map(e => e.textContent),
-            raw: (document.querySelector('article')?.innerText.match(/\\\\[a-z]+\\{|\\$\\$/g) || []).length - [...document.querySelectorAll('article :is(pre, code)')].filter(e => /\\\\[a-z]+\\{|\\$\\$/.test(e.innerText)).length,
+            raw: tex(document.querySelector('article')) - [...document.querySelectorAll('article :is(pre, code)')].filter(e => !e.parentElement.closest('pre, code')).reduce((n, e) => n + tex(e), 0),
             width: document.documentElement.scrollWidth, wide: wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120)),
             broken: [...document.images].filter(e => e.loading != 'lazy' && !e.naturalWidth).map(e => e.src)} }"""
 
