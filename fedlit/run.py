@@ -169,7 +169,7 @@ def _finite(out, who, round):
     layer = next((k for k, v in out['params'].items() if not torch.isfinite(v[i]).all()), 'the loss')
     raise FloatingPointError(f"client {who[i]} left finite numbers in round {round+1}, first in {layer}; a smaller lr or a smaller penalty would help")
 
-# %% ../nbs/08_run.ipynb #7402a118
+# %% ../nbs/08_run.ipynb #05470080
 def peak_mb(device):
     "Most megabytes that were in use at once: of the device, since this was last asked; on a CPU of the whole process so far."
     if device.startswith('cuda'):
@@ -180,6 +180,7 @@ def peak_mb(device):
     except ImportError: return float('nan') # Windows does not tell
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/(1e3 if platform.system() != 'Darwin' else 1e6)
 
+# %% ../nbs/08_run.ipynb #b1ddf7c2
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 WEIGHTING = dict(samples=lambda clients: torch.tensor([float(len(c)) for c in clients]), uniform=lambda clients: torch.ones(len(clients)))
 
@@ -198,6 +199,7 @@ def _check(task, clients, method, rounds, participation, weighting, tests, preci
         if (hi := int(torch.as_tensor(idx).max())) >= len(task.y_train) or int(torch.as_tensor(idx).min()) < 0:
             raise ValueError(f"client {k} has the index {hi}, but the training set has {len(task.y_train)} samples")
 
+# %% ../nbs/08_run.ipynb #2fa67844
 def _settings(model, task, clients, rounds, local, participation, seed, executor, device, **more):
     sizes = [len(c) for c in clients]
     return dict(model=getattr(model, 'spec', None) or type(model).__name__, task=task.name, clients=len(clients), sizes=sizes, rounds=rounds, local=asdict(local),
