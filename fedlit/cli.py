@@ -6,7 +6,7 @@
 __all__ = ['COMMANDS', 'run', 'compare', 'reproduce', 'listing', 'report', 'parser', 'main']
 
 # %% ../nbs/11_cli.ipynb #031a1698
-import argparse, json, sys
+import argparse, sys
 from pathlib import Path
 
 # %% ../nbs/11_cli.ipynb #38760ffe
@@ -122,6 +122,7 @@ def _federate(a, method, seed, **kw):
 
 def run(a):
     "`fedlit run`"
+    from fedlit.files import write_json
     from fedlit.parse import method
     from fedlit.run import records
     done = _federate(a, method(a.method), a.seed, checkpoint=a.checkpoint)
@@ -129,8 +130,7 @@ def run(a):
     print(done)
     if a.save: print('saved', done.save(a.save))
     if a.json:
-        Path(a.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(a.json).write_text(json.dumps(dict(method=repr(done.method), settings=done.settings, history=records(done.history)), indent=1))
+        write_json(a.json, dict(method=repr(done.method), settings=done.settings, history=records(done.history)))
         print('wrote', a.json)
 
 # %% ../nbs/11_cli.ipynb #f8ea67d7
@@ -203,5 +203,5 @@ def main(argv=None):
     "The `fedlit` command."
     a = parser().parse_args(argv)
     try: COMMANDS[a.command][-1](a)
-    except (ValueError, TypeError, FileNotFoundError, FloatingPointError) as e: sys.exit(f'fedlit: {e}')
+    except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(f'fedlit: {e}')
     except KeyboardInterrupt: sys.exit('fedlit: interrupted; what was finished is kept')

@@ -8,16 +8,14 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'save', 'load_run', 'plot', 'compare', 'table']
 
 # %% ../nbs/08_run.ipynb #6cfc424b
-import copy, json, os, platform, time, warnings
+import copy, json, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
 from functools import partial
-from pathlib import Path
-from safetensors import safe_open
-from safetensors.torch import save_file
 from tqdm import tqdm
 import fedlit
+from .files import newest, read_tensors, write_tensors
 from .tree import flatten, unflatten
 from .table import Store, Table, pack, unpack
 from .method import Method, asks_for
@@ -218,7 +216,7 @@ def federate(
     seed=0,          # int; decides sampling, batches and augmentation
     executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"
     device="auto",   # "cpu", "cuda", ... or "auto"
-    checkpoint=None, # file to resume from if it is there, and to write after every round
+    checkpoint=None, # file to resume from if it is there, and to write after every round, beside the one before
     minutes=None,    # stop after the round in which so many have passed; the checkpoint goes on from there
     progress=True,   # show a progress bar?
     evaluate_every=1,# int, rounds between evaluations; the last round is always evaluated
@@ -261,7 +259,7 @@ def federate(
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
         if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
-        if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if minutes is not None and time.monotonic() > stop: break
     return run._with(model)
 
@@ -276,7 +274,7 @@ def _with(self, model):
 Run._with = _with
 
 # %% ../nbs/08_run.ipynb #26aa913f
-FORMAT = 2 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones
+FORMAT = 3 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones; 3 has a checksum
 
 ROWS = '/rows' # after a table's name: the numbers of its rows
 
@@ -284,36 +282,21 @@ def records(history):
     "A history as JSON can hold it: one dictionary a round, exact numbers, what was not measured left out."
     return [{k: v for k, v in row.items() if v == v} for row in history.to_dict('records')]
 
-def save(self, path):
-    "Write the run to one safetensors file with a JSON header, atomically."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save(self, path, keep=False): # keep: as a checkpoint, beside the one before
+    "Write the run to one safetensors file with a JSON header, all of it or nothing."
     s = self.state
     trees = dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)
     flat = flatten(trees)
     tables = {k: pack(v) for k, v in flat.items() if isinstance(v, Table)}
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items() if k not in tables}
+    tensors = {k: v for k, v in flat.items() if k not in tables}
     tensors.update({k+end: v for k, both in tables.items() for end, v in zip(('', ROWS), both)})
     header = dict(format=FORMAT, method=repr(self.method), settings=self.settings, history=records(self.history),
                   round=s.round, clients=s.clients, order=list(flat), tables=list(tables))
-    part = path.with_name(f'.{path.name}.{os.getpid()}')
-    save_file(tensors, part, metadata=dict(fedlit=json.dumps(header)))
-    os.replace(part, path)
-    return path
+    return write_tensors(path, tensors, header, keep)
 
 Run.save = save
 
 # %% ../nbs/08_run.ipynb #c5a40f57
-def _read(path):
-    try:
-        with safe_open(path, 'pt') as f: meta, tensors = f.metadata() or {}, {k: f.get_tensor(k) for k in f.keys()}
-    except FileNotFoundError: raise FileNotFoundError(f"{path} does not exist; Run.save writes such a file") from None
-    except Exception as e: raise ValueError(f"{path} is not a whole fedlit run: {e}") from None
-    if 'fedlit' not in meta: raise ValueError(f"{path} is a safetensors file, but not a fedlit run: its header has no 'fedlit' entry")
-    header = json.loads(meta['fedlit'])
-    if header['format'] > FORMAT: raise ValueError(f"{path} has format {header['format']}, and this version of fedlit reads up to {FORMAT}; a newer fedlit wrote it")
-    return header, tensors
-
 def _trees(header, tensors, device):
     "The trees of a file, on `device`, with tables for what clients hold."
     store, clients = Store(), header['clients']
@@ -330,7 +313,7 @@ def load_run(
 ) -> Run:
     "Read a run back."
     from fedlit.parse import method as parse
-    header, tensors = _read(path)
+    header, tensors = read_tensors(path, FORMAT, summed=3)
     trees = _trees(header, tensors, device)
     tree = lambda k: trees.get(k, {})
     state = State(tree('params'), tree('buffers'), tree('server'), tree('client'), tree('personal'), header['clients'], header['round'], header['settings'].get('statistics', 'averaged'))
@@ -345,8 +328,9 @@ Run.load = staticmethod(load_run)
 
 # %% ../nbs/08_run.ipynb #f54cf980
 def _resume(path, method, settings, device):
-    if path is None or not Path(path).exists(): return None
-    run, free = load_run(path, device=device), ('rounds', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit')
+    run = path and newest(path, partial(load_run, device=device))
+    if not run: return None
+    free = ('rounds', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit')
     theirs = {'precision': 'float32', **json.loads(json.dumps(run.settings)), 'method': repr(run.method)}
     ours = {**json.loads(json.dumps(settings)), 'method': repr(method)}
     if differ := [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items() if k not in free and theirs.get(k) != v]:
