@@ -50,6 +50,7 @@ def _machine(p):
     p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
     p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
     p.add_argument('--device', default='auto')
+    p.add_argument('--deterministic', action='store_true', help='on a GPU: the same bits every time, slower; an operation that cannot is refused')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')
 
@@ -114,8 +115,14 @@ def _domains(task):
     return task.domain_train
 
 # %% ../nbs/11_cli.ipynb #f2e1418b
+def _exactly():
+    import os, torch
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # cuBLAS reads it when it is first used
+    torch.use_deterministic_algorithms(True)
+
 def _federate(a, method, seed, **kw):
     from fedlit.run import federate
+    if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
     return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, channels_last=a.channels_last,
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
