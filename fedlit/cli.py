@@ -48,6 +48,7 @@ def _trained(p):
 def _machine(p):
     p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract')
     p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
+    p.add_argument('--bad-clients', default='stop', choices=['stop', 'skip', 'report'], help='where a result is not finite or absurdly large (default: stop)')
     p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
     p.add_argument('--device', default='auto')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
@@ -117,7 +118,7 @@ def _domains(task):
 def _federate(a, method, seed, **kw):
     from fedlit.run import federate
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, channels_last=a.channels_last,
+    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last,
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 def run(a):
