@@ -7,7 +7,7 @@ __all__ = ['LOCAL', 'NETWORKS', 'PHONES', 'HOSPITALS', 'traffic', 'measure', 'co
            'read', 'seconds', 'Population', 'draw', 'truth', 'invite', 'answers', 'everybody', 'first', 'deadline',
            'part_work', 'simulate']
 
-# %% ../nbs/25_capacity.ipynb #a59cf507
+# %% ../nbs/25_capacity.ipynb #fb34ce22
 import argparse, json, math, time
 import torch
 import numpy as np, pandas as pd
@@ -21,7 +21,8 @@ from .method import FedAvg, asks_for, part_names, require
 from .methods import FedBN, MOON, SCAFFOLD
 from .methods.submodels import uniform
 from .models import build
-from .reproduce import stored, write_json
+from .files import read_json, write_json
+from .reproduce import stored
 from .round import Batches, Local, aggregate, local_phase, pure, rng, start
 from .run import federate
 from .tape import Tapes
@@ -168,12 +169,12 @@ def main(args=None):
             write_json(path, dict(settings=settings, rows=rows.rename_axis('method').reset_index().to_dict('records'), federations=federations() if name == 'mlp' else None, machine=_machine()))
         print(path, 'was there' if there else 'written', flush=True)
 
-# %% ../nbs/25_capacity.ipynb #7963e55d
+# %% ../nbs/25_capacity.ipynb #78cc8ff3
 def read(
     path, # a file that the command wrote
 ):        # what `measure` returned, and all that is in the file
     "A result of the command."
-    content = json.loads(Path(path).read_text())
+    content = read_json(path)
     return pd.DataFrame(content['rows']).set_index('method'), content
 
 # %% ../nbs/25_capacity.ipynb #69011d2c

@@ -48,6 +48,7 @@ def _trained(p):
 def _machine(p):
     p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract')
     p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
+    p.add_argument('--bad-clients', default='stop', choices=['stop', 'skip', 'report'], help='where a result is not finite or absurdly large (default: stop)')
     p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
     p.add_argument('--device', default='auto')
     p.add_argument('--deterministic', action='store_true', help='on a GPU: the same bits every time, slower; an operation that cannot is refused')
@@ -124,7 +125,7 @@ def _federate(a, method, seed, **kw):
     from fedlit.run import federate
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, channels_last=a.channels_last,
+    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last,
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 def run(a):

@@ -7,8 +7,8 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'choose_executor', 'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records',
            'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #6cfc424b
-import copy, json, platform, time, warnings
+# %% ../nbs/08_run.ipynb #dcc638dd
+import copy, json, math, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
@@ -22,7 +22,8 @@ from .method import Method, asks_for
 from .round import Local, State, Batches, occupied, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
 from .tape import Tapes
 from .data import prepare
-from .measure import evaluate, drift, spread
+from .measure import evaluate, spread
+from .guard import Guard, sift, settle
 from .partition import match
 
 # %% ../nbs/08_run.ipynb #b16aa594
@@ -140,7 +141,7 @@ def per_client(self, task, tests):
 
 Run.per_client = per_client
 
-# %% ../nbs/08_run.ipynb #be98f9dd
+# %% ../nbs/08_run.ipynb #eaf26933
 def _accuracies(method, model, task, tests, who, before, out, after):
     "The last five columns of the table, and their spread."
     own, none = [tests[k] for k in who], [None]*len(who)
@@ -158,14 +159,9 @@ def _measured(method, model, state, task, round):
         "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=3)
     return seen
 
-def _finite(out, who, round):
-    "Stop where a client's training has broken down, with the client, the round and the first bad layer."
-    bad = ~torch.isfinite(out['loss'])
-    for v in out['params'].values(): bad |= ~torch.isfinite(v).flatten(1).all(1)
-    if not bad.any(): return
-    i = int(bad.nonzero()[0])
-    layer = next((k for k, v in out['params'].items() if not torch.isfinite(v[i]).all()), 'the loss')
-    raise FloatingPointError(f"client {who[i]} left finite numbers in round {round+1}, first in {layer}; a smaller lr or a smaller penalty would help")
+def _advice(precision):
+    "What may help a client that left finite numbers."
+    return 'a smaller lr or a smaller penalty would help' + (f", or precision='float32' instead of {precision!r}" if precision != 'float32' else '')
 
 # %% ../nbs/08_run.ipynb #05470080
 def peak_mb(device):
@@ -204,7 +200,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #f9c714ed
+# %% ../nbs/08_run.ipynb #3857ea0a
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -227,6 +223,7 @@ def federate(
     statistics="averaged",  # BatchNorm's running statistics: "averaged", kept at "home" or "recomputed", see `fedlit.round.start`
     record=True,     # play training steps that come back from a tape? "graph": and on CUDA launch each as one graph
     precision="float32", # of the networks' products while training: "float32", or "bfloat16" or "float16" by autocast
+    bad_clients="stop", # where a client's result is not finite or absurdly large: "stop", "skip" the client, "report" it, or a `fedlit.guard.Guard`
     channels_last=None, # keep the channels of a pixel together in memory? never with "vmap"; None: for convolutions on a CPU, where it is faster
     chunk=None,      # with "vmap", at most so many clients at once; None is no limit
     proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
@@ -235,27 +232,29 @@ def federate(
     if minutes is not None and not checkpoint: raise ValueError(f"minutes={minutes} needs checkpoint=, a file to go on from")
     device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device), time.monotonic() + 60*(minutes or 0)
     _check(task, clients, method, rounds, participation, weighting, tests, precision, record, device)
-    local = local or Local()
+    local, guard = local or Local(), bad_clients if isinstance(bad_clients, Guard) else Guard(bad_clients)
     executor = choose_executor(method, model, device) if executor == 'auto' else executor
     model, task, sizes = copy.deepcopy(model).to(device), task.to(device), WEIGHTING[weighting](clients)
     channels_last = executor != 'vmap' and (convolves(model) and device == 'cpu' if channels_last is None else channels_last)
     function = partial(pure, precision=PRECISION[precision], channels_last=channels_last)
     source = replace(task, x_train=task.normalise(task.x_train), mean=None) if not task.augment and task.x_train.numel() < 2**28 else task # normalised once
-    settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last)
+    settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last, bad_clients=repr(guard))
     run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, model, len(clients), statistics), settings)
     if tests is None and run.state.personal: tests = tests_of(task, clients, seed)
     tapes, history, min_batch = Tapes(graphs=record == 'graph') if record else None, run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
+    look = partial(sift, guard, guess=math.log(task.classes) if criterion is cross_entropy else math.inf, advice=_advice(precision))
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
         began, who = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
         out = local_phase(method, model, run.state, who, batches_of(source, clients, who, local, seed, r, min_batch), local, executor, criterion, proxy, tapes, chunk, function)
-        _finite(out, who, r)
-        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy)
-        if statistics == 'recomputed': run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
-        row = dict(round=r+1, train_loss=out['loss'].mean().item(), drift=drift(out['params'], before.params), participants=len(who))
+        who, out, seen = look(who, out, run.state.params, r)
+        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy) if who else replace(run.state, round=r+1)
+        if statistics == 'recomputed' and who: run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
+        if who: run.state, seen = settle(guard, before, run.state, seen)
+        row = dict(round=r+1, train_loss=out['loss'].mean().item(), **seen, participants=len(who))
         if (r+1) % evaluate_every == 0 or r+1 == rounds:
             past = history[-1].get('accuracy') if history else None
             row.update(accuracy_before=_measured(method, model, before, task, r-1)['accuracy'] if past is None or past != past else past, **_measured(method, model, run.state, task, r))
-            if tests is not None: row.update(_accuracies(method, model, task, tests, who, before, out, run.state))
+            if tests is not None and who: row.update(_accuracies(method, model, task, tests, who, before, out, run.state))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
         if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
@@ -326,11 +325,11 @@ def load_run(
 
 Run.load = staticmethod(load_run)
 
-# %% ../nbs/08_run.ipynb #f54cf980
+# %% ../nbs/08_run.ipynb #3642146c
 def _resume(path, method, settings, device):
     run = path and newest(path, partial(load_run, device=device))
     if not run: return None
-    free = ('rounds', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit')
+    free = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit')
     theirs = {'precision': 'float32', **json.loads(json.dumps(run.settings)), 'method': repr(run.method)}
     ours = {**json.loads(json.dumps(settings)), 'method': repr(method)}
     if differ := [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items() if k not in free and theirs.get(k) != v]:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-SOURCES = sorted(f for folder in ('fedlit', 'bench', 'docs') for f in (ROOT/folder).rglob('*.py')) + [ROOT/'setup.py']
+SOURCES = sorted(f for folder in ('fedlit', 'bench', 'docs', 'examples') for f in (ROOT/folder).rglob('*.py') if '.envs' not in f.parts) + [ROOT/'setup.py'] # .envs: the peers' environments
 MODULES = {'pickle', 'cPickle', 'dill', 'cloudpickle', 'marshal', 'shelve', 'joblib', 'telnetlib', 'ftplib'}
 CALLS = {'eval', 'exec', 'compile', '__import__', 'os.system', 'os.popen', 'yaml.load', 'yaml.unsafe_load', 'tempfile.mktemp', 'pd.read_pickle', 'pandas.read_pickle', 'torch.hub.load', 'np.frompyfunc',
          'shutil.unpack_archive', 'urllib.request.urlretrieve', 'urlretrieve', 'torch.save', 'ssl._create_unverified_context'}
