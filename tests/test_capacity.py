@@ -203,6 +203,7 @@ def test_simulate_adds_up():
     row = runs.loc[2]
     assert row.seconds == pytest.approx(close + 30*.01) and row.down == 50*4e6 and row.up == 30*2e6 and row.wasted == pytest.approx(.4)
     assert row['data'] == pytest.approx(asked.samples[share > 0].mean()/truth(p)[0] - 1)
+    assert row['kind'] == pytest.approx(np.average(asked.kind, weights=share*asked.samples) - truth(p)[1])
     pd.testing.assert_frame_equal(runs, simulate(p, COSTS.assign(merge=.01), 50, first(30), rounds=5))
     nobody = simulate(Population(clients=3, online=1e-6), COSTS, rounds=2)
     assert nobody.asked.tolist() == [0, 0]
