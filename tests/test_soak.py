@@ -30,7 +30,7 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
     file = tmp_path/'c.safetensors'
     child = subprocess.Popen([sys.executable, '-c', f'import torch; torch.set_num_threads(1); from fedlit.cli import main; main({asked(file)!r})'], stderr=subprocess.PIPE, text=True)
     while not file.exists(): assert child.poll() is None, child.stderr.read(); time.sleep(.01)
-    time.sleep(.3)
+    time.sleep(.1)
     child.send_signal(signal.SIGINT)
     assert 'interrupted; what was finished is kept' in child.communicate()[1] and child.returncode == 1
     at = content(file)[0]
