@@ -6,11 +6,11 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_promise_names_a_test_that_exists():
     page = '\n'.join(''.join(c['source']) for c in json.loads((ROOT/'nbs/guides/rely.ipynb').read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown')
-    named = re.findall(r'`(tests/\w+\.py)::(\w+)`', page)
+    named = re.findall(r'\[([\w ]+)\]\(https://github.com/fedlit/fedlit/blob/main/(tests/\w+\.py)\)', page)
     assert len(named) >= 30
-    for file, test in named: assert f'def {test}(' in (ROOT/file).read_text(encoding='utf-8'), f'{file}::{test}'
+    for said, file in named: assert f"def test_{said.replace(' ', '_')}(" in (ROOT/file).read_text(encoding='utf-8'), f'{file}: {said}'
     rows = [l for l in page.splitlines() if l.startswith('| ') and not l.startswith('| promise')]
-    assert not [l for l in rows if '::' not in l]   # a promise without a test
+    assert not [l for l in rows if '/blob/main/tests/' not in l]   # a promise without a test
 
 def test_every_dependency_is_justified():
     settings = configparser.ConfigParser(delimiters=['='])
