@@ -60,7 +60,21 @@ def _place(part, path, keep):
         with suppress(FileNotFoundError): os.replace(path, last(path))
     os.replace(part, path)
 
-# %% ../nbs/23_files.ipynb #fcf152e9
+# %% ../nbs/23_files.ipynb #7bf51593
+def _fill(part, path, content, keep, sync):
+    "Write, sync, rename, sync; returns the seconds that syncing took."
+    with open(part, 'xb') as f:
+        for piece in [content] if isinstance(content, bytes) else content: f.write(piece)
+        f.flush()
+        began = time.monotonic()
+        if sync: os.fsync(f.fileno())
+        took = time.monotonic() - began
+    _place(part, path, keep)
+    began = time.monotonic()
+    if sync: _sync_folder(path.parent)
+    return took + time.monotonic() - began
+
+# %% ../nbs/23_files.ipynb #e32cfef0
 def write_file(
     path,       # where; folders that are missing are made
     content,    # bytes, or an iterable of bytes
@@ -77,19 +91,6 @@ def write_file(
     finally: part.unlink(missing_ok=True)
     if keep: _PACE[path] = (time.monotonic(), took, True) if sync else (*_PACE[path][:2], False)
     return given
-
-def _fill(part, path, content, keep, sync):
-    "Write, sync, rename, sync; returns the seconds that syncing took."
-    with open(part, 'xb') as f:
-        for piece in [content] if isinstance(content, bytes) else content: f.write(piece)
-        f.flush()
-        began = time.monotonic()
-        if sync: os.fsync(f.fileno())
-        took = time.monotonic() - began
-    _place(part, path, keep)
-    began = time.monotonic()
-    if sync: _sync_folder(path.parent)
-    return took + time.monotonic() - began
 
 # %% ../nbs/23_files.ipynb #544b16bd
 def write_figure(
@@ -190,7 +191,7 @@ def read_tensors(
     about.pop('crc32', None)
     return about, tensors
 
-# %% ../nbs/23_files.ipynb #cbb81dcf
+# %% ../nbs/23_files.ipynb #e5a2ca76
 def newest(
     path, # of the checkpoint
     read, # function of a path; ValueError where it cannot be read
@@ -205,6 +206,7 @@ def newest(
         return got
     if said: raise Damaged(f"{'; '.join(said)}; remove it to begin again, or choose another file")
 
+# %% ../nbs/23_files.ipynb #4d87d7f7
 def _set_aside(good, path, said):
     warnings.warn(f"{said}; it is set aside as {path.name}.broken, and the run goes on from {good}", stacklevel=4)
     os.replace(path, path.with_name(path.name + '.broken'))
@@ -213,12 +215,7 @@ def forget(path):
     "Remove a checkpoint and the one before, once what it was for is done."
     for p in (Path(path), last(path)): p.unlink(missing_ok=True)
 
-# %% ../nbs/23_files.ipynb #076c5b76
-def _checked(pieces, url, sha256):
-    seen = hashlib.sha256()
-    for p in pieces: seen.update(p); yield p
-    if seen.hexdigest() != sha256: raise Damaged(f"{url} sent a file with the SHA-256 {seen.hexdigest()}, but it must be {sha256}; nothing was kept")
-
+# %% ../nbs/23_files.ipynb #c5889986
 def digest(
     path, # file
 ):        # its SHA-256, 64 digits
@@ -227,6 +224,12 @@ def digest(
     with open(path, 'rb') as f:
         while piece := f.read(2**20): seen.update(piece)
     return seen.hexdigest()
+
+# %% ../nbs/23_files.ipynb #bb124a61
+def _checked(pieces, url, sha256):
+    seen = hashlib.sha256()
+    for p in pieces: seen.update(p); yield p
+    if seen.hexdigest() != sha256: raise Damaged(f"{url} sent a file with the SHA-256 {seen.hexdigest()}, but it must be {sha256}; nothing was kept")
 
 def fetch(
     url,    # https address
@@ -258,7 +261,7 @@ def _members(file):
     kind = lambda m: 'folder' if m.is_dir() else 'file' if (m.external_attr >> 28) in (0, 8) else 'other' # the file type of Unix, where there is one
     return {m.filename: (kind(m), lambda m=m: file.open(m)) for m in file.infolist()}
 
-# %% ../nbs/23_files.ipynb #4ab451ba
+# %% ../nbs/23_files.ipynb #c83eec48
 def unpack(
     archive, # zip or tar file
     folder,  # where to
@@ -276,6 +279,7 @@ def unpack(
         finally: shutil.rmtree(part, ignore_errors=True)
     return folder/top
 
+# %% ../nbs/23_files.ipynb #9e644f37
 def _member(path, kind, opened):
     (path if kind == 'folder' else path.parent).mkdir(parents=True, exist_ok=True)
     if kind == 'file':
