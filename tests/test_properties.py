@@ -1,5 +1,5 @@
 "Properties over at least a thousand generated cases each: partitions, masks, aggregation, text, files."
-import math, string, sys, tempfile
+import itertools, math, random, sys, tempfile
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -244,9 +244,6 @@ def test_sub_models_have_the_width_of_their_rate(kind, rates, family, assign, cl
 
 # ---- aggregation ----
 
-finite = st.floats(-1e6, 1e6, width=32)
-positive = st.floats(1e-6, 1e6)
-
 class Plain(nn.Module):
     def __init__(self):
         super().__init__()
@@ -256,18 +253,15 @@ class Plain(nn.Module):
 
 STATE = start(FedAvg(), Plain(), 9)
 
-@st.composite
-def rounds(draw, masked=False):
+def rounds(masked=False): return st.tuples(st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([0., 1e-6, 1., 1e6]), st.sampled_from([0., 1., 1e4])).map(lambda case: a_round(masked, *case))
+def a_round(masked, seed, K, spread, at):
     "A server and what K clients return: numbers of any size, weights of any size, integer buffers, masks."
-    K = draw(st.integers(1, 5))
-    g = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
-    spread, at = draw(st.sampled_from([0., 1e-6, 1., 1e6])), draw(st.sampled_from([0., 1., 1e4]))
+    g = torch.Generator().manual_seed(seed)
     some = lambda *shape: at + spread*torch.randn(shape, generator=g, dtype=torch.double)
     old = STATE.__class__(dict(a=some(2, 3), b=some()), dict(mean=some(2), seen=torch.tensor(3)), STATE.server, STATE.client, {}, 9)
     out = dict(params=dict(a=some(K, 2, 3), b=some(K)), buffers=dict(mean=some(K, 2), seen=torch.randint(0, 2**20, (K,), generator=g)), client={'FedAvg': {}}, uploads={'FedAvg': {}},
                mask={k: torch.randint(0, 2, (K, *v.shape), generator=g).double() for k, v in (('a', torch.empty(2, 1)), ('mean', torch.empty(2))) if masked}, steps=torch.ones(K), loss=torch.ones(K))
-    weights = torch.tensor(draw(st.lists(positive, min_size=K, max_size=K)), dtype=torch.double)
-    return old, out, weights
+    return old, out, 10**(12*torch.rand(K, generator=g, dtype=torch.double) - 6)
 
 def new(old, out, weights): # parameters and buffers after the round
     state = aggregate(FedAvg(), old, list(range(len(weights))), out, weights, Local())
@@ -304,9 +298,10 @@ def test_masked_entries_are_averaged_over_those_who_trained_them(case, huge):
     assert all(torch.equal(v, first[k]) for k, v in new(old, out, weights).items())
 
 @thousand
-@given(rounds(masked=True), st.permutations(range(5)), st.sampled_from([1e-6, .5, 3., 1e6]))
+@given(rounds(masked=True), st.integers(0, 119), st.sampled_from([1e-6, .5, 3., 1e6]))
 def test_neither_order_nor_unit_of_the_weights_matter(case, order, unit):
     old, out, weights = case
+    order = list(list(itertools.permutations(range(5)))[order])
     order = [i for i in order if i < len(weights)]
     turn = lambda tree: {k: turn(v) if isinstance(v, dict) else v[order] for k, v in tree.items()}
     first = new(old, out, weights)
@@ -367,6 +362,13 @@ def test_a_method_is_read_back_from_its_text(m):
     back = parse(repr(m))
     assert back == m and repr(back) == repr(m) and hash(back) == hash(m)
 
+def test_numpy_numbers_print_as_numbers():
+    m = parse(repr(HeteroFL(rates=(np.float64(1.), np.float32(.5)), seed=np.int64(3))))
+    assert m == HeteroFL(rates=(1., .5), seed=3) and 'np.' not in repr(HeteroFL(rates=(np.float64(1.),)))
+    assert parse('HeteroFL(rates=[1.0, 0.5])') == HeteroFL(rates=(1., .5)) and hash(parse('HeteroFL(rates=[1.0, 0.5])'))
+    for text in ('HeteroFL(seed={})', 'HeteroFL(seed={1})', 'FedProx(mu=1j)', 'FedProx(mu=b"1")', 'FedProx(mu=...)', 'FedProx(mu=-"a")'):
+        with pytest.raises(ParseError, match='plain value'): parse(text)
+
 CANARY = Path(tempfile.gettempdir())/'fedlit-canary'
 EVENTS, WATCH = [], []
 def _audit(event, args):
@@ -419,28 +421,26 @@ def test_what_is_no_text_is_refused(thing):
 # ---- files ----
 
 KINDS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool]
-names = st.text(string.ascii_letters + string.digits + '._ é', min_size=1, max_size=6)
+NAMES = 'a b head.weight MOON x.y_0 é 1'.split() + ['MOON 2', ' ', '.', 'rows', '__metadata__']
 
-@st.composite
-def tensor(draw):
+def a_tensor(chance):
     "Any bits, those of NaN and infinity among them; scalars and empty tensors."
-    shape, kind = draw(st.sampled_from([(), (0,), (1,), (3,), (2, 3), (2, 0, 1)])), draw(st.sampled_from(KINDS))
-    raw = torch.randint(0, 256 if kind != torch.bool else 2, (math.prod(shape)*torch.empty((), dtype=kind).element_size(),), dtype=torch.uint8, generator=torch.Generator().manual_seed(draw(st.integers(0, 999))))
-    return raw.view(kind).reshape(shape)
+    shape, kind = chance.choice([(), (0,), (1,), (3,), (2, 3), (2, 0, 1)]), chance.choice(KINDS)
+    n = math.prod(shape)*torch.empty((), dtype=kind).element_size()
+    return torch.tensor([chance.randrange(2 if kind == torch.bool else 256) for _ in range(n)], dtype=torch.uint8).view(kind).reshape(shape)
 
-@st.composite
-def table(draw):
-    row, ks = draw(tensor()), draw(st.sets(st.integers(0, 4)))
-    t = Table(row, 5, Store(draw(st.sampled_from([0, 10**6]))))
-    for k in sorted(ks): t[k] = row.flip(0) if row.dim() else row
+def a_table(chance):
+    row = a_tensor(chance)
+    t = Table(row, 5, Store(chance.choice([0, 10**6])))
+    for k in chance.sample(range(5), chance.randrange(5)): t[k] = row.flip(0) if row.dim() else row
     return t
 
-trees = lambda leaf: st.dictionaries(names, leaf, max_size=2)
-@st.composite
-def runs(draw):
-    state = State(draw(trees(tensor())), draw(trees(tensor())), dict(M=draw(trees(tensor()))), dict(M=draw(trees(table()))), draw(trees(table())), 5, draw(st.integers(0, 9)))
-    history = pd.DataFrame([dict(round=r+1, loss=x) for r, x in enumerate(draw(st.lists(st.floats(allow_nan=False, allow_infinity=False), max_size=3)))])
-    return Run(FedAvg(), history, state, dict(model='own', seed=draw(st.integers(0, 9)), text=draw(st.text(max_size=5))))
+def a_run(seed):
+    chance = random.Random(seed)
+    tree = lambda leaf: {k: leaf(chance) for k in chance.sample(NAMES, chance.randrange(3))}
+    state = State(tree(a_tensor), tree(a_tensor), dict(M=tree(a_tensor)), dict(M=tree(a_table)), tree(a_table), 5, chance.randrange(9))
+    history = pd.DataFrame([dict(round=r+1, loss=chance.choice([chance.random(), 1e-320, 1e308, -0.])) for r in range(chance.randrange(3))])
+    return Run(FedAvg(), history, state, dict(model='own', seed=chance.randrange(9), text=chance.choice(['', 'é😀', '"\\', '\n'])))
 
 def content(run):
     "Everything that a run holds, as bytes."
@@ -454,8 +454,9 @@ def content(run):
 def folder(tmp_path_factory): return tmp_path_factory.mktemp('runs')
 
 @thousand
-@given(runs())
-def test_a_run_is_read_back_as_it_was_written(folder, run):
+@given(st.integers(0, 2**64))
+def test_a_run_is_read_back_as_it_was_written(folder, seed):
+    run = a_run(seed)
     path = run.save(folder/'run.safetensors')
     assert content(Run.load(path)) == content(run) and [f.name for f in folder.iterdir()] == ['run.safetensors']
 
