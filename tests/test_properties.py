@@ -18,7 +18,7 @@ from fedlit.run import FORMAT, Run
 from fedlit.table import Store, Table
 from fedlit.tree import flatten
 
-thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_check=list(HealthCheck)) for n in (1000, 300))
+thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_check=list(HealthCheck)) for n in (1000, 250))
 
 # ---- partitions ----
 
@@ -58,7 +58,7 @@ def test_iid(y, K, seed):
 def test_dirichlet(y, K, alpha, seed, least, form):
     bad = not 1 <= K <= len(y) or not alpha > 0 or form == 'released' and not 0 <= least <= len(y)//K
     hard = form == 'released' and not bad # a table with `least` samples for everybody may not be found
-    parts = checked(dirichlet, y, bad or hard, clients=K, alpha=alpha, seed=seed, min_size=least, form=form, restarts=20)
+    parts = checked(dirichlet, y, bad or hard, clients=K, alpha=alpha, seed=seed, min_size=least, form=form, restarts=5)
     if bad: assert parts is None
     elif parts: assert once(parts, len(y)) and len(parts) == K and (form == 'paper' or min(map(len, parts)) >= least)
 
@@ -297,7 +297,7 @@ def test_masked_entries_are_averaged_over_those_who_trained_them(case, huge):
         (out['params'] if k in out['params'] else out['buffers'])[k] = noise
     assert all(torch.equal(v, first[k]) for k, v in new(old, out, weights).items())
 
-@thousand
+@hundreds
 @given(rounds(masked=True), st.integers(0, 119), st.sampled_from([1e-6, .5, 3., 1e6]))
 def test_neither_order_nor_unit_of_the_weights_matter(case, order, unit):
     old, out, weights = case
@@ -308,7 +308,7 @@ def test_neither_order_nor_unit_of_the_weights_matter(case, order, unit):
     assert near(first, new(old, {k: turn(v) if isinstance(v, dict) else v[order] for k, v in out.items()}, weights[order]), old, out)
     assert near(first, new(old, out, weights*unit), old, out)
 
-@thousand
+@hundreds
 @given(rounds(), st.sampled_from([-2., 0., .5, 4.]), st.integers(0, 4))
 def test_the_step_is_linear_and_equal_clients_give_that_client(case, factor, i):
     "Deltas that are c times as large make a step that is; where all clients return the same that is what comes out, so the weights sum to one."
@@ -413,7 +413,7 @@ def test_neither_length_nor_depth_breaks_the_parser(piece, times, end):
                                   'MOON() + exec("open({!r}, chr(119))")', '(lambda: open("{}", "w"))()', 'MOON(mu=(1).__class__.__base__.__subclasses__())', 'f"{{open(\'{}\', \'w\')}}"'])
 def test_text_is_never_run(harm): assert isinstance(read(harm.format(CANARY)), str)
 
-@thousand
+@hundreds
 @given(st.none() | st.integers() | st.binary(max_size=4) | st.lists(st.integers(), max_size=2) | st.floats())
 def test_what_is_no_text_is_refused(thing):
     with pytest.raises(ParseError, match='must be given as text'): parse(thing)
