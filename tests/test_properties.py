@@ -175,7 +175,7 @@ def network(kind):
     with torch.random.fork_rng():
         torch.manual_seed(0)
         net = kind().double().eval()
-        for k, v in net.named_buffers():
+        for v in net.buffers():
             if v.is_floating_point(): v.uniform_(.5, 2)
         return net, find_axes(net), torch.randn(2, *((3,) if kind is Chain else (1, 2, 2))).double()
 
@@ -387,7 +387,7 @@ def read(text):
     return m
 
 TOKENS = [*sorted(known()), *WORDS, *'()[]{}+-*/=,.:;@#%&|~^<>!', '**', ':=', ' ', '\n', '\t', '\0', '\\', "'", '"', '"""', 'mu', 'beta', 'rates', '0', '1', '.5', '1e999', '9'*40, '1j', '0x', '1_0', '...', 'None', 'True', 'inf', 'nan',
-          'lambda: 0', ' for x in ', ' if ', ' else ', 'not ', 'await ', 'yield ', 'f"{1}"', 'b"x"', 'é', '\u202e', '\ud800', '😀', '__class__', '__import__("os").system("touch %s")' % CANARY, 'open("%s", "w")' % CANARY, 'exec("1")', 'eval("1")', 'print()']
+          'lambda: 0', ' for x in ', ' if ', ' else ', 'not ', 'await ', 'yield ', 'f"{1}"', 'b"x"', 'é', '\u202e', '\ud800', '😀', '__class__', f'__import__("os").system("touch {CANARY}")', f'open("{CANARY}", "w")', 'exec("1")', 'eval("1")', 'print()']
 
 @thousand
 @given(st.text(max_size=80) | st.binary(max_size=60).map(lambda b: b.decode('latin-1')) | st.lists(st.sampled_from(TOKENS), max_size=14).map(''.join))
