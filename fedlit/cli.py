@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['COMMANDS', 'run', 'compare', 'reproduce', 'listing', 'report', 'parser', 'main']
 
-# %% ../nbs/11_cli.ipynb #031a1698
-import argparse, sys
+# %% ../nbs/11_cli.ipynb #061c3b79
+import argparse, os, sys
 from pathlib import Path
 
 # %% ../nbs/11_cli.ipynb #38760ffe
@@ -44,9 +44,9 @@ def _trained(p):
     p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'], help='how much a client counts (default: samples)')
     p.add_argument('--statistics', default='averaged', choices=['averaged', 'home', 'recomputed'], help="BatchNorm's running statistics (default: averaged)")
 
-# %% ../nbs/11_cli.ipynb #f3710966
+# %% ../nbs/11_cli.ipynb #e73dae5a
 def _machine(p):
-    p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract')
+    p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract; under torchrun, of every rank')
     p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
     p.add_argument('--bad-clients', default='stop', choices=['stop', 'skip', 'report'], help='where a result is not finite or absurdly large (default: stop)')
     p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
@@ -54,6 +54,7 @@ def _machine(p):
     p.add_argument('--deterministic', action='store_true', help='on a GPU: the same bits every time, slower; an operation that cannot is refused')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')
+    p.add_argument('--timeout', type=float, default=30., metavar='MINUTES', help='under torchrun: a rank that keeps another waiting for longer counts as dead (default: 30)')
 
 # %% ../nbs/11_cli.ipynb #d23a31b6
 def _run(run):
@@ -115,17 +116,25 @@ def _domains(task):
     if task.domain_train is None: raise ValueError(f"{task.name} has no domains; by_domain suits digits_domains, office_caltech10 and domainnet")
     return task.domain_train
 
-# %% ../nbs/11_cli.ipynb #f2e1418b
+# %% ../nbs/11_cli.ipynb #1bf99d51
 def _exactly():
-    import os, torch
+    import torch
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # cuBLAS reads it when it is first used
     torch.use_deterministic_algorithms(True)
+
+def _follows(): return int(os.environ.get('RANK', 0)) > 0
+
+def _shared(a):
+    "How clients are trained: in this process, or with those that torchrun started."
+    if 'RANK' not in os.environ and not a.executor.startswith('torchrun'): return dict(executor=a.executor)
+    from fedlit.distributed import Ranks
+    return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}", ranks=Ranks(a.device, a.timeout))
 
 def _federate(a, method, seed, **kw):
     from fedlit.run import federate
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last,
+    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 def run(a):
@@ -134,6 +143,7 @@ def run(a):
     from fedlit.parse import method
     from fedlit.run import records
     done = _federate(a, method(a.method), a.seed, checkpoint=a.checkpoint)
+    if _follows(): return
     print(done.history.to_string(index=False, float_format='{:.4g}'.format))
     print(done)
     if a.save: print('saved', done.save(a.save))
@@ -141,7 +151,7 @@ def run(a):
         write_json(a.json, dict(method=repr(done.method), settings=done.settings, history=records(done.history)))
         print('wrote', a.json)
 
-# %% ../nbs/11_cli.ipynb #f8ea67d7
+# %% ../nbs/11_cli.ipynb #0199b8b6
 def compare(a):
     "`fedlit compare`"
     import pandas as pd
@@ -153,7 +163,7 @@ def compare(a):
         last = lambda column: format(spread([r.history[column].iloc[-1] for r in runs if column in r.history]), '.4f') if column in runs[0].history else ''
         rows.append(dict(method=repr(m), accuracy=last('accuracy'), personal=last('personal'),
                          best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'), seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
-    print(pd.DataFrame(rows).to_string(index=False))
+    if not _follows(): print(pd.DataFrame(rows).to_string(index=False))
 
 # %% ../nbs/11_cli.ipynb #ff0b8e37
 def reproduce(a):
@@ -192,7 +202,7 @@ def report(a):
     if not a.entry and both[0]: job.report(main)
     if a.entry or both[1]: catalogue.report(a.entry, a.scale, a.only, out, a.to)
 
-# %% ../nbs/11_cli.ipynb #b1950957
+# %% ../nbs/11_cli.ipynb #852250da
 COMMANDS = dict(
     run=('train one method and print its history', _run, run),
     compare=('train several methods over several seeds and print a table', _compare, compare),
@@ -210,6 +220,8 @@ def parser():
 def main(argv=None):
     "The `fedlit` command."
     a = parser().parse_args(argv)
+    if _follows() and a.command not in ('run', 'compare'): return
     try: COMMANDS[a.command][-1](a)
-    except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(f'fedlit: {e}')
+    except ConnectionError as e: sys.exit(f'fedlit: {e}') # of another rank, which may be the one that prints
+    except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(1 if _follows() else f'fedlit: {e}')
     except KeyboardInterrupt: sys.exit('fedlit: interrupted; what was finished is kept')

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['STATISTICS', 'ACROSS', 'SAMPLES', 'EXECUTORS', 'pure', 'split_state', 'State', 'start', 'occupied', 'Batches',
            'groups', 'Local', 'cross_entropy', 'look', 'objective', 'sgd', 'axes_of', 'single', 'stacked',
-           'local_phase', 'holders', 'aggregate', 'deployed', 'recompute', 'fed_round', 'rng', 'plan']
+           'local_phase', 'client_sums', 'holders', 'aggregate', 'deployed', 'recompute', 'fed_round', 'rng', 'plan']
 
-# %% ../nbs/05_round.ipynb #227382f3
+# %% ../nbs/05_round.ipynb #a976e89c
 import copy, torch, torch.nn.functional as F
 import numpy as np
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from weakref import WeakKeyDictionary
 from concurrent.futures import ThreadPoolExecutor
 from torch.overrides import TorchFunctionMode
 import threading, warnings
-from .tree import tmap, sub, zeros, leaves, rows, put, average
+from .tree import tmap, sub, zeros, leaves, rows, put
 from .table import Store, Table
 from .method import ask, own, each_part, through, overrides, asks_for, wants, part_names
 from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
@@ -484,14 +484,28 @@ def local_phase(
     joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
     return joined if back == sorted(back) else rows(joined, back)
 
-# %% ../nbs/05_round.ipynb #6a59b1a9
-def _mean(q, p, new, old, mask=None):
-    "Sum of q_k (new_k - old) over the clients that trained an entry, relative to their share of p."
-    d = new - old
-    if mask is None: return torch.tensordot(q.to(d), d, 1)
-    mask = _wide(mask.to(d), d).expand_as(d)
-    share = torch.tensordot(p.to(d), mask, 1)
-    return torch.where(share > 0, torch.tensordot(q.to(d), mask*d, 1)/share.clamp(min=torch.finfo(d.dtype).tiny), 0.)
+# %% ../nbs/05_round.ipynb #29d2a9e6
+def _sums(q, p, new, old, mask=None):
+    "Over the clients, the sum of q_k (new_k - old), and where they train it only in part the sum of the p_k that trained an entry."
+    d = (new if new.is_floating_point() else new.double()) - old
+    d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
+    if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
+    mask = _wide(mask, d).to(d)
+    return dict(moved=total(q, mask*d), share=total(p, mask))
+
+def client_sums(
+    state, # State before the round
+    out,   # what `local_phase` returned
+    q,     # (K,) how much each client's step counts
+    p,     # (K,) how much each client counts; sums to one over all clients of the round
+):         # name of a tensor -> dict(moved=(...), and where clients train it in part share=(...))
+    "All that the server's average needs of the clients: sums over them, which may be added up in parts."
+    trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
+    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k)) for k, v in sent.items() if k not in state.personal}
+
+def _mean(moved, share=None):
+    "The average change of each entry over the clients that trained it, zero where nobody did."
+    return moved if share is None else torch.where(share > 0, moved/share.clamp(min=torch.finfo(share.dtype).tiny), 0.)
 
 def _used(method, state, params, buffers, train, client=None):
     "The parameters that the `use` hooks make of these outside of a client's training; `client` is that client's memory."
@@ -504,7 +518,7 @@ def holders(
     participants, # int, K
 ):                # name -> how many clients train each entry, in the leading dimensions of the tensor or all
     "How many of a round's clients train each entry."
-    return {k: _wide(mask[k].to(v).sum(0), v) if k in mask else torch.full_like(v, participants) for k, v in tensors.items()}
+    return {k: _wide(mask[k].sum(0).to(v), v) if k in mask else torch.full_like(v, participants) for k, v in tensors.items()}
 
 def aggregate(
     method,  # a Method
@@ -515,6 +529,7 @@ def aggregate(
     local,   # Local
     forward=None, # the pure model, for servers that train
     proxy=None,   # (M, ...) unlabelled inputs that the server has, for servers that train
+    sums=client_sums, # adds up over the clients
 ) -> State: # after the round
     "The server's half of a round."
     p = torch.as_tensor(weights, dtype=torch.float32, device=out['steps'].device)
@@ -525,13 +540,14 @@ def aggregate(
                  weight_decay=local.weight_decay, forward=lambda params, buffers, x, train=True: forward(_used(method, state, params, buffers, train), buffers, x, train), proxy=proxy)
     q = through(method, 'weigh', 'weights', offer)
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
-    delta = {k: _mean(q if k in state.params else p, p, trained[k], v, out['mask'].get(k)) for k, v in sent.items()
-             if k not in state.personal and v.is_floating_point()}
+    moved = {k: _mean(**v) for k, v in sums(state, out, q, p).items()}
+    delta = {k: d.to(sent[k]) for k, d in moved.items() if sent[k].is_floating_point()}
     server, home = {}, {k: trained[k] for k in state.personal}
     for name, part in zip(part_names(method), method.parts):
-        delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained={**trained, **home}), name))
+        ends = rows({**trained, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
+        delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained=ends), name))
         home.update(*more)
-    new = {k: v + delta[k] if k in delta else v if k in state.personal else average(p.double(), trained[k].double()).round().to(v) for k, v in sent.items()}
+    new = {k: v + delta[k] if k in delta else v if k in state.personal else (v + moved[k]).round().to(v) for k, v in sent.items()}
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers}, server=server,
                    client=put(state.client, who, out['client']), personal={k: put(v, who, home[k]) for k, v in state.personal.items()}, round=state.round+1)
 

@@ -7,7 +7,7 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'choose_executor', 'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records',
            'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #23afe86b
+# %% ../nbs/08_run.ipynb #ce2e9b53
 import copy, json, math, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
@@ -19,7 +19,7 @@ from .files import newest, read_tensors, write_tensors
 from .tree import flatten, unflatten
 from .table import Store, Table, pack, unpack
 from .method import Method, asks_for
-from .round import Local, State, Batches, occupied, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
+from .round import Local, State, Batches, occupied, start, local_phase, client_sums, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
 from .tape import Tapes
 from .data import prepare
 from .measure import evaluate, spread
@@ -141,15 +141,16 @@ def per_client(self, task, tests):
 
 Run.per_client = per_client
 
-# %% ../nbs/08_run.ipynb #eaf26933
-def _accuracies(method, model, task, tests, who, before, out, after):
-    "The last five columns of the table, and their spread."
+# %% ../nbs/08_run.ipynb #0bac4bee
+def _clients_seen(method, model, task, tests, who, before, out, after):
+    "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
-    score = lambda *a: _score(method, model, *a)
-    seen = dict(global_before=score(before, task, own, none), global_after=score(after, task, own, none),
-                personal_before=score(before, task, own, who), personal_after=score(ended, task, own, range(len(who))),
-                personal=score(after, task, tests, range(len(tests))))
+    score = lambda state, nets: _score(method, model, state, task, own, nets)
+    return dict(global_before=score(before, none), global_after=score(after, none), personal_before=score(before, who), personal_after=score(ended, range(len(who))))
+
+def _accuracies(seen):
+    "The last columns of the table, and their spread."
     return {k+end: v for name, vs in seen.items() for k, s in [(name, spread(vs))] for end, v in (('', s.mean), ('_sd', s.sd))}
 
 def _measured(method, model, state, task, round):
@@ -200,7 +201,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #c62d1dd8
+# %% ../nbs/08_run.ipynb #4909f19e
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -210,7 +211,7 @@ def federate(
     local=None,      # Local: how a client trains; None is Local()
     participation=1.,# share of the clients that train in a round, in (0, 1]
     seed=0,          # int; decides sampling, batches and augmentation
-    executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"
+    executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"; "torchrun": "auto" on several processes, "torchrun:vmap" and so on
     device="auto",   # "cpu", "cuda", ... or "auto"
     checkpoint=None, # file to resume from if it is there, and to write after every round, beside the one before
     minutes=None,    # stop after the round in which so many have passed; the checkpoint goes on from there
@@ -227,8 +228,13 @@ def federate(
     channels_last=None, # keep the channels of a pixel together in memory? never with "vmap"; None: for convolutions on a CPU, where it is faster
     chunk=None,      # with "vmap", at most so many clients at once; None is no limit
     proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
+    ranks=None,      # `fedlit.distributed.Ranks` to share the clients; "torchrun" makes it
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
+    asked = dict(locals())
+    if executor.partition(':')[0] == 'torchrun':
+        from fedlit.distributed import over_ranks
+        return over_ranks(**asked)
     if minutes is not None and not checkpoint: raise ValueError(f"minutes={minutes} needs checkpoint=, a file to go on from")
     device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device), time.monotonic() + 60*(minutes or 0)
     _check(task, clients, method, rounds, participation, weighting, tests, precision, record, device)
@@ -238,29 +244,37 @@ def federate(
     channels_last = executor != 'vmap' and (convolves(model) and device == 'cpu' if channels_last is None else channels_last)
     function = partial(pure, precision=PRECISION[precision], channels_last=channels_last)
     source = replace(task, x_train=task.normalise(task.x_train), mean=None) if not task.augment and task.x_train.numel() < 2**28 else task # normalised once
-    settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last, bad_clients=repr(guard))
+    how = f'torchrun:{executor} x {ranks.size}' if ranks else executor
+    settings = _settings(model, task, clients, rounds, local, participation, seed, how, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last, bad_clients=repr(guard))
     run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, model, len(clients), statistics), settings)
     if tests is None and run.state.personal: tests = tests_of(task, clients, seed)
     tapes, history, min_batch = Tapes(graphs=record == 'graph') if record else None, run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
-    look = partial(sift, guard, guess=math.log(task.classes) if criterion is cross_entropy else math.inf, advice=_advice(precision))
+    guess = math.log(task.classes) if criterion is cross_entropy else math.inf
+    def train(who, state):
+        batches = batches_of(source, clients, who, local, seed, state.round, min_batch)
+        out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk, function)
+        return sift(guard, who, out, state.params, state.round, guess, _advice(precision))
+    sums, seen = client_sums, partial(_clients_seen, method, model, task, tests)
+    if ranks and ranks.rank: return ranks.follow(train, seen, run)._with(model)
+    if ranks: train, sums, seen = ranks.lead(train, seen, run, [local.epochs*-(-len(c)//local.batch_size) for c in clients])
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
         began, drawn = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
-        out = local_phase(method, model, run.state, drawn, batches_of(source, clients, drawn, local, seed, r, min_batch), local, executor, criterion, proxy, tapes, chunk, function)
-        out = look(drawn, out, run.state.params, r)
-        who, seen = out['who'].tolist(), noted(guard, drawn, out)
-        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy) if who else replace(run.state, round=r+1)
+        out = train(drawn, run.state)
+        who, notes = out['who'].tolist(), noted(guard, drawn, out)
+        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy, sums) if who else replace(run.state, round=r+1)
         if statistics == 'recomputed' and who: run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
-        if who: run.state, seen = settle(guard, before, run.state, seen)
-        row = dict(round=r+1, train_loss=out['loss'].mean().item(), **seen, participants=len(who))
+        if who: run.state, notes = settle(guard, before, run.state, notes)
+        row = dict(round=r+1, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
         if (r+1) % evaluate_every == 0 or r+1 == rounds:
             past = history[-1].get('accuracy') if history else None
             row.update(accuracy_before=_measured(method, model, before, task, r-1)['accuracy'] if past is None or past != past else past, **_measured(method, model, run.state, task, r))
-            if tests is not None and who: row.update(_accuracies(method, model, task, tests, who, before, out, run.state))
+            if tests is not None and who: row.update(_accuracies(dict(seen(who, before, out, run.state), personal=_score(method, model, run.state, task, tests, range(len(tests))))))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
-        if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
+        if keep_locals and r+1 == rounds: run.locals = dict(who=who, **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
         if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if minutes is not None and time.monotonic() > stop: break
+    if ranks: ranks.end(run)
     return run._with(model)
 
 # %% ../nbs/08_run.ipynb #704c4b42

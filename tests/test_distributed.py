@@ -1,0 +1,198 @@
+"Several processes: one answer for every number of ranks, sums instead of clients on the wire, and an end that says how to go on."
+import json, multiprocessing, os, subprocess, sys, time
+from datetime import timedelta
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+import pandas as pd, pytest, torch, torch.distributed as dist
+import federation as fed
+from fedlit.data import load
+from fedlit.distributed import Ranks, balanced
+from fedlit.guard import Guard, sift
+from fedlit.method import asks_for
+from fedlit.methods import FedAvgM, FedBN, MOON
+from fedlit.models import build
+from fedlit.partition import dirichlet
+from fedlit.round import Batches, Local, aggregate, cross_entropy, local_phase, pure, start
+from fedlit.run import Run, federate
+
+STEPS = Local(lr=.1, momentum=.9, weight_decay=.01)                                 # of fed.train
+ALL, HARD = fed.METHODS + fed.SUMS, MOON() + FedBN() + FedAvgM()
+SICK = 0, 2, 3                                                                      # clients without one sound number; one of them has most data
+SPAWN = multiprocessing.get_context('fork' if sys.platform == 'linux' else 'spawn') # a forked process has imported torch, and knows `reference()`
+
+def launch(f, ranks, path, seconds=60):
+    "`f(rank, path)` in so many processes that know one another."
+    ps = [SPAWN.Process(target=_enter, args=(f, rank, ranks, str(path), seconds)) for rank in range(ranks)]
+    for p in ps: p.start()
+    for p in ps: p.join(600)
+    assert [p.exitcode for p in ps] == [0]*ranks
+
+def _enter(f, rank, ranks, path, seconds):
+    torch.set_num_threads(1)
+    dist.init_process_group('gloo', init_method=f'file://{path}/store', rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds))
+    f(rank, Path(path))
+    dist.destroy_process_group()
+
+def digits(rounds=4, method=HARD, sick=(), **kw):
+    task = load('digits')
+    clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
+    if sick: task = replace(task, x_train=task.x_train.float().index_fill(0, torch.cat([clients[k] for k in sick]), float('nan')))
+    return federate(build('mlp', task, seed=0, norm='batch'), task, clients, method, rounds, Local(epochs=1, batch_size=64),
+                    participation=.7, **{'executor': 'vmap', 'progress': False, 'device': 'cpu', **kw})
+
+@cache
+def reference(): return {repr(m): fed.train(m, 'vmap') for m in ALL}
+
+@cache
+def uninterrupted(): return digits()
+
+@cache
+def skipping(): return digits(3, sick=SICK, bad_clients='skip')
+
+def apart(a, b):
+    "Largest difference of two runs: of all tensors, and of all that the histories hold."
+    rows = [r.history.drop(columns=['seconds', 'peak_mb']) for r in (a, b)]
+    assert list(rows[0]) == list(rows[1]) and len(rows[0]) == len(rows[1])
+    assert all(r.pop('bad_clients').tolist() == rows[1].pop('bad_clients').tolist() for r in rows[:1] if 'bad_clients' in r)
+    return fed.gap(a.state, b.state), (rows[0]-rows[1]).abs().max().max()
+
+# All methods, on 1, 2 and 4 ranks
+
+def trained(method, ranks):
+    "What `fed.train` does, on all ranks; the state, which is whole on rank 0."
+    net = fed.model()
+    def train(who, state):
+        data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
+        return sift(Guard(), who, local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at), STEPS, 'vmap', proxy=fed.PROXY), state.params, state.round)
+    run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
+    if ranks.rank: return ranks.follow(train, None, run).state
+    train, sums, _ = ranks.lead(train, None, run, [3, 2, 3, 1, 2, 3])
+    for r in range(3): run.state = aggregate(method, run.state, fed.who(r), train(fed.who(r), run.state), fed.SIZES, STEPS, pure(net), fed.PROXY, sums)
+    ranks.end(run)
+    return run.state
+
+def some(ranks): return ALL if ranks > 1 else ALL[::4] # alone there are no messages to go wrong
+
+def everything(rank, path):
+    gaps, traffic = {}, {}
+    for m in some(dist.get_world_size()):
+        with Ranks('cpu') as ranks: state = trained(m, ranks)
+        gaps[repr(m)] = max((v-w).abs().max().item() for v, w in zip(state.params.values(), reference()[repr(m)].params.values())) if rank else fed.gap(state, reference()[repr(m)])
+        traffic[repr(m)] = ranks.traffic
+    (path/f'seen{rank}').write_text(json.dumps(dict(gaps=gaps, traffic=traffic)))
+    digits(2, executor='torchrun:vmap', checkpoint=path/'run')
+    again = digits(executor='torchrun:vmap', checkpoint=path/'run') # goes on
+    again.history.to_json(path/f'history{rank}')
+    digits(3, sick=SICK, bad_clients='skip', executor='torchrun:vmap', checkpoint=path/'skipping')
+
+@pytest.fixture(scope='module', params=[1, 2, 4])
+def launched(request, tmp_path_factory):
+    reference(), uninterrupted(), skipping()
+    path = tmp_path_factory.mktemp(f'ranks{request.param}')
+    launch(everything, request.param, path)
+    return path, request.param
+
+def test_every_method_has_one_answer(launched):
+    path, ranks = launched
+    for rank in range(ranks):
+        gaps = json.loads((path/f'seen{rank}').read_text())['gaps']
+        assert len(gaps) == len(some(ranks)) and max(gaps.values()) < 1e-9, {k: v for k, v in gaps.items() if not v < 1e-9}
+
+def test_only_servers_that_ask_for_clients_get_them(launched):
+    path, ranks = launched
+    traffic = json.loads((path/'seen0').read_text())['traffic']
+    for m in some(ranks):
+        seen, state = traffic[repr(m)], reference()[repr(m)]
+        assert ('rows' in seen) == (asks_for(m, 'merge', 'trained') and set(state.personal) < {*state.params, *state.buffers}), m # what stays at home has come home
+        assert ('home' in seen) == bool(state.personal or any(state.client.values())), m
+
+def test_a_run_on_ranks_is_the_run(launched):
+    path, ranks = launched
+    state, history = apart(Run.load(path/'run', model=uninterrupted().model), uninterrupted())
+    assert state < 1e-5 and history < 1e-5
+    seen = [pd.read_json(path/f'history{rank}').drop(columns=['seconds', 'peak_mb']) for rank in range(ranks)]
+    assert all(h.equals(seen[0]) for h in seen) and len(seen[0]) == 4
+
+def test_skipped_clients_are_skipped_on_ranks(launched):
+    state, history = apart(Run.load(launched[0]/'skipping', model=skipping().model), skipping())
+    assert state < 1e-5 and history < 1e-5 and skipping().history.bad.max() >= 2
+
+# Shares
+
+def test_the_longest_first():
+    assert balanced([5, 1, 4, 3, 3], 2) == [[0, 4], [1, 2, 3]] and balanced([2, 2], 4) == [[0], [1], [], []]
+    work = torch.randint(1, 50, (200,), generator=torch.Generator().manual_seed(0)).tolist()
+    shares = balanced(work, 7)
+    loads = [sum(work[k] for k in s) for s in shares]
+    assert sorted(sum(shares, [])) == list(range(200)) and max(loads) - min(loads) <= max(work)
+
+# Errors
+
+def faulty(rank, path):
+    told = []
+    worse = lambda logits, y: cross_entropy(logits, y)*(float('inf') if rank else 1)
+    for kw in (dict(criterion=worse), dict(rounds=3+rank), dict(rounds=1-rank), dict(rounds=0), dict(checkpoint=path/'of another')):
+        try: digits(executor='torchrun:loop', **kw)
+        except Exception as e: told.append([type(e).__name__, str(e)])
+    (path/f'told{rank}').write_text(json.dumps(told))
+
+def test_an_error_on_one_rank_is_that_of_all(tmp_path):
+    digits(1, seed=1).save(tmp_path/'of another')
+    launch(faulty, 2, tmp_path)
+    told = [json.loads((tmp_path/f'told{rank}').read_text()) for rank in range(2)]
+    assert told[0] == told[1]
+    (a, diverged), (b, differ), none, all_none, (c, other) = told[0]
+    assert a == 'FloatingPointError' and 'left finite numbers in round 1' in diverged
+    assert b == 'ValueError' and 'rounds: 3 on rank 0, 4 on rank 1' in differ
+    assert none == all_none == ['ValueError', 'rounds=0, but it must be at least 1']
+    assert c == 'ValueError' and 'checkpoint of another run (seed: 1 there, 0 here' in other
+
+def absent(rank, path):
+    if rank: return time.sleep(6)
+    with pytest.raises(ConnectionError, match='rank 0 of 2 ended in round 1, because another rank died or did not answer'): digits(executor='torchrun:vmap')
+
+def test_a_rank_that_does_not_answer_ends_the_run(tmp_path): launch(absent, 2, tmp_path, seconds=2)
+
+# torchrun
+
+def torchrun(ranks, *argv, **env):
+    return subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={ranks}', *map(str, argv)], capture_output=True, text=True, timeout=600,
+                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]), **env})
+
+DIES = """
+import os, signal, sys
+import test_distributed as t
+def criterion(logits, y, seen=[]):
+    seen.append(1)
+    if os.environ['RANK'] == '1' and len(seen) == 18: os.kill(os.getpid(), signal.SIGKILL)
+    return t.cross_entropy(logits, y)
+t.digits(executor='torchrun:loop', record=False, checkpoint=sys.argv[1], criterion=criterion)
+"""
+
+def resumed(rank, path): digits(executor='torchrun:vmap', checkpoint=path/'run')
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='Windows has no SIGKILL')
+def test_a_rank_is_killed_and_others_go_on(tmp_path):
+    script, file = tmp_path/'dies.py', tmp_path/'run'
+    script.write_text(DIES)
+    end = torchrun(2, script, file)
+    said = end.stderr.split('ConnectionError: ')[-1]
+    assert end.returncode and said.startswith('rank 0 of 2 ended in round '), end.stderr[-3000:]
+    assert f'{file} holds the rounds before' in said and f'torchrun --nproc-per-node=2 {script} {file}` goes on from there' in said
+    done = Run.load(file, model=uninterrupted().model)
+    assert 0 < done.state.round < 4 and f'in round {done.state.round+1},' in said
+    for ranks in (1, 2, 3):
+        path = tmp_path/str(ranks)
+        path.mkdir()
+        done.save(path/'run')
+        launch(resumed, ranks, path)
+        assert max(apart(Run.load(path/'run', model=done.model), uninterrupted())) < 1e-5
+
+def test_the_command_on_two_ranks_prints_once(tmp_path):
+    ask = ['run', '--clients', '4', '--rounds', '2', '--epochs', '1', '--quiet']
+    both = [torchrun(2, '-m', 'fedlit', *ask, '--json', tmp_path/'ranks'), subprocess.run([sys.executable, '-m', 'fedlit', *ask, '--json', tmp_path/'one'], capture_output=True, text=True)]
+    assert [e.returncode for e in both] == [0, 0] and [e.stdout.count('Run of FedAvg()') for e in both] == [1, 1], both[0].stderr[-3000:]
+    ranks, one = (json.loads((tmp_path/k).read_text()) for k in ('ranks', 'one'))
+    assert ranks['settings']['executor'] == 'torchrun:vmap x 2'
+    assert all(abs(a[k]-b[k]) < 1e-5 for a, b in zip(ranks['history'], one['history']) for k in ('accuracy', 'loss', 'train_loss', 'drift'))
