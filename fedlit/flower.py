@@ -245,10 +245,10 @@ def merged(
                steps=torch.tensor(steps), loss=torch.tensor(losses), client=rows(state.client, who))
     return replace(aggregate(plan.method, state, who, out, weights, plan.local, pure(plan.model)), client=state.client, personal=state.personal)
 
-# %% ../nbs/22_flower.ipynb #3c4d224c
+# %% ../nbs/22_flower.ipynb #d7e5481d
 def _ask(grid, contents, kind, round, timeout):
     "Send each node its content; yields (node, RecordDict) as answers come, until all are there or the time is over."
-    messages = [Message(c, n, kind, ttl=timeout, group_id=str(round)) for n, c in contents.items()]
+    messages = [Message(c, n, kind, ttl=10*timeout, group_id=str(round)) for n, c in contents.items()]
     grid.push_messages(messages)
     waiting, end = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}, time.monotonic() + timeout
     while waiting and time.monotonic() < end:
@@ -290,28 +290,36 @@ def _answers(grid, plan, state, book, accepted, like, r):
         if k not in good: log.warning('round %s goes on without client %s (%s)', r+1, k, f'node {here[k]}' if k in here else 'not connected')
     return good, who, {k: book[n][1] for n, k in asked.items()}
 
-# %% ../nbs/22_flower.ipynb #85a60ec4
+# %% ../nbs/22_flower.ipynb #b9575692
+def _begun(plan):
+    "The run to go on with: the checkpoint's, or a new one."
+    settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__, task=plan.task.name, local=asdict(plan.local), fedlit=fedlit.__version__, torch=torch.__version__,
+                    **{k: getattr(plan, k) for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
+    return _resume(plan.checkpoint or None, plan.method, settings, 'cpu') or Run(plan.method, pd.DataFrame(), begin(plan), settings)
+
+def _row(plan, state, test, good, who):
+    "A row of the history."
+    row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])), participants=len(good), left_out=' '.join(str(k) for k in who if k not in good), accuracy=float('nan'))
+    return {**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise, state=deployed(plan.method, state))} if test else row
+
+# %% ../nbs/22_flower.ipynb #3cd67e67
 def serve(
     grid, # Flower's Grid, or a Rehearsal
     plan, # Plan
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "The server: all rounds, with a checkpoint after each."
-    settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__, task=plan.task.name, local=asdict(plan.local), fedlit=fedlit.__version__, torch=torch.__version__,
-                    **{k: getattr(plan, k) for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
-    run = _resume(plan.checkpoint or None, plan.method, settings, 'cpu') or Run(plan.method, pd.DataFrame(), begin(plan), settings)
-    form, test = blank(plan, run.state), load_file(plan.test) if plan.test else None
-    book, accepted, history, like, end = {}, {}, run.history.to_dict('records'), rows(from_site(run.state, form), 0), time.monotonic() + plan.wait
+    run, test = _begun(plan), load_file(plan.test) if plan.test else None
+    form, history, book, accepted, end = blank(plan, run.state), run.history.to_dict('records'), {}, {}, time.monotonic() + plan.wait
+    like = rows(from_site(run.state, form), 0)
     while len(_roll_call(grid, plan, book, run.state.round)) < plan.clients and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
         began, (good, who, sizes) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, like, r)
         if len(good) < plan.least: raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; the run stops with the model of round {r}")
         run.state = merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
-        row = dict(round=r+1, train_loss=float(np.mean([loss for *_, loss in good.values()])), participants=len(good), left_out=' '.join(str(k) for k in who if k not in good), accuracy=float('nan'))
-        if test: row.update(evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise, state=deployed(plan.method, run.state)))
-        history.append(dict(row, seconds=time.perf_counter()-began))
+        history.append(dict(_row(plan, run.state, test, good, who), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
-        log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who), row['accuracy'], history[-1]['seconds'])
+        log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who), history[-1]['accuracy'], history[-1]['seconds'])
         if plan.checkpoint: run.save(plan.checkpoint)
     return run._with(plan.model)
 

@@ -161,6 +161,12 @@ def test_a_node_that_is_nobody_is_refused(home, node, line, caplog):
     with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse({**home[2], 'rounds': 1}, nodes=[*SITES[:3], {'folder': str(Path(home[2]['sites'])/'0'), **node}])
     assert run.history['left_out'].tolist() == ['3'] and line in caplog.text and 'round 1 goes on without client 3 (not connected)' in caplog.text
 
+def test_of_two_nodes_with_one_number_the_newer_counts(home):
+    task, parts, config = home
+    both = [*SITES, {'partition-id': 3, 'folder': str(Path(config['sites'])/'1')}]
+    twice = [SITES[0], SITES[1], SITES[2], both[-1]]
+    assert same(rehearse(config, nodes=both)[0], rehearse(config, nodes=twice)[0].state) and not same(rehearse(config)[0], rehearse(config, nodes=twice)[0].state)
+
 def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
     class Restarted(ff.Rehearsal):
         "After round 1 client 1 comes back as another node."
@@ -257,16 +263,17 @@ def test_faults_between_processes_do_no_harm(deployed, tmp_path):
     shutil.copy(APP/'pyproject.toml', tmp_path)
     (tmp_path/'app.py').write_text(FAULTY)
     app = tmp_path.rename(tmp_path.with_name('faulty'))
-    begun, timeout = d.folder/'sites'/'4'/'training', 2*before.history['seconds'].iloc[-1] + 5
+    begun, timeout = d.folder/'sites'/'4'/'training', 2.5*before.history['seconds'].iloc[-1] + 10
     def kill_in_the_middle():
         while not begun.exists(): time.sleep(.1)
         d.kill('site4')
     threading.Thread(target=kill_in_the_middle, daemon=True).start()
     printed = d.run(app, method='SCAFFOLD()', rounds=2, least=1, wait=300., timeout=timeout, checkpoint='faulty.safetensors')
+    (d.logs/'faults.log').write_text(printed)
     run, plan = Run.load(d.folder/'faulty.safetensors'), ff.read_plan(agreed(method='SCAFFOLD()'))
     for line in (r'round 1: the answer of client 1 \(node \d+\) is refused: params/head.weight holds numbers that are not finite', r'client 2 \(node \d+\) is refused: params/head.weight is float32 \(3, 64\)',
                  'round 1 goes on without client 3', 'round 1 goes on without client 4', 'round 2 goes on without client 4'): assert re.search(line, printed), printed
-    assert run.history['left_out'].iloc[0] == '1 2 3 4' and set(run.history['left_out'].iloc[1].split()) <= {'3', '4'}
+    assert run.history['left_out'].iloc[0] == '1 2 3 4' and '4' in run.history['left_out'].iloc[1] != '0 1 2 3 4'
     state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
     for r, out in enumerate(run.history['left_out']):
         who = [k for k in range(5) if str(k) not in out.split()]
@@ -274,6 +281,7 @@ def test_faults_between_processes_do_no_harm(deployed, tmp_path):
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
 @unix
+@pytest.mark.skipif(not os.environ.get('FEDLIT_RAY'), reason='ray takes a minute and more to start; FEDLIT_RAY=1 runs it')
 def test_flwr_run_on_the_simulation_engine(deployed, tmp_path):
     there, task, parts, _, run = deployed
     prepare.certificates(tmp_path/'keys')
