@@ -223,10 +223,11 @@ def agreed(**changes):
     said = tomllib.loads((APP/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
     return {f'{k}.{n}' if isinstance(v, dict) else k: u for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
 
-@pytest.fixture(scope='module')
-def deployed(tmp_path_factory):
-    "Five SuperNodes and two that do not belong, after two rounds of the example app."
-    folder = tmp_path_factory.mktemp('deployed')
+@unix
+@pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0', reason='FEDLIT_DEPLOY=0: no processes, which take some three minutes of processor time')
+def test_a_deployment_with_tls_and_its_faults(tmp_path):
+    "Five SuperNodes and two that do not belong: one test, so that the processes are started once."
+    folder = tmp_path/'deployed'
     prepare.certificates(folder/'keys')
     prepare.certificates(folder/'other', 'another CA')
     for k in range(7): prepare.site_key(folder/'keys'/f'site{k}')
@@ -238,32 +239,29 @@ def deployed(tmp_path_factory):
         d.supernode(5, ca=folder/'other'/'ca.crt')                 # trusts another certificate authority
         d.supernode(6)
         printed = d.run(APP, rounds=2, wait=300., timeout=300.)
-        yield d, task, parts, printed, Run.load(folder/'global.safetensors')
+        run = Run.load(folder/'global.safetensors')
+        five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run)
+        a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed)
+        faults_between_processes_do_no_harm(d, task, parts, run.history['seconds'].iloc[-1], tmp_path/'faulty')
 
-@unix
-def test_five_supernodes_reach_the_accuracy_of_the_simulation(deployed):
-    d, task, parts, printed, run = deployed
+def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run):
     plan = ff.read_plan(agreed())
     other = federate(plan.model, task, parts, plan.method, 2, plan.local, seed=0, progress=False)
     assert run.history['participants'].tolist() == [5, 5] and len(set(re.findall(r'node (\d+) is client', printed))) == 5
     assert max((run.state.params[k] - v).abs().max().item() for k, v in other.state.params.items()) < 1e-4
     assert run.history['accuracy'].tolist() == pytest.approx(other.history['accuracy'].tolist(), abs=.003) and run.history['accuracy'].iloc[-1] > .6
 
-@unix
-def test_a_wrong_certificate_and_an_unknown_key_do_not_get_in(deployed):
-    d, _, _, printed, _ = deployed
+def a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed):
     wrong, stranger, server = ((d.logs/f'{n}.log').read_text() for n in ('site5', 'site6', 'superlink'))
     assert 'CERTIFICATE_VERIFY_FAILED' in wrong and 'SuperNode ID' not in wrong, wrong[-2000:]
     assert 'SuperNode ID' not in stranger and 'No SuperNode found with the given public key' in server, stranger[-2000:]
     assert 'is client 5' not in printed and 'is client 6' not in printed
 
-@unix
-def test_faults_between_processes_do_no_harm(deployed, tmp_path):
-    d, task, parts, _, before = deployed
-    shutil.copy(APP/'pyproject.toml', tmp_path)
-    (tmp_path/'app.py').write_text(FAULTY)
-    app = tmp_path.rename(tmp_path.with_name('faulty'))
-    begun, timeout = d.folder/'sites'/'4'/'training', 2.5*before.history['seconds'].iloc[-1] + 10
+def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
+    app.mkdir()
+    shutil.copy(APP/'pyproject.toml', app)
+    (app/'app.py').write_text(FAULTY)
+    begun, timeout = d.folder/'sites'/'4'/'training', 2.5*seconds + 10
     def kill_in_the_middle():
         while not begun.exists(): time.sleep(.1)
         d.kill('site4')
@@ -281,13 +279,11 @@ def test_faults_between_processes_do_no_harm(deployed, tmp_path):
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
 @unix
-@pytest.mark.skipif(not os.environ.get('FEDLIT_RAY'), reason='ray takes a minute and more to start; FEDLIT_RAY=1 runs it')
-def test_flwr_run_on_the_simulation_engine(deployed, tmp_path):
-    there, task, parts, _, run = deployed
+@pytest.mark.skipif(not os.environ.get('FEDLIT_RAY'), reason='ray takes a minute and more; FEDLIT_RAY=1 runs it')
+def test_flwr_run_on_the_simulation_engine(tmp_path):
     prepare.certificates(tmp_path/'keys')
+    task, parts = prepare.split(tmp_path, 5)
     with deploy.Deployment(tmp_path) as d:
         d.superlink(simulation=True)
-        printed = d.run(APP, '--federation-config', 'num-supernodes=5 client-resources-num-cpus=1', rounds=2, wait=300., timeout=300., sites=str(there.folder/'sites'), test=str(there.folder/'test.safetensors'))
-    sim = Run.load(tmp_path/'global.safetensors')
-    assert sim.history['participants'].tolist() == [5, 5], printed
-    assert max((run.state.params[k] - v).abs().max().item() for k, v in sim.state.params.items()) < 1e-4
+        printed = d.run(APP, '--federation-config', 'num-supernodes=5 client-resources-num-cpus=1', rounds=2, wait=300., timeout=300., sites=str(tmp_path/'sites'), test=str(tmp_path/'test.safetensors'))
+    five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, Run.load(tmp_path/'global.safetensors'))
