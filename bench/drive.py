@@ -2,6 +2,7 @@
 import json, os, platform, resource, signal, statistics, subprocess, tempfile, time
 import numpy as np
 from pathlib import Path
+from fedlit.files import write_file
 from . import peers
 from .work import Data, score, write
 
@@ -15,13 +16,7 @@ def machine():
     name = next((l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')), platform.processor() or platform.machine())
     return dict(cpu=name, cores=os.cpu_count(), system=f'{platform.system()} {platform.release()}')
 
-def save(path, value):
-    "Write JSON whole or not at all."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(f'.{path.name}.{os.getpid()}')
-    part.write_text(json.dumps(value, indent=1))
-    os.replace(part, path)
+def save(path, value): write_file(path, json.dumps(value, indent=1).encode())
 
 def load(path, like=None):
     "A result, or None where it is absent, cut off, of another format, an error, or measured with other settings than `like`."

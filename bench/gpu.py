@@ -1,10 +1,11 @@
 """`python -m bench.gpu --out FOLDER`: W3, MobileNetV2 on CIFAR-10's shapes, on a GPU.
 
 Every piece is written when it is done; a second call goes on where the first one stopped; it stops by itself before `--limit` seconds."""
-import argparse, os, signal, statistics, time
+import argparse, io, os, signal, statistics, time
 import numpy as np, torch, torch.nn.functional as F
 from pathlib import Path
 from fedlit.data import Task, load as load_data, recipe
+from fedlit.files import write_file
 from fedlit.methods import FedAvg
 from fedlit.models import build, count, macs
 from fedlit.partition import dirichlet
@@ -41,8 +42,8 @@ def write_part(root, n=20_000):
     "The first `n` training images, which lie in random order, as one file of less than 64 MiB."
     task = load_data('cifar10', root)
     path = Path(root or os.environ.get('FEDLIT_DATA', 'data'))/PART
-    np.savez(path, x=task.x_train[:n].numpy(), y=task.y_train[:n].numpy())
-    return path
+    np.savez(whole := io.BytesIO(), x=task.x_train[:n].numpy(), y=task.y_train[:n].numpy())
+    return write_file(path, whole.getvalue())
 
 def traffic(model, shape, batch):
     "Operations and bytes that training one image takes: three forward passes, and its share of the step."
@@ -221,6 +222,6 @@ def main(args=None):
     except TimeUp: print(f'{a.limit:.0f} s are nearly over; call again to go on')
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        if a.out.exists(): (a.out/'table.md').write_text(table(a.out))
+        if a.out.exists(): write_file(a.out/'table.md', table(a.out).encode())
 
 if __name__ == '__main__': main()

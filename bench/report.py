@@ -1,6 +1,7 @@
 "The table and the figures, from the files alone."
 import statistics
 from pathlib import Path
+from fedlit.files import write_figure, write_file
 from .drive import load
 from .peers import CONTENDERS
 
@@ -108,7 +109,7 @@ def figures(folder):
             fig, axes = plt.subplots(1, len(works), figsize=(3.4*len(works), 2.4), layout='constrained', squeeze=False)
             for ax, w in zip(axes[0], works): _bars(ax, w, {c: r for c, r in _in_order(results, w).items() if 'best' in r}, palette)
             paths.append(Path(folder)/'figure.svg')
-            fig.savefig(paths[-1], metadata=dict(Date=None))
+            write_figure(paths[-1], fig, metadata=dict(Date=None))
             plt.close(fig)
         if grown := [r for k, r in results.items() if k.startswith('growth-') and 'rows' in r]:
             fig, axes = plt.subplots(1, 2, figsize=(6, 2.4), layout='constrained')
@@ -119,7 +120,7 @@ def figures(folder):
                 ax.set(xscale='log', xlabel='clients that exist, 10 sampled', ylabel=said, ylim=(0, None))
             axes[0].legend()
             paths.append(Path(folder)/'growth.svg')
-            fig.savefig(paths[-1], metadata=dict(Date=None))
+            write_figure(paths[-1], fig, metadata=dict(Date=None))
             plt.close(fig)
     return paths
 
@@ -134,6 +135,5 @@ def _bars(ax, w, seen, palette):
 def write(folder):
     "Write table.md and the figures; their paths."
     path = Path(folder)/'table.md'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(table(folder))
+    write_file(path, table(folder).encode())
     return [path, *figures(folder)]

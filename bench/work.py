@@ -65,14 +65,13 @@ def make(work):
 
 def write(work, folder):
     "The file that holds the workload's arrays, made if it is not there."
-    import hashlib, os
+    import hashlib, io
+    from fedlit.files import write_file
     name = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:12]
     path = Path(folder)/f'{name}.npz'
     if not path.exists():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_suffix(f'.{os.getpid()}.npz')
-        np.savez(part, **make(work))
-        os.replace(part, path)
+        np.savez(whole := io.BytesIO(), **make(work))
+        write_file(path, whole.getvalue())
     return path
 
 class Data:

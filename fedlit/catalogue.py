@@ -21,6 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from .experiment import Setting, address, found, run_settings
+from .files import write_figure, write_file
 from .measure import spread
 from .reproduce import verdict
 from .round import Local
@@ -676,11 +677,13 @@ def command(entry, scale, out, only=''):
 def _draw(entry, rows, path):
     "Draw an entry into a file; the file, and the table where it is one."
     made = entry.draw(rows)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if isinstance(made, pd.DataFrame): made.to_csv(_ending(path, '.csv')); return _ending(path, '.csv'), made
+    if isinstance(made, pd.DataFrame): return _csv(made, _ending(path, '.csv')), made
     import matplotlib.pyplot as plt
-    made.savefig(_ending(path, '.png'), dpi=90, bbox_inches='tight'); plt.close(made)
-    return _ending(path, '.png'), None
+    drawn = write_figure(_ending(path, '.png'), made, dpi=90, bbox_inches='tight')
+    plt.close(made)
+    return drawn, None
+
+def _csv(table, path, **kw): return write_file(path, table.to_csv(**kw).encode())
 
 def _ending(path, end): return path.with_name(path.name + end) # names such as fig3.2 have a dot
 
@@ -703,8 +706,8 @@ def about(
     try: said.drawing, said.table = _draw(entry, rows, path)
     except (LookupError, ValueError, AttributeError) as e: news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')
     if said.drawing and not there: news.append(f'missing: {said.drawing}, drawn now by fedlit report {entry.id} --scale {scale}')
-    if entry.published: said.beside = beside(entry, rows); said.beside.to_csv(_ending(path, '.beside.csv'), index=False)
-    said.claims.to_csv(_ending(path, '.claims.csv'), index=False)
+    if entry.published: said.beside = beside(entry, rows); _csv(said.beside, _ending(path, '.beside.csv'), index=False)
+    _csv(said.claims, _ending(path, '.claims.csv'), index=False)
     return said
 
 # %% ../nbs/20_catalogue.ipynb #1ac8a7c7

@@ -6,7 +6,7 @@
 __all__ = ['COMMANDS', 'run', 'compare', 'reproduce', 'listing', 'report', 'parser', 'main']
 
 # %% ../nbs/11_cli.ipynb #031a1698
-import argparse, json, sys
+import argparse, sys
 from pathlib import Path
 
 # %% ../nbs/11_cli.ipynb #38760ffe
@@ -48,8 +48,10 @@ def _trained(p):
 def _machine(p):
     p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract')
     p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
+    p.add_argument('--bad-clients', default='stop', choices=['stop', 'skip', 'report'], help='where a result is not finite or absurdly large (default: stop)')
     p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
     p.add_argument('--device', default='auto')
+    p.add_argument('--deterministic', action='store_true', help='on a GPU: the same bits every time, slower; an operation that cannot is refused')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')
 
@@ -114,14 +116,21 @@ def _domains(task):
     return task.domain_train
 
 # %% ../nbs/11_cli.ipynb #f2e1418b
+def _exactly():
+    import os, torch
+    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # cuBLAS reads it when it is first used
+    torch.use_deterministic_algorithms(True)
+
 def _federate(a, method, seed, **kw):
     from fedlit.run import federate
+    if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, channels_last=a.channels_last,
+    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, executor=a.executor, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last,
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 def run(a):
     "`fedlit run`"
+    from fedlit.files import write_json
     from fedlit.parse import method
     from fedlit.run import records
     done = _federate(a, method(a.method), a.seed, checkpoint=a.checkpoint)
@@ -129,8 +138,7 @@ def run(a):
     print(done)
     if a.save: print('saved', done.save(a.save))
     if a.json:
-        Path(a.json).parent.mkdir(parents=True, exist_ok=True)
-        Path(a.json).write_text(json.dumps(dict(method=repr(done.method), settings=done.settings, history=records(done.history)), indent=1))
+        write_json(a.json, dict(method=repr(done.method), settings=done.settings, history=records(done.history)))
         print('wrote', a.json)
 
 # %% ../nbs/11_cli.ipynb #f8ea67d7
@@ -203,5 +211,5 @@ def main(argv=None):
     "The `fedlit` command."
     a = parser().parse_args(argv)
     try: COMMANDS[a.command][-1](a)
-    except (ValueError, TypeError, FileNotFoundError, FloatingPointError) as e: sys.exit(f'fedlit: {e}')
+    except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(f'fedlit: {e}')
     except KeyboardInterrupt: sys.exit('fedlit: interrupted; what was finished is kept')

@@ -7,7 +7,7 @@ __all__ = ['RATES', 'NETWORKS', 'INSIDE', 'narrow', 'trainer', 'take_turns', 'gr
            'capacity_table', 'depth_table', 'readable', 'phase', 'measure', 'main', 'read']
 
 # %% ../nbs/14_costs.ipynb #da4f3380
-import argparse, ctypes, json, os, platform, time
+import argparse, ctypes, os, platform, time
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
 from itertools import accumulate
@@ -19,7 +19,8 @@ from .axes import extract
 from .methods.heterofl import HeteroFL
 from .methods.submodels import top
 from .models import build, count, macs
-from .reproduce import stored, write_json
+from .files import read_json, write_json
+from .reproduce import stored
 from .round import Batches, Local, axes_of, local_phase, start
 
 # %% ../nbs/14_costs.ipynb #37fa75b9
@@ -245,7 +246,7 @@ def read(
     path, # a file that the command wrote
 ):        # what `costs` returned, and all that is in the file
     "A result of the command."
-    content = json.loads(Path(path).read_text())
+    content = read_json(path)
     rows = pd.DataFrame(content['rows'])
     return rows.set_index(rows.columns[0]), content
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Task', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
-# %% ../nbs/01_data.ipynb #bffae15c
+# %% ../nbs/01_data.ipynb #41ec1344
 import difflib, os, torch
 import numpy as np
 import torch.nn.functional as F
@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from importlib.util import find_spec
 from pathlib import Path
+from .files import digest, fetch, unpack, write_file
 
 # %% ../nbs/01_data.ipynb #22d9af13
 def _stratified(
@@ -403,53 +404,101 @@ def prepare(
         for augment, drawn in zip(task.augment, draws): x = augment(x, drawn)
     return task.normalise(x)
 
-# %% ../nbs/01_data.ipynb #a25b9785
+# %% ../nbs/01_data.ipynb #62ce9b80
+_archives = dict( # where each comes from, and its SHA-256
+    cifar10=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    cifar100=("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
+    tiny_imagenet=("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"),
+    emnist=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"))
+
+def _unpacked(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
+    url, sha256 = _archives[name]
+    return root / top if (root / top).is_dir() else unpack(fetch(url, root / url.rpartition("/")[2], sha256), root, top)
+
 def _missing(name, where, get):
     return FileNotFoundError(f"{name}: nothing usable at {Path(where).absolute()}. {get}")
 
-def _fetch(name, cls): # the sentence on how to get what torchvision can download
-    return f"Call load({name!r}, root=..., download=True) once, or put the files that torchvision.datasets.{cls} expects there"
+# %% ../nbs/01_data.ipynb #670622d0
+_names = "batch_label", "labels", "fine_labels", "coarse_labels", "data", "filenames", "label_names", "fine_label_names", "coarse_label_names", "num_vis"
 
-# %% ../nbs/01_data.ipynb #0fede59f
-def _torchvision(name, cls, root, download, where, **kw): # -> torchvision's train and test data sets
-    "Both halves through torchvision's own loader, with errors that say what to do."
-    where = root / where
-    if not (download or where.is_dir()): raise _missing(name, where, _fetch(name, cls)) # before the import, which takes seconds
-    import torchvision.datasets
-    kind = getattr(torchvision.datasets, cls)
-    try: return [kind(root, train=train, download=download, **kw) for train in (True, False)]
-    except (RuntimeError, ValueError, AssertionError) as e:
-        if download: raise
-        if isinstance(e, RuntimeError) and not _complete(kind, where): raise _missing(name, where, _fetch(name, cls)) from e
-        raise ValueError(f"{name}: a file in {where.absolute()} is damaged{_which(kind, where)}; delete it and fetch it again ({e})") from e
+def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or else the integers, that follow it
+    from pickletools import genops
+    strings, numbers, name = {}, {}, None
+    for op, value, _ in genops(raw):
+        if value in _names: name = value
+        elif isinstance(value, str) and "STRING" in op.name: strings.setdefault(name, []).append(value)
+        elif op.name.startswith("BININT"): numbers.setdefault(name, []).append(value)
+    return numbers | strings
 
-# %% ../nbs/01_data.ipynb #ffe3350e
-def _cifar_files(cls): # name and md5 of each file
-    return [*cls.train_list, *cls.test_list, (cls.meta["filename"], cls.meta["md5"])]
+# %% ../nbs/01_data.ipynb #ec0c027a
+_cifar_files = dict(
+    cifar10={"data_batch_1": "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd", "data_batch_2": "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+             "data_batch_3": "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9", "data_batch_4": "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+             "data_batch_5": "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154", "test_batch": "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
+             "batches.meta": "f962466ef690d46b226450fb9aadc74ba4bc64a76aa526b5827fe4bc5c7125cb"},
+    cifar100={"train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b", "test": "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
+              "meta": "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9"})
 
-def _complete(cls, where): # is every file there?
-    if hasattr(cls, "train_list"): return all((where / f).is_file() for f, _ in _cifar_files(cls))
-    return len(list(where.glob("*-ubyte"))) >= 4
+# %% ../nbs/01_data.ipynb #2dca6265
+def _fetch(name): return f"Call load({name!r}, root=..., download=True) once, or put the published files there"
 
-def _which(cls, where): # names of the CIFAR files whose md5 is wrong
-    from torchvision.datasets.utils import check_integrity
-    if not hasattr(cls, "train_list"): return ""
-    return ": " + ", ".join(f for f, md5 in _cifar_files(cls) if not check_integrity(str(where / f), md5))
+def _whole(name, where): # refuse a folder that lacks a file or has a damaged one
+    known = _cifar_files[name]
+    if any(not (where / f).is_file() for f in known): raise _missing(name, where, f"{_fetch(name)}: {', '.join(known)}")
+    if bad := [f for f, sha256 in known.items() if digest(where / f) != sha256]:
+        raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; delete the folder and fetch it again")
 
-# %% ../nbs/01_data.ipynb #7cdfb8f0
-def _cifar(name, cls, where):
+def _cifar(name, top, labels): # labels: the name under which the classes are listed
     def loader(root, download=False):
-        halves = _torchvision(name, cls, root, download, where)
-        (x, y), (x_test, y_test) = ((torch.from_numpy(d.data).permute(0, 3, 1, 2).contiguous(), torch.tensor(d.targets)) for d in halves)
-        task = Task(name, x, y, x_test, y_test, classes=len(halves[0].classes), labels=tuple(halves[0].classes))
-        return recipe(task, "feddecorr")
+        where = _unpacked(name, root, top) if download else root / top
+        _whole(name, where)
+        *train, test, meta = (_listed((where / f).read_bytes()) for f in _cifar_files[name])
+        x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8).view(-1, 3, 32, 32) for b in part]) for part in (train, [test]))
+        y, y_test = (torch.tensor([k for b in part for k in b[labels.replace("label_names", "labels")]]) for part in (train, [test]))
+        return recipe(Task(name, x, y, x_test, y_test, classes=len(meta[labels]), labels=tuple(meta[labels])), "feddecorr")
     return loader
 
-# %% ../nbs/01_data.ipynb #fe46e797
+# %% ../nbs/01_data.ipynb #e4086487
+_quads = dict( # the four files of a data set: where from, and the SHA-256 of each
+    mnist=("https://ossci-datasets.s3.amazonaws.com/mnist/", {
+        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"}),
+    fashion_mnist=("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", {
+        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"}))
+
+# %% ../nbs/01_data.ipynb #52b7cb74
+def _plain(packed, path): # unpack a .gz file
+    import gzip
+    with gzip.open(packed) as f: write_file(path, iter(lambda: f.read(2**20), b""))
+
+def _quad(name, where, split="balanced"): # fetch what is not there
+    if name == "emnist":
+        files = [f"emnist-{split}-{half}-{what}-ubyte" for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
+        packed = lambda f: _unpacked(name, where, "gzip") / f"{f}.gz"
+    else:
+        url, files = _quads[name]
+        packed = lambda f: fetch(f"{url}{f}.gz", where / f"{f}.gz", files[f])
+    for f in files:
+        if not (where / f).is_file(): _plain(packed(f), where / f)
+
+# %% ../nbs/01_data.ipynb #762130ab
+def _torchvision(name, cls, root, download, **kw): # -> torchvision's train and test data sets
+    "Both halves through torchvision's own reader, with errors that say what to do."
+    where = root / cls / "raw"
+    if download: _quad(name, where, **kw)
+    if not where.is_dir(): raise _missing(name, where, _fetch(name)) # before the import, which takes seconds
+    import torchvision.datasets
+    try: return [getattr(torchvision.datasets, cls)(root, train=train, **kw) for train in (True, False)]
+    except (RuntimeError, ValueError, AssertionError) as e:
+        if len(list(where.glob("*-ubyte"))) < 4: raise _missing(name, where, _fetch(name)) from e
+        raise ValueError(f"{name}: a file in {where.absolute()} is damaged; delete it and fetch it again ({e})") from e
+
+# %% ../nbs/01_data.ipynb #2dc6096b
 def _grey_images(name, cls, **constants):
     def loader(root, download=False, **kw):
         if cls == "EMNIST": kw = dict(split="balanced") | kw
-        halves = _torchvision(name, cls, root, download, f"{cls}/raw", **kw)
+        halves = _torchvision(name, cls, root, download, **kw)
         x, x_test = (d.data[:, None].transpose(2, 3).contiguous() if cls == "EMNIST" else d.data[:, None] for d in halves)
         first = int(kw.get("split") == "letters")
         labels = tuple(halves[0].classes)[first:]
@@ -480,12 +529,9 @@ def _folders(path): # the sub-folders, sorted as ImageFolder sorts them
 
 def _pictures(path): return sorted(p for p in path.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png"))
 
-# %% ../nbs/01_data.ipynb #f05bb4c0
+# %% ../nbs/01_data.ipynb #f40bb394
 def _tiny_imagenet(root, download=False):
-    base = root / "tiny-imagenet-200"
-    if download and not base.is_dir():
-        from torchvision.datasets.utils import download_and_extract_archive
-        download_and_extract_archive("http://cs231n.stanford.edu/tiny-imagenet-200.zip", str(root), md5="90528d7ca1a48142e341f4ef8d21d0de")
+    base = _unpacked("tiny_imagenet", root, "tiny-imagenet-200") if download else root / "tiny-imagenet-200"
     wnids = [p.name for p in _folders(base / "train")]
     listed = base / "val" / "val_annotations.txt"
     if not wnids or not listed.is_file():
@@ -515,7 +561,7 @@ def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side,
     train, test = ([r for i, r in enumerate(rows) if (i in held) == part] for part in (False, True))
     return recipe(_from_files("office_caltech10", train, test, size, labels, [d.name for d in domains]), "fedbn")
 
-# %% ../nbs/01_data.ipynb #bb868051
+# %% ../nbs/01_data.ipynb #1de66f73
 _fedbn_classes = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
 _domainnet_domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
@@ -525,7 +571,7 @@ def _domainnet(root, download=False, size=64, classes=_fedbn_classes, domains=_d
         lists = [base / f"{d}_{part}.txt" for d in domains]
         if missing := [str(f) for f in lists if not f.is_file()]:
             raise _missing("domainnet", base, f"It lacks {', '.join(missing)}. Unpack the six archives and the split lists of "
-                           "http://ai.bu.edu/M3SDA there: domainnet/<domain>/<class>/*.png|jpg and domainnet/<domain>_train.txt, _test.txt")
+                           "https://ai.bu.edu/M3SDA there: domainnet/<domain>/<class>/*.png|jpg and domainnet/<domain>_train.txt, _test.txt")
         files = [(base / line.rsplit(" ", 1)[0], k) for k, f in enumerate(lists) for line in f.read_text().splitlines() if line.strip()]
         halves[part] = [(p, classes.index(p.parent.name), k) for p, k in files if p.parent.name in classes]
         if not halves[part]: raise ValueError(f"domainnet: none of the classes {classes} is in the {part} lists of {base}")
@@ -553,12 +599,12 @@ def _digits_domains(root=None, download=False):
     return replace(base, name="digits_domains", x_train=x, x_test=seen, y_test=base.y_test.repeat(len(_sites)), domain_train=domain,
                    domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)), domains=tuple(_sites), **_stats(x))
 
-# %% ../nbs/01_data.ipynb #dd77b99f
+# %% ../nbs/01_data.ipynb #05f6be63
 _loaders = dict(
     digits=_digits, digits_domains=_digits_domains,
     mnist=_grey_images("mnist", "MNIST", mean=_mnist_constants[0], std=_mnist_constants[1]),
     emnist=_grey_images("emnist", "EMNIST"), fashion_mnist=_grey_images("fashion_mnist", "FashionMNIST"),
-    cifar10=_cifar("cifar10", "CIFAR10", "cifar-10-batches-py"), cifar100=_cifar("cifar100", "CIFAR100", "cifar-100-python"),
+    cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"), cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
     tiny_imagenet=_tiny_imagenet, office_caltech10=_office, domainnet=_domainnet)
 
 # %% ../nbs/01_data.ipynb #e5368259

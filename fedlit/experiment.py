@@ -17,6 +17,7 @@ from torch import nn
 import fedlit
 from . import partition as split
 from .data import load, recipe
+from .files import forget, result, write_json
 from .measure import features_of, spectrum
 from .method import FedAvg
 from .methods import FedDecorr, Scaler
@@ -24,7 +25,7 @@ from .methods.submodels import SubModel, top
 from .axes import extract
 from .models import build, count, macs
 from .parse import method as parse
-from .reproduce import measure as measured_spectra, work_off, write_json
+from .reproduce import measure as measured_spectra, work_off
 from .round import Local, State, aggregate, axes_of, local_phase, pure, recompute, start
 from .run import WEIGHTING, batches_of, choose_executor, draw_clients, federate, has_batchnorm, tests_of
 
@@ -276,8 +277,7 @@ def found(
     s,   # Setting
 ):       # the content of its file, or None
     "The result of a setting, if it is there, whole, and has all that the setting wants measured."
-    try: r = json.loads((Path(out)/address(s)).read_text())
-    except (OSError, ValueError): return None
+    r = result(Path(out)/address(s))
     whole = isinstance(r, dict) and r.get('setting') == plain(s) and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict)
     return r if whole and set(s.measure) <= set(r['measured']) else None
 
@@ -288,7 +288,7 @@ def _work(args):
     file = Path(out)/'checkpoints'/address(s).with_suffix('.safetensors').name if keep else None
     if (r := run_setting(s, file, left, **kw)) is None: return
     write_json(Path(out)/address(s), r)
-    if file: file.unlink(missing_ok=True)
+    if file: forget(file)
 
 # %% ../nbs/18_experiment.ipynb #ce856439
 def run_settings(

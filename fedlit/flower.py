@@ -6,7 +6,7 @@
 __all__ = ['LOCAL', 'log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory',
            'site', 'recall', 'folder', 'client_app', 'blank', 'merged', 'serve', 'server_app', 'Rehearsal']
 
-# %% ../nbs/22_flower.ipynb #077663b7
+# %% ../nbs/22_flower.ipynb #aecd8214
 try: from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 except ImportError as e: raise ImportError("fedlit.flower needs Flower: pip install 'fedlit[flower]', on Python 3.11 or newer") from e
 import ast, logging, time, torch
@@ -26,7 +26,8 @@ import fedlit
 from .tree import flatten, put, rows, stack, tmap, unflatten
 from .method import Method, asks_for, part_names, wants
 from .round import Batches, Local, aggregate, deployed, local_phase, pure, start
-from .run import WEIGHTING, Run, _finite, _resume, batches_of, convolves, draw_clients, has_batchnorm
+from .guard import Guard, length, lengths, sift
+from .run import WEIGHTING, Run, _resume, batches_of, convolves, draw_clients, has_batchnorm
 from .data import Task
 from .models import build
 from .measure import evaluate
@@ -158,7 +159,7 @@ def site(
     home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
     return rows(from_site(state, out), 0), dict(steps=int(out['steps']), loss=float(out['loss'])), home
 
-# %% ../nbs/22_flower.ipynb #341c35c0
+# %% ../nbs/22_flower.ipynb #f1970cc3
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
 def _trained(plan, task, number, state):
@@ -168,7 +169,7 @@ def _trained(plan, task, number, state):
     batches = batches_of(source, {number: torch.arange(len(task.y_train))}, [number], plan.local, plan.seed, state.round, least)
     function = partial(pure, channels_last=convolves(plan.model))
     out = local_phase(plan.method, plan.model, state, [number], batches, plan.local, _executor(plan.method), function=function)
-    _finite(out, [number], state.round)
+    sift(Guard(), [number], out, state.params, state.round)
     return out
 
 # %% ../nbs/22_flower.ipynb #14bc97d0
@@ -212,18 +213,21 @@ def client_app(
         return Message(RecordDict({'arrays': to_record(answer), 'said': MetricRecord(said)}), reply_to=message)
     return app
 
-# %% ../nbs/22_flower.ipynb #ee2c6463
+# %% ../nbs/22_flower.ipynb #1cf9f32f
 def blank(plan, state):
     "A client's result on two empty pictures: the names, types and shapes that answers must have."
     x, y = torch.zeros(1, 1, 2, *plan.task.x_train.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
     return local_phase(plan.method, plan.model, state, [0], Batches(x, y), plan.local, _executor(plan.method))
 
-def _checked(content, like, most):
-    "What a site sent, if it is what it must be: tree, steps, loss."
+def _checked(content, like, most, params):
+    "What a site sent, if it is what it must be, and no absurd distance from the `params` that it got: tree, steps, loss."
     steps, loss = content['said']['steps'], content['said']['loss']
     if not (type(steps) is int and 1 <= steps <= most): raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
     if not np.isfinite(loss): raise ValueError(f"loss is {loss}")
-    return from_record(content['arrays'], like), steps, loss
+    tree = from_record(content['arrays'], like)
+    moved = lengths(tmap(lambda v: v[None], tree['params']), params).item() if tree['params'] else 0.
+    if not moved <= Guard().update*length(params).item(): raise ValueError(f"an update of length {moved:.3g} to a network of length {length(params):.3g}")
+    return tree, steps, loss
 
 # %% ../nbs/22_flower.ipynb #d3274d0e
 def _filled(form, seen, n):
@@ -276,7 +280,7 @@ def _roll_call(grid, plan, book, round):
         except Exception as e: book[node] = None; log.warning('node %s is refused: %s', node, e)
     return {book[n][0]: n for n in book if book[n] and n in online}
 
-# %% ../nbs/22_flower.ipynb #ada07334
+# %% ../nbs/22_flower.ipynb #1cdec441
 def _answers(grid, plan, state, book, accepted, like, r):
     "One round of asking: the good answers by client number, and those who were drawn."
     here, who, arrays = _roll_call(grid, plan, book, r+1), draw_clients(plan.clients, plan.participation, plan.seed, r), to_record(to_sites(plan, state))
@@ -284,7 +288,7 @@ def _answers(grid, plan, state, book, accepted, like, r):
     contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))}) for n, k in asked.items()}
     for node, content in _ask(grid, contents, MessageType.TRAIN, r+1, plan.timeout):
         k = asked[node]
-        try: good[k] = _checked(content, like, plan.local.epochs*book[node][1])
+        try: good[k] = _checked(content, like, plan.local.epochs*book[node][1], state.params)
         except Exception as e: log.warning('round %s: the answer of client %s (node %s) is refused: %s', r+1, k, node, e)
     for k in who:
         if k not in good: log.warning('round %s goes on without client %s (%s)', r+1, k, f'node {here[k]}' if k in here else 'not connected')

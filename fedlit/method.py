@@ -40,6 +40,8 @@ def _check_names(cls, kw):
                             f" It has: {', '.join(known) or 'none'}")
 
 # %% ../nbs/04_method.ipynb #a127da9e
+def _plain(v): return v.item() if hasattr(v, 'item') else tuple(map(_plain, v)) if isinstance(v, tuple) else v # a NumPy number as the number that it is
+
 class Method:
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
@@ -61,7 +63,8 @@ class Method:
     @property
     def name(self): return type(self).__name__
     def __add__(self, other): return total(self, other)
-    def __init_subclass__(cls): dataclass(frozen=True, repr=cls.__dict__.get('__repr__') is None)(cls)
+    def __repr__(self): return f"{type(self).__name__}({', '.join(f'{f.name}={_plain(getattr(self, f.name))!r}' for f in fields(self))})"
+    def __init_subclass__(cls): dataclass(frozen=True, repr=False)(cls)
     def __new__(cls, *args, **kw):
         _check_names(cls, kw)
         return super().__new__(cls)

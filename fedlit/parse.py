@@ -6,7 +6,7 @@
 __all__ = ['ParseError', 'known', 'method']
 
 # %% ../nbs/09_parse.ipynb #271bce77
-import ast
+import ast, math
 from difflib import get_close_matches
 from .method import Method, total
 
@@ -19,9 +19,12 @@ def known() -> dict: # name -> class
     return {k: v for k, v in vars(ms).items() if isinstance(v, type) and issubclass(v, Method) and k not in ('Method', 'Sum')}
 
 def _constant(node):
-    try: return ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        raise ParseError(f"a hyper-parameter must be a plain value such as 0.1, 'paper' or True, not {ast.unparse(node)[:80]!r}") from None
+    match node:
+        case ast.Constant(value=None | bool() | int() | float() | str() as v): return v
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) | ast.Name(id='inf') as number): return -_constant(number)
+        case ast.Name(id='inf' | 'nan' as v): return getattr(math, v)
+        case ast.Tuple(elts=parts) | ast.List(elts=parts): return tuple(map(_constant, parts))
+        case _: raise ParseError(f"a hyper-parameter must be a plain value such as 0.1, 'paper' or True, not {ast.unparse(node)[:80]!r}")
 
 def _method(node, names):
     match node:

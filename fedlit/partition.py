@@ -17,9 +17,11 @@ def _labels(
     y, # Labels: tensor, array or list of N whole numbers, 0 or more
 )->np.ndarray: # (N,) int64
     "Labels as a flat array; ValueError for anything that cannot be counted."
-    y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)
-    if y.ndim != 1 or not y.size or y.dtype.kind not in "iu" or y.min() < 0:
-        raise ValueError(f"y has shape {y.shape} and type {y.dtype}: it must be a non-empty row of whole numbers, 0 or more, one label a sample")
+    right = "it must be a non-empty row of whole numbers, 0 or more and below a million, one label a sample"
+    try: y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)
+    except ValueError: raise ValueError(f"y has rows of different lengths: {right}") from None
+    if y.ndim != 1 or not y.size or y.dtype.kind not in "iu": raise ValueError(f"y has shape {y.shape} and type {y.dtype}: {right}")
+    if y.min() < 0 or y.max() >= 10**6: raise ValueError(f"y has labels from {y.min()} to {y.max()}: {right}")
     return y.astype(np.int64)
 
 # %% ../nbs/02_partition.ipynb #8e37afd2
@@ -31,6 +33,8 @@ def _whole(name, value, low, high=None, why=""):
         limit = f"at least {low}" if high is None else f"between {low} and {high}"
         raise ValueError(f"{name}={value!r} must be a whole number {limit}{why and ', ' + why}")
     return v
+
+def _rng(seed): return np.random.default_rng(_whole("seed", seed, 0))
 
 # %% ../nbs/02_partition.ipynb #c1408c0e
 def _grouped(y, rng):
@@ -126,7 +130,7 @@ def iid(
 )->list: # One sorted int64 index tensor per client; every index once, sizes equal up to one
     "Shuffle all samples and deal them out in turn. ValueError if `clients` is not between 1 and N."
     y, clients = _start(y, clients)
-    return _in_turn(np.random.default_rng(seed).permutation(len(y)), clients)
+    return _in_turn(_rng(seed).permutation(len(y)), clients)
 
 # %% ../nbs/02_partition.ipynb #4ee981bb
 def _table(sizes, clients, alpha, cap, rng):
@@ -160,7 +164,7 @@ def dirichlet(
     restarts=10_000, # Tables to try before giving up ("released" only)
 )->list: # One sorted int64 index tensor per client; every index once; "paper" may leave clients empty
     "Per class, Dirichlet shares over the clients (FedDecorr and MOON, experimental setup). ValueError: bad argument, or no table passed."
-    y, clients = _start(y, clients); rng = np.random.default_rng(seed)
+    y, clients = _start(y, clients); rng = _rng(seed)
     if form not in ("released", "paper"): raise ValueError(f'form={form!r} must be "released" or "paper"')
     if not alpha > 0: raise ValueError(f'alpha={alpha} must be above 0; float("inf") is the homogeneous case')
     if form == "released": _whole("min_size", min_size, 0, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
@@ -192,7 +196,7 @@ def classes_per_client(
     seed=0, # Of the choice of classes and of the deal
 )->list: # One sorted int64 index tensor per client; every sample of an owned class once
     "Exactly M classes per client, every class split evenly among its owners (FedDecorr TPAMI, second scheme). ValueError: bad argument."
-    y, clients = _start(y, clients); rng = np.random.default_rng(seed)
+    y, clients = _start(y, clients); rng = _rng(seed)
     sizes = np.bincount(y); present = np.flatnonzero(sizes)
     classes = _whole("classes", classes, 1, len(present), "the number of classes in y")
     has = np.zeros((clients, len(sizes)), bool); has[:, present] = _owners(clients, len(present), classes, rng)
@@ -219,7 +223,7 @@ def shards(
     pure=False, # True: cut inside each class (HeteroFL, FedDSE); False: cut the sorted row (McMahan)
 )->list: # One sorted int64 index tensor per client; every index once; not always s classes
     "Sort by label, cut into equal shards, deal `shards_per_client` to each client (McMahan et al. 2017, sec. 3). ValueError: bad argument."
-    y, clients = _start(y, clients); rng = np.random.default_rng(seed)
+    y, clients = _start(y, clients); rng = _rng(seed)
     s = _whole("shards_per_client", shards_per_client, 1, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
     cut = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_grouped(y, rng), clients * s)
     return _pack([np.concatenate([cut[j] for j in hand]) for hand in rng.permutation(clients * s).reshape(clients, s)])
@@ -251,8 +255,8 @@ def dirichlet_mixture(
     seed=0, # Of every draw
 )->tuple: # (train_parts, test_parts): sorted int64 index tensors, distinct within a client, shared across clients; test_parts is None without y_test
     "Fixed sizes, one Dirichlet mixture of the classes per client (FedDecomp sec. 4.1). ValueError: bad argument, or a class runs out."
-    y = _labels(y); rng = np.random.default_rng(seed); C = y.max() + 1
-    clients, train, test = _whole("clients", clients, 1), _whole("train", train, 1), _whole("test", test, 1)
+    y = _labels(y); rng = _rng(seed); C = y.max() + 1
+    clients, train, test = _whole("clients", clients, 1, 10**7), _whole("train", train, 1), _whole("test", test, 1)
     if not alpha > 0: raise ValueError(f'alpha={alpha} must be above 0; float("inf") is the homogeneous case')
     q = np.full((clients, C), 1 / C) if alpha > 1e300 else rng.dirichlet(np.full(C, alpha), clients)
     draw = lambda y, n, name: _with_overlap(y, np.stack([_apportion(p, n, rng) for p in q]), rng, name)
@@ -266,10 +270,11 @@ def by_domain(
 )->list: # One sorted int64 index tensor per client, in the sorted order of the domains; every index once
     "Each client holds one domain, or an even part of one (FedBN; FedDecorr TPAMI). ValueError: bad number of clients."
     domain = domain.cpu().numpy() if torch.is_tensor(domain) else np.asarray(domain)
+    if domain.ndim != 1 or not domain.size: raise ValueError(f"domain has shape {domain.shape}: it must be a non-empty row, one domain a sample")
     names, d = np.unique(domain, return_inverse=True); D = len(names)
     clients = _whole("clients", D if clients is None else clients, 1, len(d), "the number of samples")
     if clients % D: raise ValueError(f"clients={clients} must be a multiple of the {D} domains, such as {D * (clients // D + 1)}")
-    decks = _decks(d, np.random.default_rng(seed)); each = clients // D
+    decks = _decks(d, _rng(seed)); each = clients // D
     if each > min(map(len, decks)): raise ValueError(f"clients={clients} are {each} per domain, but the smallest has {min(map(len, decks))} samples")
     return _pack([deck[k::each] for deck in decks for k in range(each)])
 
@@ -290,7 +295,7 @@ def match(
     "Test indices with the label distribution of each training part. ValueError: a class has too few test samples. An empty part gets none."
     y_test, table = _labels(y_test), counts(parts, y).numpy()
     have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]; out = []
-    for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(seed).spawn(len(table)))):
+    for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(_whole("seed", seed, 0)).spawn(len(table)))):
         rng, room = np.random.default_rng(stream), _room(row, have)
         m = (room if size is None else _whole("size", size, 1)) if row.any() else 0
         for c in np.flatnonzero((row > 0) & (have == 0)): raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")

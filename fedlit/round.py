@@ -518,7 +518,7 @@ def aggregate(
 ) -> State: # after the round
     "The server's half of a round."
     p = torch.as_tensor(weights, dtype=torch.float32, device=out['steps'].device)
-    if not (len(p) == len(who) and (p >= 0).all() and p.sum() > 0): raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} numbers >= 0 that do not all vanish")
+    if not (len(p) == len(who) and (p >= 0).all() and 0 < p.sum() < float('inf')): raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} finite numbers >= 0 that do not all vanish")
     p = p/p.sum()
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'], params=state.params, buffers=state.buffers, round=state.round,
                  clients=state.clients, participants=len(who), kept=frozenset(state.personal), lr=local.lr, momentum=local.momentum,

@@ -7,24 +7,23 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'choose_executor', 'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records',
            'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #6cfc424b
-import copy, json, os, platform, time, warnings
+# %% ../nbs/08_run.ipynb #dcc638dd
+import copy, json, math, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
 from functools import partial
-from pathlib import Path
-from safetensors import safe_open
-from safetensors.torch import save_file
 from tqdm import tqdm
 import fedlit
+from .files import newest, read_tensors, write_tensors
 from .tree import flatten, unflatten
 from .table import Store, Table, pack, unpack
 from .method import Method, asks_for
 from .round import Local, State, Batches, occupied, start, local_phase, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
 from .tape import Tapes
 from .data import prepare
-from .measure import evaluate, drift, spread
+from .measure import evaluate, spread
+from .guard import Guard, sift, settle
 from .partition import match
 
 # %% ../nbs/08_run.ipynb #b16aa594
@@ -142,7 +141,7 @@ def per_client(self, task, tests):
 
 Run.per_client = per_client
 
-# %% ../nbs/08_run.ipynb #be98f9dd
+# %% ../nbs/08_run.ipynb #eaf26933
 def _accuracies(method, model, task, tests, who, before, out, after):
     "The last five columns of the table, and their spread."
     own, none = [tests[k] for k in who], [None]*len(who)
@@ -160,14 +159,9 @@ def _measured(method, model, state, task, round):
         "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=3)
     return seen
 
-def _finite(out, who, round):
-    "Stop where a client's training has broken down, with the client, the round and the first bad layer."
-    bad = ~torch.isfinite(out['loss'])
-    for v in out['params'].values(): bad |= ~torch.isfinite(v).flatten(1).all(1)
-    if not bad.any(): return
-    i = int(bad.nonzero()[0])
-    layer = next((k for k, v in out['params'].items() if not torch.isfinite(v[i]).all()), 'the loss')
-    raise FloatingPointError(f"client {who[i]} left finite numbers in round {round+1}, first in {layer}; a smaller lr or a smaller penalty would help")
+def _advice(precision):
+    "What may help a client that left finite numbers."
+    return 'a smaller lr or a smaller penalty would help' + (f", or precision='float32' instead of {precision!r}" if precision != 'float32' else '')
 
 # %% ../nbs/08_run.ipynb #05470080
 def peak_mb(device):
@@ -206,7 +200,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #f9c714ed
+# %% ../nbs/08_run.ipynb #3857ea0a
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -218,7 +212,7 @@ def federate(
     seed=0,          # int; decides sampling, batches and augmentation
     executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"
     device="auto",   # "cpu", "cuda", ... or "auto"
-    checkpoint=None, # file to resume from if it is there, and to write after every round
+    checkpoint=None, # file to resume from if it is there, and to write after every round, beside the one before
     minutes=None,    # stop after the round in which so many have passed; the checkpoint goes on from there
     progress=True,   # show a progress bar?
     evaluate_every=1,# int, rounds between evaluations; the last round is always evaluated
@@ -229,6 +223,7 @@ def federate(
     statistics="averaged",  # BatchNorm's running statistics: "averaged", kept at "home" or "recomputed", see `fedlit.round.start`
     record=True,     # play training steps that come back from a tape? "graph": and on CUDA launch each as one graph
     precision="float32", # of the networks' products while training: "float32", or "bfloat16" or "float16" by autocast
+    bad_clients="stop", # where a client's result is not finite or absurdly large: "stop", "skip" the client, "report" it, or a `fedlit.guard.Guard`
     channels_last=None, # keep the channels of a pixel together in memory? never with "vmap"; None: for convolutions on a CPU, where it is faster
     chunk=None,      # with "vmap", at most so many clients at once; None is no limit
     proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
@@ -237,31 +232,33 @@ def federate(
     if minutes is not None and not checkpoint: raise ValueError(f"minutes={minutes} needs checkpoint=, a file to go on from")
     device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device), time.monotonic() + 60*(minutes or 0)
     _check(task, clients, method, rounds, participation, weighting, tests, precision, record, device)
-    local = local or Local()
+    local, guard = local or Local(), bad_clients if isinstance(bad_clients, Guard) else Guard(bad_clients)
     executor = choose_executor(method, model, device) if executor == 'auto' else executor
     model, task, sizes = copy.deepcopy(model).to(device), task.to(device), WEIGHTING[weighting](clients)
     channels_last = executor != 'vmap' and (convolves(model) and device == 'cpu' if channels_last is None else channels_last)
     function = partial(pure, precision=PRECISION[precision], channels_last=channels_last)
     source = replace(task, x_train=task.normalise(task.x_train), mean=None) if not task.augment and task.x_train.numel() < 2**28 else task # normalised once
-    settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last)
+    settings = _settings(model, task, clients, rounds, local, participation, seed, executor, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last, bad_clients=repr(guard))
     run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, model, len(clients), statistics), settings)
     if tests is None and run.state.personal: tests = tests_of(task, clients, seed)
     tapes, history, min_batch = Tapes(graphs=record == 'graph') if record else None, run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
+    look = partial(sift, guard, guess=math.log(task.classes) if criterion is cross_entropy else math.inf, advice=_advice(precision))
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
         began, who = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
         out = local_phase(method, model, run.state, who, batches_of(source, clients, who, local, seed, r, min_batch), local, executor, criterion, proxy, tapes, chunk, function)
-        _finite(out, who, r)
-        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy)
-        if statistics == 'recomputed': run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
-        row = dict(round=r+1, train_loss=out['loss'].mean().item(), drift=drift(out['params'], before.params), participants=len(who))
+        who, out, seen = look(who, out, run.state.params, r)
+        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy) if who else replace(run.state, round=r+1)
+        if statistics == 'recomputed' and who: run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
+        if who: run.state, seen = settle(guard, before, run.state, seen)
+        row = dict(round=r+1, train_loss=out['loss'].mean().item(), **seen, participants=len(who))
         if (r+1) % evaluate_every == 0 or r+1 == rounds:
             past = history[-1].get('accuracy') if history else None
             row.update(accuracy_before=_measured(method, model, before, task, r-1)['accuracy'] if past is None or past != past else past, **_measured(method, model, run.state, task, r))
-            if tests is not None: row.update(_accuracies(method, model, task, tests, who, before, out, run.state))
+            if tests is not None and who: row.update(_accuracies(method, model, task, tests, who, before, out, run.state))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
         if keep_locals and r+1 == rounds: run.locals = dict(who=who, params=out['params'], buffers=out['buffers'])
-        if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if minutes is not None and time.monotonic() > stop: break
     return run._with(model)
 
@@ -276,7 +273,7 @@ def _with(self, model):
 Run._with = _with
 
 # %% ../nbs/08_run.ipynb #26aa913f
-FORMAT = 2 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones
+FORMAT = 3 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones; 3 has a checksum
 
 ROWS = '/rows' # after a table's name: the numbers of its rows
 
@@ -284,36 +281,21 @@ def records(history):
     "A history as JSON can hold it: one dictionary a round, exact numbers, what was not measured left out."
     return [{k: v for k, v in row.items() if v == v} for row in history.to_dict('records')]
 
-def save(self, path):
-    "Write the run to one safetensors file with a JSON header, atomically."
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
+def save(self, path, keep=False): # keep: as a checkpoint, beside the one before
+    "Write the run to one safetensors file with a JSON header, all of it or nothing."
     s = self.state
     trees = dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)
     flat = flatten(trees)
     tables = {k: pack(v) for k, v in flat.items() if isinstance(v, Table)}
-    tensors = {k: v.detach().cpu().contiguous().clone() for k, v in flat.items() if k not in tables}
+    tensors = {k: v for k, v in flat.items() if k not in tables}
     tensors.update({k+end: v for k, both in tables.items() for end, v in zip(('', ROWS), both)})
     header = dict(format=FORMAT, method=repr(self.method), settings=self.settings, history=records(self.history),
                   round=s.round, clients=s.clients, order=list(flat), tables=list(tables))
-    part = path.with_name(f'.{path.name}.{os.getpid()}')
-    save_file(tensors, part, metadata=dict(fedlit=json.dumps(header)))
-    os.replace(part, path)
-    return path
+    return write_tensors(path, tensors, header, keep)
 
 Run.save = save
 
 # %% ../nbs/08_run.ipynb #c5a40f57
-def _read(path):
-    try:
-        with safe_open(path, 'pt') as f: meta, tensors = f.metadata() or {}, {k: f.get_tensor(k) for k in f.keys()}
-    except FileNotFoundError: raise FileNotFoundError(f"{path} does not exist; Run.save writes such a file") from None
-    except Exception as e: raise ValueError(f"{path} is not a whole fedlit run: {e}") from None
-    if 'fedlit' not in meta: raise ValueError(f"{path} is a safetensors file, but not a fedlit run: its header has no 'fedlit' entry")
-    header = json.loads(meta['fedlit'])
-    if header['format'] > FORMAT: raise ValueError(f"{path} has format {header['format']}, and this version of fedlit reads up to {FORMAT}; a newer fedlit wrote it")
-    return header, tensors
-
 def _trees(header, tensors, device):
     "The trees of a file, on `device`, with tables for what clients hold."
     store, clients = Store(), header['clients']
@@ -330,7 +312,7 @@ def load_run(
 ) -> Run:
     "Read a run back."
     from fedlit.parse import method as parse
-    header, tensors = _read(path)
+    header, tensors = read_tensors(path, FORMAT, summed=3)
     trees = _trees(header, tensors, device)
     tree = lambda k: trees.get(k, {})
     state = State(tree('params'), tree('buffers'), tree('server'), tree('client'), tree('personal'), header['clients'], header['round'], header['settings'].get('statistics', 'averaged'))
@@ -343,10 +325,11 @@ def load_run(
 
 Run.load = staticmethod(load_run)
 
-# %% ../nbs/08_run.ipynb #f54cf980
+# %% ../nbs/08_run.ipynb #3642146c
 def _resume(path, method, settings, device):
-    if path is None or not Path(path).exists(): return None
-    run, free = load_run(path, device=device), ('rounds', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit')
+    run = path and newest(path, partial(load_run, device=device))
+    if not run: return None
+    free = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit')
     theirs = {'precision': 'float32', **json.loads(json.dumps(run.settings)), 'method': repr(run.method)}
     ours = {**json.loads(json.dumps(settings)), 'method': repr(method)}
     if differ := [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items() if k not in free and theirs.get(k) != v]:

@@ -1,9 +1,10 @@
 "Costs: counts against hooks and formulas, bytes against known allocations, the sixteenth of ResNet-18 against the whole, the command."
-import copy, json, time
+import copy, time
 import pytest, torch
 from torch import nn
 from fedlit import costs
 from fedlit.costs import RATES, capacity_table, cost, depth_table, growth, main, narrow, readable, swelling, take_turns, trainer
+from fedlit.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import cnn4, feddse_resnet18, preact_resnet18
 
@@ -103,7 +104,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     go = lambda *more: main(['--out', str(tmp_path), '--networks', 'tiny', '--batch-size', '4', '--repeats', '1', *more])
     go()
     file = tmp_path/'tiny.json'
-    got = json.loads(file.read_text())
+    got = read_json(file)
     assert [p.name for p in tmp_path.iterdir()] == ['tiny.json']
     assert [r['capacity'] for r in got['rows']] == list(RATES) and got['settings']['batch_size'] == 4
     assert {'cpu', 'torch', 'python', 'fedlit'} <= set(got['machine']) and got['seconds'] > 0 and got['settings']['threads'] == 1
@@ -115,8 +116,8 @@ def test_command(tmp_path, monkeypatch, capsys):
     go()
     assert file.stat().st_mtime_ns == stamp and 'was there' in capsys.readouterr().out       # nothing measured, nothing written
     go('--repeats', '2')
-    assert json.loads(file.read_text()) == dict(settings={**got['settings'], 'repeats': 2}, new=True) # other settings are another measurement
+    assert read_json(file) == dict(settings={**got['settings'], 'repeats': 2}, new=True) # other settings are another measurement
     file.write_text('{"half of')
     go('--repeats', '2')
-    assert json.loads(file.read_text())['new']
+    assert read_json(file)["new"]
     assert [p.name for p in tmp_path.iterdir()] == ['tiny.json']

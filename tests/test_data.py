@@ -154,6 +154,16 @@ def test_cifar10():
     z = t.normalise(t.x_train[:10000])
     assert z.mean().abs() < .05 and (z.std() - 1).abs() < .05
 
+@shared("cifar-10-batches-py")
+def test_cifar10_is_what_torchvision_reads():
+    "torchvision unpickles the batches, fedlit lists what they hold."
+    from torchvision.datasets import CIFAR10
+    from fedlit.data import _listed
+    theirs, where = CIFAR10(SHARED, train=False), SHARED/"cifar-10-batches-py"
+    ours = _listed((where/"test_batch").read_bytes())
+    assert ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes() and ours["labels"] == theirs.targets
+    assert _listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
+
 @shared("MNIST")
 def test_mnist():
     t = load("mnist", SHARED)

@@ -95,6 +95,7 @@ FAULTS = {
     'pickle': (first(lambda v, tmp: Array('float32', v.shape, 'numpy.ndarray', pickle.dumps(Evil(tmp/'evil')))), 'not a NumPy array'),
     'objects': (first(lambda v, tmp: Array('float32', v.shape, 'numpy.ndarray', objects(tmp/'evil'))), 'is object'),
     'missing': (lambda c, _: c['arrays'].pop(NAME), 'params/head.weight is missing'), 'extra': (lambda c, _: c['arrays'].__setitem__('params/tail', Array(np.zeros(1))), 'params/tail is not expected'),
+    'absurd': (first(lambda v, _: Array(v*np.float32(1e9))), r'an update of length \S+e\+\d+ to a network of length'),
     'steps': (said(steps=10**6), 'steps is 1000000'), 'fraction': (said(steps=1.5), 'steps is 1.5'), 'loss': (said(loss=float('nan')), 'loss is nan'),
     'nothing': (lambda c, _: c.pop('arrays'), 'arrays'), 'other': (lambda c, _: c.__setitem__('arrays', ConfigRecord({NAME: 'x'})), 'refused'), 'raises': (lambda c, _: 1/0, 'ZeroDivisionError')}
 

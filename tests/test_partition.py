@@ -45,12 +45,6 @@ def test_the_seed_is_all_the_chance_there_is(name):
     if name != "by_domain": assert any(len(p) != len(q) or not torch.equal(p, q) for p, q in zip(a, ALL[name](Y, 10, 4)))
 
 
-@pytest.mark.parametrize("name", EXACT)
-@quick
-@given(y=labels, K=st.integers(1, 12), seed=st.integers(0, 99))
-def test_every_index_once(name, y, K, seed): every_once(EXACT[name](y, K, seed), len(y))
-
-
 @quick
 @given(y=labels, K=st.integers(1, 12), seed=st.integers(0, 99))
 def test_even_splits(y, K, seed):

@@ -11,7 +11,7 @@ from math import ceil
 from torch import nn
 from ..method import Method, require
 
-# %% ../../nbs/methods/47_fedpara.ipynb #8516ef9e
+# %% ../../nbs/methods/47_fedpara.ipynb #7aa32347
 def factors(
     shape, # of the weight, (O, I) or (O, I, K, K)
     gamma, # ratio between the smallest and the largest useful R
@@ -25,7 +25,7 @@ def factors(
 
 def compose(x, y, t=None):
     "(O, R), (I, R) and, for a convolution, (R, R, K, K) to (O, I) or (O, I, K, K)."
-    return x@y.T if t is None else torch.einsum('or,is,rskl->oikl', x, y, t)
+    return x@y.T if t is None else torch.einsum('or,rskl,is->oikl', x, t, y)
 
 # %% ../../nbs/methods/47_fedpara.ipynb #471447e7
 def deviation(

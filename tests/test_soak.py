@@ -1,0 +1,39 @@
+"Many rounds: memory and open files stay flat, the history is complete, Ctrl-C leaves a run that goes on. FEDLIT_SOAK=1 for the long form, 1,000 rounds."
+import os, signal, statistics, subprocess, sys, time
+import pytest
+from fedlit.cli import main
+from fedlit.files import read_tensors
+from fedlit.run import FORMAT
+from soak import soak
+
+ROUNDS = 1000 if os.environ.get('FEDLIT_SOAK') else 120
+WARM = 60 # rounds until nearly every client has been there once, and is remembered
+
+@pytest.mark.skipif(not os.path.exists('/proc/self/statm'), reason='memory is read from /proc')
+def test_memory_is_flat_and_no_file_stays_open(tmp_path):
+    run, seen = soak(ROUNDS, tmp_path/'c.safetensors')
+    mib, files, _ = zip(*seen)
+    assert run.history['round'].tolist() == list(range(1, ROUNDS+1)) and run.history['train_loss'].notna().all()
+    assert statistics.median(mib[-WARM//2:]) < statistics.median(mib[WARM:WARM*3//2]) + 10, mib[::10]
+    assert len(set(files[1:])) == 1, files
+    assert sorted(f.name for f in tmp_path.iterdir()) == ['c.safetensors', 'c.safetensors.last']
+
+def content(path):
+    about, tensors = read_tensors(path, FORMAT)
+    rows = [{k: v for k, v in row.items() if k not in ('seconds', 'peak_mb')} for row in about['history']]
+    return about['round'], rows, {k: v.tolist() for k, v in tensors.items()}
+
+def asked(file): return ['run', '--quiet', '--method', 'FedAvgM() + MOON()', '--partition', 'iid', '--clients', '100', '--participation', '.1', '--epochs', '1', '--rounds', '80', '--evaluate-every', '10', '--checkpoint', str(file)]
+
+@pytest.mark.skipif(os.name == 'nt', reason='Windows has no SIGINT for one process')
+def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
+    file = tmp_path/'c.safetensors'
+    child = subprocess.Popen([sys.executable, '-c', f'import torch; torch.set_num_threads(1); from fedlit.cli import main; main({asked(file)!r})'], stderr=subprocess.PIPE, text=True)
+    while not file.exists(): assert child.poll() is None, child.stderr.read(); time.sleep(.01)
+    time.sleep(.1)
+    child.send_signal(signal.SIGINT)
+    assert 'interrupted; what was finished is kept' in child.communicate()[1] and child.returncode == 1
+    at = content(file)[0]
+    assert 1 <= at < 80
+    main(asked(file)); main(asked(tmp_path/'calm.safetensors'))
+    assert content(file) == content(tmp_path/'calm.safetensors') and content(file)[0] == 80
