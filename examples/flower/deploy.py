@@ -78,11 +78,15 @@ class Deployment:
 
     def __enter__(self): return self
     def __exit__(self, *_):
-        for name in sorted(self.processes, reverse=True): self.kill(name)
+        for name in sorted(self.processes, reverse=True): self.kill(name, 10 if name == 'superlink' else 0)
 
-    def kill(self, name):
-        "Stop a process and what it started."
+    def kill(self, name, seconds=0):
+        "Stop a process and what it started: at once, or after so many seconds to do it by itself."
         p = self.processes.pop(name)
+        if seconds:
+            p.terminate()
+            try: p.wait(seconds)
+            except subprocess.TimeoutExpired: pass
         if os.name == 'nt': subprocess.run(['taskkill', '/F', '/T', '/PID', str(p.pid)], capture_output=True)
         else:
             try: os.killpg(p.pid, 9)
