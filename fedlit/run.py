@@ -7,7 +7,7 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'choose_executor', 'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records',
            'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #dcc638dd
+# %% ../nbs/08_run.ipynb #23afe86b
 import copy, json, math, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
@@ -23,7 +23,7 @@ from .round import Local, State, Batches, occupied, start, local_phase, aggregat
 from .tape import Tapes
 from .data import prepare
 from .measure import evaluate, spread
-from .guard import Guard, sift, settle
+from .guard import Guard, noted, settle, sift
 from .partition import match
 
 # %% ../nbs/08_run.ipynb #b16aa594
@@ -200,7 +200,7 @@ def _settings(model, task, clients, rounds, local, participation, seed, executor
                 participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
                 python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #3857ea0a
+# %% ../nbs/08_run.ipynb #c62d1dd8
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -244,9 +244,10 @@ def federate(
     tapes, history, min_batch = Tapes(graphs=record == 'graph') if record else None, run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
     look = partial(sift, guard, guess=math.log(task.classes) if criterion is cross_entropy else math.inf, advice=_advice(precision))
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
-        began, who = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
-        out = local_phase(method, model, run.state, who, batches_of(source, clients, who, local, seed, r, min_batch), local, executor, criterion, proxy, tapes, chunk, function)
-        who, out, seen = look(who, out, run.state.params, r)
+        began, drawn = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
+        out = local_phase(method, model, run.state, drawn, batches_of(source, clients, drawn, local, seed, r, min_batch), local, executor, criterion, proxy, tapes, chunk, function)
+        out = look(drawn, out, run.state.params, r)
+        who, seen = out['who'].tolist(), noted(guard, drawn, out)
         before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy) if who else replace(run.state, round=r+1)
         if statistics == 'recomputed' and who: run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
         if who: run.state, seen = settle(guard, before, run.state, seen)

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.guard import Guard, bad_rows, finite_rows, lengths, settle, sift
+from fedlit.guard import Guard, bad_rows, finite_rows, lengths, noted, settle, sift
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
@@ -27,6 +27,11 @@ def quietly(f, *args, **kw):
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter('always')
         return f(*args, **kw), [str(w.message) for w in said]
+def sifted(guard, who, out, *more):
+    "Who is left, what is left, and what the history says."
+    left = sift(guard, who, out, *more)
+    return left['who'].tolist(), left, noted(guard, who, left)
+
 def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
 
 # ---- every method ----
@@ -40,7 +45,7 @@ def test_a_skipped_client_was_not_drawn(m):
         x = data['x'][rows, :1].double()
         if sick is not None: x[sick] = math.nan
         out = local_phase(m, n, state, [ks[i] for i in rows], Batches(x, data['y'][rows, :1], data['live'][rows, :1]), local, proxy=PROXY)
-        (left, out, seen), said = quietly(sift, Guard('skip'), [ks[i] for i in rows], out, state.params, 0)
+        (left, out, seen), said = quietly(sifted, Guard('skip'), [ks[i] for i in rows], out, state.params, 0)
         return left, seen, said, aggregate(m, state, left, out, SIZES[rest], local, pure(n), PROXY)
     left, seen, said, one = end([0, 1, 2, 3], sick=1)
     assert left == [ks[i] for i in rest] and seen['bad'] == 1 and seen['bad_clients'] == str(ks[1])
@@ -62,16 +67,16 @@ def out_of(K=3):
 @pytest.mark.parametrize('place,name', [(('params', 'b'), 'b'), (('buffers', 'mean'), 'mean'), (('uploads', 'M', 'u'), 'uploads/M/u'), (('client', 'M', 'c', 'a'), 'client/M/c/a'), (('loss',), 'the loss')])
 def test_one_bad_number_is_found_and_named_wherever_it_is(value, place, name):
     sent, out = out_of()
-    assert sift(Guard(), [7, 8, 9], out, sent, 4)[0] == [7, 8, 9]
+    assert sifted(Guard(), [7, 8, 9], out, sent, 4)[0] == [7, 8, 9]
     tensor = out
     for k in place: tensor = tensor[k]
     tensor[1].reshape(-1)[-1:] = value
     with pytest.raises(FloatingPointError, match=f'client 8 left finite numbers in round 5, first in {name};'): sift(Guard(), [7, 8, 9], out, sent, 4)
-    (left, kept, seen), said = quietly(sift, Guard('skip'), [7, 8, 9], out, sent, 4)
+    (left, kept, seen), said = quietly(sifted, Guard('skip'), [7, 8, 9], out, sent, 4)
     assert left == [7, 9] and seen['bad_clients'] == '8' and len(said) == 1 and math.isfinite(seen['drift'])
     assert torch.equal(kept['params']['a'], out['params']['a'][[0, 2]]) and kept['client']['M']['c']['b'].shape == (2, 4)
-    (left, kept, seen), said = quietly(sift, Guard('report'), [7, 8, 9], out, sent, 4)
-    assert left == [7, 8, 9] and kept is out and seen['bad'] == 1 and len(said) == 1
+    (left, kept, seen), said = quietly(sifted, Guard('report'), [7, 8, 9], out, sent, 4)
+    assert left == [7, 8, 9] and kept['params'] is out['params'] and seen['bad'] == 1 and len(said) == 1
 
 def test_large_finite_numbers_are_finite():
     assert finite_rows(dict(a=torch.full((2, 9), 3e38), b=torch.full((2, 9), 6e4, dtype=torch.half), c=torch.ones(2, dtype=torch.bool), d=torch.zeros(2, 0)), torch.ones(2)).all()
@@ -86,7 +91,7 @@ def test_an_absurd_update_is_found_for_any_number_of_clients(K):
     out['params']['a'][0] = sent['a'] + direction*size*1.1e4
     assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True] + [False]*(K-1)
     with pytest.raises(FloatingPointError, match='client 0 made an update of length .* in round 1, most of it in a, to a network'): sift(Guard(), list(range(K)), out, sent, 0)
-    assert sift(Guard(update=math.inf), list(range(K)), out, sent, 0)[0] == list(range(K))
+    assert sifted(Guard(update=math.inf), list(range(K)), out, sent, 0)[0] == list(range(K))
 
 @pytest.mark.parametrize('K', [1, 2, 5])
 def test_a_network_that_starts_at_zero_may_move(K):
@@ -97,7 +102,7 @@ def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
     sent, out = out_of()
     out['loss'][2] = 250.
     with pytest.raises(FloatingPointError, match='client 2 had a mean loss of 250 in round 1, more than 100 times what a guess costs; a smaller lr'): sift(Guard(), [0, 1, 2], out, sent, 0, math.log(10))
-    assert sift(Guard(), [0, 1, 2], out, sent, 0)[0] == [0, 1, 2] and sift(Guard(loss=200), [0, 1, 2], out, sent, 0, math.log(10))[0] == [0, 1, 2]
+    assert sifted(Guard(), [0, 1, 2], out, sent, 0)[0] == [0, 1, 2] and sifted(Guard(loss=200), [0, 1, 2], out, sent, 0, math.log(10))[0] == [0, 1, 2]
 
 @pytest.mark.parametrize('kw,word', [(dict(then='drop'), "bad_clients='drop'"), (dict(update=0), 'update=0'), (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'bad_clients=None')])
 def test_a_guard_refuses(kw, word):
