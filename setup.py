@@ -7,6 +7,8 @@ here = Path(__file__).parent
 parser = ConfigParser(delimiters=['='])
 parser.read(here/'settings.ini', encoding='utf-8')
 cfg = parser['DEFAULT']
+extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower')}
+extras['dev'] += extras['flower'] # its notebook and tests run in CI
 
 setup(
     name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
@@ -15,6 +17,6 @@ setup(
     classifiers=['Intended Audience :: Science/Research', 'Programming Language :: Python :: 3'],
     packages=find_packages(include=['fedlit', 'fedlit.*']), package_data={'fedlit': ['*.csv']},
     python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(),
-    extras_require={k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs')},
+    extras_require=extras,
     entry_points=dict(console_scripts=['fedlit=fedlit.cli:main'], nbdev=['fedlit=fedlit._modidx:d']),
     zip_safe=False)
