@@ -185,7 +185,7 @@ def test_round_refuses_bad_input():
     state = start(FedAvg(), net, CLIENTS)
     with pytest.raises(ValueError, match='vmop'): fed_round(FedAvg(), net, state, who(0), data, SIZES, Local(), executor='vmop')
     with pytest.raises(ValueError, match='must agree'): Batches(data['x'], data['y'][:, :2])
-    with pytest.raises(ValueError, match='must be 4 numbers'): fed_round(FedAvg(), net, state, who(0), dict(data, x=data['x'].double()), SIZES[:3], Local())
+    with pytest.raises(ValueError, match='must be 4 finite numbers'): fed_round(FedAvg(), net, state, who(0), dict(data, x=data['x'].double()), SIZES[:3], Local())
     with pytest.raises(TypeError, match='features, logits'): fed_round(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6), who(0), data, SIZES, Local())
 
 def test_sum_is_a_monoid():
