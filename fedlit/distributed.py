@@ -49,7 +49,7 @@ def _own_gpu(device):
     torch.cuda.set_device(rank)
     return f'cuda:{rank}', True
 
-# %% ../nbs/21_distributed.ipynb #0665acc8
+# %% ../nbs/21_distributed.ipynb #1369195a
 class Ranks:
     "The processes of one run. Rank 0 leads: it holds the federation and says what to do; the others train, add up and answer."
     def __init__(self,
@@ -59,7 +59,7 @@ class Ranks:
         self.device, own = _own_gpu(str(device))
         if not dist.is_initialized(): _join('cpu:gloo,cuda:nccl' if own else 'gloo', minutes)
         self.rank, self.size, self.minutes, self.wire = dist.get_rank(), dist.get_world_size(), minutes, self.device if own else 'cpu'
-        self.round, self.checkpoint, self.traffic, self.job, self.open, self.failed = 1, None, Counter(), None, False, None
+        self.round, self.checkpoint, self.traffic, self.job, self.open, self.parted, self.failed = 1, None, Counter(), None, False, False, None
 
 # %% ../nbs/21_distributed.ipynb #1a08266f
 def _like(tensors): return [[list(v.shape), str(v.dtype).removeprefix('torch.')] for v in tensors]
@@ -72,7 +72,7 @@ def _bytes(tensors, device):
 def _tensors(data, like, device):
     return [b.clone().view(getattr(torch, dtype)).view(shape).to(device) for b, (shape, dtype) in zip(data.split(_sizes(like)), like)]
 
-# %% ../nbs/21_distributed.ipynb #77e15fdf
+# %% ../nbs/21_distributed.ipynb #40da8a4f
 def _again():
     "The command that starts this program another time."
     spec = sys.modules['__main__'].__spec__
@@ -81,6 +81,7 @@ def _again():
 
 def _parting(self, what):
     "What a rank says when it has to end because of another."
+    self.open, self.parted = False, True
     kept = self.checkpoint and Path(self.checkpoint).exists()
     on = f'{self.checkpoint} holds the rounds before; with any number of ranks, `{_again()}` goes on from there' if kept else 'No checkpoint was written, so the run has to start again'
     return ConnectionError(f'rank {self.rank} of {self.size} ended in round {self.round}, because {what}. {on}')
@@ -89,26 +90,24 @@ def _do(self, op, tensor, *args):
     "Send or receive; an error that says how to go on where another rank is gone."
     self.traffic[self.job] += tensor.nbytes
     try: op(tensor, *args)
-    except RuntimeError as e:
-        self.open = False
-        raise _parting(self, f'another rank died or did not answer within {self.minutes:g} minutes') from e
+    except RuntimeError as e: raise _parting(self, f'another rank died or did not answer within {self.minutes:g} minutes') from e
     return tensor
 
 Ranks._do = _do
 
-# %% ../nbs/21_distributed.ipynb #c9fb0c5f
+# %% ../nbs/21_distributed.ipynb #12ab2f6b
 def _enter(self):
     "While ranks work together, being told to end is an error with the same advice."
     def told(*_):
-        self.open = False
-        raise _parting(self, 'it was told to, as torchrun tells all ranks once one has died')
+        signal.signal(signal.SIGTERM, self.before)
+        if not self.parted: raise _parting(self, 'it was told to, as torchrun tells all ranks once one has died')
     self.before = signal.signal(signal.SIGTERM, told) if threading.current_thread() is threading.main_thread() else None
     self.open, self.ready = True, False
     return self
 
 def _exit(self, kind, error, trace):
     "An error of rank 0 becomes that of all ranks; one that another rank has before it follows becomes that of rank 0."
-    if self.before is not None: signal.signal(signal.SIGTERM, self.before)
+    if self.before is not None and not self.parted: signal.signal(signal.SIGTERM, self.before)
     if self.open and isinstance(error, Exception):
         if self.rank == 0: self._say('end', error=_told(error))
         elif not self.ready and self._hear()[0]['job'] == 'begin': _answer(self, error); self._hear()

@@ -23,7 +23,7 @@ from .table import Store, Table
 from .method import ask, own, each_part, through, overrides, asks_for, wants, part_names
 from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
 
-# %% ../nbs/05_round.ipynb #445c78a9
+# %% ../nbs/05_round.ipynb #fd32e259
 def pure(
     model, # module whose forward returns (features, logits)
     precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None computes in the parameters' own type
@@ -31,10 +31,11 @@ def pure(
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
+    images = lambda x: x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if channels_last and x.dim() == 4 else x # of one channel, too
     def forward(params, buffers, x, train=True):
         model.train(train)
         buffers = {k: v.clone() for k, v in buffers.items()} if train else buffers
-        with torch.autocast(x.device.type, precision, enabled=precision is not None): out = functional_call(model, (tmap(last, params), buffers), (last(x),))
+        with torch.autocast(x.device.type, precision, enabled=precision is not None): out = functional_call(model, (tmap(last, params), buffers), (images(x),))
         if not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"{type(model).__name__} must return (features, logits), but it returned a {type(out).__name__}; see fedlit.models.wrap")
         return *(v if precision is None else v.to(x) for v in out), buffers

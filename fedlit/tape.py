@@ -34,7 +34,7 @@ def _acts(op):
     "Does this call do more than return something: write in place, or draw a random number?"
     return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
 
-# %% ../nbs/17_tape.ipynb #74481da7
+# %% ../nbs/17_tape.ipynb #ed717715
 def _tensors(v):
     "The tensors among arguments or results, which may be nested in lists."
     if isinstance(v, (list, tuple)): return [t for u in v for t in _tensors(u)]
@@ -45,12 +45,12 @@ def _memory(v): return v.untyped_storage().data_ptr()
 class _Names:
     "Names for tensors and constants, and the values that the code has to be given."
     def __init__(self, inputs):
-        self.of, self.root, self.views, self.given, self.used = {}, {}, {}, {}, None
+        self.of, self.root, self.views, self.given, self.place, self.used = {}, {}, {}, {}, {}, None
         for v in inputs: self.new(v, 'i')
     def new(self, v, kind, root=None):
         self.of[id(v)] = name = f'{kind}{len(self.of)}'
         self.root[name] = root or name
-        if isinstance(v, torch.Tensor): self.views[self.look(name, v)] = name
+        if isinstance(v, torch.Tensor): self.views[self.look(name, v)], self.place[name] = name, _memory(v)
         return name
     def look(self, name, v): return self.root[name], v.data_ptr(), v.shape, v.stride(), v.dtype
     def __call__(self, v):
@@ -61,7 +61,17 @@ class _Names:
         self.used.add(self.of[id(v)])
         return self.of[id(v)]
 
-# %% ../nbs/17_tape.ipynb #35d37697
+# %% ../nbs/17_tape.ipynb #b6839c5a
+def _form(op):
+    "The form of an elementwise operation that writes into a tensor, and the argument that names this tensor; None where there is none."
+    if torch.Tag.pointwise not in op.tags: return None
+    like = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments if not a.is_out]
+    for form in (getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()):
+        outs = [a.name for a in form._schema.arguments if a.is_out]
+        if len(outs) == 1 and like(form) == like(op): return form, outs[0]
+
+def _look(v): return v.shape, v.stride(), v.dtype
+
 @dataclass
 class _Line:
     op: object   # the operation
@@ -70,6 +80,7 @@ class _Line:
     used: set    # names of its arguments
     memory: set  # of the results: where they lie, unless they are views
     reads: set   # of the arguments, where it does more than look at them in another way
+    into: dict   # name of an argument -> the line that writes its result there
 
 def _lines(calls, names):
     "The calls as lines, without those whose result has a name already."
@@ -78,15 +89,17 @@ def _lines(calls, names):
         view = base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0 and _memory(outs[0]) == _memory(base)
         root = names.root[names(base)] if view else None
         if view and (known := names.views.get((root, *names.look(names(base), outs[0])[1:]))): names.of[id(out)] = known; continue
-        names.given[name := str(op).replace('.', '_')] = op
-        call = f"{name}({', '.join([*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())])})"
+        asked = ', '.join([*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())])
+        call = lambda op, *more: f"{names.given.setdefault(name := str(op).replace('.', '_'), op) and name}({', '.join([asked, *more])})"
         made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of} # what is written in place has a name
         each = [made.get(id(o), '_') for o in (out if isinstance(out, (tuple, list)) else [out])]
         left = ', '.join(each) + (',' if isinstance(out, (tuple, list)) else '')
         memory, reads = (set(), set()) if view else ({_memory(o) for o in outs}, {_memory(v) for v in _tensors([args, list(kwargs.values())])})
-        yield _Line(op, f"{left} = {call}" if made else call, set(made.values()), names.used, memory, reads)
+        room = [n for v in _tensors(args) if (n := names.of[id(v)])[0] == 't' and made and not view and _look(v) == _look(outs[0])]
+        into = {n: f"{left} = {call(form[0], f'{form[1]}={n}')}" for n in room} if room and (form := _form(op)) else {}
+        yield _Line(op, f"{left} = {call(op)}" if made else call(op), set(made.values()), names.used, memory, reads, into)
 
-# %% ../nbs/17_tape.ipynb #ca589372
+# %% ../nbs/17_tape.ipynb #6cf9cdb0
 def _written(calls):
     "The memory that the calls write to."
     spots = ((a, v) for op, args, kwargs, _ in calls for a, v in [*zip(op._schema.arguments, args), *((a, kwargs.get(a.name)) for a in op._schema.arguments)])
@@ -101,13 +114,18 @@ def _invariant(lines, steady, touched):
         if keep: steady |= line.made
     return once, again
 
-def _needed(lines, live, keep=frozenset()):
-    "The code of the lines that somebody needs, in order; names that are not in `live` or `keep` are deleted after their last use."
+def _spare(line, last, live, place):
+    "The line, which writes into the memory of an argument if nobody else looks at it or will."
+    taken = lambda n: any(place.get(m) == place[n] for m in (live | line.used) - {n})
+    return next((code for n, code in line.into.items() if n in last and not taken(n)), line.code)
+
+def _needed(lines, live, keep=frozenset(), place=None):
+    "The code of the lines that somebody needs, in order; names that are not in `live` or `keep` are deleted after their last use, and where `place` says in which memory names lie it is used again."
     code = []
     for line in reversed(lines):
         if not (line.made & live or _acts(line.op)): continue
         last = sorted(n for n in (line.made | line.used) - live - keep if n[0] == 't')
-        code.append(line.code + (f"; del {', '.join(last)}" if last else ''))
+        code.append((_spare(line, last, live | keep, place) if place else line.code) + (f"; del {', '.join(last)}" if last else ''))
         live |= line.used
     return code[::-1]
 
@@ -118,7 +136,7 @@ def _source(calls, inputs, outputs, steady):
     back, ins, live = names(outputs), [names.of[id(v)] for v in inputs], set(names.used)
     fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
     once, again = _invariant(lines, fixed, _written(calls) | {_memory(v) for v in outputs})
-    inner = _needed(again, live, frozenset(n for line in once for n in line.made))
+    inner = _needed(again, live, frozenset([*ins, *names.given, *(n for line in once for n in line.made)]), names.place)
     code = [f"def bind({', '.join(ins[:steady])}):", *_needed(once, live), f"def tape({', '.join(ins[steady:])}):", *('    ' + c for c in inner), f'    return {back}', 'return tape']
     return '\n    '.join(code), names.given
 

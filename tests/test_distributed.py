@@ -1,5 +1,5 @@
 "Several processes: one answer for every number of ranks, sums instead of clients on the wire, and an end that says how to go on."
-import json, multiprocessing, os, subprocess, sys, time
+import json, multiprocessing, os, signal, subprocess, sys, time
 from datetime import timedelta
 from dataclasses import replace
 from functools import cache
@@ -153,6 +153,20 @@ def absent(rank, path):
     with pytest.raises(ConnectionError, match='rank 0 of 2 ended in round 1, because another rank died or did not answer'): digits(executor='torchrun:vmap')
 
 def test_a_rank_that_does_not_answer_ends_the_run(tmp_path): launch(absent, 2, tmp_path, seconds=2)
+
+def closed(tensor): raise RuntimeError('Connection closed by peer')
+
+def killed_while_parting(rank, path):
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(1))
+    with pytest.raises(ConnectionError, match='ended in round 1, because another rank died'):
+        with Ranks('cpu') as ranks: ranks._do(closed, torch.empty(1))
+    for expected in ([], [1]):
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert told == expected
+
+@pytest.mark.skipif(not hasattr(os, 'fork'), reason='Windows has no SIGTERM that a process could answer')
+def test_the_end_that_torchrun_sends_does_not_cut_off_what_a_rank_says(tmp_path): launch(killed_while_parting, 1, tmp_path)
 
 # torchrun
 

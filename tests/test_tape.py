@@ -168,6 +168,21 @@ def test_memory_is_freed_on_the_way():
     _, bind = record(lambda a: ((a*2).exp() + 1).sum(), torch.ones(3))
     assert bind.source.count('del ') >= 3
 
+def test_memory_is_used_again_where_nobody_looks():
+    def f(a, b):
+        fresh = (a*2 - b).relu()                 # the product's memory, twice
+        seen, kept = a.exp(), a.sin()
+        rows, added = seen.T, kept + 1           # `seen` is looked at through `rows`, `kept` once more below
+        grown = torch.ones(3, 1).exp() + a       # has no room
+        return dict(fresh=fresh, other=(seen.neg() + rows.T).cos(), added=added*kept, turned=(a + 1).T - b, grown=grown, kept=a.neg().view(9) + 1)
+    a, b = torch.randn(3, 3), torch.randn(3, 3)
+    for steady in (0, 1):
+        _, bind = record(f, torch.randn(3, 3), torch.randn(3, 3), steady=steady)
+        args = a.clone(), b.clone()
+        for _ in range(3): got = bind(*args[:steady])(*args[steady:]); assert all(torch.equal(got[k], v) for k, v in f(a, b).items())
+        assert torch.equal(args[0], a) and torch.equal(args[1], b)
+        assert bind.source.count('out=') == (1 if steady else 7) and 'out=i' not in bind.source
+
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason='no GPU at hand')
 
 @cuda
