@@ -181,7 +181,7 @@ def masks(
         out[name] = prod((v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in enumerate(vectors)), start=torch.ones((), dtype=vectors[0].dtype, device=vectors[0].device))
     return out
 
-# %% ../nbs/13_axes.ipynb #7b75cc5a
+# %% ../nbs/13_axes.ipynb #0aa972c4
 def coordinates(
     axes,   # Axes
     name,   # name of a tensor
@@ -201,6 +201,7 @@ def cut(
         return v
     return {k: cut(axes, v, chosen, lead) if isinstance(v, dict) else one(k, v) for k, v in tree.items()}
 
+# %% ../nbs/13_axes.ipynb #f1cf0338
 def paste(
     axes, big, small, chosen,
     lead=0, # how many dimensions stand before the tensor's own
@@ -216,6 +217,7 @@ def paste(
         return new
     return {k: paste(axes, v, small[k], chosen, lead) if isinstance(v, dict) else one(k, v, small[k]) for k, v in big.items()}
 
+# %% ../nbs/13_axes.ipynb #143f888f
 def extract(
     model,  # the network
     axes,   # its Axes

@@ -6,7 +6,7 @@
 __all__ = ['RATES', 'NETWORKS', 'INSIDE', 'narrow', 'trainer', 'take_turns', 'growth', 'swelling', 'costs', 'cost',
            'capacity_table', 'depth_table', 'readable', 'phase', 'measure', 'main', 'read']
 
-# %% ../nbs/14_costs.ipynb #da4f3380
+# %% ../nbs/14_costs.ipynb #a567e6a9
 import argparse, ctypes, os, platform, time
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
@@ -19,8 +19,8 @@ from .axes import extract
 from .methods.heterofl import HeteroFL
 from .methods.submodels import top
 from .models import build, count, macs
-from .files import read_json, write_json
-from .reproduce import stored
+from .files import read_json
+from .reproduce import measure_once
 from .round import Batches, Local, axes_of, local_phase, start
 
 # %% ../nbs/14_costs.ipynb #37fa75b9
@@ -198,7 +198,7 @@ def phase(
     local = Local(epochs=1, batch_size=len(y), lr=.01)
     return lambda: local_phase(method, model, state, [0], Batches(many(x), many(y)), local, executor)
 
-# %% ../nbs/14_costs.ipynb #cee48fa3
+# %% ../nbs/14_costs.ipynb #6aabcb47
 def _executors(model, shape, batch_size, device, steps=4):
     "Seconds a step inside a round: `extract` for every capacity, and the masked network, which costs the same for all."
     model, x, y = model.to(device), torch.randn(batch_size, *shape, device=device), torch.zeros(batch_size, dtype=torch.long, device=device)
@@ -215,16 +215,16 @@ def measure(
 ) -> dict:         # as JSON holds it
     "Everything that the command measures of one network."
     if name not in NETWORKS: raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
-    settings, machine, began = _settings(name, batch_size, repeats, device), _machine(), time.perf_counter()
+    machine, began = _machine(), time.perf_counter()
     network, shape, classes = NETWORKS[name]
     model = build(network, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)
     deep = hasattr(model, 'first')
     rows = (depth_table if deep else capacity_table)(model, shape, batch_size=batch_size, repeats=repeats, device=device)
     inside = _executors(model, shape, batch_size, device) if name in INSIDE else None
-    return dict(settings=settings, rows=rows.rename_axis('depth' if deep else 'capacity').reset_index().to_dict('records'), executors=inside,
+    return dict(rows=rows.rename_axis('depth' if deep else 'capacity').reset_index().to_dict('records'), executors=inside,
                 machine=machine, seconds=time.perf_counter() - began)
 
-# %% ../nbs/14_costs.ipynb #bb71b9b7
+# %% ../nbs/14_costs.ipynb #5529641c
 def main(args=None):
     "`python -m fedlit.costs --out results/costs`"
     p = argparse.ArgumentParser('python -m fedlit.costs', description='What one training step costs clients of several capacities.')
@@ -237,9 +237,8 @@ def main(args=None):
     a = p.parse_args(args)
     torch.set_num_threads(a.threads)
     for name in a.networks:
-        path = Path(a.out)/f'{name}.json'
-        if not (there := stored(path, 'settings') == _settings(name, a.batch_size, a.repeats, a.device)): write_json(path, measure(name, a.batch_size, a.repeats, a.device))
-        print(path, 'was there' if there else 'written', flush=True)
+        asked = name, a.batch_size, a.repeats, a.device
+        measure_once(Path(a.out)/f'{name}.json', _settings(*asked), lambda: measure(*asked))
 
 # %% ../nbs/14_costs.ipynb #3e193cd9
 def read(

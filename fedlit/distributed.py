@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['balanced', 'Ranks', 'Share', 'lead', 'end', 'follow', 'over_ranks']
 
-# %% ../nbs/21_distributed.ipynb #b7e52c32
+# %% ../nbs/21_distributed.ipynb #763f37b5
 import atexit, builtins, json, os, shlex, signal, sys, threading, warnings
 import torch, torch.distributed as dist
 import pandas as pd
@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from .tree import flatten, unflatten, leaves, tmap, put, rows
 from .table import Table
-from .method import asks_for
+from .method import heard
 from .round import client_sums
 
 # %% ../nbs/21_distributed.ipynb #9cd4bd41
@@ -211,9 +211,7 @@ def _summed(self, path, mine):
 
 Ranks._fetched, Ranks._summed = _fetched, _summed
 
-# %% ../nbs/21_distributed.ipynb #d15189e9
-_LOCAL = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done' # the hooks of a client
-
+# %% ../nbs/21_distributed.ipynb #03f0bb04
 def _told(error): return error and [next(c.__name__ for c in type(error).__mro__ if c.__module__ == 'builtins'), str(error)]
 
 def _try(f, who, *args):
@@ -229,7 +227,7 @@ def _home(out, state):
     "What of the clients' results belongs into tables: their memory, and the tensors that stay at home."
     return dict(client=out['client'], **{k: {n: v for n, v in out[k].items() if n in state.personal} for k in ('params', 'buffers')})
 
-# %% ../nbs/21_distributed.ipynb #fe8aeb23
+# %% ../nbs/21_distributed.ipynb #9bf68f20
 def lead(self,
     train, # function (list of clients, State) -> what `fedlit.guard.sift` leaves of what `local_phase` returns
     seen,  # function (list of clients, State before, what `train` returned, State after) -> name -> a number of each client
@@ -238,7 +236,7 @@ def lead(self,
 ):         # `train`, `fedlit.round.client_sums` and `seen` of all ranks together
     "What rank 0 calls in place of training clients, adding them up and testing them."
     self.open, self.work, self.round = True, work, run.state.round + 1
-    self.reads = any(asks_for(run.method, hook, 'server') for hook in _LOCAL)
+    self.reads = bool(heard(run.method))
     self._say('begin', asked=_asked(run), round=self.round)
     self._agree(None)
     return partial(self._trained, train), self._sums, partial(self._seen, seen)

@@ -82,7 +82,7 @@ def start(
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
     return State(params, buffers, server, everyone(client), everyone({k: v for k, v in {**params, **buffers}.items() if kept(k)}), clients, statistics=statistics)
 
-# %% ../nbs/05_round.ipynb #e1f6973b
+# %% ../nbs/05_round.ipynb #c658e56c
 def _wide(mask, v):
     "A mask of fewer dimensions, to be read beside `v`."
     return mask.reshape(mask.shape + (1,)*max(0, v.dim()-mask.dim()))
@@ -91,6 +91,7 @@ def occupied(counts, n):
     "Which of `n` places hold a sample, where the first `counts` do: (*counts.shape, n), booleans."
     return torch.arange(n) < counts[..., None]
 
+# %% ../nbs/05_round.ipynb #3d1c8d79
 class Batches:
     "The batches of a round: `x` (K, T, B, ...), `y` (K, T, B), and `live` (K, T), booleans or numbers of real samples."
     def __init__(self, x, y, live=None):
@@ -485,7 +486,7 @@ def local_phase(
     joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
     return joined if back == sorted(back) else rows(joined, back)
 
-# %% ../nbs/05_round.ipynb #29d2a9e6
+# %% ../nbs/05_round.ipynb #b6aed04a
 def _sums(q, p, new, old, mask=None):
     "Over the clients, the sum of q_k (new_k - old), and where they train it only in part the sum of the p_k that trained an entry."
     d = (new if new.is_floating_point() else new.double()) - old
@@ -504,6 +505,7 @@ def client_sums(
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k)) for k, v in sent.items() if k not in state.personal}
 
+# %% ../nbs/05_round.ipynb #80546ba3
 def _mean(moved, share=None):
     "The average change of each entry over the clients that trained it, zero where nobody did."
     return moved if share is None else torch.where(share > 0, moved/share.clamp(min=torch.finfo(share.dtype).tiny), 0.)
@@ -521,6 +523,7 @@ def holders(
     "How many of a round's clients train each entry."
     return {k: _wide(mask[k].sum(0).to(v), v) if k in mask else torch.full_like(v, participants) for k, v in tensors.items()}
 
+# %% ../nbs/05_round.ipynb #42380e5a
 def aggregate(
     method,  # a Method
     state,   # State before the round

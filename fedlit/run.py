@@ -4,29 +4,30 @@
 
 # %% auto #0
 __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', 'batches_of', 'draw_clients', 'convolves',
-           'choose_executor', 'has_batchnorm', 'Run', 'tests_of', 'per_client', 'peak_mb', 'federate', 'records',
-           'save', 'load_run', 'plot', 'compare', 'table']
+           'choose_executor', 'has_batchnorm', 'prefers_channels_last', 'Run', 'tests_of', 'per_client', 'peak_mb',
+           'federate', 'records', 'save', 'load_run', 'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #ce2e9b53
+# %% ../nbs/08_run.ipynb #4807aa29
 import copy, json, math, platform, time, warnings
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
 from functools import partial
+from types import SimpleNamespace
 from tqdm import tqdm
 import fedlit
 from .files import newest, read_tensors, write_tensors
 from .tree import flatten, unflatten
 from .table import Store, Table, pack, unpack
 from .method import Method, asks_for
-from .round import Local, State, Batches, occupied, start, local_phase, client_sums, aggregate, deployed, recompute, plan, pure, rng, cross_entropy
+from .round import Local, State, Batches, occupied, start, local_phase, client_sums, aggregate, deployed, recompute, plan, pure, rng, split_state, cross_entropy
 from .tape import Tapes
 from .data import prepare
 from .measure import evaluate, spread
 from .guard import Guard, noted, settle, sift
 from .partition import match
 
-# %% ../nbs/08_run.ipynb #b16aa594
+# %% ../nbs/08_run.ipynb #fc79aba4
 class TaskBatches(Batches):
     "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
     ahead = 2**26 # bytes of images to prepare at once
@@ -67,6 +68,7 @@ class TaskBatches(Batches):
         "Samples of every client by number, prepared: (K, stop - start, ...)."
         return self._images(self.all[:, start:stop])
 
+# %% ../nbs/08_run.ipynb #907260bc
 def batches_of(
     task,        # Task
     clients,     # one index tensor per client
@@ -99,6 +101,18 @@ def choose_executor(method, model, device):
     return 'vmap' if not heavy or torch.device(device).type != 'cpu' else 'extract' if asks_for(method, 'mask', 'axes') else 'threads'
 
 def has_batchnorm(model): return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+# %% ../nbs/08_run.ipynb #03f75ccb
+def prefers_channels_last(
+    model, # network that returns (features, logits)
+    x,     # (N, ...) inputs as it wants them
+):         # bool
+    "Has the network convolutions that run on a CPU, and does it take images whose channels lie side by side?"
+    if x.device.type != 'cpu' or not convolves(model): return False
+    try:
+        with torch.no_grad(): pure(copy.deepcopy(model), channels_last=True)(*split_state(model), x[:2], train=False)
+    except RuntimeError: return False
+    return True
 
 # %% ../nbs/08_run.ipynb #603cb016
 @dataclass
@@ -175,33 +189,76 @@ def peak_mb(device):
     except ImportError: return float('nan') # Windows does not tell
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/(1e3 if platform.system() != 'Darwin' else 1e6)
 
-# %% ../nbs/08_run.ipynb #b1ddf7c2
+# %% ../nbs/08_run.ipynb #ccbfc216
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 WEIGHTING = dict(samples=lambda clients: torch.tensor([float(len(c)) for c in clients]), uniform=lambda clients: torch.ones(len(clients)))
 
-def _check(task, clients, method, rounds, participation, weighting, tests, precision='float32', record=True, device='cpu'):
-    if not isinstance(method, Method): raise TypeError(f"{method!r} is not a method; pass MOON(mu=1) + FedDecorr(), or fedlit.parse.method of a text")
-    if rounds < 1: raise ValueError(f"rounds={rounds}, but it must be at least 1")
-    if not 0 < participation <= 1: raise ValueError(f"participation={participation}, but it must be in (0, 1]: the share of clients in a round")
-    if record not in (True, False, 'graph') or record == 'graph' and not device.startswith('cuda'):
-        raise ValueError(f"record={record!r} on {device}, but it must be True, False or, on CUDA, 'graph'")
-    if precision not in PRECISION: raise ValueError(f"precision={precision!r}, but it must be one of {', '.join(PRECISION)}")
-    if weighting not in WEIGHTING: raise ValueError(f"weighting={weighting!r}, but it must be one of {', '.join(WEIGHTING)}")
-    if tests is not None and len(tests) != len(clients): raise ValueError(f"tests has {len(tests)} entries for {len(clients)} clients; it must be one index tensor into the test set per client")
-    if not len(clients): raise ValueError("clients is empty; it must be a list of index tensors, one per client, such as dirichlet(task.y_train, clients=10)")
-    for k, idx in enumerate(clients):
+def _check(a, device):
+    if not isinstance(a.method, Method): raise TypeError(f"{a.method!r} is not a method; pass MOON(mu=1) + FedDecorr(), or fedlit.parse.method of a text")
+    if a.minutes is not None and not a.checkpoint: raise ValueError(f"minutes={a.minutes} needs checkpoint=, a file to go on from")
+    if a.rounds < 1: raise ValueError(f"rounds={a.rounds}, but it must be at least 1")
+    if not 0 < a.participation <= 1: raise ValueError(f"participation={a.participation}, but it must be in (0, 1]: the share of clients in a round")
+    if a.record not in (True, False, 'graph') or a.record == 'graph' and not device.startswith('cuda'):
+        raise ValueError(f"record={a.record!r} on {device}, but it must be True, False or, on CUDA, 'graph'")
+    if a.precision not in PRECISION: raise ValueError(f"precision={a.precision!r}, but it must be one of {', '.join(PRECISION)}")
+    if a.weighting not in WEIGHTING: raise ValueError(f"weighting={a.weighting!r}, but it must be one of {', '.join(WEIGHTING)}")
+    if a.tests is not None and len(a.tests) != len(a.clients): raise ValueError(f"tests has {len(a.tests)} entries for {len(a.clients)} clients; it must be one index tensor into the test set per client")
+    if not len(a.clients): raise ValueError("clients is empty; it must be a list of index tensors, one per client, such as dirichlet(task.y_train, clients=10)")
+    for k, idx in enumerate(a.clients):
         if len(idx) == 0: raise ValueError(f"client {k} has no samples; leave it out, or draw a partition that gives every client some (dirichlet's form='released' does)")
-        if (hi := int(torch.as_tensor(idx).max())) >= len(task.y_train) or int(torch.as_tensor(idx).min()) < 0:
-            raise ValueError(f"client {k} has the index {hi}, but the training set has {len(task.y_train)} samples")
+        if (hi := int(torch.as_tensor(idx).max())) >= len(a.task.y_train) or int(torch.as_tensor(idx).min()) < 0:
+            raise ValueError(f"client {k} has the index {hi}, but the training set has {len(a.task.y_train)} samples")
 
-# %% ../nbs/08_run.ipynb #2fa67844
-def _settings(model, task, clients, rounds, local, participation, seed, executor, device, **more):
-    sizes = [len(c) for c in clients]
-    return dict(model=getattr(model, 'spec', None) or type(model).__name__, task=task.name, clients=len(clients), sizes=sizes, rounds=rounds, local=asdict(local),
-                participation=participation, seed=seed, executor=executor, device=device, **more, fedlit=fedlit.__version__, torch=torch.__version__,
-                python=platform.python_version(), machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
+# %% ../nbs/08_run.ipynb #3d0bda5c
+def _settings(w):
+    sizes, how = [len(c) for c in w.clients], f'torchrun:{w.executor} x {w.ranks.size}' if w.ranks else w.executor
+    return dict(model=getattr(w.model, 'spec', None) or type(w.model).__name__, task=w.task.name, clients=len(w.clients), sizes=sizes, rounds=w.rounds, local=asdict(w.local),
+                participation=w.participation, seed=w.seed, executor=how, device=w.device, weighting=w.weighting, statistics=w.statistics, precision=w.precision, channels_last=w.channels_last,
+                bad_clients=repr(w.guard), fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
+                machine=torch.cuda.get_device_name() if w.device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #4909f19e
+# %% ../nbs/08_run.ipynb #fed79807
+def _work(a, device, executor):
+    "What federate was asked for, with what every round needs besides."
+    model, task, guard = copy.deepcopy(a.model).to(device), a.task.to(device), a.bad_clients if isinstance(a.bad_clients, Guard) else Guard(a.bad_clients)
+    last = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2])) if a.channels_last is None else a.channels_last)
+    few = not task.augment and task.x_train.numel() < 2**28
+    return SimpleNamespace(**dict(vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard, channels_last=last,
+        source=replace(task, x_train=task.normalise(task.x_train), mean=None) if few else task, sizes=WEIGHTING[a.weighting](a.clients), min_batch=2 if has_batchnorm(model) else 1,
+        function=partial(pure, precision=PRECISION[a.precision], channels_last=last), tapes=Tapes(graphs=a.record == 'graph') if a.record else None,
+        guess=math.log(task.classes) if a.criterion is cross_entropy else math.inf))
+
+def _batches(w, who, round, **change): return batches_of(w.source, w.clients, who, replace(w.local, **change), w.seed, round, w.min_batch)
+
+# %% ../nbs/08_run.ipynb #773b08f2
+def _train(w, who, state):
+    "Local training of the clients `who`; what comes back holds those that are fit to be added up."
+    out = local_phase(w.method, w.model, state, who, _batches(w, who, state.round), w.local, w.executor, w.criterion, w.proxy, w.tapes, w.chunk, w.function)
+    return sift(w.guard, who, out, state.params, state.round, w.guess, _advice(w.precision))
+
+def _round(w, state, train, sums):
+    "The state after one more round, what the clients returned, and the row of the history as far as it is known."
+    drawn = draw_clients(len(w.clients), w.participation, w.seed, state.round)
+    out = train(drawn, state)
+    who, notes, new = out['who'].tolist(), noted(w.guard, drawn, out), replace(state, round=state.round + 1)
+    if who:
+        new = aggregate(w.method, state, who, out, w.sizes[who], w.local, pure(w.model), w.proxy, sums)
+        if w.statistics == 'recomputed': new = recompute(w.method, w.model, new, _batches(w, who, state.round, epochs=1))
+        new, notes = settle(w.guard, state, new, notes)
+    return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
+
+# %% ../nbs/08_run.ipynb #d09ab458
+def _tested(w, history, before, out, after, seen):
+    "What a test adds to the row of a round."
+    past, r, who = history[-1].get('accuracy') if history else None, before.round, out['who'].tolist()
+    test = lambda state, r: _measured(w.method, w.model, state, w.task, r)
+    row = dict(accuracy_before=test(before, r-1)['accuracy'] if past is None or past != past else past, **test(after, r))
+    if w.tests is None or not who: return row
+    return dict(row, **_accuracies(dict(seen(who, before, out, after), personal=_score(w.method, w.model, after, w.task, w.tests, range(len(w.tests))))))
+
+def _locals(out): return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
+
+# %% ../nbs/08_run.ipynb #d5fa0f7c
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -231,51 +288,31 @@ def federate(
     ranks=None,      # `fedlit.distributed.Ranks` to share the clients; "torchrun" makes it
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
-    asked = dict(locals())
+    asked = SimpleNamespace(**locals())
     if executor.partition(':')[0] == 'torchrun':
         from fedlit.distributed import over_ranks
-        return over_ranks(**asked)
-    if minutes is not None and not checkpoint: raise ValueError(f"minutes={minutes} needs checkpoint=, a file to go on from")
+        return over_ranks(**vars(asked))
     device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device), time.monotonic() + 60*(minutes or 0)
-    _check(task, clients, method, rounds, participation, weighting, tests, precision, record, device)
-    local, guard = local or Local(), bad_clients if isinstance(bad_clients, Guard) else Guard(bad_clients)
-    executor = choose_executor(method, model, device) if executor == 'auto' else executor
-    model, task, sizes = copy.deepcopy(model).to(device), task.to(device), WEIGHTING[weighting](clients)
-    channels_last = executor != 'vmap' and (convolves(model) and device == 'cpu' if channels_last is None else channels_last)
-    function = partial(pure, precision=PRECISION[precision], channels_last=channels_last)
-    source = replace(task, x_train=task.normalise(task.x_train), mean=None) if not task.augment and task.x_train.numel() < 2**28 else task # normalised once
-    how = f'torchrun:{executor} x {ranks.size}' if ranks else executor
-    settings = _settings(model, task, clients, rounds, local, participation, seed, how, device, weighting=weighting, statistics=statistics, precision=precision, channels_last=channels_last, bad_clients=repr(guard))
-    run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, model, len(clients), statistics), settings)
-    if tests is None and run.state.personal: tests = tests_of(task, clients, seed)
-    tapes, history, min_batch = Tapes(graphs=record == 'graph') if record else None, run.history.to_dict('records'), 2 if has_batchnorm(model) else 1
-    guess = math.log(task.classes) if criterion is cross_entropy else math.inf
-    def train(who, state):
-        batches = batches_of(source, clients, who, local, seed, state.round, min_batch)
-        out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk, function)
-        return sift(guard, who, out, state.params, state.round, guess, _advice(precision))
-    sums, seen = client_sums, partial(_clients_seen, method, model, task, tests)
-    if ranks and ranks.rank: return ranks.follow(train, seen, run)._with(model)
-    if ranks: train, sums, seen = ranks.lead(train, seen, run, [local.epochs*-(-len(c)//local.batch_size) for c in clients])
+    _check(asked, device)
+    w = _work(asked, device, choose_executor(method, model, device) if executor == 'auto' else executor)
+    settings = _settings(w)
+    run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, w.model, len(clients), statistics), settings)
+    if tests is None and run.state.personal: w.tests = tests_of(w.task, clients, seed)
+    train, sums, seen = partial(_train, w), client_sums, partial(_clients_seen, method, w.model, w.task, w.tests)
+    if ranks and ranks.rank: return ranks.follow(train, seen, run)._with(w.model)
+    if ranks: train, sums, seen = ranks.lead(train, seen, run, [w.local.epochs*-(-len(c)//w.local.batch_size) for c in clients])
+    history = run.history.to_dict('records')
     for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
-        began, drawn = time.perf_counter(), draw_clients(len(clients), participation, seed, r)
-        out = train(drawn, run.state)
-        who, notes = out['who'].tolist(), noted(guard, drawn, out)
-        before, run.state = run.state, aggregate(method, run.state, who, out, sizes[who], local, pure(model), proxy, sums) if who else replace(run.state, round=r+1)
-        if statistics == 'recomputed' and who: run.state = recompute(method, model, run.state, batches_of(source, clients, who, replace(local, epochs=1), seed, r, min_batch))
-        if who: run.state, notes = settle(guard, before, run.state, notes)
-        row = dict(round=r+1, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
-        if (r+1) % evaluate_every == 0 or r+1 == rounds:
-            past = history[-1].get('accuracy') if history else None
-            row.update(accuracy_before=_measured(method, model, before, task, r-1)['accuracy'] if past is None or past != past else past, **_measured(method, model, run.state, task, r))
-            if tests is not None and who: row.update(_accuracies(dict(seen(who, before, out, run.state), personal=_score(method, model, run.state, task, tests, range(len(tests))))))
+        began, before, last = time.perf_counter(), run.state, r+1 == rounds
+        run.state, out, row = _round(w, before, train, sums)
+        if (r+1) % evaluate_every == 0 or last: row.update(_tested(w, history, before, out, run.state, seen))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
         run.history = pd.DataFrame(history)
-        if keep_locals and r+1 == rounds: run.locals = dict(who=who, **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
-        if checkpoint and not (keep_locals and r+1 == rounds): run.save(checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        if keep_locals and last: run.locals = _locals(out)
+        elif checkpoint: run.save(checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if minutes is not None and time.monotonic() > stop: break
     if ranks: ranks.end(run)
-    return run._with(model)
+    return run._with(w.model)
 
 # %% ../nbs/08_run.ipynb #704c4b42
 def _with(self, model):
@@ -310,7 +347,7 @@ def save(self, path, keep=False): # keep: as a checkpoint, beside the one before
 
 Run.save = save
 
-# %% ../nbs/08_run.ipynb #c5a40f57
+# %% ../nbs/08_run.ipynb #c6c520d3
 def _trees(header, tensors, device):
     "The trees of a file, on `device`, with tables for what clients hold."
     store, clients = Store(), header['clients']
@@ -333,7 +370,6 @@ def load_run(
     state = State(tree('params'), tree('buffers'), tree('server'), tree('client'), tree('personal'), header['clients'], header['round'], header['settings'].get('statistics', 'averaged'))
     run = Run(parse(header['method']), pd.DataFrame(header['history']), state, header['settings'])
     if model is None and isinstance(spec := run.settings['model'], dict):
-        from types import SimpleNamespace
         from fedlit.models import build
         model = build(spec['name'], SimpleNamespace(classes=spec['classes'], x_train=torch.empty(0, *spec['shape'])), **spec['options'])
     return run._with(copy.deepcopy(model).to(device)) if model is not None else run

@@ -61,7 +61,7 @@ class _Names:
         self.used.add(self.of[id(v)])
         return self.of[id(v)]
 
-# %% ../nbs/17_tape.ipynb #b6839c5a
+# %% ../nbs/17_tape.ipynb #ada90cc1
 def _form(op):
     "The form of an elementwise operation that writes into a tensor, and the argument that names this tensor; None where there is none."
     if torch.Tag.pointwise not in op.tags: return None
@@ -72,6 +72,7 @@ def _form(op):
 
 def _look(v): return v.shape, v.stride(), v.dtype
 
+# %% ../nbs/17_tape.ipynb #ae78568f
 @dataclass
 class _Line:
     op: object   # the operation
@@ -82,6 +83,7 @@ class _Line:
     reads: set   # of the arguments, where it does more than look at them in another way
     into: dict   # name of an argument -> the line that writes its result there
 
+# %% ../nbs/17_tape.ipynb #106b3c6d
 def _lines(calls, names):
     "The calls as lines, without those whose result has a name already."
     for op, args, kwargs, out in calls:
@@ -99,7 +101,7 @@ def _lines(calls, names):
         into = {n: f"{left} = {call(form[0], f'{form[1]}={n}')}" for n in room} if room and (form := _form(op)) else {}
         yield _Line(op, f"{left} = {call(op)}" if made else call(op), set(made.values()), names.used, memory, reads, into)
 
-# %% ../nbs/17_tape.ipynb #6cf9cdb0
+# %% ../nbs/17_tape.ipynb #d8ffa4e7
 def _written(calls):
     "The memory that the calls write to."
     spots = ((a, v) for op, args, kwargs, _ in calls for a, v in [*zip(op._schema.arguments, args), *((a, kwargs.get(a.name)) for a in op._schema.arguments)])
@@ -114,6 +116,7 @@ def _invariant(lines, steady, touched):
         if keep: steady |= line.made
     return once, again
 
+# %% ../nbs/17_tape.ipynb #fd9d0ef6
 def _spare(line, last, live, place):
     "The line, which writes into the memory of an argument if nobody else looks at it or will."
     taken = lambda n: any(place.get(m) == place[n] for m in (live | line.used) - {n})
@@ -129,6 +132,7 @@ def _needed(lines, live, keep=frozenset(), place=None):
         live |= line.used
     return code[::-1]
 
+# %% ../nbs/17_tape.ipynb #3e43f564
 def _source(calls, inputs, outputs, steady):
     "The calls as the source of a function of the first `steady` inputs that returns a function of the others; and the constants that it needs."
     names = _Names(inputs)

@@ -5,7 +5,7 @@ import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fedlit import capacity
 from fedlit.capacity import Population, answers, deadline, draw, everybody, first, invite, part_work, seconds, simulate, traffic, truth
-from fedlit.costs import narrow
+from fedlit.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep, HeteroFL, MOON, Method, OwnLabels, SCAFFOLD, pFedPara)
 from fedlit.round import Local, rng
 
@@ -222,6 +222,6 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(capacity, 'federations', lambda: [])
     for _ in range(2): capacity.main(['--out', str(tmp_path), '--networks', 'mlp', '--repeats', '1'])
     assert capsys.readouterr().out.split() == [str(tmp_path/'mlp.json'), 'written', str(tmp_path/'mlp.json'), 'was', 'there']
-    rows, content = capacity.read(tmp_path/'mlp.json')
+    rows, content = read(tmp_path/'mlp.json')
     assert rows.up['FedAvg'] == content['rows'][0]['up'] and content['machine']['torch'] == torch.__version__ and (rows[['step', 'merge']] > 0).any(axis=None)
     with pytest.raises(ValueError, match="no network 'vgg'"): capacity.network('vgg')

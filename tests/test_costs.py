@@ -112,7 +112,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     df, content = costs.read(file)
     assert content == got and list(df.index) == list(RATES) and len(readable(df)) == 5
     stamp = file.stat().st_mtime_ns
-    monkeypatch.setattr(costs, 'measure', lambda name, batch_size, repeats, device: dict(settings=costs._settings(name, batch_size, repeats, device), new=True))
+    monkeypatch.setattr(costs, 'measure', lambda name, batch_size, repeats, device: dict(new=True))
     go()
     assert file.stat().st_mtime_ns == stamp and 'was there' in capsys.readouterr().out       # nothing measured, nothing written
     go('--repeats', '2')

@@ -8,7 +8,7 @@ from fedlit.method import FedAvg
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.parse import ParseError, method
-from fedlit.partition import dirichlet
+from fedlit.partition import dirichlet, iid
 from fedlit.reproduce import DIGITS, report, run_all, table_of_claims, verdict
 from fedlit.round import Local
 from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate
@@ -96,6 +96,21 @@ def test_bad_clients():
 def test_an_exploding_client_is_named():
     with pytest.raises(FloatingPointError, match=r'client \d+ left finite numbers in round 1'):
         federate(net(), TASK, CLIENTS, FedAvg(), rounds=2, local=Local(lr=1e30), progress=False)
+
+class Views(torch.nn.Module):
+    "Flattens as tutorials do; `view` refuses what does not lie in one piece."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = torch.nn.Conv2d(1, 4, 3, padding=1), torch.nn.Linear(256, 10)
+    def forward(self, x):
+        z = self.conv(x).relu().view(-1, 256)
+        return z, self.head(z)
+
+def test_a_network_that_flattens_by_view_is_trained_in_the_usual_order():
+    task = load('digits')
+    def ask(model, **kw): return federate(model, task, iid(task.y_train, 4), FedAvg(), rounds=1, local=Local(epochs=1), progress=False, device='cpu', executor='loop', **kw).settings['channels_last']
+    assert ask(build('small_cnn', task, seed=0)) and not ask(Views())
+    with pytest.raises(RuntimeError, match='view'): ask(Views(), channels_last=True)
 
 def test_the_given_model_is_not_touched():
     m = net()
