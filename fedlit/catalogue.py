@@ -728,14 +728,15 @@ def report(names=(), scale='embedded', only='', out=RESULTS, to=None):
     kinds = ('holds', 'does not hold', 'undecided', 'cannot be evaluated')
     print(f"\n{len(verdicts)} claims: " + ', '.join(f'{sum(v.startswith(k) for v in verdicts)} {k}' for k in kinds))
 
-# %% ../nbs/20_catalogue.ipynb #76107414
-def show(id, scale='embedded', out='../../results/catalogue'):
+# %% ../nbs/20_catalogue.ipynb #a86eae66
+def show(id, scale='embedded', only='', out='../../results/catalogue'):
     "In a notebook: an entry's caption, drawing, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
-    rows, missing = results(select(e, scale), out)
-    display(Markdown(f'**{e.source}.** {e.caption} ({scale}, {len(rows)} of {len(rows)+len(missing)} runs). {e.note}'))
-    if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS)}`'))
+    rows, missing = results(select(e, scale, only), out)
+    part = f'{scale}, {only}' if only else scale
+    display(Markdown(f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(rows)+len(missing)} runs). {e.note}'))
+    if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
     made = e.draw(rows)
     if not isinstance(made, pd.DataFrame): made = _small_picture(made)
