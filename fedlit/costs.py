@@ -240,11 +240,11 @@ def main(args=None):
         asked = name, a.batch_size, a.repeats, a.device
         measure_once(Path(a.out)/f'{name}.json', _settings(*asked), lambda: measure(*asked))
 
-# %% ../nbs/14_costs.ipynb #3e193cd9
+# %% ../nbs/14_costs.ipynb #da37c98e
 def read(
     path, # a file that the command wrote
-):        # what `costs` returned, and all that is in the file
-    "A result of the command."
+):        # its rows as a table, by the first column, and all that is in the file
+    "A result of this command, or of `python -m fedlit.capacity`."
     content = read_json(path)
     rows = pd.DataFrame(content['rows'])
     return rows.set_index(rows.columns[0]), content

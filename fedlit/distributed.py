@@ -95,11 +95,11 @@ def _do(self, op, tensor, *args):
 
 Ranks._do = _do
 
-# %% ../nbs/21_distributed.ipynb #12ab2f6b
+# %% ../nbs/21_distributed.ipynb #5124bf09
 def _enter(self):
     "While ranks work together, being told to end is an error with the same advice."
     def told(*_):
-        signal.signal(signal.SIGTERM, self.before)
+        signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
         if not self.parted: raise _parting(self, 'it was told to, as torchrun tells all ranks once one has died')
     self.before = signal.signal(signal.SIGTERM, told) if threading.current_thread() is threading.main_thread() else None
     self.open, self.ready = True, False

@@ -68,7 +68,7 @@ def bad_rows(
     good = (moved <= guard.update*_yardstick(params, moved)) & moved.isfinite() & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite()
     return ~(good & finite_rows({k: out[k] for k in CHECKED[1:]}, moved)), moved
 
-# %% ../nbs/24_numbers.ipynb #ab50f0be
+# %% ../nbs/24_numbers.ipynb #090d5263
 def _why(guard, out, params, moved, i, round):
     "What is wrong with the client in row `i`."
     for name, v in flatten({k: rows(out[k], i) for k in CHECKED}).items():
@@ -81,7 +81,7 @@ def _why(guard, out, params, moved, i, round):
 
 def _act(guard, said):
     if guard.then == 'stop': raise FloatingPointError(f"{said}; bad_clients='skip' goes on without")
-    warnings.warn(said, stacklevel=4)
+    warnings.warn(said, stacklevel=5)
 
 # %% ../nbs/24_numbers.ipynb #79f43f0b
 def sift(

@@ -76,7 +76,7 @@ def run_one(exp, method, alpha, seed):
     return dict(method=method, alpha=alpha, seed=seed, **measure(run, task), **exp.more(run, task, clients), curve=run.history['accuracy'].tolist(), train_loss=run.history['train_loss'].tolist(),
                 drift=run.history['drift'].tolist(), seconds=time.perf_counter()-began, round_seconds=run.history['seconds'].median(), settings=run.settings, experiment=repr(exp), order=exp.jobs().index((method, alpha, seed)))
 
-# %% ../nbs/10_reproduce.ipynb #c521e0b3
+# %% ../nbs/10_reproduce.ipynb #8af51010
 def stored(path, key):
     "What a result file holds under `key`; None where there is no such file, or it is damaged."
     return (result(path) or {}).get(key)
@@ -84,11 +84,11 @@ def stored(path, key):
 def measure_once(
     path,     # of a result file
     settings, # dictionary that JSON can hold
-    measure,  # function of no arguments -> dictionary, what the file holds besides the settings
+    make,     # function of no arguments -> dictionary, what the file holds besides the settings
 ):
-    "Write what `measure()` returns, unless the file holds a result with these settings."
+    "Write what `make()` returns, unless the file holds a result with these settings."
     there = stored(path, 'settings') == settings
-    if not there: write_json(path, dict(settings=settings, **measure()))
+    if not there: write_json(path, dict(settings=settings, **make()))
     print(path, 'was there' if there else 'written', flush=True)
 
 def work_off(

@@ -23,7 +23,7 @@ from .table import Store, Table
 from .method import ask, own, each_part, through, overrides, asks_for, wants, part_names
 from .axes import find_axes, along, masks, masked, cut, paste, extract, shrunk, watch
 
-# %% ../nbs/05_round.ipynb #fd32e259
+# %% ../nbs/05_round.ipynb #e0e7883f
 def pure(
     model, # module whose forward returns (features, logits)
     precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None computes in the parameters' own type
@@ -31,7 +31,7 @@ def pure(
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
-    images = lambda x: x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if channels_last and x.dim() == 4 else x # of one channel, too
+    images = lambda x: x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if channels_last and x.dim() == 4 else x # `contiguous` leaves one channel as it is
     def forward(params, buffers, x, train=True):
         model.train(train)
         buffers = {k: v.clone() for k, v in buffers.items()} if train else buffers

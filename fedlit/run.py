@@ -155,7 +155,7 @@ def per_client(self, task, tests):
 
 Run.per_client = per_client
 
-# %% ../nbs/08_run.ipynb #0bac4bee
+# %% ../nbs/08_run.ipynb #ee4a0e38
 def _clients_seen(method, model, task, tests, who, before, out, after):
     "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [tests[k] for k in who], [None]*len(who)
@@ -171,7 +171,7 @@ def _measured(method, model, state, task, round):
     "Global accuracy and loss on the test set; a warning where the loss is not a number."
     seen = evaluate(model, task.x_test, task.y_test, prepare=task.normalise, state=deployed(method, state))
     if not np.isfinite(seen['loss']): warnings.warn(f"after round {round+1} the global model's test loss is {seen['loss']}, so its accuracy means nothing; "
-        "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=3)
+        "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=5)
     return seen
 
 def _advice(precision):
@@ -217,15 +217,15 @@ def _settings(w):
                 bad_clients=repr(w.guard), fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if w.device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #fed79807
+# %% ../nbs/08_run.ipynb #d7244e99
 def _work(a, device, executor):
     "What federate was asked for, with what every round needs besides."
     model, task, guard = copy.deepcopy(a.model).to(device), a.task.to(device), a.bad_clients if isinstance(a.bad_clients, Guard) else Guard(a.bad_clients)
-    last = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2])) if a.channels_last is None else a.channels_last)
-    few = not task.augment and task.x_train.numel() < 2**28
-    return SimpleNamespace(**dict(vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard, channels_last=last,
-        source=replace(task, x_train=task.normalise(task.x_train), mean=None) if few else task, sizes=WEIGHTING[a.weighting](a.clients), min_batch=2 if has_batchnorm(model) else 1,
-        function=partial(pure, precision=PRECISION[a.precision], channels_last=last), tapes=Tapes(graphs=a.record == 'graph') if a.record else None,
+    side = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2])) if a.channels_last is None else a.channels_last)
+    ready = not task.augment and task.x_train.numel() < 2**28
+    return SimpleNamespace(**dict(vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard, channels_last=side,
+        source=replace(task, x_train=task.normalise(task.x_train), mean=None) if ready else task, sizes=WEIGHTING[a.weighting](a.clients), min_batch=2 if has_batchnorm(model) else 1,
+        function=partial(pure, precision=PRECISION[a.precision], channels_last=side), tapes=Tapes(graphs=a.record == 'graph') if a.record else None,
         guess=math.log(task.classes) if a.criterion is cross_entropy else math.inf))
 
 def _batches(w, who, round, **change): return batches_of(w.source, w.clients, who, replace(w.local, **change), w.seed, round, w.min_batch)
@@ -247,7 +247,7 @@ def _round(w, state, train, sums):
         new, notes = settle(w.guard, state, new, notes)
     return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
 
-# %% ../nbs/08_run.ipynb #d09ab458
+# %% ../nbs/08_run.ipynb #3edd8d7f
 def _tested(w, history, before, out, after, seen):
     "What a test adds to the row of a round."
     past, r, who = history[-1].get('accuracy') if history else None, before.round, out['who'].tolist()
@@ -256,9 +256,10 @@ def _tested(w, history, before, out, after, seen):
     if w.tests is None or not who: return row
     return dict(row, **_accuracies(dict(seen(who, before, out, after), personal=_score(w.method, w.model, after, w.task, w.tests, range(len(w.tests))))))
 
-def _locals(out): return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
+def _locals(out): # what `Run.locals` keeps
+    return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
-# %% ../nbs/08_run.ipynb #d5fa0f7c
+# %% ../nbs/08_run.ipynb #19f33e32
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -282,7 +283,7 @@ def federate(
     record=True,     # play training steps that come back from a tape? "graph": and on CUDA launch each as one graph
     precision="float32", # of the networks' products while training: "float32", or "bfloat16" or "float16" by autocast
     bad_clients="stop", # where a client's result is not finite or absurdly large: "stop", "skip" the client, "report" it, or a `fedlit.guard.Guard`
-    channels_last=None, # keep the channels of a pixel together in memory? never with "vmap"; None: for convolutions on a CPU, where it is faster
+    channels_last=None, # keep the channels of a pixel together in memory? never with "vmap"; None: for convolutions on a CPU, where it is faster, if the network bears it
     chunk=None,      # with "vmap", at most so many clients at once; None is no limit
     proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
     ranks=None,      # `fedlit.distributed.Ranks` to share the clients; "torchrun" makes it

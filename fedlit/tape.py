@@ -61,16 +61,19 @@ class _Names:
         self.used.add(self.of[id(v)])
         return self.of[id(v)]
 
-# %% ../nbs/17_tape.ipynb #ada90cc1
-def _form(op):
-    "The form of an elementwise operation that writes into a tensor, and the argument that names this tensor; None where there is none."
-    if torch.Tag.pointwise not in op.tags: return None
+# %% ../nbs/17_tape.ipynb #5dc46430
+def _forms(op):
+    "The form of an elementwise operation that writes into its first argument, the form that is told where to write, and the name of what tells it; None where there is none."
+    if torch.Tag.pointwise not in op.tags: return None, None, None
+    name, overload = op.__name__.split('.')
     like = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments if not a.is_out]
-    for form in (getattr(op.overloadpacket, name) for name in op.overloadpacket.overloads()):
-        outs = [a.name for a in form._schema.arguments if a.is_out]
-        if len(outs) == 1 and like(form) == like(op): return form, outs[0]
+    inside = getattr(getattr(getattr(torch.ops, op.namespace), name + '_', None), overload, None)
+    for told in (getattr(op.overloadpacket, k) for k in op.overloadpacket.overloads()):
+        outs = [a.name for a in told._schema.arguments if a.is_out]
+        if len(outs) == 1 and like(told) == like(op) and torch.Tag.generated not in told.tags: return inside, told, outs[0] # generated ones make new memory and copy
+    return inside, None, None
 
-def _look(v): return v.shape, v.stride(), v.dtype
+def _look(v): return v.shape, v.stride(), v.dtype, v.device
 
 # %% ../nbs/17_tape.ipynb #ae78568f
 @dataclass
@@ -83,7 +86,7 @@ class _Line:
     reads: set   # of the arguments, where it does more than look at them in another way
     into: dict   # name of an argument -> the line that writes its result there
 
-# %% ../nbs/17_tape.ipynb #106b3c6d
+# %% ../nbs/17_tape.ipynb #0b3e7c06
 def _lines(calls, names):
     "The calls as lines, without those whose result has a name already."
     for op, args, kwargs, out in calls:
@@ -91,15 +94,18 @@ def _lines(calls, names):
         view = base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0 and _memory(outs[0]) == _memory(base)
         root = names.root[names(base)] if view else None
         if view and (known := names.views.get((root, *names.look(names(base), outs[0])[1:]))): names.of[id(out)] = known; continue
-        asked = ', '.join([*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())])
-        call = lambda op, *more: f"{names.given.setdefault(name := str(op).replace('.', '_'), op) and name}({', '.join([asked, *more])})"
+        asked = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
         made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of} # what is written in place has a name
         each = [made.get(id(o), '_') for o in (out if isinstance(out, (tuple, list)) else [out])]
-        left = ', '.join(each) + (',' if isinstance(out, (tuple, list)) else '')
+        left = ', '.join(each) + (',' if isinstance(out, (tuple, list)) else '') + ' = ' if made else ''
         memory, reads = (set(), set()) if view else ({_memory(o) for o in outs}, {_memory(v) for v in _tensors([args, list(kwargs.values())])})
+        def line(op, *told):
+            names.given[name := str(op).replace('.', '_')] = op
+            return f"{left}{name}({', '.join([*asked, *told])})"
         room = [n for v in _tensors(args) if (n := names.of[id(v)])[0] == 't' and made and not view and _look(v) == _look(outs[0])]
-        into = {n: f"{left} = {call(form[0], f'{form[1]}={n}')}" for n in room} if room and (form := _form(op)) else {}
-        yield _Line(op, f"{left} = {call(op)}" if made else call(op), set(made.values()), names.used, memory, reads, into)
+        inside, told, where = _forms(op) if room else (None, None, None)
+        into = {n: line(inside) if inside and n == asked[0] else line(told, f'{where}={n}') for n in room if told or inside and n == asked[0]}
+        yield _Line(op, line(op), set(made.values()), names.used, memory, reads, into)
 
 # %% ../nbs/17_tape.ipynb #d8ffa4e7
 def _written(calls):
@@ -116,9 +122,9 @@ def _invariant(lines, steady, touched):
         if keep: steady |= line.made
     return once, again
 
-# %% ../nbs/17_tape.ipynb #fd9d0ef6
+# %% ../nbs/17_tape.ipynb #fb6432f6
 def _spare(line, last, live, place):
-    "The line, which writes into the memory of an argument if nobody else looks at it or will."
+    "The code of the line, which writes into the memory of an argument if nobody else looks at it or will."
     taken = lambda n: any(place.get(m) == place[n] for m in (live | line.used) - {n})
     return next((code for n, code in line.into.items() if n in last and not taken(n)), line.code)
 

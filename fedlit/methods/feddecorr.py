@@ -8,7 +8,7 @@ __all__ = ['FedDecorr']
 # %% ../../nbs/methods/13_feddecorr.ipynb #61150559
 from ..method import Method, require
 
-# %% ../../nbs/methods/13_feddecorr.ipynb #8702bdeb
+# %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
 class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
@@ -17,8 +17,7 @@ class FedDecorr(Method):
     def loss(self, features, live=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        c = features - features.mean(0)
-        z = c/(c.square().sum(0)/(n-1) + 1e-8).sqrt()
+        z = (features - features.mean(0))/(features.var(0) + 1e-8).sqrt()
         squares = (z@z.T if n < d else z.T@z).square().sum()   # of Z'Z, by the smaller product
         if live is not None: d = live.sum().clamp(min=2)       # in a sub-model the other columns are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)
