@@ -28,11 +28,14 @@ def asked(file, rounds): return ['run', '--quiet', '--method', 'FedAvgM() + MOON
 @pytest.mark.skipif(os.name == 'nt', reason='Windows has no SIGINT for one process')
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
     file = tmp_path/'c.safetensors'
-    child = subprocess.Popen([sys.executable, '-c', f'import torch; torch.set_num_threads(1); from fedlit.cli import main; main({asked(file, 100_000)!r})'], stderr=subprocess.PIPE, text=True)
-    while not file.exists(): assert child.poll() is None, child.stderr.read(); time.sleep(.01)
-    time.sleep(.1)
-    child.send_signal(signal.SIGINT)
-    assert 'interrupted; what was finished is kept' in child.communicate()[1] and child.returncode == 1
+    heard = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler)' # which is ignored by what runs in the background
+    child = subprocess.Popen([sys.executable, '-c', f'{heard}; import torch; torch.set_num_threads(1); from fedlit.cli import main; main({asked(file, 100_000)!r})'], stderr=subprocess.PIPE, text=True)
+    try:
+        while not file.exists(): assert child.poll() is None, child.stderr.read(); time.sleep(.01)
+        time.sleep(.1)
+        child.send_signal(signal.SIGINT)
+        assert 'interrupted; what was finished is kept' in child.communicate(timeout=60)[1] and child.returncode == 1
+    finally: child.kill()
     at = content(file)[0]
     rounds = 10*(at//10 + 2)
     main(asked(file, rounds)); main(asked(tmp_path/'calm.safetensors', rounds))
