@@ -7,7 +7,7 @@ __all__ = ['PARTITIONS', 'MEASURES', 'VERSIONS', 'call', 'Setting', 'plain', 'ad
            'curve', 'spectra', 'each_spectrum', 'own_accuracy', 'everywhere', 'alignment', 'decorr_by_epoch',
            'activations', 'update_gap', 'sizes', 'trained', 'run_setting', 'found', 'run_settings', 'checkpoint_mib']
 
-# %% ../nbs/18_experiment.ipynb #25be2503
+# %% ../nbs/18_experiment.ipynb #28b90d6e
 import ast, functools, hashlib, json, time
 import pandas as pd, torch
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from .models import build, count, macs
 from .parse import method as parse
 from .reproduce import measure as measured_spectra, work_off
 from .round import Local, State, aggregate, axes_of, local_phase, pure, recompute, start
-from .run import WEIGHTING, batches_of, choose_executor, draw_clients, federate, has_batchnorm, tests_of
+from .run import WEIGHTING, batches_of, choose_executor, draw_clients, federate, least_batch, tests_of
 
 # %% ../nbs/18_experiment.ipynb #00e4c76b
 def call(
@@ -200,13 +200,13 @@ def activations(run, task, clients, tests, s):
         out.append(seen)
     return out
 
-# %% ../nbs/18_experiment.ipynb #d85d9c12
+# %% ../nbs/18_experiment.ipynb #af332d4a
 def update_gap(run, task, clients, tests, s):
     "Length of the summed difference between the clients' updates and those of whole networks, one number a round."
     method, device = run.method, next(run.model.parameters()).device
     proxy = run.proxy and tuple(v.to(device) for v in run.proxy)
     whole = sum((p for p in method.parts if not isinstance(p, (SubModel, Scaler))), FedAvg())
-    model, sizes, least, out = build(s.model, task, seed=s.seed, **dict(s.options)).to(device), WEIGHTING[s.weighting](clients), 2 if has_batchnorm(run.model) else 1, []
+    model, sizes, least, out = build(s.model, task, seed=s.seed, **dict(s.options)).to(device), WEIGHTING[s.weighting](clients), least_batch(run.model), []
     state, how = start(method, model, len(clients), s.statistics), choose_executor(method, model, device)
     for r in range(s.rounds):
         who = draw_clients(len(clients), s.participation, s.seed, r)

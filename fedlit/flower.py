@@ -6,7 +6,7 @@
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
            'recall', 'folder', 'client_app', 'blank', 'merged', 'serve', 'server_app', 'Rehearsal']
 
-# %% ../nbs/22_flower.ipynb #ab1c5ae0
+# %% ../nbs/22_flower.ipynb #f46b25b0
 try: from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
 except ImportError as e: raise ImportError("fedlit.flower needs Flower: pip install 'fedlit[flower]', on Python 3.11 or newer") from e
 import ast, logging, time, torch
@@ -27,7 +27,7 @@ from .tree import flatten, put, rows, stack, tmap, unflatten
 from .method import Method, asks_for, heard, wants
 from .round import Batches, Local, aggregate, deployed, local_phase, pure, start
 from .guard import Guard, length, lengths, sift
-from .run import WEIGHTING, Run, _resume, batches_of, draw_clients, has_batchnorm, prefers_channels_last
+from .run import WEIGHTING, Run, _resume, batches_of, draw_clients, least_batch, normalised, prefers_channels_last
 from .data import Task
 from .models import build
 from .measure import evaluate
@@ -156,14 +156,12 @@ def site(
     home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
     return rows(from_site(state, out), 0), dict(steps=int(out['steps']), loss=float(out['loss'])), home
 
-# %% ../nbs/22_flower.ipynb #df53a2d2
+# %% ../nbs/22_flower.ipynb #fc96f2b4
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
 def _trained(plan, task, number, state):
     "`local_phase` for one client, with the choices that `federate` makes; a training that broke down is an error here, and is not sent."
-    source = task if task.augment else replace(task, x_train=task.normalise(task.x_train), mean=None)
-    least = 2 if has_batchnorm(plan.model) else 1
-    batches = batches_of(source, {number: torch.arange(len(task.y_train))}, [number], plan.local, plan.seed, state.round, least)
+    batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number], plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
     out = local_phase(plan.method, plan.model, state, [number], batches, plan.local, _executor(plan.method), function=function)
     sift(Guard(), [number], out, state.params, state.round)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', 'batches_of', 'draw_clients', 'convolves',
-           'choose_executor', 'has_batchnorm', 'prefers_channels_last', 'Run', 'tests_of', 'per_client', 'peak_mb',
-           'federate', 'records', 'save', 'load_run', 'plot', 'compare', 'table']
+           'choose_executor', 'least_batch', 'prefers_channels_last', 'Run', 'tests_of', 'per_client', 'peak_mb',
+           'normalised', 'federate', 'records', 'save', 'load_run', 'plot', 'compare', 'table']
 
 # %% ../nbs/08_run.ipynb #4807aa29
 import copy, json, math, platform, time, warnings
@@ -85,7 +85,7 @@ def batches_of(
     device = task.x_train.device
     return TaskBatches(task, index, counts, [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn])
 
-# %% ../nbs/08_run.ipynb #809d7601
+# %% ../nbs/08_run.ipynb #4a12cf02
 def draw_clients(n, participation, seed, round):
     "The clients of a round: `participation` of `n`, at least one, sorted."
     k = max(1, int(np.floor(participation*n + .5)))
@@ -100,9 +100,11 @@ def choose_executor(method, model, device):
     heavy = convolves(model) or sum(p.numel() for p in model.parameters()) > HEAVY
     return 'vmap' if not heavy or torch.device(device).type != 'cpu' else 'extract' if asks_for(method, 'mask', 'axes') else 'threads'
 
-def has_batchnorm(model): return any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules())
+def least_batch(model):
+    "The smallest batch that the network can be trained on: BatchNorm wants two samples."
+    return 2 if any(isinstance(m, torch.nn.modules.batchnorm._BatchNorm) for m in model.modules()) else 1
 
-# %% ../nbs/08_run.ipynb #03f75ccb
+# %% ../nbs/08_run.ipynb #3d62c2be
 def prefers_channels_last(
     model, # network that returns (features, logits)
     x,     # (N, ...) inputs as it wants them
@@ -110,7 +112,7 @@ def prefers_channels_last(
     "Has the network convolutions that run on a CPU, and does it take images whose channels lie side by side?"
     if x.device.type != 'cpu' or not convolves(model): return False
     try:
-        with torch.no_grad(): pure(copy.deepcopy(model), channels_last=True)(*split_state(model), x[:2], train=False)
+        with torch.no_grad(): pure(model, channels_last=True)(*split_state(model), x[:2], train=False)
     except RuntimeError: return False
     return True
 
@@ -155,7 +157,7 @@ def per_client(self, task, tests):
 
 Run.per_client = per_client
 
-# %% ../nbs/08_run.ipynb #ee4a0e38
+# %% ../nbs/08_run.ipynb #e9e6032e
 def _clients_seen(method, model, task, tests, who, before, out, after):
     "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [tests[k] for k in who], [None]*len(who)
@@ -167,10 +169,10 @@ def _accuracies(seen):
     "The last columns of the table, and their spread."
     return {k+end: v for name, vs in seen.items() for k, s in [(name, spread(vs))] for end, v in (('', s.mean), ('_sd', s.sd))}
 
-def _measured(method, model, state, task, round):
+def _measured(method, model, state, task):
     "Global accuracy and loss on the test set; a warning where the loss is not a number."
     seen = evaluate(model, task.x_test, task.y_test, prepare=task.normalise, state=deployed(method, state))
-    if not np.isfinite(seen['loss']): warnings.warn(f"after round {round+1} the global model's test loss is {seen['loss']}, so its accuracy means nothing; "
+    if not np.isfinite(seen['loss']): warnings.warn(f"after round {state.round} the global model's test loss is {seen['loss']}, so its accuracy means nothing; "
         "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=5)
     return seen
 
@@ -217,14 +219,17 @@ def _settings(w):
                 bad_clients=repr(w.guard), fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if w.device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #d7244e99
+# %% ../nbs/08_run.ipynb #074b1e30
+def normalised(task):
+    "The task with its training images as the network wants them, once and for all; as it is where they are augmented, or too many."
+    return task if task.augment or task.x_train.numel() >= 2**28 else replace(task, x_train=task.normalise(task.x_train), mean=None)
+
 def _work(a, device, executor):
     "What federate was asked for, with what every round needs besides."
     model, task, guard = copy.deepcopy(a.model).to(device), a.task.to(device), a.bad_clients if isinstance(a.bad_clients, Guard) else Guard(a.bad_clients)
     side = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2])) if a.channels_last is None else a.channels_last)
-    ready = not task.augment and task.x_train.numel() < 2**28
     return SimpleNamespace(**dict(vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard, channels_last=side,
-        source=replace(task, x_train=task.normalise(task.x_train), mean=None) if ready else task, sizes=WEIGHTING[a.weighting](a.clients), min_batch=2 if has_batchnorm(model) else 1,
+        source=normalised(task), sizes=WEIGHTING[a.weighting](a.clients), min_batch=least_batch(model),
         function=partial(pure, precision=PRECISION[a.precision], channels_last=side), tapes=Tapes(graphs=a.record == 'graph') if a.record else None,
         guess=math.log(task.classes) if a.criterion is cross_entropy else math.inf))
 
@@ -247,12 +252,11 @@ def _round(w, state, train, sums):
         new, notes = settle(w.guard, state, new, notes)
     return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
 
-# %% ../nbs/08_run.ipynb #3edd8d7f
+# %% ../nbs/08_run.ipynb #1601dc26
 def _tested(w, history, before, out, after, seen):
     "What a test adds to the row of a round."
-    past, r, who = history[-1].get('accuracy') if history else None, before.round, out['who'].tolist()
-    test = lambda state, r: _measured(w.method, w.model, state, w.task, r)
-    row = dict(accuracy_before=test(before, r-1)['accuracy'] if past is None or past != past else past, **test(after, r))
+    past, who, test = history[-1].get('accuracy') if history else None, out['who'].tolist(), lambda state: _measured(w.method, w.model, state, w.task)
+    row = dict(accuracy_before=test(before)['accuracy'] if past is None or past != past else past, **test(after))
     if w.tests is None or not who: return row
     return dict(row, **_accuracies(dict(seen(who, before, out, after), personal=_score(w.method, w.model, after, w.task, w.tests, range(len(w.tests))))))
 

@@ -34,13 +34,15 @@ def _acts(op):
     "Does this call do more than return something: write in place, or draw a random number?"
     return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
 
-# %% ../nbs/17_tape.ipynb #ed717715
+# %% ../nbs/17_tape.ipynb #98a63d44
 def _tensors(v):
     "The tensors among arguments or results, which may be nested in lists."
     if isinstance(v, (list, tuple)): return [t for u in v for t in _tensors(u)]
     return [v] if isinstance(v, torch.Tensor) else []
 
 def _memory(v): return v.untyped_storage().data_ptr()
+
+def _look(v): return v.shape, v.stride(), v.dtype, v.device
 
 class _Names:
     "Names for tensors and constants, and the values that the code has to be given."
@@ -52,7 +54,7 @@ class _Names:
         self.root[name] = root or name
         if isinstance(v, torch.Tensor): self.views[self.look(name, v)], self.place[name] = name, _memory(v)
         return name
-    def look(self, name, v): return self.root[name], v.data_ptr(), v.shape, v.stride(), v.dtype
+    def look(self, name, v): return self.root[name], v.data_ptr(), *_look(v)
     def __call__(self, v):
         if isinstance(v, (list, tuple)): return f"[{', '.join(map(self, v))}]"
         if isinstance(v, float) and not isfinite(v): return f"float('{v}')"
@@ -61,7 +63,7 @@ class _Names:
         self.used.add(self.of[id(v)])
         return self.of[id(v)]
 
-# %% ../nbs/17_tape.ipynb #5dc46430
+# %% ../nbs/17_tape.ipynb #3897bd1f
 def _forms(op):
     "The form of an elementwise operation that writes into its first argument, the form that is told where to write, and the name of what tells it; None where there is none."
     if torch.Tag.pointwise not in op.tags: return None, None, None
@@ -72,8 +74,6 @@ def _forms(op):
         outs = [a.name for a in told._schema.arguments if a.is_out]
         if len(outs) == 1 and like(told) == like(op) and torch.Tag.generated not in told.tags: return inside, told, outs[0] # generated ones make new memory and copy
     return inside, None, None
-
-def _look(v): return v.shape, v.stride(), v.dtype, v.device
 
 # %% ../nbs/17_tape.ipynb #ae78568f
 @dataclass
