@@ -8,11 +8,9 @@ from .work import GROWN, GROWTH, HEARD, OVERHEADS, WORKLOADS
 def versions(): return peers.probe('fedlit', sys.executable)
 
 def overhead(work):
-    "Ratios to FedAvg of the same sweep."
-    seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}))
-    if 'error' in seen: return seen
-    ratios = {m: [b/a for a, b in zip(seen['seconds']['FedAvg'], s)] for m, s in seen['seconds'].items()}
-    return dict(seen, ratios=ratios, medians={m: statistics.median(r) for m, r in ratios.items()}, versions=versions())
+    "Ratios to FedAvg of the same turn."
+    seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}), dict(OMP_NUM_THREADS=str(work['threads'])))
+    return seen if 'error' in seen else dict(seen, versions=versions())
 
 def grown(work, method):
     "One fresh process for each number of clients."

@@ -10,13 +10,13 @@ from fedlit.methods import FedAvg
 from fedlit.models import build, count, macs
 from fedlit.partition import dirichlet
 from fedlit.round import Local
-from fedlit.run import federate
+from fedlit.run import federating
 from .drive import case, load, machine
-from .overheads import METHODS, sweep
+from .overheads import turns
 from .report import markdown
 
-FULL = dict(images=50_000, clients=10, alpha=.5, epochs=1, batch=64, lr=.01, momentum=.9, weight_decay=1e-5, rounds=4, warmup=1, sweeps=3, seed=0)
-TINY = dict(FULL, images=48, clients=2, batch=8, rounds=2, sweeps=1)
+FULL = dict(images=50_000, clients=10, alpha=.5, epochs=1, batch=64, lr=.01, momentum=.9, weight_decay=1e-5, rounds=4, warmup=1, turns=10, seed=0)
+TINY = dict(FULL, images=48, clients=2, batch=8, rounds=2, turns=5)
 PART = 'cifar10-part.npz' # what `--part` writes: some training images of CIFAR-10, small enough to be sent
 
 # Assumed, not measured. Vendor: NVIDIA's data sheet of the H200 SXM; TF32 is half of the printed 989, which counts on sparsity.
@@ -110,15 +110,15 @@ def plain(work, task, parts, device, workers):
     return dict(seconds=seconds, workers=workers)
 
 def ours(work, task, parts, device, executor, method=None, rounds=None):
-    "A `Run` of fedlit."
+    "A `Run` of fedlit, round by round."
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=work['lr'], momentum=work['momentum'], weight_decay=work['weight_decay'])
     rounds = rounds or work['rounds']
-    return federate(build('mobilenetv2', task, seed=0), task, parts, method or FedAvg(), rounds, how, seed=work['seed'], executor=executor, device=device.type,
-                    evaluate_every=rounds, progress=False)
+    return federating(build('mobilenetv2', task, seed=0), task, parts, method or FedAvg(), rounds, how, seed=work['seed'], executor=executor, device=device.type,
+                      evaluate_every=rounds, progress=False)
 
 def fedlit_piece(work, task, parts, device, executor):
     began = time.perf_counter()
-    run = ours(work, task, parts, device, executor)
+    for run in ours(work, task, parts, device, executor): pass
     sync(device)
     seconds = run.history['seconds'].tolist()
     return dict(seconds=seconds, executor=run.settings['executor'], outside_rounds=time.perf_counter() - began - sum(seconds))
@@ -136,19 +136,12 @@ def pieces(work, task, parts, device, cores):
     piece = lambda what: (lambda: timed(work, device, what, visits))
     yield 'fedlit-auto', piece(lambda: fedlit_piece(work, task, parts, device, 'auto'))
     for w in sorted({min(4, cores), min(8, cores)}): yield f'loop-{w}-workers', piece(lambda w=w: plain(work, task, parts, device, w))
-    for s in range(work['sweeps']): yield f'overheads-{s}', lambda s=s: taking_turns(work, task, parts, device, s)
+    yield 'overheads', lambda: taking_turns(dict(work, rounds=work['turns'], warmup=3), task, parts, device)
     for e in ('vmap', 'loop'): yield f'fedlit-{e}', piece(lambda e=e: fedlit_piece(work, task, parts, device, e))
 
-def taking_turns(work, task, parts, device, turn):
-    peaks = {}
-    def go(m, rounds):
-        peak_reset(device)
-        run = ours(work, task, parts, device, 'auto', m, rounds)
-        peaks[m.name] = peak_device_mb(device)
-        return run
-    seconds, executors = sweep(METHODS, turn, go)
-    ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
-    return dict(seconds=seconds, executors=executors, ratios=ratios, peak_device_mb=peaks)
+def taking_turns(work, task, parts, device):
+    held = lambda: torch.cuda.memory_allocated()/1e6 if device.type == 'cuda' else None
+    return turns(work, lambda m, rounds: ours(work, task, parts, device, 'auto', m, rounds), held)
 
 def _piece_row(k, r, warm, base):
     some, share = r['seconds'][warm:], r['roofline'].get('fraction')
@@ -158,10 +151,9 @@ def _piece_row(k, r, warm, base):
 
 def _mb(v): return 'not counted' if v is None else f'{v:.0f}'
 
-def _turn_rows(turns):
-    for m in turns[0]['ratios']:
-        v = [x for r in turns for x in r['ratios'][m]]
-        yield [m, turns[0]['executors'][m], f'{statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})', _mb(turns[-1]['peak_device_mb'][m])]
+def _turn_rows(r):
+    for m, v in r['ratios'].items():
+        yield [m, r['executors'][m], f'{statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})', _mb(r['added_mb'][m])]
 
 def table(out):
     "Markdown of the pieces in `out`."
@@ -174,9 +166,9 @@ def table(out):
              f"{w['epochs']} local epoch(s), augmented; {w['warmup']} of {w['rounds']} rounds warm up.", '']
     head = ['contender', 'seconds a round: median (min to max)', 'images a second', 'times fedlit auto', 'peak device MB', 'of the roofline: fp32, tf32']
     lines += markdown(head, [_piece_row(k, r, w['warmup'], base) for k, r in seen.items() if 'median' in r])
-    if turns := [r for k, r in seen.items() if k.startswith('overheads-')]:
-        lines += [f'Overheads, {len(turns)} sweep(s) of two timed rounds a method, in turn:', '',
-                  *markdown(['method', 'executor', 'median ratio to FedAvg of the same sweep (min to max)', 'peak device MB'], _turn_rows(turns))]
+    if r := seen.get('overheads'):
+        lines += [f"Overheads, {len(r['seconds']['FedAvg'])} timed rounds a method, in turn:", '',
+                  *markdown(['method', 'executor', 'median ratio to FedAvg of the same turn (min to max)', 'MB that a round adds on the device'], _turn_rows(r))]
     lines += [f"Counted for one trained image: {c['flops']/1e6:.0f} million operations (three times the forward pass), "
               f"{c['activation_bytes']/1e6:.2f} MB of activations (three times the forward pass, in which "
               "every layer reads its input and writes its output once, nothing fused; residual additions are left out), "

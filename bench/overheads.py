@@ -1,15 +1,15 @@
-"What FedDecorr, FedProx and MOON cost over FedAvg: all four in one process, taking turns."
-import time
+"What FedDecorr, FedProx and MOON cost over FedAvg: federations in one process that take turns, a round each."
+import statistics, time
 import torch
 from fedlit.data import Task
 from fedlit.methods import FedAvg, FedDecorr, FedProx, MOON
 from fedlit.models import build, wrap
 from fedlit.round import Local
-from fedlit.run import federate
+from fedlit.run import federating, hold_memory
 from . import nets
 from .child import main
 
-METHODS = FedAvg(), FedDecorr(), FedProx(), MOON()
+METHODS = {'FedAvg': FedAvg(), 'FedAvg again': FedAvg(), 'FedDecorr': FedDecorr(), 'FedProx': FedProx(), 'MOON': MOON()} # the second shows how far two measurements of one thing differ
 
 def noise(work):
     "A task of random pixels with one test image, and one index tensor a client."
@@ -18,20 +18,25 @@ def noise(work):
     y = torch.randint(10, (len(x),), generator=gen)
     return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(work['each']))
 
-def sweep(methods, turn, go):
-    "Seconds of two rounds of each method, the second and the third of a fresh run; `turn` decides who is first. `go(method, rounds)` is a `Run`."
-    runs = {m.name: go(m, 3) for m in (*methods[turn % len(methods):], *methods[:turn % len(methods)])}
-    return {k: r.history['seconds'].tolist()[1:] for k, r in runs.items()}, {k: r.settings['executor'] for k, r in runs.items()}
+def turns(work, go, held=lambda: None):
+    "Seconds and ratios of the rounds after the warm-up. `go(method, rounds)` yields a `Run` after every round; `held()` says how many MB are in use, and a round adds its peak less that."
+    names, rounds = list(METHODS), work['rounds']
+    running, last, added = {k: go(m, rounds) for k, m in METHODS.items()}, {}, {}
+    for t in range(rounds):
+        for k in names[t % len(names):] + names[:t % len(names)]: # everybody is first once in a while
+            before = held()
+            last[k] = next(running[k])
+            added[k] = None if before is None else last[k].history['peak_mb'].iloc[-1] - before
+    seconds = {k: r.history['seconds'].tolist()[work['warmup']:] for k, r in last.items()}
+    ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
+    return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()}, executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=added)
 
 def run(work, data, options):
+    hold_memory()
     task, clients = noise(work)
     model = build('mobilenetv2', task, seed=0) if work['net'] == 'mobilenetv2' else wrap(nets.build(work['net']), 'head')
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
-    go = lambda m, rounds: federate(model, task, clients, m, rounds, how, seed=work['seed'], device='cpu', evaluate_every=rounds, progress=False)
-    seconds = {m.name: [] for m in METHODS}
-    for turn in range(work['sweeps']):
-        seen, executors = sweep(METHODS, turn, go)
-        for k, s in seen.items(): seconds[k] += s
-    return dict(seconds=seconds, executors=executors, ended=time.time(), threads=torch.get_num_threads())
+    go = lambda m, rounds: federating(model, task, clients, m, rounds, how, seed=work['seed'], device='cpu', evaluate_every=rounds, progress=False)
+    return dict(turns(work, go), ended=time.time(), threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

@@ -62,13 +62,13 @@ def _said(work):
 
 def _overheads(name, r):
     if 'error' in r: return [f'## {name}', '', r['error'], '']
-    s, base = r['settings'], r['seconds']['FedAvg']
-    ratio = lambda m: f"{r['medians'][m]:.3f} ({min(r['ratios'][m]):.3f} to {max(r['ratios'][m]):.3f})"
-    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", ratio(m)] for m, v in r['seconds'].items()]
+    s, fifth = r['settings'], lambda v: statistics.quantiles(v, n=5)
+    ratio = lambda m: f"{r['medians'][m]:.3f} ({fifth(r['ratios'][m])[0]:.3f} to {fifth(r['ratios'][m])[-1]:.3f})"
+    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", f"{min(v)/min(r['seconds']['FedAvg']):.3f}", ratio(m)] for m, v in r['seconds'].items()]
     text = (f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, {s['epochs']} epochs, batch {s['batch']}; "
-            f"{len(base)} timed rounds a method, in turn.")
+            f"{s['rounds'] - s['warmup']} timed rounds a method after {s['warmup']} for warming up, in turn.")
     return [f'## Overheads over FedAvg ({s["net"]})', '', text + f" Load average before: {r['load_before'][0]:.2f}.", '',
-            *markdown(['method', 'executor', 'median seconds a round', 'median ratio to FedAvg of the same sweep (min to max)'], rows)]
+            *markdown(['method', 'executor', 'median seconds a round', 'ratio of the shortest rounds', 'median ratio to FedAvg of the same turn (the middle three fifths)'], rows)]
 
 def _growth(results):
     "All methods: seconds and memory against the number of clients."

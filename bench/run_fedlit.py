@@ -5,7 +5,7 @@ from fedlit.data import Task
 from fedlit.methods import FedAvg
 from fedlit.models import wrap
 from fedlit.round import Local, plan
-from fedlit.run import federate
+from fedlit.run import federate, hold_memory
 from .child import main
 from .nets import arrays, build
 
@@ -16,6 +16,7 @@ def task(data):
 def local(work): return Local(epochs=work['epochs'], batch_size=work['batch'], lr=work['lr'], momentum=work['momentum'])
 
 def run(work, data, options):
+    hold_memory()
     clients, how, before = [torch.as_tensor(p) for p in data.parts], local(work), time.perf_counter()
     done = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
                     participation=work['sampled']/work['clients'], seed=work['seed'],

@@ -10,11 +10,11 @@ WORKLOADS = dict(
     tiny=dict(data='digits', train=200, net='mlp', clients=4, sampled=4, epochs=2, rounds=3, warmup=1, seed=0, **SGD)) # for tests
 HEARD = 'W1', 'W2' # what `python -m bench` runs
 
-# what fedlit's methods cost over FedAvg, on a CPU analogue of W3: 10 clients, all in every round. A sweep is three rounds of each method; two count
+# what fedlit's methods cost over FedAvg, on CPU analogues of W3: all clients in every round, methods taking turns by the round
 OVERHEADS = dict(
-    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=200, epochs=2, batch=32, sweeps=3, seed=0),
-    mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=10, each=128, epochs=1, batch=64, sweeps=3, seed=0),
-    tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8, sweeps=2, seed=0))
+    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=96, epochs=2, batch=32, rounds=43, warmup=3, threads=2, seed=0),
+    mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=4, each=128, epochs=1, batch=64, rounds=13, warmup=3, threads=2, seed=0),
+    tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8, rounds=4, warmup=2, threads=1, seed=0))
 
 # fedlit's seconds and memory against how many clients exist
 GROWTH = dict(

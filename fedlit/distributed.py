@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['balanced', 'Ranks', 'Share', 'lead', 'end', 'follow', 'over_ranks']
 
-# %% ../nbs/21_distributed.ipynb #763f37b5
-import atexit, builtins, json, os, shlex, signal, sys, threading, warnings
+# %% ../nbs/21_distributed.ipynb #ee3c235b
+import atexit, builtins, json, os, shlex, signal, sys, threading
 import torch, torch.distributed as dist
 import pandas as pd
 from collections import Counter
@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from .tree import flatten, unflatten, leaves, tmap, put, rows
 from .table import Table
-from .method import heard
+from .method import heard, warn
 from .round import client_sums
 
 # %% ../nbs/21_distributed.ipynb #9cd4bd41
@@ -33,11 +33,11 @@ def balanced(
         load[rank] += work[k]
     return [sorted(s) for s in shares]
 
-# %% ../nbs/21_distributed.ipynb #3e1c059b
+# %% ../nbs/21_distributed.ipynb #b84a0ccc
 def _join(backend, minutes):
     "Enter the group of processes that torchrun started, or make one of this process alone."
     alone = dict(store=dist.HashStore(), rank=0, world_size=1) if 'RANK' not in os.environ else {}
-    if alone: warnings.warn("executor='torchrun' in a process that torchrun did not start is one rank; `torchrun --nproc-per-node=2 script.py` starts two", stacklevel=5)
+    if alone: warn("executor='torchrun' in a process that torchrun did not start is one rank; `torchrun --nproc-per-node=2 script.py` starts two")
     dist.init_process_group(backend, timeout=timedelta(minutes=minutes), **alone)
     atexit.register(dist.destroy_process_group)
 

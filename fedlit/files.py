@@ -6,10 +6,11 @@
 __all__ = ['DEAD', 'FULL', 'SPARING', 'JSON', 'ZERO', 'last', 'write_file', 'write_figure', 'Damaged', 'write_json', 'read_json',
            'result', 'write_tensors', 'read_tensors', 'newest', 'forget', 'digest', 'fetch', 'unpack']
 
-# %% ../nbs/23_files.ipynb #e15af09b
-import errno, hashlib, io, json, math, os, re, secrets, shutil, tarfile, time, warnings, zipfile, zlib
+# %% ../nbs/23_files.ipynb #258acf37
+import errno, hashlib, io, json, math, os, re, secrets, shutil, tarfile, time, zipfile, zlib
 from contextlib import contextmanager, suppress
 from pathlib import Path, PurePosixPath
+from .method import warn
 
 # %% ../nbs/23_files.ipynb #f61f427a
 def _sync_folder(folder):
@@ -132,14 +133,14 @@ def read_json(
     if form > JSON: raise ValueError(f"{path} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
     return content
 
-# %% ../nbs/23_files.ipynb #ae25db80
+# %% ../nbs/23_files.ipynb #30632e4a
 def result(
     path, # file that `write_json` or an older fedlit wrote
 ):        # its content, or None
     "A result, if it is there and whole; a warning where it is damaged."
     try: return read_json(path)
     except FileNotFoundError: return None
-    except Damaged as e: warnings.warn(f"{e}; it counts as missing", stacklevel=2)
+    except Damaged as e: warn(f"{e}; it counts as missing")
 
 # %% ../nbs/23_files.ipynb #9edd13d9
 ZERO = b'00000000'
@@ -206,9 +207,9 @@ def newest(
         return got
     if said: raise Damaged(f"{'; '.join(said)}; remove it to begin again, or choose another file")
 
-# %% ../nbs/23_files.ipynb #4d87d7f7
+# %% ../nbs/23_files.ipynb #cbcc1867
 def _set_aside(good, path, said):
-    warnings.warn(f"{said}; it is set aside as {path.name}.broken, and the run goes on from {good}", stacklevel=4)
+    warn(f"{said}; it is set aside as {path.name}.broken, and the run goes on from {good}")
     os.replace(path, path.with_name(path.name + '.broken'))
 
 def forget(path):

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['CHECKED', 'finite_rows', 'lengths', 'length', 'Guard', 'bad_rows', 'sift', 'noted', 'settle']
 
-# %% ../nbs/24_numbers.ipynb #4cc4b684
-import math, warnings
+# %% ../nbs/24_numbers.ipynb #5fb3224b
+import math
 import torch
 from dataclasses import dataclass, replace
 from functools import reduce
+from .method import warn
 from .tree import flatten, leaves, rows, tmap
 
 # %% ../nbs/24_numbers.ipynb #7aea4898
@@ -68,7 +69,7 @@ def bad_rows(
     good = (moved <= guard.update*_yardstick(params, moved)) & moved.isfinite() & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite()
     return ~(good & finite_rows({k: out[k] for k in CHECKED[1:]}, moved)), moved
 
-# %% ../nbs/24_numbers.ipynb #090d5263
+# %% ../nbs/24_numbers.ipynb #3b9d1203
 def _why(guard, out, params, moved, i, round):
     "What is wrong with the client in row `i`."
     for name, v in flatten({k: rows(out[k], i) for k in CHECKED}).items():
@@ -81,7 +82,7 @@ def _why(guard, out, params, moved, i, round):
 
 def _act(guard, said):
     if guard.then == 'stop': raise FloatingPointError(f"{said}; bad_clients='skip' goes on without")
-    warnings.warn(said, stacklevel=5)
+    warn(said)
 
 # %% ../nbs/24_numbers.ipynb #79f43f0b
 def sift(

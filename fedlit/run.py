@@ -5,22 +5,24 @@
 # %% auto #0
 __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', 'batches_of', 'draw_clients', 'convolves',
            'choose_executor', 'least_batch', 'prefers_channels_last', 'Run', 'tests_of', 'per_client', 'peak_mb',
-           'normalised', 'federate', 'records', 'save', 'load_run', 'plot', 'compare', 'table']
+           'hold_memory', 'release_memory', 'normalised', 'federate', 'federating', 'records', 'save', 'load_run',
+           'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #4807aa29
-import copy, json, math, platform, time, warnings
+# %% ../nbs/08_run.ipynb #c6a62ae7
+import copy, ctypes, inspect, json, math, platform, time
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
 from functools import partial
 from types import SimpleNamespace
+from typing import Iterator
 from tqdm import tqdm
 import fedlit
 from .files import newest, read_tensors, write_tensors
 from .tree import flatten, unflatten
 from .table import Store, Table, pack, unpack
-from .method import Method, asks_for
-from .round import Local, State, Batches, occupied, start, local_phase, client_sums, aggregate, deployed, recompute, plan, pure, rng, split_state, cross_entropy
+from .method import Method, asks_for, warn
+from .round import Local, State, Batches, occupied, start, local_phase, client_sums, aggregate, deployed, recompute, pixel_by_pixel, plan, pure, rng, split_state, cross_entropy
 from .tape import Tapes
 from .data import prepare
 from .measure import evaluate, spread
@@ -133,7 +135,7 @@ class Run:
         own = f", clients' own models {last['personal']:.3f} ± {last['personal_sd']:.3f}" if 'personal' in last else ''
         return f"Run of {self.method!r}: round {int(last['round'])}, accuracy {last['accuracy']:.3f}{own}, {self.history['seconds'].sum():.1f} s"
 
-# %% ../nbs/08_run.ipynb #50002bdb
+# %% ../nbs/08_run.ipynb #18e40066
 def tests_of(
     task,    # Task
     clients, # list of index tensors into the training set, one per client
@@ -144,36 +146,41 @@ def tests_of(
     if not seen or any(len(d) > 1 for d in seen): return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
     return [(task.domain_test == d).nonzero()[:, 0] for d in seen]
 
-def _score(method, model, state, task, tests, who):
+def _tester(model, task, channels_last):
+    "A function of a network's parameters and buffers, and of the test images to look at: `evaluate` on them."
+    ready = (lambda x: pixel_by_pixel(task.normalise(x))) if channels_last else task.normalise
+    return lambda net, at=slice(None): evaluate(model, task.x_test[at], task.y_test[at], prepare=ready, state=net)
+
+def _score(method, test, state, tests, who):
     "Accuracy on each test set of `tests`: of the clients `who`, or of the server where it says None."
     nets = [deployed(method, state, k) for k in who]
-    return [evaluate(model, task.x_test[i], task.y_test[i], prepare=task.normalise, state=net)['accuracy'] for i, net in zip(tests, nets)]
+    return [test(net, i)['accuracy'] for i, net in zip(tests, nets)]
 
 def per_client(self, task, tests):
     "A DataFrame, one row a client: the accuracy of the server's model and of the client's own on its test set."
-    state, model, task = self.state, self.model, task.to(next(self.model.parameters()).device)
-    both = [_score(self.method, model, state, task, tests, who) for who in ([None]*state.clients, range(state.clients))]
+    state, test = self.state, _tester(self.model, task.to(next(self.model.parameters()).device), self.settings.get('channels_last'))
+    both = [_score(self.method, test, state, tests, who) for who in ([None]*state.clients, range(state.clients))]
     return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests], 'global': both[0], 'personal': both[1]})
 
 Run.per_client = per_client
 
-# %% ../nbs/08_run.ipynb #e9e6032e
-def _clients_seen(method, model, task, tests, who, before, out, after):
+# %% ../nbs/08_run.ipynb #f9f1b06d
+def _clients_seen(method, test, tests, who, before, out, after):
     "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
-    score = lambda state, nets: _score(method, model, state, task, own, nets)
+    score = lambda state, nets: _score(method, test, state, own, nets)
     return dict(global_before=score(before, none), global_after=score(after, none), personal_before=score(before, who), personal_after=score(ended, range(len(who))))
 
 def _accuracies(seen):
     "The last columns of the table, and their spread."
     return {k+end: v for name, vs in seen.items() for k, s in [(name, spread(vs))] for end, v in (('', s.mean), ('_sd', s.sd))}
 
-def _measured(method, model, state, task):
+def _measured(method, test, state):
     "Global accuracy and loss on the test set; a warning where the loss is not a number."
-    seen = evaluate(model, task.x_test, task.y_test, prepare=task.normalise, state=deployed(method, state))
-    if not np.isfinite(seen['loss']): warnings.warn(f"after round {state.round} the global model's test loss is {seen['loss']}, so its accuracy means nothing; "
-        "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm", stacklevel=5)
+    seen = test(deployed(method, state))
+    if not np.isfinite(seen['loss']): warn(f"after round {state.round} the global model's test loss is {seen['loss']}, so its accuracy means nothing; "
+        "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm")
     return seen
 
 def _advice(precision):
@@ -219,7 +226,22 @@ def _settings(w):
                 bad_clients=repr(w.guard), fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if w.device.startswith('cuda') else platform.machine())
 
-# %% ../nbs/08_run.ipynb #074b1e30
+# %% ../nbs/08_run.ipynb #f43be11d
+def _c_library(name):
+    "A function of the C library, or None where it has none of that name."
+    try: return getattr(ctypes.CDLL(None), name)
+    except (AttributeError, OSError, TypeError): return None
+
+def hold_memory():
+    "Ask glibc to keep freed memory for the next tensor, in one place for all threads. Other systems are left as they are."
+    if mallopt := _c_library('mallopt'):
+        for option, value in dict(M_MMAP_MAX=(-4, 0), M_TRIM_THRESHOLD=(-1, 2**31 - 1), M_ARENA_MAX=(-8, 1)).values(): mallopt(option, value)
+
+def release_memory():
+    "Give back what `hold_memory` keeps and nobody uses."
+    if trim := _c_library('malloc_trim'): trim(0)
+
+# %% ../nbs/08_run.ipynb #c58685e1
 def normalised(task):
     "The task with its training images as the network wants them, once and for all; as it is where they are augmented, or too many."
     return task if task.augment or task.x_train.numel() >= 2**28 else replace(task, x_train=task.normalise(task.x_train), mean=None)
@@ -229,7 +251,7 @@ def _work(a, device, executor):
     model, task, guard = copy.deepcopy(a.model).to(device), a.task.to(device), a.bad_clients if isinstance(a.bad_clients, Guard) else Guard(a.bad_clients)
     side = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2])) if a.channels_last is None else a.channels_last)
     return SimpleNamespace(**dict(vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard, channels_last=side,
-        source=normalised(task), sizes=WEIGHTING[a.weighting](a.clients), min_batch=least_batch(model),
+        source=normalised(task), test=_tester(model, task, side), sizes=WEIGHTING[a.weighting](a.clients), min_batch=least_batch(model),
         function=partial(pure, precision=PRECISION[a.precision], channels_last=side), tapes=Tapes(graphs=a.record == 'graph') if a.record else None,
         guess=math.log(task.classes) if a.criterion is cross_entropy else math.inf))
 
@@ -252,18 +274,52 @@ def _round(w, state, train, sums):
         new, notes = settle(w.guard, state, new, notes)
     return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
 
-# %% ../nbs/08_run.ipynb #1601dc26
+# %% ../nbs/08_run.ipynb #f12a2835
 def _tested(w, history, before, out, after, seen):
     "What a test adds to the row of a round."
-    past, who, test = history[-1].get('accuracy') if history else None, out['who'].tolist(), lambda state: _measured(w.method, w.model, state, w.task)
-    row = dict(accuracy_before=test(before)['accuracy'] if past is None or past != past else past, **test(after))
+    past, who = history[-1].get('accuracy') if history else None, out['who'].tolist()
+    if past is None or past != past: past = _measured(w.method, w.test, before)['accuracy']
+    row = dict(accuracy_before=past, **_measured(w.method, w.test, after))
     if w.tests is None or not who: return row
-    return dict(row, **_accuracies(dict(seen(who, before, out, after), personal=_score(w.method, w.model, after, w.task, w.tests, range(len(w.tests))))))
+    return dict(row, **_accuracies(dict(seen(who, before, out, after), personal=_score(w.method, w.test, after, w.tests, range(len(w.tests))))))
 
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
-# %% ../nbs/08_run.ipynb #19f33e32
+# %% ../nbs/08_run.ipynb #608ee06b
+def _running(a):
+    "What was asked of federate, done: the run after every round, and the network to put its parameters in. At least once."
+    if a.executor.partition(':')[0] == 'torchrun':
+        from fedlit.distributed import over_ranks
+        run = over_ranks(**vars(a))
+        yield run, run.model
+        return
+    device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if a.device == 'auto' else str(a.device), time.monotonic() + 60*(a.minutes or 0)
+    _check(a, device)
+    if device == 'cpu': hold_memory()
+    w = _work(a, device, choose_executor(a.method, a.model, device) if a.executor == 'auto' else a.executor)
+    settings = _settings(w)
+    run = _resume(w.checkpoint, w.method, settings, device) or Run(w.method, pd.DataFrame(), start(w.method, w.model, len(w.clients), w.statistics), settings)
+    if w.tests is None and run.state.personal: w.tests = tests_of(w.task, w.clients, w.seed)
+    train, sums, seen = partial(_train, w), client_sums, partial(_clients_seen, w.method, w.test, w.tests)
+    if w.ranks and w.ranks.rank: yield w.ranks.follow(train, seen, run), w.model; return
+    if w.ranks: train, sums, seen = w.ranks.lead(train, seen, run, [w.local.epochs*-(-len(c)//w.local.batch_size) for c in w.clients])
+    history = run.history.to_dict('records')
+    for r in tqdm(range(run.state.round, w.rounds), initial=run.state.round, total=w.rounds, disable=not w.progress, desc=w.method.name, unit='round'):
+        began, before, last = time.perf_counter(), run.state, r+1 == w.rounds
+        run.state, out, row = _round(w, before, train, sums)
+        if (r+1) % w.evaluate_every == 0 or last: row.update(_tested(w, history, before, out, run.state, seen))
+        history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
+        run.history = pd.DataFrame(history)
+        if w.keep_locals and last: run.locals = _locals(out)
+        elif w.checkpoint: run.save(w.checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        if w.minutes is not None and time.monotonic() > stop: break
+        if not last: yield run, w.model
+    if w.ranks: w.ranks.end(run)
+    if device == 'cpu': release_memory()
+    yield run, w.model
+
+# %% ../nbs/08_run.ipynb #1120d3aa
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -293,31 +349,8 @@ def federate(
     ranks=None,      # `fedlit.distributed.Ranks` to share the clients; "torchrun" makes it
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
-    asked = SimpleNamespace(**locals())
-    if executor.partition(':')[0] == 'torchrun':
-        from fedlit.distributed import over_ranks
-        return over_ranks(**vars(asked))
-    device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if device == 'auto' else str(device), time.monotonic() + 60*(minutes or 0)
-    _check(asked, device)
-    w = _work(asked, device, choose_executor(method, model, device) if executor == 'auto' else executor)
-    settings = _settings(w)
-    run = _resume(checkpoint, method, settings, device) or Run(method, pd.DataFrame(), start(method, w.model, len(clients), statistics), settings)
-    if tests is None and run.state.personal: w.tests = tests_of(w.task, clients, seed)
-    train, sums, seen = partial(_train, w), client_sums, partial(_clients_seen, method, w.model, w.task, w.tests)
-    if ranks and ranks.rank: return ranks.follow(train, seen, run)._with(w.model)
-    if ranks: train, sums, seen = ranks.lead(train, seen, run, [w.local.epochs*-(-len(c)//w.local.batch_size) for c in clients])
-    history = run.history.to_dict('records')
-    for r in tqdm(range(run.state.round, rounds), initial=run.state.round, total=rounds, disable=not progress, desc=method.name, unit='round'):
-        began, before, last = time.perf_counter(), run.state, r+1 == rounds
-        run.state, out, row = _round(w, before, train, sums)
-        if (r+1) % evaluate_every == 0 or last: row.update(_tested(w, history, before, out, run.state, seen))
-        history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(device)))
-        run.history = pd.DataFrame(history)
-        if keep_locals and last: run.locals = _locals(out)
-        elif checkpoint: run.save(checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
-        if minutes is not None and time.monotonic() > stop: break
-    if ranks: ranks.end(run)
-    return run._with(w.model)
+    for run, net in _running(SimpleNamespace(**locals())): pass
+    return run._with(net)
 
 # %% ../nbs/08_run.ipynb #704c4b42
 def _with(self, model):
@@ -328,6 +361,18 @@ def _with(self, model):
     return self
 
 Run._with = _with
+
+# %% ../nbs/08_run.ipynb #d72887cf
+def federating(
+    *args,    # what `federate` takes
+    **kwargs, # and by name
+):            # of the Run so far, after every round; under torchrun only of the whole one
+    "`federate`, round by round: `for run in federating(...)`. Leaving the loop ends the run."
+    asked = inspect.signature(federate).bind(*args, **kwargs)
+    asked.apply_defaults()
+    for run, net in _running(SimpleNamespace(**asked.arguments)): yield run._with(net)
+
+federating.__signature__ = inspect.signature(federate).replace(return_annotation=Iterator[Run])
 
 # %% ../nbs/08_run.ipynb #26aa913f
 FORMAT = 3 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones; 3 has a checksum

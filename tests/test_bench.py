@@ -124,6 +124,27 @@ def test_only():
     assert bench.chosen(None, False, 'cnn')[0] == work.HEARD
     with pytest.raises(SystemExit): bench.chosen('nobody', False, 'cnn')
 
+def test_turns_are_taken_by_the_round(monkeypatch):
+    import pandas as pd
+    from types import SimpleNamespace
+    from bench import overheads
+    monkeypatch.setattr(overheads, 'METHODS', dict(FedAvg=1, two=2, three=3))
+    order = []
+    def go(m, rounds):
+        for r in range(1, rounds + 1):
+            order.append(m)
+            yield SimpleNamespace(history=pd.DataFrame(dict(seconds=[100.]*min(r, 2) + [float(m*s) for s in range(3, r + 1)], peak_mb=[7.]*r)), settings=dict(executor='loop'))
+    seen = overheads.turns(dict(rounds=5, warmup=2), go, held=lambda: 4)
+    assert order == [1, 2, 3, 2, 3, 1, 3, 1, 2, 1, 2, 3, 2, 3, 1] # everybody is first once in a while
+    assert seen['seconds']['two'] == [6, 8, 10] and seen['ratios']['three'] == [3, 3, 3] and seen['medians'] == dict(FedAvg=1, two=2, three=3)
+    assert seen['added_mb'] == dict(FedAvg=3, two=3, three=3)
+
+def test_overheads_are_measured_and_shown(tmp_path):
+    drive.case(tmp_path/'overheads-tiny.json', work.OVERHEADS['tiny'], lambda: bench.overhead(work.OVERHEADS['tiny']))
+    seen = drive.load(tmp_path/'overheads-tiny.json')
+    assert {len(s) for s in seen['seconds'].values()} == {2} and seen['threads'] == 1
+    assert '| FedAvg again |' in report.table(tmp_path)
+
 def test_gpu_data_and_counts(tmp_path):
     from bench import gpu
     from fedlit.models import wrap

@@ -1,5 +1,5 @@
 "Runs: repeatable, resumable, refused where the request is bad; text that is not a method; the command line."
-import json, struct, subprocess, sys
+import json, platform, struct, subprocess, sys
 from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
@@ -11,7 +11,7 @@ from fedlit.parse import ParseError, method
 from fedlit.partition import dirichlet, iid
 from fedlit.reproduce import DIGITS, report, run_all, table_of_claims, verdict
 from fedlit.round import Local
-from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate
+from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate, federating
 from conftest import SHARED
 
 TASK = load('digits')
@@ -44,6 +44,72 @@ def test_resumed_is_uninterrupted(tmp_path):
     whole = federate(net(), TASK, CLIENTS, ALL, rounds=4, participation=.5, **FAST)
     federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.5, checkpoint=file, **FAST)
     assert same(whole, federate(net(), TASK, CLIENTS, ALL, rounds=4, participation=.5, checkpoint=file, **FAST))
+
+def test_round_by_round_is_the_same_run(tmp_path):
+    whole, seen = federate(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, **FAST), []
+    for run in federating(net(), TASK, CLIENTS, ALL, 3, participation=.5, **FAST):
+        params = {k: v.clone() for k, v in run.model.named_parameters()}
+        assert all(torch.equal(v, run.state.params[k]) for k, v in params.items()) # the round's own, not the last one's
+        seen.append(len(run.history))
+    assert seen == [1, 2, 3] and same(whole, run)
+    file = tmp_path/'ck.safetensors'
+    for run in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST): break
+    more = [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)]
+    assert more == [2, 3]
+    assert [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)] == [3] # nothing to do
+
+def test_round_by_round_takes_what_federate_takes():
+    import inspect
+    assert inspect.signature(federating).parameters == inspect.signature(federate).parameters
+    with pytest.raises(TypeError, match='epochs'): next(federating(net(), TASK, CLIENTS, FedAvg(), epochs=3))
+    with pytest.raises(ValueError, match='rounds=0'): next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=0))
+
+@pytest.mark.parametrize('minutes', [None, 0])
+def test_the_clock_ends_a_run_after_its_round(tmp_path, minutes):
+    lengths = [len(r.history) for r in federating(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=tmp_path/'c.safetensors', minutes=minutes, **FAST)]
+    assert lengths == ([1, 2, 3] if minutes is None else [1])
+
+def test_two_runs_in_turn_do_not_disturb_each_other():
+    alone = [federate(net(), TASK, CLIENTS, m, rounds=3, **FAST) for m in (ALL, FedProx())]
+    both = [federating(net(), TASK, CLIENTS, m, rounds=3, **FAST) for m in (ALL, FedProx())]
+    for _ in range(3): ends = [next(r) for r in both]
+    assert all(same(a, b) for a, b in zip(alone, ends))
+
+def test_warnings_point_at_the_users_line(tmp_path):
+    file, wild = tmp_path/'c.safetensors', dict(FAST, local=Local(epochs=1, lr=1e20))
+    federate(net(), TASK, CLIENTS, FedAvg(), rounds=2, checkpoint=file, **FAST)
+    file.write_bytes(file.read_bytes()[:-1])
+    with pytest.warns(UserWarning) as seen:
+        federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, bad_clients='report', **wild)
+        for _ in federating(net(), TASK, CLIENTS, FedAvg(), rounds=1, bad_clients='skip', **wild): pass
+        federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=file, **FAST)
+    said = ' '.join(str(w.message) for w in seen)
+    assert all(word in said for word in ('left finite numbers', 'test loss is nan', 'set aside'))
+    assert {w.filename for w in seen} == {__file__}
+
+def faults(held):
+    "Page faults of ten tensors of 40 MB, one after the other, in a process of its own."
+    code = """if True:
+        import resource, sys, torch
+        from fedlit.run import hold_memory, release_memory
+        if sys.argv[1] == 'True': hold_memory()
+        count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(2): torch.ones(10**7)
+        before = count()
+        for _ in range(10): torch.ones(10**7)
+        print(count() - before)
+        release_memory()
+        resident = int(open('/proc/self/statm').read().split()[1])*resource.getpagesize()
+        for _ in range(2): torch.ones(10**7)
+        print(resident)
+    """
+    return [int(v) for v in subprocess.run([sys.executable, '-c', code, str(held)], capture_output=True, text=True, check=True).stdout.split()]
+
+@pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='only glibc can be told')
+def test_memory_is_held_and_given_back():
+    (free, size), (held, after) = faults(False), faults(True)
+    assert free > 10*10**4*.9 and held < free/20 # 40 MB are 10**4 pages
+    assert after < size + 30e6
 
 def test_save_and_load(tmp_path):
     run = federate(net(), TASK, CLIENTS, ALL, rounds=2, **FAST)
