@@ -26,7 +26,7 @@ from .measure import spread
 from .reproduce import verdict
 from .round import Local
 
-# %% ../nbs/20_catalogue.ipynb #3f44d01a
+# %% ../nbs/20_catalogue.ipynb #6c9fc2e4
 SCALES = 'embedded', 'short', 'paper'
 RESULTS = 'results/catalogue' # where results are kept
 SEEDS = {s: dict(seed=s) for s in (0, 1, 2)}
@@ -41,13 +41,14 @@ def cross(
         out = [({**labels, axis: v}, replace(s, **(change(s) if callable(change) else change))) for labels, s in out for v, change in values.items()]
     return out
 
+# %% ../nbs/20_catalogue.ipynb #360fee67
 def alphas(*values): return {a: dict(partition=f'dirichlet(alpha={a})') for a in values}
 def holding(*values): return {m: dict(partition=f'classes_per_client(classes={m})') for m in values}
 def setting_field(name, *values): return {v: {name: v} for v in values}
 def local_field(name, *values): return {v: (lambda s, v=v: dict(local=replace(s.local, **{name: v}))) for v in values}
 def measuring(*names): return lambda s: tuple(sorted({*s.measure, *names}))
 
-# %% ../nbs/20_catalogue.ipynb #d3110f20
+# %% ../nbs/20_catalogue.ipynb #474378f9
 def _row(labels, r):
     seen = {}
     for k, v in r['measured'].items(): seen.update(v if isinstance(v, dict) else {k: v})
@@ -58,6 +59,7 @@ def _row(labels, r):
     if own: last.update(personal=100*own[-1], best=100*max(v for v in own if v is not None))
     return {**seen, **last, **labels, 'failed': r.get('failed')}
 
+# %% ../nbs/20_catalogue.ipynb #3612fb48
 def results(
     grid, # list of (labels, Setting)
     out,  # folder of the results
@@ -68,7 +70,7 @@ def results(
     rows.attrs['labels'] = list(grid[0][0])
     return rows, [(labels, s) for labels, s, r in have if not r]
 
-# %% ../nbs/20_catalogue.ipynb #9723b147
+# %% ../nbs/20_catalogue.ipynb #45616815
 def _pick(rows, where, value):
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])] if where else rows
     said = ', '.join(f'{k}={v}' for k, v in where.items())
@@ -77,6 +79,7 @@ def _pick(rows, where, value):
     if part[value].isna().any(): raise LookupError(f'a run with {said} left finite numbers')
     return part.set_index([k for k in rows.attrs['labels'] if k not in where])[value]
 
+# %% ../nbs/20_catalogue.ipynb #46577c32
 def ahead(
     a, b,             # dicts of labels, such as dict(method='FedAvg')
     value='accuracy', # column of the rows
@@ -90,17 +93,19 @@ def ahead(
     differences.unit = unit
     return differences
 
+# %% ../nbs/20_catalogue.ipynb #d8b206a5
 def minus(f, g):
     "The difference of two claims' numbers."
     def differences(rows): return f(rows) - g(rows)
     differences.unit = f.unit
     return differences
 
-# %% ../nbs/20_catalogue.ipynb #7ee2bd45
+# %% ../nbs/20_catalogue.ipynb #1233426a
 def _tau(x, y):
     pairs = [np.sign(y[j]-y[i])*np.sign(x[j]-x[i]) for i, j in itertools.combinations(range(len(x)), 2)]
     return float(np.mean(pairs))
 
+# %% ../nbs/20_catalogue.ipynb #9df85d2d
 def rising(axis, value='accuracy', sign=1, **where):
     "Kendall's tau of `value` along `axis`, averaged to one number a seed; `sign=-1` for falling."
     def differences(rows):
@@ -112,6 +117,7 @@ def rising(axis, value='accuracy', sign=1, **where):
     differences.unit = 'tau'
     return differences
 
+# %% ../nbs/20_catalogue.ipynb #02580b43
 def judge(
     claims,  # list of (text, function of rows)
     rows,    # DataFrame
@@ -127,7 +133,7 @@ def judge(
         except LookupError as e: out.append(dict(claim=text, measured='', seeds=0, verdict=f'cannot be evaluated: {e.args[0]}'))
     return pd.DataFrame(out, columns=['claim', 'measured', 'seeds', 'verdict'])
 
-# %% ../nbs/20_catalogue.ipynb #6602f8fd
+# %% ../nbs/20_catalogue.ipynb #c46baf38
 def table(down='method', across='alpha', value='accuracy', digits=1):
     "A drawing: mean ± standard deviation over seeds and all labels but two."
     def draw(rows):
@@ -136,6 +142,7 @@ def table(down='method', across='alpha', value='accuracy', digits=1):
         return out.droplevel(0) if across != 'data' and rows.data.nunique() == 1 else out
     return draw
 
+# %% ../nbs/20_catalogue.ipynb #4cb7172f
 def _panels(rows, by, draw, width=4.6, **kw):
     import matplotlib.pyplot as plt
     from fedlit.figure import style
@@ -148,18 +155,20 @@ def _panels(rows, by, draw, width=4.6, **kw):
         for ax in axs[0, 1:]: ax.set_ylabel('')
     return fig
 
+# %% ../nbs/20_catalogue.ipynb #9a2c535b
 def _said(label, v): return str(v).replace('FedAvg+', '+ ') if label in ('data', 'method') else f'{label} {v}'
 
 def _curves(rows, by, value): return {_said(by, v): np.array(g[value].tolist(), float) for v, g in rows.groupby(by, sort=False)}
 def _accent(names): return next((n for n in reversed(names) if any(w in n for w in ('FedDecorr', 'MOON', 'FedDecomp', 'DSE', 'GSE'))), None)
 
-# %% ../nbs/20_catalogue.ipynb #b6f0c196
+# %% ../nbs/20_catalogue.ipynb #52479b45
 def spectrum_figure(by='alpha', value='spectrum', panel='data'):
     "A drawing: singular values, a curve for each value of `by`."
     from fedlit.figure import spectra
     def draw(rows): return _panels(rows, panel, lambda ax, r: spectra(_curves(r, by, value), ax=ax, accent=_accent([_said(by, v) for v in r[by].unique()]), threshold=1e-2), 5.5)
     return draw
 
+# %% ../nbs/20_catalogue.ipynb #e87fc5d3
 def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel='communication round', first=1):
     "A drawing: a quantity over rounds, the first of which has the number `first`."
     from fedlit.figure import against_rounds
@@ -170,6 +179,7 @@ def rounds_figure(by='method', value='curve', panel='data', ylabel='test accurac
         return fig
     return draw
 
+# %% ../nbs/20_catalogue.ipynb #fac2a08e
 def axis_figure(x, by='method', value='accuracy', panel='data', xlabel=None, ylabel='test accuracy (%)'):
     "A drawing: a quantity along an axis of the grid, mean and standard deviation over seeds, a curve for each value of `by`."
     from fedlit.figure import _colours
@@ -182,7 +192,7 @@ def axis_figure(x, by='method', value='accuracy', panel='data', xlabel=None, yla
         ax.set_xticks(range(len(places)), [str(v) for v in places]); ax.set(xlabel=xlabel or x, ylabel=ylabel); ax.legend(fontsize=7)
     return lambda rows: _panels(rows, panel, one)
 
-# %% ../nbs/20_catalogue.ipynb #7077d1a5
+# %% ../nbs/20_catalogue.ipynb #5e5b1aa8
 _NAMES = {'CIFAR-10': 'cifar10', 'CIFAR-100': 'cifar100', 'TinyImageNet': 'tiny_imagenet', 'EMNIST': 'mnist'}
 _FORMS = dict(alpha=r'alpha=([\d.]+|inf)', clients=r'(\d+) clients', epochs=r'(\d+) local epochs', classes=r'(\d+) classes per client',
               heterogeneity=r'\b(high|low|iid)\b', capacity=r'(all clients 1/\d|mixed)', model=r'(MobileNetV2|ResNet\d+|CONV)')
@@ -195,11 +205,13 @@ def _all_published():
         t[k] = found.astype(float) if k in ('alpha', 'clients', 'epochs', 'classes') else found
     return t.assign(data=t.dataset.map(_NAMES), value=pd.to_numeric(t.value, errors='coerce'), sd=pd.to_numeric(t['std'], errors='coerce'))
 
+# %% ../nbs/20_catalogue.ipynb #545e655f
 def published(table):
     "What a paper prints in `table`, one row a number, with labels as columns."
     t = _all_published()
     return t[t.table.str.split(' / ').map(lambda names: table in names)] if table else t.iloc[:0]
 
+# %% ../nbs/20_catalogue.ipynb #a9281d2c
 def beside(
     entry, # Entry
     rows,  # DataFrame of its results
@@ -236,7 +248,7 @@ class Entry:
     note: str = ''   # what is not known, and what stands in for what
     paper = property(lambda self: self.id.partition('/')[0])
 
-# %% ../nbs/20_catalogue.ipynb #bac7ec3e
+# %% ../nbs/20_catalogue.ipynb #05d2db8b
 _sgd = Local(epochs=10, batch_size=64, lr=.01, momentum=.9, weight_decay=1e-4)
 _looked = ('curve', 'spectra')
 _mobile = Setting(task='cifar100', model='mobilenetv2', options=(), rounds=100, local=_sgd, measure=_looked)
@@ -245,10 +257,12 @@ DECORR = dict(
     short=dict(cifar10=Setting(task='cifar10', model='small_cnn', options=(('norm', 'batch'),), rounds=10, local=replace(_sgd, epochs=2, weight_decay=1e-5), measure=_looked)),
     paper=dict(cifar10=replace(_mobile, task='cifar10', local=replace(_sgd, weight_decay=1e-5)), cifar100=_mobile, tiny_imagenet=replace(_mobile, task='tiny_imagenet', rounds=50)))
 
+# %% ../nbs/20_catalogue.ipynb #7593c546
 def bases(family, scale, *data):
     "The base settings of a paper at a scale: `data` of them at the paper's, else the one that stands in."
     return {d: family[scale][d] for d in data} if scale == 'paper' else family[scale]
 
+# %% ../nbs/20_catalogue.ipynb #f7f406ab
 def decorr_row(name):
     "The change of a setting that makes a row such as 'MOON+FedDecorr', with the released hyper-parameters."
     def change(s):
@@ -259,16 +273,18 @@ def decorr_row(name):
         return dict(method=' + '.join(text[n] for n in name.split('+')), **head)
     return change
 
+# %% ../nbs/20_catalogue.ipynb #a3467146
 def decorr_rows(*names): return {n: decorr_row(n) for n in names}
 def with_and_without(*names): return decorr_rows(*(n + end for n in names for end in ('', '+FedDecorr')))
 PAIR, ALL = with_and_without('FedAvg'), ('FedAvg', 'FedProx', 'FedAvgM', 'MOON')
 FOUR = .05, .1, .5, float('inf')
 
-# %% ../nbs/20_catalogue.ipynb #23fb73b2
+# %% ../nbs/20_catalogue.ipynb #d75bc505
 def helps(base='FedAvg', value='accuracy', unit='points', **where):
     "The claim's numbers: what FedDecorr adds."
     return ahead(dict(method=f'{base}+FedDecorr', **where), dict(method=base, **where), value, unit)
 
+# %% ../nbs/20_catalogue.ipynb #aa899185
 _more = lambda value, who: (f'uneven labels leave the {who} fewer dimensions ({value} rises with alpha)', rising('alpha', value))
 _collapse = (_more('significant', 'global model'), _more('rank', 'global model'))
 _local_collapse = (_more('local_significant', 'local models'), _more('local_rank', 'local models'))
@@ -276,6 +292,7 @@ _spectra_alphas = .01, .05, .25, float('inf')
 _on_cifar100 = lambda scale, **axes: cross(bases(DECORR, scale, 'cifar100'), **axes)
 _plus_each = lambda scale, **axes: [(labels, replace(s, measure=measuring('each_spectrum')(s))) for labels, s in _on_cifar100(scale, **axes)]
 
+# %% ../nbs/20_catalogue.ipynb #722d8f88
 def _each_client(rows):
     "Singular values of the local models, one panel a client."
     flat = pd.DataFrame([dict(data=r.data, alpha=r.alpha, seed=r.seed, client=int(k), spectrum=v) for _, r in rows.iterrows() for k, v in r.items() if str(k).isdigit() and isinstance(v, list)])
@@ -284,7 +301,7 @@ def client_figure(clients=(0,)):
     draw = spectrum_figure(panel='client')
     return lambda rows: draw(_each_client(rows)[lambda f: f.client.isin(clients)])
 
-# %% ../nbs/20_catalogue.ipynb #d2fc214e
+# %% ../nbs/20_catalogue.ipynb #447f5b67
 SPECTRA = [
     Entry('feddecorr/fig2a', 'ICLR Fig. 2a, TPAMI Fig. 2', 'Singular values of the global model\'s features, by heterogeneity', lambda sc: _on_cifar100(sc, alpha=alphas(*_spectra_alphas)), spectrum_figure(), _collapse, value='significant'),
     Entry('feddecorr/fig2b', 'ICLR Fig. 2b, TPAMI Fig. 3', 'Singular values of one client\'s local model, by heterogeneity', lambda sc: _plus_each(sc, alpha=alphas(*_spectra_alphas)), client_figure(), _local_collapse, value='local_significant'),
@@ -300,9 +317,10 @@ SPECTRA = [
     Entry('feddecorr/fig7', 'ICLR Fig. 7', 'The collapse under other methods', lambda sc: _on_cifar100(sc, method=decorr_rows('FedAvgM', 'FedProx', 'MOON'), alpha=alphas(*_spectra_alphas)), spectrum_figure(panel='method'), _collapse, value='significant'),
 ]
 
+# %% ../nbs/20_catalogue.ipynb #d9e4decb
 def _mean(rows, value): return _pick(rows, {}, value).groupby('seed').mean().to_numpy(float)
 
-# %% ../nbs/20_catalogue.ipynb #28465b96
+# %% ../nbs/20_catalogue.ipynb #02174b4f
 def architectures(scale):
     "The paper's three networks, and what plays them where they are too large."
     if scale == 'paper': return {'MobileNetV2': {}, 'ResNet18': dict(model='resnet18'), 'ResNet32': dict(model='resnet32')}
@@ -310,8 +328,11 @@ def architectures(scale):
     cnn = lambda n: dict(options=(('channels', (n, 2*n)), ('features', 4*n), ('norm', 'batch')))
     return {'MobileNetV2': {}, 'ResNet18': mlp(128) if scale == 'embedded' else cnn(32), 'ResNet32': mlp(24) if scale == 'embedded' else cnn(8)}
 
+# %% ../nbs/20_catalogue.ipynb #8987ca1e
 _stand_ins = 'On digits a perceptron of 128 plays ResNet18, one of 24 ResNet32.'
 _linear = dict(model='mlp', options=(('hidden', ()), ('features', 64), ('representation', 'linear')), measure=('alignment',))
+
+# %% ../nbs/20_catalogue.ipynb #353e19df
 OTHER_SPECTRA = [
     Entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', lambda sc: _on_cifar100(sc, model={k: v for k, v in architectures(sc).items() if k != 'MobileNetV2'}, alpha=alphas(*_spectra_alphas)), spectrum_figure(panel='model'), _collapse, value='significant', note=_stand_ins),
     Entry('feddecorr/fig9', 'ICLR Fig. 9', 'The collapse on other data', lambda sc: cross(bases(DECORR, sc, 'cifar10', 'tiny_imagenet'), alpha=alphas(*_spectra_alphas)), spectrum_figure(), _collapse, value='significant'),
@@ -323,6 +344,7 @@ OTHER_SPECTRA = [
         note='The published alpha is lost in our text; 0.5 is used.'),
 ]
 
+# %% ../nbs/20_catalogue.ipynb #e3d7f879
 def _keep_labels(made, rows): made.attrs['labels'] = rows.attrs['labels']; return made
 def _first_pair(rows):
     first = lambda v: [float(np.mean(x[0])) for x in v]
@@ -330,19 +352,21 @@ def _first_pair(rows):
 def _losses(rows): return pd.DataFrame([dict(data=r.data, seed=r.seed, client=k, loss=v) for r in rows.itertuples() for k, v in enumerate(r.decorr_by_epoch)])
 def _fall(rows): return _keep_labels(rows.assign(fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.decorr_by_epoch]), rows)
 
-# %% ../nbs/20_catalogue.ipynb #ccef7b69
+# %% ../nbs/20_catalogue.ipynb #4262b98a
 _gain_at = lambda a: helps(alpha=a)
 _uneven = minus(_gain_at(.05), _gain_at(float('inf')))
 _each_gain = tuple((f'FedDecorr raises the accuracy of {b} (alpha 0.05)', helps(b, alpha=.05)) for b in ALL)
 _ten = decorr_rows('Scaffold', 'FedNova', *(n + end for n in ALL for end in ('', '+FedDecorr')))
 _many = lambda n, **kw: lambda s: dict(clients=n, partition=s.partition if s.task != 'digits' or n == 10 else s.partition.replace(')', ', min_size=2)'), **kw)
 
+# %% ../nbs/20_catalogue.ipynb #0853fac4
 def crowds(scale):
     "Table 3's numbers of clients; digits are too few for a hundred."
     sampled = (50, 100) if scale == 'paper' else (40, 50)
     rounds = dict(rounds=100) if scale == 'paper' else {}
     return {n: _many(n) for n in (10, 20, 30)} | {n: _many(n, participation=.2, **rounds) for n in sampled}
 
+# %% ../nbs/20_catalogue.ipynb #90987587
 TABLES = [
     Entry('feddecorr/table1', 'ICLR Table 1, TPAMI Table I', 'Final accuracy with and without FedDecorr', lambda sc: cross(bases(DECORR, sc, 'cifar10', 'cifar100'), alpha=alphas(*FOUR), method=with_and_without(*ALL)), table(),
         (*_each_gain, ('it helps more where labels are more uneven (FedAvg, gain at 0.05 minus gain at inf)', _uneven)), 'Table 1'),
@@ -370,29 +394,32 @@ TABLES = [
         for r in cross(bases(DECORR, sc, d), classes=holding(*m), method=with_and_without(*ALL))], table('method', 'classes'), tuple((f'FedDecorr raises the accuracy of {b}', helps(b)) for b in ALL), note='The numbers are an image in our text.'),
 ]
 
+# %% ../nbs/20_catalogue.ipynb #712563f1
 def _overhead(rows, method, most):
     seconds = lambda m: _pick(rows, dict(method=m), 'round_seconds').groupby('seed').mean()
     return (most + 1 - seconds(method)/seconds('FedAvg')).to_numpy(float)
 _overhead.unit = 'of FedAvg'
 
-# %% ../nbs/20_catalogue.ipynb #ac0ad88a
+# %% ../nbs/20_catalogue.ipynb #b70a5c86
 _alex = Setting(task='office_caltech10', model='alexnet_bn', options=(), partition='by_domain()', clients=4, rounds=300, local=Local(epochs=1, batch_size=64, lr=.01, momentum=.9, weight_decay=1e-5), measure=('curve', 'own_accuracy'))
 DOMAINS = dict(
     embedded=dict(digits_domains=replace(_alex, task='digits_domains', model='mlp', options=Setting.options, rounds=15, local=Local(epochs=3, batch_size=32, lr=.05, momentum=.9))),
     short=dict(office_caltech10=replace(_alex, model='small_cnn', options=(('channels', (8, 16)), ('norm', 'batch')), rounds=10, local=replace(_alex.local, batch_size=32))),
     paper=dict(office_caltech10=_alex, domainnet=replace(_alex, task='domainnet', clients=6)))
 
+# %% ../nbs/20_catalogue.ipynb #199327e4
 def domain_table(rows):
     "A row a method: mean accuracy on each client's own domain, and over domains."
     one = lambda g: {d: format(spread([100*o[k] for o in g.own]), '.1f') for k, d in enumerate(g.domains.iloc[0])} | {'mean': format(spread(g.accuracy_own), '.1f')}
     rows = rows.assign(accuracy_own=[100*np.mean(o) for o in rows.own])
     return pd.concat({d: pd.DataFrame({m: one(g) for m, g in part.groupby('method', sort=False)}).T for d, part in rows.groupby('data', sort=False)})
 
+# %% ../nbs/20_catalogue.ipynb #9fd560a5
 FIVE = (*ALL, 'FedBN')
 TABLES.append(Entry('feddecorr/tpami-table3', 'TPAMI Table III', 'One domain a client: accuracy of each client\'s own network on its own domain', lambda sc: cross(bases(DOMAINS, sc, 'office_caltech10', 'domainnet'), method=with_and_without(*FIVE)), domain_table,
     tuple((f'FedDecorr raises the mean over domains of {b}', helps(b, 'personal')) for b in FIVE), value='personal', note='The numbers are an image in our text.'))
 
-# %% ../nbs/20_catalogue.ipynb #83e1bb56
+# %% ../nbs/20_catalogue.ipynb #b2b97416
 _moon_sgd = Local(epochs=10, batch_size=64, lr=.01, momentum=.9, weight_decay=1e-5, drop_last=True)
 _r50 = Setting(task='cifar100', recipe='moon', model='resnet50', options=(), rounds=100, local=_moon_sgd)
 PARTIES = dict(
@@ -400,6 +427,7 @@ PARTIES = dict(
     short=dict(cifar10=replace(_r50, task='cifar10', model='moon_cnn', rounds=10, local=replace(_moon_sgd, epochs=2))),
     paper=dict(cifar10=replace(_r50, task='cifar10', model='moon_cnn'), cifar100=_r50, tiny_imagenet=replace(_r50, task='tiny_imagenet', rounds=20)))
 
+# %% ../nbs/20_catalogue.ipynb #56d8720b
 def moon_row(name, mu=None):
     "The change of a setting that makes a row of MOON's tables."
     def change(s):
@@ -408,11 +436,13 @@ def moon_row(name, mu=None):
         return dict(method={'FedAvg': 'FedAvg()', 'Scaffold': 'SCAFFOLD()', 'FedProx': f'FedProx(mu={.01 if strong else .001})'}.get(name, f"MOON(mu={float(mu or (5 if strong else 1))}{', variant=' + repr('l2') if name == 'l2' else ''})"))
     return change
 
+# %% ../nbs/20_catalogue.ipynb #98eca079
 def moon_rows(*names): return {n: moon_row(n) for n in names}
 FEDERATED = 'FedAvg', 'FedProx', 'Scaffold', 'MOON'
 _moon_grid = lambda scale, *names, **axes: cross(bases(PARTIES, scale, 'cifar10', 'cifar100', 'tiny_imagenet'), **axes, method=moon_rows(*names))
 _moon_wins = tuple((f'MOON is ahead of {m}', ahead(dict(method='MOON'), dict(method=m))) for m in ('FedAvg', 'FedProx', 'Scaffold'))
 
+# %% ../nbs/20_catalogue.ipynb #d6aeb38f
 def rounds_to(rows):
     "How many rounds each method needs to reach FedAvg's final accuracy in the same seed; beyond the last round where it does not."
     goal = _pick(rows, dict(method='FedAvg'), 'accuracy')
@@ -420,14 +450,17 @@ def rounds_to(rows):
     need = [next((i+1 for i, v in enumerate(r['curve']) if 100*v >= goal[tuple(r[k] for k in keys)] - 1e-9), len(r['curve'])+1) for _, r in rows.iterrows()]
     return _keep_labels(rows.assign(rounds=need), rows)
 
-# %% ../nbs/20_catalogue.ipynb #6e2f7b7b
+# %% ../nbs/20_catalogue.ipynb #41da55fa
 def many_parties(scale):
     "Table 3's two settings: all of fifty parties, a fifth of a hundred."
     if scale == 'paper': return {'50, all': dict(clients=50, rounds=200), '100, a fifth': dict(clients=100, rounds=500, participation=.2)}
     few = _many(20), _many(40, participation=.2)
     return {'20, all': lambda s: few[0](s), '40, a fifth': lambda s: few[1](s)}
 
+# %% ../nbs/20_catalogue.ipynb #acd59738
 _crowd = lambda sc: cross(bases(PARTIES, sc, 'cifar100'), alpha=alphas(.5), parties=many_parties(sc), method=moon_rows('FedAvg', 'FedProx', 'Scaffold') | {'MOON mu=1': moon_row('MOON', 1), 'MOON mu=10': moon_row('MOON', 10)})
+
+# %% ../nbs/20_catalogue.ipynb #5b577846
 MOON_ENTRIES = [
     Entry('moon/table1', 'Table 1', 'Final accuracy of five methods', lambda sc: _moon_grid(sc, 'SOLO', *FEDERATED), table('method', 'data'), (*_moon_wins, ('every federation is ahead of training alone (FedAvg)', ahead(dict(method='FedAvg'), dict(method='SOLO')))), 'Table 1',
         note='Published numbers from memory of the paper, to be checked before quoting. SOLO: 300 epochs; on digits as many as the others.'),
@@ -443,7 +476,7 @@ MOON_ENTRIES = [
     Entry('moon/table5', 'Table 5', 'No term, the distance to the global features, the contrastive term', lambda sc: _moon_grid(sc, 'FedAvg', 'l2', 'MOON'), table('method', 'data'), (_moon_wins[0], ('and of the distance', ahead(dict(method='MOON'), dict(method='l2'))))),
 ]
 
-# %% ../nbs/20_catalogue.ipynb #392cf396
+# %% ../nbs/20_catalogue.ipynb #5ce3cb16
 _decomp = Setting(task='cifar10', recipe='feddecomp', model='feddecomp_resnet8', options=(), partition='dirichlet_mixture(alpha=1.0, train=500, test=100)', clients=40, rounds=300, weighting='uniform',
                   local=Local(epochs=5, batch_size=100, lr=.1, momentum=.9), measure=('curve', 'own_accuracy'))
 DECOMP = dict(
@@ -451,8 +484,11 @@ DECOMP = dict(
     short=dict(cifar10=replace(_decomp, model='small_cnn', options=(('norm', 'batch'),), rounds=10, local=replace(_decomp.local, lr=.05))),
     paper=dict(cifar10=_decomp, cifar100=replace(_decomp, task='cifar100', model='feddecomp_resnet10'), tiny_imagenet=replace(_decomp, task='tiny_imagenet', model='feddecomp_resnet10')))
 
+# %% ../nbs/20_catalogue.ipynb #a8fe6280
 def mixtures(*values): return {a: (lambda s, a=a: dict(partition=re.sub(r'alpha=[\d.]+', f'alpha={a}', s.partition))) for a in values}
 HOME = {n: dict(method=f'{n}()') for n in ('FedAvg', 'SOLO', 'FedBN', 'FedPer', 'FedRep', 'FedCAC')} | {'FedDecomp': lambda s: dict(method=f"FedDecomp(lora_epochs=2, r_c=0.6, rank={4 if s.task in ('cifar10', 'digits') else 40})")}
+
+# %% ../nbs/20_catalogue.ipynb #be9c5bcf
 DECOMP_ENTRIES = [
     Entry('feddecomp/main', 'main comparison, section 4', 'Personal accuracy of methods that keep something at home', lambda sc: cross(bases(DECOMP, sc, 'cifar10', 'cifar100', 'tiny_imagenet'), alpha=mixtures(.1, .5, 1.), method=HOME), table(value='personal'),
         tuple((f'FedDecomp is ahead of {m}', ahead(dict(method='FedDecomp'), dict(method=m), 'personal')) for m in HOME if m != 'FedDecomp'), value='personal',
@@ -462,7 +498,7 @@ DECOMP_ENTRIES = [
         note='The section is mentioned in our text, its settings are not; training both parts at the same time, and the text data set of the supplement, are not here.'),
 ]
 
-# %% ../nbs/20_catalogue.ipynb #01ccb5f4
+# %% ../nbs/20_catalogue.ipynb #ec1bbb2c
 TRIM, RATES = 'Scaler() + MaskedCE() + Clip()', (1., .5, .25, .125, .0625)
 _dse = Setting(task='mnist', recipe='feddse', model='cnn4', options=(), partition='classes_per_client(classes=2)', clients=100, participation=.1, rounds=800, weighting='uniform', statistics='recomputed', public='held(samples=1000)',
                local=Local(epochs=2, batch_size=16, lr=.001, momentum=.9, weight_decay=5e-4, drop_last=True), measure=())
@@ -471,6 +507,8 @@ THESIS = dict(
     embedded=dict(digits=replace(_dse, task='digits', recipe='', model='mlp', options=Setting.options, clients=20, participation=.25, rounds=30, public='held(samples=200)', local=replace(_dse.local, lr=.05))),
     short=dict(mnist=replace(_dse, recipe='', model='small_cnn', options=(('channels', (8, 16)), ('norm', 'batch')), participation=.05, rounds=12, local=Local(epochs=1, batch_size=32, lr=.05, momentum=.9, weight_decay=5e-4))),
     paper=dict(mnist=_dse, cifar10=_rn, cifar100=replace(_rn, task='cifar100', recipe=''), tiny_imagenet=replace(_rn, task='tiny_imagenet', recipe='', model='feddse_resnet34')))
+
+# %% ../nbs/20_catalogue.ipynb #fc0f9bc3
 FOUR_SETS = 'mnist', 'cifar10', 'cifar100', 'tiny_imagenet'
 _classes = dict(high=dict(cifar100=8, tiny_imagenet=16), low=dict(cifar100=16, tiny_imagenet=32))
 
@@ -478,6 +516,7 @@ def labels_of(*levels):
     "How uneven labels are: 2 or 4 of ten classes a client, 8 or 16 of a hundred, 16 or 32 of two hundred; or all."
     return {h: lambda s, h=h: dict(partition='iid()' if h == 'iid' else f"classes_per_client(classes={_classes[h].get(s.task, dict(high=2, low=4)[h])})") for h in levels}
 
+# %% ../nbs/20_catalogue.ipynb #0929ddc7
 def cutting(name, rates=RATES, **kw):
     "The change of a setting that makes a row of the thesis' tables."
     def change(s):
@@ -487,27 +526,32 @@ def cutting(name, rates=RATES, **kw):
         return dict(method=f'{name}({text}) + {TRIM}')
     return change
 
+# %% ../nbs/20_catalogue.ipynb #8d5721aa
 def depth(s): return dict(method='DepthFL()', **(dict(model='exits_resnet18', options=()) if s.rounds > 100 else dict(model='exits_mlp', options=())))
 
+# %% ../nbs/20_catalogue.ipynb #0e127a33
 BY_NAME = {'HeteroFL': cutting('HeteroFL'), 'Federated Dropout': cutting('FederatedDropout'), 'FedRolex': cutting('FedRolex'), 'FjORD': cutting('FjORD'), 'DepthFL': depth, 'FedDSE': cutting('FedDSE'), 'FedDSE T=0': cutting('FedDSE'), 'FedDSE T=1': cutting('FedDSE', temperature=1.),
            'FedGSE-CSL': cutting('FedGSE'), 'FedGSE-SPL': cutting('FedGSE', similar='SPL'), 'FedGSE': cutting('FedGSE', similar='SPL'), 'everybody whole': dict(method='MaskedCE()')}
 def named(*names): return {n: BY_NAME[n] for n in names}
 _with_rates = lambda rates: lambda s: dict(method=re.sub(r'rates=\([^)]*\)', f'rates={tuple(rates)}', s.method))
 
-# %% ../nbs/20_catalogue.ipynb #396a6c79
+# %% ../nbs/20_catalogue.ipynb #91fd8b4e
 BASELINES = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'DepthFL'
 _thesis = lambda sc, *data, **axes: cross(bases(THESIS, sc, *data), **axes)
 _wins = lambda name, *others, **where: tuple((f'{name} is ahead of {m}', ahead(dict(method=name, **where), dict(method=m, **where))) for m in others)
 _het = lambda level, *names: lambda sc: _thesis(sc, *FOUR_SETS, heterogeneity=labels_of(level), method=named(*names))
 _closer = ('labels matter less for FedDSE (HeteroFL\'s gap from low to high minus FedDSE\'s)', minus(*(ahead(dict(method=m, heterogeneity='low'), dict(method=m, heterogeneity='high')) for m in ('HeteroFL', 'FedDSE'))))
 
+# %% ../nbs/20_catalogue.ipynb #c4ee4323
 def strong_share(strong, *shares):
     "Capacities of ten groups of clients, a share of which is strong, the others of a sixteenth; to be crossed after the method."
     return {r: _with_rates((strong,)*round(10*r) + (.0625,)*(10-round(10*r))) for r in shares}
+
+# %% ../nbs/20_catalogue.ipynb #c5c8a9a8
 def shares(sc): return (0., .5, 1.) if sc != 'paper' else (0., .2, .4, .6, .8, 1.)
 def participations(sc): return setting_field('participation', *((.1, .25, .5) if sc == 'embedded' else (.05, .1, .15, .2)))
 
-# %% ../nbs/20_catalogue.ipynb #0fdc15ae
+# %% ../nbs/20_catalogue.ipynb #18740b8f
 DSE_ENTRIES = [
     Entry('feddse/fig3.2', 'Figs. 3.2 and 3.3', 'Mean activation of every neuron, five clients with two classes each', lambda sc: [(l, replace(s, model='mlp', options=(('hidden', (50,)), ('features', 24)), clients=5, participation=1., rounds=min(s.rounds, 100), public='', statistics='averaged', measure=('activations',)))
         for l, s in _thesis(sc, 'mnist', heterogeneity=labels_of('high', 'iid'), method=dict(FedAvg=dict(method='FedAvg()')))], lambda rows: _activation_figure(rows),
@@ -528,11 +572,13 @@ DSE_ENTRIES = [
         ('and drawing neurons repairs it', ahead(dict(method='FedDSE T=1', capacity='all clients 1/4'), dict(method='FedDSE T=0', capacity='all clients 1/4')))), 'Table 3.6'),
 ]
 
+# %% ../nbs/20_catalogue.ipynb #1441d53d
 def _alike(rows):
     "The mean correlation between two clients' activations, over pairs of clients and the hidden layers."
     one = lambda clients: float(np.mean([np.corrcoef(a[l], b[l])[0, 1] for a, b in itertools.combinations(clients, 2) for l in (0, 1) if np.std(a[l]) and np.std(b[l])]))
     return _keep_labels(rows.assign(alike=[one(v) for v in rows.activations]), rows)
 
+# %% ../nbs/20_catalogue.ipynb #e4eaae2a
 def _activation_figure(rows):
     import matplotlib.pyplot as plt
     from fedlit.figure import style, palette
@@ -545,11 +591,13 @@ def _activation_figure(rows):
         axs[0].legend(fontsize=7)
     return fig
 
-# %% ../nbs/20_catalogue.ipynb #26b9a63f
+# %% ../nbs/20_catalogue.ipynb #4ed5e455
 GSE = 'FedGSE-CSL', 'FedGSE-SPL'
 _rivals = 'HeteroFL', 'Federated Dropout', 'FedRolex'
 _gap_grid = lambda sc: [(l, replace(s, rounds=min(s.rounds, 100), measure=('curve', 'update_gap'))) for l, s in _thesis(sc, 'mnist', heterogeneity=labels_of('high'), method=named(*_rivals, 'FedGSE-CSL'))]
 _added = lambda rows: _keep_labels(rows.assign(added=[float(np.sum(v)) for v in rows.update_gap], gaps=[list(np.cumsum(v)) for v in rows.update_gap]), rows)
+
+# %% ../nbs/20_catalogue.ipynb #f3639280
 _nets = {'CONV': dict(task='blank(shape=(1, 28, 28), classes=10)', model='cnn4'), 'ResNet18': dict(task='blank(shape=(3, 32, 32), classes=100)', model='feddse_resnet18'), 'ResNet34': dict(task='blank(shape=(3, 32, 32), classes=200)', model='feddse_resnet34')}
 
 def _size_grid(scale):
@@ -557,17 +605,19 @@ def _size_grid(scale):
     deep = Setting('DepthFL()', options=(), rounds=0, measure=('sizes',), task=_nets['ResNet18']['task'], model='exits_resnet18')
     return others + [(dict(data='none', model='ResNet18', method='DepthFL', seed=0), deep)]
 
+# %% ../nbs/20_catalogue.ipynb #4cb5336d
 def _larger(rows):
     mean = lambda m: np.mean(_pick(rows, dict(model='ResNet18', method=m), 'parameters').iloc[0])/1e6
     return np.array([mean('DepthFL') - mean('others')])
 _larger.unit, _larger.exact = 'M parameters', True # nothing in it is random
 
+# %% ../nbs/20_catalogue.ipynb #f08fab5e
 def _size_table(rows):
     said = pd.read_csv(files('fedlit')/'published.csv').query("table == 'Table 4.2'")
     text = {(re.search(_FORMS['model'], r.setting)[0], r.method): r.value for r in said.itertuples()}
     return pd.DataFrame([dict(model=r.model, method=r.method, parameters=f'{np.mean(r.parameters)/1e3:.0f}k', MACs=f'{np.mean(r.macs)/1e6:.1f}M', **{'thesis: parameters/MACs': text.get((r.model, r.method), '')}) for r in rows.itertuples()]).set_index(['model', 'method'])
 
-# %% ../nbs/20_catalogue.ipynb #fd0ce11c
+# %% ../nbs/20_catalogue.ipynb #2bdb2c49
 GSE_ENTRIES = [
     Entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities', _size_grid, _size_table, (('DepthFL\'s clients carry more than others\' (ResNet18)', _larger),), value='parameters',
         note='DepthFL\'s networks for CONV and ResNet34 are not known. The thesis\' 441.19k of CONV is not explained by any network we built.'),
@@ -587,14 +637,16 @@ GSE_ENTRIES = [
         table('public', 'method'), (('generated samples serve as well as held ones (within the spread counts as undecided)', ahead(dict(public='generated'), dict(public='held'))),), note='Named in the thesis, not measured there.'),
 ]
 
+# %% ../nbs/20_catalogue.ipynb #7e921a33
 def _opposed(rows):
     part = rows.pivot_table(index='method', columns='seed', values=['added', 'accuracy'])
     return np.array([-_tau(part['added'][s].to_numpy(), part['accuracy'][s].to_numpy()) for s in part['added']])
 _opposed.unit = 'tau'
 
-# %% ../nbs/20_catalogue.ipynb #4f9be8ad
+# %% ../nbs/20_catalogue.ipynb #ab435e9c
 CATALOGUE = {e.id: e for e in [*SPECTRA, *OTHER_SPECTRA, *TABLES, *MOON_ENTRIES, *DECOMP_ENTRIES, *DSE_ENTRIES, *GSE_ENTRIES]}
 
+# %% ../nbs/20_catalogue.ipynb #70eee6b0
 @functools.lru_cache
 def plan(
     scale, # one of SCALES
@@ -607,6 +659,7 @@ def plan(
             out[a] = replace(s, measure=tuple(sorted({*s.measure, *out[a].measure}))) if a in out else s
     return out
 
+# %% ../nbs/20_catalogue.ipynb #290f5e57
 def _near(what, name, known):
     near = difflib.get_close_matches(str(name), list(map(str, known)), 3, .3)
     return ValueError(f"no {what} {name!r}" + (f"; did you mean {', '.join(near)}?" if near else f"; there are {', '.join(map(str, known))}"))
@@ -619,11 +672,12 @@ def entries(*names):
         if not any(n in (e.id, e.paper) for e in out): raise _near('entry', n, CATALOGUE)
     return list(dict.fromkeys(out))
 
-# %% ../nbs/20_catalogue.ipynb #ad556627
+# %% ../nbs/20_catalogue.ipynb #8eb4599a
 def _same(value, text):
     try: return float(value) == float(text)
     except ValueError: return str(value).lower().replace('-', '') == text.lower().replace('-', '')
 
+# %% ../nbs/20_catalogue.ipynb #2b265c0d
 def select(
     entry,   # Entry
     scale,   # one of SCALES
@@ -641,7 +695,7 @@ def select(
         grid = part
     return grid
 
-# %% ../nbs/20_catalogue.ipynb #f59f926b
+# %% ../nbs/20_catalogue.ipynb #a3195bed
 def reproduce(
     names=(),         # of entries, see `entries`
     scale='embedded',
@@ -663,13 +717,14 @@ def reproduce(
     print(f'{left} runs are still missing; the same command goes on' if left else 'all results are there')
     return left
 
+# %% ../nbs/20_catalogue.ipynb #c41c41bc
 def listing(out=RESULTS):
     "All entries: id, caption, and how many of its runs are there, at every scale."
     done = {scale: {a for a, s in plan(scale).items() if found(out, s)} for scale in SCALES}
     count = lambda e, scale: (lambda runs: f'{len(runs & done[scale])}/{len(runs)}')({address(s) for _, s in e.grid(scale)})
     return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption) for e in CATALOGUE.values()])
 
-# %% ../nbs/20_catalogue.ipynb #15493132
+# %% ../nbs/20_catalogue.ipynb #42301d23
 def command(entry, scale, out, only=''):
     "What to type to make an entry's results."
     return f'fedlit reproduce {entry.id} --scale {scale}' + (f' --only {only}' if only else '') + ('' if str(out) == RESULTS else f' --out {out}')
@@ -687,6 +742,7 @@ def _csv(table, path, **kw): return write_file(path, table.to_csv(**kw).encode()
 
 def _ending(path, end): return path.with_name(path.name + end) # names such as fig3.2 have a dot
 
+# %% ../nbs/20_catalogue.ipynb #a0df0241
 def about(
     entry,     # Entry
     scale,     # one of SCALES
@@ -728,7 +784,7 @@ def report(names=(), scale='embedded', only='', out=RESULTS, to=None):
     kinds = ('holds', 'does not hold', 'undecided', 'cannot be evaluated')
     print(f"\n{len(verdicts)} claims: " + ', '.join(f'{sum(v.startswith(k) for v in verdicts)} {k}' for k in kinds))
 
-# %% ../nbs/20_catalogue.ipynb #a86eae66
+# %% ../nbs/20_catalogue.ipynb #f0bc35d7
 def show(id, scale='embedded', only='', out='../../results/catalogue'):
     "In a notebook: an entry's caption, drawing, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
@@ -745,6 +801,7 @@ def show(id, scale='embedded', only='', out='../../results/catalogue'):
         for part in (made, beside(e, rows) if e.published else None, judged.set_index('claim') if len(judged) else None):
             if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
 
+# %% ../nbs/20_catalogue.ipynb #97b18741
 def _small_picture(fig):
     "A figure as a picture of few colours, so that a page of thirty stays small."
     import io, matplotlib.pyplot as plt
@@ -755,6 +812,7 @@ def _small_picture(fig):
     Image.open(whole).convert('RGB').quantize(40).save(small, 'png', optimize=True)
     return Shown(small.getvalue())
 
+# %% ../nbs/20_catalogue.ipynb #7757ae57
 def verdicts(paper, scale='embedded', out='../../results/catalogue'):
     "All claims of a paper with what was measured: a DataFrame."
     judged = {e.id: judge(e.claims, *results(select(e, scale), out)) for e in entries(paper)}

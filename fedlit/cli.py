@@ -56,7 +56,7 @@ def _machine(p):
     p.add_argument('--quiet', action='store_true', help='no progress bar')
     p.add_argument('--timeout', type=float, default=30., metavar='MINUTES', help='under torchrun: a rank that keeps another waiting for longer counts as dead (default: 30)')
 
-# %% ../nbs/11_cli.ipynb #d23a31b6
+# %% ../nbs/11_cli.ipynb #9146cc19
 def _run(run):
     for part in (_learned, _trained, _machine): part(run)
     run.add_argument('--method', default='FedAvg()', help='such as "MOON(mu=1) + FedDecorr()"')
@@ -70,13 +70,14 @@ def _compare(compare):
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
     compare.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
 
+# %% ../nbs/11_cli.ipynb #9350fbcc
 def _entries(p):
     p.add_argument('entry', nargs='*', help='such as feddecorr/table1, moon or all; none: the main job')
     p.add_argument('--scale', default='embedded', help='embedded: digits; short: real CIFAR-10 or MNIST, few rounds; paper: as published (default: embedded)')
     p.add_argument('--only', default='', metavar='LABELS', help='part of an entry, such as cifar10,alpha=0.05')
     p.add_argument('--out', help='folder of the results (default: reproduced for the main job, results/catalogue for entries)')
 
-# %% ../nbs/11_cli.ipynb #7d073000
+# %% ../nbs/11_cli.ipynb #9ea0c255
 def _reproduce(rep):
     _entries(rep)
     rep.add_argument('--list', action='store_true', help='all entries, with their runs and how many are done')
@@ -88,11 +89,12 @@ def _reproduce(rep):
     rep.add_argument('--rounds', type=int, help='main job: communication rounds')
     rep.add_argument('--quiet', action='store_true', help='no progress bar')
 
+# %% ../nbs/11_cli.ipynb #b1a27362
 def _report(report):
     _entries(report)
     report.add_argument('--to', help='entries: folder of figures and tables (default: report, beside the results)')
 
-# %% ../nbs/11_cli.ipynb #2920484a
+# %% ../nbs/11_cli.ipynb #45a6a8f6
 def _setup(a, seed):
     import torch
     from fedlit import partition
@@ -112,16 +114,18 @@ def _setup(a, seed):
     local = Local(epochs=a.epochs, batch_size=a.batch_size, lr=a.lr, momentum=a.momentum, weight_decay=a.weight_decay)
     return build(a.model, task, seed=seed, **dict(a.option)), task, clients, local, proxy
 
+# %% ../nbs/11_cli.ipynb #980277a9
 def _domains(task):
     if task.domain_train is None: raise ValueError(f"{task.name} has no domains; by_domain suits digits_domains, office_caltech10 and domainnet")
     return task.domain_train
 
-# %% ../nbs/11_cli.ipynb #1bf99d51
+# %% ../nbs/11_cli.ipynb #4fbd251f
 def _exactly():
     import torch
     os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # cuBLAS reads it when it is first used
     torch.use_deterministic_algorithms(True)
 
+# %% ../nbs/11_cli.ipynb #78fca98a
 def _follows(): return int(os.environ.get('RANK', 0)) > 0
 
 def _shared(a):
@@ -130,13 +134,16 @@ def _shared(a):
     from fedlit.distributed import Ranks
     return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}", ranks=Ranks(a.device, a.timeout))
 
+# %% ../nbs/11_cli.ipynb #a36f0e87
 def _federate(a, method, seed, **kw):
-    from fedlit.run import federate
+    from fedlit.run import federate, hold_memory
+    hold_memory() # all of it, as no thread has asked for any yet
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
     return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
+# %% ../nbs/11_cli.ipynb #d6fed0b4
 def run(a):
     "`fedlit run`"
     from fedlit.files import write_json
@@ -165,7 +172,7 @@ def compare(a):
                          best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'), seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
     if not _follows(): print(pd.DataFrame(rows).to_string(index=False))
 
-# %% ../nbs/11_cli.ipynb #ff0b8e37
+# %% ../nbs/11_cli.ipynb #118cd4fa
 def reproduce(a):
     "`fedlit reproduce`"
     if a.entry or a.list: return _catalogue(a)
@@ -176,6 +183,7 @@ def reproduce(a):
     if a.rounds: exp = replace(exp, rounds=a.rounds)
     job.reproduce(a.out or 'reproduced', exp, a.processes, progress=not a.quiet)
 
+# %% ../nbs/11_cli.ipynb #45b9c6c8
 def _catalogue(a):
     from fedlit import catalogue
     out = a.out or catalogue.RESULTS
@@ -184,7 +192,7 @@ def _catalogue(a):
     kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
     catalogue.reproduce(a.entry, a.scale, a.only, out, a.processes, a.minutes, not a.quiet, **kw)
 
-# %% ../nbs/11_cli.ipynb #292aa473
+# %% ../nbs/11_cli.ipynb #44a1e833
 def listing(a):
     "`fedlit list`"
     from fedlit.data import datasets
@@ -193,6 +201,7 @@ def listing(a):
     print('data sets:', ', '.join(datasets()), '\nnetworks: ', ', '.join(models()), '\nmethods:')
     for _, cls in sorted(known().items()): print(f'  {cls()!r:60} {(cls.__doc__ or "").splitlines()[0]}')
 
+# %% ../nbs/11_cli.ipynb #02a2d237
 def report(a):
     "`fedlit report`"
     from fedlit import catalogue, reproduce as job
@@ -202,7 +211,7 @@ def report(a):
     if not a.entry and both[0]: job.report(main)
     if a.entry or both[1]: catalogue.report(a.entry, a.scale, a.only, out, a.to)
 
-# %% ../nbs/11_cli.ipynb #852250da
+# %% ../nbs/11_cli.ipynb #54836fff
 COMMANDS = dict(
     run=('train one method and print its history', _run, run),
     compare=('train several methods over several seeds and print a table', _compare, compare),
@@ -210,6 +219,7 @@ COMMANDS = dict(
     list=('data sets, networks and methods', lambda p: None, listing),
     report=('figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing', _report, report))
 
+# %% ../nbs/11_cli.ipynb #4dd73a22
 def parser():
     "The argument parser of the `fedlit` command."
     p = argparse.ArgumentParser(prog='fedlit', description='Heterogeneous federated learning, derived in notebooks and exported from them.')
@@ -217,6 +227,7 @@ def parser():
     for name, (said, arguments, _) in COMMANDS.items(): arguments(sub.add_parser(name, help=said))
     return p
 
+# %% ../nbs/11_cli.ipynb #e44d294b
 def main(argv=None):
     "The `fedlit` command."
     a = parser().parse_args(argv)

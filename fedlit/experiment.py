@@ -41,12 +41,13 @@ def call(
     except (SyntaxError, ValueError): pass
     raise ValueError(f"{text!r} is not a call with named constants, such as dirichlet(alpha=0.05)")
 
-# %% ../nbs/18_experiment.ipynb #1a55e109
+# %% ../nbs/18_experiment.ipynb #a951db61
 @functools.cache
 def _canonical(text):
     m = parse(text)
     return repr(m), '+'.join(type(p).__name__ for p in m.parts)
 
+# %% ../nbs/18_experiment.ipynb #1ba82ea6
 @dataclass(frozen=True)
 class Setting:
     "Everything that decides the outcome of one run, and what to measure of it."
@@ -68,6 +69,7 @@ class Setting:
     measure: tuple = ('curve',) # names of `MEASURES`; not part of the address
     def __post_init__(self): object.__setattr__(self, 'method', _canonical(self.method)[0])
 
+# %% ../nbs/18_experiment.ipynb #f2219fdc
 def plain(s):
     "What decides the run, as JSON would give it back."
     return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': vars(s.local)}))
@@ -81,12 +83,13 @@ def address(
     digest = hashlib.sha256(json.dumps(plain(s), sort_keys=True).encode()).hexdigest()[:12]
     return Path(s.task.partition('(')[0])/f'{_canonical(s.method)[1]}-{digest}.json'
 
-# %% ../nbs/18_experiment.ipynb #b7e0e8c2
+# %% ../nbs/18_experiment.ipynb #8ed7fdab
 PARTITIONS = dict(
     dirichlet=lambda t, **kw: split.dirichlet(t.y_train, **kw), iid=lambda t, **kw: split.iid(t.y_train, **kw), shards=lambda t, **kw: split.shards(t.y_train, **kw),
     classes_per_client=lambda t, **kw: split.classes_per_client(t.y_train, **kw), by_domain=lambda t, **kw: split.by_domain(t.domain_train, **kw),
     dirichlet_mixture=lambda t, **kw: split.dirichlet_mixture(t.y_train, y_test=t.y_test, **kw))
 
+# %% ../nbs/18_experiment.ipynb #d6c98d8b
 @functools.lru_cache(maxsize=1)
 def task_of(name, paper=''):
     "The data of a setting, kept in memory until another is asked for."
@@ -94,6 +97,7 @@ def task_of(name, paper=''):
     kw = call(name)[1]
     return SimpleNamespace(name=name, x_train=torch.empty(0, *kw['shape']), classes=kw['classes'])
 
+# %% ../nbs/18_experiment.ipynb #7641d62b
 def clients_of(s, task):
     "The clients' training parts, and their test parts where the partition gives such."
     name, kw = call(s.partition)
@@ -101,7 +105,7 @@ def clients_of(s, task):
     parts = PARTITIONS[name](task, clients=s.clients, seed=s.seed, **kw)
     return parts if isinstance(parts, tuple) else (parts, None)
 
-# %% ../nbs/18_experiment.ipynb #9c21e7d6
+# %% ../nbs/18_experiment.ipynb #4a1406e2
 def _generated(task, clients, n, gen):
     xs, ys = [], []
     for c in clients:
@@ -112,6 +116,7 @@ def _generated(task, clients, n, gen):
             xs.append(draw.clamp(x.min(), x.max())); ys += [int(k)]*m
     return torch.cat(xs), torch.tensor(ys)
 
+# %% ../nbs/18_experiment.ipynb #1cc92507
 def public_set(
     task,    # Task
     clients, # list of index tensors
@@ -135,18 +140,20 @@ def public_set(
     x, y = _generated(task, clients, n, gen)
     return task.normalise(x), y, clients
 
-# %% ../nbs/18_experiment.ipynb #7a046a24
+# %% ../nbs/18_experiment.ipynb #f298d26b
 def _clip(values, digits=6): return [float(f'{v:.{digits}g}') for v in values]
 
 def curve(run, task, clients, tests, s):
     "Test accuracy after every round."
     return run.history.accuracy.tolist() if len(run.history) else []
 
+# %% ../nbs/18_experiment.ipynb #40fd4a6f
 def spectra(run, task, clients, tests, s):
     "Spectra of the features of the test images, in the global model and in the clients' last models."
     seen = measured_spectra(run, task)
     return {k: _clip(v) if isinstance(v, list) else v for k, v in seen.items() if k != 'accuracy'}
 
+# %% ../nbs/18_experiment.ipynb #58ce85ad
 def _last(run, i):
     "Parameters and buffers of the i-th client of the last round, before averaging."
     return tuple({k: v[i] for k, v in run.locals[part].items()} for part in ('params', 'buffers'))
@@ -156,6 +163,7 @@ def each_spectrum(run, task, clients, tests, s):
     look = lambda i: spectrum(features_of(run.model, task.x_test, prepare=task.normalise, state=_last(run, i)), top=100)
     return {str(k): _clip(look(i), 5) for i, k in enumerate(run.locals['who'])}
 
+# %% ../nbs/18_experiment.ipynb #ddea1813
 def own_accuracy(run, task, clients, tests, s):
     "Accuracy of the server's and of each client's own network on each client's test images."
     seen = run.per_client(task, tests)
@@ -217,7 +225,7 @@ def update_gap(run, task, clients, tests, s):
         if s.statistics == 'recomputed': state = recompute(method, model, state, batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
     return out
 
-# %% ../nbs/18_experiment.ipynb #74af6f7b
+# %% ../nbs/18_experiment.ipynb #d2e9a6de
 def sizes(run, task, clients, tests, s):
     "Parameters and multiply-accumulates of the network of every capacity, or depth, that the method gives to clients."
     model, shape, method = run.model, tuple(task.x_train.shape[1:]), parse(s.method)
@@ -225,10 +233,11 @@ def sizes(run, task, clients, tests, s):
     nets = [model.first(d) for d in method.levels] if hasattr(method, 'levels') else [cut(r) for r in method.rates]
     return dict(parameters=[count(n) for n in nets], macs=[macs(n, shape) for n in nets])
 
+# %% ../nbs/18_experiment.ipynb #143a5c39
 MEASURES = dict(curve=curve, spectra=spectra, each_spectrum=each_spectrum, own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment,
                 decorr_by_epoch=decorr_by_epoch, activations=activations, update_gap=update_gap, sizes=sizes)
 
-# %% ../nbs/18_experiment.ipynb #80922b38
+# %% ../nbs/18_experiment.ipynb #e9d32cc4
 def _prepared(s):
     "Task, clients, their tests, the server's samples and the initial network of a setting."
     task = task_of(s.task, s.recipe)
@@ -240,6 +249,7 @@ def _prepared(s):
     if 'own_accuracy' in s.measure and tests is None: tests = tests_of(task, clients, s.seed)
     return task, clients, tests, tuple(proxy) or None, model
 
+# %% ../nbs/18_experiment.ipynb #5cafe224
 def trained(
     s,               # Setting
     checkpoint=None, # file to go on from, written after every round
@@ -271,7 +281,7 @@ def run_setting(s, checkpoint=None, minutes=None, **kw):
     measured = {k: MEASURES[k](run, task.to(next(run.model.parameters()).device) if clients else task, clients, tests, s) for k in s.measure}
     return dict(about, history=history, measured=measured, seconds=time.perf_counter()-began, **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
-# %% ../nbs/18_experiment.ipynb #e34714da
+# %% ../nbs/18_experiment.ipynb #9a92930f
 def found(
     out, # folder of the results
     s,   # Setting
@@ -281,6 +291,7 @@ def found(
     whole = isinstance(r, dict) and r.get('setting') == plain(s) and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict)
     return r if whole and set(s.measure) <= set(r['measured']) else None
 
+# %% ../nbs/18_experiment.ipynb #f127b6e2
 def _work(args):
     out, s, keep, deadline, kw = args
     left = None if deadline is None else (deadline - time.time())/60
