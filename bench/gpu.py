@@ -113,12 +113,12 @@ def ours(work, task, parts, device, executor, method=None, rounds=None):
     "A `Run` of fedlit, round by round."
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=work['lr'], momentum=work['momentum'], weight_decay=work['weight_decay'])
     rounds = rounds or work['rounds']
-    return federating(build('mobilenetv2', task, seed=0), task, parts, method or FedAvg(), rounds, how, seed=work['seed'], executor=executor, device=device.type,
-                      evaluate_every=rounds, progress=False)
+    return federating(build('mobilenetv2', task, seed=0), task, parts, method or FedAvg(), rounds, how, seed=work['seed'], executor=executor,
+                      device=device.type, evaluate_every=rounds, progress=False)
 
 def fedlit_piece(work, task, parts, device, executor):
     began = time.perf_counter()
-    for run in ours(work, task, parts, device, executor): pass
+    *_, run = ours(work, task, parts, device, executor)
     sync(device)
     seconds = run.history['seconds'].tolist()
     return dict(seconds=seconds, executor=run.settings['executor'], outside_rounds=time.perf_counter() - began - sum(seconds))
@@ -168,7 +168,8 @@ def table(out):
     lines += markdown(head, [_piece_row(k, r, w['warmup'], base) for k, r in seen.items() if 'median' in r])
     if r := seen.get('overheads'):
         lines += [f"Overheads, {len(r['seconds']['FedAvg'])} timed rounds a method, in turn:", '',
-                  *markdown(['method', 'executor', 'median ratio to FedAvg of the same turn (min to max)', 'MB that a round adds on the device'], _turn_rows(r))]
+                  *markdown(['method', 'executor', 'median ratio to FedAvg of the same turn (min to max)',
+                             'MB that a round adds on the device'], _turn_rows(r))]
     lines += [f"Counted for one trained image: {c['flops']/1e6:.0f} million operations (three times the forward pass), "
               f"{c['activation_bytes']/1e6:.2f} MB of activations (three times the forward pass, in which "
               "every layer reads its input and writes its output once, nothing fused; residual additions are left out), "

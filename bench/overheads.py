@@ -9,7 +9,8 @@ from fedlit.run import federating, hold_memory
 from . import nets
 from .child import main
 
-METHODS = {'FedAvg': FedAvg(), 'FedAvg again': FedAvg(), 'FedDecorr': FedDecorr(), 'FedProx': FedProx(), 'MOON': MOON()} # the second shows how far two measurements of one thing differ
+# the second shows how far two measurements of one thing differ
+METHODS = {'FedAvg': FedAvg(), 'FedAvg again': FedAvg(), 'FedDecorr': FedDecorr(), 'FedProx': FedProx(), 'MOON': MOON()}
 
 def noise(work):
     "A task of random pixels with one test image, and one index tensor a client."
@@ -19,7 +20,9 @@ def noise(work):
     return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(work['each']))
 
 def turns(work, go, held=lambda: None):
-    "Seconds and ratios of the rounds after the warm-up. `go(method, rounds)` yields a `Run` after every round; `held()` says how many MB are in use, and a round adds its peak less that."
+    """Seconds and ratios of the rounds after the warm-up. `go(method, rounds)` yields a `Run` after every round.
+
+    `held()` says how many MB are in use before a round; what the round adds is its peak less that."""
     names, rounds = list(METHODS), work['rounds']
     running, last, added = {k: go(m, rounds) for k, m in METHODS.items()}, {}, {}
     for t in range(rounds):
@@ -29,7 +32,8 @@ def turns(work, go, held=lambda: None):
             added[k] = None if before is None else last[k].history['peak_mb'].iloc[-1] - before
     seconds = {k: r.history['seconds'].tolist()[work['warmup']:] for k, r in last.items()}
     ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
-    return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()}, executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=added)
+    return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()},
+                executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=added)
 
 def run(work, data, options):
     hold_memory()

@@ -68,7 +68,8 @@ def _overheads(name, r):
     text = (f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, {s['epochs']} epochs, batch {s['batch']}; "
             f"{s['rounds'] - s['warmup']} timed rounds a method after {s['warmup']} for warming up, in turn.")
     return [f'## Overheads over FedAvg ({s["net"]})', '', text + f" Load average before: {r['load_before'][0]:.2f}.", '',
-            *markdown(['method', 'executor', 'median seconds a round', 'ratio of the shortest rounds', 'median ratio to FedAvg of the same turn (the middle three fifths)'], rows)]
+            *markdown(['method', 'executor', 'median seconds a round', 'ratio of the shortest rounds',
+                       'median ratio to FedAvg of the same turn (the middle three fifths)'], rows)]
 
 def _growth(results):
     "All methods: seconds and memory against the number of clients."

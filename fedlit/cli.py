@@ -17,7 +17,7 @@ def _option(text):
     try: return name, ast.literal_eval(value)
     except (ValueError, SyntaxError): return name, value
 
-# %% ../nbs/11_cli.ipynb #e5a1cb19
+# %% ../nbs/11_cli.ipynb #7e0cc846
 def _learned(p):
     p.add_argument('--data', default='digits', help='data set, see `fedlit list` (default: digits)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
@@ -25,11 +25,11 @@ def _learned(p):
     p.add_argument('--train-samples', type=int, metavar='N', help='use a stratified subset of the training set')
     p.add_argument('--test-samples', type=int, metavar='N', help='and of the test set')
     p.add_argument('--model', default='mlp', help='network, see `fedlit list` (default: mlp)')
-    p.add_argument('--option', type=_option, nargs='*', default=[], metavar='NAME=VALUE', help='options of the network, such as features=128')
+    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE', help='options of the network, such as features=128')
     p.add_argument('--partition', default='dirichlet', choices=['dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'])
     p.add_argument('--clients', type=int, default=10, help='how many clients exist (default: 10)')
-    p.add_argument('--alpha', type=float, default=.5, help='concentration of the Dirichlet partition; inf is homogeneous (default: 0.5)')
-    p.add_argument('--classes', type=int, default=2, help='classes a client, or shards a client (default: 2)')
+    p.add_argument('--alpha', type=float, help='concentration of the Dirichlet partition; inf is homogeneous (default: 0.5)')
+    p.add_argument('--classes', type=int, help='classes a client, or shards a client (default: 2)')
     p.add_argument('--proxy-samples', type=int, default=0, metavar='N', help='withhold N training images as the unlabelled set of a server that distils')
 
 # %% ../nbs/11_cli.ipynb #0412ec69
@@ -70,10 +70,10 @@ def _compare(compare):
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
     compare.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
 
-# %% ../nbs/11_cli.ipynb #9350fbcc
+# %% ../nbs/11_cli.ipynb #b664e05a
 def _entries(p):
     p.add_argument('entry', nargs='*', help='such as feddecorr/table1, moon or all; none: the main job')
-    p.add_argument('--scale', default='embedded', help='embedded: digits; short: real CIFAR-10 or MNIST, few rounds; paper: as published (default: embedded)')
+    p.add_argument('--scale', help='embedded: digits; short: real CIFAR-10 or MNIST, few rounds; paper: as published (default: embedded)')
     p.add_argument('--only', default='', metavar='LABELS', help='part of an entry, such as cifar10,alpha=0.05')
     p.add_argument('--out', help='folder of the results (default: reproduced for the main job, results/catalogue for entries)')
 
@@ -94,7 +94,13 @@ def _report(report):
     _entries(report)
     report.add_argument('--to', help='entries: folder of figures and tables (default: report, beside the results)')
 
-# %% ../nbs/11_cli.ipynb #45a6a8f6
+# %% ../nbs/11_cli.ipynb #fc8ef294
+def _own(a, name, default, *partitions):
+    "An option that belongs to some partitions only: as it was given, or its default."
+    given = getattr(a, name)
+    if given is not None and a.partition not in partitions: raise ValueError(f"--{name} {given} belongs to --partition {' or '.join(partitions)}, but the partition is {a.partition}")
+    return default if given is None else given
+
 def _setup(a, seed):
     import torch
     from fedlit import partition
@@ -106,9 +112,10 @@ def _setup(a, seed):
     order = torch.randperm(len(task.y_train), generator=torch.Generator().manual_seed(seed))
     held, free = order[:a.proxy_samples], order[a.proxy_samples:].sort().values
     y = task.y_train[free]
-    clients = dict(dirichlet=lambda: partition.dirichlet(y, a.clients, a.alpha, seed=seed), iid=lambda: partition.iid(y, a.clients, seed=seed),
-                   classes_per_client=lambda: partition.classes_per_client(y, a.clients, a.classes, seed=seed),
-                   shards=lambda: partition.shards(y, a.clients, a.classes, seed=seed),
+    alpha, classes = _own(a, 'alpha', .5, 'dirichlet'), _own(a, 'classes', 2, 'classes_per_client', 'shards')
+    clients = dict(dirichlet=lambda: partition.dirichlet(y, a.clients, alpha, seed=seed), iid=lambda: partition.iid(y, a.clients, seed=seed),
+                   classes_per_client=lambda: partition.classes_per_client(y, a.clients, classes, seed=seed),
+                   shards=lambda: partition.shards(y, a.clients, classes, seed=seed),
                    by_domain=lambda: partition.by_domain(_domains(task)[free], a.clients, seed=seed))[a.partition]()
     clients, proxy = [free[c] for c in clients], prepare(task, task.x_train[held]) if len(held) else None
     local = Local(epochs=a.epochs, batch_size=a.batch_size, lr=a.lr, momentum=a.momentum, weight_decay=a.weight_decay)
@@ -172,10 +179,11 @@ def compare(a):
                          best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'), seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
     if not _follows(): print(pd.DataFrame(rows).to_string(index=False))
 
-# %% ../nbs/11_cli.ipynb #118cd4fa
+# %% ../nbs/11_cli.ipynb #f12f7a3d
 def reproduce(a):
     "`fedlit reproduce`"
     if a.entry or a.list: return _catalogue(a)
+    if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]: raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; without one, this is the main job")
     from dataclasses import replace
     from fedlit import reproduce as job
     exp = job.DIGITS
@@ -183,14 +191,14 @@ def reproduce(a):
     if a.rounds: exp = replace(exp, rounds=a.rounds)
     job.reproduce(a.out or 'reproduced', exp, a.processes, progress=not a.quiet)
 
-# %% ../nbs/11_cli.ipynb #45b9c6c8
+# %% ../nbs/11_cli.ipynb #e72e8d31
 def _catalogue(a):
     from fedlit import catalogue
     out = a.out or catalogue.RESULTS
     if a.list: return print(catalogue.listing(out).to_string(index=False, justify='left'))
     if a.seeds or a.rounds: raise ValueError('--seeds and --rounds belong to the main job; of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
     kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
-    catalogue.reproduce(a.entry, a.scale, a.only, out, a.processes, a.minutes, not a.quiet, **kw)
+    catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, out, a.processes, a.minutes, not a.quiet, **kw)
 
 # %% ../nbs/11_cli.ipynb #44a1e833
 def listing(a):
@@ -201,7 +209,7 @@ def listing(a):
     print('data sets:', ', '.join(datasets()), '\nnetworks: ', ', '.join(models()), '\nmethods:')
     for _, cls in sorted(known().items()): print(f'  {cls()!r:60} {(cls.__doc__ or "").splitlines()[0]}')
 
-# %% ../nbs/11_cli.ipynb #02a2d237
+# %% ../nbs/11_cli.ipynb #5ee0827d
 def report(a):
     "`fedlit report`"
     from fedlit import catalogue, reproduce as job
@@ -209,7 +217,7 @@ def report(a):
     both = (main/'runs').exists(), Path(out).exists() and not (Path(out)/'runs').exists()
     if not a.entry and not any(both): raise FileNotFoundError(f'no results in {main} or {out}; `fedlit reproduce` and `fedlit reproduce all` make them')
     if not a.entry and both[0]: job.report(main)
-    if a.entry or both[1]: catalogue.report(a.entry, a.scale, a.only, out, a.to)
+    if a.entry or both[1]: catalogue.report(a.entry, a.scale or 'embedded', a.only, out, a.to)
 
 # %% ../nbs/11_cli.ipynb #54836fff
 COMMANDS = dict(

@@ -74,8 +74,7 @@ def plain(s):
     "What decides the run, as JSON would give it back."
     return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': vars(s.local)}))
 
-# %% ../nbs/18_experiment.ipynb #156eb118
-@functools.cache
+# %% ../nbs/18_experiment.ipynb #1d9b405b
 def address(
     s, # Setting
 ):     # path below the folder of the results: data, method and a hash of everything
@@ -105,7 +104,7 @@ def clients_of(s, task):
     parts = PARTITIONS[name](task, clients=s.clients, seed=s.seed, **kw)
     return parts if isinstance(parts, tuple) else (parts, None)
 
-# %% ../nbs/18_experiment.ipynb #4a1406e2
+# %% ../nbs/18_experiment.ipynb #85586ce3
 def _generated(task, clients, n, gen):
     xs, ys = [], []
     for c in clients:
@@ -113,7 +112,8 @@ def _generated(task, clients, n, gen):
             x = task.x_train[c[task.y_train[c] == k]].float()
             m = max(1, round(n/len(clients)/len(task.y_train[c].unique())))
             draw = x.mean(0) + x.std(0, correction=0)*torch.randn(m, *x.shape[1:], generator=gen)
-            xs.append(draw.clamp(x.min(), x.max())); ys += [int(k)]*m
+            draw = draw.clamp(x.min(), x.max())
+            xs.append(draw if task.x_train.is_floating_point() else draw.round().to(task.x_train)); ys += [int(k)]*m
     return torch.cat(xs), torch.tensor(ys)
 
 # %% ../nbs/18_experiment.ipynb #1cc92507
@@ -291,17 +291,19 @@ def found(
     whole = isinstance(r, dict) and r.get('setting') == plain(s) and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict)
     return r if whole and set(s.measure) <= set(r['measured']) else None
 
-# %% ../nbs/18_experiment.ipynb #f127b6e2
+# %% ../nbs/18_experiment.ipynb #ebccd318
+def _checkpoint(out, s): return Path(out)/'checkpoints'/address(s).with_suffix('.safetensors').name
+
 def _work(args):
     out, s, keep, deadline, kw = args
     left = None if deadline is None else (deadline - time.time())/60
     if found(out, s) or left is not None and left <= 0: return
-    file = Path(out)/'checkpoints'/address(s).with_suffix('.safetensors').name if keep else None
-    if (r := run_setting(s, file, left, **kw)) is None: return
+    file = _checkpoint(out, s)
+    if (r := run_setting(s, file if keep else None, left, **kw)) is None: return
     write_json(Path(out)/address(s), r)
-    if file: forget(file)
+    forget(file)
 
-# %% ../nbs/18_experiment.ipynb #ce856439
+# %% ../nbs/18_experiment.ipynb #eab9b75c
 def run_settings(
     settings,         # list of Setting
     out,              # folder of the results
@@ -312,7 +314,9 @@ def run_settings(
     **kw,             # for `federate`: device, executor
 ):                    # how many results are still missing
     "Run what has no result yet."
-    todo = [s for s in dict.fromkeys(settings) if not found(out, s)]
+    there = {s: bool(found(out, s)) for s in settings}
+    for s in filter(there.get, there): forget(_checkpoint(out, s)) # of a process that was killed right after the result
+    todo = [s for s in there if not there[s]]
     deadline = None if minutes is None else time.time() + 60*minutes
     work_off(_work, [(out, s, checkpoints or minutes is not None, deadline, kw) for s in todo], processes, progress)
     return sum(not found(out, s) for s in todo)

@@ -8,14 +8,14 @@ __all__ = ['HEAVY', 'PRECISION', 'WEIGHTING', 'FORMAT', 'ROWS', 'TaskBatches', '
            'hold_memory', 'release_memory', 'normalised', 'federate', 'federating', 'records', 'save', 'load_run',
            'plot', 'compare', 'table']
 
-# %% ../nbs/08_run.ipynb #c6a62ae7
+# %% ../nbs/08_run.ipynb #eeab3724
 import copy, ctypes, inspect, json, math, platform, time
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, asdict, replace
 from functools import partial
 from types import SimpleNamespace
-from typing import Iterator
+from collections.abc import Iterator
 from tqdm import tqdm
 import fedlit
 from .files import newest, read_tensors, write_tensors
@@ -319,7 +319,7 @@ def _running(a):
     if device == 'cpu': release_memory()
     yield run, w.model
 
-# %% ../nbs/08_run.ipynb #1120d3aa
+# %% ../nbs/08_run.ipynb #14411e38
 def federate(
     model,           # network that returns (features, logits); it is not changed
     task,            # Task
@@ -349,7 +349,7 @@ def federate(
     ranks=None,      # `fedlit.distributed.Ranks` to share the clients; "torchrun" makes it
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
-    for run, net in _running(SimpleNamespace(**locals())): pass
+    *_, (run, net) = _running(SimpleNamespace(**locals()))
     return run._with(net)
 
 # %% ../nbs/08_run.ipynb #704c4b42

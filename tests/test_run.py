@@ -53,7 +53,7 @@ def test_round_by_round_is_the_same_run(tmp_path):
         seen.append(len(run.history))
     assert seen == [1, 2, 3] and same(whole, run)
     file = tmp_path/'ck.safetensors'
-    for run in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST): break
+    next(federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST))
     more = [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)]
     assert more == [2, 3]
     assert [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)] == [3] # nothing to do
