@@ -540,8 +540,11 @@ def cutting(name, rates=RATES, **kw):
         return dict(method=f'{name}({text}) + {TRIM}')
     return change
 
-# %% ../nbs/20_catalogue.ipynb #8d5721aa
-def depth(s): return dict(method='DepthFL()', **(dict(model='exits_resnet18', options=()) if s.rounds > 100 else dict(model='exits_mlp', options=())))
+# %% ../nbs/20_catalogue.ipynb #dec695bb
+def depth(s):
+    "DepthFL on the network with exits that is nearest to the setting's."
+    nets = dict(mlp=('exits_mlp', ()), small_cnn=('exits_cnn', s.options))
+    return dict(zip(('method', 'model', 'options'), ('DepthFL() + Clip()', *nets.get(s.model, ('exits_resnet18', ())))))
 
 # %% ../nbs/20_catalogue.ipynb #0e127a33
 BY_NAME = {'HeteroFL': cutting('HeteroFL'), 'Federated Dropout': cutting('FederatedDropout'), 'FedRolex': cutting('FedRolex'), 'FjORD': cutting('FjORD'), 'DepthFL': depth, 'FedDSE': cutting('FedDSE'), 'FedDSE T=0': cutting('FedDSE'), 'FedDSE T=1': cutting('FedDSE', temperature=1.),

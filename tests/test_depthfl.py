@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from fedlit.methods.depthfl import DepthFL, Exits, exits_mlp, exits_resnet18, mutual, ramp
+from fedlit.methods.depthfl import DepthFL, Exits, exits_cnn, exits_mlp, exits_resnet18, mutual, ramp
 from fedlit.methods.feddyn import FedDyn
 from fedlit.methods.heterofl import HeteroFL
 from fedlit.methods.submodels import MaskedCE
@@ -231,3 +231,18 @@ def test_refusals():
 
 @pytest.mark.parametrize("m", [FedDyn(.3), DepthFL((2, 1), ramp=4) + FedDyn(), DepthFL(exits="last", distill=False)], ids=repr)
 def test_repr(m): assert eval(repr(m)) == m
+
+@pytest.mark.parametrize('shape', [(1, 28, 28), (3, 9, 7), (1, 4, 4)])
+def test_convolutions_with_exits(shape):
+    net = exits_cnn(shape, 10, channels=(4, 6), hidden=5).double()
+    x, y = torch.randn(1, 2, 8, *shape, dtype=torch.double), torch.randint(10, (1, 2, 8))
+    shallow, deep = (fed_round(DepthFL(levels=(d,)), net, start(DepthFL(levels=(d,)), net, 1), [0], dict(x=x, y=y), [1.], Local(lr=.1)) for d in (2, 4))
+    moved = lambda state: {k.split('.')[1] for k, v in net.named_parameters() if not torch.equal(v, state.params[k])}
+    assert moved(shallow) == {'0', '1'} and moved(deep) == {'0', '1', '2', '3'}
+    assert net.eval()(x[0, 0])[1].shape == (8, 10)
+
+def test_convolutions_with_exits_are_one_in_all_executors():
+    net = exits_cnn((1, 8, 8), 4, channels=(3, 4), hidden=5).double()
+    x, y = torch.randn(4, 2, 6, 1, 8, 8, dtype=torch.double), torch.randint(4, (4, 2, 6))
+    ends = [fed_round(DepthFL(), net, start(DepthFL(), net, 4), [0, 1, 2, 3], dict(x=x, y=y), [1.]*4, Local(lr=.1), e) for e in ('loop', 'vmap')]
+    assert max((v - ends[1].params[k]).abs().max() for k, v in ends[0].params.items()) < 1e-9
