@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['Exits', 'exits_mlp', 'exits_cnn', 'exits_resnet18', 'mutual', 'ramp', 'DepthFL']
 
-# %% ../../nbs/methods/55_depthfl.ipynb #83226a18
+# %% ../../nbs/methods/55_depthfl.ipynb #720dc030
 import math, torch, torch.nn.functional as F
 from torch import nn
 from ..method import Method, require
-from .submodels import SubModel
+from .submodels import SubModel, entry
 from ..models import Net, register, _basic, _colours, _conv_block, _kaiming, _pool, _stages, _stem, _thin
 
 # %% ../../nbs/methods/55_depthfl.ipynb #660c0dc3
@@ -118,7 +118,7 @@ def ramp(
     "DepthFL's weight of distillation in round t."
     return math.exp(-5*(1 - min(t, T)/T)**2)
 
-# %% ../../nbs/methods/55_depthfl.ipynb #417ab35d
+# %% ../../nbs/methods/55_depthfl.ipynb #aa13c494
 class DepthFL(Method):
     "Clients of depth d train the first d stages of an `Exits` network, and their exits teach each other (Kim et al., ICLR 2023)."
     levels: tuple = (4, 3, 2, 1) # depths, from the first block of clients to the last; blocks are of equal size
@@ -132,7 +132,7 @@ class DepthFL(Method):
         "Which of n stages, and which of n exits, does client `number` train? (n,) each, booleans."
         number = torch.as_tensor(number)
         i = torch.arange(n, device=number.device)
-        d = torch.tensor(self.levels, device=i.device)[number*len(self.levels)//clients]
+        d = entry(self.levels, number*len(self.levels)//clients)
         return dict(stages=i < d, exits=i < d if self.exits == 'all' else i == d-1)
     def mask(self, params, buffers, number, clients):
         place = {k: k.split('.')[:2] for k in (*params, *buffers) if k.startswith(('stages.', 'exits.'))}
