@@ -5,12 +5,12 @@
 # %% auto #0
 __all__ = ['narrow', 'FjORD']
 
-# %% ../../nbs/methods/54_fjord.ipynb #60d4d846
+# %% ../../nbs/methods/54_fjord.ipynb #bfc33f67
 import torch, torch.nn.functional as F
 from ..axes import masked, masks
 from ..method import require
 from .heterofl import HeteroFL
-from .submodels import uniform
+from .submodels import uniform, entry
 
 # %% ../../nbs/methods/54_fjord.ipynb #586c8f91
 def narrow(
@@ -24,7 +24,7 @@ def narrow(
     whole = {a: n if a in chosen else (n/share[a]).round() for a, n in axes.size.items()}
     return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil() for a, n in axes.size.items()}))
 
-# %% ../../nbs/methods/54_fjord.ipynb #4f40789c
+# %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):
     "Clients hold the first channels of their tier and draw a width in every step; the widest network teaches (Horváth et al., NeurIPS 2021)."
     rates: tuple = (1., .8, .6, .4, .2)  # the tiers: shares that clients can hold, from the strongest to the weakest
@@ -37,7 +37,7 @@ class FjORD(HeteroFL):
         "The share that client `number` uses in this step: at most its tier."
         p = torch.tensor(sorted(self.widths), dtype=torch.double, device=number.device if isinstance(number, torch.Tensor) else None)
         fit = (p <= self.rate(number, clients, round) + 1e-9).sum().clamp(min=1)
-        return p[(uniform(1, self.seed, round, number, step)[0]*fit).long()]
+        return entry(sorted(self.widths), (uniform(1, self.seed, round, number, step)[0]*fit).long(), torch.double)
     def output(self, logits, forward, params, buffers, x, axes, chosen, share, number, clients, round, step):
         if self.distill: return logits
         return forward(narrow(self.width(number, clients, round, step), params, axes, chosen, share), buffers, x)[1]
