@@ -2,9 +2,13 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-export OMP_NUM_THREADS = 1
+export OMP_NUM_THREADS ?= 1
+# torch 2.15 otherwise reports every profile, and that there is no GPU
+export KINETO_LOG_LEVEL ?= 99
+# what `make test-machines` pretends to be; .ci/machines.py has the list
+MACHINES ?= default sse41 mkl threads
 
-.PHONY: install reproduce bench test docs test-docs lint check readme wheel clean
+.PHONY: install reproduce bench test test-slow test-all test-machines docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -21,8 +25,17 @@ bench: install  ## this CPU: fedlit beside a plain loop, pfl, flwr and fedjax; w
 	$(BIN)/python -m bench
 
 test: install  ## the notebooks, then the laws
-	$(BIN)/nbdev_test --n_workers 2 --timing
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/nbdev_test --n_workers 2
+	$(BIN)/python -m pytest -n 2 -m "not slow"
+
+test-slow: install  ## what `make test` leaves out: notebooks with cells that are marked slow, whole, and the slow tests
+	grep -rl --include='*.ipynb' '"#| slow' nbs | xargs -P 2 -n 1 $(BIN)/nbdev_test --flags slow --path
+	$(BIN)/python -m pytest -n 2 -m slow
+
+test-all: test test-slow  ## everything
+
+test-machines: install  ## the notebooks and the quick tests as other processors would run them: make test-machines MACHINES="default threads"
+	$(BIN)/python .ci/machines.py $(BIN) $(MACHINES)
 
 $(VENV)/docs-installed: $(VENV)/installed docs/build.py
 	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -e '.[docs]'
@@ -34,16 +47,20 @@ docs: $(VENV)/docs-installed  ## the site, into _docs: no Quarto, no network, no
 test-docs: docs  ## every page in a browser without network (needs Chromium)
 	$(BIN)/python -m pytest tests/test_docs.py -rs
 
-lint: install
-	$(BIN)/ruff check .
+quarto: install  ## all that nbdev_docs does before it calls Quarto, without Quarto
+	$(BIN)/python docs/quarto.py
 
-check: lint  ## exporting and cleaning leave no difference, no merge marker in a notebook
+lint: install  ## the code, and what can be seen of pages and promises without running them
+	$(BIN)/ruff check .
+	$(BIN)/python docs/lint.py
+
+check: lint  ## exporting and cleaning leave no difference, no merge marker in a notebook, no result typed into prose
 	bash .ci/check $(BIN)
 
 readme: install  ## README.md from nbs/index.ipynb
 	$(BIN)/python docs/readme.py
 
-wheel: install  ## build the wheel and try it in an empty environment, outside the checkout
+wheel: install  ## build the source archive and the wheel, and try them in an empty environment, outside the checkout
 	bash .ci/wheel $(BIN)
 
 clean:

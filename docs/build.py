@@ -37,7 +37,7 @@ def write(src):
     shutil.copytree(src/'images'/'gallery', src/'_extra'/'images'/'gallery')
 
 if __name__ == '__main__':
-    src = pages.ROOT/'_proc'/'sphinx'
+    src = pages.ROOT/'_proc'/'_sphinx'
     write(src)
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else pages.ROOT/'_docs'
     made = src.parent/'html'

@@ -138,6 +138,8 @@ def write(folder, suffix, convert=lambda text, name: text):
     for page, make in GENERATED.items():
         (folder/f'{page}{suffix}').write_text(convert(globals()[make](folder/'images'/'gallery'), page), encoding='utf-8')
 
-if __name__ == '__main__':      # Quarto wants its title in front matter
-    front_matter = lambda text, page: re.sub(r'\A# (.+)\n> (.+)', lambda m: f'---\ntitle: "{m[1]}"\ndescription: "{m[2]}"\n---', text)
-    write(NBS, '.qmd', front_matter)
+def front_matter(text, page):
+    "Quarto wants the title of a page in front of it."
+    return re.sub(r'\A# (.+)\n> (.+)', lambda m: f'---\ntitle: "{m[1]}"\ndescription: "{m[2]}"\n---', text)
+
+if __name__ == '__main__': write(NBS, '.qmd', front_matter)

@@ -7,7 +7,7 @@ __all__ = ['RULES', 'CHANNELWISE', 'JOINING', 'Axes', 'find_axes', 'along', 'mas
            'shrunk', 'masked', 'watched', 'watch']
 
 # %% ../nbs/13_axes.ipynb #7fd862b5
-import copy, torch
+import copy, threading, torch
 from dataclasses import dataclass, field
 from math import prod
 from torch import fx, nn
@@ -265,6 +265,8 @@ def watched(axes, at='relu'):
     relus = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes if n.name in axes.points and _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
+_one_at_a_time = threading.Lock() # the graph has the modules of the network itself, whatever thread looks at it
+
 class _Watch(fx.Interpreter):
     def __init__(self, graph, points, taps): super().__init__(graph); self.points, self.taps, self.got = points, taps, {}
     def run_node(self, n):
@@ -283,11 +285,12 @@ def watch(
     train=True,
 ):             # features, logits, dict point -> (N, channels, ...)
     "Run the network and bring back what its watched points saw."
-    axes.graph.train(train)
     spy = _Watch(axes.graph, watched(axes, at), taps or {})
     class Run(nn.Module):
         def __init__(self): super().__init__(); self.net = axes.graph
         def forward(self, x): return spy.run(x)
     state = {f'net.{k}': v.clone() if k in buffers else v for k, v in {**params, **buffers}.items()}
-    features, logits = functional_call(Run(), state, (x,))
+    with _one_at_a_time:
+        axes.graph.train(train)
+        features, logits = functional_call(Run(), state, (x,))
     return features, logits, spy.got

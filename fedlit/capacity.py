@@ -312,7 +312,7 @@ def simulate(
     **work,     # for `answers`: local, steps
 ) -> pd.DataFrame: # one row a round
     "Rounds as they would go: seconds, bytes over the server's line, and who is heard."
-    return pd.DataFrame([_one(population, costs, ask, policy, 24*r/rounds, rng(seed, r), server, work) for r in range(rounds)])
+    return pd.DataFrame([_one(population, costs, ask, policy, 24*r/rounds, rng('capacity', seed, r), server, work) for r in range(rounds)])
 
 def _one(population, costs, ask, policy, hour, gen, server, work):
     asked = answers(population, costs, invite(population, ask, hour, gen), gen, server=server, **work)

@@ -21,7 +21,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from .experiment import Setting, address, found, run_settings
-from .files import write_figure, write_file
+from .files import shipped, write_figure, write_file
 from .measure import spread
 from .reproduce import verdict
 from .round import Local
@@ -61,10 +61,11 @@ def _row(labels, r):
 
 # %% ../nbs/20_catalogue.ipynb #3612fb48
 def results(
-    grid, # list of (labels, Setting)
-    out,  # folder of the results
-):        # DataFrame, one row for each result that is there, and the list of (labels, Setting) of those that are not
+    grid,     # list of (labels, Setting)
+    out=None, # folder of the results; None: those that come with fedlit
+):            # DataFrame, one row for each result that is there, and the list of (labels, Setting) of those that are not
     "Read what there is."
+    out = out or shipped('catalogue')
     have = [(labels, s, found(out, s)) for labels, s in grid]
     rows = pd.DataFrame([_row(labels, r) for labels, s, r in have if r])
     rows.attrs['labels'] = list(grid[0][0])
@@ -76,7 +77,7 @@ def _pick(rows, where, value):
     said = ', '.join(f'{k}={v}' for k, v in where.items())
     if not len(part): raise LookupError(f'there is no {said} here')
     if value not in part: raise LookupError(f'{value} was not measured')
-    if part[value].isna().any(): raise LookupError(f'a run with {said} left finite numbers')
+    if part[value].isna().any(): raise LookupError(f'a run with {said} produced NaN or infinity')
     return part.set_index([k for k in rows.attrs['labels'] if k not in where])[value]
 
 # %% ../nbs/20_catalogue.ipynb #46577c32
@@ -137,7 +138,7 @@ def judge(
 def table(down='method', across='alpha', value='accuracy', digits=1):
     "A drawing: mean ± standard deviation over seeds and all labels but two."
     def draw(rows):
-        cell = lambda v: 'left finite numbers' if v.isna().any() else format(spread(v), f'.{digits}f')
+        cell = lambda v: 'produced NaN or infinity' if v.isna().any() else format(spread(v), f'.{digits}f')
         out = rows.groupby(['data', down, across] if across != 'data' else [down, 'data'], sort=False)[value].agg(cell).unstack(fill_value='')
         return out.droplevel(0) if across != 'data' and rows.data.nunique() == 1 else out
     return draw
@@ -540,11 +541,11 @@ def cutting(name, rates=RATES, **kw):
         return dict(method=f'{name}({text}) + {TRIM}')
     return change
 
-# %% ../nbs/20_catalogue.ipynb #dec695bb
+# %% ../nbs/20_catalogue.ipynb #4e2b78d6
 def depth(s):
     "DepthFL on the network with exits that is nearest to the setting's."
-    nets = dict(mlp=('exits_mlp', ()), small_cnn=('exits_cnn', s.options))
-    return dict(zip(('method', 'model', 'options'), ('DepthFL() + Clip()', *nets.get(s.model, ('exits_resnet18', ())))))
+    model, options = dict(mlp=('exits_mlp', ()), small_cnn=('exits_cnn', s.options)).get(s.model, ('exits_resnet18', ()))
+    return dict(method='DepthFL() + Clip()', model=model, options=options)
 
 # %% ../nbs/20_catalogue.ipynb #0e127a33
 BY_NAME = {'HeteroFL': cutting('HeteroFL'), 'Federated Dropout': cutting('FederatedDropout'), 'FedRolex': cutting('FedRolex'), 'FjORD': cutting('FjORD'), 'DepthFL': depth, 'FedDSE': cutting('FedDSE'), 'FedDSE T=0': cutting('FedDSE'), 'FedDSE T=1': cutting('FedDSE', temperature=1.),
@@ -564,18 +565,20 @@ def strong_share(strong, *shares):
     "Capacities of ten groups of clients, a share of which is strong, the others of a sixteenth; to be crossed after the method."
     return {r: _with_rates((strong,)*round(10*r) + (.0625,)*(10-round(10*r))) for r in shares}
 
-# %% ../nbs/20_catalogue.ipynb #9ad97c3a
+# %% ../nbs/20_catalogue.ipynb #04b6e2f0
 def shares(sc): return (0., .5, 1.) if sc != 'paper' else (0., .2, .4, .6, .8, 1.)
-def levels_off(axis, **where):
-    "The claims of a curve that rises once: the second value is better than the first, and the rest brings less."
+def levels_off(rises, flat, axis, **where):
+    "The two claims, in the words `rises` and `flat`, of a curve that rises once along `axis`: the second value is ahead of the first, and by more than the last is of the second."
     step = lambda rows, i, j: ahead({**where, axis: (v := sorted(rows[axis].unique()))[i]}, {**where, axis: v[j]})(rows)
     rise, rest = (lambda rows: step(rows, 1, 0)), (lambda rows: step(rows, 1, 0) - step(rows, -1, 1))
     rise.unit = rest.unit = 'points'
-    return (f'a small {axis} costs accuracy (the second share above the first)', rise), ('beyond it hardly matters (that gain minus the gain from there to the largest)', rest)
+    return (rises, rise), (flat, rest)
+
+_plateau = 'a small participation costs accuracy (the second share above the first)', 'beyond it hardly matters (that gain minus the gain from there to the largest)'
 
 def participations(sc): return setting_field('participation', *((.1, .25, .5) if sc == 'embedded' else (.05, .1, .15, .2)))
 
-# %% ../nbs/20_catalogue.ipynb #67092852
+# %% ../nbs/20_catalogue.ipynb #ceea5ddd
 DSE_ENTRIES = [
     Entry('feddse/fig3.2', 'Figs. 3.2 and 3.3', 'Mean activation of every neuron, five clients with two classes each', lambda sc: [(l, replace(s, model='mlp', options=(('hidden', (50,)), ('features', 24)), clients=5, participation=1., rounds=min(s.rounds, 100), public='', statistics='averaged', measure=('activations',)))
         for l, s in _thesis(sc, 'mnist', heterogeneity=labels_of('high', 'iid'), method=dict(FedAvg=dict(method='FedAvg()')))], lambda rows: _activation_figure(rows),
@@ -587,8 +590,8 @@ DSE_ENTRIES = [
     *[Entry(f'feddse/{fig}', f'Fig. {fig[3:]}', f'More strong clients (1/2 among 1/16), {data}', lambda sc, data=data: _thesis(sc, data, heterogeneity=labels_of('high', 'low') if sc == 'paper' else labels_of('high'), method=named('FedRolex', 'FedDSE'), rho=strong_share(.5, *shares(sc))),
         axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'), (('more strong clients are better', rising('rho', method='FedDSE')),), note='Few points are known from the text. FedRolex is an addition.') for fig, data in (('fig3.6', 'mnist'), ('fig3.7', 'cifar10'))],
     Entry('feddse/fig3.8', 'Fig. 3.8', 'Classes a client', lambda sc: _thesis(sc, 'mnist', classes=holding(2, 4, 6, 8, 10), method=named('FedDSE')), axis_figure('classes', xlabel='classes a client'),
-        (('four classes are easier than two', ahead(dict(classes=4), dict(classes=2))), ('beyond four it hardly matters (gain of 4 over 2 minus gain of 10 over 4)', minus(ahead(dict(classes=4), dict(classes=2)), ahead(dict(classes=10), dict(classes=4))))), note='Known from the text: 95.34 with two, 98.55 with four.'),
-    Entry('feddse/fig3.9', 'Fig. 3.9', 'Share of clients in a round', lambda sc: _thesis(sc, 'mnist', participation=participations(sc), method=named('FedRolex', 'FedDSE')), axis_figure('participation'), levels_off('participation', method='FedDSE'), note='Known from the text: 93.62 at 5%, 95.34 at 10%. FedRolex is an addition.'),
+        levels_off('four classes are easier than two', 'beyond four it hardly matters (gain of 4 over 2 minus gain of 10 over 4)', 'classes'), note='Known from the text: 95.34 with two, 98.55 with four.'),
+    Entry('feddse/fig3.9', 'Fig. 3.9', 'Share of clients in a round', lambda sc: _thesis(sc, 'mnist', participation=participations(sc), method=named('FedRolex', 'FedDSE')), axis_figure('participation'), levels_off(*_plateau, 'participation', method='FedDSE'), note='Known from the text: 93.62 at 5%, 95.34 at 10%. FedRolex is an addition.'),
     Entry('feddse/fig3.10', 'Fig. 3.10', 'How many samples FedDSE looks at', lambda sc: _thesis(sc, 'mnist', samples={n or 'all': cutting('FedDSE', **dict(samples=n) if n else {}) for n in ((4, 16, 0) if sc == 'embedded' else (64, 128, 256, 0))}), axis_figure('samples', by='data', xlabel='samples looked at'),
         (('all samples are better than the fewest', lambda rows: ahead(dict(samples='all'), dict(samples=min(v for v in rows.samples if v != 'all')))(rows)),), note='Known from the text: 93.99 with 64, 95.13 with 128.'),
     Entry('feddse/table3.6', 'Table 3.6', 'Equally small clients', lambda sc: _thesis(sc, 'mnist', heterogeneity=labels_of('high', 'low', 'iid'), method=named('FedRolex', 'FedDSE T=0', 'FedDSE T=1'), capacity={'all clients 1/4': _with_rates((.25,)), 'all clients 1/2': _with_rates((.5,)), 'mixed': {}}),
@@ -641,15 +644,15 @@ def _size_table(rows):
     text = {(re.search(_FORMS['model'], r.setting)[0], r.method): r.value for r in said.itertuples()}
     return pd.DataFrame([dict(model=r.model, method=r.method, parameters=f'{np.mean(r.parameters)/1e3:.0f}k', MACs=f'{np.mean(r.macs)/1e6:.1f}M', **{'thesis: parameters/MACs': text.get((r.model, r.method), '')}) for r in rows.itertuples()]).set_index(['model', 'method'])
 
-# %% ../nbs/20_catalogue.ipynb #893bb7dc
+# %% ../nbs/20_catalogue.ipynb #acec569d
 def _swing(rows):
     "How much further apart the accuracies of different numbers of samples lie under high than under low heterogeneity, one number a seed."
-    means = _pick(rows, {}, 'accuracy').groupby(['heterogeneity', 'seed', 'samples']).mean()
-    far = (means.groupby(['heterogeneity', 'seed']).max() - means.groupby(['heterogeneity', 'seed']).min()).unstack('seed')
+    amounts = _pick(rows, {}, 'accuracy').groupby(['heterogeneity', 'seed', 'samples']).mean().groupby(['heterogeneity', 'seed'])
+    far = (amounts.max() - amounts.min()).unstack('seed')
     return (far.loc['high'] - far.loc['low']).to_numpy(float)
 _swing.unit = 'points'
 
-# %% ../nbs/20_catalogue.ipynb #e0a51f50
+# %% ../nbs/20_catalogue.ipynb #421f406e
 GSE_ENTRIES = [
     Entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities', _size_grid, _size_table, (('DepthFL\'s clients carry more than others\' (ResNet18)', _larger),), value='parameters',
         note='DepthFL\'s networks for CONV and ResNet34 are not known. The thesis\' 441.19k of CONV is not explained by any network we built.'),
@@ -664,7 +667,7 @@ GSE_ENTRIES = [
         axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'), (('FedGSE is ahead of FedRolex', ahead(dict(method='FedGSE-CSL'), dict(method='FedRolex'))), ('more whole clients are better', rising('rho', method='FedGSE-CSL'))), note='The thesis draws all methods.') for fig, data in (('fig4.6', 'mnist'), ('fig4.7', 'cifar10'))],
     Entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients', lambda sc: [(l, replace(s, measure=measuring('curve')(s))) for l, s in _thesis(sc, 'mnist', heterogeneity=labels_of('high', 'low'), method=named(*_rivals, *GSE), rho=strong_share(1., *((.5,) if sc == 'embedded' else (.2, .4, .6, .8))))],
         lambda rows: rounds_figure()(rows.assign(data=[f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)])), (*_wins('FedGSE-CSL', *_rivals), *_wins('FedGSE-SPL', *_rivals)), note='On digits one share, a half, stands for the four.'),
-    Entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round', lambda sc: _thesis(sc, 'mnist', participation=participations(sc), method=named('FedRolex', *GSE)), axis_figure('participation'), levels_off('participation', method='FedGSE-CSL'), note='The thesis draws all methods.'),
+    Entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round', lambda sc: _thesis(sc, 'mnist', participation=participations(sc), method=named('FedRolex', *GSE)), axis_figure('participation'), levels_off(*_plateau, 'participation', method='FedGSE-CSL'), note='The thesis draws all methods.'),
     Entry('fedgse/fig4.10', 'Fig. 4.10', 'How many similar samples FedGSE uses', lambda sc: _thesis(sc, 'mnist', heterogeneity=labels_of('high', 'low'), samples={n: cutting('FedGSE', pool=200 if sc == 'embedded' else 1024, samples=n) for n in ((8, 64, 200) if sc == 'embedded' else (64, 128, 256, 512))}), axis_figure('samples', by='heterogeneity', xlabel='similar samples'), (('their number matters more under high heterogeneity (largest minus smallest accuracy, high minus low)', _swing),)),
     Entry('fedgse/table4.5', 'Table 4.5', 'Classes a client', lambda sc: _thesis(sc, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10), method=named('FedDSE', 'FedGSE')), table('classes', 'method'), (('more classes are easier', rising('classes', method='FedGSE')),), 'Table 4.5', note='The numbers equal those of SPL elsewhere in the thesis, so SPL is used. FedDSE is an addition.'),
     Entry('fedgse/public', 'section 4.2.1', 'Where the server\'s samples come from', lambda sc: cross({d: s for d, s in THESIS[sc].items() if d in ('digits', 'mnist')}, public={h: (lambda s, h=h: dict(public=s.public.replace('held', h))) for h in ('held', 'uploaded', 'generated') + (('broader',) if sc == 'embedded' else ())}, method=named('FedGSE-SPL')),
@@ -819,7 +822,7 @@ def report(names=(), scale='embedded', only='', out=RESULTS, to=None):
     print(f"\n{len(verdicts)} claims: " + ', '.join(f'{sum(v.startswith(k) for v in verdicts)} {k}' for k in kinds))
 
 # %% ../nbs/20_catalogue.ipynb #f0bc35d7
-def show(id, scale='embedded', only='', out='../../results/catalogue'):
+def show(id, scale='embedded', only='', out=None):
     "In a notebook: an entry's caption, drawing, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
@@ -847,7 +850,7 @@ def _small_picture(fig):
     return Shown(small.getvalue())
 
 # %% ../nbs/20_catalogue.ipynb #7757ae57
-def verdicts(paper, scale='embedded', out='../../results/catalogue'):
+def verdicts(paper, scale='embedded', out=None):
     "All claims of a paper with what was measured: a DataFrame."
     judged = {e.id: judge(e.claims, *results(select(e, scale), out)) for e in entries(paper)}
     return pd.concat(judged, names=['entry']).droplevel(1)

@@ -6,8 +6,8 @@
 __all__ = ['RATES', 'NETWORKS', 'INSIDE', 'narrow', 'trainer', 'take_turns', 'growth', 'swelling', 'costs', 'cost',
            'capacity_table', 'depth_table', 'readable', 'phase', 'measure', 'main', 'read']
 
-# %% ../nbs/14_costs.ipynb #a567e6a9
-import argparse, ctypes, os, platform, time
+# %% ../nbs/14_costs.ipynb #ba9c9250
+import argparse, os, platform, time
 import torch, torch.nn.functional as F
 import numpy as np, pandas as pd
 from itertools import accumulate
@@ -22,6 +22,7 @@ from .models import build, count, macs
 from .files import read_json
 from .reproduce import measure_once
 from .round import Batches, Local, axes_of, local_phase, start
+from .run import release_memory
 
 # %% ../nbs/14_costs.ipynb #37fa75b9
 RATES = 1., 1/2, 1/4, 1/8, 1/16 # the capacities of HeteroFL and of the thesis
@@ -83,18 +84,19 @@ def growth(
         before = torch.cuda.memory_allocated(device)
         job(); torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99') # torch 2.15 else writes a line for each of its profiles
     with profile(profile_memory=True) as seen: job()
     events = [e for e in seen.kineto_results.events() if e.name() == '[memory]']
     return max(accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
 
-# %% ../nbs/14_costs.ipynb #c99fbcde
+# %% ../nbs/14_costs.ipynb #92360f3b
 def swelling(
     job,     # function of nothing
 ) -> float:  # bytes, nan where the system does not tell
     "By how much the process grew at most while `job` ran, as Linux counts resident memory."
     read = lambda key: 1024*int(next(l for l in Path('/proc/self/status').read_text().splitlines() if l.startswith(key)).split()[1])
     try:
-        ctypes.CDLL('libc.so.6').malloc_trim(0)
+        release_memory()
         Path('/proc/self/clear_refs').write_text('5') # resets VmHWM
     except OSError: job(); return float('nan')
     before = read('VmRSS')

@@ -6,7 +6,7 @@
 __all__ = ['Task', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/01_data.ipynb #41ec1344
-import difflib, os, torch
+import difflib, operator, os, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass, replace
@@ -30,31 +30,135 @@ def _stratified(
     rank[by_group] = (torch.arange(len(y)) - (count.cumsum(0) - count)[group[by_group]]).double()
     return order[((rank + .5) / count[group]).argsort(stable=True)[:n]].sort().values
 
+# %% ../nbs/01_data.ipynb #9effc6d1
+def _odd(name, values): # the error for entries that are no numbers
+    v = next((v for v in values if not isinstance(v, (bool, int, float))), None)
+    if isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
+    elif hasattr(v, "__len__"): what = "rows of different lengths; pad them to one length, with a number that the network knows"
+    else: what = f"missing values or other objects, such as {v!r}; drop or fill them first"
+    return ValueError(f"{name} holds {what}")
+
+def _array(name, a): # NumPy array -> tensor in the same memory where that is possible
+    if a.dtype.kind not in "biufc": raise _odd(name, a.ravel()[:1000].tolist())
+    if not a.dtype.isnative or any(s < 0 for s in a.strides): a = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning) # an array that is only for reading: nobody writes into a task's tensors
+        try: return torch.from_numpy(a)
+        except TypeError as e: raise ValueError(f"{name} is {a.dtype}, which torch does not have; try a.astype('float32')") from e
+
+# %% ../nbs/01_data.ipynb #37a92a64
+def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one column
+    if hasattr(v, "columns"):
+        for c in v.columns:
+            if getattr(v[c].dtype, "kind", "f") not in "biuf": raise ValueError(f"{name}: column {c!r} holds text or other objects; a table is made of numbers")
+        flags = [c for c in v.columns if v[c].dtype == bool]
+        if len(flags) < len(v.columns): v = v.astype(dict.fromkeys(flags, "int8"))
+    a = v.to_numpy()
+    return a if a.dtype.kind != "O" else np.array(a.tolist())
+
+# %% ../nbs/01_data.ipynb #58dea758
+def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W) uint8
+    kinds = {(i.size, i.mode) for i in items}
+    if len(kinds) > 1 or (mode := next(iter(kinds))[1]) not in ("L", "RGB", "RGBA"):
+        raise ValueError(f"{name} holds pictures of the sizes and modes {sorted(kinds)[:3]}; make them one with .convert('RGB').resize((32, 32))")
+    x = torch.from_numpy(np.stack([np.asarray(i) for i in items]))
+    return x[:, None] if mode == "L" else x.permute(0, 3, 1, 2).contiguous()
+
+def _stacked(name, v): # a sequence -> tensor
+    items = [v[i] for i in range(len(v))]
+    first = items[0] if items else 0
+    if isinstance(first, dict): raise ValueError(f"{name} is a {type(v).__name__} of rows; give one column of it, such as data['image']")
+    if type(first).__module__.startswith("PIL."): return _pictures_of(name, items)
+    if isinstance(first, torch.Tensor):
+        if len({i.shape for i in items}) == 1: return torch.stack(items)
+        raise _odd(name, [[]])
+    try: return _array(name, np.asarray(items))
+    except ValueError as e: raise (_odd(name, [[]]) if "inhomogeneous" in str(e) else e) from None
+
+# %% ../nbs/01_data.ipynb #4660fdaa
+def _tensor(name, v): # what a user has -> tensor
+    from torch.utils.data import DataLoader, Dataset
+    if isinstance(v, torch.Tensor): return v
+    if isinstance(v, (Dataset, DataLoader)):
+        raise ValueError(f"{name} is a data set, a {type(v).__name__}; stack its samples: x = torch.stack([image for image, _ in data]), y = torch.tensor(data.targets)")
+    if hasattr(v, "to_numpy"): v = _frame(name, v)
+    if isinstance(v, np.ndarray): return _array(name, v)
+    if not isinstance(v, (str, bytes, dict)) and hasattr(v, "__len__") and hasattr(v, "__getitem__"): return _stacked(name, v)
+    raise ValueError(f"{name} is a {type(v).__name__}; it must be a tensor, an array, a list or a column of numbers")
+
+# %% ../nbs/01_data.ipynb #0088be74
+def _input(name, x): # the samples in the type in which they are kept
+    if x.dtype == torch.bool: x = x.float()
+    elif not x.is_floating_point() and not x.is_complex() and x.dtype != torch.uint8: x = x.long()
+    shape, is_image = tuple(x.shape), x.ndim == 4
+    if x.ndim < 2: raise ValueError(f"{name} has shape {shape}; samples are (N, ...), and one number per sample is x[:, None]")
+    if x.is_complex() or is_image and x.dtype == torch.int64: raise ValueError(f"{name} is {x.dtype} {shape}; images must be uint8 (0 to 255) or float (0 to 1)")
+    if x.dtype == torch.uint8 and not is_image:
+        raise ValueError(f"{name} is {x.dtype} {shape}; bytes are images, which must be (N, C, H, W): of grey ones x[:, None]; a table is x.float(), tokens are x.long()")
+    if is_image and shape[3] == 3 and min(shape[1:3]) > 4 and (x.dtype == torch.uint8 or shape[1] == shape[2]):
+        raise ValueError(f"{name} has shape {shape}, with the channels last; images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
+    return x
+
+def _classed(name, y): # labels or domains as int64
+    whole = not (y.is_floating_point() or y.is_complex())
+    if whole and y.ndim == 1: return y.long()
+    if whole and y.ndim == 2 and y.shape[1] == 1: raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,): y.flatten()")
+    if y.is_floating_point() and y.isnan().any(): raise ValueError(f"{name} holds missing values; leave these samples out, or make a class of them")
+    raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,), one class per sample; regression and multi-label targets are not supported")
+
 # %% ../nbs/01_data.ipynb #466c0c49
 def _check(task, part): # part: "train" or "test"
     "Refuse tensors that do not belong together, saying which and why."
     x, y, domain = (getattr(task, f"{k}_{part}") for k in ("x", "y", "domain"))
-    if x.ndim != 4: raise ValueError(f"x_{part} has shape {tuple(x.shape)}; images must be (N, C, H, W)")
-    if x.dtype != torch.uint8 and not x.is_floating_point():
-        raise ValueError(f"x_{part} is {x.dtype}; images must be uint8 (0 to 255) or float (0 to 1)")
-    if y.dtype != torch.int64 or y.ndim != 1: raise ValueError(f"y_{part} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,)")
     if len(x) != len(y): raise ValueError(f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels")
     if domain is not None and len(domain) != len(y):
         raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} images")
     bad = y[(y < 0) | (y >= task.classes)]
     if len(bad): raise ValueError(f"y_{part} holds the label {bad[0].item()}; with classes={task.classes} labels must lie in 0..{task.classes - 1}")
 
+# %% ../nbs/01_data.ipynb #6ffd973c
+def _constants_of(task): # mean and std as tuples of floats, if they can be
+    try: mean, std = (v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,))) for v in (task.mean, task.std))
+    except (TypeError, ValueError): raise ValueError(f"mean={task.mean!r} and std={task.std!r}, but each must be one number per channel or column") from None
+    if mean is None: return mean, std
+    x, n = task.x_train, task.x_train.shape[1]
+    if std is None: raise ValueError(f"mean={mean} is given without std; both belong together")
+    if x.ndim not in (2, 4) or x.dtype == torch.int64:
+        raise ValueError(f"mean={mean} is for images (N, C, H, W) and tables (N, D); x_train is {'tokens' if x.dtype == torch.int64 else 'a sequence'} {tuple(x.shape)}")
+    for name, v in (("mean", mean), ("std", std)):
+        if len(v) not in (1, n): raise ValueError(f"{name} has {len(v)} numbers; x_train has {n} channels or columns")
+    if not min(std) > 0: raise ValueError(f"std={std}, but every deviation must be positive; give a column that never changes the deviation 1")
+    if x.dtype == torch.uint8 and max(mean) > 1: raise ValueError(f"mean={mean} is of bytes; bytes are divided by 255 first, and so must mean and std be")
+    return mean, std
+
+def _augments_of(task): # the augmentations as a tuple, if they fit the samples
+    if not isinstance(task.augment, (tuple, list)): raise ValueError(f"augment={task.augment!r}, but it must be a tuple, such as ({task.augment!r},)")
+    for a in task.augment:
+        if isinstance(a, (Crop, Flip, Rotate, AutoAugment)) and task.x_train.ndim != 4: raise ValueError(f"{a!r} is for images (N, C, H, W), but x_train has shape {tuple(task.x_train.shape)}")
+    return tuple(task.augment)
+
+# %% ../nbs/01_data.ipynb #2c98715c
+def _read_in(task): # every field as what it will be
+    for name in ("x_train", "x_test"): setattr(task, name, _input(name, _tensor(name, getattr(task, name))))
+    for name in ("y_train", "y_test", "domain_train", "domain_test"):
+        if (v := getattr(task, name)) is not None: setattr(task, name, _classed(name, _tensor(name, v)))
+    a, b = (tuple(x.shape[1:]) for x in (task.x_train, task.x_test))
+    if len(a) != len(b): raise ValueError(f"a sample of x_train has shape {a}, one of x_test {b}; images must be (N, C, H, W) in both")
+    try: task.classes = operator.index(task.classes)
+    except TypeError: raise ValueError(f"classes={task.classes!r}, but it must be a whole number, how many classes there are") from None
+    if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
+
 # %% ../nbs/01_data.ipynb #d33061c7
 @dataclass(eq=False, repr=False)
 class Task:
-    "Images, labels and what turns them into the input of a network."
+    "Samples, labels and what turns them into the input of a network; arrays, lists and data frames become tensors."
     name: str # what `load` was asked for
-    x_train: torch.Tensor # (N, C, H, W), uint8 0..255 or float 0..1
+    x_train: torch.Tensor # images (N, C, H, W), uint8 0..255 or float 0..1; else float (N, ...), or tokens (N, L) int64
     y_train: torch.Tensor # (N,) int64 in 0..classes-1
     x_test: torch.Tensor # as x_train
     y_test: torch.Tensor # as y_train
     classes: int # number of classes
-    mean: tuple = None # per channel, of images scaled to [0, 1]; None leaves them
+    mean: tuple = None # per channel of images scaled to [0, 1], or per column of a table; None leaves them
     std: tuple = None # per channel, likewise
     augment: tuple = () # augmentations of the training images, in order
     labels: tuple = None # class names
@@ -63,6 +167,8 @@ class Task:
     domains: tuple = None # domain names
 
     def __post_init__(self):
+        _read_in(self)
+        self.mean, self.std, self.augment = *_constants_of(self), _augments_of(self)
         for part in ("train", "test"): _check(self, part)
 
 # %% ../nbs/01_data.ipynb #1d4f4cfe
@@ -80,12 +186,14 @@ def to(self: Task,
 # %% ../nbs/01_data.ipynb #2ce96ea3
 @patch
 def normalise(self: Task,
-    x, # (..., C, H, W), uint8 0..255 or float 0..1, any device
-): # float32 of the same shape: (x - mean) / std
-    "What the network sees of raw images `x`."
+    x, # (..., C, H, W), uint8 0..255 or float 0..1, any device; or (..., D); or tokens
+): # float32 of the same shape: (x - mean) / std; tokens as they are
+    "What the network sees of raw samples `x`."
+    if x.dtype == torch.int64: return x
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     if self.mean is None: return x
-    mean, std = (torch.tensor(v, dtype=torch.float32, device=x.device).view(-1, 1, 1) for v in (self.mean, self.std))
+    last = (-1, 1, 1) if self.x_train.ndim == 4 else (-1,)
+    mean, std = (torch.tensor(v, dtype=torch.float32, device=x.device).view(last) for v in (self.mean, self.std))
     return (x - mean) / std
 
 # %% ../nbs/01_data.ipynb #33f30448
@@ -111,10 +219,10 @@ def subset(self: Task,
 # %% ../nbs/01_data.ipynb #ac744375
 @patch
 def __repr__(self: Task):
-    c, h, w = self.x_train.shape[1:]
+    shape = "x".join(map(str, self.x_train.shape[1:]))
     size = sum(v.numel() * v.element_size() for v in _tensors(self).values()) / 2**20
     more = ([f"{len(self.domains)} domains"] if self.domains else []) + [repr(a) for a in self.augment]
-    return (f"Task({self.name!r}: {len(self.x_train)} train + {len(self.x_test)} test, {c}x{h}x{w} "
+    return (f"Task({self.name!r}: {len(self.x_train)} train + {len(self.x_test)} test, {shape} "
             f"{str(self.x_train.dtype)[6:]}, {self.classes} classes, {', '.join(more + [f'{size:.1f} MB on {self.x_train.device}'])})")
 
 # %% ../nbs/01_data.ipynb #19a76fcc
@@ -440,7 +548,7 @@ _cifar_files = dict(
               "meta": "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9"})
 
 # %% ../nbs/01_data.ipynb #2dca6265
-def _fetch(name): return f"Call load({name!r}, root=..., download=True) once, or put the published files there"
+def _fetch(name): return f"Call load({name!r}, root=..., download=True) or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there"
 
 def _whole(name, where): # refuse a folder that lacks a file or has a damaged one
     known = _cifar_files[name]
@@ -619,7 +727,12 @@ def load(
     **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains
 ) -> Task:
     "The data set `name` as a `Task`, with the normalisation and augmentation of FedDecorr where it is one of that paper's."
+    plain = {k.replace("_", ""): k for k in _loaders}
+    name = plain.get(str(name).lower().replace("-", "").replace("_", "").replace(" ", ""), name)
     if name not in _loaders:
         near = difflib.get_close_matches(str(name), _loaders, n=3) or list(_loaders)
         raise ValueError(f"no data set {name!r}; did you mean {', '.join(near)}?")
-    return _loaders[name](Path(root or os.environ.get("FEDLIT_DATA", "data")), download, **kw)
+    try: return _loaders[name](Path(root or os.environ.get("FEDLIT_DATA", "data")), download, **kw)
+    except OSError as e:
+        if type(e).__name__ != "URLError": raise
+        raise OSError(f"{name} cannot be downloaded: {e.reason}; is this machine on the network? Or put the files there: root= or --root names the folder") from e

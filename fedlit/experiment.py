@@ -222,7 +222,7 @@ def update_gap(run, task, clients, tests, s):
         part, full = train(method, state), train(whole, State(state.params, state.buffers, {}, {}, {}, len(clients), r))
         out.append(sum((part['params'][k] - full['params'][k]).sum(0).square().sum() for k in state.params).sqrt().item())
         state = aggregate(method, state, who, part, sizes[who], s.local, pure(model), proxy)
-        if s.statistics == 'recomputed': state = recompute(method, model, state, batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
+        if s.statistics in ('recomputed', 'static'): state = recompute(method, model, state, batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
     return out
 
 # %% ../nbs/18_experiment.ipynb #d2e9a6de
@@ -303,7 +303,7 @@ def _work(args):
     write_json(Path(out)/address(s), r)
     forget(file)
 
-# %% ../nbs/18_experiment.ipynb #eab9b75c
+# %% ../nbs/18_experiment.ipynb #7b2614ec
 def run_settings(
     settings,         # list of Setting
     out,              # folder of the results
@@ -314,7 +314,7 @@ def run_settings(
     **kw,             # for `federate`: device, executor
 ):                    # how many results are still missing
     "Run what has no result yet."
-    there = {s: bool(found(out, s)) for s in settings}
+    there = {s: bool(found(out, s)) for s in dict.fromkeys(settings)}
     for s in filter(there.get, there): forget(_checkpoint(out, s)) # of a process that was killed right after the result
     todo = [s for s in there if not there[s]]
     deadline = None if minutes is None else time.time() + 60*minutes

@@ -19,10 +19,16 @@ _greys = [('#5a5a5a', '-'), ('#8c8c8c', '-'), ('#5a5a5a', '--'), ('#8c8c8c', '--
 def style():
     "The house style for everything drawn inside a `with` block; the reader's own settings come back afterwards"
     import matplotlib.pyplot as plt
-    rc = {'figure.figsize': (6, 3), 'figure.dpi': 100, 'figure.facecolor': 'white', 'axes.facecolor': 'white', 'savefig.facecolor': 'white',
-          'font.size': 9, 'axes.titlesize': 10, 'axes.spines.top': False, 'axes.spines.right': False, 'lines.linewidth': 1.4, 'legend.frameon': False}
-    dark = {k: palette['ink'] for k in ('text.color', 'axes.labelcolor', 'axes.edgecolor', 'xtick.color', 'ytick.color')}
-    with plt.rc_context({**rc, **dark}): yield
+    rc = {'figure.figsize': (6, 3), 'figure.dpi': 100, 'font.size': 9, 'axes.titlesize': 10,
+          'axes.spines.top': False, 'axes.spines.right': False, 'lines.linewidth': 1.4, 'legend.frameon': False}
+    white = ('figure.facecolor', 'axes.facecolor', 'savefig.facecolor')
+    dark = ('text.color', 'axes.labelcolor', 'axes.edgecolor', 'xtick.color', 'ytick.color')
+    ours = {**rc, **dict.fromkeys(white, 'white'), **dict.fromkeys(dark, palette['ink'])}
+    before = {k: plt.rcParams[k] for k in ours}
+    plt.rcParams.update(ours)
+    try: yield
+    finally: plt.rcParams.update(before)
+
 
 # %% ../nbs/07_figure.ipynb #27627108
 def ordered(

@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['DEAD', 'FULL', 'SPARING', 'JSON', 'ZERO', 'last', 'write_file', 'write_figure', 'Damaged', 'write_json', 'read_json',
-           'result', 'write_tensors', 'read_tensors', 'newest', 'forget', 'digest', 'fetch', 'unpack']
+           'result', 'write_tensors', 'read_tensors', 'newest', 'forget', 'digest', 'fetch', 'unpack', 'shipped']
 
 # %% ../nbs/23_files.ipynb #258acf37
-import errno, hashlib, io, json, math, os, re, secrets, shutil, tarfile, time, zipfile, zlib
+import errno, hashlib, io, json, math, os, re, secrets, shutil, tarfile, tempfile, time, zipfile, zlib
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from .method import warn
 
@@ -105,7 +107,7 @@ def write_figure(
     return write_file(path, drawn.getvalue())
 
 # %% ../nbs/23_files.ipynb #3b71db91
-JSON = 2 # the format of results: 1 had no checksum
+JSON = 3 # the format of results: 1 had no checksum; since 3 draws have the names of `fedlit.draws`
 
 class Damaged(ValueError):
     "A file is not as it was written."
@@ -160,12 +162,14 @@ def write_tensors(
     return write_file(path, [whole[:at], f'{zlib.crc32(raw):08x}'.encode(), whole[at+8:]], keep)
 
 # %% ../nbs/23_files.ipynb #378e2130
+class _Foreign(ValueError): "A file that is whole, and not ours."
+
 def _header(raw):
     "The entry of ours in the header of a safetensors file, and where the checksum stands."
     size = int.from_bytes(raw[:8], 'little')
     if size > len(raw)-8: raise ValueError(f'it should have a header of {size} bytes, and has {len(raw)} in all')
     meta = json.loads(bytes(raw[8:8+size])).get('__metadata__', {})
-    if 'fedlit' not in meta: raise ValueError("it is a safetensors file, but not one of fedlit: its header has no 'fedlit' entry")
+    if 'fedlit' not in meta: raise _Foreign("is a safetensors file, but not one of fedlit: its header has no 'fedlit' entry")
     return json.loads(meta['fedlit']), _SUM.search(raw, 8, 8+size)
 
 def _added(raw, found):
@@ -187,6 +191,8 @@ def read_tensors(
         newer = about['format'] > form
         tensors = {} if newer else load(raw)
     except FileNotFoundError: raise
+    except IsADirectoryError: raise ValueError(f"{path} is a folder; it must be a file") from None
+    except _Foreign as e: raise ValueError(f"{path} {e}") from None
     except Exception as e: raise Damaged(f"{path} is damaged: {e}") from None
     if newer: raise ValueError(f"{path} has format {about['format']}, and this fedlit reads up to {form}; a newer one wrote it")
     about.pop('crc32', None)
@@ -205,7 +211,7 @@ def newest(
         except ValueError as e: said.append(str(e)); continue
         if said: _set_aside(p, Path(path), said[0])
         return got
-    if said: raise Damaged(f"{'; '.join(said)}; remove it to begin again, or choose another file")
+    if said: raise Damaged(f"{'; '.join(said)}; choose another file, or move it away to begin again")
 
 # %% ../nbs/23_files.ipynb #cbcc1867
 def _set_aside(good, path, said):
@@ -285,3 +291,26 @@ def _member(path, kind, opened):
     (path if kind == 'folder' else path.parent).mkdir(parents=True, exist_ok=True)
     if kind == 'file':
         with opened() as there, open(path, 'xb') as here: shutil.copyfileobj(there, here)
+
+# %% ../nbs/23_files.ipynb #03a98e92
+def _package(): return Path(find_spec('fedlit').origin).parent
+
+@cache
+def _results(package):
+    "The folder of a package's results, and what removes it when the process ends."
+    archive = package/'results.tar.xz'
+    if not archive.exists(): return package.parent/'results', None
+    place = tempfile.TemporaryDirectory(prefix='fedlit-')
+    return unpack(archive, place.name, 'results'), place
+
+# %% ../nbs/23_files.ipynb #4e0190d2
+def shipped(
+    name='', # such as 'catalogue' or 'soak/soak.json'
+):           # its path
+    "Where a result is that comes with fedlit, in a checkout and out of it."
+    from fedlit import __version__
+    whole = _results(_package())[0]
+    if (whole/name).exists(): return whole/name
+    there = ', '.join(sorted(f.name for f in whole.iterdir())) if whole.exists() else 'none'
+    raise FileNotFoundError(f"no {name!r} among the results that come with fedlit {__version__}, which are {there}; "
+                            "all of them are in the repository: git clone https://github.com/fedlit/fedlit")

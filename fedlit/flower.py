@@ -8,7 +8,9 @@ __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_recor
 
 # %% ../nbs/22_flower.ipynb #f46b25b0
 try: from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
-except ImportError as e: raise ImportError("fedlit.flower needs Flower: pip install 'fedlit[flower]', on Python 3.11 or newer") from e
+except ImportError as e:
+    raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
+                      "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
 import ast, logging, time, torch
 import numpy as np, pandas as pd
 from dataclasses import asdict, dataclass, fields, replace

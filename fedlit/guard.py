@@ -73,8 +73,8 @@ def bad_rows(
 def _why(guard, out, params, moved, i, round):
     "What is wrong with the client in row `i`."
     for name, v in flatten({k: rows(out[k], i) for k in CHECKED}).items():
-        if not v.isfinite().all(): return f"left finite numbers in round {round+1}, first in {name.removeprefix('params/').removeprefix('buffers/')}"
-    if not out['loss'][i].isfinite(): return f"left finite numbers in round {round+1}, first in the loss"
+        if not v.isfinite().all(): return f"produced NaN or infinity in round {round+1}, first in {name.removeprefix('params/').removeprefix('buffers/')}"
+    if not out['loss'][i].isfinite(): return f"produced NaN or infinity in round {round+1}, first in the loss"
     if moved[i] > guard.update*_yardstick(params, moved):
         layer = max(params, key=lambda k: (out['params'][k][i] - params[k]).norm())
         return f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, to a network of length {length(params):.3g} where the median update is {moved.nanmedian():.3g}"
@@ -127,7 +127,7 @@ def settle(
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
     if (near & finite_rows(tmap(lambda v: v[None], held), step)).item(): return after, seen
     first = next((k for k, v in flatten(held).items() if not v.isfinite().all()), None)
-    what = f"left finite numbers in round {after.round}, first in {first.split('/', 1)[1]}" if first else f"was of length {step.item():.3g} in round {after.round}"
+    what = f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first else f"was of length {step.item():.3g} in round {after.round}"
     _act(guard, f"the server's step {what}, though every client's update was sound; look at the method's own part in it: momentum, learning rate, distillation")
     if guard.then == 'skip': after = replace(before, round=after.round)
     return after, dict(seen, bad_clients=f"{seen['bad_clients']} server".strip())

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['spectrum', 'significant', 'effective_rank', 'participation_ratio', 'local_global_gap', 'drift', 'agreement',
-           'accuracy', 'evaluate', 'features_of', 'Spread', 'spread']
+           'accuracy', 'evaluate', 'features_of', 'feature_layer', 'Spread', 'spread', 'nudged', 'Rounding', 'rounding']
 
 # %% ../nbs/06_measure.ipynb #7566420b
-import math, statistics
+import copy, math, statistics
 from contextlib import contextmanager
 from typing import NamedTuple
 import torch
@@ -154,6 +154,21 @@ def features_of(
     "The representation of every sample, in evaluation mode, without gradients"
     return torch.cat([features.cpu() for features, _ in _outputs(model, x, batch, prepare, state)])
 
+# %% ../nbs/06_measure.ipynb #9defd376
+def feature_layer(
+    model, # module that returns (features, logits)
+    x,     # (N, ...) inputs
+):         # its name and type, such as 'body.4 (ReLU)'; '' where the features are made between modules
+    "Which module of `model` puts out the features"
+    made = []
+    hooks = [m.register_forward_hook(lambda m, _, out, name=name: made.append((name, m, out)))
+             for name, m in model.named_modules() if not any(m.children())]
+    try:
+        with torch.no_grad(), _evaluating(model): features = model(x)[0]
+    finally:
+        for h in hooks: h.remove()
+    return next((f'{name} ({type(m).__name__})' for name, m, out in reversed(made) if out is features), '')
+
 # %% ../nbs/06_measure.ipynb #ca4158a2
 class Spread(NamedTuple):
     "Mean, sample standard deviation and number of values; prints as `0.875 ± 0.012`"
@@ -173,3 +188,39 @@ def spread(
     v = [float(a) for a in values]
     if not v: raise ValueError("spread of no values: no run has finished")
     return Spread(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else math.nan, len(v))
+
+# %% ../nbs/06_measure.ipynb #94a46535
+def nudged(
+    model,  # any module
+    seed=0, # int, decides which parameters go up and which down
+):          # a copy of the module
+    "The model with the last bit of each parameter changed, to the next number above or below"
+    other, gen = copy.deepcopy(model), torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for p in other.parameters():
+            up = torch.rand(p.shape, generator=gen).to(p.device) < .5
+            p.copy_(torch.nextafter(p, torch.where(up, math.inf, -math.inf).to(p)))
+    return other
+
+# %% ../nbs/06_measure.ipynb #7f1de7cb
+class Rounding(NamedTuple):
+    "How far runs come apart that begin one bit apart"
+    accuracy: float # largest distance of the last accuracies from the first run's, a share
+    params: float   # largest distance of the parameters from the first run's, in units of how far that run moved
+    rounds: list    # largest distance of the accuracies, round by round
+    def __str__(self): return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
+
+def _all(model): return torch.cat([p.detach().double().cpu().flatten() for p in model.parameters()])
+
+def rounding(
+    train,   # function of a model, such as lambda net: federate(net, task, clients, FedDecorr(), rounds=3); returns the Run
+    model,   # the network to begin with; it is not changed
+    times=2, # int, how many runs beside the first
+) -> Rounding:
+    "Repeat a run with the last bit of its starting parameters changed: what a difference means that is no larger than this?"
+    if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
+    first, *others = [train(net) for net in (model, *(nudged(model, seed) for seed in range(times)))]
+    seen = torch.tensor([r.history['accuracy'].tolist() for r in (first, *others)])
+    apart, way = (seen[1:] - seen[0]).abs().amax(0), (_all(first.model) - _all(model)).norm()
+    ends = [((_all(r.model) - _all(first.model)).norm()/way).item() for r in others]
+    return Rounding(apart[-1].item(), max(ends), apart.tolist())

@@ -6,7 +6,7 @@
 __all__ = ['Net', 'count', 'register', 'models', 'moon_projector', 'mlp', 'build', 'small_cnn', 'moon_cnn', 'cnn4', 'resnet18',
            'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecomp_resnet8', 'feddecomp_resnet10', 'PreActBlock',
            'preact_resnet18', 'preact_resnet34', 'DoubleBlock', 'feddse_resnet18', 'feddse_resnet34',
-           'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap']
+           'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap']
 
 # %% ../nbs/03_models.ipynb #1973641e
 import copy, difflib, math, torch
@@ -98,6 +98,7 @@ def mlp(
 def _trial(model, shape):
     "The output of `model` on one blank sample, leaving the model as it was."
     mode,like = model.training,next(model.parameters(), torch.empty(0))
+    if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules()): like = like.long() # token 0
     with torch.no_grad():
         try: return model.eval()(like.new_zeros(1, *shape))
         finally: model.train(mode)
@@ -118,11 +119,18 @@ def build(
     **options, # of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
     "The network `name`, sized for `task`; a ValueError says which names or which image sizes would do."
+    plain = lambda v: str(v).lower().replace("-", "").replace("_", "")
+    name = name if name in _shelf else {plain(k): k for k in _shelf}.get(plain(name), name)
     if name not in _shelf: raise ValueError(f"no model {name!r}; {_hint(name)}")
     shape = tuple(task.x_train.shape[1:])
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None: torch.default_generator.manual_seed(seed)
-        model = _fits(name, _shelf[name](shape, task.classes, **options), shape, task.classes)
+        try: model = _shelf[name](shape, task.classes, **options)
+        except (TypeError, RuntimeError) as e:
+            if "unexpected keyword" in str(e) or not options: raise
+            said = ", ".join(f"{k}={v!r}" for k,v in options.items())
+            raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; widths are whole numbers, at least 1") from e
+        model = _fits(name, model, shape, task.classes)
     model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)  # from which a saved run builds it again
     return model
 
@@ -510,6 +518,17 @@ def wrap(
 )->Net: # the same network, returning (features, logits); a ValueError if `head` is absent or not the last step
     "Split `model` before `head`, so that it returns its features beside its logits."
     net = Net(*_cut(model, head))
+    net.cut_at = head # where `unwrap` puts it back
     if x is None: return net
     if _agree(net, model, x): return net
     raise ValueError(f"{type(model).__name__} does something after {head!r}: cut there, it returns other logits")
+
+# %% ../nbs/03_models.ipynb #97478cae
+def unwrap(
+    net:Net, # what `wrap` made, such as `run.model` after training it
+)->nn.Module: # a copy of the network that was wrapped, with its own class and names; a ValueError for any other network
+    "The network inside, as it was before `wrap`, with the parameters of now."
+    if getattr(net, "cut_at", None) is None: raise ValueError(f"this {type(net).__name__} was not made by wrap, so its parameters have their own names already")
+    net = copy.deepcopy(net)
+    net.body.set_submodule(net.cut_at, net.head)
+    return net.body

@@ -10,6 +10,7 @@ import torch
 from dataclasses import dataclass
 from math import isfinite
 from torch.utils._python_dispatch import TorchDispatchMode
+from .draws import draws
 from .tree import tmap, leaves
 
 # %% ../nbs/17_tape.ipynb #ab97c7de
@@ -28,11 +29,12 @@ def _repeats(op, args, kwargs, out):
     "Would this call do the same thing to other numbers?"
     outs = out if isinstance(out, (tuple, list)) else [] if out is None else [out]
     by_mask = op is torch.ops.aten.index.Tensor and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    if draws(op, args, kwargs) or 'rnn' in op.__name__: return False
     return all(o is None or isinstance(o, torch.Tensor) for o in outs) and torch.Tag.dynamic_output_shape not in op.tags and not by_mask
 
 def _acts(op):
-    "Does this call do more than return something: write in place, or draw a random number?"
-    return op._schema.is_mutable or torch.Tag.nondeterministic_seeded in op.tags
+    "Does this call do more than return something: does it write in place?"
+    return op._schema.is_mutable
 
 # %% ../nbs/17_tape.ipynb #98a63d44
 def _tensors(v):

@@ -139,6 +139,7 @@ def test_turns_are_taken_by_the_round(monkeypatch):
     assert seen['seconds']['two'] == [6, 8, 10] and seen['ratios']['three'] == [3, 3, 3] and seen['medians'] == dict(FedAvg=1, two=2, three=3)
     assert seen['added_mb'] == dict(FedAvg=3, two=3, three=3)
 
+@pytest.mark.slow
 def test_overheads_are_measured_and_shown(tmp_path):
     drive.case(tmp_path/'overheads-tiny.json', work.OVERHEADS['tiny'], lambda: bench.overhead(work.OVERHEADS['tiny']))
     seen = drive.load(tmp_path/'overheads-tiny.json')

@@ -137,26 +137,26 @@ def test_truth_does_not_depend_on_the_chunks():
 def test_who_is_invited():
     p = replace(CROWD, online=.1, swing=.6)
     assert p.there(2) == pytest.approx(.16) and p.there(14) == pytest.approx(.04) and np.mean([p.there(h) for h in range(24)]) == pytest.approx(.1)
-    who = invite(p, 500, 14, rng(0))
+    who = invite(p, 500, 14, rng('capacity', 0))
     assert len(who) == len(set(who.tolist())) == 500
-    alone = [len(invite(replace(p, clients=1000), 500, 14, rng(s))) for s in range(50)]
+    alone = [len(invite(replace(p, clients=1000), 500, 14, rng('capacity', s))) for s in range(50)]
     assert abs(np.mean(alone) - 40) < 4*math.sqrt(1000*.04*.96/50)
-    drawn = np.bincount(np.concatenate([invite(replace(p, clients=20), 2, 2, rng(s)) for s in range(2000)]), minlength=20)
+    drawn = np.bincount(np.concatenate([invite(replace(p, clients=20), 2, 2, rng('capacity', s)) for s in range(2000)]), minlength=20)
     assert ((drawn - drawn.mean())**2/drawn.mean()).sum() < 50 # chi square with 19 degrees of freedom
 
 def test_an_answer_is_download_work_and_upload():
     numbers, p = np.arange(50), replace(CROWD, speed=.5)
-    w, a = draw(p, numbers), answers(p, COSTS, numbers, rng(0), Local(epochs=3, batch_size=10))
+    w, a = draw(p, numbers), answers(p, COSTS, numbers, rng('capacity', 0), Local(epochs=3, batch_size=10))
     for i in range(50):
         n = w.samples[i]
         work = (.1 + .2*3*math.ceil(n/10) + .03*3*n)/w.speed[i]
         assert a.end[i] == pytest.approx(4e6/(2e6*w.line[i]) + work + 2e6/(5e5*w.line[i]))
-    thin = answers(p, COSTS, numbers, rng(0), server=50*1000.)
-    assert thin.down.min() == pytest.approx(4e6/1000) and (answers(p, COSTS, numbers, rng(0), steps=7).steps == 7).all()
+    thin = answers(p, COSTS, numbers, rng('capacity', 0), server=50*1000.)
+    assert thin.down.min() == pytest.approx(4e6/1000) and (answers(p, COSTS, numbers, rng('capacity', 0), steps=7).steps == 7).all()
 
 def test_the_quickest_devices_get_the_largest_networks():
     tiers = pd.concat([COSTS.assign(up=u) for u in (4., 3., 2., 1.)])
-    a = answers(replace(CROWD, clients=4000), tiers, np.arange(4000), rng(0))
+    a = answers(replace(CROWD, clients=4000), tiers, np.arange(4000), rng('capacity', 0))
     assert (a.sort_values('quick').bytes_up.diff().dropna() >= 0).all() and abs(a.bytes_up.value_counts()/1000 - 1).max() < .1
 
 # -- closing
@@ -198,7 +198,7 @@ def test_bias_has_the_sign_of_the_correlation():
 def test_simulate_adds_up():
     p = replace(CROWD, dropout=.1)
     runs = simulate(p, COSTS.assign(merge=.01), 50, first(30), rounds=5)
-    numbers = invite(p, 50, 24*2/5, g := rng(0, 2)); asked = answers(p, COSTS, numbers, g)
+    numbers = invite(p, 50, 24*2/5, g := rng('capacity', 0, 2)); asked = answers(p, COSTS, numbers, g)
     close, share = first(30)(asked)
     row = runs.loc[2]
     assert row.seconds == pytest.approx(close + 30*.01) and row.down == 50*4e6 and row.up == 30*2e6 and row.wasted == pytest.approx(.4)

@@ -15,6 +15,7 @@ HALVES = dict(rates=(1., .5))
 CALL = dict(FedAvgM=dict(form='paper', momentum=.5), **{n: HALVES for n in ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE')}, FedGSE=dict(HALVES, pool=240))
 TRIMMINGS = 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts' # parts that mean something beside a method that cuts
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(known()))
 def test_converges_on_digits(name):
     m = known()[name](**CALL.get(name, {}))

@@ -23,12 +23,14 @@ def by_hooks(net, shape):
     for h in hooks: h.remove()
     return tuple(map(sum, zip(*seen)))
 
+@pytest.mark.slow
 @pytest.mark.parametrize('f, shape, classes', [(cnn4, (1, 12, 12), 10), (feddse_resnet18, (3, 16, 16), 10), (preact_resnet18, (3, 16, 16), 7)])
 def test_counts_are_those_of_a_network_that_was_built_small(f, shape, classes):
     table = capacity_table(f(shape, classes), shape, batch_size=2, repeats=1)
     for r in RATES:
         assert (table.parameters[r], table.macs[r]) == by_hooks(f(shape, classes, width=r), shape), r
 
+@pytest.mark.slow
 def test_depths():
     model, shape = exits_resnet18((3, 16, 16), 100, width=1/8), (3, 16, 16)
     table = depth_table(model, shape, batch_size=2, repeats=1)
@@ -85,10 +87,12 @@ def test_the_system_sees_at_least_a_large_allocation():
     seen = swelling(lambda: torch.ones(20_000_000))
     assert seen != seen or .9*80e6 < seen < 1.5*80e6
 
-def test_a_sixteenth_of_resnet18_needs_less_than_a_tenth_of_the_step_time():
+@pytest.mark.slow
+def test_a_sixteenth_of_resnet18_needs_a_fraction_of_the_processor():
+    "A twentieth where it was measured; a network that is only masked needs all of it."
     model, x, y = feddse_resnet18((3, 32, 32), 10), torch.randn(32, 3, 32, 32), torch.randint(0, 10, (32,))
     t = take_turns({r: trainer(narrow(model, r), x, y) for r in (1, 1/16)}, repeats=2, clock=time.process_time)
-    assert min(t[1/16]) < .1*min(t[1]), t
+    assert min(t[1/16]) < .3*min(t[1]), t
 
 def test_turns():
     calls, ticks = [], iter(range(100))
@@ -99,6 +103,7 @@ def test_requests_that_make_no_sense():
     with pytest.raises(ValueError, match='must be in'): cost(cnn4((1, 8, 8), 10), 0, (1, 8, 8))
     with pytest.raises(ValueError, match='there are conv'): costs.measure('vgg')
 
+@pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_command(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(costs.NETWORKS, 'tiny', ('small_cnn', (1, 8, 8), 10)); monkeypatch.setattr(costs, 'INSIDE', ('tiny',))
     go = lambda *more: main(['--out', str(tmp_path), '--networks', 'tiny', '--batch-size', '4', '--repeats', '1', *more])

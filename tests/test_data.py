@@ -1,6 +1,5 @@
 "The loaders, their faults, and the augmentations against torchvision and scipy."
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,10 +7,10 @@ import torch
 from PIL import Image
 
 import fedlit.data as data
+from conftest import DATA
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task, load, prepare, recipe
 
-SHARED = Path(__file__).resolve().parents[2] / "shared" / "data"
-def shared(folder): return pytest.mark.skipif(not (SHARED / folder).exists(), reason=f"no {SHARED / folder} on this machine")
+def needs(folder): return pytest.mark.skipif(not (DATA/folder).exists(), reason=f"no {DATA/folder} on this machine; FEDLIT_DATA says where")
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
 @pytest.fixture(scope="module")
@@ -73,7 +72,7 @@ def test_digits_domains():
 # --- faults ---------------------------------------------------------------------------------------------------------
 
 def test_unknown_name():
-    with pytest.raises(ValueError, match="cifar10"): load("cifar_10")
+    with pytest.raises(ValueError, match="cifar10"): load("cifar11")
     with pytest.raises(ValueError, match="office_caltech10"): load("office")
 
 @pytest.mark.parametrize("name", ["mnist", "emnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "office_caltech10", "domainnet"])
@@ -84,9 +83,9 @@ def test_root_from_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLIT_DATA", str(tmp_path))
     with pytest.raises(FileNotFoundError, match=str(tmp_path)): load("cifar10")
 
-@shared("cifar-10-batches-py")
+@needs("cifar-10-batches-py")
 def test_damaged_cifar(tmp_path):
-    shutil.copytree(SHARED / "cifar-10-batches-py", tmp_path / "cifar-10-batches-py", copy_function=shutil.copyfile)
+    shutil.copytree(DATA / "cifar-10-batches-py", tmp_path / "cifar-10-batches-py", copy_function=shutil.copyfile)
     f = tmp_path / "cifar-10-batches-py" / "data_batch_3"
     f.parent.chmod(0o755); f.write_bytes(f.read_bytes()[:-1])
     with pytest.raises(ValueError, match="damaged: data_batch_3"): load("cifar10", tmp_path)
@@ -146,38 +145,38 @@ def test_domainnet_layout(tmp_path):
 
 # --- real files -----------------------------------------------------------------------------------------------------
 
-@shared("cifar-10-batches-py")
+@needs("cifar-10-batches-py")
 def test_cifar10():
-    t = load("cifar10", SHARED)
+    t = load("cifar10", DATA)
     assert t.x_train.shape == (50000, 3, 32, 32) and t.x_test.shape == (10000, 3, 32, 32) and t.x_train.dtype == torch.uint8
     assert torch.bincount(t.y_train).tolist() == [5000] * 10 and t.labels[3] == "cat" and t.augment == (Crop(), Flip())
     z = t.normalise(t.x_train[:10000])
     assert z.mean().abs() < .05 and (z.std() - 1).abs() < .05
 
-@shared("cifar-10-batches-py")
+@needs("cifar-10-batches-py")
 def test_cifar10_is_what_torchvision_reads():
     "torchvision unpickles the batches, fedlit lists what they hold."
     from torchvision.datasets import CIFAR10
     from fedlit.data import _listed
-    theirs, where = CIFAR10(SHARED, train=False), SHARED/"cifar-10-batches-py"
+    theirs, where = CIFAR10(DATA, train=False), DATA/"cifar-10-batches-py"
     ours = _listed((where/"test_batch").read_bytes())
     assert ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes() and ours["labels"] == theirs.targets
     assert _listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
 
-@shared("MNIST")
+@needs("MNIST")
 def test_mnist():
-    t = load("mnist", SHARED)
+    t = load("mnist", DATA)
     assert t.x_train.shape == (60000, 1, 28, 28) and t.x_test.shape == (10000, 1, 28, 28) and t.augment == ()
     z = t.normalise(t.x_train)
     assert z.mean().abs() < .001 and (z.std() - 1).abs() < .001
 
-@shared("office_caltech_10")
+@needs("office_caltech_10")
 def test_office():
-    t = load("office_caltech10", SHARED, size=32)
+    t = load("office_caltech10", DATA, size=32)
     assert t.domains == ("amazon", "caltech", "dslr", "webcam") and t.classes == 10 and t.x_train.shape[1:] == (3, 32, 32)
     assert torch.bincount(torch.cat([t.domain_train, t.domain_test])).tolist() == [958, 1123, 157, 295]
     assert all(torch.bincount(t.y_test[t.domain_test == d], minlength=10).min() >= 1 for d in range(4))
-    assert t.mean is None and torch.equal(t.y_test, load("office_caltech10", SHARED, size=8).y_test)
+    assert t.mean is None and torch.equal(t.y_test, load("office_caltech10", DATA, size=8).y_test)
 
 # --- augmentations --------------------------------------------------------------------------------------------------
 

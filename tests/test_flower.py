@@ -3,7 +3,7 @@ import logging, os, pickle, re, shutil, subprocess, sys, threading, time
 from pathlib import Path
 import numpy as np, pytest, torch
 
-pytest.importorskip('flwr', reason="Flower is not installed: pip install 'fedlit[flower]', on Python 3.11 or newer")
+pytest.importorskip('flwr', reason="Flower is not installed: pip install '.[flower]', on Python 3.11 or newer")
 APP = Path(__file__).parents[1]/'examples'/'flower'
 sys.path.insert(0, str(APP))
 import deploy, prepare
@@ -43,7 +43,7 @@ def test_the_same_model_as_the_simulation(home, text):
     run, grid = rehearse(config)
     plan = ff.read_plan(config)
     other = federate(plan.model, task, parts, plan.method, 3, LOCAL, .5, seed=0, executor='loop', progress=False)
-    assert torch.isfinite(run.state.params['head.weight']).all() and run.history['accuracy'].tolist() == other.history['accuracy'].tolist()
+    assert torch.isfinite(run.state.params['head.weight']).all() and run.history['accuracy'].tolist() == pytest.approx(other.history['accuracy'].tolist(), abs=1.5/len(task.y_test)) # one image
     for part in ('params', 'buffers'):
         for k, v in getattr(other.state, part).items():
             if k not in other.state.personal: assert torch.allclose(getattr(run.state, part)[k], v, atol=1e-6, rtol=0), k
@@ -187,7 +187,7 @@ def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
 
 def test_without_flower_the_error_says_what_to_install():
     code = "import sys, fedlit, fedlit.run; assert 'flwr' not in sys.modules; sys.modules['flwr'] = None\ntry: import fedlit.flower\nexcept ImportError as e: print(e)"
-    assert "pip install 'fedlit[flower]'" in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    assert "pip install 'fedlit[flower] @ git+https" in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
 
 # Processes, TLS and a folder for each of five sites
 
@@ -224,10 +224,11 @@ def agreed(**changes):
     said = tomllib.loads((APP/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
     return {f'{k}.{n}' if isinstance(v, dict) else k: u for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
 
+@pytest.mark.slow
 @unix
 @pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0', reason='FEDLIT_DEPLOY=0: no processes, which take some three minutes of processor time')
 def test_a_deployment_with_tls_and_its_faults(tmp_path):
-    "Five SuperNodes and two that do not belong: one test, so that the processes are started once."
+    "Five SuperNodes and two that do not belong: one test, so that the processes are started once. All compute on one thread, as this process does."
     folder = tmp_path/'deployed'
     prepare.certificates(folder/'keys')
     prepare.certificates(folder/'other', 'another CA')
@@ -250,7 +251,7 @@ def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, r
     other = federate(plan.model, task, parts, plan.method, 2, plan.local, seed=0, progress=False)
     assert run.history['participants'].tolist() == [5, 5] and len(set(re.findall(r'node (\d+) is client', printed))) == 5
     assert max((run.state.params[k] - v).abs().max().item() for k, v in other.state.params.items()) < 1e-4
-    assert run.history['accuracy'].tolist() == pytest.approx(other.history['accuracy'].tolist(), abs=.003) and run.history['accuracy'].iloc[-1] > .6
+    assert run.history['accuracy'].tolist() == pytest.approx(other.history['accuracy'].tolist(), abs=1.5/len(task.y_test)) and run.history['accuracy'].iloc[-1] > .6
 
 def a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed):
     wrong, stranger, server = ((d.logs/f'{n}.log').read_text() for n in ('site5', 'site6', 'superlink'))
@@ -279,6 +280,7 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
         state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, plan.local, 0, r), sizes[who], plan.local)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
+@pytest.mark.slow
 @unix
 @pytest.mark.skipif(not os.environ.get('FEDLIT_RAY'), reason='ray takes a minute and more; FEDLIT_RAY=1 runs it')
 def test_flwr_run_on_the_simulation_engine(tmp_path):

@@ -19,6 +19,7 @@ from fedlit.run import Run
 from fedlit.table import Store, Table
 from fedlit.tree import flatten
 
+pytestmark = pytest.mark.slow
 thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_check=list(HealthCheck)) for n in (1000, 250))
 
 # ---- partitions ----
@@ -394,6 +395,7 @@ TOKENS = [*sorted(known()), *WORDS, *'()[]{}+-*/=,.:;@#%&|~^<>!', '**', ':=', ' 
 @given(st.text(max_size=80) | st.binary(max_size=60).map(lambda b: b.decode('latin-1')) | st.lists(st.sampled_from(TOKENS), max_size=14).map(''.join))
 def test_no_text_breaks_the_parser(text): read(text)
 
+@pytest.mark.filterwarnings('ignore:invalid decimal literal')
 @thousand
 @given(made(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.sampled_from(TOKENS)), min_size=1, max_size=4))
 def test_no_change_of_a_method_breaks_the_parser(m, changes):

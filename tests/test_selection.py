@@ -189,3 +189,14 @@ def test_old_counts():
         m = out['mask'][n].double() if n in out['mask'] else torch.ones(K).double()
         m = m.reshape(*m.shape, *(1,)*(old.dim() + 1 - m.dim())).expand(K, *old.shape)
         assert torch.allclose(new.params[n], (old + (m*out['params'][n]).sum(0))/(1 + m.sum(0)), atol=1e-7)
+
+@pytest.mark.parametrize('executor', ['threads', 'extract'])
+def test_clients_in_threads_look_one_at_a_time(executor):
+    "The graph that is watched has the network's own modules, and several threads would leave their tensors in it."
+    m = FedDSE(rates=(1., .5))
+    net, alone = model(), train(m)
+    torch.set_num_threads(2)
+    for _ in range(3):
+        state = start(m, net, CLIENTS)
+        for r in range(3): state = fed_round(m, net, state, who(r), dict(batches(r), x=batches(r)['x'].double()), SIZES, Local(lr=.1, momentum=.9, weight_decay=.01), executor=executor)
+        assert gap(state, alone) < 1e-9 and all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in net.parameters())

@@ -9,6 +9,7 @@ from soak import soak
 ROUNDS = 1000 if os.environ.get('FEDLIT_SOAK') else 120
 WARM = 60 # rounds until nearly every client has been there once, and is remembered
 
+@pytest.mark.slow
 @pytest.mark.skipif(not os.path.exists('/proc/self/statm'), reason='memory is read from /proc')
 def test_memory_is_flat_and_no_file_stays_open(tmp_path):
     run, seen = soak(ROUNDS, tmp_path/'c.safetensors')
@@ -25,6 +26,7 @@ def content(path):
 
 def asked(file, rounds): return ['run', '--quiet', '--method', 'FedAvgM() + MOON()', '--partition', 'iid', '--clients', '100', '--participation', '.1', '--epochs', '1', '--rounds', str(rounds), '--evaluate-every', '10', '--checkpoint', str(file)]
 
+@pytest.mark.slow
 @pytest.mark.skipif(os.name == 'nt', reason='Windows has no SIGINT for one process')
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
     file = tmp_path/'c.safetensors'

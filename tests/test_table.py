@@ -162,8 +162,8 @@ def test_files_of_older_formats(tmp_path):
     run = federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.34, **FAST)
     s = run.state
     dense = {k: v[:].contiguous().clone() for k, v in flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)).items()}
-    with safe_open(run.save(tmp_path/'3.safetensors'), 'pt') as f: header, packed = json.loads(f.metadata()['fedlit']), {k: f.get_tensor(k) for k in f.keys()}
-    assert header.pop('crc32') and header['format'] == 3
+    with safe_open(run.save(tmp_path/'4.safetensors'), 'pt') as f: header, packed = json.loads(f.metadata()['fedlit']), {k: f.get_tensor(k) for k in f.keys()}
+    assert header.pop('crc32') and header['format'] == 4
     save_file(packed, tmp_path/'2.safetensors', metadata=dict(fedlit=json.dumps({**header, 'format': 2})))
     assert same(s, Run.load(tmp_path/'2.safetensors').state)
     assert header.pop('tables')

@@ -38,6 +38,7 @@ def test_stacks_may_be_of_any_size(m):
     torch.set_num_threads(2)
     assert gap(whole, train(m, 'vmap', tapes=Tapes())) < 1e-12
 
+@pytest.mark.filterwarnings('ignore:2 clients at once do not fit into memory')
 @pytest.mark.parametrize('error', [torch.OutOfMemoryError('CUDA out of memory'), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")])
 def test_a_stack_that_does_not_fit_is_halved(monkeypatch, error):
     whole, cohort = train(FedProx(mu=.1), 'vmap'), round_._cohort
@@ -59,6 +60,7 @@ class Peeks(Method):
     "Looks at a number: its steps cannot be repeated by a recording."
     def loss(self, features): return features.square().mean() if float(features.mean()) > 0 else 0*features.sum()
 
+@pytest.mark.filterwarnings('ignore:Converting a tensor')
 def test_what_looks_at_numbers_is_run_every_time():
     tapes = Tapes()
     assert gap(train(Peeks(), 'loop', rounds=4), train(Peeks(), 'loop', rounds=4, tapes=tapes)) == 0

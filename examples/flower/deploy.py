@@ -1,7 +1,7 @@
 """A SuperLink and its SuperNodes as processes on this machine, with TLS and a key for every site: python deploy.py FOLDER
 
 FOLDER is what prepare.py made. Nothing but loopback is used. Logs lie in FOLDER/logs."""
-import argparse, os, socket, subprocess, sys, time
+import argparse, os, socket, subprocess, sys, time, tomllib
 from pathlib import Path
 from flwr.supercore.version import package_version
 
@@ -36,6 +36,7 @@ class Deployment:
         here = f'[superlink]\ndefault = "here"\n[superlink.here]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{ca}"\n'
         (home/'config.toml').write_text(here)
         self.env = {**os.environ, 'FLWR_HOME': str(home), 'FLWR_TELEMETRY_ENABLED': '0', 'FLWR_DISABLE_UPDATE_CHECK': '1',
+                    'OMP_NUM_THREADS': '1', # all sites share this machine, and what they compute does not depend on its number of cores
                     'PATH': f'{BIN}{os.pathsep}{os.environ["PATH"]}'}
 
     def start(self, name, *command):
@@ -99,9 +100,14 @@ if __name__ == '__main__':
     p.add_argument('--app', type=Path, default=Path(__file__).parent)
     a = p.parse_args()
     names = sorted(p.stem for p in (a.folder/'keys').glob('site*.pub'))
+    if not names: sys.exit(f'{a.folder}/keys has no keys of sites; `python prepare.py {a.folder} --sites 5` makes them')
+    config = tomllib.loads((a.app/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
     with Deployment(a.folder) as d:
         d.superlink()
         d.register(*names)
         for n in names: d.supernode(int(n.removeprefix('site')))
         print(f'SuperLink on 127.0.0.1:{d.port}, {len(names)} SuperNodes; training ...', flush=True)
-        print(d.run(a.app.resolve()))
+        try: print(d.run(a.app.resolve(), clients=len(names), least=min(config['least'], len(names)))) # as many as the folder has
+        except RuntimeError as e: sys.exit(str(e))
+        ended = d.flwr('list', 'here', '--format', 'json')
+        if 'finished:completed' not in ended: sys.exit(f'the run failed: {ended}{d.logs}/superlink.log says why')

@@ -7,6 +7,7 @@ __all__ = ['Exits', 'exits_mlp', 'exits_cnn', 'exits_resnet18', 'mutual', 'ramp'
 
 # %% ../../nbs/methods/55_depthfl.ipynb #720dc030
 import math, torch, torch.nn.functional as F
+from dataclasses import field
 from torch import nn
 from ..method import Method, require
 from .submodels import SubModel, entry
@@ -51,7 +52,7 @@ def exits_mlp(
     return Exits([stage(hidden if i else math.prod(shape)) for i in range(depth)],
                  [Net(nn.Identity(), nn.Linear(hidden, classes)) for _ in range(depth)], features)
 
-# %% ../../nbs/methods/55_depthfl.ipynb #4e93670c
+# %% ../../nbs/methods/55_depthfl.ipynb #cb0f9803
 @register
 def exits_cnn(
     shape:tuple, # (C, H, W), at least 4x4
@@ -62,8 +63,8 @@ def exits_cnn(
     features:int=-1, # whose features are returned
 )->Exits: # the last two exits' features are (B, `hidden`)
     "Four stages: convolution, convolution, linear, linear; each exit is a linear layer."
-    sides, linear = [(max(shape[-2]//2**i, 1), max(shape[-1]//2**i, 1)) for i in (1, 2)], lambda n: nn.Sequential(nn.Flatten(), nn.Linear(n, hidden), nn.ReLU())
-    sizes = [c*h*w for c, (h, w) in zip(channels, sides)]
+    sizes = [c * max(shape[-2]//2**i, 1) * max(shape[-1]//2**i, 1) for i, c in enumerate(channels, 1)] # of the maps, flattened
+    linear = lambda n: nn.Sequential(nn.Flatten(), nn.Linear(n, hidden), nn.ReLU())
     convs = [nn.Sequential(*_conv_block(*io, norm)) for io in zip((_colours(shape), channels[0]), channels)]
     return Exits([*convs, linear(sizes[1]), linear(hidden)], [Net(nn.Flatten(), nn.Linear(n, classes)) for n in (*sizes, hidden, hidden)], features)
 
@@ -104,11 +105,14 @@ def exits_resnet18(
 def mutual(
     logp, # (B, E, C) log-probabilities of every exit
     own,  # (E,) 0/1: which exits take part
+    pinch=0., # added to the teachers' probabilities; 1e-7 as released
 ):        # (B,)
     "Sum over all ordered pairs of exits of KL(p_j || p_i), where p_j is not differentiated."
     u, fixed = own[:, None], logp.detach()
+    if pinch: fixed = (fixed.exp() + pinch).log()
     teachers = u*fixed.exp()
-    return own.sum()*(teachers*fixed).sum((1, 2)) - (teachers.sum(1)*(u*logp).sum(1)).sum(1)
+    own_pairs = (teachers*(fixed - logp)).sum((1, 2)) if pinch else 0. # i = j, which a pinch keeps from vanishing
+    return own.sum()*(teachers*fixed).sum((1, 2)) - (teachers.sum(1)*(u*logp).sum(1)).sum(1) - own_pairs
 
 # %% ../../nbs/methods/55_depthfl.ipynb #7ce4ffe0
 def ramp(
@@ -121,12 +125,14 @@ def ramp(
 # %% ../../nbs/methods/55_depthfl.ipynb #aa13c494
 class DepthFL(Method):
     "Clients of depth d train the first d stages of an `Exits` network, and their exits teach each other (Kim et al., ICLR 2023)."
+    helpers = 'has',
     levels: tuple = (4, 3, 2, 1) # depths, from the first block of clients to the last; blocks are of equal size
     distill: bool = True         # do the exits imitate each other?
     ramp: int = 300              # rounds until that has full weight
     exits: str = 'all'           # 'all' exits of the client are trained, or its 'last' only, as in InclusiveFL (Liu et al., KDD 2022)
+    pinch: float = field(default=0., repr=False) # added to the teachers' probabilities; 1e-7 as released
     excludes = SubModel.excludes
-    def __post_init__(self): require(self, levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
+    def __post_init__(self): require(self, pinch=(0 <= self.pinch < 1, 'in [0, 1)'), levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
                                      ramp=(self.ramp >= 1, 'at least 1'), exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
     def has(self, number, clients, n):
         "Which of n stages, and which of n exits, does client `number` train? (n,) each, booleans."
@@ -144,5 +150,5 @@ class DepthFL(Method):
     def output(self, logits, number, clients, round):
         own, logp = self.has(number, clients, logits.shape[1])['exits'].to(logits), logits.log_softmax(-1).clamp(min=-1e4)
         z = (own[:, None]*logp).sum(1)
-        return z - ramp(round, self.ramp)/(own.sum() - 1).clamp(min=1)*mutual(logp, own)[:, None] if self.distill else z
+        return z - ramp(round, self.ramp)/(own.sum() - 1).clamp(min=1)*mutual(logp, own, self.pinch)[:, None] if self.distill else z
     def loss(self, logits): return -logits.logsumexp(1).mean()

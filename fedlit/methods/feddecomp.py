@@ -32,6 +32,7 @@ def layout(shape):
 # %% ../../nbs/methods/46_feddecomp.ipynb #483fe3fc
 class FedDecomp(Method):
     "Shared weights plus private low-rank corrections, trained in turn (Wu et al., ACM MM 2024)."
+    helpers = 'inner',
     lora_epochs: int = 2   # of the local epochs, the first ones, in which the corrections are trained
     r_c: float = .6        # inner width of a convolution's correction, relative to its channels
     rank: int = 4          # released form: inner width of a linear layer's correction

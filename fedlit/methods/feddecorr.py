@@ -6,6 +6,7 @@
 __all__ = ['FedDecorr']
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #61150559
+from dataclasses import field
 from ..method import Method, require
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
@@ -13,12 +14,21 @@ class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
     form: str = 'released' # 'released' reproduces the published numbers, 'paper' is eq. (8) as printed
-    def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+    floor: float = field(default=1e-8, repr=False) # added to the variance of every feature, in its units; .1 where no BatchNorm stands before them
+    def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
+                                     form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
     def loss(self, features, live=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        z = (features - features.mean(0))/(features.var(0) + 1e-8).sqrt()
+        z = (features - features.mean(0))/(features.var(0) + self.floor).sqrt()
         squares = (z@z.T if n < d else z.T@z).square().sum()   # of Z'Z, by the smaller product
         if live is not None: d = live.sum().clamp(min=2)       # in a sub-model the other columns are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)
         return self.beta*(squares - z.square().sum(0).square().sum())/(d*(d-1)*n)
+    def notice(self, features, layer):
+        if len(features) < 2 or self.beta == 0: return ''
+        v = features.var(0)
+        weak = (v < 1e-4*v.mean()).sum().item()
+        if weak <= len(v)/10 or self.floor >= 1e-3*v.mean(): return ''
+        return (f"{weak} of {len(v)} features{f' of layer {layer}' if layer else ''} hardly vary over a batch of {len(features)}. FedDecorr divides by their "
+                f"deviation and amplifies rounding: the result may differ from machine to machine. Put BatchNorm before them, or use FedDecorr(floor=0.1)")

@@ -55,6 +55,7 @@ def unlabelled(method, proxy):
 
 class FedDF(Method):
     "Ensemble distillation on the server (Lin et al., NeurIPS 2020, algorithm 1)."
+    helpers = 'teach',
     steps: int = 100      # of Adam in a round
     lr: float = 1e-3      # of Adam
     batch_size: int = 128 # unlabelled inputs a step

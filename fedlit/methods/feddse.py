@@ -9,7 +9,7 @@ __all__ = ['activity', 'FedDSE', 'OldCounts']
 import torch
 from ..axes import watched
 from ..method import Method, require
-from .submodels import SubModel, top, uniform
+from .submodels import SubModel, uniform
 from ..round import holders
 
 # %% ../../nbs/methods/56_feddse.ipynb #fee5f7de
@@ -29,6 +29,7 @@ def activity(
 # %% ../../nbs/methods/56_feddse.ipynb #83b3317e
 class FedDSE(SubModel):
     "Clients keep the neurons that their own data activate most, or draw them with such odds (Jia, thesis 2024, chapter 3)."
+    helpers = *SubModel.helpers, 'preference'
     temperature: float = 0. # T of equation (3-2): 0 keeps the most active, larger draws more evenly; in units of the score
     samples: int = 0        # how many samples a client looks at; 0 is all
     score: str = 'mean'     # of the activations: 'mean', or 'sum' as released; the temperature's scale depends on it
@@ -39,7 +40,7 @@ class FedDSE(SubModel):
                 score=(self.score in ('mean', 'sum'), "'mean' or 'sum'"), mode=(self.mode in ('softmax', 'probs'), "'softmax' or 'probs'"))
     def mask(self, params, buffers, axes, data, watch, number, clients, round):
         h, r = activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score), self.rate(number, clients, round)
-        return {a: top(self.preference(s, round, number, i), r) for i, (a, s) in enumerate(h.items())}
+        return {a: self.top(self.preference(s, round, number, i), r) for i, (a, s) in enumerate(h.items())}
     def preference(self, h, *keys):
         "What the neurons with activity `h` are ranked by; random numbers depend on `keys`."
         if self.mode == 'softmax' and not self.temperature: return h

@@ -6,11 +6,11 @@
 __all__ = ['FederatedDropout']
 
 # %% ../../nbs/methods/53_federateddropout.ipynb #67f5fd07
-from .submodels import SubModel, top, uniform
+from .submodels import SubModel, uniform
 
 # %% ../../nbs/methods/53_federateddropout.ipynb #243be298
 class FederatedDropout(SubModel):
     "Keep ceil(r n) random coordinates of every axis, drawn for each client and round (Caldas et al., 2018)."
     def mask(self, axes, number, clients, round):
         r = self.rate(number, clients, round)
-        return {a: top(uniform(n, self.seed, round, number, i), r) for i, (a, n) in enumerate(axes.size.items())}
+        return {a: self.top(uniform(n, self.seed, round, number, i), r) for i, (a, n) in enumerate(axes.size.items())}

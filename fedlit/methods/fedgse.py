@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from ..axes import masked, masks, watched
 from ..method import require
-from .submodels import SubModel, top, uniform
+from .submodels import SubModel, uniform
 
 # %% ../../nbs/methods/57_fedgse.ipynb #c98451f0
 def sensitivity(
@@ -47,6 +47,7 @@ def similar_data(
 # %% ../../nbs/methods/57_fedgse.ipynb #b05def03
 class FedGSE(SubModel):
     "Clients get the neurons with the largest gradients on public samples like theirs (Jia, thesis 2024, chapter 4); needs federate(proxy=)."
+    helpers = *SubModel.helpers, 'public'
     similar: str = 'CSL' # how public samples are chosen: 'CSL' or 'SPL', which needs labels
     samples: int = 128   # how many of them, at most
     form: str = 'paper'  # of the score: 'paper' is equation (4-3), or 'released', see `sensitivity`
@@ -67,7 +68,7 @@ class FedGSE(SubModel):
         said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
         i, target, real = similar_data(said, y, self.similar, self.samples, uniform(len(x), self.seed, round, number, 1, device=x.device))
         scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
-        return {a: top(g, self.rate(number, clients, round)) for a, g in scores.items()}
+        return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
     def done(self, client, params, buffers, forward, axes, chosen, public):
         x, _ = self.public(public)
         mine = masked(params, masks(axes, chosen)) if chosen else params

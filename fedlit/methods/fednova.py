@@ -6,7 +6,10 @@
 __all__ = ['length', 'FedNova']
 
 # %% ../../nbs/methods/31_fednova.ipynb #2ba5a52a
-from ..method import Method
+import torch
+from dataclasses import field
+from ..method import Method, require
+from .scaffold import response
 
 # %% ../../nbs/methods/31_fednova.ipynb #7414b089
 def length(steps, momentum):
@@ -16,6 +19,8 @@ def length(steps, momentum):
 
 class FedNova(Method):
     "Average the clients' normalised updates (Wang et al., NeurIPS 2020, eq. 9)."
-    def weigh(self, weights, steps, momentum):
-        a = length(steps, momentum)
+    mu: float = field(default=0., repr=False) # weight of a proximal term in the local objective that the lengths allow for
+    def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
+    def weigh(self, weights, steps, momentum, lr):
+        a = torch.stack([response(k, lr, momentum, self.mu)[1]/lr for k in steps]) if self.mu else length(steps, momentum)
         return (weights*(weights*a).sum()/a).to(weights)

@@ -41,6 +41,7 @@ def deviation(
 # %% ../../nbs/methods/47_fedpara.ipynb #5048cc11
 class FedPara(Method):
     "Weights as entrywise products of two low-rank matrices; only factors travel (Hyeon-Woo et al., ICLR 2022)."
+    helpers = 'split', 'join'
     gamma: float = .1 # between the smallest R that allows full rank (0) and the largest that saves anything (1)
     seed: int = 0     # of the factors
     alone = ('mask',)

@@ -8,7 +8,7 @@ __all__ = ['FedRolex']
 # %% ../../nbs/methods/52_fedrolex.ipynb #69936a53
 import torch
 from ..method import require
-from .submodels import SubModel, top
+from .submodels import SubModel
 
 # %% ../../nbs/methods/52_fedrolex.ipynb #dfe891e5
 class FedRolex(SubModel):
@@ -19,4 +19,4 @@ class FedRolex(SubModel):
         require(self, direction=(self.direction in ('backward', 'forward'), "'backward' or 'forward'"))
     def mask(self, axes, number, clients, round):
         r, start = self.rate(number, clients, round), round if self.direction == 'forward' else -round
-        return {a: top(-((torch.arange(n) - start) % n), r) for a, n in axes.size.items()}
+        return {a: self.top(-((torch.arange(n) - start) % n), r) for a, n in axes.size.items()}

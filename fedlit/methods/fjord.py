@@ -27,6 +27,7 @@ def narrow(
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):
     "Clients hold the first channels of their tier and draw a width in every step; the widest network teaches (Horváth et al., NeurIPS 2021)."
+    helpers = *HeteroFL.helpers, 'width'
     rates: tuple = (1., .8, .6, .4, .2)  # the tiers: shares that clients can hold, from the strongest to the weakest
     widths: tuple = (.2, .4, .6, .8, 1.) # p_s, the shares that a step may use; those above the client's tier are left out
     distill: bool = True                 # does the widest network teach the narrow one?

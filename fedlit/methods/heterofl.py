@@ -7,11 +7,11 @@ __all__ = ['HeteroFL']
 
 # %% ../../nbs/methods/51_heterofl.ipynb #ba2b1b01
 import torch
-from .submodels import SubModel, top
+from .submodels import SubModel
 
 # %% ../../nbs/methods/51_heterofl.ipynb #6c2befbe
 class HeteroFL(SubModel):
     "Keep the first ceil(r n) coordinates of every axis (Diao et al., ICLR 2021)."
     def mask(self, axes, number, clients, round):
         r = self.rate(number, clients, round)
-        return {a: top(-torch.arange(n), r) for a, n in axes.size.items()}
+        return {a: self.top(-torch.arange(n), r) for a, n in axes.size.items()}

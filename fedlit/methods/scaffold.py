@@ -34,7 +34,7 @@ class SCAFFOLD(Method):
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
     def grad(self, grads, server, client, kept): return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
     def done(self, params, received, server, client, steps, lr, momentum, weight_decay):
-        a, b = response(steps, lr, momentum, weight_decay) if self.form == 'corrected' else (1., steps*lr)
+        a, b = response(steps, lr, momentum, weight_decay) if self.form == 'corrected' else (1., steps.to(next(iter(params.values())))*lr)
         moved = {k: (a*received[k] - y)/b for k, y in params.items()}
         new = {k: (client['c'][k] - server['c'][k] + v).to(client['c'][k]) for k, v in moved.items()}
         return dict(c=new), dict(change=sub(new, client['c']))

@@ -7,6 +7,7 @@ __all__ = ['uniform', 'top', 'entry', 'SubModel', 'Scaler', 'MaskedCE', 'OwnLabe
 
 # %% ../../nbs/methods/50_submodels.ipynb #de7c6f85
 import torch
+from dataclasses import field
 from ..method import Method, require
 from ..round import holders
 from ..tree import sqnorm
@@ -30,11 +31,12 @@ def uniform(
 def top(
     scores, # (n,) higher is kept first
     rate,   # share to keep, a number or a 0-dimensional tensor
-):          # (n,) booleans, ceil(n*rate) of them true
+    rounding='up', # 'up': ceil(n*rate) of them; 'down': floor(n*rate), at least one
+):          # (n,) booleans
     "Keep the coordinates with the highest scores."
     if isinstance(rate, torch.Tensor): scores = scores.to(rate.device)
-    place = scores.argsort(descending=True, stable=True).argsort()
-    return place < torch.as_tensor(len(scores)*rate - 1e-6).ceil().clamp(min=1)
+    place, size = scores.argsort(descending=True, stable=True).argsort(), torch.as_tensor(len(scores)*rate)
+    return place < ((size - 1e-6).ceil() if rounding == 'up' else (size + 1e-6).floor()).clamp(min=1)
 
 # %% ../../nbs/methods/50_submodels.ipynb #63dda7c1
 def entry(
@@ -52,14 +54,20 @@ class SubModel(Method):
     rates: tuple = (1., .5, .25, .125, .0625) # shares of each axis, from the strongest clients to the weakest
     assign: str = 'fixed'                     # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
     seed: int = 0                             # of what is drawn
+    rounding: str = field(default='up', repr=False, kw_only=True) # of the number of coordinates kept: 'up', or 'down' as in the thesis' code
     excludes = 'which coordinates a client has'
+    helpers = 'rate', 'top'
     def __post_init__(self): require(self, rates=(len(self.rates) and all(0 < r <= 1 for r in self.rates), 'a tuple of numbers in (0, 1]'),
-                                     assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"))
+                                     assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"),
+                                     rounding=(self.rounding in ('up', 'down'), "'up' or 'down'"))
     def rate(self, number, clients, round):
         "The rate of client `number` of `clients` in this round."
         L = len(self.rates)
         i = number*L//clients if self.assign == 'fixed' else (uniform(1, self.seed, round, number)[0]*L).long()
         return entry(self.rates, i, torch.double)
+    def top(self, scores, rate):
+        "Which coordinates of an axis with these scores a client of this rate keeps."
+        return top(scores, rate, self.rounding)
 
 # %% ../../nbs/methods/50_submodels.ipynb #356666dd
 class Scaler(Method):

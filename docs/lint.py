@@ -1,0 +1,147 @@
+"""What can be seen without running anything: the order of reading, alternative texts, names that nobody documents,
+promises without a test, dependencies without a reason, doors in the code.
+
+`python docs/lint.py` prints every complaint and fails if there is one; `make lint` runs it."""
+import ast, configparser, json, os, re, sys
+from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+import pages
+from pages import ROOT
+
+def text(path): return (ROOT/path).read_text(encoding='utf-8')
+
+# -- pages
+
+def every_notebook_stands_in_the_sidebar():
+    found = (p for p in (ROOT/'nbs').rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts)
+    there = {p.relative_to(ROOT/'nbs').as_posix() for p in found}
+    listed = [p for _, p in pages.sidebar()]
+    for p in sorted(there - set(listed)): yield f'nbs/{p} is missing in nbs/sidebar.yml'
+    for p in sorted({p for p in listed if p.endswith('.ipynb')} - there):
+        yield f'nbs/sidebar.yml names nbs/{p}, which is not there'
+    for p in sorted({p for p in listed if listed.count(p) > 1}): yield f'nbs/sidebar.yml names {p} more than once'
+    for p in sorted({p[:-4] for p in listed if p.endswith('.qmd')} ^ set(pages.GENERATED)):
+        yield f'{p} must stand both in nbs/sidebar.yml and in GENERATED of docs/pages.py'
+
+def numbers_rise_within_a_section():
+    number = lambda p: re.match(r'(\d+)', os.path.basename(p))
+    for caption in dict(pages.sidebar()):
+        numbers = [int(m[1]) for c, p in pages.sidebar() if c == caption and (m := number(p))]
+        if numbers != sorted(numbers): yield f'nbs/sidebar.yml: {caption!r} is not in the order of its numbers'
+
+def every_figure_has_an_alternative_text():
+    for p in pages.notebooks():
+        for alt, *_ in pages.figures(p):
+            if len(alt) < 20: yield f'{p}: a cell that draws a figure begins with "#| fig-alt: what it shows"'
+
+def every_public_name_is_documented():
+    for p in pages.notebooks():
+        if (module := pages.module_of(pages.read(p))) and module != 'methods.__init__':
+            said, source = {e.name for e in pages.entries(p)}, text(pages.module_file(module))
+            for n in re.findall(r'^(?:def|class) ([A-Za-z]\w*)', source, re.M):
+                if f"'{n}'" in source.split(']')[0] and n not in said: yield f'{p}: {n} is public and not documented'
+
+def every_paper_has_an_author_a_title_and_a_year():
+    found, source = pages.bibliography(), text('nbs/references.bib')
+    if len(found) != (n := source.count('\n@') + source.startswith('@')):
+        yield f'nbs/references.bib: {len(found)} of {n} entries can be read'
+    for key, (_, fields) in found.items():
+        for lack in {'author', 'title', 'year'} - fields.keys(): yield f'nbs/references.bib: {key} has no {lack}'
+
+# -- promises and reasons
+
+def every_promise_names_a_test_that_exists():
+    cells = json.loads(text('nbs/guides/rely.ipynb'))['cells']
+    page = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
+    here = 'https://github.com/fedlit/fedlit/blob/main/'
+    named = re.findall(rf'\[([\w ]+)\]\({here}(tests/\w+\.py|docs/lint\.py)\)', page)
+    if len(named) < 30: yield f'nbs/guides/rely.ipynb: only {len(named)} tests are named'
+    for said, file in named:
+        name = 'test_'*file.startswith('tests') + said.replace(' ', '_')
+        there = (ROOT/file).exists() and f'def {name}(' in text(file)
+        if not there: yield f'nbs/guides/rely.ipynb: {file} has no {name}'
+    for row in page.splitlines():
+        if row.startswith('| ') and not row.startswith('| promise') and here not in row:
+            yield f'nbs/guides/rely.ipynb: a promise without a test: {row}'
+
+def every_dependency_is_justified():
+    asked = configparser.ConfigParser(delimiters=['='])
+    asked.read(ROOT/'settings.ini', encoding='utf-8')
+    rows = [row for row in text('docs/dependencies.md').splitlines() if row.startswith('|')]
+    lists = ('requirements', 'dev_requirements', 'docs_requirements')
+    for need in ' '.join(asked['DEFAULT'][key] for key in lists).split():
+        name, bounds = re.match(r'([\w-]+)(.*)', need).groups()
+        row = next((row for row in rows if re.search(rf'\b{name}\b', row.split('|')[1])), None)
+        if row is None: yield f'docs/dependencies.md: {need} has no row'; continue
+        for bound in filter(None, bounds.split(',')):
+            if re.sub('(>=|==|<)', r'\1 ', bound) not in row:
+                yield f'docs/dependencies.md: {need} is bounded otherwise: {row}'
+
+# -- doors: calls that run what a file says, reach a shell, or trust a name or an address
+
+FOLDERS = 'fedlit', 'bench', 'docs', 'examples'
+SOURCES = [*(f for d in FOLDERS for f in sorted((ROOT/d).rglob('*.py'))), ROOT/'setup.py']
+MODULES = {'pickle', 'cPickle', 'dill', 'cloudpickle', 'marshal', 'shelve', 'joblib', 'telnetlib', 'ftplib'}
+CALLS = {'eval', 'exec', 'compile', '__import__', 'os.system', 'os.popen', 'yaml.load', 'yaml.unsafe_load',
+         'tempfile.mktemp', 'pd.read_pickle', 'pandas.read_pickle', 'torch.hub.load', 'np.frompyfunc',
+         'shutil.unpack_archive', 'torch.save', 'urllib.request.urlretrieve',
+         'urlretrieve', 'ssl._create_unverified_context'}
+UNPACKING = {'extractall', 'extract'}
+PLAIN = 'http:/' + r'/(?!127\.0\.0\.1|localhost|www\.w3\.org)' # in two parts, so that it does not find itself
+WHERE = {'fedlit/files.py': {'imports urlopen'},  # the one module that downloads, see tests/test_files.py
+         'fedlit/tape.py': {'exec'}}              # runs what it has itself written from recorded tensor operations
+
+def dotted(f): return f'{dotted(f.value)}.{f.attr}' if isinstance(f, ast.Attribute) else getattr(f, 'id', '')
+def given(call, name):
+    return next((k.value.value for k in call.keywords if k.arg == name and isinstance(k.value, ast.Constant)), None)
+
+def doors(source):
+    "What a text of Python opens: (line, what). tests/test_doors.py shows that it finds what it looks for."
+    out, archives = [], re.search(r'\b(tarfile|zipfile)\b', source)
+    for n in ast.walk(ast.parse(source)):
+        if isinstance(n, (ast.Import, ast.ImportFrom)):
+            names = [a.name for a in n.names]
+            if isinstance(n, ast.ImportFrom): names.append(n.module or '')
+            out += [(n.lineno, f'imports {m}') for m in names if m.split('.')[0] in MODULES]
+            out += [(n.lineno, f'imports {m}') for m in names if m in ('urlopen', 'urlretrieve', 'requests')]
+        if isinstance(n, ast.Call):
+            f = dotted(n.func)
+            if f in CALLS or f.endswith('.read_pickle'): out.append((n.lineno, f))
+            if f == 'torch.load' and given(n, 'weights_only') is not True:
+                out.append((n.lineno, 'torch.load without weights_only=True'))
+            if given(n, 'allow_pickle'): out.append((n.lineno, 'allow_pickle=True'))
+            if given(n, 'shell'): out.append((n.lineno, 'shell=True'))
+            if given(n, 'verify') is False: out.append((n.lineno, 'verify=False'))
+            if f.rpartition('.')[2] in UNPACKING and archives and given(n, 'filter') is None:
+                out.append((n.lineno, f'{f} without a filter'))
+        if isinstance(n, ast.Constant) and isinstance(n.value, str):
+            if re.search(PLAIN, n.value): out.append((n.lineno, 'an http address'))
+    return out
+
+def a_module_opens_no_door():
+    for file in SOURCES:
+        if '.envs' in file.parts: continue # environments that the benchmark made for others
+        name = file.relative_to(ROOT).as_posix()
+        for line, what in doors(text(name)):
+            if what not in WHERE.get(name, ()): yield f'{name}:{line}: {what}'
+
+def every_file_is_written_by_one_module():
+    "`open` for writing, `write_text`, `savefig` and others to a path: only fedlit.files does it."
+    writes = re.compile(r"\bopen\([^)]*['\"][wxa]b?\+?['\"]|\.write_(text|bytes)\(|np\.savez?\(\w*path|"
+                        r"save_file\(|torch\.save\(|\.savefig\((?!whole|drawn)|"
+                        r"\.to_(csv|json|pickle|parquet)\([^)]*(path|out/)")
+    for f in (ROOT/'fedlit').rglob('*.py'):
+        name = f.relative_to(ROOT).as_posix()
+        if writes.search(text(name)) and name not in ('fedlit/files.py', 'fedlit/costs.py'): # costs writes to /proc
+            yield f'{name} writes a file by itself; fedlit.files does it'
+
+CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
+          every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
+          every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,
+          every_file_is_written_by_one_module]
+
+if __name__ == '__main__':
+    first, *others = CHECKS
+    found = list(first()) or [c for check in others for c in check()] # a page that is not there cannot be read
+    print('\n'.join(found) or f'lint: {len(CHECKS)} checks of pages and sources, no complaint')
+    sys.exit(bool(found))

@@ -1,0 +1,16 @@
+"All that `nbdev_docs` does before it calls Quarto: `python docs/quarto.py`. A cell that stops it is named."
+import os, warnings
+from pathlib import Path
+from nbdev.quarto import refresh_quarto_yml
+from nbdev.serve import proc_nbs
+import pages
+
+if __name__ == '__main__':
+    os.chdir(pages.ROOT)
+    warnings.filterwarnings('ignore', 'Found cells containing imports')   # they are run, and that is tried here
+    pages.write(pages.NBS, '.qmd', pages.front_matter)
+    refresh_quarto_yml()
+    made = proc_nbs(force=True, n_workers=0)
+    missing = [p for _, p in pages.sidebar() if not (Path(made)/p).exists()]
+    assert not missing, f'{made} has no {missing}'
+    print(f'{made}: {len(pages.sidebar())} pages, as Quarto takes them')

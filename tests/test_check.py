@@ -1,0 +1,120 @@
+"`fedlit check` on methods that are not in the library: the right ones pass, and of the wrong ones the first broken law names the mistake."
+import subprocess, sys
+from pathlib import Path
+import pytest, torch
+from torch import nn
+import fedlit
+from fedlit import laws
+from fedlit.cli import main
+from fedlit.data import load
+from fedlit.methods import DepthFL, FedAvg, FedProx
+from fedlit.models import build
+import mine_right, mine_wrong
+
+HERE = Path(__file__).parent
+RIGHT, _ = laws.methods_in(mine_right)
+WRONG, _ = laws.methods_in(mine_wrong)
+ids = lambda m: m.name
+
+@pytest.mark.parametrize('m', RIGHT, ids=ids)
+def test_what_is_right_passes(m):
+    report = fedlit.check(m)
+    assert report.ok and report.rows['executors'].holds, report
+
+def test_there_are_ten_of_them(): assert len(RIGHT) >= 7 and len(WRONG) >= 3 and {type(m) for m in WRONG} == set(mine_wrong.CAUGHT)
+
+@pytest.mark.parametrize('m', WRONG, ids=ids)
+def test_what_is_wrong_is_named(m):
+    report = laws.check(m)
+    assert report.broken[:1] == [mine_wrong.CAUGHT[type(m)]], report
+    assert not report.ok and str(report.broken[0]) in repr(report).splitlines()[0]
+
+def test_a_method_that_is_off_is_fedavg():
+    assert laws.check(FedProx(), off=FedProx(mu=0.)).rows['off'].holds
+    assert laws.check(FedProx(), off=FedProx(mu=.1)).broken == ['off']
+
+def test_a_class_is_tried_with_its_defaults():
+    assert laws.check(FedProx).method == FedProx()
+    with pytest.raises(TypeError, match='3 is not a method'): laws.check(3)
+
+# ---- a network and data of one's own ----
+
+class Tokens(nn.Module):
+    "Words, their mean, dropout, a head."
+    def __init__(self): super().__init__(); self.words, self.drop, self.head = nn.Embedding(20, 6), nn.Dropout(.2), nn.Linear(6, 3)
+    def forward(self, x): z = self.drop(self.words(x).mean(1)); return z, self.head(z)
+
+def test_on_batches_of_ones_own():
+    g = torch.Generator().manual_seed(0)
+    data = dict(x=torch.randint(0, 20, (3, 2, 5, 4), generator=g), y=torch.randint(0, 3, (3, 2, 5), generator=g))
+    net = Tokens()
+    before = {k: v.clone() for k, v in net.state_dict().items()}
+    report = laws.check(FedProx(), net, data)
+    assert report.ok and report.rows['executors'].holds is not False, report
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items()) and net.head.weight.dtype == torch.float32
+
+def test_on_a_task():
+    task = load('digits').subset(100, seed=0)
+    assert laws.check(FedAvg(), data=task).ok
+    assert laws.check(DepthFL(), build('exits_mlp', task, seed=0), task).ok
+
+class Draws(nn.Module):
+    "A network that tosses Python's coins, which is no fault of a method."
+    def __init__(self): super().__init__(); self.head = nn.Linear(4, 3)
+    def forward(self, x):
+        import random
+        return x, self.head(x)*(1 + .1*random.random())
+
+def test_what_the_network_breaks_is_not_held_against_the_method():
+    data = dict(x=torch.randn(3, 2, 5, 4), y=torch.zeros(3, 2, 5, dtype=torch.long))
+    report = laws.check(FedProx(), Draws(), data)
+    assert report.ok and 'FedAvg breaks it on this network too' in report.rows['sealed'].said, report
+
+@pytest.mark.parametrize('model, data, said', [(nn.Linear(2, 2), None, 'needs data'), (None, dict(x=torch.ones(1)), r"got \['x'\] and no network")])
+def test_worlds_that_are_none(model, data, said):
+    with pytest.raises(TypeError, match=said): laws.check(FedAvg(), model, data)
+
+# ---- the command ----
+
+def command(*argv):
+    try: main(['check', *map(str, argv)])
+    except SystemExit as e: return e.code
+    return 0
+
+def test_the_command(tmp_path, capsys):
+    (tmp_path/'helping.py').write_text('SCALE = .1\n')
+    file = tmp_path/'mine_own.py'
+    file.write_text('''from fedlit.method import Method
+from fedlit.methods import FedDecorr
+from helping import SCALE
+class Fine(Method):
+    mu: float = SCALE
+    def loss(self, features): return self.mu*features.square().mean()
+''')
+    assert command(file) == 0
+    assert 'Fine(mu=0.1): ' in capsys.readouterr().out
+    assert command(file, '--method', 'Fine(mu=2.0) + FedDecorr()', '--data', 'digits') == 0
+    assert 'Fine(mu=2.0) + FedDecorr(beta=0.1' in capsys.readouterr().out
+    with file.open('a') as f: f.write('class Needs(Fine):\n    nu: float = None\n    def __post_init__(self): assert self.nu is not None, "nu must be given"\n')
+    assert command(file) == 1
+    assert 'Needs was not tried: AssertionError: nu must be given; put a value into the file, mine = Needs(...)' in capsys.readouterr().out
+    with file.open('a') as f: f.write('mine = Needs(nu=1.)\n')
+    assert command(file) == 0
+    assert 'Needs(mu=0.1, nu=1.0): ' in capsys.readouterr().out
+
+def test_the_command_ends_with_one_where_a_law_is_broken(capsys):
+    assert command(HERE/'mine_wrong.py', '--method', 'Vector()') == 1
+    assert 'number       BROKEN' in capsys.readouterr().out
+
+@pytest.mark.parametrize('text, said', [('x = 1\n', 'defines no method'), ('x = \n', 'SyntaxError'), ('x = 1\ny = x/0\n', 'line 2: ZeroDivisionError'),
+    ('from fedlit.method import Method\nclass M(Method):\n    def loos(self): return 0.\n', 'line 2: TypeError: M.loos is not a hook; did you mean loss?')])
+def test_files_that_cannot_be_tried(tmp_path, text, said):
+    file = tmp_path/f'mine_{abs(hash(text))}.py'
+    file.write_text(text)
+    assert said in command(file)
+
+def test_a_file_that_is_not_there(): assert 'there is no file nowhere.py' in command('nowhere.py')
+
+def test_import_stays_light():
+    code = "import sys, fedlit; assert 'torch' not in sys.modules; fedlit.check; assert 'torch' in sys.modules"
+    subprocess.run([sys.executable, '-c', code], check=True)

@@ -1,0 +1,35 @@
+"Figures in a real Jupyter kernel, where a cell that draws must show a picture; nbdev_test runs cells without a display."
+import json, re, sys
+from pathlib import Path
+import pytest
+nbformat, nbclient = pytest.importorskip('nbformat'), pytest.importorskip('nbclient')
+
+NBS = Path(__file__).parents[1]/'nbs'
+READER = "import matplotlib.pyplot as plt\nplt.plot([1, 2])"   # what a reader might draw below the page
+
+def ran(cells, folder):
+    "The cells after a kernel has run them."
+    nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
+    return nbclient.NotebookClient(nb, timeout=900, kernel_name='python3', resources={'metadata': {'path': str(folder)}}).execute().cells
+
+def pictures(cell): return sum('image/png' in o.get('data', {}) for o in cell.outputs)
+
+def code(page):
+    "The sources of a page's code cells, but for those that are not to be run."
+    sources = [''.join(c['source']) for c in json.loads(page.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+    return [s for s in sources if not re.search(r'^#\|\s*eval:\s*false', s, re.M)]
+
+@pytest.mark.skipif(sys.platform == 'win32', reason='a kernel needs an event loop that Windows does not give it here')
+def test_the_first_figure_may_be_ours():
+    ours = "from fedlit.figure import spectra\n_ = spectra({'a': [3., 2., 1.]})"
+    assert [pictures(c) for c in ran([ours, READER, ours, READER], '.')] == [1, 1, 1, 1]
+
+def drawing(): return [p for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts and any('#| fig-alt' in s for s in code(p))]
+
+@pytest.mark.slow
+@pytest.mark.parametrize('page', drawing(), ids=lambda p: str(p.relative_to(NBS).with_suffix('')))
+def test_every_cell_that_draws_shows_a_picture(page):
+    cells = ran([*code(page), READER], page.parent)
+    dark = [c.source for c in cells if '#| fig-alt' in c.source and not pictures(c)]
+    assert not dark, f'{len(dark)} cells show no picture; the first is\n{dark[0]}'
+    assert pictures(cells[-1]), 'after this page a plot of the reader is not shown'
