@@ -142,7 +142,7 @@ def test_option_a_keeps_the_signal():
 
 @pytest.mark.parametrize('call, says', [
     (lambda: build('mpl', task(CIFAR)), 'did you mean mlp'),
-    (lambda: build('resnet_18', task(CIFAR)), 'resnet18'),
+    (lambda: build('resnet_81', task(CIFAR)), 'did you mean resnet18'),
     (lambda: build('zzz', task(CIFAR)), 'there are alexnet_bn'),
     (lambda: build('alexnet_bn', task(CIFAR), features=8), r'samples of shape \(3, 32, 32\)'),
     (lambda: build('moon_cnn', task((1, 8, 28))), r'samples of shape \(1, 8, 28\)'),
