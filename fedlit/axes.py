@@ -107,12 +107,11 @@ class Axes:
 
 # %% ../nbs/13_axes.ipynb #ac4532e8
 def _trace(model):
-    modes = {m: m.training for m in model.modules()}
-    try: return fx.symbolic_trace(model.eval())    # as it is used: training may return something else, such as the logits of all exits
-    except Exception as e: raise ValueError(f"{type(model).__name__} cannot be traced by torch.fx, so its axes cannot be found: {str(e).splitlines()[0]}. "
-                                            "Control flow that depends on values and shapes has to go") from e
-    finally:
-        for m, training in modes.items(): m.training = training
+    "The graph of a copy of the network, as it is used: training may return something else, such as the logits of all exits."
+    try: return fx.symbolic_trace(copy.deepcopy(model).eval())
+    except Exception as e:
+        raise ValueError(f"{type(model).__name__} cannot be traced by torch.fx, so its axes cannot be found: {str(e).splitlines()[0]}. "
+                         "Control flow that depends on values and shapes has to go") from e
 
 def _walk(graph, book):
     "For every node its channels; for every tensor its dimensions; for every layer the axis it makes."
@@ -265,7 +264,7 @@ def watched(axes, at='relu'):
     relus = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes if n.name in axes.points and _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
-_one_at_a_time = threading.Lock() # the graph has the modules of the network itself, whatever thread looks at it
+_one_at_a_time = threading.Lock() # there is one graph, whatever thread looks at it
 
 class _Watch(fx.Interpreter):
     def __init__(self, graph, points, taps): super().__init__(graph); self.points, self.taps, self.got = points, taps, {}

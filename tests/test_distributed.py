@@ -180,8 +180,9 @@ def torchrun(ranks, *argv, **env):
                           env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]), **env})
 
 DIES = """
-import os, signal, sys
+import functools, os, signal, sys
 import test_distributed as t
+@functools.wraps(t.cross_entropy) # by whose name a checkpoint knows it
 def criterion(logits, y, seen=[]):
     seen.append(1)
     if os.environ['RANK'] == '1' and len(seen) == 18: os.kill(os.getpid(), signal.SIGKILL)

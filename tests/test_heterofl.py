@@ -13,7 +13,7 @@ from fedlit.methods.heterofl import HeteroFL
 from fedlit.methods.submodels import Clip, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build, count
 from fedlit.round import Batches, Local, aggregate, fed_round, local_phase, start
-from federation import gap, train
+from federation import Net, gap, train
 
 RATES = (1., .5, .25, .125, .0625)
 
@@ -310,3 +310,8 @@ def test_networks_that_cannot_be_followed(kind, message):
 @pytest.mark.parametrize('make', [lambda: HeteroFL(rates=()), lambda: HeteroFL(rates=(0.,)), lambda: HeteroFL(rates=(1.1,)), lambda: HeteroFL(assign='static'), lambda: MaskedCE(fill='one'), lambda: Clip(norm=0.)])
 def test_bad_hyperparameters_are_named(make):
     with pytest.raises(ValueError, match='but it must be'): make()
+
+def test_the_graph_that_is_watched_is_not_the_network():
+    "Or the tensors of whoever looks would stand in the network while another thread copies it."
+    net = Net()
+    assert not {*map(id, net.modules())} & {*map(id, find_axes(net).graph.modules())}

@@ -36,7 +36,8 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
         while not file.exists(): assert child.poll() is None, child.stderr.read(); time.sleep(.01)
         time.sleep(.1)
         child.send_signal(signal.SIGINT)
-        assert 'interrupted; what was finished is kept' in child.communicate(timeout=60)[1] and child.returncode == 1
+        said = child.communicate(timeout=60)[1]
+        assert f'interrupted; {file} has the rounds that were finished' in said and child.returncode == 1
     finally: child.kill()
     at = content(file)[0]
     rounds = 10*(at//10 + 2)

@@ -155,6 +155,18 @@ def test_what_is_steady_is_worked_out_once():
     other = bind(w.clone(), r+1)
     assert torch.equal(other(x), f(w.clone(), r+1, x)) and torch.equal(play(x), f(one, r, x))
 
+def test_running_statistics_are_updated_also_where_nobody_reads_what_was_normalised():
+    "Of a network's two passes over a batch the first may be there for its statistics alone."
+    def f(mean, var, x):
+        F.batch_norm(x, mean, var, training=True)
+        return mean + 1
+    mean, var, x = torch.zeros(3), torch.ones(3), torch.randn(8, 3)
+    for steady in (0, 2, 3):
+        _, bind = record(f, mean.clone(), var.clone(), x, steady=steady)
+        one, two = [mean.clone(), var.clone(), x], [mean.clone(), var.clone(), x]
+        play = bind(*two[:steady])
+        for _ in range(3): assert torch.equal(f(*one), play(*two[steady:])) and all(map(torch.equal, one, two))
+
 def test_two_ways_to_the_same_view_are_one():
     _, bind = record(lambda a: (a.T.T + a.view(2, 3).unsqueeze(0)).sum(), torch.ones(2, 3))
     assert bind.source.count(' = aten') == 3 and torch.equal(bind()(torch.full((2, 3), 2.)), torch.tensor(24.))
