@@ -28,8 +28,7 @@ test: install  ## the notebooks, then the laws
 	$(BIN)/nbdev_test --n_workers 2
 	$(BIN)/python -m pytest -n 2 -m "not slow"
 
-test-slow: install  ## what `make test` leaves out: notebooks with cells that are marked slow, whole, and the slow tests
-	grep -rl --include='*.ipynb' '"#| slow' nbs | xargs -P 2 -n 1 $(BIN)/nbdev_test --flags slow --path
+test-slow: install  ## what `make test` leaves out, cells that are marked slow among it: their pages run whole, in a real kernel
 	$(BIN)/python -m pytest -n 2 -m slow
 
 test-all: test test-slow  ## everything

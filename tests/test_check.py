@@ -16,7 +16,7 @@ RIGHT, _ = laws.methods_in(mine_right)
 WRONG, _ = laws.methods_in(mine_wrong)
 ids = lambda m: m.name
 
-@pytest.mark.parametrize('m', RIGHT, ids=ids)
+@pytest.mark.parametrize('m', [pytest.param(m, marks=pytest.mark.slow) if k > 1 else m for k, m in enumerate(RIGHT)], ids=ids)
 def test_what_is_right_passes(m):
     report = fedlit.check(m)
     assert report.ok and report.rows['executors'].holds, report
@@ -29,6 +29,7 @@ def test_what_is_wrong_is_named(m):
     assert report.broken[:1] == [mine_wrong.CAUGHT[type(m)]], report
     assert not report.ok and str(report.broken[0]) in repr(report).splitlines()[0]
 
+@pytest.mark.slow
 def test_a_method_that_is_off_is_fedavg():
     assert laws.check(FedProx(), off=FedProx(mu=0.)).rows['off'].holds
     assert laws.check(FedProx(), off=FedProx(mu=.1)).broken == ['off']
@@ -53,6 +54,7 @@ def test_on_batches_of_ones_own():
     assert report.ok and report.rows['executors'].holds is not False, report
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items()) and net.head.weight.dtype == torch.float32
 
+@pytest.mark.slow
 def test_on_a_task():
     task = load('digits').subset(100, seed=0)
     assert laws.check(FedAvg(), data=task).ok

@@ -1,4 +1,4 @@
-"Figures in a real Jupyter kernel, where a cell that draws must show a picture; nbdev_test runs cells without a display."
+"Pages in a real Jupyter kernel, whole, where a cell that draws must show a picture; nbdev_test runs cells without a display, and leaves slow ones out."
 import json, re, sys
 from pathlib import Path
 import pytest
@@ -24,10 +24,13 @@ def test_the_first_figure_may_be_ours():
     ours = "from fedlit.figure import spectra\n_ = spectra({'a': [3., 2., 1.]})"
     assert [pictures(c) for c in ran([ours, READER, ours, READER], '.')] == [1, 1, 1, 1]
 
-def drawing(): return [p for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts and any('#| fig-alt' in s for s in code(p))]
+def pages():
+    "Those that draw, and those with cells that `make test` leaves out."
+    told = {p: code(p) for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts}
+    return [p for p, sources in told.items() if any(re.search(r'^#\|\s*(fig-alt|slow\b)', s, re.M) for s in sources)]
 
 @pytest.mark.slow
-@pytest.mark.parametrize('page', drawing(), ids=lambda p: str(p.relative_to(NBS).with_suffix('')))
+@pytest.mark.parametrize('page', pages(), ids=lambda p: str(p.relative_to(NBS).with_suffix('')))
 def test_every_cell_that_draws_shows_a_picture(page):
     cells = ran([*code(page), READER], page.parent)
     dark = [c.source for c in cells if '#| fig-alt' in c.source and not pictures(c)]

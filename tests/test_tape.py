@@ -12,7 +12,7 @@ from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap
 
 ids = lambda m: repr(m)
 
-@pytest.mark.parametrize('executor,norm', [('loop', False), ('vmap', True)], ids=['loop', 'vmap'])
+@pytest.mark.parametrize('executor,norm', [pytest.param('loop', False, marks=pytest.mark.slow), ('vmap', True)], ids=['loop', 'vmap'])
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_a_tape_changes_nothing(m, norm, executor):
     assert gap(train(m, executor, norm=norm), train(m, executor, norm=norm, tapes=Tapes())) == 0
