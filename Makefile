@@ -26,10 +26,10 @@ bench: install  ## this CPU: fedlit beside a plain loop, pfl, flwr and fedjax; w
 
 test: install  ## the notebooks, then the laws
 	$(BIN)/nbdev_test --n_workers 2
-	$(BIN)/python -m pytest -n 2 -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: install  ## what `make test` leaves out, cells that are marked slow among it: their pages run whole, in a real kernel
-	$(BIN)/python -m pytest -n 2 -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
 
 test-all: test test-slow  ## everything
 

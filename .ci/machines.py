@@ -45,7 +45,8 @@ def notebooks(bin, log, env):
     return f'{len(there) - len(failed)} of {len(there)}', failed
 
 def tests(bin, log, env):
-    code, said = run([bin/'python', '-m', 'pytest', '-n', '2', '-m', 'not slow', '-rfE'], log, env)
+    quick = '-m', 'pytest', '-n', '2', '--dist', 'worksteal', '-m', 'not slow', '-rfE'
+    code, said = run([bin/'python', *quick], log, env)
     seen = {what: int(n) for n, what in re.findall(r'(\d+) (passed|failed|error)', said.strip().splitlines()[-1])}
     failed = re.findall(r'^(?:FAILED|ERROR) (\S+)', said, re.M)
     if code and not failed: failed = [f'pytest ended with {code}']
@@ -58,7 +59,9 @@ def main(bin, *machines):
     for machine in machines:
         env, name, began = variables(machine), machine.replace('=', '-').replace(',', '_'), time.monotonic()
         print(f"{machine}: {', '.join(f'{k}={v}' for k, v in env.items())}", flush=True)
-        if not possible(env): rows.append((machine, 'this processor cannot', '', '')); continue
+        if not possible(env):
+            rows.append((machine, 'this processor cannot', '', ''))
+            continue
         pages, bad = notebooks(bin, logs/f'{name}.notebooks.log', env)
         laws, worse = tests(bin, logs/f'{name}.tests.log', env)
         rows.append((machine, pages, laws, f'{time.monotonic() - began:.0f}'))

@@ -9,7 +9,8 @@ def versions(): return peers.probe('fedlit', sys.executable)
 
 def overhead(work):
     "Ratios to FedAvg of the same turn."
-    seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}), dict(OMP_NUM_THREADS=str(work['threads'])))
+    seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}),
+                    dict(OMP_NUM_THREADS=str(work['threads'])))
     return seen if 'error' in seen else dict(seen, versions=versions())
 
 def grown(work, method):
@@ -19,7 +20,8 @@ def grown(work, method):
         seen, _ = start(sys.executable, 'bench.growth', dict(work=work, options=dict(clients=n, method=method)))
         if 'error' not in seen: seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
         rows.append(dict(clients=n, **seen))
-        print(f"  growth {method} {n} clients: " + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['federate_mb']:.0f} MB"), flush=True)
+        print(f"  growth {method} {n} clients: "
+              + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['federate_mb']:.0f} MB"), flush=True)
     return dict(rows=rows, versions=versions()) if any('error' not in r for r in rows) else dict(error=rows[0]['error'])
 
 def cases(names, contenders, nets, tiny, folder):
@@ -41,10 +43,12 @@ def chosen(only, tiny, net):
     if not only: return workloads, list(peers.CONTENDERS), parts
     asked = only.split(',')
     known = {**{w.lower(): w for w in workloads}, **{k: k for k in (*peers.CONTENDERS, *parts)}}
-    if bad := [a for a in asked if a.lower() not in known]: sys.exit(f"--only: no {', '.join(bad)}; there are {', '.join(known)}")
+    if bad := [a for a in asked if a.lower() not in known]:
+        sys.exit(f"--only: no {', '.join(bad)}; there are {', '.join(known)}")
     asked = [known[a.lower()] for a in asked]
     w, c = [a for a in asked if a in workloads], [a for a in asked if a in peers.CONTENDERS]
-    return ((w or workloads) if w or c else ()), c or list(peers.CONTENDERS), {k: v for k, v in parts.items() if k in asked}
+    return (((w or workloads) if w or c else ()), c or list(peers.CONTENDERS),
+            {k: v for k, v in parts.items() if k in asked})
 
 def main(args=None):
     p = argparse.ArgumentParser(prog='python -m bench', description=__doc__)
@@ -55,7 +59,8 @@ def main(args=None):
     p.add_argument('--out', default=RESULTS, type=Path, help='folder of the results')
     a = p.parse_args(args)
     if a.tiny and a.out == RESULTS: p.error('--tiny needs --out, so that its numbers do not stand beside real ones')
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit('stopped; what was finished is kept')) # and the case in progress is ended with us
+    # the case in progress is ended with us
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit('stopped; what was finished is kept'))
     for name, settings, work in cases(*chosen(a.only, a.tiny, a.net), a.tiny, HERE/'.data'):
         seen, new = case(a.out/f'{name}.json', settings, work, a.again)
         print(f"{name}: {'kept' if not new else seen['error'] if 'error' in seen else 'measured'}", flush=True)

@@ -4,12 +4,13 @@ import numpy as np
 from .work import Data
 
 def main(run):
-    "`run(work, data, options) -> dict(seconds, ended, samples, weights, ...)`, called on what the driver wrote; the answer goes to a file."
+    "`run(work, data, options) -> dict(seconds, ended, samples, weights, ...)` on what the driver wrote; into a file."
     with open(sys.argv[1]) as f: spec = json.load(f)
     out = run(spec['work'], Data(spec['data']) if 'data' in spec else None, spec['options'])
     if out is None: return # a worker; the first process reports
     if 'weights' in out: np.savez(spec['weights'], **out.pop('weights'))
-    out.update(total=out.pop('ended') - spec['started'], python=platform.python_version(), pid=os.getpid(), peak_self_mb=peak_mb())
+    out.update(total=out.pop('ended') - spec['started'], python=platform.python_version(),
+               pid=os.getpid(), peak_self_mb=peak_mb())
     with open(spec['out'], 'w') as f: json.dump(out, f)
 
 def peak_mb():
@@ -19,7 +20,8 @@ def peak_mb():
 def cohort(work, round):
     "The clients of a round, the same for the contenders that let one choose."
     if work['sampled'] == work['clients']: return list(range(work['clients']))
-    return sorted(np.random.default_rng((work['seed'], 2, round)).choice(work['clients'], work['sampled'], replace=False).tolist())
+    return sorted(np.random.default_rng((work['seed'], 2, round))
+                  .choice(work['clients'], work['sampled'], replace=False).tolist())
 
 class Clock:
     "Seconds between the ends of rounds."

@@ -13,16 +13,18 @@ FORMAT = 1 # changes when old results must not be kept
 def machine():
     "What the numbers belong to."
     lines = Path('/proc/cpuinfo').read_text().splitlines() if Path('/proc/cpuinfo').exists() else []
-    name = next((l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')), platform.processor() or platform.machine())
+    name = next((l.split(':', 1)[1].strip() for l in lines if l.startswith('model name')),
+                platform.processor() or platform.machine())
     return dict(cpu=name, cores=os.cpu_count(), system=f'{platform.system()} {platform.release()}')
 
 def save(path, value): write_file(path, json.dumps(value, indent=1).encode())
 
 def load(path, like=None):
-    "A result, or None where it is absent, cut off, of another format, an error, or measured with other settings than `like`."
+    "A result, or None: absent, cut off, of another format, an error, or measured with other settings than `like`."
     try: seen = json.loads(Path(path).read_text())
     except (OSError, ValueError): return None
-    good = isinstance(seen, dict) and seen.get('format') == FORMAT and 'error' not in seen and (like is None or seen.get('settings') == like)
+    good = (isinstance(seen, dict) and seen.get('format') == FORMAT and 'error' not in seen
+            and (like is None or seen.get('settings') == like))
     return seen if good else None
 
 def _tree(pid):
@@ -44,9 +46,10 @@ def resident_mb(pid):
     return total*resource.getpagesize()/2**20
 
 def watch(command, env, log, limit=3600):
-    "Run a command to its end; its exit status, and the most memory its tree of processes was seen to hold, looked at twice a second."
+    "Run a command to its end; its exit status, and the most memory its tree of processes held, seen twice a second."
     peak, began = 0., time.time()
-    with open(log, 'w') as f: child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=f, stderr=f, start_new_session=True)
+    with open(log, 'w') as f:
+        child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=f, stderr=f, start_new_session=True)
     try:
         while time.time() < began + limit:
             peak = max(peak, resident_mb(child.pid))
@@ -66,13 +69,15 @@ def start(python, module, spec, env=None, command=(), limit=3600):
     "One fresh process of `python -m module`: what it reported, with its weights; or a dictionary with `error`."
     with tempfile.TemporaryDirectory() as folder:
         task, out, weights, log = (Path(folder)/n for n in ('task.json', 'out.json', 'weights.npz', 'log'))
-        env = {**os.environ, 'PYTHONPATH': str(ROOT), 'FLWR_TELEMETRY_ENABLED': '0', 'OMP_NUM_THREADS': '1', **(env or {})}
+        env = {**os.environ, 'PYTHONPATH': str(ROOT),
+               'FLWR_TELEMETRY_ENABLED': '0', 'OMP_NUM_THREADS': '1', **(env or {})}
         load_before = os.getloadavg()
         task.write_text(json.dumps(dict(spec, out=str(out), weights=str(weights), started=time.time())))
         failed = lambda why: (dict(error=why, load_before=load_before), None)
         try: code, peak = watch([python, *command, '-m', module, str(task)], env, log, limit)
         except TimeoutError as e: return failed(str(e))
-        if code or not out.exists(): return failed(f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:])
+        if code or not out.exists():
+            return failed(f'exit status {code}: ' + ' '.join(log.read_text(errors='replace').split())[-800:])
         seen = dict(json.loads(out.read_text()), peak_tree_mb=peak, load_before=load_before)
         return seen, dict(np.load(weights)) if weights.exists() else None
 
@@ -92,8 +97,10 @@ def contend(name, contender, work, folder):
             seen['finite'] = all(bool(np.isfinite(v).all()) for v in weights.values())
             if work['net'] == 'mlp': seen.update(score(weights, Data(data)))
         tries.append(dict(label=t['label'], env=t['env'], **seen))
-        print(f"  {name} {contender} ({t['label']}): " + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['total']:.1f} s in all"), flush=True)
-    if (best := _best(tries)) is None: return dict(error='no try came to its end; ' + tries[0]['error'], tries=tries, versions=versions)
+        print(f"  {name} {contender} ({t['label']}): "
+              + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['total']:.1f} s in all"), flush=True)
+    if (best := _best(tries)) is None:
+        return dict(error='no try came to its end; ' + tries[0]['error'], tries=tries, versions=versions)
     return dict(tries=tries, best=best, versions=versions)
 
 def case(path, settings, work, again=False):
@@ -105,11 +112,13 @@ def case(path, settings, work, again=False):
     return load(path) or json.loads(json.dumps(seen)), True
 
 def joined(before, seen):
-    "A measurement with the tries of an earlier one, on the same machine with the same versions: neighbours only make a try slower, so the best counts."
-    same = before and 'tries' in before and 'best' in seen and all(before.get(k) == seen.get(k) for k in ('machine', 'versions'))
+    "A measurement with earlier tries of the same machine and versions: neighbours only slow a try, so the best counts."
+    same = (before and 'tries' in before and 'best' in seen
+            and all(before.get(k) == seen.get(k) for k in ('machine', 'versions')))
     if not same: return seen
     tries = before['tries'] + seen['tries']
     return dict(seen, tries=tries, best=_best(tries))
 
-def _best(tries): return min((i for i, t in enumerate(tries) if 'error' not in t), key=lambda i: tries[i]['median'], default=None)
+def _best(tries):
+    return min((i for i, t in enumerate(tries) if 'error' not in t), key=lambda i: tries[i]['median'], default=None)
 

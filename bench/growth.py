@@ -11,14 +11,18 @@ from .child import main, peak_mb
 def run(work, data, options):
     n, gen = options['clients'], torch.Generator().manual_seed(work['seed'])
     x, y = torch.rand(work['pool'], 1, 8, 8, generator=gen), torch.randint(10, (work['pool'],), generator=gen)
-    task = Task('noise', x, y, x[:1], y[:1], classes=10) # all clients draw from one pool, so that only their number grows
+    # all clients draw from one pool, so that only their number grows
+    task = Task('noise', x, y, x[:1], y[:1], classes=10)
     clients = list(torch.randint(work['pool'], (n, work['each']), generator=gen))
-    model, how = build('mlp', task, seed=0, hidden=(128,), features=64), Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01)
+    model, how = (build('mlp', task, seed=0, hidden=(128,), features=64),
+                  Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01))
     before_mb, began = peak_mb(), time.perf_counter()
-    done = federate(model, task, clients, method(options['method']), work['rounds'], how, participation=work['sampled']/n, seed=work['seed'],
-                    device='cpu', evaluate_every=work['rounds'], progress=False)
+    done = federate(model, task, clients, method(options['method']), work['rounds'], how,
+                    participation=work['sampled']/n, seed=work['seed'], device='cpu',
+                    evaluate_every=work['rounds'], progress=False)
     wall, seconds = time.perf_counter() - began, done.history['seconds'].tolist()
-    return dict(seconds=seconds, outside_rounds=wall - sum(seconds), before_mb=before_mb, federate_mb=peak_mb() - before_mb, ended=time.time(),
+    return dict(seconds=seconds, outside_rounds=wall - sum(seconds),
+                before_mb=before_mb, federate_mb=peak_mb() - before_mb, ended=time.time(),
                 executor=done.settings['executor'], threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

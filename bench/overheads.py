@@ -38,9 +38,11 @@ def turns(work, go, held=lambda: None):
 def run(work, data, options):
     hold_memory()
     task, clients = noise(work)
-    model = build('mobilenetv2', task, seed=0) if work['net'] == 'mobilenetv2' else wrap(nets.build(work['net']), 'head')
+    model = (build('mobilenetv2', task, seed=0) if work['net'] == 'mobilenetv2'
+             else wrap(nets.build(work['net']), 'head'))
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
-    go = lambda m, rounds: federating(model, task, clients, m, rounds, how, seed=work['seed'], device='cpu', evaluate_every=rounds, progress=False)
+    go = lambda m, rounds: federating(model, task, clients, m, rounds, how, seed=work['seed'], device='cpu',
+                                      evaluate_every=rounds, progress=False)
     return dict(turns(work, go), ended=time.time(), threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

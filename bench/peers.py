@@ -1,11 +1,13 @@
-"The contenders: how each is started, with which settings it is tried, and the environments of those that bring their own."
+"The contenders: how each is started, with which settings it is tried, and the environments that some of them need."
 import hashlib, json, os, shutil, subprocess, sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TORCH = 'torch==2.15.0' # the peers that train with torch get the version that fedlit's environment has had while this was written
+# the peers that train with torch get the version that fedlit's environment has had while this was written
+TORCH = 'torch==2.15.0'
 
-def threads(n): return dict(label=f'{n} thread{"s"*(n > 1)}', env=dict(OMP_NUM_THREADS=str(n)), options=dict(threads=n), command=[])
+def threads(n):
+    return dict(label=f'{n} thread{"s"*(n > 1)}', env=dict(OMP_NUM_THREADS=str(n)), options=dict(threads=n), command=[])
 BOTH = [threads(1), threads(2)]
 
 ONE_XLA = '--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1'
@@ -13,20 +15,28 @@ DYNAMO = 'torch._dynamo' # torch.optim brings it in at the first optimizer
 
 # `probe` is imported once before the clock starts, so that nobody pays for reading files that are not in the disk cache
 CONTENDERS = dict(
-    loop=dict(title='plain PyTorch loop', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
-    dataloader=dict(title='plain loop, DataLoader', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
-    fedlit=dict(title='fedlit', needs=None, probe='fedlit.run, fedlit.methods', versions=['torch', 'numpy'],
-        tries=BOTH),
+    loop=dict(
+        title='plain PyTorch loop', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
+    dataloader=dict(
+        title='plain loop, DataLoader', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
+    fedlit=dict(
+        title='fedlit', needs=None, probe='fedlit.run, fedlit.methods', versions=['torch', 'numpy'], tries=BOTH),
     pfl=dict(
-        title='pfl-research', needs=['pfl[pytorch]==0.6.0', TORCH], probe=f'pfl.model.pytorch, pfl.aggregate.simulate, {DYNAMO}', versions=['pfl', 'torch'],
-        tries=[*BOTH, dict(threads(1), label='2 processes', command=['-m', 'torch.distributed.run', '--nproc_per_node', '2'])]),
+        title='pfl-research', needs=['pfl[pytorch]==0.6.0', TORCH],
+        probe=f'pfl.model.pytorch, pfl.aggregate.simulate, {DYNAMO}', versions=['pfl', 'torch'],
+        tries=[*BOTH, dict(threads(1), label='2 processes',
+                           command=['-m', 'torch.distributed.run', '--nproc_per_node', '2'])]),
     flwr=dict(
-        title='Flower', needs=['flwr[simulation]==1.41.0', TORCH], probe=f'flwr.simulation, flwr.serverapp, ray, {DYNAMO}', versions=['flwr', 'ray', 'torch'],
-        tries=[dict(threads(1), label='2 clients at a time', options=dict(cpus=1)), dict(threads(2), label='1 client at a time', options=dict(cpus=2))]),
+        title='Flower', needs=['flwr[simulation]==1.41.0', TORCH],
+        probe=f'flwr.simulation, flwr.serverapp, ray, {DYNAMO}', versions=['flwr', 'ray', 'torch'],
+        tries=[dict(threads(1), label='2 clients at a time', options=dict(cpus=1)),
+               dict(threads(2), label='1 client at a time', options=dict(cpus=2))]),
     fedjax=dict(
-        title='fedjax', needs=['fedjax==0.0.17', 'jax==0.4.23', 'jaxlib==0.4.23', 'dm-haiku==0.0.11', 'optax==0.1.9', 'numpy<2', 'scipy<1.13'],
+        title='fedjax', needs=['fedjax==0.0.17', 'jax==0.4.23', 'jaxlib==0.4.23', 'dm-haiku==0.0.11', 'optax==0.1.9',
+                               'numpy<2', 'scipy<1.13'],
         probe='fedjax', versions=['fedjax', 'jax', 'jaxlib'],
-        tries=[dict(threads(2), label="XLA's threads"), dict(threads(1), label='1 thread', env=dict(OMP_NUM_THREADS='1', XLA_FLAGS=ONE_XLA))]))
+        tries=[dict(threads(2), label="XLA's threads"),
+               dict(threads(1), label='1 thread', env=dict(OMP_NUM_THREADS='1', XLA_FLAGS=ONE_XLA))]))
 
 class Missing(Exception): "A peer that cannot be installed or imported here; the text says why."
 
@@ -50,15 +60,18 @@ def environment(name, folder=HERE/'.envs'):
     python, mark = home/'bin'/'python', home/f'.complete-{stamp}'
     if not mark.exists():
         shutil.rmtree(home, ignore_errors=True)
-        _call([*uv(), 'venv', '-q', '--python', f'{sys.version_info.major}.{sys.version_info.minor}', str(home)], f'no environment for {name}')
-        _call([*uv(), 'pip', 'install', '-q', '--compile-bytecode', '--python', str(python), *needs], f'{name} does not install')
+        _call([*uv(), 'venv', '-q', '--python', f'{sys.version_info.major}.{sys.version_info.minor}', str(home)],
+              f'no environment for {name}')
+        _call([*uv(), 'pip', 'install', '-q', '--compile-bytecode', '--python', str(python), *needs],
+              f'{name} does not install')
         mark.touch()
     return str(python)
 
 def probe(name, python):
     "Import the contender once, and say which versions it has."
     c = CONTENDERS[name]
-    code = f"import {c['probe']}, json; from importlib.metadata import version; print(json.dumps({{k: version(k) for k in {c['versions']!r}}}))"
+    code = (f"import {c['probe']}, json; from importlib.metadata import version; "
+            f"print(json.dumps({{k: version(k) for k in {c['versions']!r}}}))")
     env = dict(os.environ, PYTHONPATH=str(HERE.parent))
     try: done = subprocess.run([python, '-c', code], capture_output=True, text=True, env=env, timeout=300)
     except subprocess.TimeoutExpired as e: raise Missing(f'{name} takes more than five minutes to import') from e

@@ -9,7 +9,8 @@ TOLD = .03 # test accuracies further than this from the plain loop's are pointed
 
 def markdown(head, rows):
     "A markdown table."
-    return ['| ' + ' | '.join(head) + ' |', '|' + '---|'*len(head), *('| ' + ' | '.join(map(str, r)) + ' |' for r in rows), '']
+    return ['| ' + ' | '.join(head) + ' |', '|' + '---|'*len(head),
+            *('| ' + ' | '.join(map(str, r)) + ' |' for r in rows), '']
 
 def _read(folder):
     "name -> content, of all result files that are whole; those that say an error too."
@@ -32,8 +33,9 @@ def _contest(w, results):
     seen = _in_order(results, w)
     work, ours = next(iter(seen.values()))['settings']['work'], seen.get('fedlit', {})
     base, scored = None if 'best' not in ours else _best(ours)['median'], work['net'] == 'mlp'
-    head = ['contender', 'best setting', 'seconds a round: median (min to max)', 'times fedlit', f"total of {work['rounds']} rounds, s",
-            'peak MB', 'samples a round', *(['train loss', 'test accuracy'] if scored else ['finite'])]
+    head = ['contender', 'best setting', 'seconds a round: median (min to max)', 'times fedlit',
+            f"total of {work['rounds']} rounds, s", 'peak MB', 'samples a round',
+            *(['train loss', 'test accuracy'] if scored else ['finite'])]
     rows, every, notes = [], [], []
     reference = _best(seen['loop']) if 'best' in seen.get('loop', {}) else None
     for c, r in seen.items():
@@ -42,32 +44,44 @@ def _contest(w, results):
             rows.append([title, 'did not run: ' + _short(r['error']).replace('|', '/'), *['']*(len(head)-2)])
             continue
         t, warm = _best(r), work['warmup']
-        rows.append([title, t['label'], _spread(t, warm), f"{t['median']/base:.2f}" if base else '', f"{t['total']:.1f}", f'{_peak(t):.0f}', t['samples'],
-                     *([f"{t['train_loss']:.3f}", f"{t['test_accuracy']:.3f}"] if scored else ['yes' if t['finite'] else '**no**'])])
+        rows.append([title, t['label'], _spread(t, warm), f"{t['median']/base:.2f}" if base else '',
+                     f"{t['total']:.1f}", f'{_peak(t):.0f}', t['samples'],
+                     *([f"{t['train_loss']:.3f}", f"{t['test_accuracy']:.3f}"] if scored
+                       else ['yes' if t['finite'] else '**no**'])])
         if scored and reference and abs(t['test_accuracy'] - reference['test_accuracy']) > TOLD:
             off = t['test_accuracy'] - reference['test_accuracy']
-            notes.append(f"**{title} ends {off:+.3f} in test accuracy from the plain loop: it did not do the same work, or not as well.**")
+            notes.append(f"**{title} ends {off:+.3f} in test accuracy from the plain loop: "
+                         "it did not do the same work, or not as well.**")
         if 'outside_rounds' in t:
-            notes.append(f"{title}: executor {t['executor']}; {t['outside_rounds']:.2f} s of `federate` lie outside the rounds that it times, all together.")
+            notes.append(f"{title}: executor {t['executor']}; {t['outside_rounds']:.2f} s of `federate` "
+                         "lie outside the rounds that it times, all together.")
         for u in r['tries']:
-            every.append([CONTENDERS[c]['title'], u['label'], u['env'].get('OMP_NUM_THREADS', ''), f"{u['load_before'][0]:.2f}",
-                          *([_short(u['error']).replace('|', '/'), ''] if 'error' in u else [_spread(u, warm), f"{u['total']:.1f}"])])
-    return [f'## {w}: {_said(work)}', '', *markdown(head, rows), *(n + '\n' for n in notes), f'All tries of {w}:', '',
-            *markdown(['contender', 'setting', 'OMP_NUM_THREADS', 'load average before', 'seconds a round', 'total, s'], every)]
+            every.append([CONTENDERS[c]['title'], u['label'], u['env'].get('OMP_NUM_THREADS', ''),
+                          f"{u['load_before'][0]:.2f}",
+                          *([_short(u['error']).replace('|', '/'), ''] if 'error' in u
+                            else [_spread(u, warm), f"{u['total']:.1f}"])])
+    return [f'## {w}: {_said(work)}', '', *markdown(head, rows),
+            *(n + '\n' for n in notes), f'All tries of {w}:', '',
+            *markdown(['contender', 'setting', 'OMP_NUM_THREADS', 'load average before', 'seconds a round', 'total, s'],
+                      every)]
 
 def _said(work):
     "A workload's settings as words."
-    return (f"{work['data']}, {work['net']}, {work['sampled']} of {work['clients']} clients a round, {work['epochs']} local epochs, batch {work['batch']}, "
-            f"lr {work['lr']}, momentum {work['momentum']}; {work['warmup']} of {work['rounds']} rounds warm up")
+    return (f"{work['data']}, {work['net']}, {work['sampled']} of {work['clients']} clients a round, "
+            f"{work['epochs']} local epochs, batch {work['batch']}, lr {work['lr']}, momentum {work['momentum']}; "
+            f"{work['warmup']} of {work['rounds']} rounds warm up")
 
 def _overheads(name, r):
     if 'error' in r: return [f'## {name}', '', r['error'], '']
     s, fifth = r['settings'], lambda v: statistics.quantiles(v, n=5)
     ratio = lambda m: f"{r['medians'][m]:.3f} ({fifth(r['ratios'][m])[0]:.3f} to {fifth(r['ratios'][m])[-1]:.3f})"
-    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", f"{min(v)/min(r['seconds']['FedAvg']):.3f}", ratio(m)] for m, v in r['seconds'].items()]
-    text = (f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, {s['epochs']} epochs, batch {s['batch']}; "
-            f"{s['rounds'] - s['warmup']} timed rounds a method after {s['warmup']} for warming up, in turn.")
-    return [f'## Overheads over FedAvg ({s["net"]})', '', text + f" Load average before: {r['load_before'][0]:.2f}.", '',
+    rows = [[m, r['executors'][m], f"{statistics.median(v):.4g}", f"{min(v)/min(r['seconds']['FedAvg']):.3f}", ratio(m)]
+            for m, v in r['seconds'].items()]
+    text = (f"{s['net']}, {s['clients']} clients of {s['each']} images {'x'.join(map(str, s['shape']))}, "
+            f"{s['epochs']} epochs, batch {s['batch']}; {s['rounds'] - s['warmup']} timed rounds a method "
+            f"after {s['warmup']} for warming up, in turn.")
+    return [f'## Overheads over FedAvg ({s["net"]})', '',
+            text + f" Load average before: {r['load_before'][0]:.2f}.", '',
             *markdown(['method', 'executor', 'median seconds a round', 'ratio of the shortest rounds',
                        'median ratio to FedAvg of the same turn (the middle three fifths)'], rows)]
 
@@ -75,11 +89,13 @@ def _growth(results):
     "All methods: seconds and memory against the number of clients."
     def said(row):
         if 'error' in row: return [_short(row['error']).replace('|', '/'), '', '', '']
-        return [f"{row['median']:.4g}", f"{row['outside_rounds']:.2f}", f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"]
+        return [f"{row['median']:.4g}", f"{row['outside_rounds']:.2f}",
+                f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"]
     rows = [[r['settings']['method'], row['clients'], *said(row)] for r in results for row in r.get('rows', [])]
-    return ['## Growth with the number of clients', '', 'Ten clients of 32 samples a round, however many exist; one process for each row.', '',
-            *markdown(['method', 'clients', 'median seconds a round', 'seconds of federate outside its rounds', 'MB before federate',
-                    'MB that federate adds at its peak'], rows)]
+    return ['## Growth with the number of clients', '',
+            'Ten clients of 32 samples a round, however many exist; one process for each row.', '',
+            *markdown(['method', 'clients', 'median seconds a round', 'seconds of federate outside its rounds',
+                       'MB before federate', 'MB that federate adds at its peak'], rows)]
 
 def table(folder):
     "The markdown of everything measured in `folder`."
@@ -87,10 +103,13 @@ def table(folder):
     if not results: return '# Benchmark\n\nNothing measured yet: run `python -m bench`.\n'
     machines = {(m['cpu'], m['cores'], m['system']) for r in results.values() if (m := r.get('machine'))}
     days = sorted(r['when'] for r in results.values() if 'when' in r)
-    out = ['# Benchmark on a CPU', '', 'Made by `python -m bench` from the JSON files beside it; how it is measured: bench/README.md.', '',
+    out = ['# Benchmark on a CPU', '',
+           'Made by `python -m bench` from the JSON files beside it; how it is measured: bench/README.md.', '',
            *(f'{c}, {n} cores, {s}.' for c, n, s in sorted(machines)), f'Measured from {days[0]} to {days[-1]}.', '']
-    if len(machines) > 1: out += ['**The files come from different machines; ratios across them mean nothing. Run with --again.**', '']
-    for w in dict.fromkeys(k.rsplit('-', 1)[0] for k in results if k.rsplit('-', 1)[1] in CONTENDERS): out += _contest(w, results)
+    if len(machines) > 1:
+        out += ['**The files come from different machines; ratios across them mean nothing. Run with --again.**', '']
+    for w in dict.fromkeys(k.rsplit('-', 1)[0] for k in results if k.rsplit('-', 1)[1] in CONTENDERS):
+        out += _contest(w, results)
     for k, r in results.items():
         if k.startswith('overheads-'): out += _overheads(k, r)
     if grown := [r for k, r in results.items() if k.startswith('growth-')]: out += _growth(grown)
@@ -103,12 +122,14 @@ def figures(folder):
     import matplotlib.pyplot as plt
     from fedlit.figure import palette, style
     results, paths = _read(folder), []
-    works = list(dict.fromkeys(k.rsplit('-', 1)[0] for k, r in results.items() if k.rsplit('-', 1)[1] in CONTENDERS and 'best' in r))
+    works = list(dict.fromkeys(k.rsplit('-', 1)[0] for k, r in results.items()
+                               if k.rsplit('-', 1)[1] in CONTENDERS and 'best' in r))
     matplotlib.rcParams['svg.hashsalt'] = 'bench'
     with style():
         if works:
             fig, axes = plt.subplots(1, len(works), figsize=(3.4*len(works), 2.4), layout='constrained', squeeze=False)
-            for ax, w in zip(axes[0], works): _bars(ax, w, {c: r for c, r in _in_order(results, w).items() if 'best' in r}, palette)
+            for ax, w in zip(axes[0], works):
+                _bars(ax, w, {c: r for c, r in _in_order(results, w).items() if 'best' in r}, palette)
             paths.append(Path(folder)/'figure.svg')
             write_figure(paths[-1], fig, metadata=dict(Date=None))
             plt.close(fig)
@@ -117,7 +138,8 @@ def figures(folder):
             for ax, key, said in zip(axes, ('median', 'federate_mb'), ('seconds a round', 'MB added by federate')):
                 for r, colour in zip(grown, (palette['grey'], palette['accent'])):
                     rows = [row for row in r['rows'] if key in row]
-                    ax.plot([row['clients'] for row in rows], [row[key] for row in rows], 'o-', ms=3, color=colour, label=r['settings']['method'])
+                    ax.plot([row['clients'] for row in rows], [row[key] for row in rows], 'o-', ms=3,
+                            color=colour, label=r['settings']['method'])
                 ax.set(xscale='log', xlabel='clients that exist, 10 sampled', ylabel=said, ylim=(0, None))
             axes[0].legend()
             paths.append(Path(folder)/'growth.svg')

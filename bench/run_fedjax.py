@@ -8,7 +8,8 @@ from .child import Clock, cohort, main
 def linear(p, name, x): return x @ p[f'{name}.weight'] + p[f'{name}.bias']
 
 def conv(p, name, x):
-    x = jax.lax.conv_general_dilated(x, p[f'{name}.weight'], (1, 1), 'SAME', dimension_numbers=('NHWC', 'HWIO', 'NHWC')) + p[f'{name}.bias']
+    x = jax.lax.conv_general_dilated(x, p[f'{name}.weight'], (1, 1), 'SAME',
+                                     dimension_numbers=('NHWC', 'HWIO', 'NHWC')) + p[f'{name}.bias']
     return jax.lax.reduce_window(jax.nn.relu(x), -jnp.inf, jax.lax.max, (1, 2, 2, 1), (1, 2, 2, 1), 'VALID')
 
 def mlp(p, x):
@@ -38,7 +39,8 @@ def run(work, data, options):
     x = data.x.transpose(0, 2, 3, 1)
     clients = [fedjax.ClientDataset({'x': x[p], 'y': data.y[p].astype(np.int32)}) for p in data.parts]
     batches = fedjax.ShuffleRepeatBatchHParams(batch_size=work['batch'], num_epochs=work['epochs'])
-    algorithm = federated_averaging(jax.grad(loss), fedjax.optimizers.sgd(work['lr'], momentum=work['momentum']), fedjax.optimizers.sgd(1.), batches)
+    algorithm = federated_averaging(jax.grad(loss), fedjax.optimizers.sgd(work['lr'], momentum=work['momentum']),
+                                    fedjax.optimizers.sgd(1.), batches)
     state, key, clock = algorithm.init(to_jax(data.start)), jax.random.PRNGKey(work['seed']), Clock()
     for r in range(work['rounds']):
         who = cohort(work, r)
@@ -47,6 +49,7 @@ def run(work, data, options):
         jax.block_until_ready(state.params)
         clock.lap()
     ended, samples = time.time(), sum(len(b['y']) for k in who for b in clients[k].shuffle_repeat_batch(batches))
-    return dict(seconds=clock.seconds, ended=ended, samples=samples, weights=to_torch(state.params), threads=options['threads'])
+    return dict(seconds=clock.seconds, ended=ended, samples=samples, weights=to_torch(state.params),
+                threads=options['threads'])
 
 if __name__ == '__main__': main(run)

@@ -23,7 +23,8 @@ def run(work, data, options):
                     executor=options.get('executor', 'auto'), device='cpu',
                     evaluate_every=work['rounds'], progress=False)
     ended, wall, seconds = time.time(), time.perf_counter() - before, done.history['seconds'].tolist()
-    samples = int(plan(clients, list(range(work['sampled'])), how, work['seed'])[1].sum()) # all clients, or as many equal ones as take part
+    # all clients, or as many equal ones as take part
+    samples = int(plan(clients, list(range(work['sampled'])), how, work['seed'])[1].sum())
     whole = build(work['net'])
     whole.load_state_dict({k.removeprefix('body.'): v for k, v in done.model.state_dict().items()})
     return dict(seconds=seconds, ended=ended, samples=samples, weights=arrays(whole), threads=torch.get_num_threads(),

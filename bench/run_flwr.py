@@ -29,7 +29,8 @@ def client_app(work, path, threads):
         model.load_state_dict(message.content['arrays'].to_torch_state_dict())
         seen = train(model, work, ((x[i], y[i]) for i in shuffled(work, data, 0, k)))
         metrics = MetricRecord({'num-examples': len(data.parts[k]), 'visited': seen})
-        return Message(content=RecordDict({'arrays': ArrayRecord(model.state_dict()), 'metrics': metrics}), reply_to=message)
+        return Message(content=RecordDict({'arrays': ArrayRecord(model.state_dict()), 'metrics': metrics}),
+                       reply_to=message)
     return app
 
 class Timed(FedAvg):
@@ -40,7 +41,8 @@ class Timed(FedAvg):
         return super().configure_train(server_round, arrays, config, grid)
     def aggregate_train(self, server_round, replies):
         replies = list(replies)
-        if bad := [m.error.reason for m in replies if m.has_error()]: raise RuntimeError(f'a Flower client failed: {bad[0]}')
+        if bad := [m.error.reason for m in replies if m.has_error()]:
+            raise RuntimeError(f'a Flower client failed: {bad[0]}')
         out = super().aggregate_train(server_round, replies)
         self.clock.lap()
         self.visited = sum(int(m.content['metrics']['visited']) for m in replies)
@@ -53,13 +55,16 @@ def run(work, data, options):
     def _(grid: Grid, context: Context):
         strategy = Timed(fraction_train=work['sampled']/work['clients'], fraction_evaluate=0.,
                          min_train_nodes=work['sampled'], min_available_nodes=work['clients'])
-        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(build(work['net'], data.start).state_dict()), num_rounds=work['rounds'])
+        result = strategy.start(grid=grid, initial_arrays=ArrayRecord(build(work['net'], data.start).state_dict()),
+                                num_rounds=work['rounds'])
         kept.update(strategy=strategy, ended=time.time(), state=result.arrays.to_torch_state_dict())
     run_simulation(server, client_app(work, options['data'], threads), num_supernodes=work['clients'],
-                   backend_config=dict(client_resources=dict(num_cpus=threads, num_gpus=0.), init_args=dict(num_cpus=os.cpu_count())))
+                   backend_config=dict(client_resources=dict(num_cpus=threads, num_gpus=0.),
+                                       init_args=dict(num_cpus=os.cpu_count())))
     if 'strategy' not in kept: raise RuntimeError('the Flower server stopped before the last round; its log says why')
     model = build(work['net'], {k: v.numpy() for k, v in kept['state'].items()})
     strategy = kept['strategy']
-    return dict(seconds=strategy.clock.seconds, ended=kept['ended'], samples=strategy.visited, weights=arrays(model), threads=threads)
+    return dict(seconds=strategy.clock.seconds, ended=kept['ended'], samples=strategy.visited,
+                weights=arrays(model), threads=threads)
 
 if __name__ == '__main__': main(run)

@@ -1,4 +1,4 @@
-"FedAvg as one writes it in an afternoon: torch.optim.SGD, a loop over clients, batches sliced from tensors by a permutation."
+"FedAvg as one writes it in an afternoon: torch.optim.SGD, a loop over clients, batches sliced by a permutation."
 import time
 import torch, torch.nn.functional as F
 from .child import Clock, cohort, main
@@ -33,7 +33,8 @@ def federated(work, data, batches, choose=cohort):
             total = share if total is None else {n: total[n] + v for n, v in share.items()}
         model.load_state_dict(total)
         clock.lap()
-    return dict(seconds=clock.seconds, ended=time.time(), samples=samples, weights=arrays(model), threads=torch.get_num_threads())
+    return dict(seconds=clock.seconds, ended=time.time(), samples=samples, weights=arrays(model),
+                threads=torch.get_num_threads())
 
 def run(work, data, options, order=shuffled, choose=cohort):
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)

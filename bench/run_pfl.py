@@ -1,4 +1,4 @@
-"pfl-research: its FederatedAveraging on its SimulatedBackend; one process, or several under torchrun as its documentation has it."
+"pfl-research: its FederatedAveraging on its SimulatedBackend; one process, or several under torchrun, as documented."
 import os, time
 import torch, torch.nn.functional as F
 from pfl.aggregate.simulate import SimulatedBackend
@@ -40,17 +40,24 @@ class Laps(TrainingProcessCallback):
 def run(work, data, options):
     torch.manual_seed(work['seed'])
     net = with_losses(build(work['net'], data.start))
-    model = PyTorchModel(net, lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=work['momentum']), torch.optim.SGD(net.parameters(), lr=1.))
+    model = PyTorchModel(net, lambda params, lr: torch.optim.SGD(params, lr=lr, momentum=work['momentum']),
+                         torch.optim.SGD(net.parameters(), lr=1.))
     x, y = torch.from_numpy(data.x), torch.from_numpy(data.y)
     users = {k: [x[p], y[p]] for k, p in enumerate(data.parts)}
     sampled = FederatedDataset(lambda k: Shuffled(users[k], user_id=k), get_user_sampler('minimize_reuse', list(users)))
-    backend, laps = SimulatedBackend(training_data=sampled, val_data=sampled, postprocessors=[WeightByDatapoints()]), Laps()
+    backend, laps = (SimulatedBackend(training_data=sampled, val_data=sampled, postprocessors=[WeightByDatapoints()]),
+                     Laps())
     FederatedAveraging().run(
-        NNAlgorithmParams(central_num_iterations=work['rounds'], evaluation_frequency=work['rounds'] + 1, train_cohort_size=work['sampled'], val_cohort_size=0),
-        backend, model, NNTrainHyperParams(local_batch_size=work['batch'], local_num_epochs=work['epochs'], local_learning_rate=work['lr']), callbacks=[laps])
+        NNAlgorithmParams(central_num_iterations=work['rounds'], evaluation_frequency=work['rounds'] + 1,
+                          train_cohort_size=work['sampled'], val_cohort_size=0),
+        backend, model,
+        NNTrainHyperParams(local_batch_size=work['batch'], local_num_epochs=work['epochs'],
+                           local_learning_rate=work['lr']),
+        callbacks=[laps])
     ended, samples = time.time(), torch.tensor(laps.visited[-1] - laps.visited[-2])
     if torch.distributed.is_initialized(): torch.distributed.all_reduce(samples)
     if os.environ.get('RANK', '0') != '0': return None
-    return dict(seconds=laps.clock.seconds, ended=ended, samples=samples.item(), weights=arrays(net), threads=torch.get_num_threads())
+    return dict(seconds=laps.clock.seconds, ended=ended, samples=samples.item(), weights=arrays(net),
+                threads=torch.get_num_threads())
 
 if __name__ == '__main__': main(run)

@@ -1,25 +1,34 @@
-"The workloads: what is trained, on which arrays, from which weights. NumPy only, so that every contender's environment can read it."
+"The workloads: what is trained, on which arrays, from which weights. NumPy only, which every contender can import."
 import json
 import numpy as np
 from pathlib import Path
 
 SGD = dict(batch=32, lr=.05, momentum=.9)
 WORKLOADS = dict(
-    W1=dict(data='digits', net='mlp', clients=10, sampled=10, epochs=5, rounds=20, warmup=2, seed=0, **SGD),
-    W2=dict(data='noise', images=60_000, net='cnn', clients=100, sampled=10, epochs=2, rounds=4, warmup=1, seed=0, **SGD),
-    tiny=dict(data='digits', train=200, net='mlp', clients=4, sampled=4, epochs=2, rounds=3, warmup=1, seed=0, **SGD)) # for tests
+    W1=dict(data='digits', net='mlp', clients=10, sampled=10, epochs=5,
+            rounds=20, warmup=2, seed=0, **SGD),
+    W2=dict(data='noise', images=60_000, net='cnn', clients=100, sampled=10, epochs=2,
+            rounds=4, warmup=1, seed=0, **SGD),
+    tiny=dict(data='digits', train=200, net='mlp', clients=4, sampled=4, epochs=2,
+              rounds=3, warmup=1, seed=0, **SGD)) # for tests
 HEARD = 'W1', 'W2' # what `python -m bench` runs
 
-# what fedlit's methods cost over FedAvg, on CPU analogues of W3: all clients in every round, methods taking turns by the round
+# what fedlit's methods cost over FedAvg, on CPU analogues of W3:
+# all clients in every round, methods taking turns by the round
 OVERHEADS = dict(
-    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=96, epochs=2, batch=32, rounds=43, warmup=3, threads=2, seed=0),
-    mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=4, each=128, epochs=1, batch=64, rounds=13, warmup=3, threads=2, seed=0),
-    tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8, rounds=4, warmup=2, threads=1, seed=0))
+    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=96, epochs=2, batch=32,
+             rounds=43, warmup=3, threads=2, seed=0),
+    mobilenetv2=dict(net='mobilenetv2', shape=[3, 32, 32], clients=4, each=128, epochs=1, batch=64,
+                     rounds=13, warmup=3, threads=2, seed=0),
+    tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, epochs=1, batch=8,
+              rounds=4, warmup=2, threads=1, seed=0))
 
 # fedlit's seconds and memory against how many clients exist
 GROWTH = dict(
-    full=dict(net='mlp', counts=[10, 100, 1_000, 10_000], sampled=10, each=32, pool=2_000, epochs=5, batch=32, rounds=22, warmup=2, seed=0),
-    tiny=dict(net='mlp', counts=[10, 20], sampled=10, each=32, pool=200, epochs=1, batch=32, rounds=3, warmup=1, seed=0))
+    full=dict(net='mlp', counts=[10, 100, 1_000, 10_000], sampled=10, each=32, pool=2_000, epochs=5, batch=32,
+              rounds=22, warmup=2, seed=0),
+    tiny=dict(net='mlp', counts=[10, 20], sampled=10, each=32, pool=200, epochs=1, batch=32,
+              rounds=3, warmup=1, seed=0))
 GROWN = dict(fedavg='FedAvg()', moon='MOON()')
 
 # name -> (shape of the weight, inputs of one output); a bias has the first of the shape. Both torch's way round.
@@ -36,7 +45,7 @@ def weights(net, seed):
     return out
 
 def dirichlet(y, clients, alpha, rng, least=10):
-    "Shares of every class drawn from a Dirichlet distribution, until every client has `least` samples: an index array per client."
+    "Shares of every class from a Dirichlet distribution, until all have `least` samples: an index array per client."
     while True:
         parts = [[] for _ in range(clients)]
         for c in np.unique(y):
@@ -47,7 +56,7 @@ def dirichlet(y, clients, alpha, rng, least=10):
         if min(map(len, parts)) >= least: return parts
 
 def make(work):
-    "Arrays of a workload: x, y, x_test, y_test, the clients' indices end to end with their sizes, and the initial weights."
+    "Arrays of a workload: x, y, x_test, y_test, the clients' indices end to end, their sizes, and the initial weights."
     rng = np.random.default_rng(work['seed'])
     if work['data'] == 'digits':
         from sklearn.datasets import load_digits
@@ -60,7 +69,8 @@ def make(work):
     else: # pixels and labels mean nothing: time does not depend on them
         x, y = rng.integers(0, 256, (work['images'], 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, work['images'])
         x_test, y_test, parts = x[:100], y[:100], np.array_split(rng.permutation(len(y)), work['clients'])
-    return dict(x=x, y=y.astype(np.int64), x_test=x_test, y_test=y_test.astype(np.int64), index=np.concatenate(parts), sizes=np.array([len(p) for p in parts]),
+    return dict(x=x, y=y.astype(np.int64), x_test=x_test, y_test=y_test.astype(np.int64),
+                index=np.concatenate(parts), sizes=np.array([len(p) for p in parts]),
                 **{f'start/{k}': v for k, v in weights(work['net'], work['seed']).items()})
 
 def write(work, folder):
@@ -75,7 +85,7 @@ def write(work, folder):
     return path
 
 class Data:
-    "Arrays of a workload as a contender gets them: float32 images in [0, 1], one index array per client, initial weights by name."
+    "A contender's arrays: float32 images in [0, 1], one index array per client, initial weights by name."
     def __init__(self, path):
         with np.load(path) as f: raw = {k: f[k] for k in f.files}
         self.x, self.x_test = (raw[k].astype(np.float32)/255 for k in ('x', 'x_test'))

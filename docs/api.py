@@ -19,7 +19,8 @@ def comments(source):
 def of_function(f, notes, name=None):
     a = f.args
     args = a.posonlyargs + a.args
-    defaults = dict(zip(reversed(args), reversed(a.defaults))) | {k: v for k, v in zip(a.kwonlyargs, a.kw_defaults) if v is not None}
+    defaults = (dict(zip(reversed(args), reversed(a.defaults)))
+                | {k: v for k, v in zip(a.kwonlyargs, a.kw_defaults) if v is not None})
     shown = [x for x in args + a.kwonlyargs if x.arg not in ('self', 'cls')]
     text = lambda x: ast.unparse(defaults[x]) if x in defaults else ''
     last = {x.lineno: x for x in shown}                        # a comment belongs to the last parameter of its line
@@ -32,7 +33,8 @@ def of_function(f, notes, name=None):
     return Entry(name or f.name, f"{name or f.name}({', '.join(calls)})", ast.get_docstring(f) or '', params, f.lineno)
 
 def of_class(c, notes):
-    fields = [(n.target.id, ast.unparse(n.value) if n.value else '', notes.get(n.lineno, '')) for n in c.body if isinstance(n, ast.AnnAssign)]
+    fields = [(n.target.id, ast.unparse(n.value) if n.value else '', notes.get(n.lineno, ''))
+              for n in c.body if isinstance(n, ast.AnnAssign)]
     inits = [n for n in c.body if isinstance(n, ast.FunctionDef) and n.name == '__init__']
     whole = of_function(inits[0], notes, c.name) if inits and not fields else Entry(c.name, '', '', fields)
     whole.call = whole.call or f"{c.name}({', '.join(f'{n}={d}' if d else n for n, d, _ in fields)})"
@@ -46,10 +48,12 @@ def entries(source):
     for n in tree.body:
         if isinstance(n, ast.ClassDef): found[n.name] = of_class(n, notes)
         elif isinstance(n, ast.FunctionDef):
-            owner = next((a.annotation for a in n.args.args[:1] if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
+            owner = next((a.annotation for a in n.args.args[:1]
+                          if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
             if owner and n.name[0] != '_': found[owner.id].append(of_function(n, notes, f'{owner.id}.{n.name}'))
             elif not owner: found[n.name] = [of_function(n, notes)]
-    names = next((ast.literal_eval(n.value) for n in tree.body if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
+    names = next((ast.literal_eval(n.value) for n in tree.body
+                  if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
     return [e for n in names for e in found.get(n, [])]
 
 cell = lambda text: text.replace('|', '\\|')
@@ -62,7 +66,8 @@ def markdown(entries, source_url):
         source = f'<a class="nb-source" href="{source_url}#L{e.line}">source</a>'
         out += [f'### {e.name}', f'```python\n{e.call}\n```', f'{escape(e.doc)} {source}']
         if any(note for *_, note in e.params):
-            rows = [['parameter', 'default', 'meaning'], ['---']*3] + [[code(n), code(d), cell(escape(note))] for n, d, note in e.params]
+            rows = ([['parameter', 'default', 'meaning'], ['---']*3]
+                    + [[code(n), code(d), cell(escape(note))] for n, d, note in e.params])
             if not any(d for _, d, _ in e.params): rows = [[n, note] for n, _, note in rows]
             out.append('\n'.join('| ' + ' | '.join(r) + ' |' for r in rows))
     return '\n\n'.join(out)

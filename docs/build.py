@@ -1,4 +1,4 @@
-"The site without Quarto: `python docs/build.py [OUT]`. Reads the notebooks as they are, runs nothing, needs no network."
+"The site without Quarto: `python docs/build.py [OUT]`. Reads notebooks as they are, runs nothing, needs no network."
 import json, os, shutil, sys
 from pathlib import Path
 from sphinx.cmd.build import main
@@ -9,7 +9,8 @@ from api import markdown as reference
 def links(path, s):
     "Where a reader can run the page."
     there = '/'.join((s['user'], s['repo'], 'blob', s['branch'], 'nbs', path))
-    return (f'<p class="nb-links"><a class="colab" href="https://colab.research.google.com/github/{there}">Open in Colab</a> '
+    return (f'<p class="nb-links"><a class="colab" '
+            f'href="https://colab.research.google.com/github/{there}">Open in Colab</a> '
             f'<a href="{os.path.basename(path)}" download>Download the notebook</a> <code>nbs/{path}</code></p>')
 
 def toctrees():
@@ -17,19 +18,22 @@ def toctrees():
     lists = {}
     for captions, path in pages.sidebar():
         if path != 'index.ipynb': lists.setdefault(' / '.join(captions), []).append(page_of(path))
-    return '\n\n'.join('\n'.join(['```{toctree}', ':hidden:', f':caption: {c.split(" / ")[-1]}', '', *ps, '```']) for c, ps in lists.items())
+    return '\n\n'.join('\n'.join(['```{toctree}', ':hidden:', f':caption: {c.split(" / ")[-1]}', '', *ps, '```'])
+                       for c, ps in lists.items())
 
 def write(src):
     "Sphinx's sources into `src`, the notebooks as they are beside their pages into `src`/_extra."
     shutil.rmtree(src, ignore_errors=True)
-    s, cites, names = pages.settings(), {k: pages.short(f) for k, (_, f) in pages.bibliography().items()}, pages.name_links()
+    s, cites, names = (pages.settings(), {k: pages.short(f) for k, (_, f) in pages.bibliography().items()},
+                       pages.name_links())
     targets = {p: page_of(p) + '.ipynb' for p in pages.notebooks()}
     for p in pages.notebooks():
         nb, out, raw = pages.read(p), src/targets[p], src/'_extra'/p
         for f in (out, raw): f.parent.mkdir(parents=True, exist_ok=True)
         found = pages.entries(p)
         url = f"{s['git_url']}/blob/{s['branch']}/{pages.module_file(pages.module_of(nb))}" if found else ''
-        bottom = '\n\n'.join(filter(None, (reference(found, url) if found else '', toctrees() if p == 'index.ipynb' else '')))
+        bottom = '\n\n'.join(filter(None, (reference(found, url) if found else '',
+                                           toctrees() if p == 'index.ipynb' else '')))
         out.write_text(json.dumps(Converter(p, targets, cites, names)(nb, links(p, s), bottom)), encoding='utf-8')
         shutil.copy(pages.NBS/p, raw)
     pages.write(src, '.md', lambda text, page: Converter(page, targets, cites, names).markdown(text))
@@ -42,7 +46,8 @@ if __name__ == '__main__':
     out = Path(sys.argv[1]) if len(sys.argv) > 1 else pages.ROOT/'_docs'
     made = src.parent/'html'
     for old in (out, made): shutil.rmtree(old, ignore_errors=True)
-    options = ['-q', '-W', '--keep-going', '-j', 'auto', '-d', src.parent/'doctrees', '-c', pages.ROOT/'docs', src, made]
+    options = ['-q', '-W', '--keep-going', '-j', 'auto',
+               '-d', src.parent/'doctrees', '-c', pages.ROOT/'docs', src, made]
     if fault := main(list(map(str, options))): sys.exit(fault)
     shutil.move(made, out)
     print(f'The site: {out/"index.html"}')

@@ -27,7 +27,9 @@ def wrong():
 
 if __name__ == '__main__':
     found = dict(wrong())
-    if '--check' in sys.argv: sys.exit(f"python docs/colab.py writes the line for Colab into {', '.join(found)}" if found else 0)
+    if '--check' in sys.argv:
+        sys.exit(f"python docs/colab.py writes the line for Colab into {', '.join(found)}" if found else 0)
     for path, nb in found.items():   # as nbdev_clean writes it
-        (pages.NBS/path).write_text(json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n', encoding='utf-8')
+        (pages.NBS/path).write_text(json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n',
+                                    encoding='utf-8')
     print(f'{len(found)} notebooks changed')

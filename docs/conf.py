@@ -15,11 +15,12 @@ nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'm
 myst_enable_extensions = ['amsmath', 'attrs_block', 'dollarmath']
 myst_heading_anchors, myst_heading_slug_func = 4, 'convert.slug'
 myst_dmath_double_inline = True
-mathjax_path = 'tex-svg-full.js'                         # one file, glyphs included: no fonts to fetch, so it works from file://
+mathjax_path = 'tex-svg-full.js'    # one file, glyphs included: no fonts to fetch, so it works from file://
 mathjax3_config = dict(svg=dict(fontCache='none'))
 copybutton_selector = 'div.cell_input pre, div.highlight-python pre'
 html_theme = 'furo'
-html_theme_options = dict(source_repository=s['git_url'], source_branch=s['branch'], source_directory='nbs/', top_of_page_buttons=[])
+html_theme_options = dict(source_repository=s['git_url'], source_branch=s['branch'], source_directory='nbs/',
+                          top_of_page_buttons=[])
 html_static_path, html_css_files, html_js_files = ['_static'], ['site.css'], ['site.js']
 html_extra_path = [str(pages.ROOT/'_proc'/'_sphinx'/'_extra')]
 html_copy_source = html_show_sphinx = html_use_index = False
@@ -33,7 +34,9 @@ def anchors(app, doctree):
     for x in names + [x for x in rest if x not in names]:
         new = old = slug(x[0].astext())
         n = 0
-        while new in taken: n += 1; new = f'{old}-{n}'
+        while new in taken:
+            n += 1
+            new = f'{old}-{n}'
         taken.append(new)
         x['ids'] = [new] + [i for i in x['ids'] if i not in taken]
 

@@ -1,9 +1,9 @@
-"From an nbdev notebook to a MyST notebook: the few pieces of Quarto's Markdown that the notebooks use, and nbdev's directives."
+"From an nbdev notebook to a MyST notebook: what the notebooks use of Quarto's Markdown, and nbdev's directives."
 import json, os, re
 from pathlib import Path
 
 def page_of(path):
-    "The page that notebook or generated file `path` becomes, as nbdev names it: `methods/12_moon.ipynb` is `methods/moon`."
+    "The page that notebook or made file `path` becomes, as nbdev names it: `methods/12_moon.ipynb` is `methods/moon`."
     folder, name = os.path.split(path)
     return '/'.join(filter(None, (folder, re.sub(r'^\d+[a-z]?_', '', os.path.splitext(name)[0]))))
 
@@ -15,7 +15,9 @@ def slug(heading):
 def directives(source):
     "The `#|` lines of a cell as a dictionary, and the rest of the cell."
     lines, found = source.splitlines(), {}
-    while lines and (m := re.match(r'#\|\s*([\w-]+)\s*:?\s*(.*)', lines[0])): found[m[1]] = m[2].strip().strip('"'); lines.pop(0)
+    while lines and (m := re.match(r'#\|\s*([\w-]+)\s*:?\s*(.*)', lines[0])):
+        found[m[1]] = m[2].strip().strip('"')
+        lines.pop(0)
     return found, '\n'.join(lines).strip('\n')
 
 def prose(text, change):
@@ -44,7 +46,7 @@ class Converter:
         return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k})" for k in keys) + ')'
 
     def name(self, m):
-        "Code that names something public, as a link; a plain word such as `share` only if the page imports it or calls it."
+        "Code that names something public as a link; a plain word like `share` only if the page imports it or calls it."
         at = self.names.get(name := re.sub(r'\(.*\)$', '', m[1]))
         if name == m[1] and re.fullmatch('[a-z]+', name) and name not in self.imported: return m[0]
         return f"[`{m[1]}`]({self.to(at[0])}#{at[1]})" if at and at[0] != page_of(self.path) else m[0]
@@ -52,7 +54,8 @@ class Converter:
     def markdown(self, text):
         def change(t):
             t = re.sub(r'\[(@[\w:-]+(?:;\s*@[\w:-]+)*)\]', self.cite, t)
-            t = re.sub(r'\[[^\]]*\]\([^)]*\)|(?<![`\w])`([\w.]+(?:\([^`\n]*\))?)`(?!`)', lambda m: self.name(m) if m[1] else m[0], t)
+            t = re.sub(r'\[[^\]]*\]\([^)]*\)|(?<![`\w])`([\w.]+(?:\([^`\n]*\))?)`(?!`)',
+                       lambda m: self.name(m) if m[1] else m[0], t)
             return re.sub(r'\]\((?!https?:|mailto:)([^)\s]*)\)', self.link, t)
         text = re.sub(r'\A(# .+)\n+> (.+)', r'\1\n\n{.lead}\n\2', text)
         return prose(text, change)
@@ -62,11 +65,13 @@ class Converter:
         d, source = directives(''.join(cell['source']))
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d)) if on]
-        outputs = [] if d.get('output') == 'false' else [dict(o, metadata={}) if 'data' in o else o for o in cell['outputs']]
+        outputs = ([] if d.get('output') == 'false' else
+                   [dict(o, metadata={}) if 'data' in o else o for o in cell['outputs']])
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
         image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}
-        return dict(cell_type='code', execution_count=None, metadata=dict(tags=tags, **image), source=source, outputs=outputs)
+        return dict(cell_type='code', execution_count=None, metadata=dict(tags=tags, **image), source=source,
+                    outputs=outputs)
 
     def cell(self, cell):
         if cell['cell_type'] == 'code': return self.code(cell)
@@ -76,7 +81,8 @@ class Converter:
         "All cells that are shown; `top` goes under the title, `bottom` to the end."
         source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
         self.imported = set(re.findall(r'\w+', ' '.join(re.findall(r'import (.+)', source))))
-        self.names = {n: at for n, at in self.names.items() if not re.search(rf'\b(?:def|class) {n}\b|^ *{n}\b[^(\n]* = ', source, re.M)}
+        self.names = {n: at for n, at in self.names.items()
+                      if not re.search(rf'\b(?:def|class) {n}\b|^ *{n}\b[^(\n]* = ', source, re.M)}
         cells = [c for c in map(self.cell, nb['cells']) if c]
         if top: cells[0]['source'] += '\n\n' + top
         if bottom: cells.append(dict(cell_type='markdown', metadata={}, source=bottom))
@@ -84,6 +90,7 @@ class Converter:
 
 def front(path):
     "Title and subtitle of a notebook."
-    text = next(''.join(c['source']) for c in json.loads(Path(path).read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'markdown')
+    text = next(''.join(c['source']) for c in json.loads(Path(path).read_text(encoding='utf-8'))['cells']
+                if c['cell_type'] == 'markdown')
     m = re.match(r'# (.+)(?:\n+> (.+))?', text)
     return m[1], m[2] or ''

@@ -34,6 +34,18 @@ def every_figure_has_an_alternative_text():
         for alt, *_ in pages.figures(p):
             if len(alt) < 20: yield f'{p}: a cell that draws a figure begins with "#| fig-alt: what it shows"'
 
+LESSON, EXPORTED = 96, 120 # characters, of a cell that a reader sees run and of one that becomes part of the package
+
+def no_line_of_a_notebook_is_too_wide():
+    for p in pages.notebooks():
+        for k, c in enumerate(pages.read(p)['cells']):
+            if c['cell_type'] != 'code': continue
+            source = ''.join(c['source'])
+            limit = EXPORTED if re.search(r'^#\|\s*exports?\b', source, re.M) else LESSON
+            for line in source.splitlines():
+                if len(line) > limit and not re.match(r'#\||\s*[%!]', line):
+                    yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
+
 def every_public_name_is_documented():
     for p in pages.notebooks():
         if (module := pages.module_of(pages.read(p))) and module != 'methods.__init__':
@@ -72,7 +84,9 @@ def every_dependency_is_justified():
     for need in ' '.join(asked['DEFAULT'][key] for key in lists).split():
         name, bounds = re.match(r'([\w-]+)(.*)', need).groups()
         row = next((row for row in rows if re.search(rf'\b{name}\b', row.split('|')[1])), None)
-        if row is None: yield f'docs/dependencies.md: {need} has no row'; continue
+        if row is None:
+            yield f'docs/dependencies.md: {need} has no row'
+            continue
         for bound in filter(None, bounds.split(',')):
             if re.sub('(>=|==|<)', r'\1 ', bound) not in row:
                 yield f'docs/dependencies.md: {need} is bounded otherwise: {row}'
@@ -136,6 +150,7 @@ def every_file_is_written_by_one_module():
             yield f'{name} writes a file by itself; fedlit.files does it'
 
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
+          no_line_of_a_notebook_is_too_wide,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
           every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,
           every_file_is_written_by_one_module]

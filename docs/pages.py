@@ -1,4 +1,4 @@
-"The pages made from the rest: a gallery of all figures, an index of all names, the papers cited. `python docs/pages.py` writes them for Quarto."
+"Made from the rest: a gallery, all names, the papers cited. `python docs/pages.py` writes these pages for Quarto."
 import base64, json, re
 from configparser import ConfigParser
 from html import escape
@@ -10,7 +10,8 @@ from convert import directives, front, page_of, slug
 
 ROOT = Path(__file__).resolve().parent.parent
 NBS = ROOT/'nbs'
-GENERATED = {'gallery': 'gallery', 'api': 'names', 'citations': 'citations'}   # page -> the function below that makes it
+# page -> the function below that makes it
+GENERATED = {'gallery': 'gallery', 'api': 'names', 'citations': 'citations'}
 
 def settings():
     parser = ConfigParser(delimiters=['='])
@@ -23,7 +24,8 @@ def sidebar():
         for o in items:
             if isinstance(o, str): yield captions, o
             else: yield from walk(o['contents'], (*captions, o['section']))
-    return list(walk(yaml.safe_load((NBS/'sidebar.yml').read_text(encoding='utf-8'))['website']['sidebar']['contents'], ()))
+    return list(walk(
+        yaml.safe_load((NBS/'sidebar.yml').read_text(encoding='utf-8'))['website']['sidebar']['contents'], ()))
 
 def notebooks(): return [p for _, p in sidebar() if p.endswith('.ipynb')]
 
@@ -33,7 +35,8 @@ def prose(path): return ' '.join(''.join(c['source']) for c in read(path)['cells
 
 def module_of(nb):
     "The module that notebook `nb` makes, such as `methods.moon`, or None."
-    return next((d['default_exp'] for c in nb['cells'] if c['cell_type'] == 'code' if 'default_exp' in (d := directives(''.join(c['source']))[0])), None)
+    return next((d['default_exp'] for c in nb['cells'] if c['cell_type'] == 'code'
+                 if 'default_exp' in (d := directives(''.join(c['source']))[0])), None)
 
 def module_file(module): return f"{settings()['lib_path']}/{module.replace('.', '/')}.py"
 
@@ -56,7 +59,8 @@ def bibliography():
     text = (NBS/'references.bib').read_text(encoding='utf-8')
     found = {m[1]: m[0].strip() for m in re.finditer(r'@\w+\{([^,\s]+),.*?\n\}', text, re.S)}
     deep = r'[^{}]*(?:\{[^{}]*(?:\{[^{}]*\}[^{}]*)*\}[^{}]*)*'      # braces in braces in braces
-    return {k: (t, {f: plain(v) for f, v in re.findall(r'(\w+)\s*=\s*\{(' + deep + r')\}', t)}) for k, t in found.items()}
+    return {k: (t, {f: plain(v) for f, v in re.findall(r'(\w+)\s*=\s*\{(' + deep + r')\}', t)})
+            for k, t in found.items()}
 
 ACCENTS = {"'": '\u0301', '"': '\u0308', 'v': '\u030c'}
 
@@ -68,7 +72,9 @@ def plain(value):
 def short(fields):
     "`McMahan et al., 2017`."
     names = [a.split(',')[0].strip() for a in fields['author'].split(' and ')]
-    return (names[0] if len(names) == 1 else ' and '.join(names) if len(names) == 2 else names[0] + ' et al.') + ', ' + fields['year']
+    return (names[0] if len(names) == 1 else
+            ' and '.join(names) if len(names) == 2 else
+            names[0] + ' et al.') + ', ' + fields['year']
 
 def citations(images=None):
     "One heading a paper, named by its key, which is the anchor that pages link to."
@@ -79,13 +85,15 @@ def citations(images=None):
         where = f.get('booktitle') or f.get('journal') or f.get('school') or f.get('note') or 'preprint'
         link = f" [{f['url'].split('//')[1]}]({f['url']})." if 'url' in f else ''
         pages = ', '.join(f'[{front(NBS/p)[0]}]({p})' for p in notebooks() if key in used[p])
-        said = f"{f['author'].replace(' and ', '; ')}. *{f['title']}*. {where}, {f['year']}.{link}" + (f' Used on: {pages}.' if pages else '')
+        said = (f"{f['author'].replace(' and ', '; ')}. *{f['title']}*. {where}, {f['year']}.{link}"
+                + (f' Used on: {pages}.' if pages else ''))
         out += [f'## {key}', said, f'```bibtex\n{text}\n```']
     return '\n\n'.join(out)
 
 def own():
     s = settings()
-    fields = dict(title=f"fedlit: {s['description']}", author='{' + s['author'] + '}', version=s['version'], year=s['copyright'][:4], url=s['git_url'])
+    fields = dict(title=f"fedlit: {s['description']}", author='{' + s['author'] + '}', version=s['version'],
+                  year=s['copyright'][:4], url=s['git_url'])
     return '@software{fedlit,\n' + ',\n'.join(f'  {k} = {{{v}}}' for k, v in fields.items()) + '\n}'
 
 # -- names
@@ -96,7 +104,8 @@ def names(images=None):
     for p in notebooks():
         if found := entries(p):
             first = lambda e: api.cell(api.escape(re.split(r'(?<=[.]) (?=[A-Z`])|\n', e.doc)[0]))
-            out += [f'## fedlit.{module_of(read(p))}', f'[{front(NBS/p)[0]}]({p}): {front(NBS/p)[1]}.', '| name | what it does |\n|---|---|\n' +
+            out += [f'## fedlit.{module_of(read(p))}', f'[{front(NBS/p)[0]}]({p}): {front(NBS/p)[1]}.',
+                    '| name | what it does |\n|---|---|\n' +
                     '\n'.join(f'| [`{e.name}`]({p}#{slug(e.name)}) | {first(e)} |' for e in found)]
     return '\n\n'.join(out)
 
@@ -107,9 +116,11 @@ def figures(path):
     heading, found = '', []
     for c in read(path)['cells']:
         d, _ = directives(''.join(c['source'])) if c['cell_type'] == 'code' else ({}, '')
-        if c['cell_type'] == 'markdown': heading = ([heading] + re.findall(r'^##+ (.+)', ''.join(c['source']), re.M))[-1]
+        if c['cell_type'] == 'markdown':
+            heading = ([heading] + re.findall(r'^##+ (.+)', ''.join(c['source']), re.M))[-1]
         elif 'hide' not in d:
-            found += [(d.get('fig-alt', ''), ''.join(o['data']['image/png']), heading) for o in c['outputs'] if 'image/png' in o.get('data', {})]
+            found += [(d.get('fig-alt', ''), ''.join(o['data']['image/png']), heading)
+                      for o in c['outputs'] if 'image/png' in o.get('data', {})]
     return found
 
 def command(path):
@@ -127,16 +138,20 @@ def gallery(images):
             name = f"{page_of(p).replace('/', '-')}-{i}.png"
             (images/name).write_bytes(base64.b64decode(png))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
-            cards.append(f'<figure><a href="{href}"><img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy"></a>'
+            cards.append(f'<figure><a href="{href}">'
+                         f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy"></a>'
                          f'<figcaption>{escape(alt)}</figcaption></figure>')
         title, says = front(NBS/p)
-        if cards: out += [f'## {title}', f'[{says}]({p}), drawn by `{command(p)}`', '<div class="gallery">\n' + '\n'.join(cards) + '\n</div>']
+        if cards:
+            out += [f'## {title}', f'[{says}]({p}), drawn by `{command(p)}`',
+                    '<div class="gallery">\n' + '\n'.join(cards) + '\n</div>']
     return '\n\n'.join(out)
 
 def write(folder, suffix, convert=lambda text, name: text):
     "All generated pages into `folder`, the gallery's pictures into `folder`/images/gallery."
     for page, make in GENERATED.items():
-        (folder/f'{page}{suffix}').write_text(convert(globals()[make](folder/'images'/'gallery'), page), encoding='utf-8')
+        (folder/f'{page}{suffix}').write_text(convert(globals()[make](folder/'images'/'gallery'), page),
+                                              encoding='utf-8')
 
 def front_matter(text, page):
     "Quarto wants the title of a page in front of it."

@@ -22,7 +22,9 @@ class _Book:
     def __init__(self): self.parent, self.length, self.name, self.full = [], [], [], set()
     def new(self, name, length, full=False):
         a = len(self.parent)
-        self.parent.append(a); self.length.append(length); self.name.append(name)
+        self.parent.append(a)
+        self.length.append(length)
+        self.name.append(name)
         if full: self.full.add(a)
         return ((a, 1),)
     def root(self, a):
@@ -32,7 +34,10 @@ class _Book:
     def keep_whole(self, segs): self.full.update(self.root(a) for a, _ in segs)
     def merge(self, s, t):
         "The channels of a sum: axes of equal length become one; what does not line up stays whole."
-        if [(self.length[a], r) for a, r in s] != [(self.length[a], r) for a, r in t]: self.keep_whole(s); self.keep_whole(t); return s
+        if [(self.length[a], r) for a, r in s] != [(self.length[a], r) for a, r in t]:
+            self.keep_whole(s)
+            self.keep_whole(t)
+            return s
         for (a, _), (b, _) in zip(s, t):
             a, b = sorted((self.root(a), self.root(b)))
             self.parent[b] = a
@@ -54,7 +59,9 @@ def _conv(book, name, m, segs):
 
 def _linear(book, name, m, segs):
     times, left = divmod(m.in_features, book.width(segs))
-    if left: raise ValueError(f"{name} reads {m.in_features} features of a value with {book.width(segs)} channels; fedlit cannot tell which is which")
+    if left:
+        raise ValueError(f"{name} reads {m.in_features} features of a value with {book.width(segs)} channels; "
+                         "fedlit cannot tell which is which")
     out = book.new(name, m.out_features)
     return out, dict(weight=(out, tuple((a, r*times) for a, r in segs)), bias=(out,)), out
 
@@ -67,19 +74,27 @@ def _mixing(book, name, m, segs):
     book.keep_whole(segs)
     return segs, {}, None
 
-RULES = {_ConvNd: _conv, nn.Linear: _linear, _BatchNorm: _norm, _InstanceNorm: _norm, nn.GroupNorm: _mixing, nn.LayerNorm: _mixing, nn.LocalResponseNorm: _mixing}
+RULES = {_ConvNd: _conv, nn.Linear: _linear,
+         _BatchNorm: _norm, _InstanceNorm: _norm,
+         nn.GroupNorm: _mixing, nn.LayerNorm: _mixing, nn.LocalResponseNorm: _mixing}
 
 # %% ../nbs/13_axes.ipynb #f5ff70b8
-CHANNELWISE = set('''relu relu_ relu6 leaky_relu elu gelu silu selu tanh sigmoid hardswish hardsigmoid hardtanh softplus mish dropout dropout2d alpha_dropout
-    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d
-    mean flatten view reshape contiguous squeeze clone float interpolate upsample clamp abs square neg boolean_dispatch'''.split())
+CHANNELWISE = set('''
+    relu relu_ relu6 leaky_relu elu gelu silu selu tanh sigmoid hardswish hardsigmoid hardtanh softplus mish
+    dropout dropout2d alpha_dropout
+    max_pool1d max_pool2d max_pool3d avg_pool1d avg_pool2d avg_pool3d
+    adaptive_avg_pool1d adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d
+    mean flatten view reshape contiguous squeeze clone float interpolate upsample clamp abs square neg
+    boolean_dispatch'''.split())
 JOINING = {'add', 'iadd', 'add_', 'sub', 'mul', 'imul', 'mul_', 'truediv', 'div'}
 
 def _pad(book, node, segs):
     pad = (list(node.args) + [node.kwargs.get('pad')])[1]
     if len(pad) <= 4: return segs
     before, after = pad[4:6]
-    return (*(book.new(f'{node.name}.before', before, full=True) if before else ()), *segs, *(book.new(f'{node.name}.after', after, full=True) if after else ()))
+    return (*(book.new(f'{node.name}.before', before, full=True) if before else ()),
+            *segs,
+            *(book.new(f'{node.name}.after', after, full=True) if after else ()))
 
 def _function(book, node, seen):
     "The channels of what a function returns, or None where that is not a tensor with channels."
@@ -90,7 +105,9 @@ def _function(book, node, seen):
     if name in ('pad', '_pad'): return _pad(book, node, given[0])
     if name in JOINING: return book.merge(*given) if len(given) == 2 else given[0]
     if name in CHANNELWISE or name == 'getitem': return given[0]
-    raise ValueError(f"{node.name} calls {name!r}, and fedlit does not know what that does to channels; rewrite it with one of {', '.join(sorted(CHANNELWISE | JOINING | {'cat', 'pad'}))}, or use a method that does not cut the network")
+    raise ValueError(f"{node.name} calls {name!r}, and fedlit does not know what that does to channels; "
+                     f"rewrite it with one of {', '.join(sorted(CHANNELWISE | JOINING | {'cat', 'pad'}))}, "
+                     "or use a method that does not cut the network")
 
 # %% ../nbs/13_axes.ipynb #27a3e067
 @dataclass(frozen=True)
@@ -107,10 +124,11 @@ class Axes:
 
 # %% ../nbs/13_axes.ipynb #ac4532e8
 def _trace(model):
-    "The graph of a copy of the network, as it is used: training may return something else, such as the logits of all exits."
+    "The graph of a copy of the network, as used: training may return something else, such as the logits of all exits."
     try: return fx.symbolic_trace(copy.deepcopy(model).eval())
     except Exception as e:
-        raise ValueError(f"{type(model).__name__} cannot be traced by torch.fx, so its axes cannot be found: {str(e).splitlines()[0]}. "
+        raise ValueError(f"{type(model).__name__} cannot be traced by torch.fx, so its axes cannot be found: "
+                         f"{str(e).splitlines()[0]}. "
                          "Control flow that depends on values and shapes has to go") from e
 
 def _walk(graph, book):
@@ -121,21 +139,31 @@ def _walk(graph, book):
         elif node.op == 'call_module':
             m, name, segs = graph.get_submodule(node.target), node.target, seen[node.args[0]]
             rule = next((r for kind, r in RULES.items() if isinstance(m, kind)), None)
-            if rule is None and next(m.parameters(), None) is not None: raise ValueError(f"{name} is a {type(m).__name__}, and fedlit has no rule for its axes; it knows {', '.join(k.__name__.strip('_') for k in RULES)}")
+            if rule is None and next(m.parameters(), None) is not None:
+                raise ValueError(f"{name} is a {type(m).__name__}, and fedlit has no rule for its axes; "
+                                 f"it knows {', '.join(k.__name__.strip('_') for k in RULES)}")
             seen[node] = segs
             if rule is None: continue
-            if name in done: raise ValueError(f"{name} is used twice, so that its channels would have to be two axes at once; give each use a layer of its own")
+            if name in done:
+                raise ValueError(f"{name} is used twice, so that its channels would have to be two axes at once; "
+                                 "give each use a layer of its own")
             done.add(name)
-            if book.length[segs[0][0]] is None: book.length[segs[0][0]] = getattr(m, 'in_channels', None) or getattr(m, 'num_features', None) or m.in_features
+            if book.length[segs[0][0]] is None:
+                book.length[segs[0][0]] = (getattr(m, 'in_channels', None) or getattr(m, 'num_features', None)
+                                           or m.in_features)
             seen[node], dims, made = rule(book, name, m, segs)
             of.update({f'{name}.{k}': v for k, v in dims.items() if getattr(m, k, None) is not None})
             if made: makes.update({f'{name}.{k}': made for k in ('weight', 'bias') if getattr(m, k, None) is not None})
         elif node.op == 'output':
             out = node.args[0]
-            if not (isinstance(out, tuple) and len(out) == 2): raise ValueError(f"the network must return (features, logits), see fedlit.models.wrap; it returns {out}")
+            if not (isinstance(out, tuple) and len(out) == 2):
+                raise ValueError("the network must return (features, logits), see fedlit.models.wrap; "
+                                 f"it returns {out}")
             book.keep_whole(seen[out[1]])
             return seen, of, makes, out
-        elif node.op == 'get_attr': raise ValueError(f"{node.target} is used directly and not by a layer, and fedlit cannot name its axes; make it part of a torch.nn layer")
+        elif node.op == 'get_attr':
+            raise ValueError(f"{node.target} is used directly and not by a layer, and fedlit cannot name its axes; "
+                             "make it part of a torch.nn layer")
         else: seen[node] = _function(book, node, seen)
 
 # %% ../nbs/13_axes.ipynb #2cb50f09
@@ -153,8 +181,10 @@ def find_axes(
     for k, v in of.items(): # the classes have a name, though nobody cuts them
         if v[0] == seen[logits]: dims[k] = (((last, book.length[v[0][0][0]], 1),), *dims[k][1:])
     one = lambda segs: segs and len(segs) == 1 and segs[0][1] == 1 and book.root(segs[0][0]) not in book.full
-    return Axes(dims, {book.name[a]: book.length[a] for a in sorted(roots)}, {k: closed(v)[0][0] for k, v in makes.items() if closed(v)[0][0]},
-                closed(seen[features]), last, book.width(seen[logits]), graph, {n.name: book.name[book.root(s[0][0])] for n, s in seen.items() if one(s)})
+    return Axes(dims, {book.name[a]: book.length[a] for a in sorted(roots)},
+                {k: closed(v)[0][0] for k, v in makes.items() if closed(v)[0][0]},
+                closed(seen[features]), last, book.width(seen[logits]), graph,
+                {n.name: book.name[book.root(s[0][0])] for n, s in seen.items() if one(s)})
 
 # %% ../nbs/13_axes.ipynb #ca7176c5
 def along(
@@ -165,7 +195,9 @@ def along(
     "What a choice means for one dimension: whole segments count as ones, repeats are spelt out."
     if not any(a in chosen for a, _, _ in segs): return None
     like = next(iter(chosen.values()))
-    return torch.cat([(chosen[a] if a in chosen else torch.ones(n, dtype=like.dtype, device=like.device)).repeat_interleave(r) for a, n, r in segs])
+    return torch.cat([
+        (chosen[a] if a in chosen else torch.ones(n, dtype=like.dtype, device=like.device)).repeat_interleave(r)
+        for a, n, r in segs])
 
 def masks(
     axes,   # Axes
@@ -176,8 +208,11 @@ def masks(
     for name, dims in axes.of.items():
         vectors = [along(axes, segs, chosen) for segs in dims]
         if all(v is None for v in vectors): continue
-        vectors = [torch.ones(1, dtype=next(u for u in vectors if u is not None).dtype, device=next(u for u in vectors if u is not None).device) if v is None else v for v in vectors]
-        out[name] = prod((v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in enumerate(vectors)), start=torch.ones((), dtype=vectors[0].dtype, device=vectors[0].device))
+        vectors = [torch.ones(1, dtype=next(u for u in vectors if u is not None).dtype,
+                              device=next(u for u in vectors if u is not None).device) if v is None else v
+                   for v in vectors]
+        out[name] = prod((v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in enumerate(vectors)),
+                         start=torch.ones((), dtype=vectors[0].dtype, device=vectors[0].device))
     return out
 
 # %% ../nbs/13_axes.ipynb #0aa972c4
@@ -209,12 +244,14 @@ def paste(
     def one(k, b, s):
         where = coordinates(axes, k, chosen)
         if all(i is None for i in where): return s
-        full = [torch.arange(n, device=b.device) for n in b.shape[:lead]] + [torch.arange(n, device=b.device) if i is None else i for i, n in zip(where, b.shape[lead:])]
+        full = ([torch.arange(n, device=b.device) for n in b.shape[:lead]]
+                + [torch.arange(n, device=b.device) if i is None else i for i, n in zip(where, b.shape[lead:])])
         grid = tuple(i.reshape((1,)*d + (-1,) + (1,)*(len(full)-d-1)) for d, i in enumerate(full))
         new = b.clone()
         new[grid] = s
         return new
-    return {k: paste(axes, v, small[k], chosen, lead) if isinstance(v, dict) else one(k, v, small[k]) for k, v in big.items()}
+    return {k: paste(axes, v, small[k], chosen, lead) if isinstance(v, dict) else one(k, v, small[k])
+            for k, v in big.items()}
 
 # %% ../nbs/13_axes.ipynb #143f888f
 def extract(
@@ -225,11 +262,13 @@ def extract(
     "The small network as a module of its own."
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     small = cut(axes, {k: v.detach() for k, v in tensors.items()}, chosen)
-    new = {id(v): nn.Parameter(small[k].clone(), v.requires_grad) if isinstance(v, nn.Parameter) else small[k].clone() for k, v in tensors.items()}
+    new = {id(v): nn.Parameter(small[k].clone(), v.requires_grad) if isinstance(v, nn.Parameter) else small[k].clone()
+           for k, v in tensors.items()}
     net = copy.deepcopy(model, new)
     for m in net.modules():
         if isinstance(m, _ConvNd):
-            if m.groups == m.in_channels and m.groups > 1: m.groups = m.in_channels = m.weight.shape[0]//(m.out_channels//m.in_channels)
+            if m.groups == m.in_channels and m.groups > 1:
+                m.groups = m.in_channels = m.weight.shape[0]//(m.out_channels//m.in_channels)
             elif m.groups == 1: m.in_channels = m.weight.shape[1]
             m.out_channels = m.weight.shape[0]
         elif isinstance(m, nn.Linear): m.out_features, m.in_features = m.weight.shape
@@ -241,7 +280,9 @@ def shrunk(axes, chosen):
     "The axes of the small network."
     length = lambda a, n: int(chosen[a].sum()) if a in chosen else n
     small = lambda segs: tuple((a, length(a, n), r) for a, n, r in segs)
-    return Axes({k: tuple(map(small, v)) for k, v in axes.of.items()}, {a: length(a, n) for a, n in axes.size.items()}, axes.makes, small(axes.features), axes.logits, axes.classes)
+    return Axes({k: tuple(map(small, v)) for k, v in axes.of.items()},
+                {a: length(a, n) for a, n in axes.size.items()},
+                axes.makes, small(axes.features), axes.logits, axes.classes)
 
 # %% ../nbs/13_axes.ipynb #8e0af2ee
 def masked(
@@ -249,25 +290,31 @@ def masked(
     mask,   # name -> mask that broadcasts
 ):
     "`params` with the entries outside the mask set to zero."
-    return {k: v*mask[k].reshape(mask[k].shape + (1,)*(v.dim()-mask[k].dim())) if k in mask else v for k, v in params.items()}
+    return {k: v*mask[k].reshape(mask[k].shape + (1,)*(v.dim()-mask[k].dim())) if k in mask else v
+            for k, v in params.items()}
 
 # %% ../nbs/13_axes.ipynb #fa5e0aee
 def _is_relu(node, graph):
     if node.op == 'call_module': return isinstance(graph.get_submodule(node.target), (nn.ReLU, nn.ReLU6))
-    return node.op != 'placeholder' and 'relu' in (node.target if isinstance(node.target, str) else getattr(node.target, '__name__', ''))
+    return (node.op != 'placeholder'
+            and 'relu' in (node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')))
 
 def watched(axes, at='relu'):
     "Point -> axis: after every ReLU (`at='relu'`), or after the layers that make an axis (`'layer'`)."
     made = {k.rsplit('.', 1)[0] for k in axes.makes}
-    makers = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes if n.name in axes.points and n.op == 'call_module' and n.target in made}
+    makers = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
+              if n.name in axes.points and n.op == 'call_module' and n.target in made}
     if at == 'layer': return makers
-    relus = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes if n.name in axes.points and _is_relu(n, axes.graph)}
+    relus = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
+             if n.name in axes.points and _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
 _one_at_a_time = threading.Lock() # there is one graph, whatever thread looks at it
 
 class _Watch(fx.Interpreter):
-    def __init__(self, graph, points, taps): super().__init__(graph); self.points, self.taps, self.got = points, taps, {}
+    def __init__(self, graph, points, taps):
+        super().__init__(graph)
+        self.points, self.taps, self.got = points, taps, {}
     def run_node(self, n):
         out = super().run_node(n)
         if n.name in self.points:
@@ -286,7 +333,9 @@ def watch(
     "Run the network and bring back what its watched points saw."
     spy = _Watch(axes.graph, watched(axes, at), taps or {})
     class Run(nn.Module):
-        def __init__(self): super().__init__(); self.net = axes.graph
+        def __init__(self):
+            super().__init__()
+            self.net = axes.graph
         def forward(self, x): return spy.run(x)
     state = {f'net.{k}': v.clone() if k in buffers else v for k, v in {**params, **buffers}.items()}
     with _one_at_a_time:

@@ -41,7 +41,8 @@ def _bytes(tree, masks, clients):
     "Bytes that each client has of `tree`, whose tensors are without a client dimension; `masks` are (clients, ...)."
     if not isinstance(tree, dict): return np.full(clients, float(tree.nbytes))
     share = lambda k: masks[k].double().reshape(clients, -1).mean(1).numpy() if k in masks else 1.
-    return sum((_bytes(v, masks, clients)*(1. if isinstance(v, dict) else share(k)) for k, v in tree.items()), np.zeros(clients))
+    return sum((_bytes(v, masks, clients)*(1. if isinstance(v, dict) else share(k)) for k, v in tree.items()),
+               np.zeros(clients))
 
 # %% ../nbs/25_capacity.ipynb #2718d0a4
 def traffic(
@@ -57,17 +58,22 @@ def traffic(
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics)
     after, count = merge(), lambda masks, *trees: sum(_bytes(t, masks, clients) for t in trees).round().astype(int)
     still, tensors = {k for k, p in model.named_parameters() if not p.requires_grad}, {**state.params, **state.buffers}
-    sent, kept = ({k: v for k, v in tensors.items() if k not in still and (k in state.personal) == home} for home in (False, True))
+    sent, kept = ({k: v for k, v in tensors.items() if k not in still and (k in state.personal) == home}
+                  for home in (False, True))
     touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
     written = {k: v for k, v in kept.items() if touched and k in state.params}
     seen = {n: after.server[n] for n in heard(method)}
-    read = _answers(proxy, classes) if not sent and asks_for(method, 'merge', 'proxy') else kept if asks_for(method, 'merge', 'trained') else {}
+    read = (_answers(proxy, classes) if not sent and asks_for(method, 'merge', 'proxy')
+            else kept if asks_for(method, 'merge', 'trained') else {})
     common = {} if any(asks_for(method, 'mask', k) for k in ('data', 'labels')) else out['mask']
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
-    return pd.DataFrame(dict(down=count(common, sent, written, seen), up=count(out['mask'], sent, read, tmap(lambda v: v[0], out['uploads'])),
-                             home=count(out['mask'], mine), server=count({}, tensors, after.server)))
+    return pd.DataFrame(dict(down=count(common, sent, written, seen),
+                             up=count(out['mask'], sent, read, tmap(lambda v: v[0], out['uploads'])),
+                             home=count(out['mask'], mine),
+                             server=count({}, tensors, after.server)))
 
-def _answers(proxy, classes): return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
+def _answers(proxy, classes):
+    return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
 
 # %% ../nbs/25_capacity.ipynb #b5e34d4a
 def _fit(a, t):
@@ -86,16 +92,18 @@ def measure(
     batch_sizes=(8, 32), # samples a step
     steps=(1, 4), # of a phase
     repeats=5,  # turns; the least time counts
-) -> pd.DataFrame: # one row a job: bytes as `traffic`; seconds: fixed, step, sample, merge; `misfit`, the largest relative error
+) -> pd.DataFrame: # a row a job: bytes as `traffic`; seconds fixed, step, sample, merge; `misfit`, worst relative error
     "What a client of each method costs in a round, in bytes and in seconds of this machine's processor, on one thread."
     a = np.array([[1, t, t*b] for t in steps for b in batch_sizes], float)
-    phases = {(name, *at): _phase(*job, shape, classes, *at) for name, job in jobs.items() for at in a[:, 1:].astype(int).tolist()}
+    phases = {(name, *at): _phase(*job, shape, classes, *at)
+              for name, job in jobs.items() for at in a[:, 1:].astype(int).tolist()}
     merges = {name: _round(*job, shape, classes, 4, None)[2] for name, job in jobs.items()}
     best = {k: min(v) for k, v in take_turns({**phases, **merges}, repeats, clock=time.process_time).items()}
     def row(name, job):
         seconds = np.array([best[name, *at] for at in a[:, 1:].astype(int).tolist()])
         x = _fit(a, seconds)
-        return {**traffic(*job, shape, classes, 1).loc[0], **dict(zip(('fixed', 'step', 'sample'), x)), 'merge': best[name]/4, 'misfit': abs(a@x/seconds - 1).max()}
+        return {**traffic(*job, shape, classes, 1).loc[0], **dict(zip(('fixed', 'step', 'sample'), x)),
+                'merge': best[name]/4, 'misfit': abs(a@x/seconds - 1).max()}
     return pd.DataFrame({name: row(name, job) for name, job in jobs.items()}).T
 
 def _phase(method, model, shape, classes, steps, seen):
@@ -109,7 +117,8 @@ def contenders(
     model, # the whole network
 ):         # dict name -> (Method, network), for `measure`
     "What the command measures: four methods on the whole network, and the small networks of HeteroFL's weaker clients."
-    return {**{m.name: (m, model) for m in (FedAvg(), SCAFFOLD(), MOON(), FedBN())}, **{f'HeteroFL {r:g}': (FedAvg(), narrow(model, r)) for r in RATES[1:]}}
+    return {**{m.name: (m, model) for m in (FedAvg(), SCAFFOLD(), MOON(), FedBN())},
+            **{f'HeteroFL {r:g}': (FedAvg(), narrow(model, r)) for r in RATES[1:]}}
 
 NETWORKS = { # name of the file -> network of fedlit.models, its options, shape of a sample, batch sizes
     'mlp':         ('mlp', dict(hidden=(64,), features=64, norm='batch'), (1, 8, 8), (8, 32)),
@@ -140,26 +149,35 @@ def federations(
     x, y = torch.rand(2000, *shape, generator=g), torch.randint(10, (2000,), generator=g)
     task = Task('noise', x, y, x[:1], y[:1], classes=10)
     parts = {n: list(torch.randint(2000, (n, each), generator=g)) for n in counts}
-    def job(n, e, r): return lambda: federate(model, task, parts[n], FedAvg(), r, local, sampled/n, executor=e, device='cpu', evaluate_every=r, progress=False)
-    spent = take_turns({(n, e, r): job(n, e, r) for n in counts for e in executors for r in rounds}, repeats, clock=time.process_time)
+    def job(n, e, r):
+        return lambda: federate(model, task, parts[n], FedAvg(), r, local, sampled/n, executor=e, device='cpu',
+                                evaluate_every=r, progress=False)
+    spent = take_turns({(n, e, r): job(n, e, r) for n in counts for e in executors for r in rounds},
+                       repeats, clock=time.process_time)
     each_round = lambda n, e: (min(spent[n, e, rounds[1]]) - min(spent[n, e, rounds[0]]))/(rounds[1] - rounds[0])
-    return [dict(clients=n, executor=e, sampled=sampled, each=each, epochs=local.epochs, batch_size=local.batch_size, seconds=each_round(n, e)) for n in counts for e in executors]
+    return [dict(clients=n, executor=e, sampled=sampled, each=each, epochs=local.epochs, batch_size=local.batch_size,
+                 seconds=each_round(n, e))
+            for n in counts for e in executors]
 
 # %% ../nbs/25_capacity.ipynb #2cbc5510
 def _settings(name, repeats):
     kind, options, shape, batch_sizes = NETWORKS[name]
-    return dict(network=kind, options=json.loads(json.dumps(options)), shape=list(shape), batch_sizes=list(batch_sizes), repeats=repeats)
+    return dict(network=kind, options=json.loads(json.dumps(options)), shape=list(shape),
+                batch_sizes=list(batch_sizes), repeats=repeats)
 
 def _measured(name, repeats):
     model, shape = network(name)
     rows = measure(contenders(model), shape, 10, NETWORKS[name][3], repeats=repeats)
-    return dict(rows=rows.rename_axis('method').reset_index().to_dict('records'), federations=federations() if name == 'mlp' else None, machine=_machine())
+    return dict(rows=rows.rename_axis('method').reset_index().to_dict('records'),
+                federations=federations() if name == 'mlp' else None, machine=_machine())
 
 def main(args=None):
     "`python -m fedlit.capacity --out results/capacity`"
-    p = argparse.ArgumentParser('python -m fedlit.capacity', description='What a client costs in a round: bytes, and seconds on this machine.')
+    p = argparse.ArgumentParser('python -m fedlit.capacity',
+                                description='What a client costs in a round: bytes, and seconds on this machine.')
     p.add_argument('--out', default='reproduced/capacity', help='folder of the results (default: reproduced/capacity)')
-    p.add_argument('--networks', nargs='+', default=list(NETWORKS), choices=NETWORKS, metavar='NAME', help=f"of {', '.join(NETWORKS)} (default: all)")
+    p.add_argument('--networks', nargs='+', default=list(NETWORKS), choices=NETWORKS, metavar='NAME',
+                   help=f"of {', '.join(NETWORKS)} (default: all)")
     p.add_argument('--repeats', type=int, default=5, help='turns, of which the fastest counts (default: 5)')
     a = p.parse_args(args)
     torch.set_num_threads(1)
@@ -190,32 +208,39 @@ class Population:
     slow_more: float = 0. # correlation of slowness with the (logarithmic) amount of data
     slow_kind: float = 0. # correlation of slowness with the kind of data
     online: float = .1    # share that is there, mean over the day
-    swing: float = .6     # how much more of them at two at night, and less at two in the afternoon, relative to the mean
+    swing: float = .6     # how much more of them at two at night, less at two in the afternoon, relative to the mean
     dropout: float = .08  # share of the clients asked that vanish during the round
     seed: int = 0
     def __post_init__(self):
         all_of = lambda names, ok, right: {k: (ok(getattr(self, k)), right) for k in names.split()}
-        require(self, clients=(self.clients >= 1, 'at least 1'), **all_of('samples speed down up', lambda v: v > 0, 'positive'), **all_of('tail spread line', lambda v: v >= 0, 'at least 0'),
-                **all_of('slow_more slow_kind', lambda v: abs(v) <= 1, 'a correlation in [-1, 1]'), swing=(0 <= self.swing <= 1, 'in [0, 1]'),
-                online=(0 < self.online*(1 + self.swing) <= 1, 'a share that stays in (0, 1] when it swings'), dropout=(0 <= self.dropout < 1, 'in [0, 1)'))
+        require(self, clients=(self.clients >= 1, 'at least 1'),
+                **all_of('samples speed down up', lambda v: v > 0, 'positive'),
+                **all_of('tail spread line', lambda v: v >= 0, 'at least 0'),
+                **all_of('slow_more slow_kind', lambda v: abs(v) <= 1, 'a correlation in [-1, 1]'),
+                swing=(0 <= self.swing <= 1, 'in [0, 1]'),
+                online=(0 < self.online*(1 + self.swing) <= 1, 'a share that stays in (0, 1] when it swings'),
+                dropout=(0 <= self.dropout < 1, 'in [0, 1)'))
     def there(self, hour):
         "The share that is online at this hour of the day, in [0, 24)."
         return self.online*(1 + self.swing*math.cos(2*math.pi*(hour - 2)/24))
 
 # %% ../nbs/25_capacity.ipynb #9acb6899
 PHONES = Population()
-HOSPITALS = Population(clients=40, samples=5000., tail=.8, speed=1., spread=.3, down=1e7, up=1e7, line=.5, online=1., swing=0., dropout=.01)
+HOSPITALS = Population(clients=40, samples=5000., tail=.8, speed=1., spread=.3,
+                       down=1e7, up=1e7, line=.5, online=1., swing=0., dropout=.01)
 
 def draw(
     population, # Population
     numbers,    # (n,) int array, which clients
-):              # SimpleNamespace of (n,) arrays: samples, kind, speed, line (a factor), quick (share of devices that are slower)
+):              # SimpleNamespace of (n,) arrays: samples, kind, speed, line (a factor), quick (share of slower devices)
     "Who these clients are."
     p, numbers = population, torch.as_tensor(numbers)
     z = [torch.special.ndtri(uniform(1, p.seed, key, numbers) + 2**-54) for key in range(4)]
-    slow, more, kind, line = (v.numpy() for v in (z[0], *(r*z[0] + math.sqrt(1 - r*r)*v for r, v in zip((p.slow_more, p.slow_kind), z[1:3])), z[3]))
+    slow, more, kind, line = (v.numpy() for v in (
+        z[0], *(r*z[0] + math.sqrt(1 - r*r)*v for r, v in zip((p.slow_more, p.slow_kind), z[1:3])), z[3]))
     normal = lambda v: torch.special.ndtr(torch.from_numpy(v)).numpy()
-    return SimpleNamespace(samples=np.maximum(1, np.rint(p.samples*np.exp(p.tail*more))), kind=normal(kind), speed=p.speed*np.exp(-p.spread*slow), line=np.exp(p.line*line), quick=normal(-slow))
+    return SimpleNamespace(samples=np.maximum(1, np.rint(p.samples*np.exp(p.tail*more))), kind=normal(kind),
+                           speed=p.speed*np.exp(-p.spread*slow), line=np.exp(p.line*line), quick=normal(-slow))
 
 # %% ../nbs/25_capacity.ipynb #584c764c
 @cache
@@ -253,7 +278,7 @@ def answers(
     local=None, # Local: epochs over the client's data; None is Local()
     steps=None, # or so many steps for everybody
     server=1.25e9, # bytes per second of the server's line, each way
-) -> pd.DataFrame: # one row a client: number, samples, kind, quick, steps, down, compute, up, end in s, lost, bytes_down, bytes_up
+) -> pd.DataFrame: # a row each: number, samples, kind, quick, steps, down, compute, up, end in s, lost, bytes_down/_up
     "When the clients that were asked would answer, counted from the start of the round."
     p, who, n, local = population, draw(population, numbers), len(numbers), local or Local()
     tiers = costs.to_frame().T if costs.ndim == 1 else costs
@@ -263,8 +288,10 @@ def answers(
     compute = seconds(c, T, T*local.batch_size if steps else local.epochs*who.samples)/who.speed
     down, up = (np.maximum(c[k]/(getattr(p, k)*who.line), c[k].sum()/server) for k in ('down', 'up'))
     lost, whole = gen.random(n) < p.dropout, down + compute + up
-    return pd.DataFrame(dict(number=numbers, samples=who.samples, kind=who.kind, quick=who.quick, steps=T, down=down, compute=compute, up=up,
-                             end=np.where(lost, gen.random(n), 1)*whole, lost=lost, bytes_down=c['down'], bytes_up=c['up']))
+    return pd.DataFrame(dict(number=numbers, samples=who.samples, kind=who.kind, quick=who.quick,
+                             steps=T, down=down, compute=compute, up=up,
+                             end=np.where(lost, gen.random(n), 1)*whole, lost=lost,
+                             bytes_down=c['down'], bytes_up=c['up']))
 
 # %% ../nbs/25_capacity.ipynb #b6942495
 def _until(asked, close):
@@ -283,7 +310,8 @@ def first(
 ):     # a policy, a function like `everybody`
     "Close with the k-th answer."
     if k < 1: raise ValueError(f"k={k}, but it must be at least 1 answer")
-    return lambda asked: _until(asked, np.sort(np.where(asked.lost, math.inf, asked.end))[k-1] if k <= len(asked) else math.inf)
+    return lambda asked: _until(
+        asked, np.sort(np.where(asked.lost, math.inf, asked.end))[k-1] if k <= len(asked) else math.inf)
 
 def deadline(
     s, # seconds
@@ -312,15 +340,19 @@ def simulate(
     **work,     # for `answers`: local, steps
 ) -> pd.DataFrame: # one row a round
     "Rounds as they would go: seconds, bytes over the server's line, and who is heard."
-    return pd.DataFrame([_one(population, costs, ask, policy, 24*r/rounds, rng('capacity', seed, r), server, work) for r in range(rounds)])
+    return pd.DataFrame([_one(population, costs, ask, policy, 24*r/rounds, rng('capacity', seed, r), server, work)
+                         for r in range(rounds)])
 
 def _one(population, costs, ask, policy, hour, gen, server, work):
     asked = answers(population, costs, invite(population, ask, hour, gen), gen, server=server, **work)
     if not len(asked): return dict(hour=hour, asked=0, heard=0)
     close, share = policy(asked)
     heard, weight, (mean, kind) = share > 0, share*asked.samples, truth(population)
-    return dict(hour=hour, asked=len(asked), heard=heard.sum(), seconds=close + heard.sum()*np.mean(costs['merge']), down=asked.bytes_down.sum(), up=asked.bytes_up[heard].sum(), wasted=1 - heard.mean(),
-                work=share.sum()/max(1, heard.sum()), data=asked.samples[heard].mean()/mean - 1, kind=(weight*asked.kind).sum()/weight.sum() - kind if heard.any() else np.nan)
+    return dict(hour=hour, asked=len(asked), heard=heard.sum(),
+                seconds=close + heard.sum()*np.mean(costs['merge']),
+                down=asked.bytes_down.sum(), up=asked.bytes_up[heard].sum(), wasted=1 - heard.mean(),
+                work=share.sum()/max(1, heard.sum()), data=asked.samples[heard].mean()/mean - 1,
+                kind=(weight*asked.kind).sum()/weight.sum() - kind if heard.any() else np.nan)
 
 # %% ../nbs/25_capacity.ipynb #5361ec67
 #| eval: false

@@ -13,7 +13,8 @@ from pathlib import Path
 def _option(text):
     import ast
     name, eq, value = text.partition('=')
-    if not (name and eq): raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value, such as features=128")
+    if not (name and eq):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value, such as features=128")
     try: return name, ast.literal_eval(value)
     except (ValueError, SyntaxError): return name, value
 
@@ -25,12 +26,16 @@ def _learned(p):
     p.add_argument('--train-samples', type=int, metavar='N', help='use a stratified subset of the training set')
     p.add_argument('--test-samples', type=int, metavar='N', help='and of the test set')
     p.add_argument('--model', default='mlp', help='network, see `fedlit list` (default: mlp)')
-    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE', help='options of the network, such as features=128')
-    p.add_argument('--partition', default='dirichlet', choices=['dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'])
+    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
+                   help='options of the network, such as features=128')
+    p.add_argument('--partition', default='dirichlet',
+                   choices=['dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'])
     p.add_argument('--clients', type=int, default=10, help='how many clients exist (default: 10)')
-    p.add_argument('--alpha', type=float, help='concentration of the Dirichlet partition; inf is homogeneous (default: 0.5)')
+    p.add_argument('--alpha', type=float,
+                   help='concentration of the Dirichlet partition; inf is homogeneous (default: 0.5)')
     p.add_argument('--classes', type=int, help='classes a client, or shards a client (default: 2)')
-    p.add_argument('--proxy-samples', type=int, default=0, metavar='N', help='withhold N training images as the unlabelled set of a server that distils')
+    p.add_argument('--proxy-samples', type=int, default=0, metavar='N',
+                   help='withhold N training images as the unlabelled set of a server that distils')
 
 # %% ../nbs/11_cli.ipynb #0412ec69
 def _trained(p):
@@ -41,20 +46,28 @@ def _trained(p):
     p.add_argument('--momentum', type=float, default=.9)
     p.add_argument('--weight-decay', type=float, default=0.)
     p.add_argument('--participation', type=float, default=1., help='share of the clients in a round (default: 1)')
-    p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'], help='how much a client counts (default: samples)')
-    p.add_argument('--statistics', default='averaged', choices=['averaged', 'home', 'recomputed', 'static'], help="BatchNorm's running statistics (default: averaged)")
+    p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'],
+                   help='how much a client counts (default: samples)')
+    p.add_argument('--statistics', default='averaged', choices=['averaged', 'home', 'recomputed', 'static'],
+                   help="BatchNorm's running statistics (default: averaged)")
 
 # %% ../nbs/11_cli.ipynb #e73dae5a
 def _machine(p):
-    p.add_argument('--executor', default='auto', help='auto, loop, threads, vmap or extract; under torchrun, of every rank')
-    p.add_argument('--precision', default='float32', help='float32, bfloat16 or float16, by autocast while training (default: float32)')
-    p.add_argument('--bad-clients', default='stop', choices=['stop', 'skip', 'report'], help='where a result is not finite or absurdly large (default: stop)')
-    p.add_argument('--channels-last', action=argparse.BooleanOptionalAction, help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
+    p.add_argument('--executor', default='auto',
+                   help='auto, loop, threads, vmap or extract; under torchrun, of every rank')
+    p.add_argument('--precision', default='float32',
+                   help='float32, bfloat16 or float16, by autocast while training (default: float32)')
+    p.add_argument('--bad-clients', default='stop', choices=['stop', 'skip', 'report'],
+                   help='where a result is not finite or absurdly large (default: stop)')
+    p.add_argument('--channels-last', action=argparse.BooleanOptionalAction,
+                   help='keep the channels of a pixel together? (default: for convolutions on a CPU)')
     p.add_argument('--device', default='auto')
-    p.add_argument('--deterministic', action='store_true', help='on a GPU: the same bits every time, slower; an operation that cannot is refused')
+    p.add_argument('--deterministic', action='store_true',
+                   help='on a GPU: the same bits every time, slower; an operation that cannot is refused')
     p.add_argument('--evaluate-every', type=int, default=1, metavar='R')
     p.add_argument('--quiet', action='store_true', help='no progress bar')
-    p.add_argument('--timeout', type=float, default=30., metavar='MINUTES', help='under torchrun: a rank that keeps another waiting for longer counts as dead (default: 30)')
+    p.add_argument('--timeout', type=float, default=30., metavar='MINUTES',
+                   help='under torchrun: a rank that keeps another waiting for longer counts as dead (default: 30)')
 
 # %% ../nbs/11_cli.ipynb #9146cc19
 def _run(run):
@@ -64,28 +77,33 @@ def _run(run):
     run.add_argument('--checkpoint', help='file to resume from and to write after every round')
     run.add_argument('--save', help='file for the finished run')
     run.add_argument('--json', help='file for the history and the settings')
-    run.add_argument('--from', dest='source', metavar='JSON', help='repeat the run of a file that --json wrote; options beside it replace its own')
+    run.add_argument('--from', dest='source', metavar='JSON',
+                     help='repeat the run of a file that --json wrote; options beside it replace its own')
 
 def _compare(compare):
     for part in (_learned, _trained, _machine): part(compare)
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
     compare.add_argument('--seeds', type=int, nargs='+', default=[0, 1, 2])
-    compare.add_argument('--out', metavar='FOLDER', help='folder for a checkpoint of every run; the same command goes on from it')
+    compare.add_argument('--out', metavar='FOLDER',
+                         help='folder for a checkpoint of every run; the same command goes on from it')
     compare.add_argument('--json', help='file for the table, its runs and what was asked')
 
 # %% ../nbs/11_cli.ipynb #b664e05a
 def _entries(p):
     p.add_argument('entry', nargs='*', help='such as feddecorr/table1, moon or all; none: the main job')
-    p.add_argument('--scale', help='embedded: digits; short: real CIFAR-10 or MNIST, few rounds; paper: as published (default: embedded)')
+    p.add_argument('--scale', help='embedded: digits; short: real CIFAR-10 or MNIST, few rounds; '
+                                   'paper: as published (default: embedded)')
     p.add_argument('--only', default='', metavar='LABELS', help='part of an entry, such as cifar10,alpha=0.05')
-    p.add_argument('--out', help='folder of the results (default: reproduced for the main job, results/catalogue for entries)')
+    p.add_argument('--out', help='folder of the results '
+                                 '(default: reproduced for the main job, results/catalogue for entries)')
 
 # %% ../nbs/11_cli.ipynb #9ea0c255
 def _reproduce(rep):
     _entries(rep)
     rep.add_argument('--list', action='store_true', help='all entries, with their runs and how many are done')
     rep.add_argument('--processes', type=int, help='runs at a time (default: one a core)')
-    rep.add_argument('--minutes', type=float, help='entries: stop at the first round that ends after so many; the same command goes on')
+    rep.add_argument('--minutes', type=float,
+                     help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
     rep.add_argument('--seeds', type=int, nargs='+', help='main job: seeds (default: 0 1 2)')
@@ -100,17 +118,21 @@ def _report(report):
 # %% ../nbs/11_cli.ipynb #122e9490
 def _checked(p):
     p.add_argument('file', help='Python file with methods, such as mine.py')
-    p.add_argument('--method', help='one method of the file, such as "Mine(mu=1)" (default: every one that the file has)')
+    p.add_argument('--method',
+                   help='one method of the file, such as "Mine(mu=1)" (default: every one that the file has)')
     p.add_argument('--data', help='data set to try it on, see `fedlit list` (default: random images)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
     p.add_argument('--model', help='network to try it on, see `fedlit list` (default: a small one)')
-    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE', help='options of the network, such as features=128')
+    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
+                   help='options of the network, such as features=128')
 
 # %% ../nbs/11_cli.ipynb #fc8ef294
 def _own(a, name, default, *partitions):
     "An option that belongs to some partitions only: as it was given, or its default."
     given = getattr(a, name)
-    if given is not None and a.partition not in partitions: raise ValueError(f"--{name} {given} belongs to --partition {' or '.join(partitions)}, but the partition is {a.partition}")
+    if given is not None and a.partition not in partitions:
+        raise ValueError(f"--{name} {given} belongs to --partition {' or '.join(partitions)}, "
+                         f"but the partition is {a.partition}")
     return default if given is None else given
 
 def _setup(a, seed):
@@ -120,13 +142,18 @@ def _setup(a, seed):
     from fedlit.models import build
     from fedlit.round import Local
     task = load(a.data, root=a.root, download=a.download)
-    if not (a.train_samples is None and a.test_samples is None): task = task.subset(len(task.y_train) if a.train_samples is None else a.train_samples, seed=0, test=a.test_samples)
-    if not 0 <= a.proxy_samples < len(task.y_train): raise ValueError(f"--proxy-samples {a.proxy_samples} of {len(task.y_train)} training images; it must be at least 0 and leave some to the clients")
+    if not (a.train_samples is None and a.test_samples is None):
+        task = task.subset(len(task.y_train) if a.train_samples is None else a.train_samples,
+                           seed=0, test=a.test_samples)
+    if not 0 <= a.proxy_samples < len(task.y_train):
+        raise ValueError(f"--proxy-samples {a.proxy_samples} of {len(task.y_train)} training images; "
+                         "it must be at least 0 and leave some to the clients")
     order = torch.randperm(len(task.y_train), generator=torch.Generator().manual_seed(seed))
     held, free = order[:a.proxy_samples], order[a.proxy_samples:].sort().values
     y = task.y_train[free]
     alpha, classes = _own(a, 'alpha', .5, 'dirichlet'), _own(a, 'classes', 2, 'classes_per_client', 'shards')
-    clients = dict(dirichlet=lambda: partition.dirichlet(y, a.clients, alpha, seed=seed), iid=lambda: partition.iid(y, a.clients, seed=seed),
+    clients = dict(dirichlet=lambda: partition.dirichlet(y, a.clients, alpha, seed=seed),
+                   iid=lambda: partition.iid(y, a.clients, seed=seed),
                    classes_per_client=lambda: partition.classes_per_client(y, a.clients, classes, seed=seed),
                    shards=lambda: partition.shards(y, a.clients, classes, seed=seed),
                    by_domain=lambda: partition.by_domain(_domains(task)[free], a.clients, seed=seed))[a.partition]()
@@ -135,25 +162,31 @@ def _setup(a, seed):
     return build(a.model, task, seed=seed, **dict(a.option)), task, clients, local, proxy
 
 # %% ../nbs/11_cli.ipynb #4a986c57
-_WHERE = 'command', 'source', 'json', 'save', 'checkpoint', 'out', 'quiet', 'timeout', 'root', 'download' # what does not belong to the experiment
+# what does not belong to the experiment
+_WHERE = 'command', 'source', 'json', 'save', 'checkpoint', 'out', 'quiet', 'timeout', 'root', 'download'
 
 def asked(a):
     "The options that decide the results, with the defaults that depend on the partition."
-    own = dict(alpha=_own(a, 'alpha', .5, 'dirichlet') if a.partition == 'dirichlet' else None, classes=a.classes or 2 if a.partition in ('classes_per_client', 'shards') else None)
+    own = dict(alpha=_own(a, 'alpha', .5, 'dirichlet') if a.partition == 'dirichlet' else None,
+               classes=a.classes or 2 if a.partition in ('classes_per_client', 'shards') else None)
     return {k: v for k, v in {**vars(a), **own}.items() if k not in _WHERE}
 
 def _again(source, p):
     "Give the parser `p` the options of a file as its defaults."
     from fedlit.files import read_json
     try: given = read_json(source)['settings']['asked']
-    except (KeyError, TypeError): raise ValueError(f"{source} does not say what was asked; only files of `fedlit run --json` do, from this version on") from None
+    except (KeyError, TypeError):
+        raise ValueError(f"{source} does not say what was asked; only files of `fedlit run --json` do, "
+                         "from this version on") from None
     given['option'] = [(k, tuple(v) if isinstance(v, list) else v) for k, v in given['option']]
     p.set_defaults(**given)
     return given
 
 # %% ../nbs/11_cli.ipynb #980277a9
 def _domains(task):
-    if task.domain_train is None: raise ValueError(f"{task.name} has no domains; by_domain suits digits_domains, office_caltech10 and domainnet")
+    if task.domain_train is None:
+        raise ValueError(f"{task.name} has no domains; "
+                         "by_domain suits digits_domains, office_caltech10 and domainnet")
     return task.domain_train
 
 # %% ../nbs/11_cli.ipynb #4fbd251f
@@ -169,7 +202,8 @@ def _shared(a):
     "How clients are trained: in this process, or with those that torchrun started."
     if 'RANK' not in os.environ and not a.executor.startswith('torchrun'): return dict(executor=a.executor)
     from fedlit.distributed import Ranks
-    return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}", ranks=Ranks(a.device, a.timeout))
+    return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}",
+                ranks=Ranks(a.device, a.timeout))
 
 # %% ../nbs/11_cli.ipynb #a36f0e87
 def _federate(a, method, seed, **kw):
@@ -179,8 +213,11 @@ def _federate(a, method, seed, **kw):
     hold_memory() # all of it, as no thread has asked for any yet
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local, participation=a.participation, seed=seed, precision=a.precision, bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
-                    device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every, weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
+    return federate(model, task, clients, method, rounds=a.rounds, local=local,
+                    participation=a.participation, seed=seed, precision=a.precision,
+                    bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
+                    device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every,
+                    weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
 
 # %% ../nbs/11_cli.ipynb #d6fed0b4
 def run(a):
@@ -210,9 +247,12 @@ def compare(a):
     for m in map(method, a.methods):
         runs = [_federate(a, m, s, checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds]
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
-        last = lambda column: format(spread([r.history[column].iloc[-1] for r in runs if column in r.history]), '.4f') if column in runs[0].history else ''
+        last = lambda column: (format(spread([r.history[column].iloc[-1]
+                                              for r in runs if column in r.history]), '.4f')
+                               if column in runs[0].history else '')
         rows.append(dict(method=repr(m), accuracy=last('accuracy'), personal=last('personal'),
-                         best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'), seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
+                         best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'),
+                         seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
     if _follows(): return
     print(pd.DataFrame(rows).to_string(index=False))
     if a.json: print('wrote', write_json(a.json, dict(asked=asked(a), table=rows, runs=every)))
@@ -221,7 +261,9 @@ def compare(a):
 def reproduce(a):
     "`fedlit reproduce`"
     if a.entry or a.list: return _catalogue(a)
-    if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]: raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; without one, this is the main job")
+    if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]:
+        raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
+                         "without one, this is the main job")
     from dataclasses import replace
     from fedlit import reproduce as job
     exp = job.DIGITS
@@ -234,7 +276,9 @@ def _catalogue(a):
     from fedlit import catalogue
     out = a.out or catalogue.RESULTS
     if a.list: return print(catalogue.listing(out).to_string(index=False, justify='left'))
-    if a.seeds or a.rounds: raise ValueError('--seeds and --rounds belong to the main job; of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
+    if a.seeds or a.rounds:
+        raise ValueError('--seeds and --rounds belong to the main job; '
+                         'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
     kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
     catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, out, a.processes, a.minutes, not a.quiet, **kw)
 
@@ -254,7 +298,9 @@ def report(a):
     from fedlit import catalogue, reproduce as job
     main, out = Path(a.out or 'reproduced'), a.out or catalogue.RESULTS
     both = (main/'runs').exists(), Path(out).exists() and not (Path(out)/'runs').exists()
-    if not a.entry and not any(both): raise FileNotFoundError(f'no results in {main} or {out}; `fedlit reproduce` and `fedlit reproduce all` make them')
+    if not a.entry and not any(both):
+        raise FileNotFoundError(f'no results in {main} or {out}; '
+                                '`fedlit reproduce` and `fedlit reproduce all` make them')
     if not a.entry and both[0]: job.report(main)
     if a.entry or both[1]: catalogue.report(a.entry, a.scale or 'embedded', a.only, out, a.to)
 
@@ -266,13 +312,17 @@ def check(a):
     module = laws.imported(a.file)
     found, unmade = laws.methods_in(module)
     if a.method: found, unmade = [method(a.method, laws.classes_in(module))], {}
-    if not found and not unmade: raise ValueError(f"{a.file} defines no method; a method is a subclass of fedlit.method.Method")
+    if not found and not unmade:
+        raise ValueError(f"{a.file} defines no method; a method is a subclass of fedlit.method.Method")
     model, task = _tried(a)
     ok = [_told(laws.check(m, model, task)) for m in found]
-    for name, why in unmade.items(): print(f"{name} was not tried: {why}; put a value into the file, mine = {name}(...)")
+    for name, why in unmade.items():
+        print(f"{name} was not tried: {why}; put a value into the file, mine = {name}(...)")
     if unmade or not all(ok): sys.exit(1)
 
-def _told(report): print(report, flush=True); return report.ok
+def _told(report):
+    print(report, flush=True)
+    return report.ok
 
 def _tried(a):
     "The network and the task that were asked for, or None."
@@ -286,9 +336,11 @@ def _tried(a):
 COMMANDS = dict(
     run=('train one method and print its history', _run, run),
     compare=('train several methods over several seeds and print a table', _compare, compare),
-    reproduce=("dimensional collapse and its cure, on digits: figures and a table of claims; or entries of the papers' catalogue", _reproduce, reproduce),
+    reproduce=("dimensional collapse and its cure, on digits: figures and a table of claims; "
+               "or entries of the papers' catalogue", _reproduce, reproduce),
     list=('data sets, networks and methods', lambda p: None, listing),
-    report=('figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing', _report, report),
+    report=('figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing',
+            _report, report),
     check=('try the laws on the methods of a Python file: which hold, which are broken', _checked, check))
 
 # %% ../nbs/11_cli.ipynb #f626eac3
@@ -301,7 +353,8 @@ class _Version(argparse.Action):
 # %% ../nbs/11_cli.ipynb #4dd73a22
 def parser():
     "The argument parser of the `fedlit` command."
-    p = argparse.ArgumentParser(prog='fedlit', description='Heterogeneous federated learning, derived in notebooks and exported from them.')
+    p = argparse.ArgumentParser(
+        prog='fedlit', description='Heterogeneous federated learning, derived in notebooks and exported from them.')
     p.add_argument('--version', action=_Version, nargs=0, help='print the version')
     sub = p.add_subparsers(dest='command', required=True, metavar=f"{{{','.join(COMMANDS)}}}")
     for name, (said, arguments, _) in COMMANDS.items(): arguments(sub.add_parser(name, help=said))
@@ -325,7 +378,9 @@ def _interrupted(a, e):
     "What is kept when Ctrl-C ends a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     place = getattr(a, 'checkpoint', None) or getattr(a, 'out', None)
-    if a.command not in ('run', 'compare') or not place: return 'interrupted; nothing is kept' + (f" without {'--checkpoint' if a.command == 'run' else '--out'}" if a.command in ('run', 'compare') else '')
+    if a.command not in ('run', 'compare') or not place:
+        return 'interrupted; nothing is kept' + (f" without {'--checkpoint' if a.command == 'run' else '--out'}"
+                                                 if a.command in ('run', 'compare') else '')
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
 # %% ../nbs/11_cli.ipynb #e44d294b

@@ -32,7 +32,8 @@ def narrow(
     r,     # share of every axis, in (0, 1]
 ):         # a network of its own
     "What a client of capacity `r` trains: ceil(r n) of the n coordinates of every axis, cut out."
-    if not 0 < r <= 1: raise ValueError(f"r={r}, but it must be in (0, 1]: the share of every axis that the client keeps")
+    if not 0 < r <= 1:
+        raise ValueError(f"r={r}, but it must be in (0, 1]: the share of every axis that the client keeps")
     axes = axes_of(model)
     return extract(model, axes, {a: top(-torch.arange(n), r) for a, n in axes.size.items()})
 
@@ -52,7 +53,10 @@ def trainer(
         loss = sum(F.cross_entropy(each[:, e], y) for e in range(each.shape[1]))
         loss.backward()
         with torch.no_grad():
-            for p, v in velocity.items(): v.mul_(momentum).add_(p.grad); p.sub_(v, alpha=lr); p.grad = None
+            for p, v in velocity.items():
+                v.mul_(momentum).add_(p.grad)
+                p.sub_(v, alpha=lr)
+                p.grad = None
         return loss.item()
     return step
 
@@ -68,9 +72,11 @@ def take_turns(
     out = {k: [] for k in jobs}
     for _ in range(repeats):
         for k, job in jobs.items():
-            wait(); began = clock()
+            wait()
+            began = clock()
             job()
-            wait(); out[k].append(clock() - began)
+            wait()
+            out[k].append(clock() - began)
     return out
 
 # %% ../nbs/14_costs.ipynb #198202a7
@@ -80,9 +86,11 @@ def growth(
 ) -> int:         # bytes
     "By how much the tensors that torch holds grew at most while `job` ran."
     if torch.device(device).type == 'cuda':
-        torch.cuda.synchronize(device); torch.cuda.reset_peak_memory_stats(device)
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
         before = torch.cuda.memory_allocated(device)
-        job(); torch.cuda.synchronize(device)
+        job()
+        torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
     os.environ.setdefault('KINETO_LOG_LEVEL', '99') # torch 2.15 else writes a line for each of its profiles
     with profile(profile_memory=True) as seen: job()
@@ -94,11 +102,14 @@ def swelling(
     job,     # function of nothing
 ) -> float:  # bytes, nan where the system does not tell
     "By how much the process grew at most while `job` ran, as Linux counts resident memory."
-    read = lambda key: 1024*int(next(l for l in Path('/proc/self/status').read_text().splitlines() if l.startswith(key)).split()[1])
+    read = lambda key: 1024*int(next(l for l in Path('/proc/self/status').read_text().splitlines()
+                                     if l.startswith(key)).split()[1])
     try:
         release_memory()
         Path('/proc/self/clear_refs').write_text('5') # resets VmHWM
-    except OSError: job(); return float('nan')
+    except OSError:
+        job()
+        return float('nan')
     before = read('VmRSS')
     job()
     return float(read('VmHWM') - before)
@@ -115,20 +126,24 @@ def costs(
     x = torch.randn(batch_size, *shape, device=device)
     y = torch.zeros(batch_size, dtype=torch.long, device=device)
     nets = {k: net.to(device) for k, net in nets.items()}
-    steps, looks = {k: trainer(net, x, y) for k, net in nets.items()}, {k: torch.no_grad()(lambda net=net: net(x)) for k, net in nets.items()}
+    steps, looks = ({k: trainer(net, x, y) for k, net in nets.items()},
+                    {k: torch.no_grad()(lambda net=net: net(x)) for k, net in nets.items()})
     wait = torch.cuda.synchronize if torch.device(device).type == 'cuda' else lambda: None
     both = lambda: np.array([time.perf_counter(), time.process_time()])
     seconds, looking = take_turns(steps, repeats, wait, both), take_turns(looks, max(2, repeats//2), wait, both)
-    return pd.DataFrame({k: _row(net, shape, x, y, steps[k], looks[k], seconds[k], looking[k], device) for k, net in nets.items()}).T
+    return pd.DataFrame({k: _row(net, shape, x, y, steps[k], looks[k], seconds[k], looking[k], device)
+                         for k, net in nets.items()}).T
 
 def _row(net, shape, x, y, step, look, seconds, looking, device):
     size = lambda tensors: sum(v.nbytes for v in tensors)
     travel = size([*net.parameters(), *net.buffers()])
     own = travel + size(net.parameters()) + size([x, y]) # momentum is as large as the parameters
     cpu, (wall, busy) = torch.device(device).type == 'cpu', np.array(seconds).T
-    return dict(parameters=count(net), macs=macs(net, shape), step=np.median(wall), least=min(wall), processor=min(busy) if cpu else np.nan,
-                own=own, peak=own + growth(step, device), system=own + swelling(step) if cpu else np.nan, look=min(t[0] for t in looking),
-                look_processor=min(t[1] for t in looking) if cpu else np.nan, look_peak=travel + size([x]) + growth(look, device), travel=travel)
+    return dict(parameters=count(net), macs=macs(net, shape),
+                step=np.median(wall), least=min(wall), processor=min(busy) if cpu else np.nan,
+                own=own, peak=own + growth(step, device), system=own + swelling(step) if cpu else np.nan,
+                look=min(t[0] for t in looking), look_processor=min(t[1] for t in looking) if cpu else np.nan,
+                look_peak=travel + size([x]) + growth(look, device), travel=travel)
 
 # %% ../nbs/14_costs.ipynb #65d0e0dd
 def cost(
@@ -165,8 +180,14 @@ def readable(
     df, # what `costs` returned
 ) -> pd.DataFrame: # text
     "The main columns with their units and, behind each, the ratio to the first row."
-    units = dict(parameters=('parameters', ''), macs=('MACs', ''), least=('step, clock', 's'), processor=('step, processor', 's'), peak=('peak', 'B'), system=('system', 'B'))
-    return pd.DataFrame({title: [f'{_si(v, unit)} ({v/df[k].iloc[0]:.3f})' for v in df[k]] for k, (title, unit) in units.items() if df[k].notna().all()}, index=df.index)
+    units = dict(parameters=('parameters', ''),
+                 macs=('MACs', ''),
+                 least=('step, clock', 's'),
+                 processor=('step, processor', 's'),
+                 peak=('peak', 'B'),
+                 system=('system', 'B'))
+    return pd.DataFrame({title: [f'{_si(v, unit)} ({v/df[k].iloc[0]:.3f})' for v in df[k]]
+                         for k, (title, unit) in units.items() if df[k].notna().all()}, index=df.index)
 
 # %% ../nbs/14_costs.ipynb #880a87bd
 NETWORKS = { # name of the file -> network of fedlit.models, shape of a sample, classes
@@ -179,12 +200,18 @@ INSIDE = 'conv', 'resnet18' # of these the local phase of a round is timed as we
 
 def _settings(name, batch_size, repeats, device):
     network, shape, classes = NETWORKS[name]
-    return dict(network=network, shape=list(shape), classes=classes, batch_size=batch_size, repeats=repeats, device=device, threads=torch.get_num_threads())
+    return dict(network=network, shape=list(shape), classes=classes, batch_size=batch_size, repeats=repeats,
+                device=device, threads=torch.get_num_threads())
 
 def _machine():
-    cpu = next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines() if l.startswith('model name')), '') if Path('/proc/cpuinfo').exists() else ''
-    return dict(cpu=cpu or platform.processor(), gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None, cores=os.cpu_count(), load=os.getloadavg() if hasattr(os, 'getloadavg') else None,
-                torch=torch.__version__, python=platform.python_version(), fedlit=fedlit.__version__, date=time.strftime('%Y-%m-%d %H:%M'))
+    cpu = (next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines()
+                 if l.startswith('model name')), '')
+           if Path('/proc/cpuinfo').exists() else '')
+    return dict(cpu=cpu or platform.processor(),
+                gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+                cores=os.cpu_count(), load=os.getloadavg() if hasattr(os, 'getloadavg') else None,
+                torch=torch.__version__, python=platform.python_version(), fedlit=fedlit.__version__,
+                date=time.strftime('%Y-%m-%d %H:%M'))
 
 # %% ../nbs/14_costs.ipynb #a85cd396
 def phase(
@@ -203,11 +230,15 @@ def phase(
 # %% ../nbs/14_costs.ipynb #6aabcb47
 def _executors(model, shape, batch_size, device, steps=4):
     "Seconds a step inside a round: `extract` for every capacity, and the masked network, which costs the same for all."
-    model, x, y = model.to(device), torch.randn(batch_size, *shape, device=device), torch.zeros(batch_size, dtype=torch.long, device=device)
-    jobs = {('extract', r): phase(model, r, x, y, 'extract', steps) for r in RATES} | {('loop', RATES[-1]): phase(model, RATES[-1], x, y, 'loop', steps)}
+    model, x, y = (model.to(device), torch.randn(batch_size, *shape, device=device),
+                   torch.zeros(batch_size, dtype=torch.long, device=device))
+    jobs = ({('extract', r): phase(model, r, x, y, 'extract', steps) for r in RATES}
+            | {('loop', RATES[-1]): phase(model, RATES[-1], x, y, 'loop', steps)})
     wait = torch.cuda.synchronize if torch.device(device).type == 'cuda' else lambda: None
     both = lambda: np.array([time.perf_counter(), time.process_time()])
-    return dict(steps=steps, rows=[dict(executor=e, capacity=r, **dict(zip(('step', 'processor'), np.min(t, 0)/steps))) for (e, r), t in take_turns(jobs, 2, wait, both).items()])
+    return dict(steps=steps, rows=[
+        dict(executor=e, capacity=r, **dict(zip(('step', 'processor'), np.min(t, 0)/steps)))
+        for (e, r), t in take_turns(jobs, 2, wait, both).items()])
 
 def measure(
     name,          # one of NETWORKS
@@ -221,17 +252,20 @@ def measure(
     network, shape, classes = NETWORKS[name]
     model = build(network, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)
     deep = hasattr(model, 'first')
-    rows = (depth_table if deep else capacity_table)(model, shape, batch_size=batch_size, repeats=repeats, device=device)
+    rows = (depth_table if deep else capacity_table)(model, shape, batch_size=batch_size, repeats=repeats,
+                                                     device=device)
     inside = _executors(model, shape, batch_size, device) if name in INSIDE else None
-    return dict(rows=rows.rename_axis('depth' if deep else 'capacity').reset_index().to_dict('records'), executors=inside,
-                machine=machine, seconds=time.perf_counter() - began)
+    return dict(rows=rows.rename_axis('depth' if deep else 'capacity').reset_index().to_dict('records'),
+                executors=inside, machine=machine, seconds=time.perf_counter() - began)
 
 # %% ../nbs/14_costs.ipynb #5529641c
 def main(args=None):
     "`python -m fedlit.costs --out results/costs`"
-    p = argparse.ArgumentParser('python -m fedlit.costs', description='What one training step costs clients of several capacities.')
+    p = argparse.ArgumentParser('python -m fedlit.costs',
+                                description='What one training step costs clients of several capacities.')
     p.add_argument('--out', default='reproduced/costs', help='folder of the results (default: reproduced/costs)')
-    p.add_argument('--networks', nargs='+', default=list(NETWORKS), choices=NETWORKS, metavar='NAME', help=f"of {', '.join(NETWORKS)} (default: all)")
+    p.add_argument('--networks', nargs='+', default=list(NETWORKS), choices=NETWORKS, metavar='NAME',
+                   help=f"of {', '.join(NETWORKS)} (default: all)")
     p.add_argument('--batch-size', type=int, default=32)
     p.add_argument('--repeats', type=int, default=5, help='how often a step is timed (default: 5)')
     p.add_argument('--device', default='cpu')

@@ -34,7 +34,8 @@ def _stratified(
 def _odd(name, values): # the error for entries that are no numbers
     v = next((v for v in values if not isinstance(v, (bool, int, float))), None)
     if isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
-    elif hasattr(v, "__len__"): what = "rows of different lengths; pad them to one length, with a number that the network knows"
+    elif hasattr(v, "__len__"):
+        what = "rows of different lengths; pad them to one length, with a number that the network knows"
     else: what = f"missing values or other objects, such as {v!r}; drop or fill them first"
     return ValueError(f"{name} holds {what}")
 
@@ -42,15 +43,18 @@ def _array(name, a): # NumPy array -> tensor in the same memory where that is po
     if a.dtype.kind not in "biufc": raise _odd(name, a.ravel()[:1000].tolist())
     if not a.dtype.isnative or any(s < 0 for s in a.strides): a = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning) # an array that is only for reading: nobody writes into a task's tensors
+        # an array that is only for reading: nobody writes into a task's tensors
+        warnings.simplefilter("ignore", UserWarning)
         try: return torch.from_numpy(a)
-        except TypeError as e: raise ValueError(f"{name} is {a.dtype}, which torch does not have; try a.astype('float32')") from e
+        except TypeError as e:
+            raise ValueError(f"{name} is {a.dtype}, which torch does not have; try a.astype('float32')") from e
 
 # %% ../nbs/01_data.ipynb #37a92a64
 def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one column
     if hasattr(v, "columns"):
         for c in v.columns:
-            if getattr(v[c].dtype, "kind", "f") not in "biuf": raise ValueError(f"{name}: column {c!r} holds text or other objects; a table is made of numbers")
+            if getattr(v[c].dtype, "kind", "f") not in "biuf":
+                raise ValueError(f"{name}: column {c!r} holds text or other objects; a table is made of numbers")
         flags = [c for c in v.columns if v[c].dtype == bool]
         if len(flags) < len(v.columns): v = v.astype(dict.fromkeys(flags, "int8"))
     a = v.to_numpy()
@@ -60,14 +64,16 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
 def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W) uint8
     kinds = {(i.size, i.mode) for i in items}
     if len(kinds) > 1 or (mode := next(iter(kinds))[1]) not in ("L", "RGB", "RGBA"):
-        raise ValueError(f"{name} holds pictures of the sizes and modes {sorted(kinds)[:3]}; make them one with .convert('RGB').resize((32, 32))")
+        raise ValueError(f"{name} holds pictures of the sizes and modes {sorted(kinds)[:3]}; "
+                         "make them one with .convert('RGB').resize((32, 32))")
     x = torch.from_numpy(np.stack([np.asarray(i) for i in items]))
     return x[:, None] if mode == "L" else x.permute(0, 3, 1, 2).contiguous()
 
 def _stacked(name, v): # a sequence -> tensor
     items = [v[i] for i in range(len(v))]
     first = items[0] if items else 0
-    if isinstance(first, dict): raise ValueError(f"{name} is a {type(v).__name__} of rows; give one column of it, such as data['image']")
+    if isinstance(first, dict):
+        raise ValueError(f"{name} is a {type(v).__name__} of rows; give one column of it, such as data['image']")
     if type(first).__module__.startswith("PIL."): return _pictures_of(name, items)
     if isinstance(first, torch.Tensor):
         if len({i.shape for i in items}) == 1: return torch.stack(items)
@@ -80,10 +86,12 @@ def _tensor(name, v): # what a user has -> tensor
     from torch.utils.data import DataLoader, Dataset
     if isinstance(v, torch.Tensor): return v
     if isinstance(v, (Dataset, DataLoader)):
-        raise ValueError(f"{name} is a data set, a {type(v).__name__}; stack its samples: x = torch.stack([image for image, _ in data]), y = torch.tensor(data.targets)")
+        raise ValueError(f"{name} is a data set, a {type(v).__name__}; stack its samples: "
+                         "x = torch.stack([image for image, _ in data]), y = torch.tensor(data.targets)")
     if hasattr(v, "to_numpy"): v = _frame(name, v)
     if isinstance(v, np.ndarray): return _array(name, v)
-    if not isinstance(v, (str, bytes, dict)) and hasattr(v, "__len__") and hasattr(v, "__getitem__"): return _stacked(name, v)
+    if not isinstance(v, (str, bytes, dict)) and hasattr(v, "__len__") and hasattr(v, "__getitem__"):
+        return _stacked(name, v)
     raise ValueError(f"{name} is a {type(v).__name__}; it must be a tensor, an array, a list or a column of numbers")
 
 # %% ../nbs/01_data.ipynb #0088be74
@@ -91,20 +99,27 @@ def _input(name, x): # the samples in the type in which they are kept
     if x.dtype == torch.bool: x = x.float()
     elif not x.is_floating_point() and not x.is_complex() and x.dtype != torch.uint8: x = x.long()
     shape, is_image = tuple(x.shape), x.ndim == 4
-    if x.ndim < 2: raise ValueError(f"{name} has shape {shape}; samples are (N, ...), and one number per sample is x[:, None]")
-    if x.is_complex() or is_image and x.dtype == torch.int64: raise ValueError(f"{name} is {x.dtype} {shape}; images must be uint8 (0 to 255) or float (0 to 1)")
+    if x.ndim < 2:
+        raise ValueError(f"{name} has shape {shape}; samples are (N, ...), and one number per sample is x[:, None]")
+    if x.is_complex() or is_image and x.dtype == torch.int64:
+        raise ValueError(f"{name} is {x.dtype} {shape}; images must be uint8 (0 to 255) or float (0 to 1)")
     if x.dtype == torch.uint8 and not is_image:
-        raise ValueError(f"{name} is {x.dtype} {shape}; bytes are images, which must be (N, C, H, W): of grey ones x[:, None]; a table is x.float(), tokens are x.long()")
+        raise ValueError(f"{name} is {x.dtype} {shape}; bytes are images, which must be (N, C, H, W): "
+                         "of grey ones x[:, None]; a table is x.float(), tokens are x.long()")
     if is_image and shape[3] == 3 and min(shape[1:3]) > 4 and (x.dtype == torch.uint8 or shape[1] == shape[2]):
-        raise ValueError(f"{name} has shape {shape}, with the channels last; images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
+        raise ValueError(f"{name} has shape {shape}, with the channels last; "
+                         "images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
     return x
 
 def _classed(name, y): # labels or domains as int64
     whole = not (y.is_floating_point() or y.is_complex())
     if whole and y.ndim == 1: return y.long()
-    if whole and y.ndim == 2 and y.shape[1] == 1: raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,): y.flatten()")
-    if y.is_floating_point() and y.isnan().any(): raise ValueError(f"{name} holds missing values; leave these samples out, or make a class of them")
-    raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,), one class per sample; regression and multi-label targets are not supported")
+    if whole and y.ndim == 2 and y.shape[1] == 1:
+        raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,): y.flatten()")
+    if y.is_floating_point() and y.isnan().any():
+        raise ValueError(f"{name} holds missing values; leave these samples out, or make a class of them")
+    raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,), one class per sample; "
+                     "regression and multi-label targets are not supported")
 
 # %% ../nbs/01_data.ipynb #466c0c49
 def _check(task, part): # part: "train" or "test"
@@ -114,27 +129,39 @@ def _check(task, part): # part: "train" or "test"
     if domain is not None and len(domain) != len(y):
         raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} images")
     bad = y[(y < 0) | (y >= task.classes)]
-    if len(bad): raise ValueError(f"y_{part} holds the label {bad[0].item()}; with classes={task.classes} labels must lie in 0..{task.classes - 1}")
+    if len(bad):
+        raise ValueError(f"y_{part} holds the label {bad[0].item()}; "
+                         f"with classes={task.classes} labels must lie in 0..{task.classes - 1}")
 
 # %% ../nbs/01_data.ipynb #6ffd973c
 def _constants_of(task): # mean and std as tuples of floats, if they can be
-    try: mean, std = (v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,))) for v in (task.mean, task.std))
-    except (TypeError, ValueError): raise ValueError(f"mean={task.mean!r} and std={task.std!r}, but each must be one number per channel or column") from None
+    try:
+        mean, std = (v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,)))
+                     for v in (task.mean, task.std))
+    except (TypeError, ValueError):
+        raise ValueError(f"mean={task.mean!r} and std={task.std!r}, "
+                         "but each must be one number per channel or column") from None
     if mean is None: return mean, std
     x, n = task.x_train, task.x_train.shape[1]
     if std is None: raise ValueError(f"mean={mean} is given without std; both belong together")
     if x.ndim not in (2, 4) or x.dtype == torch.int64:
-        raise ValueError(f"mean={mean} is for images (N, C, H, W) and tables (N, D); x_train is {'tokens' if x.dtype == torch.int64 else 'a sequence'} {tuple(x.shape)}")
+        raise ValueError(f"mean={mean} is for images (N, C, H, W) and tables (N, D); "
+                         f"x_train is {'tokens' if x.dtype == torch.int64 else 'a sequence'} {tuple(x.shape)}")
     for name, v in (("mean", mean), ("std", std)):
         if len(v) not in (1, n): raise ValueError(f"{name} has {len(v)} numbers; x_train has {n} channels or columns")
-    if not min(std) > 0: raise ValueError(f"std={std}, but every deviation must be positive; give a column that never changes the deviation 1")
-    if x.dtype == torch.uint8 and max(mean) > 1: raise ValueError(f"mean={mean} is of bytes; bytes are divided by 255 first, and so must mean and std be")
+    if not min(std) > 0:
+        raise ValueError(f"std={std}, but every deviation must be positive; "
+                         "give a column that never changes the deviation 1")
+    if x.dtype == torch.uint8 and max(mean) > 1:
+        raise ValueError(f"mean={mean} is of bytes; bytes are divided by 255 first, and so must mean and std be")
     return mean, std
 
 def _augments_of(task): # the augmentations as a tuple, if they fit the samples
-    if not isinstance(task.augment, (tuple, list)): raise ValueError(f"augment={task.augment!r}, but it must be a tuple, such as ({task.augment!r},)")
+    if not isinstance(task.augment, (tuple, list)):
+        raise ValueError(f"augment={task.augment!r}, but it must be a tuple, such as ({task.augment!r},)")
     for a in task.augment:
-        if isinstance(a, (Crop, Flip, Rotate, AutoAugment)) and task.x_train.ndim != 4: raise ValueError(f"{a!r} is for images (N, C, H, W), but x_train has shape {tuple(task.x_train.shape)}")
+        if isinstance(a, (Crop, Flip, Rotate, AutoAugment)) and task.x_train.ndim != 4:
+            raise ValueError(f"{a!r} is for images (N, C, H, W), but x_train has shape {tuple(task.x_train.shape)}")
     return tuple(task.augment)
 
 # %% ../nbs/01_data.ipynb #2c98715c
@@ -143,9 +170,12 @@ def _read_in(task): # every field as what it will be
     for name in ("y_train", "y_test", "domain_train", "domain_test"):
         if (v := getattr(task, name)) is not None: setattr(task, name, _classed(name, _tensor(name, v)))
     a, b = (tuple(x.shape[1:]) for x in (task.x_train, task.x_test))
-    if len(a) != len(b): raise ValueError(f"a sample of x_train has shape {a}, one of x_test {b}; images must be (N, C, H, W) in both")
+    if len(a) != len(b):
+        raise ValueError(f"a sample of x_train has shape {a}, one of x_test {b}; images must be (N, C, H, W) in both")
     try: task.classes = operator.index(task.classes)
-    except TypeError: raise ValueError(f"classes={task.classes!r}, but it must be a whole number, how many classes there are") from None
+    except TypeError:
+        raise ValueError(f"classes={task.classes!r}, but it must be a whole number, "
+                         "how many classes there are") from None
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
 
 # %% ../nbs/01_data.ipynb #d33061c7
@@ -223,12 +253,14 @@ def __repr__(self: Task):
     size = sum(v.numel() * v.element_size() for v in _tensors(self).values()) / 2**20
     more = ([f"{len(self.domains)} domains"] if self.domains else []) + [repr(a) for a in self.augment]
     return (f"Task({self.name!r}: {len(self.x_train)} train + {len(self.x_test)} test, {shape} "
-            f"{str(self.x_train.dtype)[6:]}, {self.classes} classes, {', '.join(more + [f'{size:.1f} MB on {self.x_train.device}'])})")
+            f"{str(self.x_train.dtype)[6:]}, {self.classes} classes, "
+            f"{', '.join(more + [f'{size:.1f} MB on {self.x_train.device}'])})")
 
 # %% ../nbs/01_data.ipynb #19a76fcc
 def _stats(x): # (N, C, H, W), uint8 or float; -> mean and std per channel of images scaled to [0, 1]
     scale = 255 if x.dtype == torch.uint8 else 1
-    each = [(c.std(correction=0).item() / scale, c.mean().item() / scale) for c in (x[:, i].double() for i in range(x.shape[1]))]
+    each = [(c.std(correction=0).item() / scale, c.mean().item() / scale)
+            for c in (x[:, i].double() for i in range(x.shape[1]))]
     return dict(mean=tuple(m for _, m in each), std=tuple(s for s, _ in each))
 
 # %% ../nbs/01_data.ipynb #54b4f135
@@ -247,7 +279,7 @@ def _digits(root=None, download=False): # neither is used: the images come insid
                 labels=tuple(map(str, range(10))), **_stats(x[~test]))
 
 # %% ../nbs/01_data.ipynb #73a8de3f
-def _shifted(shift, size): # (N,) shifts, pixels of a side -> (N, size) indices folded back by reflection, and which were inside
+def _shifted(shift, size): # (N,) shifts, pixels of a side -> (N, size) indices reflected inside, and which were inside
     i = torch.arange(size, device=shift.device) + shift[:, None]
     return size - 1 - (size - 1 - i.abs()).abs(), (i >= 0) & (i < size)
 
@@ -265,14 +297,16 @@ class Crop:
     mode: str = "zero" # what lies outside: "zero" or "reflect"
 
     def __post_init__(self):
-        if self.mode not in ("zero", "reflect"): raise ValueError(f"no crop mode {self.mode!r}; there are 'zero' and 'reflect'")
+        if self.mode not in ("zero", "reflect"):
+            raise ValueError(f"no crop mode {self.mode!r}; there are 'zero' and 'reflect'")
 
     def draw(self, shape, generator=None):
         "Shifts `dy`, `dx` in pixels, int64 of `shape`."
         return {k: torch.randint(-self.padding, self.padding + 1, shape, generator=generator) for k in ("dy", "dx")}
 
     def __call__(self, x, draws):
-        if self.padding >= min(x.shape[2:]): raise ValueError(f"padding={self.padding} is too much for images of {x.shape[2]}x{x.shape[3]}")
+        if self.padding >= min(x.shape[2:]):
+            raise ValueError(f"padding={self.padding} is too much for images of {x.shape[2]}x{x.shape[3]}")
         return _shift(x, draws["dy"], draws["dx"], self.mode)
 
 # %% ../nbs/01_data.ipynb #5e286b28
@@ -298,7 +332,8 @@ def _warp(
     r, c = (torch.arange(s, device=x.device, dtype=torch.float32) - (s - 1) / 2 for s in (h, w))
     m = m.to(x.device, torch.float32)[..., None, None]
     col, row = (m[:, k, 0] * c + m[:, k, 1] * r[:, None] + m[:, k, 2] for k in (0, 1))
-    out = F.grid_sample(x.float(), torch.stack([col * 2 / w, row * 2 / h], -1), mode=mode, padding_mode="zeros", align_corners=False)
+    out = F.grid_sample(x.float(), torch.stack([col * 2 / w, row * 2 / h], -1),
+                        mode=mode, padding_mode="zeros", align_corners=False)
     return out.round().to(x.dtype) if x.dtype == torch.uint8 else out.to(x.dtype)
 
 # %% ../nbs/01_data.ipynb #d59af38f
@@ -321,13 +356,20 @@ class Rotate:
         return _warp(x, _turn(draws["angle"]))
 
 # %% ../nbs/01_data.ipynb #ce82841f
-_table = """Invert .1 7 Contrast .2 6 | Rotate .7 2 TranslateX .3 9 | Sharpness .8 1 Sharpness .9 3 | ShearY .5 8 TranslateY .7 9
-AutoContrast .5 8 Equalize .9 2 | ShearY .2 7 Posterize .3 7 | Color .4 3 Brightness .6 7 | Sharpness .3 9 Brightness .7 9
-Equalize .6 5 Equalize .5 1 | Contrast .6 7 Sharpness .6 5 | Color .7 7 TranslateX .5 8 | Equalize .3 7 AutoContrast .4 8
-TranslateY .4 3 Sharpness .2 6 | Brightness .9 6 Color .2 8 | Solarize .5 2 Invert 0 3 | Equalize .2 0 AutoContrast .6 0
-Equalize .2 8 Equalize .6 4 | Color .9 9 Equalize .6 6 | AutoContrast .8 4 Solarize .2 8 | Brightness .1 3 Color .7 0
-Solarize .4 5 AutoContrast .9 3 | TranslateY .9 9 TranslateY .7 9 | AutoContrast .9 2 Solarize .8 3 | Equalize .8 8 Invert .1 3
-TranslateY .7 9 AutoContrast .9 1"""
+_table = (
+    "Invert .1 7 Contrast .2 6 | Rotate .7 2 TranslateX .3 9 | "
+    "Sharpness .8 1 Sharpness .9 3 | ShearY .5 8 TranslateY .7 9\n"
+    "AutoContrast .5 8 Equalize .9 2 | ShearY .2 7 Posterize .3 7 | "
+    "Color .4 3 Brightness .6 7 | Sharpness .3 9 Brightness .7 9\n"
+    "Equalize .6 5 Equalize .5 1 | Contrast .6 7 Sharpness .6 5 | "
+    "Color .7 7 TranslateX .5 8 | Equalize .3 7 AutoContrast .4 8\n"
+    "TranslateY .4 3 Sharpness .2 6 | Brightness .9 6 Color .2 8 | "
+    "Solarize .5 2 Invert 0 3 | Equalize .2 0 AutoContrast .6 0\n"
+    "Equalize .2 8 Equalize .6 4 | Color .9 9 Equalize .6 6 | "
+    "AutoContrast .8 4 Solarize .2 8 | Brightness .1 3 Color .7 0\n"
+    "Solarize .4 5 AutoContrast .9 3 | TranslateY .9 9 TranslateY .7 9 | "
+    "AutoContrast .9 2 Solarize .8 3 | Equalize .8 8 Invert .1 3\n"
+    "TranslateY .7 9 AutoContrast .9 1")
 _rows = [r.split() for r in _table.replace("\n", "|").split("|")]
 _policies = [[(r[k], float(r[k+1]), int(r[k+2])) for k in (0, 3)] for r in _rows]
 
@@ -337,15 +379,16 @@ _enhance = ("Brightness", "Color", "Contrast", "Sharpness")
 
 def _span(op, b, form): # operation, bin 0..9, form -> the low and the high end of its magnitude
     if form == "released":
-        lo, hi = (-_reach[op], _reach[op]) if op in _reach else dict(Posterize=(4, 8), Solarize=(0, 256)).get(op, (.1, 1.9))
+        lo, hi = ((-_reach[op], _reach[op]) if op in _reach
+                  else dict(Posterize=(4, 8), Solarize=(0, 256)).get(op, (.1, 1.9)))
         return lo + (hi - lo) * b / 10, lo + (hi - lo) * (b + 1) / 10
     if op in _reach: return -_reach[op] * b / 9, _reach[op] * b / 9
     if op in _enhance: return 1 - .9 * b / 9, 1 + .9 * b / 9
     return {"Posterize": (8 - round(4 * b / 9),) * 2, "Solarize": (255 - 255 * b / 9,) * 2}.get(op, (0, 0))
 
 # %% ../nbs/01_data.ipynb #bf47782e
-_ops = ("AutoContrast", "Brightness", "Color", "Contrast", "Equalize", "Invert", "Posterize", "Rotate", "Sharpness", "ShearY",
-        "Solarize", "TranslateX", "TranslateY")
+_ops = ("AutoContrast", "Brightness", "Color", "Contrast", "Equalize", "Invert", "Posterize",
+        "Rotate", "Sharpness", "ShearY", "Solarize", "TranslateX", "TranslateY")
 
 def _draw_policies(form, shape, generator):
     slots = lambda f: torch.tensor([[f(*slot) for slot in row] for row in _policies])
@@ -362,9 +405,12 @@ def _grey(x): # (N, C, H, W) levels -> (N, 1, H, W) luminance, truncated to whol
     return ((2989 * x[:, :1] + 5870 * x[:, 1:2] + 1140 * x[:, 2:]) / 10000).floor()
 
 def _blur(x): # a 3x3 smoothing with weight 5 in the middle; the border stays
-    kernel = torch.ones(3, 3, device=x.device); kernel[1, 1] = 5
-    inner = sum(kernel[i, j] * x[..., i:i + x.shape[-2] - 2, j:j + x.shape[-1] - 2] for i in range(3) for j in range(3)) / 13
-    out = x.clone(); out[..., 1:-1, 1:-1] = inner.round()
+    kernel = torch.ones(3, 3, device=x.device)
+    kernel[1, 1] = 5
+    inner = sum(kernel[i, j] * x[..., i:i + x.shape[-2] - 2, j:j + x.shape[-1] - 2]
+                for i in range(3) for j in range(3)) / 13
+    out = x.clone()
+    out[..., 1:-1, 1:-1] = inner.round()
     return out
 
 # %% ../nbs/01_data.ipynb #f5487661
@@ -381,7 +427,8 @@ def _autocontrast(x):
 
 def _equalize(x):
     level = x.long().flatten(2)
-    count = torch.zeros(*x.shape[:2], 256, device=x.device, dtype=torch.long).scatter_add_(2, level, torch.ones_like(level))
+    count = (torch.zeros(*x.shape[:2], 256, device=x.device, dtype=torch.long)
+             .scatter_add_(2, level, torch.ones_like(level)))
     step = (level.shape[2] - count.gather(2, level.amax(2, keepdim=True))) // 255
     below = count.cumsum(2) - count
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
@@ -405,7 +452,8 @@ def _map(op, m, h, w, form): # -> (N, 2, 3), in the coordinates of `_warp`
     along = {"TranslateX": (m * w, zero), "TranslateY": (zero, m * h)}.get(op, (zero, zero))
     if not released: along = [-v.trunc() for v in along]
     shear = m if op == "ShearY" else zero
-    rows = ((one, shear, along[0] - shear), (zero, one, along[1])) if released else ((one, zero, along[0]), (shear, one, along[1] + shear * w / 2))
+    rows = (((one, shear, along[0] - shear), (zero, one, along[1])) if released
+            else ((one, zero, along[0]), (shear, one, along[1] + shear * w / 2)))
     return torch.stack([torch.stack(r, -1) for r in rows], -2)
 
 # %% ../nbs/01_data.ipynb #6738944b
@@ -453,11 +501,12 @@ class AutoAugment:
             raise ValueError(f"no form {self.form!r} of AutoAugment; there are 'released' and 'torchvision'")
 
     def draw(self, shape, generator=None):
-        "`op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), both of shape `(*shape, 2)`."
+        "`op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), of `(*shape, 2)`."
         return _draw_policies(self.form, shape, generator)
 
     def __call__(self, x, draws):
-        if x.is_floating_point(): return (self((x * 255).round().clamp(0, 255).to(torch.uint8), draws) / 255).to(x.dtype)
+        if x.is_floating_point():
+            return (self((x * 255).round().clamp(0, 255).to(torch.uint8), draws) / 255).to(x.dtype)
         out = x.float()
         for op, magnitude in zip(draws["op"].unbind(1), draws["magnitude"].unbind(1)):
             for k in op.unique().tolist():
@@ -479,7 +528,8 @@ _domains_recipe = _constants(None, None, Flip(), Rotate(30))
 _recipes = dict(
     feddecorr=dict(cifar10=_constants(*_cifar10_constants, Crop(), Flip()),
                    cifar100=_constants(*_cifar100_constants, Crop(), Flip(), AutoAugment()),
-                   tiny_imagenet=_constants(*_half, AutoAugment()), office_caltech10=_domains_recipe, domainnet=_domains_recipe),
+                   tiny_imagenet=_constants(*_half, AutoAugment()),
+                   office_caltech10=_domains_recipe, domainnet=_domains_recipe),
     moon=dict(cifar10=_constants(*_cifar10_constants, Crop(mode="reflect"), Flip()),
               cifar100=_constants(*_cifar100_constants, Crop(), Flip(), Rotate(15)), tiny_imagenet=_constants(*_half)),
     feddecomp=dict(cifar10=_constants(*_half), cifar100=_constants(*_cifar100_constants, Crop(), Flip(), Rotate(15)),
@@ -508,16 +558,21 @@ def prepare(
 ): # (N, C, H, W) float32, the input of the network
     "Augment with what was drawn, then normalise."
     if draws is not None:
-        if len(draws) != len(task.augment): raise ValueError(f"{len(draws)} draws for {len(task.augment)} augmentations")
+        if len(draws) != len(task.augment):
+            raise ValueError(f"{len(draws)} draws for {len(task.augment)} augmentations")
         for augment, drawn in zip(task.augment, draws): x = augment(x, drawn)
     return task.normalise(x)
 
 # %% ../nbs/01_data.ipynb #62ce9b80
 _archives = dict( # where each comes from, and its SHA-256
-    cifar10=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz", "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-    cifar100=("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz", "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-    tiny_imagenet=("https://cs231n.stanford.edu/tiny-imagenet-200.zip", "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"),
-    emnist=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip", "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"))
+    cifar10=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
+             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
+    cifar100=("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
+              "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
+    tiny_imagenet=("https://cs231n.stanford.edu/tiny-imagenet-200.zip",
+                   "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"),
+    emnist=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
+            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"))
 
 def _unpacked(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
     url, sha256 = _archives[name]
@@ -527,7 +582,8 @@ def _missing(name, where, get):
     return FileNotFoundError(f"{name}: nothing usable at {Path(where).absolute()}. {get}")
 
 # %% ../nbs/01_data.ipynb #670622d0
-_names = "batch_label", "labels", "fine_labels", "coarse_labels", "data", "filenames", "label_names", "fine_label_names", "coarse_label_names", "num_vis"
+_names = ("batch_label", "labels", "fine_labels", "coarse_labels", "data", "filenames",
+          "label_names", "fine_label_names", "coarse_label_names", "num_vis")
 
 def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or else the integers, that follow it
     from pickletools import genops
@@ -540,40 +596,57 @@ def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or
 
 # %% ../nbs/01_data.ipynb #ec0c027a
 _cifar_files = dict(
-    cifar10={"data_batch_1": "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd", "data_batch_2": "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
-             "data_batch_3": "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9", "data_batch_4": "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
-             "data_batch_5": "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154", "test_batch": "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
-             "batches.meta": "f962466ef690d46b226450fb9aadc74ba4bc64a76aa526b5827fe4bc5c7125cb"},
-    cifar100={"train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b", "test": "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
-              "meta": "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9"})
+    cifar10={
+        "data_batch_1": "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
+        "data_batch_2": "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
+        "data_batch_3": "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
+        "data_batch_4": "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
+        "data_batch_5": "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
+        "test_batch":   "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
+        "batches.meta": "f962466ef690d46b226450fb9aadc74ba4bc64a76aa526b5827fe4bc5c7125cb"},
+    cifar100={
+        "train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
+        "test":  "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
+        "meta":  "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9"})
 
 # %% ../nbs/01_data.ipynb #2dca6265
-def _fetch(name): return f"Call load({name!r}, root=..., download=True) or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there"
+def _fetch(name):
+    return (f"Call load({name!r}, root=..., download=True) "
+            f"or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there")
 
 def _whole(name, where): # refuse a folder that lacks a file or has a damaged one
     known = _cifar_files[name]
     if any(not (where / f).is_file() for f in known): raise _missing(name, where, f"{_fetch(name)}: {', '.join(known)}")
     if bad := [f for f, sha256 in known.items() if digest(where / f) != sha256]:
-        raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; delete the folder and fetch it again")
+        raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; "
+                         "delete the folder and fetch it again")
 
 def _cifar(name, top, labels): # labels: the name under which the classes are listed
     def loader(root, download=False):
         where = _unpacked(name, root, top) if download else root / top
         _whole(name, where)
         *train, test, meta = (_listed((where / f).read_bytes()) for f in _cifar_files[name])
-        x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8).view(-1, 3, 32, 32) for b in part]) for part in (train, [test]))
-        y, y_test = (torch.tensor([k for b in part for k in b[labels.replace("label_names", "labels")]]) for part in (train, [test]))
-        return recipe(Task(name, x, y, x_test, y_test, classes=len(meta[labels]), labels=tuple(meta[labels])), "feddecorr")
+        x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
+                                     .view(-1, 3, 32, 32) for b in part])
+                     for part in (train, [test]))
+        y, y_test = (torch.tensor([k for b in part for k in b[labels.replace("label_names", "labels")]])
+                     for part in (train, [test]))
+        return recipe(Task(name, x, y, x_test, y_test, classes=len(meta[labels]), labels=tuple(meta[labels])),
+                      "feddecorr")
     return loader
 
 # %% ../nbs/01_data.ipynb #e4086487
 _quads = dict( # the four files of a data set: where from, and the SHA-256 of each
     mnist=("https://ossci-datasets.s3.amazonaws.com/mnist/", {
-        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609", "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte": "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6", "t10k-labels-idx1-ubyte": "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"}),
+        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
+        "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
+        "t10k-images-idx3-ubyte":  "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
+        "t10k-labels-idx1-ubyte":  "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"}),
     fashion_mnist=("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", {
-        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84", "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte": "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073", "t10k-labels-idx1-ubyte": "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"}))
+        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
+        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
+        "t10k-images-idx3-ubyte":  "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
+        "t10k-labels-idx1-ubyte":  "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"}))
 
 # %% ../nbs/01_data.ipynb #52b7cb74
 def _plain(packed, path): # unpack a .gz file
@@ -582,7 +655,8 @@ def _plain(packed, path): # unpack a .gz file
 
 def _quad(name, where, split="balanced"): # fetch what is not there
     if name == "emnist":
-        files = [f"emnist-{split}-{half}-{what}-ubyte" for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
+        files = [f"emnist-{split}-{half}-{what}-ubyte"
+                 for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
         packed = lambda f: _unpacked(name, where, "gzip") / f"{f}.gz"
     else:
         url, files = _quads[name]
@@ -607,11 +681,12 @@ def _grey_images(name, cls, **constants):
     def loader(root, download=False, **kw):
         if cls == "EMNIST": kw = dict(split="balanced") | kw
         halves = _torchvision(name, cls, root, download, **kw)
-        x, x_test = (d.data[:, None].transpose(2, 3).contiguous() if cls == "EMNIST" else d.data[:, None] for d in halves)
+        x, x_test = (d.data[:, None].transpose(2, 3).contiguous() if cls == "EMNIST" else d.data[:, None]
+                     for d in halves)
         first = int(kw.get("split") == "letters")
         labels = tuple(halves[0].classes)[first:]
-        return Task(name, x, halves[0].targets.long() - first, x_test, halves[1].targets.long() - first, classes=len(labels), labels=labels,
-                    **(constants or _stats(x)))
+        return Task(name, x, halves[0].targets.long() - first, x_test, halves[1].targets.long() - first,
+                    classes=len(labels), labels=labels, **(constants or _stats(x)))
     return loader
 
 # %% ../nbs/01_data.ipynb #b2f31ae8
@@ -643,14 +718,16 @@ def _tiny_imagenet(root, download=False):
     wnids = [p.name for p in _folders(base / "train")]
     listed = base / "val" / "val_annotations.txt"
     if not wnids or not listed.is_file():
-        raise _missing("tiny_imagenet", base, "Call load('tiny_imagenet', root=..., download=True) once, or unpack "
-                       "tiny-imagenet-200.zip there: train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt")
+        raise _missing("tiny_imagenet", base, "Call load('tiny_imagenet', root=..., download=True) once, "
+                       "or unpack tiny-imagenet-200.zip there: "
+                       "train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt")
     train = [(p, k) for k, wnid in enumerate(wnids) for p in _pictures(base / "train" / wnid / "images")]
-    test = [(base / "val" / "images" / f, wnids.index(wnid)) for f, wnid, *_ in (r.split("\t") for r in listed.read_text().splitlines())]
+    test = [(base / "val" / "images" / f, wnids.index(wnid))
+            for f, wnid, *_ in (r.split("\t") for r in listed.read_text().splitlines())]
     return recipe(_from_files("tiny_imagenet", train, test, 64, wnids), "feddecorr")
 
 # %% ../nbs/01_data.ipynb #3ad54b80
-def _from_files(name, train, test, size, labels, domains=None): # lists of (path, label) or (path, label, domain) -> Task
+def _from_files(name, train, test, size, labels, domains=None): # lists of (path, label) or with a domain -> Task
     out = {}
     for part, rows in (("train", train), ("test", test)):
         path, *columns = zip(*rows)
@@ -660,17 +737,20 @@ def _from_files(name, train, test, size, labels, domains=None): # lists of (path
 
 # %% ../nbs/01_data.ipynb #ff3dd8bb
 def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side, seed of the split, fraction held out
-    base, get = root / "office_caltech_10", "It cannot be downloaded from here: put pictures at office_caltech_10/<domain>/<class>/*.jpg"
+    base, get = root / "office_caltech_10", ("It cannot be downloaded from here: "
+                                             "put pictures at office_caltech_10/<domain>/<class>/*.jpg")
     domains = _folders(base)
     if not domains: raise _missing("office_caltech10", base, get)
     labels = sorted({c.name for d in domains for c in _folders(d)})
     rows = [(p, labels.index(c.name), k) for k, d in enumerate(domains) for c in _folders(d) for p in _pictures(c)]
-    held = set(_stratified(torch.tensor([y + len(labels) * k for _, y, k in rows]), round(test * len(rows)), seed).tolist())
+    held = set(_stratified(torch.tensor([y + len(labels) * k for _, y, k in rows]),
+                           round(test * len(rows)), seed).tolist())
     train, test = ([r for i, r in enumerate(rows) if (i in held) == part] for part in (False, True))
     return recipe(_from_files("office_caltech10", train, test, size, labels, [d.name for d in domains]), "fedbn")
 
 # %% ../nbs/01_data.ipynb #1de66f73
-_fedbn_classes = ("bird", "feather", "headphones", "ice_cream", "teapot", "tiger", "whale", "windmill", "wine_glass", "zebra")
+_fedbn_classes = ("bird", "feather", "headphones", "ice_cream", "teapot",
+                  "tiger", "whale", "windmill", "wine_glass", "zebra")
 _domainnet_domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
 
 def _domainnet(root, download=False, size=64, classes=_fedbn_classes, domains=_domainnet_domains):
@@ -678,11 +758,14 @@ def _domainnet(root, download=False, size=64, classes=_fedbn_classes, domains=_d
     for part in ("train", "test"):
         lists = [base / f"{d}_{part}.txt" for d in domains]
         if missing := [str(f) for f in lists if not f.is_file()]:
-            raise _missing("domainnet", base, f"It lacks {', '.join(missing)}. Unpack the six archives and the split lists of "
-                           "https://ai.bu.edu/M3SDA there: domainnet/<domain>/<class>/*.png|jpg and domainnet/<domain>_train.txt, _test.txt")
-        files = [(base / line.rsplit(" ", 1)[0], k) for k, f in enumerate(lists) for line in f.read_text().splitlines() if line.strip()]
+            raise _missing("domainnet", base, f"It lacks {', '.join(missing)}. "
+                           "Unpack the six archives and the split lists of https://ai.bu.edu/M3SDA there: "
+                           "domainnet/<domain>/<class>/*.png|jpg and domainnet/<domain>_train.txt, _test.txt")
+        files = [(base / line.rsplit(" ", 1)[0], k) for k, f in enumerate(lists)
+                 for line in f.read_text().splitlines() if line.strip()]
         halves[part] = [(p, classes.index(p.parent.name), k) for p, k in files if p.parent.name in classes]
-        if not halves[part]: raise ValueError(f"domainnet: none of the classes {classes} is in the {part} lists of {base}")
+        if not halves[part]:
+            raise ValueError(f"domainnet: none of the classes {classes} is in the {part} lists of {base}")
     return recipe(_from_files("domainnet", halves["train"], halves["test"], size, classes, domains), "fedbn")
 
 # %% ../nbs/01_data.ipynb #4525f180
@@ -704,15 +787,17 @@ def _digits_domains(root=None, download=False):
     x = base.x_train.clone()
     for k, site in enumerate(_sites.values()): x[domain == k] = site(x[domain == k])
     seen = torch.cat([site(base.x_test) for site in _sites.values()])
-    return replace(base, name="digits_domains", x_train=x, x_test=seen, y_test=base.y_test.repeat(len(_sites)), domain_train=domain,
-                   domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)), domains=tuple(_sites), **_stats(x))
+    return replace(base, name="digits_domains", x_train=x, x_test=seen, y_test=base.y_test.repeat(len(_sites)),
+                   domain_train=domain, domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)),
+                   domains=tuple(_sites), **_stats(x))
 
 # %% ../nbs/01_data.ipynb #05f6be63
 _loaders = dict(
     digits=_digits, digits_domains=_digits_domains,
     mnist=_grey_images("mnist", "MNIST", mean=_mnist_constants[0], std=_mnist_constants[1]),
     emnist=_grey_images("emnist", "EMNIST"), fashion_mnist=_grey_images("fashion_mnist", "FashionMNIST"),
-    cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"), cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
+    cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"),
+    cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
     tiny_imagenet=_tiny_imagenet, office_caltech10=_office, domainnet=_domainnet)
 
 # %% ../nbs/01_data.ipynb #e5368259
@@ -721,12 +806,12 @@ def datasets() -> list: # names that `load` accepts
     return sorted(_loaders)
 
 def load(
-    name, # "digits", "digits_domains", "mnist", "emnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "office_caltech10" or "domainnet"
+    name, # one of `datasets()`, such as "digits", "fashion_mnist", "cifar10", "tiny_imagenet" or "domainnet"
     root=None, # folder of the files; None is $FEDLIT_DATA, or ./data
     download=False, # fetch what is missing, with a progress bar
     **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains
 ) -> Task:
-    "The data set `name` as a `Task`, with the normalisation and augmentation of FedDecorr where it is one of that paper's."
+    "The data set `name` as a `Task`, normalised and augmented as in FedDecorr where it is one of that paper's."
     plain = {k.replace("_", ""): k for k in _loaders}
     name = plain.get(str(name).lower().replace("-", "").replace("_", "").replace(" ", ""), name)
     if name not in _loaders:
@@ -735,4 +820,5 @@ def load(
     try: return _loaders[name](Path(root or os.environ.get("FEDLIT_DATA", "data")), download, **kw)
     except OSError as e:
         if type(e).__name__ != "URLError": raise
-        raise OSError(f"{name} cannot be downloaded: {e.reason}; is this machine on the network? Or put the files there: root= or --root names the folder") from e
+        raise OSError(f"{name} cannot be downloaded: {e.reason}; is this machine on the network? "
+                      "Or put the files there: root= or --root names the folder") from e

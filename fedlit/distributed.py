@@ -37,29 +37,37 @@ def balanced(
 def _join(backend, minutes):
     "Enter the group of processes that torchrun started, or make one of this process alone."
     alone = dict(store=dist.HashStore(), rank=0, world_size=1) if 'RANK' not in os.environ else {}
-    if alone: warn("executor='torchrun' in a process that torchrun did not start is one rank; `torchrun --nproc-per-node=2 script.py` starts two")
+    if alone:
+        warn("executor='torchrun' in a process that torchrun did not start is one rank; "
+             "`torchrun --nproc-per-node=2 script.py` starts two")
     dist.init_process_group(backend, timeout=timedelta(minutes=minutes), **alone)
     atexit.register(dist.destroy_process_group)
 
 def _own_gpu(device):
     "The device of this rank, and whether it is its alone."
-    if device not in ('auto', 'cuda') or not torch.cuda.is_available(): return 'cpu' if device == 'auto' else device, False
+    if device not in ('auto', 'cuda') or not torch.cuda.is_available():
+        return 'cpu' if device == 'auto' else device, False
     rank, gpus = int(os.environ.get('LOCAL_RANK', 0)), torch.cuda.device_count()
-    if rank >= gpus: raise ValueError(f"device={device!r} gives every rank a GPU of its own, but rank {rank} of this machine finds {gpus}; start at most {gpus} here, or share one with device='cuda:0'")
+    if rank >= gpus:
+        raise ValueError(f"device={device!r} gives every rank a GPU of its own, "
+                         f"but rank {rank} of this machine finds {gpus}; "
+                         f"start at most {gpus} here, or share one with device='cuda:0'")
     torch.cuda.set_device(rank)
     return f'cuda:{rank}', True
 
 # %% ../nbs/21_distributed.ipynb #1369195a
 class Ranks:
-    "The processes of one run. Rank 0 leads: it holds the federation and says what to do; the others train, add up and answer."
+    "The processes of one run. Rank 0 holds the federation and says what to do; the others train, add up and answer."
     def __init__(self,
-        device='auto', # "auto" or "cuda": a GPU and nccl for every rank, where there are GPUs; "cuda:0": one GPU that all share, through gloo; "cpu": gloo
+        device='auto', # "auto", "cuda": a GPU a rank (nccl) if there are any; "cuda:0": one for all (gloo); "cpu": gloo
         minutes=30.,   # a rank that another waits for longer than this counts as dead
     ):
         self.device, own = _own_gpu(str(device))
         if not dist.is_initialized(): _join('cpu:gloo,cuda:nccl' if own else 'gloo', minutes)
-        self.rank, self.size, self.minutes, self.wire = dist.get_rank(), dist.get_world_size(), minutes, self.device if own else 'cpu'
-        self.round, self.checkpoint, self.traffic, self.job, self.open, self.parted, self.failed = 1, None, Counter(), None, False, False, None
+        self.rank, self.size, self.minutes, self.wire = (
+            dist.get_rank(), dist.get_world_size(), minutes, self.device if own else 'cpu')
+        self.round, self.checkpoint, self.traffic, self.job, self.open, self.parted, self.failed = (
+            1, None, Counter(), None, False, False, None)
 
 # %% ../nbs/21_distributed.ipynb #1a08266f
 def _like(tensors): return [[list(v.shape), str(v.dtype).removeprefix('torch.')] for v in tensors]
@@ -70,7 +78,8 @@ def _bytes(tensors, device):
     return torch.cat([v.detach().to(device).contiguous().reshape(-1).view(torch.uint8) for v in tensors])
 
 def _tensors(data, like, device):
-    return [b.clone().view(getattr(torch, dtype)).view(shape).to(device) for b, (shape, dtype) in zip(data.split(_sizes(like)), like)]
+    return [b.clone().view(getattr(torch, dtype)).view(shape).to(device)
+            for b, (shape, dtype) in zip(data.split(_sizes(like)), like)]
 
 # %% ../nbs/21_distributed.ipynb #40da8a4f
 def _again():
@@ -83,14 +92,16 @@ def _parting(self, what):
     "What a rank says when it has to end because of another."
     self.open, self.parted = False, True
     kept = self.checkpoint and Path(self.checkpoint).exists()
-    on = f'{self.checkpoint} holds the rounds before; with any number of ranks, `{_again()}` goes on from there' if kept else 'No checkpoint was written, so the run has to start again'
+    on = (f'{self.checkpoint} holds the rounds before; with any number of ranks, `{_again()}` goes on from there'
+          if kept else 'No checkpoint was written, so the run has to start again')
     return ConnectionError(f'rank {self.rank} of {self.size} ended in round {self.round}, because {what}. {on}')
 
 def _do(self, op, tensor, *args):
     "Send or receive; an error that says how to go on where another rank is gone."
     self.traffic[self.job] += tensor.nbytes
     try: op(tensor, *args)
-    except RuntimeError as e: raise _parting(self, f'another rank died or did not answer within {self.minutes:g} minutes') from e
+    except RuntimeError as e:
+        raise _parting(self, f'another rank died or did not answer within {self.minutes:g} minutes') from e
     return tensor
 
 Ranks._do = _do
@@ -110,7 +121,9 @@ def _exit(self, kind, error, trace):
     if self.before is not None and not self.parted: signal.signal(signal.SIGTERM, self.before)
     if self.open and isinstance(error, Exception):
         if self.rank == 0: self._say('end', error=_told(error))
-        elif not self.ready and self._hear()[0]['job'] == 'begin': _answer(self, error); self._hear()
+        elif not self.ready and self._hear()[0]['job'] == 'begin':
+            _answer(self, error)
+            self._hear()
     self.open = False
 
 Ranks.__enter__, Ranks.__exit__ = _enter, _exit
@@ -124,7 +137,8 @@ def _pass(self, op, value=None, peer=0):
     page = (len(text).to_bytes(8, 'big') + text)[:_PAGE].ljust(_PAGE)
     page = bytes(self._do(op, torch.frombuffer(bytearray(page), dtype=torch.uint8), peer).tolist())
     n, rest = int.from_bytes(page[:8], 'big'), text[_PAGE-8:]
-    if n > _PAGE-8: rest = bytes(self._do(op, torch.frombuffer(bytearray(rest or n-_PAGE+8), dtype=torch.uint8), peer).tolist())
+    if n > _PAGE-8:
+        rest = bytes(self._do(op, torch.frombuffer(bytearray(rest or n-_PAGE+8), dtype=torch.uint8), peer).tolist())
     return json.loads((page[8:] + rest)[:n])
 
 def _say(self, job, tree=None, **said):
@@ -137,7 +151,8 @@ def _hear(self):
     "What rank 0 said, and the tensors."
     said = self._pass(dist.broadcast)
     self.job, like = said['job'], said['like']
-    data = self._do(dist.broadcast, torch.empty(sum(_sizes(like)), dtype=torch.uint8, device=self.wire), 0) if like else torch.empty(0)
+    data = (self._do(dist.broadcast, torch.empty(sum(_sizes(like)), dtype=torch.uint8, device=self.wire), 0)
+            if like else torch.empty(0))
     return said, unflatten(dict(zip(said['names'], _tensors(data, like, self.device) if like else ())))
 
 Ranks._pass, Ranks._say, Ranks._hear = _pass, _say, _hear
@@ -169,7 +184,7 @@ Ranks._total = _total
 
 # %% ../nbs/21_distributed.ipynb #06be49fb
 class Share(Table):
-    "The rows (K, ...) of a round's clients as rank 0 sees them: a sum over clients travels as one tensor, rows are fetched when they are read."
+    "The rows (K, ...) of a round's clients, on rank 0: a sum travels as one tensor, rows are fetched when read."
     def __init__(self, ranks, path, mine):
         self.ranks, self.path, self.mine, self.all = ranks, path, mine, None
         self.row, self.device, self.clients = mine.new_empty(mine.shape[1:]), mine.device, sum(map(len, ranks.shares))
@@ -177,13 +192,15 @@ class Share(Table):
     def __getitem__(self, i):
         if self.all is None: self.all = self.ranks._fetched(self.path, self.mine)
         return self.all[i]
-    def sum(self, dim=None, **kw): return self.ranks._summed(self.path, self.mine) if dim == 0 and not kw else self[:].sum(dim, **kw)
+    def sum(self, dim=None, **kw):
+        return self.ranks._summed(self.path, self.mine) if dim == 0 and not kw else self[:].sum(dim, **kw)
 
 for op in 'radd rsub rmul rtruediv and or xor invert matmul'.split():
     setattr(Share, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
 
 def _spread(ranks, tree, path=()):
-    return {k: _spread(ranks, v, (*path, k)) for k, v in tree.items()} if isinstance(tree, dict) else Share(ranks, path, tree)
+    return ({k: _spread(ranks, v, (*path, k)) for k, v in tree.items()} if isinstance(tree, dict)
+            else Share(ranks, path, tree))
 
 # %% ../nbs/21_distributed.ipynb #e82bc010
 def _joined(self, parts):
@@ -212,7 +229,8 @@ def _summed(self, path, mine):
 Ranks._fetched, Ranks._summed = _fetched, _summed
 
 # %% ../nbs/21_distributed.ipynb #03f0bb04
-def _told(error): return error and [next(c.__name__ for c in type(error).__mro__ if c.__module__ == 'builtins'), str(error)]
+def _told(error):
+    return error and [next(c.__name__ for c in type(error).__mro__ if c.__module__ == 'builtins'), str(error)]
 
 def _try(f, who, *args):
     "What `f` says of these clients, or None and the error."
@@ -225,12 +243,13 @@ def _kept(state): return dict(client=state.client, personal=state.personal)
 
 def _home(out, state):
     "What of the clients' results belongs into tables: their memory, and the tensors that stay at home."
-    return dict(client=out['client'], **{k: {n: v for n, v in out[k].items() if n in state.personal} for k in ('params', 'buffers')})
+    return dict(client=out['client'],
+                **{k: {n: v for n, v in out[k].items() if n in state.personal} for k in ('params', 'buffers')})
 
 # %% ../nbs/21_distributed.ipynb #9bf68f20
 def lead(self,
     train, # function (list of clients, State) -> what `fedlit.guard.sift` leaves of what `local_phase` returns
-    seen,  # function (list of clients, State before, what `train` returned, State after) -> name -> a number of each client
+    seen,  # function (list of clients, State before, what `train` gave, State after) -> name -> a number of each client
     run,   # Run: its method, settings and state
     work,  # steps of every client
 ):         # `train`, `fedlit.round.client_sums` and `seen` of all ranks together
@@ -246,7 +265,9 @@ Ranks.lead = lead
 # %% ../nbs/21_distributed.ipynb #7a6ef880
 _FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
 
-def _asked(run): return {k: v for k, v in json.loads(json.dumps(dict(run.settings, method=repr(run.method)))).items() if k not in _FREE}
+def _asked(run):
+    return {k: v for k, v in json.loads(json.dumps(dict(run.settings, method=repr(run.method)))).items()
+            if k not in _FREE}
 
 def _agree(self, error):
     "What the other ranks answer; the first error there is, that of rank 0 included, is raised."
@@ -255,7 +276,8 @@ def _agree(self, error):
     for a in answers: _raise(a['error'])
     return [a['numbers'] for a in answers]
 
-def _server(self, state): return dict(params=state.params, buffers=state.buffers, server=state.server if self.reads else {})
+def _server(self, state):
+    return dict(params=state.params, buffers=state.buffers, server=state.server if self.reads else {})
 
 def _raise(error, cause=None):
     if error: raise getattr(builtins, error[0])(error[1]) from cause
@@ -271,12 +293,16 @@ def _trained(self, train, who, state):
         if rank and (out := [k for k in ks if k in lent]): self._give(rows(_kept(state), out), rank)
     self.out, error = _try(train, theirs[0], state)
     if not (told := self._left(len(who), [_numbers(self.out), *filter(None, self._agree(error))])): return self.out
-    numbers = {k: _joined(self, [torch.tensor(t[k], dtype=self.out[k].dtype, device=self.out[k].device) for t in told]) for k in told[0]}
+    numbers = {k: _joined(self, [torch.tensor(t[k], dtype=self.out[k].dtype, device=self.out[k].device)
+                                 for t in told])
+               for k in told[0]}
     home = _home(self.out, state)
     if leaves(home):
         self._say('home')
         home = _collect(self, home)
-    return {**numbers, **{k: {**v, **home.get(k, {})} for k, v in _spread(self, {k: v for k, v in self.out.items() if k not in numbers}).items()}}
+    return {**numbers,
+            **{k: {**v, **home.get(k, {})}
+               for k, v in _spread(self, {k: v for k, v in self.out.items() if k not in numbers}).items()}}
 
 Ranks._agree, Ranks._trained = _agree, _trained
 
@@ -300,7 +326,9 @@ def _sums(self, state, out, q, p):
     total = self._total(_line(self, like)).split([v.numel() for v in like.values()])
     return unflatten({k: t.view(v.shape) for t, (k, v) in zip(total, like.items())})
 
-def _line(self, flat): return torch.cat([torch.empty(0, dtype=torch.double, device=self.wire), *(v.reshape(-1).double().to(self.wire) for v in flat.values())])
+def _line(self, flat):
+    return torch.cat([torch.empty(0, dtype=torch.double, device=self.wire),
+                      *(v.reshape(-1).double().to(self.wire) for v in flat.values())])
 
 Ranks._sums = _sums
 
@@ -318,7 +346,8 @@ Ranks._seen = _seen
 def end(self, run):
     "Rank 0 gives all others the result: the server's side of the state, and the history."
     s = run.state
-    self._say('end', dict(params=s.params, buffers=s.buffers, server=s.server), error=None, round=s.round, history=run.history.to_dict('records'))
+    self._say('end', dict(params=s.params, buffers=s.buffers, server=s.server),
+              error=None, round=s.round, history=run.history.to_dict('records'))
     self.open = False
 
 def follow(self,
@@ -345,8 +374,10 @@ def _answer(self, error=None, numbers=None):
 
 def _begin(self, train, seen, run, said, tree):
     self.round, ours, theirs = said['round'], _asked(run), said['asked']
-    differ = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {self.rank}' for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
-    _answer(self, ValueError(f"all ranks must be asked for the same run, but they differ in {'; '.join(differ)}") if differ else None)
+    differ = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {self.rank}'
+              for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+    _answer(self, ValueError("all ranks must be asked for the same run, "
+                             f"but they differ in {'; '.join(differ)}") if differ else None)
 
 def _work(self, train, seen, run, said, tree):
     self.round, self.shares, self.at = said['round'] + 1, said['shares'], said['shares'][self.rank]
@@ -373,9 +404,12 @@ def _add(self, train, seen, run, said, tree):
 def _at(tree, path): return reduce(lambda t, k: t[k], path, tree)
 
 _JOBS = dict(begin=_begin, train=_work, left=_fewer, sums=_add, see=_look,
-            sum=lambda self, train, seen, run, said, tree: self._total(_summand(_at(self.out, said['path'])) if self.out else None),
-            rows=lambda self, train, seen, run, said, tree: self.out and self._give(dict(rows=_at(self.out, said['path'])), 0),
-            home=lambda self, train, seen, run, said, tree: self.out and self._give(_home(self.out, self.state), 0))
+             sum=lambda self, train, seen, run, said, tree:
+                 self._total(_summand(_at(self.out, said['path'])) if self.out else None),
+             rows=lambda self, train, seen, run, said, tree:
+                 self.out and self._give(dict(rows=_at(self.out, said['path'])), 0),
+             home=lambda self, train, seen, run, said, tree:
+                 self.out and self._give(_home(self.out, self.state), 0))
 
 # %% ../nbs/21_distributed.ipynb #56131208
 def over_ranks(executor, device, checkpoint, minutes, ranks, **asked):
@@ -384,4 +418,5 @@ def over_ranks(executor, device, checkpoint, minutes, ranks, **asked):
     with ranks or Ranks(device) as ranks:
         ranks.checkpoint = checkpoint
         if ranks.rank: checkpoint = minutes = None
-        return federate(executor=executor.partition(':')[2] or 'auto', device=ranks.device, checkpoint=checkpoint, minutes=minutes, ranks=ranks, **asked)
+        return federate(executor=executor.partition(':')[2] or 'auto', device=ranks.device,
+                        checkpoint=checkpoint, minutes=minutes, ranks=ranks, **asked)

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 # %% ../nbs/26_draws.ipynb #a143340f
 def _words(what, numbers):
-    if not isinstance(what, str): raise TypeError(f"rng({what!r}, ...): the first argument must be a word for what is drawn, such as 'batches'")
-    if bad := [n for n in numbers if int(n) != n or not 0 <= n < 2**64]: raise ValueError(f"seed {bad[0]}: it must be a whole number from 0 to 2**64 - 1")
+    if not isinstance(what, str):
+        raise TypeError(f"rng({what!r}, ...): the first argument must be a word for what is drawn, such as 'batches'")
+    if bad := [n for n in numbers if int(n) != n or not 0 <= n < 2**64]:
+        raise ValueError(f"seed {bad[0]}: it must be a whole number from 0 to 2**64 - 1")
     return [len(numbers), zlib.crc32(what.encode()), *(w for n in map(int, numbers) for w in (n & 0xffffffff, n >> 32))]
 
 def rng(
@@ -33,7 +35,8 @@ _one_at_a_time = threading.Lock()
 def draws(op, args=(), kwargs=None):
     "Does this call of a PyTorch operation draw random numbers?"
     if torch.Tag.nondeterministic_seeded not in op.tags: return False
-    given = {**{a.name: a.default_value for a in op._schema.arguments if a.has_default_value()}, **dict(zip((a.name for a in op._schema.arguments), args)), **(kwargs or {})}
+    given = {**{a.name: a.default_value for a in op._schema.arguments if a.has_default_value()},
+             **dict(zip((a.name for a in op._schema.arguments), args)), **(kwargs or {})}
     return given.get('dropout_p', 1) != 0 # attention may drop out, and mostly does not
 
 def _generator(device):
@@ -53,15 +56,18 @@ def _drawn(op, args, kwargs, seed):
             gen.manual_seed(seed)
             out = op(*args, **kwargs)
         finally: gen.set_state(before)
-    return old[0].copy_(out) if op._schema.is_mutable and out is not old[0] else out # written in place, in whatever order the memory has
+    # written in place, in whatever order the memory has
+    return old[0].copy_(out) if op._schema.is_mutable and out is not old[0] else out
 
 # %% ../nbs/26_draws.ipynb #cfd5f19e
 class Seeded(TorchDispatchMode):
     "While it is on, what PyTorch draws depends on `names` and on the number of draws before, and on nothing else."
     def __init__(self,
-        *names,        # for each client what names its draws: a word and whole numbers, such as ('step', seed, round, client, step)
+        *names,        # for each client what names its draws: a word and numbers, ('step', seed, round, client, step)
         stacked=False, # is the first dimension of everything the clients, as under `vmap`?
-    ): super().__init__(); self.names, self.stacked, self.count = names, stacked, 0
+    ):
+        super().__init__()
+        self.names, self.stacked, self.count = names, stacked, 0
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         if not draws(op, args, kwargs): return op(*args, **(kwargs or {}))
         seeds = [seed_of(*name, self.count) for name in self.names]
@@ -71,9 +77,11 @@ class Seeded(TorchDispatchMode):
         K, first = len(seeds), op._schema.arguments[0]
         sized = first.name == 'size' and args[0][:1] == [K]
         if not sized and not (args and isinstance(args[0], torch.Tensor) and len(args[0]) == K):
-            raise NotImplementedError(f"{op} draws for all clients of a stack at once; train them one by one, with executor='loop' or 'threads'")
+            raise NotImplementedError(f"{op} draws for all clients of a stack at once; "
+                                      "train them one by one, with executor='loop' or 'threads'")
         mine = lambda v, k: v[k] if isinstance(v, torch.Tensor) and v.dim() and len(v) == K else v
-        outs = [_drawn(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)], {n: mine(a, k) for n, a in kwargs.items()}, s) for k, s in enumerate(seeds)]
+        outs = [_drawn(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)],
+                       {n: mine(a, k) for n, a in kwargs.items()}, s) for k, s in enumerate(seeds)]
         if op._schema.is_mutable: return args[0]
         return tuple(map(torch.stack, zip(*outs))) if isinstance(outs[0], tuple) else torch.stack(outs)
     @classmethod

@@ -37,7 +37,8 @@ def call(
     value = lambda n: float('inf') if isinstance(n, ast.Name) and n.id == 'inf' else ast.literal_eval(n)
     try:
         match ast.parse(text.strip(), mode='eval').body:
-            case ast.Call(func=ast.Name(id=name), args=[], keywords=ks) if all(k.arg for k in ks): return name, {k.arg: value(k.value) for k in ks}
+            case ast.Call(func=ast.Name(id=name), args=[], keywords=ks) if all(k.arg for k in ks):
+                return name, {k.arg: value(k.value) for k in ks}
     except (SyntaxError, ValueError): pass
     raise ValueError(f"{text!r} is not a call with named constants, such as dirichlet(alpha=0.05)")
 
@@ -53,7 +54,7 @@ class Setting:
     "Everything that decides the outcome of one run, and what to measure of it."
     method: str = 'FedAvg()'
     task: str = 'digits'       # a name for `load`; or blank(shape=..., classes=...), which has no data
-    recipe: str = ''           # of which paper are normalisation and augmentation, see `fedlit.data.recipe`; '' is the task's own
+    recipe: str = ''           # paper of normalisation and augmentation, see `fedlit.data.recipe`; '' is the task's own
     model: str = 'mlp'
     options: tuple = (('hidden', (64,)), ('features', 64), ('norm', 'batch')) # of the model
     partition: str = 'dirichlet(alpha=0.5)'
@@ -84,8 +85,11 @@ def address(
 
 # %% ../nbs/18_experiment.ipynb #8ed7fdab
 PARTITIONS = dict(
-    dirichlet=lambda t, **kw: split.dirichlet(t.y_train, **kw), iid=lambda t, **kw: split.iid(t.y_train, **kw), shards=lambda t, **kw: split.shards(t.y_train, **kw),
-    classes_per_client=lambda t, **kw: split.classes_per_client(t.y_train, **kw), by_domain=lambda t, **kw: split.by_domain(t.domain_train, **kw),
+    dirichlet=lambda t, **kw: split.dirichlet(t.y_train, **kw),
+    iid=lambda t, **kw: split.iid(t.y_train, **kw),
+    shards=lambda t, **kw: split.shards(t.y_train, **kw),
+    classes_per_client=lambda t, **kw: split.classes_per_client(t.y_train, **kw),
+    by_domain=lambda t, **kw: split.by_domain(t.domain_train, **kw),
     dirichlet_mixture=lambda t, **kw: split.dirichlet_mixture(t.y_train, y_test=t.y_test, **kw))
 
 # %% ../nbs/18_experiment.ipynb #d6c98d8b
@@ -100,7 +104,8 @@ def task_of(name, paper=''):
 def clients_of(s, task):
     "The clients' training parts, and their test parts where the partition gives such."
     name, kw = call(s.partition)
-    if name not in PARTITIONS: raise ValueError(f"partition={s.partition!r}, but it must be one of {', '.join(PARTITIONS)}")
+    if name not in PARTITIONS:
+        raise ValueError(f"partition={s.partition!r}, but it must be one of {', '.join(PARTITIONS)}")
     parts = PARTITIONS[name](task, clients=s.clients, seed=s.seed, **kw)
     return parts if isinstance(parts, tuple) else (parts, None)
 
@@ -113,7 +118,8 @@ def _generated(task, clients, n, gen):
             m = max(1, round(n/len(clients)/len(task.y_train[c].unique())))
             draw = x.mean(0) + x.std(0, correction=0)*torch.randn(m, *x.shape[1:], generator=gen)
             draw = draw.clamp(x.min(), x.max())
-            xs.append(draw if task.x_train.is_floating_point() else draw.round().to(task.x_train)); ys += [int(k)]*m
+            xs.append(draw if task.x_train.is_floating_point() else draw.round().to(task.x_train))
+            ys += [int(k)]*m
     return torch.cat(xs), torch.tensor(ys)
 
 # %% ../nbs/18_experiment.ipynb #1cc92507
@@ -136,7 +142,8 @@ def public_set(
         other = load('digits_domains')
         i = pick(torch.arange(len(other.y_train)), n)
         return task.normalise(other.x_train[i]), other.y_train[i], clients
-    if how != 'generated': raise ValueError(f"public={how!r}, but it must be one of held, uploaded, broader, generated")
+    if how != 'generated':
+        raise ValueError(f"public={how!r}, but it must be one of held, uploaded, broader, generated")
     x, y = _generated(task, clients, n, gen)
     return task.normalise(x), y, clients
 
@@ -167,7 +174,8 @@ def each_spectrum(run, task, clients, tests, s):
 def own_accuracy(run, task, clients, tests, s):
     "Accuracy of the server's and of each client's own network on each client's test images."
     seen = run.per_client(task, tests)
-    return dict(own=seen.personal.tolist(), server=seen['global'].tolist(), personal=seen.personal.mean(), domains=list(task.domains or ()))
+    return dict(own=seen.personal.tolist(), server=seen['global'].tolist(),
+                personal=seen.personal.mean(), domains=list(task.domains or ()))
 
 # %% ../nbs/18_experiment.ipynb #db89284a
 def everywhere(run, task, clients, tests, s):
@@ -181,19 +189,24 @@ def _aligned(model, top=5):
     return [(a[0][:, :top]*b[2][:top].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
 
 def alignment(run, task, clients, tests, s):
-    "|u_k . v_k| of consecutive linear layers, k = 1..5, one list a pair; in the trained network and in the initial one."
-    return dict(aligned=_aligned(run.model), aligned_at_start=_aligned(build(s.model, task, seed=s.seed, **dict(s.options))))
+    "|u_k . v_k| of consecutive linear layers, k = 1..5, one list a pair; in the trained network and the initial one."
+    return dict(aligned=_aligned(run.model),
+                aligned_at_start=_aligned(build(s.model, task, seed=s.seed, **dict(s.options))))
 
 # %% ../nbs/18_experiment.ipynb #02b2f27f
 def decorr_by_epoch(run, task, clients, tests, s):
-    "FedDecorr's loss on a batch of every client's own images, after 0, 1, ..., E epochs of one more local phase: a list a client."
+    "FedDecorr's loss on a batch of every client's images, after 0, ..., E epochs of one more local phase, by client."
     who, prior = list(range(len(clients))), run.state
-    look = lambda k, state: FedDecorr(beta=1.).loss(features=features_of(run.model, task.x_train[clients[k][:s.local.batch_size]], prepare=task.normalise, state=state)).item()
+    look = lambda k, state: FedDecorr(beta=1.).loss(features=features_of(
+        run.model, task.x_train[clients[k][:s.local.batch_size]], prepare=task.normalise, state=state)).item()
     seen = [[look(k, (prior.params, prior.buffers)) for k in who]]
     for e in range(1, s.local.epochs+1):
         local = replace(s.local, epochs=e)
-        out = local_phase(run.method, run.model, prior, who, batches_of(task, clients, who, local, s.seed, prior.round, 2), local, choose_executor(run.method, run.model, task.x_train.device))
-        seen.append([look(k, tuple({n: v[k] for n, v in out[part].items()} for part in ('params', 'buffers'))) for k in who])
+        out = local_phase(run.method, run.model, prior, who,
+                          batches_of(task, clients, who, local, s.seed, prior.round, 2), local,
+                          choose_executor(run.method, run.model, task.x_train.device))
+        seen.append([look(k, tuple({n: v[k] for n, v in out[part].items()} for part in ('params', 'buffers')))
+                     for k in who])
     return [list(c) for c in zip(*seen)]
 
 # %% ../nbs/18_experiment.ipynb #db1521e9
@@ -203,7 +216,8 @@ def activations(run, task, clients, tests, s):
     for i, k in enumerate(run.locals['who']):
         seen = []
         hooks = [m.register_forward_hook(lambda m, _, h: seen.append(_clip(h.mean(0).flatten(), 4))) for m in layers]
-        try: features_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise, state=_last(run, i))
+        try:
+            features_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise, state=_last(run, i))
         finally: [h.remove() for h in hooks]
         out.append(seen)
     return out
@@ -214,28 +228,35 @@ def update_gap(run, task, clients, tests, s):
     method, device = run.method, next(run.model.parameters()).device
     proxy = run.proxy and tuple(v.to(device) for v in run.proxy)
     whole = sum((p for p in method.parts if not isinstance(p, (SubModel, Scaler))), FedAvg())
-    model, sizes, least, out = build(s.model, task, seed=s.seed, **dict(s.options)).to(device), WEIGHTING[s.weighting](clients), least_batch(run.model), []
+    model, sizes, least, out = (build(s.model, task, seed=s.seed, **dict(s.options)).to(device),
+                                WEIGHTING[s.weighting](clients), least_batch(run.model), [])
     state, how = start(method, model, len(clients), s.statistics), choose_executor(method, model, device)
     for r in range(s.rounds):
         who = draw_clients(len(clients), s.participation, s.seed, r)
-        train = lambda m, st: local_phase(m, model, st, who, batches_of(task, clients, who, s.local, s.seed, r, least), s.local, how, proxy=proxy)
+        train = lambda m, st: local_phase(
+            m, model, st, who, batches_of(task, clients, who, s.local, s.seed, r, least), s.local, how, proxy=proxy)
         part, full = train(method, state), train(whole, State(state.params, state.buffers, {}, {}, {}, len(clients), r))
-        out.append(sum((part['params'][k] - full['params'][k]).sum(0).square().sum() for k in state.params).sqrt().item())
+        out.append(sum((part['params'][k] - full['params'][k]).sum(0).square().sum()
+                       for k in state.params).sqrt().item())
         state = aggregate(method, state, who, part, sizes[who], s.local, pure(model), proxy)
-        if s.statistics in ('recomputed', 'static'): state = recompute(method, model, state, batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
+        if s.statistics in ('recomputed', 'static'):
+            state = recompute(method, model, state,
+                              batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
     return out
 
 # %% ../nbs/18_experiment.ipynb #d2e9a6de
 def sizes(run, task, clients, tests, s):
     "Parameters and multiply-accumulates of the network of every capacity, or depth, that the method gives to clients."
     model, shape, method = run.model, tuple(task.x_train.shape[1:]), parse(s.method)
-    cut = lambda r: extract(model, axes_of(model), {a: top(-torch.arange(n), r) for a, n in axes_of(model).size.items()})
+    cut = lambda r: extract(model, axes_of(model),
+                            {a: top(-torch.arange(n), r) for a, n in axes_of(model).size.items()})
     nets = [model.first(d) for d in method.levels] if hasattr(method, 'levels') else [cut(r) for r in method.rates]
     return dict(parameters=[count(n) for n in nets], macs=[macs(n, shape) for n in nets])
 
 # %% ../nbs/18_experiment.ipynb #143a5c39
-MEASURES = dict(curve=curve, spectra=spectra, each_spectrum=each_spectrum, own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment,
-                decorr_by_epoch=decorr_by_epoch, activations=activations, update_gap=update_gap, sizes=sizes)
+MEASURES = dict(curve=curve, spectra=spectra, each_spectrum=each_spectrum, own_accuracy=own_accuracy,
+                everywhere=everywhere, alignment=alignment, decorr_by_epoch=decorr_by_epoch,
+                activations=activations, update_gap=update_gap, sizes=sizes)
 
 # %% ../nbs/18_experiment.ipynb #e9d32cc4
 def _prepared(s):
@@ -258,10 +279,13 @@ def trained(
 ):                   # the finished run and what it was made of; or None where time ran out
     "Train a setting, from its checkpoint if there is one."
     task, clients, tests, proxy, model = _prepared(s)
-    if s.rounds == 0: return SimpleNamespace(model=model, method=parse(s.method), history=pd.DataFrame(), settings=kw), task, clients, tests
-    run = federate(model, task, clients, parse(s.method), s.rounds, s.local, s.participation, s.seed, progress=False, checkpoint=checkpoint, minutes=minutes,
-                   evaluate_every=1 if 'curve' in s.measure else s.rounds, keep_locals=True, tests=tests, weighting=s.weighting,
-                   statistics=s.statistics, proxy=proxy, precision=s.precision, **kw)
+    if s.rounds == 0:
+        return (SimpleNamespace(model=model, method=parse(s.method), history=pd.DataFrame(), settings=kw),
+                task, clients, tests)
+    run = federate(model, task, clients, parse(s.method), s.rounds, s.local, s.participation, s.seed,
+                   progress=False, checkpoint=checkpoint, minutes=minutes,
+                   evaluate_every=1 if 'curve' in s.measure else s.rounds, keep_locals=True, tests=tests,
+                   weighting=s.weighting, statistics=s.statistics, proxy=proxy, precision=s.precision, **kw)
     run.proxy = proxy
     return (run, task, clients, tests) if run.state.round == s.rounds else None
 
@@ -270,16 +294,23 @@ VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
 def run_setting(s, checkpoint=None, minutes=None, **kw):
     "Train, measure, and return what there is to know as a dictionary for JSON; None where time ran out."
-    if bad := set(s.measure) - set(MEASURES): raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
+    if bad := set(s.measure) - set(MEASURES):
+        raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
     torch.set_num_threads(1)
-    began, about = time.perf_counter(), dict(setting=plain(s), method=s.method, seed=s.seed, date=time.strftime('%Y-%m-%d'), fedlit=fedlit.__version__)
+    began, about = time.perf_counter(), dict(setting=plain(s), method=s.method, seed=s.seed,
+                                             date=time.strftime('%Y-%m-%d'), fedlit=fedlit.__version__)
     try: done = trained(s, checkpoint, minutes, **kw)
-    except FloatingPointError as e: return dict(about, failed=str(e), history={}, measured={k: None for k in s.measure}, seconds=time.perf_counter()-began)
+    except FloatingPointError as e:
+        return dict(about, failed=str(e), history={}, measured={k: None for k in s.measure},
+                    seconds=time.perf_counter()-began)
     if done is None: return None
     run, task, clients, tests = done
     history = {k: [None if v != v else v for v in run.history[k].tolist()] for k in run.history}
-    measured = {k: MEASURES[k](run, task.to(next(run.model.parameters()).device) if clients else task, clients, tests, s) for k in s.measure}
-    return dict(about, history=history, measured=measured, seconds=time.perf_counter()-began, **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
+    measured = {k: MEASURES[k](run, task.to(next(run.model.parameters()).device) if clients else task,
+                               clients, tests, s)
+                for k in s.measure}
+    return dict(about, history=history, measured=measured, seconds=time.perf_counter()-began,
+                **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
 # %% ../nbs/18_experiment.ipynb #9a92930f
 def found(
@@ -288,7 +319,8 @@ def found(
 ):       # the content of its file, or None
     "The result of a setting, if it is there, whole, and has all that the setting wants measured."
     r = result(Path(out)/address(s))
-    whole = isinstance(r, dict) and r.get('setting') == plain(s) and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict)
+    whole = (isinstance(r, dict) and r.get('setting') == plain(s)
+             and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict))
     return r if whole and set(s.measure) <= set(r['measured']) else None
 
 # %% ../nbs/18_experiment.ipynb #ebccd318
@@ -315,7 +347,8 @@ def run_settings(
 ):                    # how many results are still missing
     "Run what has no result yet."
     there = {s: bool(found(out, s)) for s in dict.fromkeys(settings)}
-    for s in filter(there.get, there): forget(_checkpoint(out, s)) # of a process that was killed right after the result
+    for s in filter(there.get, there):
+        forget(_checkpoint(out, s)) # of a process that was killed right after the result
     todo = [s for s in there if not there[s]]
     deadline = None if minutes is None else time.time() + 60*minutes
     work_off(_work, [(out, s, checkpoints or minutes is not None, deadline, kw) for s in todo], processes, progress)
@@ -328,7 +361,9 @@ def checkpoint_mib(
     "How large the checkpoint of a setting becomes, without training."
     from fedlit.tree import flatten
     from fedlit.table import Table
-    state = start(parse(s.method), build(s.model, task_of(s.task, s.recipe), seed=0, **dict(s.options)), s.clients, s.statistics)
-    flat = flatten(dict(params=state.params, buffers=state.buffers, server=state.server, client=state.client, personal=state.personal))
+    state = start(parse(s.method), build(s.model, task_of(s.task, s.recipe), seed=0, **dict(s.options)),
+                  s.clients, s.statistics)
+    flat = flatten(dict(params=state.params, buffers=state.buffers, server=state.server,
+                        client=state.client, personal=state.personal))
     size = lambda v: v.row.nbytes*(s.clients+1) if isinstance(v, Table) else v.nbytes
     return sum(map(size, flat.values()))/2**20

@@ -59,12 +59,14 @@ def apart(
     low=-np.inf, high=np.inf, # bounds of the positions; `low` gives way where they do not fit
 ):           # (n,) array: the positions, in the order given, moved as little as possible
     "Least-squares positions at least `gap` apart, by pooling adjacent violators"
-    heights = np.asarray(heights, float); order = heights.argsort(kind='stable')
+    heights = np.asarray(heights, float)
+    order = heights.argsort(kind='stable')
     pools = []
     for v in heights[order] - gap*np.arange(len(heights)):
         pools.append([v, 1])
         while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (b, m), (a, n) = pools.pop(), pools.pop(); pools.append([(a*n + b*m)/(n + m), n + m])
+            (b, m), (a, n) = pools.pop(), pools.pop()
+            pools.append([(a*n + b*m)/(n + m), n + m])
     out = np.empty(len(heights))
     pooled = np.repeat([v for v, _ in pools], [n for _, n in pools])
     out[order] = np.clip(pooled, low, high - gap*(len(heights) - 1)) + gap*np.arange(len(heights))
@@ -95,12 +97,13 @@ def _rows(v):
     return a
 
 def _draw(ax, curves, accent, middle, x=None):
-    "A line and a band for each label; `middle` maps (seeds, k) to (line, low, high). Returns the Axes and what `_name_ends` needs"
+    "A line and a band a label; `middle`: (seeds, k) -> (line, low, high). Returns Axes and what `_name_ends` needs"
     colours, lines = _colours(list(curves), accent), {}
     ax = _axes(ax)
     for label, v in curves.items():
         rows, (c, dash) = _rows(v), colours[label]
-        y, low, high = middle(rows); xs = np.arange(1, len(y) + 1) if x is None else np.asarray(x)[:len(y)]
+        y, low, high = middle(rows)
+        xs = np.arange(1, len(y) + 1) if x is None else np.asarray(x)[:len(y)]
         ax.plot(xs, y, dash, color=c, zorder=3 if label == accent else 2)
         if len(rows) > 1: ax.fill_between(xs, low, high, color=c, alpha=.18, lw=0)
         lines[label] = xs, y, c
@@ -120,26 +123,33 @@ def spectra(
     with style():
         ax, lines = _draw(ax, curves, accent, middle)
         if threshold: ax.axhline(threshold, color=palette['light'], lw=.8, ls='--', zorder=1)
-        ax.set(yscale='log', xlabel='rank of the singular value', ylabel='singular value of the covariance\n(squared feature units)'); ax.margins(x=.01); ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set(yscale='log', xlabel='rank of the singular value',
+               ylabel='singular value of the covariance\n(squared feature units)')
+        ax.margins(x=.01)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         _name_ends(ax, lines)
     return ax
 
 # %% ../nbs/07_figure.ipynb #134d9c50
 def against_rounds(
-    curves,                         # dict label -> (rounds,) or (seeds, rounds); or a DataFrame, one column a label, indexed by round
+    curves,                         # dict label -> (rounds,) or (seeds, rounds); or a DataFrame of rounds x labels
     ax=None,                        # matplotlib Axes; None makes a figure of 6 x 3 inches
     accent=None,                    # the label to put in colour; None takes the labels as an ordered family
     ylabel='test accuracy (share)', # quantity and unit
     rounds=None,                    # the round of each value; 1, 2, ... by default
 ):                                  # the Axes
     "A quantity over the rounds of a run, named at the ends, with a band of one standard deviation over seeds"
-    if hasattr(curves, 'columns'): curves, rounds = {c: curves[c] for c in curves.columns}, curves.index if rounds is None else rounds
+    if hasattr(curves, 'columns'):
+        curves, rounds = {c: curves[c] for c in curves.columns}, curves.index if rounds is None else rounds
     def middle(v):
-        y = v.mean(0); sd = v.std(0, ddof=1) if len(v) > 1 else 0*y
+        y = v.mean(0)
+        sd = v.std(0, ddof=1) if len(v) > 1 else 0*y
         return y, y - sd, y + sd
     with style():
         ax, lines = _draw(ax, curves, accent, middle, rounds)
-        ax.set(xlabel='communication round', ylabel=ylabel); ax.margins(x=.01); ax.xaxis.get_major_locator().set_params(integer=True)
+        ax.set(xlabel='communication round', ylabel=ylabel)
+        ax.margins(x=.01)
+        ax.xaxis.get_major_locator().set_params(integer=True)
         _name_ends(ax, lines)
     return ax
 
@@ -153,13 +163,14 @@ def _places(keys):
     at, xs, mid = -1., [], {}
     for i, k in enumerate(keys):
         new = isinstance(k, tuple) and (i == 0 or keys[i-1][0] != k[0])
-        at += 1.5 if new and i else 1; xs.append(at)
+        at += 1.5 if new and i else 1
+        xs.append(at)
         if isinstance(k, tuple): mid.setdefault(k[0], []).append(at)
     return np.array(xs), {g: np.mean(v) for g, v in mid.items()}
 
 # %% ../nbs/07_figure.ipynb #0704c181
 def bars(
-    table,                          # dict key -> dict series -> values over seeds, a number or a Spread; a key is a name or (group, member)
+    table,                          # dict name or (group, name) -> dict series -> values over seeds, number or Spread
     ax=None,                        # matplotlib Axes; None makes a figure of 6 x 3 inches
     accent=None,                    # the series in colour; the last one by default
     ylabel='test accuracy (share)', # quantity and unit
@@ -167,32 +178,47 @@ def bars(
     "Grouped bars with the sample standard deviation over seeds, from zero"
     keys, series = list(table), list(next(iter(table.values()), {}))
     if not series: raise ValueError("an empty table: expected {key: {series: values}}")
-    xs, mid = _places(keys); width = .8/len(series); colours = _colours(series, accent or series[-1])
+    xs, mid = _places(keys)
+    width = .8/len(series)
+    colours = _colours(series, accent or series[-1])
     with style():
         ax = _axes(ax)
         for i, s in enumerate(series):
             v = [_spread(table[k][s]) for k in keys]
-            ax.bar(xs + (i - (len(series) - 1)/2)*width, [a.mean for a in v], .92*width, yerr=[np.nan_to_num(a.sd) for a in v], label=s,
-                   color=colours[s][0] if s == (accent or series[-1]) else palette['light'], error_kw=dict(lw=.8, ecolor=palette['ink']))
-        ax.set_xticks(xs, [k[1] if isinstance(k, tuple) else k for k in keys]); ax.tick_params(axis='x', length=0)
-        for g, m in mid.items(): ax.annotate(g, (m, 0), (0, -18), xycoords=ax.get_xaxis_transform(), textcoords='offset points', ha='center', va='top', weight='bold')
-        ax.set_ylabel(ylabel); ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0, handlelength=1)
+            ax.bar(xs + (i - (len(series) - 1)/2)*width, [a.mean for a in v], .92*width,
+                   yerr=[np.nan_to_num(a.sd) for a in v], label=s,
+                   color=colours[s][0] if s == (accent or series[-1]) else palette['light'],
+                   error_kw=dict(lw=.8, ecolor=palette['ink']))
+        ax.set_xticks(xs, [k[1] if isinstance(k, tuple) else k for k in keys])
+        ax.tick_params(axis='x', length=0)
+        for g, m in mid.items():
+            ax.annotate(g, (m, 0), (0, -18), xycoords=ax.get_xaxis_transform(), textcoords='offset points',
+                        ha='center', va='top', weight='bold')
+        ax.set_ylabel(ylabel)
+        ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0, handlelength=1)
     return ax
 
 # %% ../nbs/07_figure.ipynb #870a9033
 def claims(
-    rows,                                         # dict claim -> (published value or None, measured values over seeds, number or Spread)
-    ax=None,                                      # matplotlib Axes; None makes one whose height grows with the rows, to 3 inches
+    rows,                                         # claim -> (published or None; values over seeds, number or Spread)
+    ax=None,                                      # matplotlib Axes; None makes one as high as its rows, to 3 inches
     xlabel='difference in test accuracy (points)', # quantity and unit
     names=('published', 'measured'),              # what the two marks are called
 ):                                                # the Axes
     "What was claimed beside what was measured, one row each, around a line at zero"
     if not rows: raise ValueError("no claims to draw")
-    y = -np.arange(len(rows)); got = [_spread(m) for _, m in rows.values()]; said = np.array([np.nan if p is None else p for p, _ in rows.values()], float)
+    y = -np.arange(len(rows))
+    got = [_spread(m) for _, m in rows.values()]
+    said = np.array([np.nan if p is None else p for p, _ in rows.values()], float)
     with style():
-        ax = _axes(ax, 6, min(3, 1 + .3*len(rows))); ax.axvline(0, color=palette['light'], lw=.8, zorder=1)
-        ax.errorbar([g.mean for g in got], y, xerr=[np.nan_to_num(g.sd) for g in got], fmt='o', ms=5, color=palette['accent'], label=names[1], lw=1.2)
+        ax = _axes(ax, 6, min(3, 1 + .3*len(rows)))
+        ax.axvline(0, color=palette['light'], lw=.8, zorder=1)
+        ax.errorbar([g.mean for g in got], y, xerr=[np.nan_to_num(g.sd) for g in got],
+                    fmt='o', ms=5, color=palette['accent'], label=names[1], lw=1.2)
         ax.plot(said, y, 'o', ms=9, mfc='none', mec=palette['grey'], label=names[0])
-        ax.set_yticks(y, rows); ax.set(xlabel=xlabel, ylim=(y[-1] - .6, .6)); ax.spines['left'].set_visible(False); ax.tick_params(axis='y', length=0)
+        ax.set_yticks(y, rows)
+        ax.set(xlabel=xlabel, ylim=(y[-1] - .6, .6))
+        ax.spines['left'].set_visible(False)
+        ax.tick_params(axis='y', length=0)
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, handlelength=1)
     return ax

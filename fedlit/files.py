@@ -42,7 +42,8 @@ def _named(folder):
     try: yield
     except OSError as e:
         if e.errno not in FULL: raise
-        raise OSError(e.errno, f"the disk of {folder} is full, or a quota there; what was written before is whole, and a run with a checkpoint goes on from it") from e
+        raise OSError(e.errno, f"the disk of {folder} is full, or a quota there; what was written before is whole, "
+                               "and a run with a checkpoint goes on from it") from e
 
 # %% ../nbs/23_files.ipynb #e606c848
 SPARING = 50   # a checkpoint is synced when so many times the duration of a sync have passed since the last one
@@ -130,9 +131,11 @@ def read_json(
         content = json.loads(Path(path).read_bytes())
         form, told = content.pop('format', 1), content.pop('crc32', None)
         sound = _sum(content) == told if told or form != 1 else True
-    except (ValueError, TypeError, AttributeError, RecursionError) as e: raise Damaged(f"{path} is damaged: {e}") from None
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        raise Damaged(f"{path} is damaged: {e}") from None
     if not sound: raise Damaged(f"{path} is damaged: its content does not have the checksum {told}")
-    if form > JSON: raise ValueError(f"{path} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
+    if form > JSON:
+        raise ValueError(f"{path} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
     return content
 
 # %% ../nbs/23_files.ipynb #30632e4a
@@ -169,7 +172,8 @@ def _header(raw):
     size = int.from_bytes(raw[:8], 'little')
     if size > len(raw)-8: raise ValueError(f'it should have a header of {size} bytes, and has {len(raw)} in all')
     meta = json.loads(bytes(raw[8:8+size])).get('__metadata__', {})
-    if 'fedlit' not in meta: raise _Foreign("is a safetensors file, but not one of fedlit: its header has no 'fedlit' entry")
+    if 'fedlit' not in meta:
+        raise _Foreign("is a safetensors file, but not one of fedlit: its header has no 'fedlit' entry")
     return json.loads(meta['fedlit']), _SUM.search(raw, 8, 8+size)
 
 def _added(raw, found):
@@ -187,14 +191,17 @@ def read_tensors(
     from safetensors.torch import load
     try:
         about, found = _header(raw := Path(path).read_bytes())
-        if found and _added(raw, found) != found[0] or not found and about['format'] >= summed: raise ValueError('it does not have its checksum')
+        if found and _added(raw, found) != found[0] or not found and about['format'] >= summed:
+            raise ValueError('it does not have its checksum')
         newer = about['format'] > form
         tensors = {} if newer else load(raw)
     except FileNotFoundError: raise
     except IsADirectoryError: raise ValueError(f"{path} is a folder; it must be a file") from None
     except _Foreign as e: raise ValueError(f"{path} {e}") from None
     except Exception as e: raise Damaged(f"{path} is damaged: {e}") from None
-    if newer: raise ValueError(f"{path} has format {about['format']}, and this fedlit reads up to {form}; a newer one wrote it")
+    if newer:
+        raise ValueError(f"{path} has format {about['format']}, and this fedlit reads up to {form}; "
+                         "a newer one wrote it")
     about.pop('crc32', None)
     return about, tensors
 
@@ -208,7 +215,9 @@ def newest(
     for p in (Path(path), last(path)):
         try: got = read(p)
         except FileNotFoundError: continue
-        except ValueError as e: said.append(str(e)); continue
+        except ValueError as e:
+            said.append(str(e))
+            continue
         if said: _set_aside(p, Path(path), said[0])
         return got
     if said: raise Damaged(f"{'; '.join(said)}; choose another file, or move it away to begin again")
@@ -235,8 +244,12 @@ def digest(
 # %% ../nbs/23_files.ipynb #bb124a61
 def _checked(pieces, url, sha256):
     seen = hashlib.sha256()
-    for p in pieces: seen.update(p); yield p
-    if seen.hexdigest() != sha256: raise Damaged(f"{url} sent a file with the SHA-256 {seen.hexdigest()}, but it must be {sha256}; nothing was kept")
+    for p in pieces:
+        seen.update(p)
+        yield p
+    if seen.hexdigest() != sha256:
+        raise Damaged(f"{url} sent a file with the SHA-256 {seen.hexdigest()}, but it must be {sha256}; "
+                      "nothing was kept")
 
 def fetch(
     url,    # https address
@@ -248,10 +261,13 @@ def fetch(
     from urllib.request import urlopen
     if not url.startswith('https://'): raise ValueError(f"{url} is not an https address")
     if Path(path).exists() and digest(path) == sha256: return Path(path)
-    with urlopen(url, timeout=60) as r, tqdm(desc=Path(path).name, total=int(r.headers.get('Content-Length') or 0), unit='B', unit_scale=True) as bar:
+    with urlopen(url, timeout=60) as r, tqdm(desc=Path(path).name, total=int(r.headers.get('Content-Length') or 0),
+                                             unit='B', unit_scale=True) as bar:
         if not r.url.startswith('https://'): raise ValueError(f"{url} leads to {r.url}, which is not an https address")
         def pieces():
-            while p := r.read(2**20): bar.update(len(p)); yield p
+            while p := r.read(2**20):
+                bar.update(len(p))
+                yield p
         return write_file(path, _checked(pieces(), url, sha256))
 
 # %% ../nbs/23_files.ipynb #ece81bcb
@@ -264,8 +280,10 @@ def _inside(name, kind):
 def _members(file):
     "What an archive holds, and a function that opens a member: {name: (kind, open)}."
     if isinstance(file, tarfile.TarFile):
-        return {m.name: ('file' if m.isreg() else 'folder' if m.isdir() else 'other', lambda m=m: file.extractfile(m)) for m in file.getmembers()}
-    kind = lambda m: 'folder' if m.is_dir() else 'file' if (m.external_attr >> 28) in (0, 8) else 'other' # the file type of Unix, where there is one
+        return {m.name: ('file' if m.isreg() else 'folder' if m.isdir() else 'other', lambda m=m: file.extractfile(m))
+                for m in file.getmembers()}
+    # the file type of Unix, where there is one
+    kind = lambda m: 'folder' if m.is_dir() else 'file' if (m.external_attr >> 28) in (0, 8) else 'other'
     return {m.filename: (kind(m), lambda m=m: file.open(m)) for m in file.infolist()}
 
 # %% ../nbs/23_files.ipynb #c83eec48
@@ -276,7 +294,8 @@ def unpack(
 ):           # its path; ValueError where a member is not a plain file inside
     "Unpack an archive, all of it or nothing."
     folder, part = Path(folder), _part(Path(folder).absolute()/top)
-    if (folder/top).exists(): raise FileExistsError(f"{folder/top} is there already; remove it to unpack {archive} again")
+    if (folder/top).exists():
+        raise FileExistsError(f"{folder/top} is there already; remove it to unpack {archive} again")
     with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as file, _named(folder):
         try: members = [(_inside(n, kind), kind, opened) for n, (kind, opened) in _members(file).items()]
         except ValueError as e: raise ValueError(f"{archive} is refused: {e}") from None

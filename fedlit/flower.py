@@ -7,7 +7,9 @@ __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_recor
            'recall', 'folder', 'client_app', 'blank', 'merged', 'serve', 'server_app', 'Rehearsal']
 
 # %% ../nbs/22_flower.ipynb #f46b25b0
-try: from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, MessageType, MetricRecord, RecordDict
+try:
+    from flwr.app import (Array, ArrayRecord, ConfigRecord, Context, Error,
+                          Message, MessageType, MetricRecord, RecordDict)
 except ImportError as e:
     raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
@@ -60,14 +62,22 @@ class Plan:
 # %% ../nbs/22_flower.ipynb #ad5896d0
 def _agreeable(self):
     "A ValueError where this cannot be run."
-    right = dict(clients=(self.clients >= 1, 'at least 1'), rounds=(self.rounds >= 1, 'at least 1'), participation=(0 < self.participation <= 1, 'in (0, 1]'),
-                 weighting=(self.weighting in WEIGHTING, ' or '.join(WEIGHTING)), statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
-                 least=(1 <= self.least <= self.clients, f'from 1 to the {self.clients} clients'), wait=(self.wait > 0, 'positive'), timeout=(self.timeout > 0, 'positive'))
+    right = dict(clients=(self.clients >= 1, 'at least 1'),
+                 rounds=(self.rounds >= 1, 'at least 1'),
+                 participation=(0 < self.participation <= 1, 'in (0, 1]'),
+                 weighting=(self.weighting in WEIGHTING, ' or '.join(WEIGHTING)),
+                 statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
+                 least=(1 <= self.least <= self.clients, f'from 1 to the {self.clients} clients'),
+                 wait=(self.wait > 0, 'positive'),
+                 timeout=(self.timeout > 0, 'positive'))
     for k, (good, what) in right.items():
         if not good: raise ValueError(f"{k}={getattr(self, k)!r}, but it must be {what}")
-    if wants(self.method, 'proxy', 'public'): raise ValueError(f"{self.method!r} needs public samples on the server, which real sites do not share yet; `federate` runs it")
+    if wants(self.method, 'proxy', 'public'):
+        raise ValueError(f"{self.method!r} needs public samples on the server, "
+                         "which real sites do not share yet; `federate` runs it")
     if asks_for(self.method, 'merge', 'trained') and begin(self).personal:
-        raise ValueError(f"{self.method!r} mixes on the server what it keeps at home, and here personal tensors never leave their site; `federate` runs it")
+        raise ValueError(f"{self.method!r} mixes on the server what it keeps at home, "
+                         "and here personal tensors never leave their site; `federate` runs it")
 
 def begin(plan):
     "The federation before round zero: what every side computes for itself."
@@ -84,28 +94,38 @@ def read_plan(
     network=build, # function (name, task, seed=, **options) -> network that returns (features, logits)
 ) -> Plan:
     "The agreement that a run config describes; an unknown or a missing name is an error."
-    part = lambda head: {k.removeprefix(head).replace('-', '_'): _plain(v) for k, v in config.items() if k.startswith(head)}
+    part = lambda head: {k.removeprefix(head).replace('-', '_'): _plain(v)
+                         for k, v in config.items() if k.startswith(head)}
     own, seen, net = {k: v for k, v in config.items() if '.' not in k}, part('task.'), part('model.')
-    if odd := set(own) - {f.name for f in fields(Plan)}: raise ValueError(f"the run config has {min(odd)!r}, which is none of {', '.join(f.name for f in fields(Plan))}")
-    if gone := [k for k in ('method', 'clients', 'task.shape', 'task.classes', 'model.name') if k not in config]: raise ValueError(f"the run config lacks {', '.join(gone)}")
+    if odd := set(own) - {f.name for f in fields(Plan)}:
+        raise ValueError(f"the run config has {min(odd)!r}, "
+                         f"which is none of {', '.join(f.name for f in fields(Plan))}")
+    if gone := [k for k in ('method', 'clients', 'task.shape', 'task.classes', 'model.name') if k not in config]:
+        raise ValueError(f"the run config lacks {', '.join(gone)}")
     x, y = torch.empty(0, *seen.pop('shape')), torch.empty(0, dtype=torch.long)
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
-    return Plan(**{**own, 'method': parse(own['method'])}, model=network(net.pop('name'), task, seed=own.get('seed', 0), **net), task=task, local=Local(**part('local.')))
+    return Plan(**{**own, 'method': parse(own['method'])},
+                model=network(net.pop('name'), task, seed=own.get('seed', 0), **net),
+                task=task, local=Local(**part('local.')))
 
 # %% ../nbs/22_flower.ipynb #3a82bdad
 def to_record(
     tree, # nested dictionary of tensors
 ) -> ArrayRecord:
     "A tree of tensors as Flower sends it."
-    return ArrayRecord({k: Array(v.detach().cpu().contiguous().numpy()) for k, v in flatten(tree).items() if not k.endswith('/')})
+    return ArrayRecord({k: Array(v.detach().cpu().contiguous().numpy())
+                        for k, v in flatten(tree).items() if not k.endswith('/')})
 
 # %% ../nbs/22_flower.ipynb #05a7e759
 def _tensor(name, array, like):
     "The tensor in `array`, which must look like `like`; a ValueError says what is wrong."
     data, want = BytesIO(array.data), like.cpu().numpy()
-    try: shape, fortran, dtype = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)](data)
+    try:
+        shape, fortran, dtype = {(1, 0): npy.read_array_header_1_0,
+                                 (2, 0): npy.read_array_header_2_0}[npy.read_magic(data)](data)
     except Exception as e: raise ValueError(f"{name} is not a NumPy array: {e}") from None
-    if (shape, dtype, fortran) != (want.shape, want.dtype, False): raise ValueError(f"{name} is {dtype} {shape}, but it must be {want.dtype} {want.shape}")
+    if (shape, dtype, fortran) != (want.shape, want.dtype, False):
+        raise ValueError(f"{name} is {dtype} {shape}, but it must be {want.dtype} {want.shape}")
     numbers = bytearray(data.read())
     if len(numbers) != want.nbytes: raise ValueError(f"{name} has {len(numbers)} bytes, but it must have {want.nbytes}")
     v = torch.from_numpy(np.ndarray(shape, dtype, numbers))
@@ -120,15 +140,19 @@ def from_record(
     "The tree in a record, if it looks as it must."
     flat = flatten(like)
     names = [k for k in flat if not k.endswith('/')]
-    if odd := sorted(set(names) ^ set(record)): raise ValueError(f"{odd[0]} is {'missing' if odd[0] in names else 'not expected'}")
+    if odd := sorted(set(names) ^ set(record)):
+        raise ValueError(f"{odd[0]} is {'missing' if odd[0] in names else 'not expected'}")
     return unflatten({k: _tensor(k, record[k], v) if k in record else v for k, v in flat.items()})
 
 # %% ../nbs/22_flower.ipynb #0cff5ea3
-def _without(kept, tree): return {k: _without(kept, v) if isinstance(v, dict) else v for k, v in tree.items() if isinstance(v, dict) or k not in kept}
+def _without(kept, tree):
+    return {k: _without(kept, v) if isinstance(v, dict) else v
+            for k, v in tree.items() if isinstance(v, dict) or k not in kept}
 
 def to_sites(plan, state):
     "What the server sends: parameters and buffers but those kept at home, and the memory that local hooks read."
-    return dict(_without(state.personal, dict(params=state.params, buffers=state.buffers)), server={n: state.server[n] for n in heard(plan.method)})
+    return dict(_without(state.personal, dict(params=state.params, buffers=state.buffers)),
+                server={n: state.server[n] for n in heard(plan.method)})
 
 # %% ../nbs/22_flower.ipynb #67624528
 def from_site(state, out):
@@ -152,7 +176,9 @@ def site(
     state = begin(plan)
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
     got = from_record(arrays, to_sites(plan, state))
-    state = replace(state, round=round, **{k: {**getattr(state, k), **got[k]} for k in got}, **{k: put(getattr(state, k), [number], tmap(lambda v: v[None], home[k])) for k in home})
+    state = replace(state, round=round,
+                    **{k: {**getattr(state, k), **got[k]} for k in got},
+                    **{k: put(getattr(state, k), [number], tmap(lambda v: v[None], home[k])) for k in home})
     out = _trained(plan, task, number, state)
     ended = {**out['params'], **out['buffers']}
     home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
@@ -162,10 +188,12 @@ def site(
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
 def _trained(plan, task, number, state):
-    "`local_phase` for one client, with the choices that `federate` makes; a training that broke down is an error here, and is not sent."
-    batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number], plan.local, plan.seed, state.round, least_batch(plan.model))
+    "`local_phase` for one client, with `federate`'s choices; a training that broke down is an error, and is not sent."
+    batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number],
+                         plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
-    out = local_phase(plan.method, plan.model, state, [number], batches, plan.local, _executor(plan.method), function=function)
+    out = local_phase(plan.method, plan.model, state, [number], batches, plan.local,
+                      _executor(plan.method), function=function)
     sift(Guard(), [number], out, state.params, state.round)
     return out
 
@@ -184,7 +212,8 @@ def folder(
     context, # Flower's Context
 ):           # x (N, C, H, W), y (N,)
     "This site's images and labels, from train.safetensors in its folder."
-    own = context.node_config.get('folder') or Path(context.run_config['sites'])/str(context.node_config['partition-id'])
+    own = (context.node_config.get('folder')
+           or Path(context.run_config['sites'])/str(context.node_config['partition-id']))
     data = load_file(Path(own)/'train.safetensors')
     return data['x'], data['y']
 
@@ -199,13 +228,19 @@ def client_app(
     app, number = ClientApp(), lambda context: int(context.node_config['partition-id'])
     @app.query()
     def introduce(message, context):
-        return Message(RecordDict({'site': ConfigRecord(dict(number=number(context), samples=len(data(context)[1])))}), reply_to=message)
+        return Message(RecordDict({
+            'site': ConfigRecord(dict(number=number(context), samples=len(data(context)[1])))}), reply_to=message)
     @app.train()
     def train(message, context):
-        plan, (x, y), (round, accepted) = read_plan(context.run_config, network), data(context), (message.content['round'][k] for k in ('round', 'accepted'))
+        plan, (x, y), (round, accepted) = (
+            read_plan(context.run_config, network), data(context),
+            (message.content['round'][k] for k in ('round', 'accepted')))
         kept = recall(context, accepted)
-        if accepted and kept is None: log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?', number(context), accepted)
-        answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round, message.content['arrays'], kept)
+        if accepted and kept is None:
+            log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
+                        number(context), accepted)
+        answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round,
+                                  message.content['arrays'], kept)
         context.state[f'after round {round+1}'] = to_record(home)
         return Message(RecordDict({'arrays': to_record(answer), 'said': MetricRecord(said)}), reply_to=message)
     return app
@@ -217,19 +252,23 @@ def blank(plan, state):
     return local_phase(plan.method, plan.model, state, [0], Batches(x, y), plan.local, _executor(plan.method))
 
 def _checked(content, like, most, params):
-    "What a site sent, if it is what it must be, and no absurd distance from the `params` that it got: tree, steps, loss."
+    "What a site sent, if it is what it must be, and no absurd distance from the `params` it got: tree, steps, loss."
     steps, loss = content['said']['steps'], content['said']['loss']
-    if not (type(steps) is int and 1 <= steps <= most): raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
+    if not (type(steps) is int and 1 <= steps <= most):
+        raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
     if not np.isfinite(loss): raise ValueError(f"loss is {loss}")
     tree = from_record(content['arrays'], like)
     moved = lengths(tmap(lambda v: v[None], tree['params']), params).item() if tree['params'] else 0.
-    if not moved <= Guard().update*length(params).item(): raise ValueError(f"an update of length {moved:.3g} to a network of length {length(params):.3g}")
+    if not moved <= Guard().update*length(params).item():
+        raise ValueError(f"an update of length {moved:.3g} to a network of length {length(params):.3g}")
     return tree, steps, loss
 
 # %% ../nbs/22_flower.ipynb #d3274d0e
 def _filled(form, seen, n):
     "`seen` with zeros (n, ...) for all tensors of `form` that did not travel."
-    return {k: _filled(v, seen.get(k, {}), n) if isinstance(v, dict) else seen[k] if k in seen else v.new_zeros(n, *v.shape[1:]) for k, v in form.items()}
+    return {k: _filled(v, seen.get(k, {}), n) if isinstance(v, dict)
+               else seen[k] if k in seen else v.new_zeros(n, *v.shape[1:])
+            for k, v in form.items()}
 
 def merged(
     plan,    # Plan
@@ -242,9 +281,11 @@ def merged(
     who = sorted(answers)
     trees, steps, losses = zip(*(answers[k] for k in who))
     seen, weights = stack(trees), [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
-    out = dict({k: _filled(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')}, mask=seen.get('mask', {}),
-               steps=torch.tensor(steps), loss=torch.tensor(losses), client=rows(state.client, who))
-    return replace(aggregate(plan.method, state, who, out, weights, plan.local, pure(plan.model)), client=state.client, personal=state.personal)
+    out = dict({k: _filled(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
+               mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
+               client=rows(state.client, who))
+    return replace(aggregate(plan.method, state, who, out, weights, plan.local, pure(plan.model)),
+                   client=state.client, personal=state.personal)
 
 # %% ../nbs/22_flower.ipynb #d7e5481d
 def _ask(grid, contents, kind, round, timeout):
@@ -255,11 +296,16 @@ def _ask(grid, contents, kind, round, timeout):
     while waiting and time.monotonic() < end:
         for i, node in list(waiting.items()):
             try: got = list(grid.pull_messages([i]))
-            except Exception as e: got = []; del waiting[i]; log.warning('round %s: the answer of node %s cannot be read: %r', round, node, e)
+            except Exception as e:
+                got = []
+                del waiting[i]
+                log.warning('round %s: the answer of node %s cannot be read: %r', round, node, e)
             for m in got:
                 waiting.pop(i, None)
                 if m.has_error(): log.warning('round %s: node %s reports: %s', round, node, m.error.reason)
-                elif m.metadata.src_node_id != node: log.warning('round %s: node %s answered for node %s, and is ignored', round, m.metadata.src_node_id, node)
+                elif m.metadata.src_node_id != node:
+                    log.warning('round %s: node %s answered for node %s, and is ignored',
+                                round, m.metadata.src_node_id, node)
                 else: yield node, m.content
         if waiting: time.sleep(.2)
 
@@ -267,41 +313,60 @@ def _ask(grid, contents, kind, round, timeout):
 MOST = 10**8 # samples that a site may say it has
 
 def _roll_call(grid, plan, book, round):
-    "Ask nodes that are new in `book` (node -> number, samples) who they are; returns client number -> node, of those that are connected."
+    "Ask nodes new in `book` (node -> number, samples) who they are; returns client number -> node of those connected."
     online = list(grid.get_node_ids())
-    for node, content in _ask(grid, {n: RecordDict() for n in online if n not in book}, MessageType.QUERY, round, plan.wait):
+    for node, content in _ask(grid, {n: RecordDict() for n in online if n not in book},
+                              MessageType.QUERY, round, plan.wait):
         try:
             book[node] = number, samples = content['site']['number'], content['site']['samples']
-            if not (number in range(plan.clients) and samples in range(1, MOST+1)): raise ValueError(f'it is client {number} with {samples} samples, but there are clients 0 to {plan.clients-1}, with 1 to {MOST} samples')
+            if not (number in range(plan.clients) and samples in range(1, MOST+1)):
+                raise ValueError(f'it is client {number} with {samples} samples, '
+                                 f'but there are clients 0 to {plan.clients-1}, with 1 to {MOST} samples')
             log.info('node %s is client %s, with %s samples', node, number, samples)
-        except Exception as e: book[node] = None; log.warning('node %s is refused: %s', node, e)
+        except Exception as e:
+            book[node] = None
+            log.warning('node %s is refused: %s', node, e)
     return {book[n][0]: n for n in book if book[n] and n in online}
 
 # %% ../nbs/22_flower.ipynb #1cdec441
 def _answers(grid, plan, state, book, accepted, like, r):
     "One round of asking: the good answers by client number, and those who were drawn."
-    here, who, arrays = _roll_call(grid, plan, book, r+1), draw_clients(plan.clients, plan.participation, plan.seed, r), to_record(to_sites(plan, state))
+    here, who, arrays = (_roll_call(grid, plan, book, r+1),
+                         draw_clients(plan.clients, plan.participation, plan.seed, r),
+                         to_record(to_sites(plan, state)))
     asked, good = {here[k]: k for k in who if k in here}, {}
-    contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))}) for n, k in asked.items()}
+    contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))})
+                for n, k in asked.items()}
     for node, content in _ask(grid, contents, MessageType.TRAIN, r+1, plan.timeout):
         k = asked[node]
         try: good[k] = _checked(content, like, plan.local.epochs*book[node][1], state.params)
-        except Exception as e: log.warning('round %s: the answer of client %s (node %s) is refused: %s', r+1, k, node, e)
+        except Exception as e:
+            log.warning('round %s: the answer of client %s (node %s) is refused: %s', r+1, k, node, e)
     for k in who:
-        if k not in good: log.warning('round %s goes on without client %s (%s)', r+1, k, f'node {here[k]}' if k in here else 'not connected')
+        if k not in good:
+            log.warning('round %s goes on without client %s (%s)', r+1, k,
+                        f'node {here[k]}' if k in here else 'not connected')
     return good, who, {k: book[n][1] for n, k in asked.items()}
 
 # %% ../nbs/22_flower.ipynb #b9575692
 def _begun(plan):
     "The run to go on with: the checkpoint's, or a new one."
-    settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__, task=plan.task.name, local=asdict(plan.local), fedlit=fedlit.__version__, torch=torch.__version__,
-                    **{k: getattr(plan, k) for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
-    return _resume(plan.checkpoint or None, plan.method, settings, 'cpu') or Run(plan.method, pd.DataFrame(), begin(plan), settings)
+    settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
+                    task=plan.task.name, local=asdict(plan.local),
+                    fedlit=fedlit.__version__, torch=torch.__version__,
+                    **{k: getattr(plan, k)
+                       for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
+    return (_resume(plan.checkpoint or None, plan.method, settings, 'cpu')
+            or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
 def _row(plan, state, test, good, who):
     "A row of the history."
-    row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])), participants=len(good), left_out=' '.join(str(k) for k in who if k not in good), accuracy=float('nan'))
-    return {**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise, state=deployed(plan.method, state))} if test else row
+    row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
+               participants=len(good), left_out=' '.join(str(k) for k in who if k not in good),
+               accuracy=float('nan'))
+    return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
+                               state=deployed(plan.method, state))}
+            if test else row)
 
 # %% ../nbs/22_flower.ipynb #3cd67e67
 def serve(
@@ -310,17 +375,21 @@ def serve(
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "The server: all rounds, with a checkpoint after each."
     run, test = _begun(plan), load_file(plan.test) if plan.test else None
-    form, history, book, accepted, end = blank(plan, run.state), run.history.to_dict('records'), {}, {}, time.monotonic() + plan.wait
+    form, history, book, accepted, end = (
+        blank(plan, run.state), run.history.to_dict('records'), {}, {}, time.monotonic() + plan.wait)
     like = rows(from_site(run.state, form), 0)
     while len(_roll_call(grid, plan, book, run.state.round)) < plan.clients and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
         began, (good, who, sizes) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, like, r)
-        if len(good) < plan.least: raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; the run stops with the model of round {r}")
+        if len(good) < plan.least:
+            raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
+                               f"the run stops with the model of round {r}")
         run.state = merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
-        log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who), history[-1]['accuracy'], history[-1]['seconds'])
+        log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who),
+                 history[-1]['accuracy'], history[-1]['seconds'])
         if plan.checkpoint: run.save(plan.checkpoint)
     return run._with(plan.model)
 
@@ -350,7 +419,8 @@ class Rehearsal:
         for m in messages:
             m.metadata.__dict__['_message_id'] = m.object_id
             self.waiting[m.object_id] = self._travel(m)
-    def pull_messages(self, ids): return [self._travel(self._answer(self.waiting.pop(i))) for i in ids if i in self.waiting]
+    def pull_messages(self, ids):
+        return [self._travel(self._answer(self.waiting.pop(i))) for i in ids if i in self.waiting]
     def _answer(self, m):
         try: return self.app(m, self.contexts[m.metadata.dst_node_id])
         except Exception as e: return Message(Error(code=0, reason=repr(e)), reply_to=m)

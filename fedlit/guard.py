@@ -46,14 +46,17 @@ def _yardstick(params, moved):
 # %% ../nbs/24_numbers.ipynb #d1cc8852
 @dataclass(frozen=True)
 class Guard:
-    "When a client's result is bad, and what becomes of it. ValueError for an unknown choice or a limit that is not positive."
-    then: str = 'stop'   # "stop" the run with an error; "skip" the client, as if it had not been drawn; "report" it with a warning and use it
+    "When a client's result is bad, and what becomes of it; ValueError if a choice is unknown or a limit not positive."
+    then: str = 'stop'   # "stop" the run with an error; "skip" the client as if not drawn; "report" it: warn and use it
     update: float = 1e4  # bad: an update longer than so many times the network's parameters, taken as one vector
     loss: float = 100.   # bad: a mean loss above so many times that of a guess, ln(classes)
     def __post_init__(self):
-        if self.then not in ('stop', 'skip', 'report'): raise ValueError(f"bad_clients={self.then!r}, but it must be one of stop, skip, report, or a fedlit.guard.Guard")
+        if self.then not in ('stop', 'skip', 'report'):
+            raise ValueError(f"bad_clients={self.then!r}, but it must be one of stop, skip, report, "
+                             "or a fedlit.guard.Guard")
         for k in ('update', 'loss'):
-            if not getattr(self, k) > 0: raise ValueError(f"Guard: {k}={getattr(self, k)!r}, but it must be positive; math.inf is no limit")
+            if not getattr(self, k) > 0:
+                raise ValueError(f"Guard: {k}={getattr(self, k)!r}, but it must be positive; math.inf is no limit")
 
 # %% ../nbs/24_numbers.ipynb #592f1684
 CHECKED = 'params', 'buffers', 'uploads', 'client' # what the server uses, and what the client will
@@ -66,19 +69,24 @@ def bad_rows(
 ):          # (K,) booleans; (K,) lengths of the updates
     "Which clients of a round are bad."
     moved = lengths(out['params'], params)
-    good = (moved <= guard.update*_yardstick(params, moved)) & moved.isfinite() & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite()
+    good = ((moved <= guard.update*_yardstick(params, moved)) & moved.isfinite()
+            & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite())
     return ~(good & finite_rows({k: out[k] for k in CHECKED[1:]}, moved)), moved
 
 # %% ../nbs/24_numbers.ipynb #3b9d1203
 def _why(guard, out, params, moved, i, round):
     "What is wrong with the client in row `i`."
     for name, v in flatten({k: rows(out[k], i) for k in CHECKED}).items():
-        if not v.isfinite().all(): return f"produced NaN or infinity in round {round+1}, first in {name.removeprefix('params/').removeprefix('buffers/')}"
+        if not v.isfinite().all():
+            return (f"produced NaN or infinity in round {round+1}, "
+                    f"first in {name.removeprefix('params/').removeprefix('buffers/')}")
     if not out['loss'][i].isfinite(): return f"produced NaN or infinity in round {round+1}, first in the loss"
     if moved[i] > guard.update*_yardstick(params, moved):
         layer = max(params, key=lambda k: (out['params'][k][i] - params[k]).norm())
-        return f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, to a network of length {length(params):.3g} where the median update is {moved.nanmedian():.3g}"
-    return f"had a mean loss of {out['loss'][i]:.3g} in round {round+1}, more than {guard.loss:g} times what a guess costs"
+        return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, "
+                f"to a network of length {length(params):.3g} where the median update is {moved.nanmedian():.3g}")
+    return (f"had a mean loss of {out['loss'][i]:.3g} in round {round+1}, "
+            f"more than {guard.loss:g} times what a guess costs")
 
 def _act(guard, said):
     if guard.then == 'stop': raise FloatingPointError(f"{said}; bad_clients='skip' goes on without")
@@ -93,8 +101,8 @@ def sift(
     round,   # int, from 0
     guess=math.inf, # the loss of a guess, ln(classes)
     advice='a smaller lr or a smaller penalty would help',
-):           # `out` of the clients that count, and of each (K,) its number `who`, the length of its update `drift`, and whether it is `bad`
-    "Look at every client's result and do what `guard` says. FloatingPointError names a bad client, the round and the first bad layer."
+):           # `out` of the clients that count; of each (K,) its number `who`, its update's length `drift`, and if `bad`
+    "Look at each client's result and do what `guard` says. FloatingPointError names client, round and first bad layer."
     bad, moved = bad_rows(guard, out, params, guess)
     at, out = bad.nonzero()[:, 0].tolist(), dict(out, who=torch.tensor(who, device=bad.device), drift=moved, bad=bad)
     if at:
@@ -107,11 +115,12 @@ def noted(
     guard, # Guard
     who,   # list of the clients that were drawn
     out,   # what `sift` returned
-):         # dictionary for the history: `drift`, the mean length of an update, and unless the run would stop `bad` and `bad_clients`
+):         # dict for the history: `drift`, mean length of an update; unless the run would stop, `bad` and `bad_clients`
     "What a round's row says of its clients."
     drift, sound = out['drift'].mean().item(), set(out['who'][~out['bad']].tolist())
     bad = [k for k in who if k not in sound]
-    return dict(drift=drift, **(dict(bad=len(bad), bad_clients=' '.join(map(str, bad))) if guard.then != 'stop' else {}))
+    return dict(drift=drift, **(dict(bad=len(bad), bad_clients=' '.join(map(str, bad)))
+                                if guard.then != 'stop' else {}))
 
 # %% ../nbs/24_numbers.ipynb #81a40e2e
 def settle(
@@ -127,7 +136,9 @@ def settle(
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
     if (near & finite_rows(tmap(lambda v: v[None], held), step)).item(): return after, seen
     first = next((k for k, v in flatten(held).items() if not v.isfinite().all()), None)
-    what = f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first else f"was of length {step.item():.3g} in round {after.round}"
-    _act(guard, f"the server's step {what}, though every client's update was sound; look at the method's own part in it: momentum, learning rate, distillation")
+    what = (f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first
+            else f"was of length {step.item():.3g} in round {after.round}")
+    _act(guard, f"the server's step {what}, though every client's update was sound; "
+                "look at the method's own part in it: momentum, learning rate, distillation")
     if guard.then == 'skip': after = replace(before, round=after.round)
     return after, dict(seen, bad_clients=f"{seen['bad_clients']} server".strip())

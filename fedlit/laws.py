@@ -182,7 +182,12 @@ def runs(method, world):
 @dataclass
 class Call:
     "A call of a hook: what it was given and answered, and the names of the tensors that it wrote to."
-    part: str; hook: str; given: dict; answer: object; wrote: list; again: object
+    part: str
+    hook: str
+    given: dict
+    answer: object
+    wrote: list
+    again: object
     def __repr__(self): return f'{self.part}.{self.hook}({", ".join(self.given)})'
 
 def _tensors(given):
@@ -340,7 +345,8 @@ def types(method, world):
         after = kinds(trained(method, place) if rounds == 3 else train(method, place, rounds=1))
         if gone := [k for k in before if k not in after]: return _no(f"{gone[0]} is gone after a round")
         if odd := [k for k in before if before[k] != after[k]]:
-            return _no(f"in {precision} precision {odd[0]} begins as {' '.join(before[odd[0]])} and ends as {' '.join(after[odd[0]])}")
+            return _no(f"in {precision} precision {odd[0]} begins as {' '.join(before[odd[0]])} "
+                       f"and ends as {' '.join(after[odd[0]])}")
     return _yes(f"{len(before)} tensors keep shape and type, in double and in single precision")
 
 def _single(world):
@@ -354,9 +360,13 @@ def seeded(n):
     "All random generators as after seeding with `n`; afterwards as they were."
     state, old = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
-        random.seed(n); np.random.seed(n); torch.manual_seed(n)
+        random.seed(n)
+        np.random.seed(n)
+        torch.manual_seed(n)
         try: yield
-        finally: random.setstate(state); np.random.set_state(old)
+        finally:
+            random.setstate(state)
+            np.random.set_state(old)
 
 def _again(method, world, n, anew=False):
     if anew or (n, method) not in world.kept:
@@ -637,7 +647,8 @@ class Report:
         lines = [f"  {k:<12} {'-' if s.holds is None else HOLDS[s.holds]:<7} {s.said}" for k, s in self.rows.items()]
         held, n = sum(s.holds is True for s in self.rows.values()), len(self.broken)
         end = f"{n} {'is' if n == 1 else 'are'} broken, first {self.broken[0]}" if n else 'none is broken'
-        return '\n'.join([f"{_shown(self.method)}: {held} {'law holds' if held == 1 else 'laws hold'}, {end} ({self.seconds:.1f} s)", *lines])
+        return '\n'.join([f"{_shown(self.method)}: {held} {'law holds' if held == 1 else 'laws hold'}, "
+                          f"{end} ({self.seconds:.1f} s)", *lines])
 
 # %% ../nbs/27_laws.ipynb #b46a41f2
 def _all(method, world):

@@ -29,7 +29,8 @@ def spectrum(
 # %% ../nbs/06_measure.ipynb #03c3a022
 def _checked(features):
     z = torch.as_tensor(features).detach().double()
-    if z.ndim != 2: raise ValueError(f"features must be (samples, dimensions), got shape {tuple(z.shape)}; use features.flatten(1)")
+    if z.ndim != 2:
+        raise ValueError(f"features must be (samples, dimensions), got shape {tuple(z.shape)}; use features.flatten(1)")
     if len(z) < 2: raise ValueError(f"a covariance needs at least 2 samples, got {len(z)}")
     if not z.isfinite().all(): raise ValueError("features hold NaN or infinite values: the model has diverged")
     return z
@@ -68,7 +69,8 @@ def local_global_gap(
 ):             # float, 0 when the curves agree, positive when the global one lies below
     "Mean log ratio of local over global singular values (FedDecorr, TPAMI eq. 1), natural logarithm"
     l, g = torch.as_tensor(local).double(), torch.as_tensor(global_).double()
-    if l.shape != g.shape or l.ndim != 1: raise ValueError(f"two spectra of one length expected, got {tuple(l.shape)} and {tuple(g.shape)}")
+    if l.shape != g.shape or l.ndim != 1:
+        raise ValueError(f"two spectra of one length expected, got {tuple(l.shape)} and {tuple(g.shape)}")
     floor = eps * max(l.max(), g.max())
     return (l[:top].clamp(min=floor).log() - g[:top].clamp(min=floor).log()).mean().item() if floor > 0 else 0.
 
@@ -83,8 +85,11 @@ def drift(
 # %% ../nbs/06_measure.ipynb #16f918a2
 def _updates(stacked, params):
     "(K, P) differences of K clients from the global parameters, all parameters in one row"
-    if set(stacked) != set(params): raise ValueError(f"the clients and the server hold different parameters: {sorted(set(stacked) ^ set(params))}")
-    return torch.cat([(stacked[n].detach().double() - p.detach()).reshape(len(stacked[n]), -1) for n, p in params.items()], 1)
+    if set(stacked) != set(params):
+        raise ValueError("the clients and the server hold different parameters: "
+                         f"{sorted(set(stacked) ^ set(params))}")
+    return torch.cat([(stacked[n].detach().double() - p.detach()).reshape(len(stacked[n]), -1)
+                      for n, p in params.items()], 1)
 
 # %% ../nbs/06_measure.ipynb #b5cf6d70
 def agreement(
@@ -102,7 +107,9 @@ def accuracy(
     y,      # (N,) int64 labels
 ):          # float, the share of samples whose largest score is the label's
     "Top-1 accuracy as a share between 0 and 1. ValueError unless there is one label per row"
-    if y.shape != logits.shape[:1]: raise ValueError(f"logits {tuple(logits.shape)} need labels of shape {tuple(logits.shape[:1])}, got {tuple(y.shape)}")
+    if y.shape != logits.shape[:1]:
+        raise ValueError(f"logits {tuple(logits.shape)} need labels of shape {tuple(logits.shape[:1])}, "
+                         f"got {tuple(y.shape)}")
     return (logits.argmax(1) == y).double().mean().item()
 
 # %% ../nbs/06_measure.ipynb #75f03480
@@ -208,16 +215,17 @@ class Rounding(NamedTuple):
     accuracy: float # largest distance of the last accuracies from the first run's, a share
     params: float   # largest distance of the parameters from the first run's, in units of how far that run moved
     rounds: list    # largest distance of the accuracies, round by round
-    def __str__(self): return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
+    def __str__(self):
+        return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
 
 def _all(model): return torch.cat([p.detach().double().cpu().flatten() for p in model.parameters()])
 
 def rounding(
-    train,   # function of a model, such as lambda net: federate(net, task, clients, FedDecorr(), rounds=3); returns the Run
+    train,   # function of a model -> Run, such as lambda net: federate(net, task, clients, FedDecorr(), rounds=3)
     model,   # the network to begin with; it is not changed
     times=2, # int, how many runs beside the first
 ) -> Rounding:
-    "Repeat a run with the last bit of its starting parameters changed: what a difference means that is no larger than this?"
+    "Repeat a run with the last bit of its first parameters changed: what does a difference no larger than this mean?"
     if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
     first, *others = [train(net) for net in (model, *(nudged(model, seed) for seed in range(times)))]
     seen = torch.tensor([r.history['accuracy'].tolist() for r in (first, *others)])

@@ -31,7 +31,8 @@ def ask(
         raise TypeError(f"{hook.__qualname__} asks for {missing}, which a round does not offer here"
                         f"{'; did you mean ' + ', '.join(near) + '?' if near else ''}. Offered: {sorted(offer)}")
     out = hook(**{n: offer[n] for n in names if n in offer})
-    if (rule := RETURNS.get(hook.__name__)) and (wrong := rule(out, offer)): raise TypeError(f"{hook.__qualname__} returned {wrong}")
+    if (rule := RETURNS.get(hook.__name__)) and (wrong := rule(out, offer)):
+        raise TypeError(f"{hook.__qualname__} returned {wrong}")
     return out
 
 # %% ../nbs/04_method.ipynb #a97bc629
@@ -40,7 +41,8 @@ def _check_names(cls, kw):
     for k in kw:
         if k not in known:
             near = get_close_matches(k, known, 1, 0)
-            raise TypeError(f"{cls.__name__} has no hyper-parameter {k!r}{f'; did you mean {near[0]!r}?' if near else ''}"
+            raise TypeError(f"{cls.__name__} has no hyper-parameter {k!r}"
+                            f"{f'; did you mean {near[0]!r}?' if near else ''}"
                             f" It has: {', '.join(known) or 'none'}")
 
 # %% ../nbs/04_method.ipynb #706a8e43
@@ -50,9 +52,11 @@ def _check_values(cls, args, kw):
     given = {**dict(zip([f.name for f in fields(cls)], args)), **kw}
     for f in fields(cls):
         v, kind = given.get(f.name, f.default), {'int': int, 'float': float}.get(f.type, f.type)
-        if isinstance(v, list): raise TypeError(f"{cls.__name__}: {f.name}={v!r} is a list; write it as a tuple, {f.name}={tuple(v)!r}")
+        if isinstance(v, list):
+            raise TypeError(f"{cls.__name__}: {f.name}={v!r} is a list; write it as a tuple, {f.name}={tuple(v)!r}")
         if kind not in _NUMBERS or v is f.default or hasattr(v, 'item') or f.default is None and v is None: continue
-        if isinstance(v, bool) or not isinstance(v, (int, kind)): raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be {_NUMBERS[kind]}")
+        if isinstance(v, bool) or not isinstance(v, (int, kind)):
+            raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be {_NUMBERS[kind]}")
 
 # %% ../nbs/04_method.ipynb #f8153dd1
 NOTICE = 'notice' # a function of the features of a batch that returns a warning, see `federate`
@@ -60,29 +64,35 @@ NOTICE = 'notice' # a function of the features of a batch that returns a warning
 def _check_class(cls, base):
     "Refuse a class that would train something else in silence."
     hooks = [k for k, v in vars(base).items() if inspect.isfunction(v) and not k.startswith('_')]
-    if '__init__' in vars(cls): raise TypeError(f"{cls.__name__} has an __init__ of its own; declare hyper-parameters as fields, mu: float = .1, and check them in __post_init__")
+    if '__init__' in vars(cls):
+        raise TypeError(f"{cls.__name__} has an __init__ of its own; declare hyper-parameters as fields, "
+                        "mu: float = .1, and check them in __post_init__")
     for name, v in vars(cls).items():
         if name.startswith('_') or name in inspect.get_annotations(cls): continue
-        if inspect.isfunction(v) and name not in (*hooks, NOTICE, *cls.helpers) and not any(hasattr(b, name) for b in cls.__mro__[1:]):
-            raise TypeError(f"{cls.__name__}.{name} is not a hook; did you mean {get_close_matches(name, hooks, 1, 0)[0]}? The hooks are {', '.join(hooks)}; "
+        if (inspect.isfunction(v) and name not in (*hooks, NOTICE, *cls.helpers)
+                and not any(hasattr(b, name) for b in cls.__mro__[1:])):
+            raise TypeError(f"{cls.__name__}.{name} is not a hook; did you mean "
+                            f"{get_close_matches(name, hooks, 1, 0)[0]}? The hooks are {', '.join(hooks)}; "
                             f"the name of a helper begins with _ or stands in the class's `helpers`")
         if isinstance(v, (bool, int, float, str, tuple)) and name not in ('excludes', 'alone', 'helpers'):
-            raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyper-parameter; write {name}: {type(v).__name__} = {v!r}")
+            raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyper-parameter; "
+                            f"write {name}: {type(v).__name__} = {v!r}")
 
 # %% ../nbs/04_method.ipynb #a127da9e
-def _plain(v): return v.item() if hasattr(v, 'item') else tuple(map(_plain, v)) if isinstance(v, tuple) else v # a NumPy number as the number that it is
+def _plain(v): # a NumPy number as the number that it is
+    return v.item() if hasattr(v, 'item') else tuple(map(_plain, v)) if isinstance(v, tuple) else v
 
 class Method:
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
     alone = ()                                                # hooks that no other part may override beside this one
     helpers = ()                                              # functions of a subclass that are no hooks
-    def init(self, params): return params, {}, {}             # before round 0: the parameters, the server's memory, a client's memory
+    def init(self, params): return params, {}, {}             # before round 0: parameters, server's and client's memory
     def keep(self, name): return False                        # does this tensor stay on its client?
-    def mask(self): return {}                                 # which entries does this client train, which coordinates of an axis does it have? absent: all
+    def mask(self): return {}                                 # what this client trains, or has of an axis; absent: all
     def use(self, params): return params                      # the parameters that the forward pass sees
     def output(self, logits): return logits                   # the logits that the criterion sees
-    def frozen(self): return {}                               # what networks that do not train say of each sample of `x`: name -> (N, ...)
+    def frozen(self): return {}                               # what fixed networks say of `x`: name -> (N, ...)
     def loss(self): return 0.                                 # a term added to the local objective
     def grad(self, grads): return grads                       # a correction of the local gradient
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
@@ -97,7 +107,9 @@ class Method:
     def __repr__(self):
         shown = [f for f in fields(self) if f.repr or getattr(self, f.name) != f.default]
         return f"{type(self).__name__}({', '.join(f'{f.name}={_plain(getattr(self, f.name))!r}' for f in shown)})"
-    def __init_subclass__(cls): _check_class(cls, Method); dataclass(frozen=True, repr=False)(cls)
+    def __init_subclass__(cls):
+        _check_class(cls, Method)
+        dataclass(frozen=True, repr=False)(cls)
     def __new__(cls, *args, **kw):
         _check_names(cls, kw)
         _check_values(cls, args, kw)
@@ -110,7 +122,8 @@ def require(
 ):
     "Raise a `ValueError` that names the first bad hyper-parameter and what would be right."
     for name, (ok, right) in good.items():
-        if not ok: raise ValueError(f"{type(method).__name__}: {name}={getattr(method, name)!r}, but it must be {right}")
+        if not ok:
+            raise ValueError(f"{type(method).__name__}: {name}={getattr(method, name)!r}, but it must be {right}")
 
 # %% ../nbs/04_method.ipynb #ac09bc8b
 def _what(out):
@@ -125,25 +138,32 @@ def _must(good, right):
 def _dicts(out, *n): return isinstance(out, tuple) and len(out) in n and all(isinstance(v, dict) for v in out)
 
 def _done(out, offer):
-    if not _dicts(out, 2): return f"{_what(out)}, but it must return two dictionaries: the client's memory, and what it sends besides `delta`"
+    if not _dicts(out, 2):
+        return (f"{_what(out)}, but it must return two dictionaries: "
+                "the client's memory, and what it sends besides `delta`")
     new, old = sorted(out[0]), sorted(offer.get('client', {}))
     if new == old: return ''
     return (f"a memory with {', '.join(new) or 'nothing in it'}, but `init` made {', '.join(old) or 'none'}; "
             f"let init(self, params) return params, {{}}, dict({', '.join(f'{k}=...' for k in new)})")
 
 def _merged(out, offer):
-    if not _dicts(out, 2, 3): return f"{_what(out)}, but it must return two dictionaries: the step, and the server's memory"
+    if not _dicts(out, 2, 3):
+        return f"{_what(out)}, but it must return two dictionaries: the step, and the server's memory"
     missing = sorted(set(offer['delta']) - set(out[0]))
     return f"no step for {', '.join(missing)}, which would stand still; begin with {{**delta, ...}}" if missing else ''
 
 _a_dict = _must(lambda out, offer: isinstance(out, dict), 'a dictionary')
 RETURNS.update(
-    init=_must(lambda out, offer: _dicts(out, 3), "three dictionaries: the parameters, the server's memory, a client's memory"),
+    init=_must(lambda out, offer: _dicts(out, 3),
+               "three dictionaries: the parameters, the server's memory, a client's memory"),
     mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, merge=_merged,
     output=_must(lambda out, offer: hasattr(out, 'shape') or isinstance(out, (int, float)), 'a tensor'),
-    loss=_must(lambda out, offer: isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0, 'a number or a tensor without dimensions'),
-    grad=_must(lambda out, offer: isinstance(out, dict) and set(out) == set(offer.get('grads', out)), 'a dictionary with the names of `grads`'),
-    weigh=_must(lambda out, offer: getattr(out, 'shape', None) == offer['weights'].shape, 'one weight for each client, a tensor (K,)'))
+    loss=_must(lambda out, offer: isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0,
+               'a number or a tensor without dimensions'),
+    grad=_must(lambda out, offer: isinstance(out, dict) and set(out) == set(offer.get('grads', out)),
+               'a dictionary with the names of `grads`'),
+    weigh=_must(lambda out, offer: getattr(out, 'shape', None) == offer['weights'].shape,
+                'one weight for each client, a tensor (K,)'))
 
 # %% ../nbs/04_method.ipynb #6894471a
 def warn(
@@ -151,7 +171,8 @@ def warn(
 ):
     "A warning at the line outside of fedlit that led here."
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] == 'fedlit': frame, level = frame.f_back, level + 1
+    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] == 'fedlit':
+        frame, level = frame.f_back, level + 1
     warnings.warn(said, stacklevel=level)
 
 # %% ../nbs/04_method.ipynb #bdaf9c87
@@ -173,13 +194,15 @@ def total(
 ):
     "The sum of `methods`; refuses parts that cannot stand together."
     if bad := [m for m in methods if not isinstance(m, Method)]:
-        raise TypeError(f"{bad[0]!r} is a {type(bad[0]).__name__}, not a method; methods add only to methods, as in MOON(mu=1) + FedDecorr()")
+        raise TypeError(f"{bad[0]!r} is a {type(bad[0]).__name__}, not a method; "
+                        "methods add only to methods, as in MOON(mu=1) + FedDecorr()")
     ps = tuple(p for m in methods for p in m.parts if type(p) is not FedAvg)
     taken = {}
     for p in ps:
         if p.excludes and (other := taken.setdefault(p.excludes, p)) is not p:
             raise ValueError(f"{p!r} cannot be added to {other!r}: both decide {p.excludes}, and only one can")
-        if clash := [(q, h) for q in ps if q is not p for h in p.alone if getattr(type(q), h) is not getattr(Method, h)]:
+        if clash := [(q, h) for q in ps if q is not p
+                     for h in p.alone if getattr(type(q), h) is not getattr(Method, h)]:
             raise ValueError(f"{clash[0][0]!r} cannot be added to {p!r}, which has to decide `{clash[0][1]}` alone")
     return ps[0] if len(ps) == 1 else Sum(ps) if ps else FedAvg()
 
@@ -195,7 +218,8 @@ def own(offer, name):
 
 @cache
 def _overriding(method, hook):
-    return [(n, p) for n, p in zip(part_names(method), method.parts) if getattr(type(p), hook) is not getattr(Method, hook)]
+    return [(n, p) for n, p in zip(part_names(method), method.parts)
+            if getattr(type(p), hook) is not getattr(Method, hook)]
 
 def overrides(method, hook):
     "Does any part of `method` override `hook`?"
@@ -207,7 +231,8 @@ def each_part(method, hook, offer):
 
 def through(method, hook, key, offer):
     "Thread `offer[key]` through `hook` of all parts, from left to right."
-    return reduce(lambda v, np: ask(getattr(np[1], hook), {**own(offer, np[0]), key: v}), _overriding(method, hook), offer[key])
+    return reduce(lambda v, np: ask(getattr(np[1], hook), {**own(offer, np[0]), key: v}),
+                  _overriding(method, hook), offer[key])
 
 def asks_for(method, hook, name):
     "Does `hook` of any part of `method` ask for `name`?"

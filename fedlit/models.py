@@ -15,11 +15,11 @@ from torch import nn
 
 # %% ../nbs/03_models.ipynb #936dbce0
 class Net(nn.Module):
-    "A network in two parts, `body` and `head`, with an optional `projector` in between; it returns the features beside the logits."
+    "A network in two parts, `body` and `head`, with a `projector` in between or none; returns features and logits."
     def __init__(self,
         body:nn.Module, # maps x (N, ...) to a representation (N, d)
         head:nn.Module, # maps the features (N, d or the projector's width) to logits (N, classes)
-        projector:nn.Module=None, # maps the representation to the features, as in MOON; none: the representation is the features
+        projector:nn.Module=None, # maps the representation to the features, as in MOON; none: they are the same
     ):
         super().__init__()
         self.body,self.head,self.projector = body,head,projector
@@ -105,9 +105,10 @@ def _trial(model, shape):
 
 # %% ../nbs/03_models.ipynb #6c702bb0
 def _fits(name, model, shape, classes):
-    "`model`, if it maps samples of `shape` to features and `classes` logits; a ValueError that says what it does otherwise."
+    "`model`, if it maps samples of `shape` to features and `classes` logits; otherwise a ValueError says what it does."
     try: out = _trial(model, shape)
-    except (RuntimeError, ValueError, IndexError) as e: raise ValueError(f"{name} cannot take samples of shape {shape}: {e}") from e
+    except (RuntimeError, ValueError, IndexError) as e:
+        raise ValueError(f"{name} cannot take samples of shape {shape}: {e}") from e
     if isinstance(out, tuple) and len(out)==2 and out[1].shape==(1, classes): return model
     raise ValueError(f"{name} must return (features, logits) with logits of shape (N, {classes})")
 
@@ -115,7 +116,7 @@ def _fits(name, model, shape, classes):
 def build(
     name:str, # one of `models()`
     task, # what the network is for: only `task.classes` and `task.x_train.shape[1:]` are read
-    seed:int=None, # decides the initial weights without touching the global generator; None: the global generator decides
+    seed:int=None, # decides the initial weights, not touching the global generator; None: the global one decides
     **options, # of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
     "The network `name`, sized for `task`; a ValueError says which names or which image sizes would do."
@@ -129,9 +130,11 @@ def build(
         except (TypeError, RuntimeError) as e:
             if "unexpected keyword" in str(e) or not options: raise
             said = ", ".join(f"{k}={v!r}" for k,v in options.items())
-            raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; widths are whole numbers, at least 1") from e
+            raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; "
+                             "widths are whole numbers, at least 1") from e
         model = _fits(name, model, shape, task.classes)
-    model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)  # from which a saved run builds it again
+    # from which a saved run builds it again
+    model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)
     return model
 
 # %% ../nbs/03_models.ipynb #6e34aae5
@@ -141,7 +144,8 @@ def _hint(name):
 
 # %% ../nbs/03_models.ipynb #8ac2517a
 def _colours(shape):
-    if len(shape) != 3: raise ValueError(f"a convolutional network needs images (C, H, W); these samples have shape {tuple(shape)}")
+    if len(shape) != 3:
+        raise ValueError(f"a convolutional network needs images (C, H, W); these samples have shape {tuple(shape)}")
     return shape[0]
 
 def _chain(**layers): return nn.Sequential(OrderedDict(layers))
@@ -172,7 +176,8 @@ def small_cnn(
     c = _colours(shape)
     if pool not in ("flatten", "avg"): raise ValueError(f"pool={pool!r}; it is 'flatten' or 'avg'")
     maps = 1 if pool == "avg" else max(shape[-2]//4, 1) * max(shape[-1]//4, 1)
-    layers = [*_conv_block(c, channels[0], norm), *_conv_block(*channels, norm), _pool() if pool == "avg" else nn.Flatten()]
+    layers = [*_conv_block(c, channels[0], norm), *_conv_block(*channels, norm),
+              _pool() if pool == "avg" else nn.Flatten()]
     layers += [nn.Linear(channels[1]*maps, features), _activation(representation)]
     return _net(nn.Sequential(*layers), features, classes, projector)
 
@@ -232,8 +237,12 @@ def _project(c, out, stride): # option B; None where the shape stays
     return nn.Sequential(nn.Conv2d(c, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
 class _Pad(nn.Module): # option A
-    def __init__(self, c, out, stride): super().__init__(); self.before,self.after,self.stride = (out-c)//2,out-c-(out-c)//2,stride
-    def forward(self, x): return nn.functional.pad(x[..., ::self.stride, ::self.stride], (0, 0, 0, 0, self.before, self.after))
+    def __init__(self, c, out, stride):
+        super().__init__()
+        self.before,self.after,self.stride = (out-c)//2,out-c-(out-c)//2,stride
+
+    def forward(self, x):
+        return nn.functional.pad(x[..., ::self.stride, ::self.stride], (0, 0, 0, 0, self.before, self.after))
 
 # %% ../nbs/03_models.ipynb #e6fc228f
 def _basic(c, out, stride):
@@ -257,7 +266,8 @@ def _kaiming(net, mode, kinds=nn.Conv2d):
 # %% ../nbs/03_models.ipynb #01e71127
 def _resnet(shape, classes, block, channels, depths, expansion=1, imagenet=False, projector=False):
     strides = (1,) + (2,)*(len(channels)-1)
-    stem,stages = _stem(_colours(shape), channels[0], imagenet),_stages(block, channels[0], channels, depths, strides, expansion)
+    stem,stages = (_stem(_colours(shape), channels[0], imagenet),
+                   _stages(block, channels[0], channels, depths, strides, expansion))
     return _net(_chain(stem=stem, stages=stages, pool=_pool()), channels[-1]*expansion, classes, projector)
 
 # %% ../nbs/03_models.ipynb #b4b25b38
@@ -314,7 +324,8 @@ def resnet50(
     projector:bool=True, # MOON's projector before the head?
 )->Net: # features (N, 256), or (N, 2048) without the projector
     "ResNet50 with a CIFAR stem, as MOON uses it (MOON, section 4.1)."
-    net = _resnet(shape, classes, _bottleneck, _thin((64, 128, 256, 512), width), (3, 4, 6, 3), expansion=4, projector=projector)
+    net = _resnet(shape, classes, _bottleneck, _thin((64, 128, 256, 512), width), (3, 4, 6, 3),
+                  expansion=4, projector=projector)
     return _kaiming(net, "fan_out")
 
 # %% ../nbs/03_models.ipynb #93ba1f3a
@@ -363,7 +374,8 @@ def preact_resnet18(
 )->Net: # features (N, 512) at full width
     "HeteroFL's ResNet18: pre-activation blocks and a bare 3x3 stem (Diao et al. 2021)."
     channels = _thin((64, 128, 256, 512), width)
-    stem,stages = nn.Conv2d(_colours(shape), channels[0], 3, padding=1, bias=False),_stages(PreActBlock, channels[0], channels, depths, (1, 2, 2, 2))
+    stem,stages = (nn.Conv2d(_colours(shape), channels[0], 3, padding=1, bias=False),
+                   _stages(PreActBlock, channels[0], channels, depths, (1, 2, 2, 2)))
     body = _chain(stem=stem, stages=stages, norm=nn.BatchNorm2d(channels[-1]), relu=nn.ReLU(), pool=_pool())
     return Net(body, nn.Linear(channels[-1], classes))
 
@@ -404,7 +416,8 @@ def feddse_resnet18(
 )->Net: # features (N, 512) at full width
     "The ResNet18 of FedDSE and FedGSE as released: a shortcut convolution in every block."
     channels = _thin((64, 128, 256, 512), width)
-    stem,stages = _stem(_colours(shape), channels[0])[:2],_stages(DoubleBlock, channels[0], channels, depths, (1, 2, 2, 2))
+    stem,stages = (_stem(_colours(shape), channels[0])[:2],
+                   _stages(DoubleBlock, channels[0], channels, depths, (1, 2, 2, 2)))
     return Net(_chain(stem=stem, stages=stages, relu=nn.ReLU(), pool=_pool()), nn.Linear(channels[-1], classes))
 
 # %% ../nbs/03_models.ipynb #dac658b0
@@ -432,7 +445,9 @@ class InvertedResidual(nn.Module):
     ):
         super().__init__()
         wide = c*expand
-        self.path = nn.Sequential(*_conv_norm(c, wide), nn.ReLU(), *_conv_norm(wide, wide, 3, stride, wide), nn.ReLU(), *_conv_norm(wide, out))
+        self.path = nn.Sequential(*_conv_norm(c, wide), nn.ReLU(),
+                                  *_conv_norm(wide, wide, 3, stride, wide), nn.ReLU(),
+                                  *_conv_norm(wide, out))
         self.shortcut = nn.Identity() if c == out else nn.Sequential(*_conv_norm(c, out))
         if stride != 1: self.shortcut = None
 
@@ -528,7 +543,9 @@ def unwrap(
     net:Net, # what `wrap` made, such as `run.model` after training it
 )->nn.Module: # a copy of the network that was wrapped, with its own class and names; a ValueError for any other network
     "The network inside, as it was before `wrap`, with the parameters of now."
-    if getattr(net, "cut_at", None) is None: raise ValueError(f"this {type(net).__name__} was not made by wrap, so its parameters have their own names already")
+    if getattr(net, "cut_at", None) is None:
+        raise ValueError(f"this {type(net).__name__} was not made by wrap, "
+                         "so its parameters have their own names already")
     net = copy.deepcopy(net)
     net.body.set_submodule(net.cut_at, net.head)
     return net.body

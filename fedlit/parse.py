@@ -16,28 +16,36 @@ class ParseError(ValueError): "A text that is not a method."
 def known() -> dict: # name -> class
     "The methods that a text may name: everything that `fedlit.methods` exports, and FedAvg."
     import fedlit.methods as ms
-    return {k: v for k, v in vars(ms).items() if isinstance(v, type) and issubclass(v, Method) and k not in ('Method', 'Sum')}
+    return {k: v for k, v in vars(ms).items()
+            if isinstance(v, type) and issubclass(v, Method) and k not in ('Method', 'Sum')}
 
 def _constant(node):
     match node:
         case ast.Constant(value=None | bool() | int() | float() | str() as v): return v
-        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float()) | ast.Name(id='inf') as number): return -_constant(number)
+        case ast.UnaryOp(op=ast.USub(),
+                         operand=ast.Constant(value=int() | float()) | ast.Name(id='inf') as number):
+            return -_constant(number)
         case ast.Name(id='inf' | 'nan' as v): return getattr(math, v)
         case ast.Tuple(elts=parts) | ast.List(elts=parts): return tuple(map(_constant, parts))
-        case _: raise ParseError(f"a hyper-parameter must be a plain value such as 0.1, 'paper' or True, not {ast.unparse(node)[:80]!r}")
+        case _: raise ParseError("a hyper-parameter must be a plain value such as 0.1, 'paper' or True, "
+                                 f"not {ast.unparse(node)[:80]!r}")
 
 def _method(node, names):
     match node:
         case ast.BinOp(op=ast.Add()): return total(_method(node.left, names), _method(node.right, names))
         case ast.Call(func=ast.Name(id=name)):
-            name = name if name in names else {k.lower().replace('_', ''): k for k in names}.get(name.lower().replace('_', ''), name)
+            name = (name if name in names
+                    else {k.lower().replace('_', ''): k for k in names}.get(name.lower().replace('_', ''), name))
             if name not in names:
                 near = get_close_matches(name, names, 3, .4)
-                raise ParseError(f"no method is called {name!r}; did you mean {', '.join(near)}?" if near else f"no method is called {name!r}; there are {', '.join(sorted(names))}")
-            if any(k.arg is None for k in node.keywords): raise ParseError(f"{name}(**...) is not understood; write the hyper-parameters out")
+                raise ParseError(f"no method is called {name!r}; did you mean {', '.join(near)}?" if near
+                                 else f"no method is called {name!r}; there are {', '.join(sorted(names))}")
+            if any(k.arg is None for k in node.keywords):
+                raise ParseError(f"{name}(**...) is not understood; write the hyper-parameters out")
             return names[name](*map(_constant, node.args), **{k.arg: _constant(k.value) for k in node.keywords})
         case ast.Name(id=name) if name in names: raise ParseError(f"write {name}() with parentheses")
-        case _: raise ParseError(f"{ast.unparse(node)[:80]!r} is not a method; a method reads like MOON(mu=1) + FedDecorr()")
+        case _: raise ParseError(f"{ast.unparse(node)[:80]!r} is not a method; "
+                                 "a method reads like MOON(mu=1) + FedDecorr()")
 
 # %% ../nbs/09_parse.ipynb #d35fe6cb
 def method(
@@ -50,7 +58,8 @@ def method(
     if len(text) > longest: raise ParseError(f"a method of {len(text)} characters is not read; {longest} are plenty")
     try: return _method(ast.parse(text.strip(), mode='eval').body, {**known(), **(others or {})})
     except ParseError: raise
-    except (SyntaxError, RecursionError, MemoryError): raise ParseError(f"{text[:80]!r} cannot be read; a method reads like MOON(mu=1) + FedDecorr()") from None
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ParseError(f"{text[:80]!r} cannot be read; a method reads like MOON(mu=1) + FedDecorr()") from None
     except (TypeError, ValueError) as e: raise ParseError(str(e)) from None
 
 # %% ../nbs/09_parse.ipynb #f179467b
@@ -59,7 +68,8 @@ def homes(
 ) -> dict:  # name -> "module:name in it", for the classes of its parts that `known` does not have
     "Where the classes live that a text of this method needs besides the known ones."
     ours = known()
-    return {c.__name__: f'{c.__module__}:{c.__qualname__}' for c in map(type, method.parts) if ours.get(c.__name__) is not c}
+    return {c.__name__: f'{c.__module__}:{c.__qualname__}'
+            for c in map(type, method.parts) if ours.get(c.__name__) is not c}
 
 def classes(
     homes, # what the function of that name returned
@@ -68,7 +78,9 @@ def classes(
     found = {}
     for name, home in homes.items():
         module, _, inside = str(home).partition(':')
-        if module.partition('.')[0] in sys.stdlib_module_names and module not in sys.modules or '<locals>' in inside: continue
+        if (module.partition('.')[0] in sys.stdlib_module_names and module not in sys.modules
+                or '<locals>' in inside):
+            continue
         try: c = getattr(sys.modules.get(module) or importlib.import_module(module), inside, None)
         except Exception: continue # a module that is not here, or does not bear being imported
         if isinstance(c, type) and issubclass(c, Method): found[name] = c

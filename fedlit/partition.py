@@ -20,7 +20,8 @@ def _labels(
     right = "it must be a non-empty row of whole numbers, 0 or more and below a million, one label a sample"
     try: y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)
     except ValueError: raise ValueError(f"y has rows of different lengths: {right}") from None
-    if y.ndim != 1 or not y.size or y.dtype.kind not in "iu": raise ValueError(f"y has shape {y.shape} and type {y.dtype}: {right}")
+    if y.ndim != 1 or not y.size or y.dtype.kind not in "iu":
+        raise ValueError(f"y has shape {y.shape} and type {y.dtype}: {right}")
     if y.min() < 0 or y.max() >= 10**6: raise ValueError(f"y has labels from {y.min()} to {y.max()}: {right}")
     return y.astype(np.int64)
 
@@ -73,7 +74,8 @@ def heterogeneity(
     y, # (N,) labels
 )->float: # 0: every client has the common label distribution; at most 1 - sum_c q(c)^2
     "Total-variation distance of a client's label distribution from the common one, averaged over samples."
-    joint = counts(parts, y).double(); joint = joint / joint.sum()
+    joint = counts(parts, y).double()
+    joint = joint / joint.sum()
     return (joint - joint.sum(1, keepdim=True) * joint.sum(0)).abs().sum().item() / 2
 
 # %% ../nbs/02_partition.ipynb #3a7fdbfb
@@ -89,7 +91,8 @@ def _bubbles(ax, table, color, full):
 def _image(ax, table, color, full):
     "The table as an image, from white to `color`."
     from matplotlib.colors import LinearSegmentedColormap
-    im = ax.imshow(table.T, aspect="auto", origin="lower", vmin=0, vmax=full, cmap=LinearSegmentedColormap.from_list("", ["white", color]))
+    im = ax.imshow(table.T, aspect="auto", origin="lower", vmin=0, vmax=full,
+                   cmap=LinearSegmentedColormap.from_list("", ["white", color]))
     ax.figure.colorbar(im, ax=ax, label="samples", pad=.01)
 
 # %% ../nbs/02_partition.ipynb #2e691fad
@@ -106,11 +109,14 @@ def show_partition(
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
     if ax is None: ax = plt.subplots(figsize=(6, 2.6))[1]
-    table = counts(parts, y).numpy(); K, C = table.shape
+    table = counts(parts, y).numpy()
+    K, C = table.shape
     ax.set(xlim=(-.6, K - .4), ylim=(-.6, C - .4), xlabel="client", ylabel="class")
-    {"bubbles": _bubbles, "image": _image}[kind or ("bubbles" if max(K, C) <= 25 else "image")](ax, table, color, full or table.max())
+    {"bubbles": _bubbles, "image": _image}[kind or ("bubbles" if max(K, C) <= 25 else "image")](
+        ax, table, color, full or table.max())
     for axis in (ax.xaxis, ax.yaxis): axis.set_major_locator(MaxNLocator(integer=True))
-    ax.set_title(title, pad=12 if title else None); return ax
+    ax.set_title(title, pad=12 if title else None)
+    return ax
 
 # %% ../nbs/02_partition.ipynb #5604b048
 def _start(y, clients):
@@ -135,7 +141,8 @@ def iid(
 # %% ../nbs/02_partition.ipynb #4ee981bb
 def _table(sizes, clients, alpha, cap, rng):
     "One Dirichlet table (clients, classes) for classes of the given `sizes`, with the cap rule or without."
-    table = np.zeros((len(sizes), clients), np.int64); held = table.sum(0)
+    table = np.zeros((len(sizes), clients), np.int64)
+    held = table.sum(0)
     for row, n in zip(table, sizes):
         if n == 0: continue
         free = np.flatnonzero(held * clients < sizes.sum()) if cap else np.arange(clients)
@@ -150,7 +157,8 @@ def _search(sizes, clients, alpha, min_size, restarts, rng):
     for _ in range(_whole("restarts", restarts, 1)):
         table = _table(sizes, clients, alpha, True, rng)
         if table.sum(1).min() >= min_size: return table
-    raise ValueError(f"alpha={alpha}: none of {restarts} tables gave each of {clients} clients min_size={min_size} samples; "
+    raise ValueError(f"alpha={alpha}: none of {restarts} tables gave each of {clients} clients "
+                     f"min_size={min_size} samples; "
                      'raise alpha, lower clients or min_size, or take form="paper"')
 
 # %% ../nbs/02_partition.ipynb #c9104e19
@@ -163,14 +171,17 @@ def dirichlet(
     form="released", # "released": cap and restart, as in the code of MOON and FedDecorr; "paper": as printed, neither
     restarts=10_000, # Tables to try before giving up ("released" only)
 )->list: # One sorted int64 index tensor per client; every index once; "paper" may leave clients empty
-    "Per class, Dirichlet shares over the clients (FedDecorr and MOON, experimental setup). ValueError: bad argument, or no table passed."
-    y, clients = _start(y, clients); rng = _rng(seed)
+    "Per class, Dirichlet shares over the clients (FedDecorr, MOON). ValueError: bad argument, or no table passed."
+    y, clients = _start(y, clients)
+    rng = _rng(seed)
     if form not in ("released", "paper"): raise ValueError(f'form={form!r} must be "released" or "paper"')
     if not alpha > 0: raise ValueError(f'alpha={alpha} must be above 0; float("inf") is the homogeneous case')
-    if form == "released": _whole("min_size", min_size, 0, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
+    if form == "released":
+        _whole("min_size", min_size, 0, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
     if alpha > 1e300: return _in_turn(_grouped(y, rng), clients)
     sizes = np.bincount(y)
-    table = _table(sizes, clients, alpha, False, rng) if form == "paper" else _search(sizes, clients, alpha, min_size, restarts, rng)
+    table = (_table(sizes, clients, alpha, False, rng) if form == "paper"
+             else _search(sizes, clients, alpha, min_size, restarts, rng))
     return _deal(_decks(y, rng), table)
 
 # %% ../nbs/02_partition.ipynb #b415a4d3
@@ -195,13 +206,17 @@ def classes_per_client(
     classes=2, # Classes M at every client, 1 to the number of classes in y
     seed=0, # Of the choice of classes and of the deal
 )->list: # One sorted int64 index tensor per client; every sample of an owned class once
-    "Exactly M classes per client, every class split evenly among its owners (FedDecorr TPAMI, second scheme). ValueError: bad argument."
-    y, clients = _start(y, clients); rng = _rng(seed)
-    sizes = np.bincount(y); present = np.flatnonzero(sizes)
+    "Exactly M classes a client, each split evenly among owners (FedDecorr TPAMI, scheme 2). ValueError: bad argument."
+    y, clients = _start(y, clients)
+    rng = _rng(seed)
+    sizes = np.bincount(y)
+    present = np.flatnonzero(sizes)
     classes = _whole("classes", classes, 1, len(present), "the number of classes in y")
-    has = np.zeros((clients, len(sizes)), bool); has[:, present] = _owners(clients, len(present), classes, rng)
+    has = np.zeros((clients, len(sizes)), bool)
+    has[:, present] = _owners(clients, len(present), classes, rng)
     for c in np.flatnonzero(has.sum(0) > sizes):
-        raise ValueError(f"class {c} has {sizes[c]} samples for {has[:, c].sum()} owners: lower clients={clients} or classes={classes}")
+        raise ValueError(f"class {c} has {sizes[c]} samples for {has[:, c].sum()} owners: "
+                         f"lower clients={clients} or classes={classes}")
     return _deal(_decks(y, rng), _evenly(sizes, has, rng))
 
 # %% ../nbs/02_partition.ipynb #2b57dea7
@@ -210,7 +225,8 @@ def _pure(decks, m, rng):
     decks = [d for d in decks if len(d)]
     each = m // len(decks) + (rng.permutation(len(decks)) < m % len(decks))
     if each.min() < 1 or (each > [len(d) for d in decks]).any():
-        raise ValueError(f"clients * shards_per_client = {m} pure shards cannot be cut from {len(decks)} classes of {min(map(len, decks))} samples or more: "
+        raise ValueError(f"clients * shards_per_client = {m} pure shards cannot be cut from "
+                         f"{len(decks)} classes of {min(map(len, decks))} samples or more: "
                          f"take at least {len(decks)} shards, and no more from a class than it has samples")
     return [s for d, n in zip(decks, each) for s in np.array_split(d, n)]
 
@@ -222,9 +238,11 @@ def shards(
     seed=0, # Of the shuffle within a class and of the deal
     pure=False, # True: cut inside each class (HeteroFL, FedDSE); False: cut the sorted row (McMahan)
 )->list: # One sorted int64 index tensor per client; every index once; not always s classes
-    "Sort by label, cut into equal shards, deal `shards_per_client` to each client (McMahan et al. 2017, sec. 3). ValueError: bad argument."
-    y, clients = _start(y, clients); rng = _rng(seed)
-    s = _whole("shards_per_client", shards_per_client, 1, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
+    "Sort by label, cut into equal shards, deal some to each client (McMahan 2017, sec. 3). ValueError: bad argument."
+    y, clients = _start(y, clients)
+    rng = _rng(seed)
+    s = _whole("shards_per_client", shards_per_client, 1, len(y) // clients,
+               f"since {len(y)} samples are shared by {clients} clients")
     cut = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_grouped(y, rng), clients * s)
     return _pack([np.concatenate([cut[j] for j in hand]) for hand in rng.permutation(clients * s).reshape(clients, s)])
 
@@ -241,7 +259,8 @@ def _with_overlap(y, table, rng, name):
     "Deal each row of `table` from its own full shuffle of `y`."
     have = np.bincount(y, minlength=table.shape[1])
     for k, c in np.argwhere(table > have[:table.shape[1]]):
-        raise ValueError(f"client {k} needs {table[k, c]} {name} samples of class {c}, which has {have[c]}: lower {name}={table[k].sum()} or raise alpha")
+        raise ValueError(f"client {k} needs {table[k, c]} {name} samples of class {c}, which has {have[c]}: "
+                         f"lower {name}={table[k].sum()} or raise alpha")
     return [_deal(_decks(y, rng)[:len(row)], row[None])[0] for row in table]
 
 # %% ../nbs/02_partition.ipynb #1b8238fe
@@ -253,9 +272,11 @@ def dirichlet_mixture(
     test=100, # Test samples at every client
     y_test=None, # (N_test,) labels to draw test samples from; None: no test parts
     seed=0, # Of every draw
-)->tuple: # (train_parts, test_parts): sorted int64 index tensors, distinct within a client, shared across clients; test_parts is None without y_test
-    "Fixed sizes, one Dirichlet mixture of the classes per client (FedDecomp sec. 4.1). ValueError: bad argument, or a class runs out."
-    y = _labels(y); rng = _rng(seed); C = y.max() + 1
+)->tuple: # (train_parts, test_parts or None): sorted int64 index tensors, distinct in a client, shared across clients
+    "Fixed sizes, one Dirichlet mixture per client (FedDecomp sec. 4.1). ValueError: bad argument, or a class runs out."
+    y = _labels(y)
+    rng = _rng(seed)
+    C = y.max() + 1
     clients, train, test = _whole("clients", clients, 1, 10**7), _whole("train", train, 1), _whole("test", test, 1)
     if not alpha > 0: raise ValueError(f'alpha={alpha} must be above 0; float("inf") is the homogeneous case')
     q = np.full((clients, C), 1 / C) if alpha > 1e300 else rng.dirichlet(np.full(C, alpha), clients)
@@ -270,12 +291,18 @@ def by_domain(
 )->list: # One sorted int64 index tensor per client, in the sorted order of the domains; every index once
     "Each client holds one domain, or an even part of one (FedBN; FedDecorr TPAMI). ValueError: bad number of clients."
     domain = domain.cpu().numpy() if torch.is_tensor(domain) else np.asarray(domain)
-    if domain.ndim != 1 or not domain.size: raise ValueError(f"domain has shape {domain.shape}: it must be a non-empty row, one domain a sample")
-    names, d = np.unique(domain, return_inverse=True); D = len(names)
+    if domain.ndim != 1 or not domain.size:
+        raise ValueError(f"domain has shape {domain.shape}: it must be a non-empty row, one domain a sample")
+    names, d = np.unique(domain, return_inverse=True)
+    D = len(names)
     clients = _whole("clients", D if clients is None else clients, 1, len(d), "the number of samples")
-    if clients % D: raise ValueError(f"clients={clients} must be a multiple of the {D} domains, such as {D * (clients // D + 1)}")
-    decks = _decks(d, _rng(seed)); each = clients // D
-    if each > min(map(len, decks)): raise ValueError(f"clients={clients} are {each} per domain, but the smallest has {min(map(len, decks))} samples")
+    if clients % D:
+        raise ValueError(f"clients={clients} must be a multiple of the {D} domains, such as {D * (clients // D + 1)}")
+    decks = _decks(d, _rng(seed))
+    each = clients // D
+    if each > min(map(len, decks)):
+        raise ValueError(f"clients={clients} are {each} per domain, "
+                         f"but the smallest has {min(map(len, decks))} samples")
     return _pack([deck[k::each] for deck in decks for k in range(each)])
 
 # %% ../nbs/02_partition.ipynb #c8e3c94c
@@ -292,13 +319,17 @@ def match(
     seed=0, # Of the draw; a client's draw depends on its position and not on the other parts
     size=None, # Test samples of every client; None: as many as its proportions allow
 )->list: # One sorted int64 index tensor per client, into y_test; distinct within a client, shared across clients
-    "Test indices with the label distribution of each training part. ValueError: a class has too few test samples. An empty part gets none."
+    "Test indices with each training part's label distribution; none if it is empty. ValueError: a class has too few."
     y_test, table = _labels(y_test), counts(parts, y).numpy()
-    have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]; out = []
+    have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
+    out = []
     for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(_whole("seed", seed, 0)).spawn(len(table)))):
         rng, room = np.random.default_rng(stream), _room(row, have)
         m = (room if size is None else _whole("size", size, 1)) if row.any() else 0
-        for c in np.flatnonzero((row > 0) & (have == 0)): raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")
-        if m > room: raise ValueError(f"size={size} is too large for client {k}: y_test has enough of its classes for {room} matched test samples")
+        for c in np.flatnonzero((row > 0) & (have == 0)):
+            raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")
+        if m > room:
+            raise ValueError(f"size={size} is too large for client {k}: "
+                             f"y_test has enough of its classes for {room} matched test samples")
         out += _deal(_decks(y_test, rng)[:len(row)], _apportion(row, m, rng)[None]) if m else _pack([[]])
     return out

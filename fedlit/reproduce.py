@@ -31,7 +31,8 @@ class Experiment:
     task: str = 'digits'
     model: str = 'mlp'
     options: tuple = (('hidden', (64,)), ('features', 64), ('norm', 'batch'))
-    methods: tuple = (FedAvg(), FedProx(mu=.001), FedAvgM(momentum=.5, form='paper'), MOON(mu=1.)) # each runs alone and with `part`
+    methods: tuple = (FedAvg(), FedProx(mu=.001), # each runs alone and with `part`
+                      FedAvgM(momentum=.5, form='paper'), MOON(mu=1.))
     part: object = FedDecorr(beta=.1)
     alphas: tuple = (.05, .1, .5, float('inf')) # the first method runs at all of them,
     table: tuple = (.05,)                       # the others at these
@@ -42,7 +43,8 @@ class Experiment:
 
     def jobs(self):
         "Every run of the grid: (method as text, alpha, seed)."
-        return [(repr(m), a, s) for s in self.seeds for base in self.methods for a in (self.alphas if base == self.methods[0] else self.table)
+        return [(repr(m), a, s) for s in self.seeds for base in self.methods
+                for a in (self.alphas if base == self.methods[0] else self.table)
                 for m in (base, base + self.part)]
     def parts(self, task, alpha, seed):
         "The clients of a run: a list of index tensors."
@@ -59,9 +61,11 @@ def measure(run, task):
     look = lambda state: spectrum(features_of(run.model, task.x_test, prepare=task.normalise, state=state))
     whole = look((run.state.params, run.state.buffers))
     pick = lambda tree, i: {k: v[i] for k, v in tree.items()}
-    local = torch.stack([look((pick(run.locals['params'], i), pick(run.locals['buffers'], i))) for i in range(len(run.locals['who']))])
+    local = torch.stack([look((pick(run.locals['params'], i), pick(run.locals['buffers'], i)))
+                         for i in range(len(run.locals['who']))])
     dead = (features_of(run.model, task.x_test, prepare=task.normalise).var(0) < 1e-6).double().mean().item()
-    return dict(accuracy=run.history['accuracy'].iloc[-1], spectrum=whole.tolist(), local_spectrum=local.log().nan_to_num(neginf=-60).mean(0).exp().tolist(),
+    return dict(accuracy=run.history['accuracy'].iloc[-1], spectrum=whole.tolist(),
+                local_spectrum=local.log().nan_to_num(neginf=-60).mean(0).exp().tolist(),
                 significant=significant(whole), local_significant=float(np.mean([significant(s) for s in local])),
                 rank=effective_rank(whole), local_rank=float(np.mean([effective_rank(s) for s in local])),
                 R=float(np.mean([local_global_gap(s, whole) for s in local])), dead=dead)
@@ -72,9 +76,13 @@ def run_one(exp, method, alpha, seed):
     task = load(exp.task)
     clients = exp.parts(task, alpha, seed)
     model, began = build(exp.model, task, seed=seed, **dict(exp.options)), time.perf_counter()
-    run = federate(model, task, clients, parse(method), rounds=exp.rounds, local=exp.local, seed=seed, progress=False, keep_locals=True)
-    return dict(method=method, alpha=alpha, seed=seed, **measure(run, task), **exp.more(run, task, clients), curve=run.history['accuracy'].tolist(), train_loss=run.history['train_loss'].tolist(),
-                drift=run.history['drift'].tolist(), seconds=time.perf_counter()-began, round_seconds=run.history['seconds'].median(), settings=run.settings, experiment=repr(exp), order=exp.jobs().index((method, alpha, seed)))
+    run = federate(model, task, clients, parse(method), rounds=exp.rounds, local=exp.local, seed=seed,
+                   progress=False, keep_locals=True)
+    return dict(method=method, alpha=alpha, seed=seed, **measure(run, task), **exp.more(run, task, clients),
+                curve=run.history['accuracy'].tolist(), train_loss=run.history['train_loss'].tolist(),
+                drift=run.history['drift'].tolist(), seconds=time.perf_counter()-began,
+                round_seconds=run.history['seconds'].median(), settings=run.settings,
+                experiment=repr(exp), order=exp.jobs().index((method, alpha, seed)))
 
 # %% ../nbs/10_reproduce.ipynb #8af51010
 def stored(path, key):
@@ -123,7 +131,8 @@ def run_all(
     progress=True,     # show a progress bar?
 ):
     "Run what is missing of the grid and return all results as a DataFrame, one row a run."
-    work_off(_work, [(exp, out, j) for j in exp.jobs() if stored(result_path(out, *j), 'experiment') != repr(exp)], processes, progress)
+    work_off(_work, [(exp, out, j) for j in exp.jobs() if stored(result_path(out, *j), 'experiment') != repr(exp)],
+             processes, progress)
     return pd.DataFrame([read_json(result_path(out, *j)) for j in exp.jobs()])
 
 # %% ../nbs/10_reproduce.ipynb #26adead4
@@ -151,37 +160,56 @@ def table_of_claims(df):
     bases = [m for m in df.method.unique() if 'FedDecorr' not in m]
     def row(claim, where, diff, unit, digits=2, factor=1.):
         s = spread(factor*np.asarray(diff))
-        out.append(dict(claim=claim, source=where, measured=f"{s.mean:+.{digits}f} ± {s.sd:.{digits}f} {unit}", seeds=s.n, verdict=verdict(diff)))
+        out.append(dict(claim=claim, source=where, measured=f"{s.mean:+.{digits}f} ± {s.sd:.{digits}f} {unit}",
+                        seeds=s.n, verdict=verdict(diff)))
     for column, who, fig in (('significant', 'global', 'Fig. 2a'), ('local_significant', 'local', 'Fig. 2b')):
-        row(f'heterogeneity leaves the {who} model fewer singular values above 0.01 (alpha inf minus {low})', fig, paired(df, column, (avg, none), (avg, low)), 'values', 1)
+        row(f'heterogeneity leaves the {who} model fewer singular values above 0.01 (alpha inf minus {low})', fig,
+            paired(df, column, (avg, none), (avg, low)), 'values', 1)
     for column, who, fig in (('rank', 'global', 'Fig. 2a'), ('local_rank', 'local', 'Fig. 2b')):
-        row(f'the same by effective rank, which ignores scale: {who} model', fig, paired(df, column, (avg, none), (avg, low)), 'dimensions')
-    row(f'averaging collapses further: R > 0 (alpha {low})', 'TPAMI Fig. 4', df[(df.method == avg) & (df.alpha == low)].R.to_numpy(), 'nats')
-    row(f'FedDecorr makes R smaller (alpha {low})', 'TPAMI Fig. 6', paired(df, 'R', (avg, low), (with_decorr(avg), low)), 'nats')
-    for column, who, fig, unit, d in (('significant', 'global', 'Fig. 3', 'values', 1), ('local_significant', 'local', 'Fig. 3', 'values', 1), ('rank', 'global', 'Fig. 3', 'dimensions', 2), ('local_rank', 'local', 'Fig. 3', 'dimensions', 2)):
-        row(f'FedDecorr raises the {who} model\'s ' + ('number of values above 0.01' if d == 1 else 'effective rank') + f' (alpha {low})', fig, paired(df, column, (with_decorr(avg), low), (avg, low)), unit, d)
-    for m in bases: row(f'FedDecorr raises the accuracy of {parse(m).name} (alpha {low})', 'Table 1', paired(df, 'accuracy', (with_decorr(m), low), (m, low)), 'points', 2, 100)
+        row(f'the same by effective rank, which ignores scale: {who} model', fig,
+            paired(df, column, (avg, none), (avg, low)), 'dimensions')
+    row(f'averaging collapses further: R > 0 (alpha {low})', 'TPAMI Fig. 4',
+        df[(df.method == avg) & (df.alpha == low)].R.to_numpy(), 'nats')
+    row(f'FedDecorr makes R smaller (alpha {low})', 'TPAMI Fig. 6',
+        paired(df, 'R', (avg, low), (with_decorr(avg), low)), 'nats')
+    for column, who, fig, unit, d in (('significant',       'global', 'Fig. 3', 'values',     1),
+                                      ('local_significant', 'local',  'Fig. 3', 'values',     1),
+                                      ('rank',              'global', 'Fig. 3', 'dimensions', 2),
+                                      ('local_rank',        'local',  'Fig. 3', 'dimensions', 2)):
+        row(f'FedDecorr raises the {who} model\'s ' + ('number of values above 0.01' if d == 1 else 'effective rank')
+            + f' (alpha {low})', fig, paired(df, column, (with_decorr(avg), low), (avg, low)), unit, d)
+    for m in bases:
+        row(f'FedDecorr raises the accuracy of {parse(m).name} (alpha {low})', 'Table 1',
+            paired(df, 'accuracy', (with_decorr(m), low), (m, low)), 'points', 2, 100)
     gain = lambda a: paired(df, 'accuracy', (with_decorr(avg), a), (avg, a))
-    row(f'it helps more where labels are more uneven (gain at {low} minus gain at inf)', 'Table 1', gain(low)-gain(none), 'points', 2, 100)
+    row(f'it helps more where labels are more uneven (gain at {low} minus gain at inf)', 'Table 1',
+        gain(low)-gain(none), 'points', 2, 100)
     s = spread(100*gain(none))
-    out.append(dict(claim='with even labels it neither helps nor hurts (alpha inf)', source='Table 1', measured=f'{s.mean:+.2f} ± {s.sd:.2f} points', seeds=s.n,
+    out.append(dict(claim='with even labels it neither helps nor hurts (alpha inf)', source='Table 1',
+                    measured=f'{s.mean:+.2f} ± {s.sd:.2f} points', seeds=s.n,
                     verdict='holds' if verdict(gain(none)) == 'undecided' else 'does not hold'))
-    row('it costs less than MOON (seconds a round, MOON minus FedDecorr)', 'Table 5', paired(df, 'round_seconds', (bases[-1], low), (with_decorr(avg), low)), 's', 3)
+    row('it costs less than MOON (seconds a round, MOON minus FedDecorr)', 'Table 5',
+        paired(df, 'round_seconds', (bases[-1], low), (with_decorr(avg), low)), 's', 3)
     return pd.DataFrame(out)
 
 # %% ../nbs/10_reproduce.ipynb #7cbd66f0
-def _rows(df, column, method, alpha): return np.array(df[(df.method == method) & (df.alpha == alpha)][column].tolist(), dtype=float)
+def _rows(df, column, method, alpha):
+    return np.array(df[(df.method == method) & (df.alpha == alpha)][column].tolist(), dtype=float)
 
 def figure_spectra(df, out=None):
     "Singular values of global and local models: by alpha, and with FedDecorr at the smallest alpha."
     import matplotlib.pyplot as plt
     from fedlit.figure import spectra, style
     avg, low = repr(FedAvg()), df.alpha.min()
-    with style(): fig, axs = plt.subplots(2, 2, figsize=(11, 6), sharey=True, gridspec_kw=dict(wspace=.3, hspace=.45))
+    with style():
+        fig, axs = plt.subplots(2, 2, figsize=(11, 6), sharey=True, gridspec_kw=dict(wspace=.3, hspace=.45))
     for i, (column, who) in enumerate((('spectrum', 'global'), ('local_spectrum', 'local'))):
-        spectra({f'alpha = {a}': _rows(df, column, avg, a) for a in sorted(df.alpha.unique())}, ax=axs[i, 0], threshold=1e-2)
-        spectra({'FedAvg': _rows(df, column, avg, low), '+ FedDecorr': _rows(df, column, with_decorr(avg), low)}, ax=axs[i, 1], accent='+ FedDecorr', threshold=1e-2)
-        axs[i, 0].set_title(f'{who} model, FedAvg', loc='left'); axs[i, 1].set_title(f'{who} model, alpha = {low}', loc='left')
+        spectra({f'alpha = {a}': _rows(df, column, avg, a) for a in sorted(df.alpha.unique())},
+                ax=axs[i, 0], threshold=1e-2)
+        spectra({'FedAvg': _rows(df, column, avg, low), '+ FedDecorr': _rows(df, column, with_decorr(avg), low)},
+                ax=axs[i, 1], accent='+ FedDecorr', threshold=1e-2)
+        axs[i, 0].set_title(f'{who} model, FedAvg', loc='left')
+        axs[i, 1].set_title(f'{who} model, alpha = {low}', loc='left')
     for ax in axs[:, 1]: ax.set_ylabel('')
     axs[0, 0].set_ylim(min(1e-3, df.spectrum.map(min).median()), None)
     return _keep(fig, out, 'spectra')
@@ -193,8 +221,10 @@ def figure_accuracy(df, out=None):
     from fedlit.figure import bars, style
     bases = [m for m in df.method.unique() if 'FedDecorr' not in m]
     with style(): fig, ax = plt.subplots(figsize=(12, 3))
-    bars({(f'alpha = {a}', parse(m).name): {'without': _rows(df, 'accuracy', m, a), 'with FedDecorr': _rows(df, 'accuracy', with_decorr(m), a)}
-          for a in sorted(df.alpha.unique()) for m in bases if len(_rows(df, 'accuracy', m, a))}, ax=ax, accent='with FedDecorr')
+    bars({(f'alpha = {a}', parse(m).name): {'without': _rows(df, 'accuracy', m, a),
+                                            'with FedDecorr': _rows(df, 'accuracy', with_decorr(m), a)}
+          for a in sorted(df.alpha.unique()) for m in bases if len(_rows(df, 'accuracy', m, a))},
+         ax=ax, accent='with FedDecorr')
     low = df.accuracy.min()
     ax.set_ylim(max(0, np.floor(10*low)/10), 1)
     return _keep(fig, out, 'accuracy')
@@ -204,9 +234,12 @@ def figure_rounds(df, out=None):
     import matplotlib.pyplot as plt
     from fedlit.figure import against_rounds, style
     avg, two = repr(FedAvg()), sorted(df.alpha.unique())[:2]
-    with style(): fig, axs = plt.subplots(1, len(two), figsize=(6*len(two), 3), sharey=True, squeeze=False, gridspec_kw=dict(wspace=.3))
+    with style():
+        fig, axs = plt.subplots(1, len(two), figsize=(6*len(two), 3), sharey=True, squeeze=False,
+                                gridspec_kw=dict(wspace=.3))
     for ax, a in zip(axs[0], two):
-        against_rounds({'FedAvg': _rows(df, 'curve', avg, a), '+ FedDecorr': _rows(df, 'curve', with_decorr(avg), a)}, ax=ax, accent='+ FedDecorr')
+        against_rounds({'FedAvg': _rows(df, 'curve', avg, a), '+ FedDecorr': _rows(df, 'curve', with_decorr(avg), a)},
+                       ax=ax, accent='+ FedDecorr')
         ax.set_title(f'alpha = {a}', loc='left')
     axs[0, -1].set_ylabel('')
     return _keep(fig, out, 'rounds')
@@ -218,8 +251,9 @@ def figure_gap(df, out=None):
     from fedlit.figure import bars, style
     avg = repr(FedAvg())
     with style(): fig, ax = plt.subplots(figsize=(6, 3))
-    bars({f'alpha = {a}': {'FedAvg': _rows(df, 'R', avg, a), '+ FedDecorr': _rows(df, 'R', with_decorr(avg), a)} for a in sorted(df.alpha.unique())}, ax=ax,
-         accent='+ FedDecorr', ylabel='R: mean log ratio of local over\nglobal singular values (nats)')
+    bars({f'alpha = {a}': {'FedAvg': _rows(df, 'R', avg, a), '+ FedDecorr': _rows(df, 'R', with_decorr(avg), a)}
+          for a in sorted(df.alpha.unique())},
+         ax=ax, accent='+ FedDecorr', ylabel='R: mean log ratio of local over\nglobal singular values (nats)')
     return _keep(fig, out, 'gap')
 
 def _keep(fig, out, name):
@@ -229,7 +263,8 @@ def _keep(fig, out, name):
 # %% ../nbs/10_reproduce.ipynb #c9249d10
 def accuracy_table(df):
     "Mean and spread of the final accuracy in percent: a row a method, a column an alpha."
-    cell = lambda v: f'{100*spread(v).mean:.1f} ± {100*spread(v).sd:.1f}' if len(v) > 1 else f'{100*float(v.iloc[0]):.1f}'
+    cell = lambda v: (f'{100*spread(v).mean:.1f} ± {100*spread(v).sd:.1f}' if len(v) > 1
+                      else f'{100*float(v.iloc[0]):.1f}')
     t = df.groupby(['method', 'alpha'], sort=False).accuracy.agg(cell).unstack().fillna('')
     t = t[sorted(t.columns)]
     t.index = [parse(m).name for m in t.index]
@@ -244,15 +279,22 @@ def report(
     matplotlib.use('Agg')
     out = Path(out)
     files = sorted((out/'runs').glob('*.json'))
-    if df is None and not files: raise FileNotFoundError(f"no results in {out/'runs'}; `fedlit reproduce --out {out}` makes them")
+    if df is None and not files:
+        raise FileNotFoundError(f"no results in {out/'runs'}; `fedlit reproduce --out {out}` makes them")
     df = pd.DataFrame(sorted(map(read_json, files), key=lambda r: r['order'])) if df is None else df
     for draw in (figure_spectra, figure_accuracy, figure_rounds, figure_gap): draw(df, out)
     acc, judged = accuracy_table(df), table_of_claims(df)
-    write_file(out/'accuracy.csv', acc.to_csv().encode()); write_file(out/'claims.csv', judged.to_csv(index=False).encode())
+    write_file(out/'accuracy.csv', acc.to_csv().encode())
+    write_file(out/'claims.csv', judged.to_csv(index=False).encode())
     with pd.option_context('display.width', 250, 'display.max_colwidth', 110, 'display.max_columns', 20):
-        print('\nFinal accuracy in percent, mean ± standard deviation over seeds\n', acc.to_string(), '\n\nClaims\n', judged.to_string(index=False, justify='left'), sep='')
-    print(f"\n{(judged.verdict == 'holds').sum()} of {len(judged)} claims hold here, {(judged.verdict == 'does not hold').sum()} do not, {(judged.verdict == 'undecided').sum()} are undecided.")
-    print(f"Figures: {', '.join(str(out/f'{n}.png') for n in ('spectra', 'accuracy', 'rounds', 'gap'))}\nTables:  {out/'accuracy.csv'}, {out/'claims.csv'}\nRuns:    {out/'runs'}")
+        print('\nFinal accuracy in percent, mean ± standard deviation over seeds\n', acc.to_string(),
+              '\n\nClaims\n', judged.to_string(index=False, justify='left'), sep='')
+    print(f"\n{(judged.verdict == 'holds').sum()} of {len(judged)} claims hold here, "
+          f"{(judged.verdict == 'does not hold').sum()} do not, "
+          f"{(judged.verdict == 'undecided').sum()} are undecided.")
+    print(f"Figures: {', '.join(str(out/f'{n}.png') for n in ('spectra', 'accuracy', 'rounds', 'gap'))}\n"
+          f"Tables:  {out/'accuracy.csv'}, {out/'claims.csv'}\n"
+          f"Runs:    {out/'runs'}")
 
 def reproduce(
     out='reproduced', # folder for results, figures and tables
@@ -262,7 +304,8 @@ def reproduce(
 ): # the results, one row a run
     "The main job: run the grid, then `report`."
     began = time.perf_counter()
-    print(f"Dimensional collapse and its cure on {exp.task}: {len(exp.jobs())} runs of {exp.rounds} rounds, {len(exp.seeds)} seeds", flush=True)
+    print(f"Dimensional collapse and its cure on {exp.task}: {len(exp.jobs())} runs of {exp.rounds} rounds, "
+          f"{len(exp.seeds)} seeds", flush=True)
     df = run_all(exp, out, processes, progress)
     report(out, df)
     print(f"{time.perf_counter()-began:.0f} s in all.")

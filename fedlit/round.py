@@ -31,22 +31,26 @@ def pixel_by_pixel(
     x, # (N, C, H, W) images; other tensors come back as they are
 ):     # the same images, with the channels of a pixel side by side in memory
     "A copy in the order that PyTorch calls channels_last."
-    return x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if x.dim() == 4 else x # `contiguous` would leave one channel as it is
+    # `contiguous` would leave one channel as it is
+    return x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if x.dim() == 4 else x
 
 # %% ../nbs/05_round.ipynb #b132342f
 def pure(
     model, # module whose forward returns (features, logits)
     precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None computes in the parameters' own type
-    channels_last=False, # keep images and filters channel by channel for each pixel? faster convolutions on some hardware
+    channels_last=False, # images and filters channel by channel for each pixel? faster convolutions on some hardware
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
     def forward(params, buffers, x, train=True):
         model.train(train)
         buffers = {k: v.clone() for k, v in buffers.items()} if train else buffers
-        with torch.autocast(x.device.type, precision, enabled=precision is not None): out = functional_call(model, (tmap(last, params), buffers), (pixel_by_pixel(x) if channels_last else x,))
+        with torch.autocast(x.device.type, precision, enabled=precision is not None):
+            out = functional_call(model, (tmap(last, params), buffers),
+                                  (pixel_by_pixel(x) if channels_last else x,))
         if not (isinstance(out, tuple) and len(out) == 2):
-            raise TypeError(f"{type(model).__name__} must return (features, logits), but it returned a {type(out).__name__}; see fedlit.models.wrap")
+            raise TypeError(f"{type(model).__name__} must return (features, logits), "
+                            f"but it returned a {type(out).__name__}; see fedlit.models.wrap")
         return *(v if precision is None else v.to(x if x.is_floating_point() else torch.float32) for v in out), buffers
     return forward
 
@@ -77,22 +81,29 @@ def start(
     method,  # a Method
     model,   # module whose forward returns (features, logits)
     clients, # int, how many clients exist
-    statistics='averaged', # BatchNorm's running statistics: 'averaged' like weights, kept at 'home', 'recomputed' by the averaged
-                           # model, or 'static': recomputed with every batch counted once, as in HeteroFL's code
+    statistics='averaged', # BatchNorm's statistics: 'averaged' like weights, kept at 'home', 'recomputed', or 'static'
+                           # recomputed by the averaged model; static: every batch counted once, as in HeteroFL's code
     seed=0,  # int; decides what networks and hooks draw, see `fedlit.draws`
 ) -> State:
     "The federation before round zero: all clients begin with the parameters of `model`."
-    if statistics not in STATISTICS: raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
+    if statistics not in STATISTICS:
+        raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
     params, buffers = split_state(model)
     server, client = {}, {}
-    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):  # those that add parameters come first
-        with Seeded(('init', seed)): params, server[name], client[name] = ask(part.init, dict(params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator()))
+    # those that add parameters come first
+    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
+        with Seeded(('init', seed)):
+            params, server[name], client[name] = ask(part.init, dict(
+                params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator()))
     owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
-    kept = lambda k: (any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model, params=params)).values())
-                      or statistics == 'home' and k in buffers and isinstance(owner.get(k), _BatchNorm))
+    kept = lambda k: (
+        any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model, params=params)).values())
+        or statistics == 'home' and k in buffers and isinstance(owner.get(k), _BatchNorm))
     store = Store()
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
-    return State(params, buffers, server, everyone(client), everyone({k: v for k, v in {**params, **buffers}.items() if kept(k)}), clients, statistics=statistics, seed=seed)
+    return State(params, buffers, server, everyone(client),
+                 everyone({k: v for k, v in {**params, **buffers}.items() if kept(k)}),
+                 clients, statistics=statistics, seed=seed)
 
 # %% ../nbs/05_round.ipynb #c658e56c
 def _wide(mask, v):
@@ -109,7 +120,8 @@ class Batches:
     def __init__(self, x, y, live=None):
         live = torch.ones(y.shape[:2], dtype=torch.bool) if live is None else live
         if x.shape[:3] != y.shape[:3] or live.shape != y.shape[:2]:
-            raise ValueError(f"x, y and live must agree in clients, steps and samples; got {tuple(x.shape[:3])}, {tuple(y.shape)} and {tuple(live.shape)}")
+            raise ValueError("x, y and live must agree in clients, steps and samples; "
+                             f"got {tuple(x.shape[:3])}, {tuple(y.shape)} and {tuple(live.shape)}")
         self.counts = (live*y.shape[2] if live.dtype == torch.bool else live).cpu()
         real = occupied(self.counts, y.shape[2]).to(y.device)
         self.x, self.y = torch.where(_wide(real, x), x, 0), torch.where(real, y, -1)
@@ -119,7 +131,7 @@ class Batches:
         ks, # positions of the clients in this round
         n,  # int, how many samples of the batch
     ):
-        "The batch that clients `ks` take at step `t`: (len(ks), n, ...), (len(ks), n); where a batch is shorter than `n` its labels are -1."
+        "The batch of clients `ks` at step `t`: (len(ks), n, ...), (len(ks), n); labels are -1 past a batch's end."
         return self.x[ks, t, :n], self.y[ks, t, :n]
 
     def of(self,
@@ -169,12 +181,23 @@ class Local:
     weight_decay: float = 0.   # L2, added to the gradient as torch.optim.SGD does
     drop_last: bool = False    # leave out the short last batch of an epoch?
     def __post_init__(self):
-        whole, number = [lambda v, kinds=kinds: isinstance(v, kinds) and not isinstance(v, bool) for kinds in ((int, np.integer), (int, float, np.number))]
-        ok = dict(epochs=lambda v: whole(v) and v >= 1, batch_size=lambda v: whole(v) and v >= 1, lr=lambda v: number(v) and 0 < v < float('inf'),
-                  momentum=lambda v: number(v) and 0 <= v < 1, weight_decay=lambda v: number(v) and 0 <= v < float('inf'), drop_last=lambda v: isinstance(v, (bool, np.bool_)))
-        right = dict(epochs='a whole number, at least 1', batch_size='a whole number, at least 1', lr='a positive number', momentum='a number in [0, 1)', weight_decay='a number, at least 0', drop_last='True or False')
+        whole, number = [lambda v, kinds=kinds: isinstance(v, kinds) and not isinstance(v, bool)
+                         for kinds in ((int, np.integer), (int, float, np.number))]
+        ok = dict(epochs=lambda v: whole(v) and v >= 1,
+                  batch_size=lambda v: whole(v) and v >= 1,
+                  lr=lambda v: number(v) and 0 < v < float('inf'),
+                  momentum=lambda v: number(v) and 0 <= v < 1,
+                  weight_decay=lambda v: number(v) and 0 <= v < float('inf'),
+                  drop_last=lambda v: isinstance(v, (bool, np.bool_)))
+        right = dict(epochs='a whole number, at least 1',
+                     batch_size='a whole number, at least 1',
+                     lr='a positive number',
+                     momentum='a number in [0, 1)',
+                     weight_decay='a number, at least 0',
+                     drop_last='True or False')
         for k, good in ok.items():
-            if not good(v := getattr(self, k)): raise ValueError(f"Local: {k}={v!r}, but it must be {right[k]}")
+            if not good(v := getattr(self, k)):
+                raise ValueError(f"Local: {k}={v!r}, but it must be {right[k]}")
 
 # %% ../nbs/05_round.ipynb #65354c45
 def cross_entropy(
@@ -188,18 +211,24 @@ def cross_entropy(
 # %% ../nbs/05_round.ipynb #1be589b2
 def _offer(method, fixed, params, buffers, received, mine, x):
     "What local hooks may ask for before the forward pass, the network among it."
-    axes, chosen, offer = fixed['axes'], mine['chosen'], dict(fixed, **mine, params=params, buffers=buffers, received=received, x=x)
+    axes, chosen, offer = (fixed['axes'], mine['chosen'],
+                           dict(fixed, **mine, params=params, buffers=buffers, received=received, x=x))
     def net(params, buffers, x, train=True, spread=mine['spread']):
         seen = masked(params, spread)
-        return fixed['forward'](through(method, 'use', 'params', {**offer, 'params': seen, 'train': train}), buffers, x, train)
-    if chosen: offer.update(live=along(axes, axes.features, chosen), share={a: v.to(next(iter(params.values()))).mean()*mine['share'].get(a, 1) for a, v in chosen.items()})
+        return fixed['forward'](through(method, 'use', 'params', {**offer, 'params': seen, 'train': train}),
+                                buffers, x, train)
+    if chosen:
+        offer.update(live=along(axes, axes.features, chosen),
+                     share={a: v.to(next(iter(params.values()))).mean()*mine['share'].get(a, 1)
+                            for a, v in chosen.items()})
     return dict(offer, forward=net, widest=lambda *args, **kw: net(*args, **kw, spread=mine['wide']))
 
 def look(method, fixed):
     "The `frozen` hooks as a pure function of one client's tensors and samples: part -> name -> (N, ...)."
     @torch.no_grad()
     def f(params, buffers, received, mine, x):
-        return each_part(method, 'frozen', _offer(method, fixed, params, buffers, received, mine, x)) if overrides(method, 'frozen') else {}
+        return (each_part(method, 'frozen', _offer(method, fixed, params, buffers, received, mine, x))
+                if overrides(method, 'frozen') else {})
     return f
 
 def objective(method, fixed):
@@ -207,9 +236,11 @@ def objective(method, fixed):
     def f(params, buffers, received, mine, x, y, seen):
         offer = dict(_offer(method, fixed, params, buffers, received, mine, x), y=y)
         features, logits, new = offer['forward'](params, buffers, x)
-        offer.update(features=features, logits=logits, frozen=seen or look(method, fixed)(params, buffers, received, mine, x))
+        offer.update(features=features, logits=logits,
+                     frozen=seen or look(method, fixed)(params, buffers, received, mine, x))
         offer['logits'] = through(method, 'output', 'logits', offer)
-        return dict(loss=sum(each_part(method, 'loss', offer).values(), start=fixed['criterion'](offer['logits'], y)), buffers=new)
+        return dict(loss=sum(each_part(method, 'loss', offer).values(), start=fixed['criterion'](offer['logits'], y)),
+                    buffers=new)
     return f
 
 # %% ../nbs/05_round.ipynb #b1649ba1
@@ -246,16 +277,19 @@ def _linear(x, w, b=None):
 def single(f, in_dims):
     "What `vmap` does, for a stack of one client: no vectorisation, the plainest code."
     def pick(v, d):
-        if isinstance(v, dict): return {k: pick(u, d[k] if isinstance(d, dict) else d) for k, u in v.items()}
+        if isinstance(v, dict):
+            return {k: pick(u, d[k] if isinstance(d, dict) else d) for k, u in v.items()}
         return v if d is None else v.squeeze(0) # a view whose gradient is a view
     def one_of_them(*args):
-        with _Linear(): return tmap(lambda v: v[None], f(*(pick(a, d) for a, d in zip(args, in_dims))))
+        with _Linear():
+            return tmap(lambda v: v[None], f(*(pick(a, d) for a, d in zip(args, in_dims))))
     return one_of_them
 
 def stacked(f, in_dims):
     "All clients of a stack at once."
     def all_of_them(*args):
-        with _Linear(): return vmap(f, in_dims=in_dims, randomness='different')(*args)
+        with _Linear():
+            return vmap(f, in_dims=in_dims, randomness='different')(*args)
     return all_of_them
 
 # %% ../nbs/05_round.ipynb #d784a77a
@@ -279,12 +313,15 @@ def _step(method, local, fixed, each, dims, work, given, x, y, seen):
     params = tmap(lambda v: v.detach().requires_grad_(), work['params']) # the same memory
     out = each(objective(method, fixed), (0, 0, dims, 0, 0, 0, 0))(params, buffers, received, mine, x, y, seen)
     grads = _gradients(out['loss'], params)
-    if overrides(method, 'grad'): grads = each(_correct(method, fixed), (0, 0, dims, 0, 0))(work['params'], buffers, received, mine, grads)
-    before = {part: {k: v.clone() for k, v in work[part].items() if k in given['mask']} for part in ('params', 'velocity', 'buffers')}
+    if overrides(method, 'grad'):
+        grads = each(_correct(method, fixed), (0, 0, dims, 0, 0))(work['params'], buffers, received, mine, grads)
+    before = {part: {k: v.clone() for k, v in work[part].items() if k in given['mask']}
+              for part in ('params', 'velocity', 'buffers')}
     sgd(local, work['params'], work['velocity'], grads)
     for k, v in out['buffers'].items(): buffers[k].copy_(v)
     for part, tree in before.items():
-        for k, old in tree.items(): work[part][k].copy_(torch.where(_wide(given['mask'][k], old).bool(), work[part][k], old))
+        for k, old in tree.items():
+            work[part][k].copy_(torch.where(_wide(given['mask'][k], old).bool(), work[part][k], old))
     work['loss'] += out['loss'].detach()/mine['steps']
     return {}
 
@@ -300,30 +337,37 @@ def _mask(method, offer, per_step):
 
 def _seeded(what, fixed, given, each, *step):
     "Draws of the clients of a stack, from the federation's seed, the round, their numbers and the step."
-    return Seeded(*((what, fixed['seed'], fixed['round'], k, *step) for k in given['mine']['number'].tolist()), stacked=each is stacked)
+    return Seeded(*((what, fixed['seed'], fixed['round'], k, *step) for k in given['mine']['number'].tolist()),
+                  stacked=each is stacked)
 
 def _masks(method, fixed, each, dims, work, given, step=None, data=None):
-    "What all clients keep of each axis (`chosen`) and which entries they train (`mask`): of the round, or with `step` of the step, times the round's."
-    if not overrides(method, 'mask') or (step is not None and not asks_for(method, 'mask', 'step')): return given
+    "What all clients keep of each axis (`chosen`) and train (`mask`): of the round, or of `step`, times the round's."
+    if not overrides(method, 'mask') or (step is not None and not asks_for(method, 'mask', 'step')):
+        return given
     axes, f = given['axes'], lambda more: lambda params, buffers, received, mine: _mask(
-        method, {**fixed, **mine, **more, 'params': params, 'buffers': buffers, 'received': received, 'step': step}, step is not None)
+        method, {**fixed, **mine, **more, 'params': params, 'buffers': buffers, 'received': received, 'step': step},
+        step is not None)
     stack = work['params'], work['buffers'], given['received'], given['mine']
     if data is None:
-        with _seeded('mask', fixed, given, each, step or 0): new = each(f({}), (0, 0, dims, 0))(*stack)
+        with _seeded('mask', fixed, given, each, step or 0):
+            new = each(f({}), (0, 0, dims, 0))(*stack)
     else:
         def alone(k):
             mine = [_row(tree, k, dims if i == 2 else None) for i, tree in enumerate(stack)]
-            with _seeded('mask', fixed, dict(mine=mine[3]), single, 0): return single(f(dict(data=data[k])), (0, 0, 0, 0))(*mine)
+            with _seeded('mask', fixed, dict(mine=mine[3]), single, 0):
+                return single(f(dict(data=data[k])), (0, 0, 0, 0))(*mine)
         new = tmap(lambda *v: torch.cat(v), *map(alone, range(len(data))))
     new = {k: v[:, given['where'][k]] if k in given['where'] else v for k, v in new.items()}
-    chosen = _times(given['mine']['chosen'], {k: v for k, v in new.items() if axes and (k in axes.size or k == axes.logits)})
+    chosen = _times(given['mine']['chosen'],
+                    {k: v for k, v in new.items() if axes and (k in axes.size or k == axes.logits)})
     held = _times(given['held'], {k: v for k, v in new.items() if k not in chosen})
     spread = each(lambda c: masks(axes, c), (0,))(chosen) if chosen else {}
     return dict(given, held=held, mask=_times(held, spread), mine=dict(given['mine'], chosen=chosen, spread=spread))
 
 def _row(tree, k, dims=None):
     "Row `k` of a stacked tree, still stacked."
-    if isinstance(tree, dict): return {n: _row(v, k) if dims is None or dims[n] == 0 else v[None] for n, v in tree.items()}
+    if isinstance(tree, dict):
+        return {n: _row(v, k) if dims is None or dims[n] == 0 else v[None] for n, v in tree.items()}
     return tree[k:k+1]
 
 # %% ../nbs/05_round.ipynb #7e4ed0a0
@@ -332,35 +376,47 @@ ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward', 'widest' # what be
 def _alone(model, params, buffers, x):
     "Does the network treat every sample of a batch by itself, while it trains?"
     if len(x) < 3: return False
-    with torch.no_grad(), torch.random.fork_rng(devices=[]): few, many = (pure(model)(params, buffers, v)[1] for v in (x[:2], x))
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        few, many = (pure(model)(params, buffers, v)[1] for v in (x[:2], x))
     return torch.allclose(few, many[:2], rtol=1e-4, atol=1e-5)
 
 _filled = WeakKeyDictionary()
 
 def _fills(method, model, criterion, state, batches):
     "May short batches be filled up?"
-    if criterion is not cross_entropy or any(asks_for(method, h, n) for h in ('output', 'loss') if overrides(method, h) for n in ACROSS): return False
-    if model not in _filled: _filled[model] = _alone(model, *deployed(method, state), batches.at(0, [0], int(batches.counts[0, 0]))[0][0])
+    if (criterion is not cross_entropy
+            or any(asks_for(method, h, n) for h in ('output', 'loss') if overrides(method, h) for n in ACROSS)):
+        return False
+    if model not in _filled:
+        _filled[model] = _alone(model, *deployed(method, state), batches.at(0, [0], int(batches.counts[0, 0]))[0][0])
     return _filled[model]
 
 # %% ../nbs/05_round.ipynb #e24c5dec
 def _moving(counts, batch_size, fill):
     "At every step, the stacks that move: step, batch size, positions."
     for t, live in enumerate((counts > 0).sum(0).tolist()):
-        for n, ks in [(batch_size, slice(0, live))] if fill else groups(counts[:, t]): yield t, n, ks
+        for n, ks in [(batch_size, slice(0, live))] if fill else groups(counts[:, t]):
+            yield t, n, ks
 
 # %% ../nbs/05_round.ipynb #bd603941
 def _gather(method, criterion, state, who, batches, local, axes, proxy, forward):
-    "For the clients `who`: what changes (`work`), what each was given, what is the same for all, and what of `received` is personal."
+    "For clients `who`: what changes (`work`), what each was given, what all share, and what of `received` is personal."
     K, counts, kept = len(who), batches.counts, state.personal
-    work = {k: {n: (kept[n][who] if n in kept else v.expand(K, *v.shape)).clone(memory_format=torch.contiguous_format) for n, v in getattr(state, k).items()} for k in ('params', 'buffers')}
-    work.update(velocity=zeros(work['params']) if local.momentum else {}, loss=next(iter(work['params'].values())).new_zeros(K))
+    work = {k: {n: (kept[n][who] if n in kept else v.expand(K, *v.shape)).clone(memory_format=torch.contiguous_format)
+                for n, v in getattr(state, k).items()}
+            for k in ('params', 'buffers')}
+    work.update(velocity=zeros(work['params']) if local.momentum else {},
+                loss=next(iter(work['params'].values())).new_zeros(K))
     sent = {**state.params, **state.buffers}
     device = next(iter(work['params'].values())).device
-    mine = dict(client=rows(state.client, who), steps=(counts > 0).sum(1).to(device), number=torch.tensor(who, device=device), chosen={}, spread={}, wide={}, share={}, widest={})
+    mine = dict(client=rows(state.client, who), steps=(counts > 0).sum(1).to(device),
+                number=torch.tensor(who, device=device), chosen={}, spread={}, wide={}, share={}, widest={})
     if wants(method, 'labels'): mine['labels'] = batches.labels(axes.classes)
-    given = dict(received={k: kept[k][who] if k in kept else v for k, v in sent.items()}, mine=mine, held={}, mask={}, where={}, axes=axes)
-    fixed = dict(server=state.server, round=state.round, seed=state.seed, generator=torch.Generator(), first=state.round == 0, clients=state.clients, kept=frozenset(kept), forward=forward, criterion=criterion, epochs=local.epochs, axes=axes, public=proxy,
+    given = dict(received={k: kept[k][who] if k in kept else v for k, v in sent.items()},
+                 mine=mine, held={}, mask={}, where={}, axes=axes)
+    fixed = dict(server=state.server, round=state.round, seed=state.seed, generator=torch.Generator(),
+                 first=state.round == 0, clients=state.clients, kept=frozenset(kept),
+                 forward=forward, criterion=criterion, epochs=local.epochs, axes=axes, public=proxy,
                  watch=partial(watch, axes), lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay)
     return work, given, fixed, {k: 0 if k in kept else None for k in sent}
 
@@ -370,17 +426,21 @@ def _cohort(method, model, criterion, state, who, batches, local, each, axes, pr
     data = [batches.data(k, local.epochs) for k in range(len(who))] if asks_for(method, 'mask', 'data') else None
     given = _masks(method, fixed, each, dims, work, given, data=data)
     given['mine'].update(widest=given['mine']['chosen'], wide=given['mine']['spread'])
-    if small and given['mine']['chosen']: return _train_small(method, model, fixed, dims, work, given, batches, local, function)
+    if small and given['mine']['chosen']:
+        return _train_small(method, model, fixed, dims, work, given, batches, local, function)
     return dict(_train(method, fixed, dims, work, given, batches, local, each, fill, tapes), mask=given['mask'])
 
 # %% ../nbs/05_round.ipynb #03f1159f
 def _kind(tree): return tuple((v.shape[1:], v.dtype, v.device) for v in leaves(tree))
 
-def _asked(method): return [k for k in ('round', 'first', 'step') if any(asks_for(method, h, k) for h in ('use', 'output', 'frozen', 'loss', 'grad'))]
+def _asked(method):
+    return [k for k in ('round', 'first', 'step')
+            if any(asks_for(method, h, k) for h in ('use', 'output', 'frozen', 'loss', 'grad'))]
 
 def _key(method, local, fixed, x, *trees):
     "What decides which operations a step runs."
-    return x.shape[:2], method, fixed['criterion'], local, tuple(fixed[k] for k in _asked(method)), tuple(map(_kind, (x, *trees)))
+    return (x.shape[:2], method, fixed['criterion'], local, tuple(fixed[k] for k in _asked(method)),
+            tuple(map(_kind, (x, *trees))))
 
 def _of(given, dims, ks):
     "What the clients `ks` of a stack were given."
@@ -391,53 +451,64 @@ def _of(given, dims, ks):
 SAMPLES = 256 # that frozen networks look at together, of each client
 
 def _look_once(method, fixed, dims, work, given, batches, each):
-    "What the `frozen` hooks say of all samples of the clients: part -> name -> (K, N, ...); nothing where samples are not the same in every epoch."
+    "What the `frozen` hooks say of all samples: part -> name -> (K, N, ...); nothing if epochs differ in samples."
     if not overrides(method, 'frozen') or (n := batches.once()) is None: return {}
     see = each(look(method, fixed), (0, 0, dims, 0, 0))
-    parts = [see(work['params'], work['buffers'], given['received'], given['mine'], batches.samples(i, min(i + SAMPLES, n))) for i in range(0, n, SAMPLES)]
+    parts = [see(work['params'], work['buffers'], given['received'], given['mine'],
+                 batches.samples(i, min(i + SAMPLES, n)))
+             for i in range(0, n, SAMPLES)]
     return tmap(lambda *v: torch.cat(v, 1), *parts)
 
 # %% ../nbs/05_round.ipynb #0101e2f3
 def _bind(method, fixed, dims, work, given, ks, x, seen, local, each, tapes, clock):
-    "The step of the clients at `ks` of a stack, as a function of batches that look like `x`, of their labels and of what is `seen` in them."
+    "The step of a stack's clients at `ks`, as a function of batches like `x`, their labels and what is `seen` in them."
     w, g, run = rows(work, ks), _of(given, dims, ks), single if len(x) == 1 else each
     here = _masks(method, fixed, run, dims, w, g, fixed['step'])
     def step(work, received, mine, mask, server, x, y, seen):
         if clock['draws'] is False: return once(work, received, mine, mask, server, x, y, seen)
-        with _seeded('step', fixed, g, run, clock['step']) as drawn: out = once(work, received, mine, mask, server, x, y, seen)
+        with _seeded('step', fixed, g, run, clock['step']) as drawn:
+            out = once(work, received, mine, mask, server, x, y, seen)
         clock['draws'] = drawn.count > 0
         return out
     def once(work, received, mine, mask, server, x, y, seen):
-        return _step(method, local, dict(fixed, axes=here['axes'], server=server), run, dims, work, dict(received=received, mine=mine, mask=mask), x, y, seen)
+        return _step(method, local, dict(fixed, axes=here['axes'], server=server), run, dims, work,
+                     dict(received=received, mine=mine, mask=mask), x, y, seen)
     trees = w, here['received'], here['mine'], here['mask'], fixed['server']
     go = tapes.bind(_key(method, local, fixed, x, seen, *trees), step, *trees) if tapes else partial(step, *trees)
     if isinstance(ks, slice): return go
-    def scattered(*batch): go(*batch); tmap(lambda old, new: old.index_copy_(0, torch.tensor(ks, device=old.device), new), work, w)
+    def scattered(*batch):
+        go(*batch)
+        tmap(lambda old, new: old.index_copy_(0, torch.tensor(ks, device=old.device), new), work, w)
     return scattered
 
 def _train(method, fixed, dims, work, given, batches, local, each, fill=False, tapes=None):
     "All steps of a stack of clients, and what they remember and send."
     mine, bound, clock = given['mine'], {}, dict(step=0, draws=None) # do steps draw random numbers? the first one tells
-    changes = 'step' in _asked(method) or asks_for(method, 'mask', 'step') # then no step is known to be like the one before
+    changes = 'step' in _asked(method) or asks_for(method, 'mask', 'step') # then no step is known to be like the last
     known = _look_once(method, fixed, dims, work, given, batches, each) if not changes else {}
     for t, n, ks in _moving(batches.counts, local.batch_size, fill):
         clock['step'] = t
         x, y = batches.at(t, ks, n)
         seen = tmap(lambda v: v[ks][torch.arange(len(x))[:, None], batches.place[ks, t, :n]], known)
         at = (ks.start, ks.stop, n) if isinstance(ks, slice) and not changes else None
-        if at is None or at not in bound: bound[at] = _bind(method, dict(fixed, step=t), dims, work, given, ks, x, seen, local, each, tapes, clock)
+        if at is None or at not in bound:
+            bound[at] = _bind(method, dict(fixed, step=t), dims, work, given, ks, x, seen, local, each, tapes, clock)
         bound[at](x, y, seen)
     with _seeded('done', fixed, given, each) if overrides(method, 'done') else nullcontext():
         out = each(_done(method, fixed), (0, 0, dims, 0))(work['params'], work['buffers'], given['received'], mine)
-    if mine['chosen']: out = dict(client=_within(given['mask'], out['client'], mine['client']), uploads=_within(given['mask'], out['uploads'], zeros(out['uploads'])))
+    if mine['chosen']:
+        out = dict(client=_within(given['mask'], out['client'], mine['client']),
+                   uploads=_within(given['mask'], out['uploads'], zeros(out['uploads'])))
     return dict(params=work['params'], buffers=work['buffers'], steps=mine['steps'], loss=work['loss'], **out)
 
 # %% ../nbs/05_round.ipynb #ba969fe5
 def _done(method, fixed):
     "The `done` hooks as a pure function of one client's tensors."
     def f(params, buffers, received, mine):
-        both = each_part(method, 'done', dict(fixed, **mine, params=params, buffers=buffers, received=received, delta=sub(params, received)))
-        return dict(client={k: both[k][0] if k in both else v for k, v in mine['client'].items()}, uploads={k: v[1] for k, v in both.items()})
+        both = each_part(method, 'done', dict(fixed, **mine, params=params, buffers=buffers, received=received,
+                                              delta=sub(params, received)))
+        return dict(client={k: both[k][0] if k in both else v for k, v in mine['client'].items()},
+                    uploads={k: v[1] for k, v in both.items()})
     return f
 
 def _within(mask, new, old):
@@ -450,20 +521,24 @@ def _train_small(method, model, fixed, dims, work, given, batches, local, functi
     axes, mine = given['axes'], given['mine']
     on, sizes = {a: v[0] for a, v in mine['chosen'].items() if a in axes.size}, {**work['params'], **work['buffers']}
     small, rest = shrunk(axes, on), {k: v for k, v in mine['chosen'].items() if k not in on}
-    kept = dict(mine, client=cut(axes, mine['client'], on, 1), chosen=rest, spread=single(lambda c: masks(small, c), (0,))(rest) if rest else {},
-                wide={}, widest={}, share={a: v.to(next(iter(sizes.values())).dtype).mean()[None] for a, v in on.items()})
+    kept = dict(mine, client=cut(axes, mine['client'], on, 1), chosen=rest,
+                spread=single(lambda c: masks(small, c), (0,))(rest) if rest else {}, wide={}, widest={},
+                share={a: v.to(next(iter(sizes.values())).dtype).mean()[None] for a, v in on.items()})
     held = cut(axes, {k: v.expand_as(sizes[k]) for k, v in given['held'].items()}, on, 1)
     few = dict(given, mine=kept, axes=small, where={a: v.nonzero()[:, 0] for a, v in on.items()}, held=held, mask=held,
                received={k: cut(axes, {k: v}, on, 1 if dims[k] == 0 else 0)[k] for k, v in given['received'].items()})
     fixed = dict(fixed, forward=function(extract(model, axes, on)), server=cut(axes, fixed['server'], on))
     out = _train(method, fixed, dims, cut(axes, work, on, 1), few, batches, local, single)
     back = lambda big, small: paste(axes, big, small, on, 1)
-    return dict(out, params=back(work['params'], out['params']), buffers=back(work['buffers'], out['buffers']), mask=given['mask'],
-                client=back(mine['client'], out['client']), uploads=back(_blank(axes, out['uploads'], sizes), out['uploads']))
+    return dict(out, params=back(work['params'], out['params']), buffers=back(work['buffers'], out['buffers']),
+                mask=given['mask'], client=back(mine['client'], out['client']),
+                uploads=back(_blank(axes, out['uploads'], sizes), out['uploads']))
 
 def _blank(axes, tree, sizes):
     "Zeros in the full network's shapes."
-    return {k: _blank(axes, v, sizes) if isinstance(v, dict) else v.new_zeros(sizes[k].shape) if k in axes.of and k in sizes else v for k, v in tree.items()}
+    return {k: _blank(axes, v, sizes) if isinstance(v, dict)
+               else v.new_zeros(sizes[k].shape) if k in axes.of and k in sizes else v
+            for k, v in tree.items()}
 
 # %% ../nbs/05_round.ipynb #828ec69b
 EXECUTORS = dict(loop=single, threads=single, vmap=stacked, extract=single)
@@ -472,16 +547,22 @@ def _halved(train, who):
     "`train(who)`; or where memory does not suffice, both halves of it."
     try: return [train(who)]
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as e:
-        if len(who) == 1 or not isinstance(e, (torch.OutOfMemoryError, MemoryError)) and 'allocate memory' not in str(e): raise
-    warn(f"{len(who)} clients at once do not fit into memory; going on with {len(who)//2} at once, with the same result")
+        if len(who) == 1 or (not isinstance(e, (torch.OutOfMemoryError, MemoryError))
+                             and 'allocate memory' not in str(e)):
+            raise
+    warn(f"{len(who)} clients at once do not fit into memory; "
+         f"going on with {len(who)//2} at once, with the same result")
     return [out for half in (who[:len(who)//2], who[len(who)//2:]) for out in _halved(train, half)]
 
 def _side_by_side(train, pieces, model, threads):
     "`train(piece, model)` for all pieces, several at a time, each on one core with a copy of the model."
     own = threading.local()
-    def begin(): own.model = copy.deepcopy(model); torch.set_num_threads(1)
+    def begin():
+        own.model = copy.deepcopy(model)
+        torch.set_num_threads(1)
     try:
-        with ThreadPoolExecutor(threads, initializer=begin) as pool: return list(pool.map(lambda piece: train(piece, own.model), pieces))
+        with ThreadPoolExecutor(threads, initializer=begin) as pool:
+            return list(pool.map(lambda piece: train(piece, own.model), pieces))
     finally: torch.set_num_threads(threads)
 
 # %% ../nbs/05_round.ipynb #0e99f388
@@ -500,17 +581,21 @@ def local_phase(
     function=pure,             # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
 ) -> dict: # `params`, `buffers`, `client`, `uploads`, `mask`: (K, ...); `steps`, `loss` (mean over its steps): (K,)
     "Every client in `who` trains on its batches, starting from what the server sent and what it kept."
-    if executor not in EXECUTORS: raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
+    if executor not in EXECUTORS:
+        raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
     each, who, training, threads = EXECUTORS[executor], list(map(int, who)), model.training, torch.get_num_threads()
     axes = axes_of(model) if wants(method, 'axes', 'labels', 'watch') else None
     fill = each is stacked and _fills(method, model, criterion, state, batches)
     def train(at, model=model):
-        return _cohort(method, model, criterion, state, [who[k] for k in at], batches.of(at), local, each, axes, proxy, executor == 'extract', fill, tapes, function)
+        return _cohort(method, model, criterion, state, [who[k] for k in at], batches.of(at), local, each, axes, proxy,
+                       executor == 'extract', fill, tapes, function)
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
     most = (chunk or len(order)) if each is stacked else 1
     pieces = [order[i:i+most] for i in range(0, len(order), most)]
-    if executor not in ('threads', 'extract') or min(threads, len(pieces)) == 1: outs = [_halved(train, piece) for piece in pieces]
-    else: outs = _side_by_side(lambda piece, model: _halved(partial(train, model=model), piece), pieces, model, threads)
+    if executor not in ('threads', 'extract') or min(threads, len(pieces)) == 1:
+        outs = [_halved(train, piece) for piece in pieces]
+    else:
+        outs = _side_by_side(lambda piece, model: _halved(partial(train, model=model), piece), pieces, model, threads)
     model.train(training)
     back, outs = torch.tensor(order).argsort().tolist(), sum(outs, [])
     joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
@@ -518,7 +603,7 @@ def local_phase(
 
 # %% ../nbs/05_round.ipynb #b6aed04a
 def _sums(q, p, new, old, mask=None):
-    "Over the clients, the sum of q_k (new_k - old), and where they train it only in part the sum of the p_k that trained an entry."
+    "Over the clients, the sum of q_k (new_k - old); where they train in part, also of the p_k that trained an entry."
     d = (new if new.is_floating_point() else new.double()) - old
     d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
     if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
@@ -533,7 +618,8 @@ def client_sums(
 ):         # name of a tensor -> dict(moved=(...), and where clients train it in part share=(...))
     "All that the server's average needs of the clients: sums over them, which may be added up in parts."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
-    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k)) for k, v in sent.items() if k not in state.personal}
+    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k))
+            for k, v in sent.items() if k not in state.personal}
 
 # %% ../nbs/05_round.ipynb #80546ba3
 def _mean(moved, share=None):
@@ -541,9 +627,10 @@ def _mean(moved, share=None):
     return moved if share is None else torch.where(share > 0, moved/share.clamp(min=torch.finfo(share.dtype).tiny), 0.)
 
 def _used(method, state, params, buffers, train, client=None):
-    "The parameters that the `use` hooks make of these outside of a client's training; `client` is that client's memory."
-    return through(method, 'use', 'params', dict(params=params, buffers=buffers, received={**params, **buffers}, client=client or {}, server=state.server,
-                                                 round=state.round, clients=state.clients, train=train, axes=None))
+    "The parameters that the `use` hooks make of these outside a client's training; `client` is that client's memory."
+    return through(method, 'use', 'params', dict(
+        params=params, buffers=buffers, received={**params, **buffers}, client=client or {}, server=state.server,
+        round=state.round, clients=state.clients, train=train, axes=None))
 
 def holders(
     mask,         # name -> (K, ...), masks of K clients; names that all of them train in full are absent
@@ -551,7 +638,8 @@ def holders(
     participants, # int, K
 ):                # name -> how many clients train each entry, in the leading dimensions of the tensor or all
     "How many of a round's clients train each entry."
-    return {k: _wide(mask[k].sum(0).to(v), v) if k in mask else torch.full_like(v, participants) for k, v in tensors.items()}
+    return {k: _wide(mask[k].sum(0).to(v), v) if k in mask else torch.full_like(v, participants)
+            for k, v in tensors.items()}
 
 # %% ../nbs/05_round.ipynb #42380e5a
 def aggregate(
@@ -566,13 +654,19 @@ def aggregate(
     sums=client_sums, # adds up over the clients
 ) -> State: # after the round
     "The server's half of a round."
-    exact = reduce(torch.promote_types, (v.dtype for v in state.params.values()), torch.float32) # as the parameters, or finer
+    # as the parameters, or finer
+    exact = reduce(torch.promote_types, (v.dtype for v in state.params.values()), torch.float32)
     p = torch.as_tensor(weights, dtype=exact, device=out['steps'].device)
-    if not (len(p) == len(who) and (p >= 0).all() and 0 < p.sum() < float('inf')): raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} finite numbers >= 0 that do not all vanish")
+    if not (len(p) == len(who) and (p >= 0).all() and 0 < p.sum() < float('inf')):
+        raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} finite numbers >= 0 that do not all vanish")
     p = p/p.sum()
-    offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'], params=state.params, buffers=state.buffers, round=state.round,
-                 clients=state.clients, participants=len(who), kept=frozenset(state.personal), lr=local.lr, momentum=local.momentum,
-                 weight_decay=local.weight_decay, forward=lambda params, buffers, x, train=True: forward(_used(method, state, params, buffers, train), buffers, x, train), proxy=proxy, generator=torch.Generator())
+    offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
+                 params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,
+                 participants=len(who), kept=frozenset(state.personal),
+                 lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay,
+                 forward=lambda params, buffers, x, train=True: forward(
+                     _used(method, state, params, buffers, train), buffers, x, train),
+                 proxy=proxy, generator=torch.Generator())
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     moved = {k: _mean(**v) for k, v in sums(state, out, q, p).items()}
@@ -580,11 +674,14 @@ def aggregate(
     server, home = {}, {k: trained[k] for k in state.personal}
     for name, part in zip(part_names(method), method.parts):
         ends = rows({**trained, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
-        with Seeded(('merge', state.seed, state.round)): delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained=ends), name))
+        with Seeded(('merge', state.seed, state.round)):
+            delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained=ends), name))
         home.update(*more)
-    new = {k: v + delta[k] if k in delta else v if k in state.personal else (v + moved[k]).round().to(v) for k, v in sent.items()}
-    return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers}, server=server,
-                   client=put(state.client, who, out['client']), personal={k: put(v, who, home[k]) for k, v in state.personal.items()}, round=state.round+1)
+    new = {k: v + delta[k] if k in delta else v if k in state.personal else (v + moved[k]).round().to(v)
+           for k, v in sent.items()}
+    return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
+                   server=server, client=put(state.client, who, out['client']),
+                   personal={k: put(v, who, home[k]) for k, v in state.personal.items()}, round=state.round+1)
 
 # %% ../nbs/05_round.ipynb #96a936c1
 def deployed(
@@ -593,7 +690,8 @@ def deployed(
     client=None, # a client's number; None is the server
 ):               # params, buffers for the model
     "The network as it is used between rounds: the server's, or that of one client."
-    mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v for k, v in tree.items()}
+    mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
+                         for k, v in tree.items()}
     params, buffers = mine(state.params), mine(state.buffers)
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
     return _used(method, state, params, buffers, False, memory), buffers
@@ -654,9 +752,14 @@ def width(
 
 def _unusable(k, n, local, min_batch):
     "Why none of the batches of client `k`, who has `n` samples, can be used."
-    if local.batch_size < min_batch: return f"batch_size={local.batch_size}, but the network has BatchNorm, which needs {min_batch} samples in a batch; take batch_size={min_batch} or more"
-    if n < min_batch: return f"client {k} has {n} samples, and the network has BatchNorm, which needs {min_batch} in a batch; leave the client out, or give it more data"
-    return f"client {k} has {n} samples, and none of its batches is used with {local}; give it more data, a smaller batch_size or drop_last=False"
+    if local.batch_size < min_batch:
+        return (f"batch_size={local.batch_size}, but the network has BatchNorm, which needs {min_batch} samples "
+                f"in a batch; take batch_size={min_batch} or more")
+    if n < min_batch:
+        return (f"client {k} has {n} samples, and the network has BatchNorm, which needs {min_batch} in a batch; "
+                "leave the client out, or give it more data")
+    return (f"client {k} has {n} samples, and none of its batches is used with {local}; "
+            "give it more data, a smaller batch_size or drop_last=False")
 
 # %% ../nbs/05_round.ipynb #e8f411ab
 def plan(
@@ -673,7 +776,8 @@ def plan(
         gen, idx, batches = rng('batches', seed, round, k), np.asarray(parts[k]), []
         for _ in range(local.epochs):
             order = idx[gen.permutation(len(idx))]
-            batches += [b for b in np.split(order, range(B, len(order), B)) if len(b) >= (B if local.drop_last else min_batch)]
+            batches += [b for b in np.split(order, range(B, len(order), B))
+                        if len(b) >= (B if local.drop_last else min_batch)]
         if not batches: raise ValueError(_unusable(k, len(idx), local, min_batch))
         all_rows.append(batches)
     T, B = max(map(len, all_rows)), width(parts, local)

@@ -25,7 +25,8 @@ from .files import newest, read_tensors, write_tensors
 from .tree import flatten, tmap, unflatten
 from .table import Store, Table, pack, unpack
 from .method import Method, ask, asks_for, warn
-from .round import EXECUTORS, Local, State, Batches, occupied, start, local_phase, client_sums, aggregate, deployed, recompute, pixel_by_pixel, plan, pure, split_state, stacked, cross_entropy
+from .round import (EXECUTORS, Local, State, Batches, occupied, start, local_phase, client_sums, aggregate,
+                          deployed, recompute, pixel_by_pixel, plan, pure, split_state, stacked, cross_entropy)
 from .tape import Tapes
 from .draws import rng, seed_of
 from .data import prepare
@@ -39,11 +40,13 @@ class TaskBatches(Batches):
     "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
     ahead = 2**26 # bytes of images to prepare at once
     def __init__(self, task, index, counts, draws=()):
-        self.task, self.index, self.counts, self.draws, self.ready = task, index.to(task.x_train.device), counts, draws, range(0)
+        self.task, self.index, self.counts, self.draws, self.ready = (
+            task, index.to(task.x_train.device), counts, draws, range(0))
 
     def of(self, ks):
         steps = int((self.counts[ks] > 0).sum(1).max())
-        return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps], [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws])
+        return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
+                           [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws])
 
     def _prepare(self, t):
         "Make the batches of step `t` and of as many after it as fit."
@@ -66,7 +69,8 @@ class TaskBatches(Batches):
 
     def once(self):
         if self.draws: return None
-        each = [i[r].unique() for i, r in zip(self.index, occupied(self.counts, self.index.shape[2]).to(self.index.device))]
+        each = [i[r].unique()
+                for i, r in zip(self.index, occupied(self.counts, self.index.shape[2]).to(self.index.device))]
         self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1) for u, i in zip(each, self.index)])
         self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
         return self.all.shape[1]
@@ -91,9 +95,11 @@ def batches_of(
     index, counts = plan(clients, who, local, seed, round, min_batch)
     gens = [torch.Generator().manual_seed(seed_of('augmentation', seed, round, k)) for k in who] if task.augment else []
     steps = (counts > 0).sum(1).tolist() # a client draws for its own steps, whoever else takes part
-    drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)] for a in task.augment]
+    drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
+             for a in task.augment]
     device = task.x_train.device
-    return TaskBatches(task, index, counts, [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn])
+    return TaskBatches(task, index, counts,
+                       [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn])
 
 # %% ../nbs/08_run.ipynb #4a12cf02
 def draw_clients(n, participation, seed, round):
@@ -103,12 +109,14 @@ def draw_clients(n, participation, seed, round):
 
 HEAVY = 10**6 # parameters from which on a dense network keeps a core busy by itself
 
-def convolves(model): return any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
+def convolves(model):
+    return any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
 
 def choose_executor(method, model, device):
     "`vmap` on a GPU and for small dense networks; else `extract` for methods that cut the network, else `threads`."
     heavy = convolves(model) or sum(p.numel() for p in model.parameters()) > HEAVY
-    return 'vmap' if not heavy or torch.device(device).type != 'cpu' else 'extract' if asks_for(method, 'mask', 'axes') else 'threads'
+    return ('vmap' if not heavy or torch.device(device).type != 'cpu'
+            else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
 def least_batch(model):
     "The smallest batch that the network can be trained on: BatchNorm wants two samples."
@@ -124,7 +132,8 @@ def unstackable(
     params, forward = tmap(lambda v: v.requires_grad_(), params), pure(model)
     loss = lambda params, buffers, x: forward(params, buffers, x)[1].float().sum()
     try:
-        with torch.random.fork_rng(): out = stacked(loss, (0, 0, 0))(params, buffers, torch.stack([x, x]))
+        with torch.random.fork_rng():
+            out = stacked(loss, (0, 0, 0))(params, buffers, torch.stack([x, x]))
         torch.autograd.grad(out.sum(), list(params.values()), allow_unused=True)
     except Exception as e: return (str(e).strip() or type(e).__name__).splitlines()[0][:200]
     return ''
@@ -134,15 +143,21 @@ def impure(
     x,     # (N, ...) inputs as it wants them
 ):         # '' if its forward is a function of parameters and inputs, and of PyTorch's draws; else what it is besides
     "Run the network twice on the same, and look at what has changed."
-    plain = lambda: {(name, k): v for name, m in model.named_modules() for k, v in vars(m).items() if k != 'training' and isinstance(v, (bool, int, float, str, tuple))}
+    plain = lambda: {(name, k): v for name, m in model.named_modules() for k, v in vars(m).items()
+                     if k != 'training' and isinstance(v, (bool, int, float, str, tuple))}
     world = lambda: (random.getstate(), np.random.get_state()[1].tobytes(), np.random.get_state()[2])
     def run():
-        with torch.no_grad(), torch.random.fork_rng(): torch.manual_seed(0); return pure(model)(*split_state(model), x)[:2]
+        with torch.no_grad(), torch.random.fork_rng():
+            torch.manual_seed(0)
+            return pure(model)(*split_state(model), x)[:2]
     kept, before, state = random.getstate(), np.random.get_state(), (plain(), world())
     first, changed, drew = run(), plain() != state[0], world() != state[1]
     same = all(torch.equal(a, b) or a.isnan().any() for a, b in zip(first, run()))
-    random.setstate(kept); np.random.set_state(before)
-    return 'draws from the random numbers of Python or NumPy' if drew else 'changes attributes of its modules' if changed else '' if same else 'gives two answers to the same question'
+    random.setstate(kept)
+    np.random.set_state(before)
+    return ('draws from the random numbers of Python or NumPy' if drew
+            else 'changes attributes of its modules' if changed
+            else '' if same else 'gives two answers to the same question')
 
 # %% ../nbs/08_run.ipynb #3d62c2be
 def prefers_channels_last(
@@ -152,7 +167,8 @@ def prefers_channels_last(
     "Has the network convolutions that run on a CPU, and does it take images whose channels lie side by side?"
     if x.device.type != 'cpu' or not convolves(model): return False
     try:
-        with torch.no_grad(): pure(model, channels_last=True)(*split_state(model), x[:2], train=False)
+        with torch.no_grad():
+            pure(model, channels_last=True)(*split_state(model), x[:2], train=False)
     except RuntimeError: return False
     return True
 
@@ -165,13 +181,14 @@ class Run:
     state: State               # parameters, buffers, memories, personal tensors
     settings: dict             # everything else that was asked, and versions, device, seconds
     model: torch.nn.Module = None # the network with the server's final parameters
-    locals: dict = None        # of the last round: `who`, and stacked `params` and `buffers` of the clients before averaging
+    locals: dict = None        # of the last round: `who`, stacked `params` and `buffers` of clients before averaging
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'
         last = self.history.iloc[-1]
         own = f", clients' own models {last['personal']:.3f} ± {last['personal_sd']:.3f}" if 'personal' in last else ''
-        return f"Run of {self.method!r}: round {int(last['round'])}, accuracy {last['accuracy']:.3f}{own}, {self.history['seconds'].sum():.1f} s"
+        return (f"Run of {self.method!r}: round {int(last['round'])}, accuracy {last['accuracy']:.3f}{own}, "
+                f"{self.history['seconds'].sum():.1f} s")
 
 # %% ../nbs/08_run.ipynb #18e40066
 def tests_of(
@@ -179,9 +196,10 @@ def tests_of(
     clients, # list of index tensors into the training set, one per client
     seed=0,  # int
 ) -> list:   # one index tensor into the test set per client
-    "Every client's own test set: its own domain's images where clients have one domain each, else images with its label proportions."
+    "Each client's own test set: its domain's images where each has one domain, else images with its label proportions."
     seen = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
-    if not seen or any(len(d) > 1 for d in seen): return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
+    if not seen or any(len(d) > 1 for d in seen):
+        return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
     return [(task.domain_test == d).nonzero()[:, 0] for d in seen]
 
 def _tester(model, task, channels_last):
@@ -196,9 +214,11 @@ def _score(method, test, state, tests, who):
 
 def per_client(self, task, tests):
     "A DataFrame, one row a client: the accuracy of the server's model and of the client's own on its test set."
-    state, test = self.state, _tester(self.model, task.to(next(self.model.parameters()).device), self.settings.get('channels_last'))
+    state, test = self.state, _tester(
+        self.model, task.to(next(self.model.parameters()).device), self.settings.get('channels_last'))
     both = [_score(self.method, test, state, tests, who) for who in ([None]*state.clients, range(state.clients))]
-    return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests], 'global': both[0], 'personal': both[1]})
+    return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests],
+                         'global': both[0], 'personal': both[1]})
 
 Run.per_client = per_client
 
@@ -208,22 +228,28 @@ def _clients_seen(method, test, tests, who, before, out, after):
     own, none = [tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
     score = lambda state, nets: _score(method, test, state, own, nets)
-    return dict(global_before=score(before, none), global_after=score(after, none), personal_before=score(before, who), personal_after=score(ended, range(len(who))))
+    return dict(global_before=score(before, none), global_after=score(after, none),
+                personal_before=score(before, who), personal_after=score(ended, range(len(who))))
 
 def _accuracies(seen):
     "The last columns of the table, and their spread."
-    return {k+end: v for name, vs in seen.items() for k, s in [(name, spread(vs))] for end, v in (('', s.mean), ('_sd', s.sd))}
+    return {k+end: v for name, vs in seen.items() for k, s in [(name, spread(vs))]
+            for end, v in (('', s.mean), ('_sd', s.sd))}
 
 def _measured(w, state):
     "Global accuracy and loss on the test set; a warning where the loss is not a number."
     seen = w.test(deployed(w.method, state))
-    if not np.isfinite(seen['loss']): warn(f"after round {state.round} the global model's test loss is {seen['loss']}, so its accuracy means nothing; " +
-        (_first_odd('x_test', w.task.x_test, torch.arange(len(w.task.x_test))) or "finite clients with a broken average point to the running statistics, as with FedAvgM(form='released') on BatchNorm"))
+    if not np.isfinite(seen['loss']):
+        warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
+             "so its accuracy means nothing; "
+             + (_first_odd('x_test', w.task.x_test, torch.arange(len(w.task.x_test)))
+                or "finite clients with a broken average point to the running statistics, "
+                   "as with FedAvgM(form='released') on BatchNorm"))
     return seen
 
 # %% ../nbs/08_run.ipynb #05470080
 def peak_mb(device):
-    "Most megabytes that were in use at once: of the device, since this was last asked; on a CPU of the whole process so far."
+    "Most megabytes in use at once: of the device, since this was last asked; on a CPU of the whole process so far."
     if device.startswith('cuda'):
         peak = torch.cuda.max_memory_allocated(device)/1e6
         torch.cuda.reset_peak_memory_stats(device)
@@ -236,53 +262,77 @@ def peak_mb(device):
 def _indices(name, v, n):
     "`v` as int64 indices of `n` samples: whole numbers, or a mask of `n` booleans."
     try: v = v.detach().cpu() if isinstance(v, torch.Tensor) else torch.from_numpy(np.array(v))
-    except (TypeError, ValueError): raise ValueError(f"{name} is {str(v)[:60]}; it must be a row of whole numbers, indices of samples, or a mask") from None
-    if v.ndim == 0: raise ValueError(f"{name} is one number, {v.item()}, and no list of samples; from the owner of every sample: clients=[(owner == k).nonzero().flatten() for k in owner.unique()]")
-    if v.ndim > 1: raise ValueError(f"{name} has shape {tuple(v.shape)}; it must be one row of indices, or a mask")
-    if v.dtype == torch.bool and len(v) != n: raise ValueError(f"{name} is a mask of {len(v)} for {n} samples")
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is {str(v)[:60]}; "
+                         "it must be a row of whole numbers, indices of samples, or a mask") from None
+    if v.ndim == 0:
+        raise ValueError(f"{name} is one number, {v.item()}, and no list of samples; from the owner of every sample: "
+                         "clients=[(owner == k).nonzero().flatten() for k in owner.unique()]")
+    if v.ndim > 1:
+        raise ValueError(f"{name} has shape {tuple(v.shape)}; it must be one row of indices, or a mask")
+    if v.dtype == torch.bool and len(v) != n:
+        raise ValueError(f"{name} is a mask of {len(v)} for {n} samples")
     if v.dtype == torch.bool: return v.nonzero().flatten()
     if not len(v): return v.long()
-    if v.is_floating_point() or v.is_complex(): raise ValueError(f"{name} holds {str(v.dtype)[6:]}; it must be whole numbers, indices of samples, or a mask")
+    if v.is_floating_point() or v.is_complex():
+        raise ValueError(f"{name} holds {str(v.dtype)[6:]}; it must be whole numbers, indices of samples, or a mask")
     v = v.long()
-    if bad := v[(v < 0) | (v >= n)][:1].tolist(): raise ValueError(f"{name} has the index {bad[0]}, but there are {n} samples: 0 to {n-1}")
+    if bad := v[(v < 0) | (v >= n)][:1].tolist():
+        raise ValueError(f"{name} has the index {bad[0]}, but there are {n} samples: 0 to {n-1}")
     return v
 
 def _parts(name, parts, n):
     "One index tensor per client."
-    if isinstance(parts, dict): raise ValueError(f"{name} is a dict; give list({name}.values()), one row of indices per client")
+    if isinstance(parts, dict):
+        raise ValueError(f"{name} is a dict; give list({name}.values()), one row of indices per client")
     if isinstance(parts, (str, bytes)) or not hasattr(parts, '__iter__') or getattr(parts, 'ndim', 1) == 0:
         many = parts if isinstance(parts, int) else 10
-        raise TypeError(f"{name}={parts!r}, but it must be one index tensor per client, such as dirichlet(task.y_train, {many}, alpha=0.5, seed=0) or iid(task.y_train, {many})")
+        raise TypeError(f"{name}={parts!r}, but it must be one index tensor per client, such as "
+                        f"dirichlet(task.y_train, {many}, alpha=0.5, seed=0) or iid(task.y_train, {many})")
     each = 'client {}' if name == 'clients' else name + '[{}]'
     return [_indices(each.format(k), v, n) for k, v in enumerate(parts)]
 
 # %% ../nbs/08_run.ipynb #994c5e3b
 def _tried(model, x):
     "What `model` makes of two samples `x`, in evaluation mode, with nothing changed by it."
-    net, name, x_is = copy.deepcopy(model).to(x.device), type(model).__name__, f'{str(x.dtype)[6:]} {tuple(x.shape[1:])}'
+    net, name, x_is = (copy.deepcopy(model).to(x.device), type(model).__name__,
+                       f'{str(x.dtype)[6:]} {tuple(x.shape[1:])}')
     try:
-        with torch.no_grad(), torch.random.fork_rng(): return pure(net)(*split_state(net), x, train=False)[:2]
+        with torch.no_grad(), torch.random.fork_rng():
+            return pure(net)(*split_state(net), x, train=False)[:2]
     except (RuntimeError, ValueError, IndexError) as e:
         odd = {str(p.dtype)[6:] for p in net.parameters() if p.is_floating_point()} - {'float32'}
-        if odd and x.is_floating_point(): raise ValueError(f"{name} computes in {' and '.join(sorted(odd))}, but the samples are float32; pass model.float(), and precision= for faster products") from e
-        if x.dtype == torch.int64: hint = 'tokens are for a network that begins with an nn.Embedding; a table of numbers is x.float()'
-        elif 'Int' in str(e) and 'Embedding' in repr(net): hint = 'an Embedding wants tokens: whole numbers, x.long()'
+        if odd and x.is_floating_point():
+            raise ValueError(f"{name} computes in {' and '.join(sorted(odd))}, but the samples are float32; "
+                             "pass model.float(), and precision= for faster products") from e
+        if x.dtype == torch.int64:
+            hint = 'tokens are for a network that begins with an nn.Embedding; a table of numbers is x.float()'
+        elif 'Int' in str(e) and 'Embedding' in repr(net):
+            hint = 'an Embedding wants tokens: whole numbers, x.long()'
         else: hint = str(e).partition('\n')[0]
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
 
 def _check_network(a, device):
     "Refuse a network that does not fit the task, on two samples."
-    if not isinstance(a.model, torch.nn.Module): raise TypeError(f"model is {a.model!r}, but it must be a torch.nn.Module, such as build('mlp', task)")
+    if not isinstance(a.model, torch.nn.Module):
+        raise TypeError(f"model is {a.model!r}, but it must be a torch.nn.Module, such as build('mlp', task)")
     name, classes, x = type(a.model).__name__, a.task.classes, a.task.normalise(a.task.x_train[:2].to(device))
     features, logits = _tried(a.model, x)
-    if not all(isinstance(v, torch.Tensor) for v in (features, logits)): raise TypeError(f"{name} must return two tensors (features, logits), not {type(features).__name__} and {type(logits).__name__}")
+    if not all(isinstance(v, torch.Tensor) for v in (features, logits)):
+        raise TypeError(f"{name} must return two tensors (features, logits), "
+                        f"not {type(features).__name__} and {type(logits).__name__}")
     for v in (features, logits):
-        if v.ndim and len(v) != len(x): raise ValueError(f"{name} makes of {len(x)} samples {len(v)} row{'s' if len(v) != 1 else ''}; it must return one row per sample")
+        if v.ndim and len(v) != len(x):
+            raise ValueError(f"{name} makes of {len(x)} samples {len(v)} row{'s' if len(v) != 1 else ''}; "
+                             "it must return one row per sample")
     if logits.shape != (len(x), classes):
-        if features.shape == (len(x), classes): raise ValueError(f"{name} returns (logits, features); return them the other way round, (features, logits)")
-        raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, but the task has {classes} classes; they must be (N, {classes})")
+        if features.shape == (len(x), classes):
+            raise ValueError(f"{name} returns (logits, features); return them the other way round, (features, logits)")
+        raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
+                         f"but the task has {classes} classes; they must be (N, {classes})")
     if not any(p.requires_grad for p in a.model.parameters()) and not start(a.method, a.model, 1).params:
-        raise ValueError(f"no parameter of {name} can be trained; call model.requires_grad_(True), or on the layers that are to learn")
+        raise ValueError(f"no parameter of {name} can be trained; "
+                         "call model.requires_grad_(True), or on the layers that are to learn")
 
 # %% ../nbs/08_run.ipynb #34766d47
 def writable(
@@ -290,11 +340,13 @@ def writable(
 ):        # the path; a ValueError or OSError says why it cannot be written
     "Find out before training whether a file can be written after it."
     file = Path(path).absolute()
-    if file.is_dir(): raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
+    if file.is_dir():
+        raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=file.parent).close()
-    except OSError as e: raise OSError(f"{path} cannot be written: {e.strerror or e}; name a file in a folder of yours") from None
+    except OSError as e:
+        raise OSError(f"{path} cannot be written: {e.strerror or e}; name a file in a folder of yours") from None
     return path
 
 def _check_device(device):
@@ -302,24 +354,34 @@ def _check_device(device):
     try: torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, TypeError) as e:
         there = ['cpu', *(f'cuda:{k}' for k in range(torch.cuda.device_count()))]
-        raise ValueError(f"device={device!r} cannot be used here ({str(e).partition(chr(10))[0][:80]}); there is {', '.join(there)}") from None
+        raise ValueError(f"device={device!r} cannot be used here ({str(e).partition(chr(10))[0][:80]}); "
+                         f"there is {', '.join(there)}") from None
 
 # %% ../nbs/08_run.ipynb #ccbfc216
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
-WEIGHTING = dict(samples=lambda clients: torch.tensor([float(len(c)) for c in clients]), uniform=lambda clients: torch.ones(len(clients)))
+WEIGHTING = dict(samples=lambda clients: torch.tensor([float(len(c)) for c in clients]),
+                 uniform=lambda clients: torch.ones(len(clients)))
 
 def _check(a, device):
-    if not isinstance(a.method, Method): raise TypeError(f"{a.method!r} is not a method; pass MOON(mu=1) + FedDecorr(), or fedlit.parse.method of a text")
-    if a.minutes is not None and not a.checkpoint: raise ValueError(f"minutes={a.minutes} needs checkpoint=, a file to go on from")
+    if not isinstance(a.method, Method):
+        raise TypeError(f"{a.method!r} is not a method; "
+                        "pass MOON(mu=1) + FedDecorr(), or fedlit.parse.method of a text")
+    if a.minutes is not None and not a.checkpoint:
+        raise ValueError(f"minutes={a.minutes} needs checkpoint=, a file to go on from")
     _check_numbers(a)
     _check_device(device)
-    if a.executor not in ('auto', *EXECUTORS): raise ValueError(f"executor={a.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, or torchrun, torchrun:vmap and so on")
+    if a.executor not in ('auto', *EXECUTORS):
+        raise ValueError(f"executor={a.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, "
+                         "or torchrun, torchrun:vmap and so on")
     if a.checkpoint and not (a.ranks and a.ranks.rank): writable(a.checkpoint)
-    if not 0 < a.participation <= 1: raise ValueError(f"participation={a.participation}, but it must be in (0, 1]: the share of clients in a round")
+    if not 0 < a.participation <= 1:
+        raise ValueError(f"participation={a.participation}, but it must be in (0, 1]: the share of clients in a round")
     if a.record not in (True, False, 'graph') or a.record == 'graph' and not device.startswith('cuda'):
         raise ValueError(f"record={a.record!r} on {device}, but it must be True, False or, on CUDA, 'graph'")
-    if a.precision not in PRECISION: raise ValueError(f"precision={a.precision!r}, but it must be one of {', '.join(PRECISION)}")
-    if a.weighting not in WEIGHTING: raise ValueError(f"weighting={a.weighting!r}, but it must be one of {', '.join(WEIGHTING)}")
+    if a.precision not in PRECISION:
+        raise ValueError(f"precision={a.precision!r}, but it must be one of {', '.join(PRECISION)}")
+    if a.weighting not in WEIGHTING:
+        raise ValueError(f"weighting={a.weighting!r}, but it must be one of {', '.join(WEIGHTING)}")
     _check_data(a)
     _check_network(a, device)
 
@@ -330,31 +392,46 @@ def _check_numbers(a):
         v = getattr(a, name)
         if name == 'chunk' and v is None: continue
         whole = isinstance(v, (int, np.integer)) and not isinstance(v, bool)
-        if not whole or v < low: raise ValueError(f"{name}={v!r}, but it must be {'' if whole else 'a whole number, '}at least {low}")
+        if not whole or v < low:
+            raise ValueError(f"{name}={v!r}, but it must be {'' if whole else 'a whole number, '}at least {low}")
     for name in ('participation', 'minutes'):
         v = getattr(a, name)
-        if not (name == 'minutes' and v is None) and (isinstance(v, bool) or not isinstance(v, (int, float, np.number))): raise ValueError(f"{name}={v!r}, but it must be a number")
-    if a.minutes is not None and not a.minutes >= 0: raise ValueError(f"minutes={a.minutes}, but it must be at least 0")
-    if not (a.local is None or isinstance(a.local, Local)): raise TypeError(f"local={a.local!r}, but it must be a Local, such as Local(epochs=5, lr=0.05)")
+        if (not (name == 'minutes' and v is None)
+                and (isinstance(v, bool) or not isinstance(v, (int, float, np.number)))):
+            raise ValueError(f"{name}={v!r}, but it must be a number")
+    if a.minutes is not None and not a.minutes >= 0:
+        raise ValueError(f"minutes={a.minutes}, but it must be at least 0")
+    if not (a.local is None or isinstance(a.local, Local)):
+        raise TypeError(f"local={a.local!r}, but it must be a Local, such as Local(epochs=5, lr=0.05)")
 
 def _check_data(a):
     "Bring clients and tests into the form of index tensors, and refuse those that are none."
     if not all(hasattr(a.task, k) for k in ('x_train', 'y_train', 'x_test', 'normalise')):
-        raise TypeError(f"task is {str(a.task)[:60]!r}, a {type(a.task).__name__}; it must be a fedlit.data.Task, such as load('digits')")
+        raise TypeError(f"task is {str(a.task)[:60]!r}, a {type(a.task).__name__}; "
+                        "it must be a fedlit.data.Task, such as load('digits')")
     a.clients = _parts('clients', a.clients, len(a.task.y_train))
-    if not len(a.clients): raise ValueError("clients is empty; it must be a list of index tensors, one per client, such as dirichlet(task.y_train, clients=10)")
+    if not len(a.clients):
+        raise ValueError("clients is empty; it must be a list of index tensors, one per client, "
+                         "such as dirichlet(task.y_train, clients=10)")
     for k, idx in enumerate(a.clients):
-        if len(idx) == 0: raise ValueError(f"client {k} has no samples; leave it out, or draw a partition that gives every client some (dirichlet's form='released' does)")
+        if len(idx) == 0:
+            raise ValueError(f"client {k} has no samples; leave it out, or draw a partition "
+                             "that gives every client some (dirichlet's form='released' does)")
     if a.tests is None: return
-    if isinstance(a.tests, (str, int)) or len(a.tests) != len(a.clients): raise ValueError(f"tests has {len(a.tests) if hasattr(a.tests, '__len__') else a.tests!r} entries for {len(a.clients)} clients; it must be one index tensor into the test set per client")
+    if isinstance(a.tests, (str, int)) or len(a.tests) != len(a.clients):
+        raise ValueError(f"tests has {len(a.tests) if hasattr(a.tests, '__len__') else a.tests!r} entries "
+                         f"for {len(a.clients)} clients; it must be one index tensor into the test set per client")
     a.tests = _parts('tests', a.tests, len(a.task.y_test))
 
 # %% ../nbs/08_run.ipynb #3d0bda5c
 def _settings(w):
     sizes, how = [len(c) for c in w.clients], f'torchrun:{w.executor} x {w.ranks.size}' if w.ranks else w.executor
-    return dict(model=getattr(w.model, 'spec', None) or type(w.model).__name__, task=w.task.name, clients=len(w.clients), sizes=sizes, rounds=w.rounds, local=asdict(w.local),
-                participation=w.participation, seed=w.seed, executor=how, device=w.device, weighting=w.weighting, statistics=w.statistics, precision=w.precision, channels_last=w.channels_last,
-                bad_clients=repr(w.guard), fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
+    return dict(model=getattr(w.model, 'spec', None) or type(w.model).__name__, task=w.task.name,
+                clients=len(w.clients), sizes=sizes, rounds=w.rounds, local=asdict(w.local),
+                participation=w.participation, seed=w.seed, executor=how, device=w.device, weighting=w.weighting,
+                statistics=w.statistics, precision=w.precision, channels_last=w.channels_last,
+                bad_clients=repr(w.guard),
+                fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if w.device.startswith('cuda') else platform.machine(),
                 fingerprint=fingerprint(w.model, w.task, w.clients, w.criterion))
 
@@ -367,7 +444,7 @@ def _c_library(name):
 _held = 0 # how many have asked
 
 def hold_memory():
-    "Ask glibc to keep freed memory for the next tensor, in one place for all threads. Other systems are left as they are."
+    "Ask glibc to keep freed memory for the next tensor, in one place for all threads. Other systems stay as they are."
     global _held
     _held += 1
     if mallopt := _c_library('mallopt'):
@@ -388,33 +465,42 @@ def release_memory():
     global _held
     _held = max(_held - 1, 0)
     if not _held and (mallopt := _c_library('mallopt')):
-        mallopt(-4, 65536)     # glibc's own values: large tensors are blocks of their own, which go back when they are freed
+        mallopt(-4, 65536)     # glibc's own values: large tensors are blocks of their own, which go back when freed
         mallopt(-1, 128*1024)
         mallopt(-8, 0)
     if trim := _c_library('malloc_trim'): trim(0)
 
 # %% ../nbs/08_run.ipynb #c58685e1
 def normalised(task):
-    "The task with its training images as the network wants them, once and for all; as it is where they are augmented, or too many."
-    return task if task.augment or task.x_train.numel() >= 2**28 else replace(task, x_train=task.normalise(task.x_train), mean=None)
+    "The task with its training images normalised once and for all; as it is where they are augmented, or too many."
+    return (task if task.augment or task.x_train.numel() >= 2**28
+            else replace(task, x_train=task.normalise(task.x_train), mean=None))
 
 def _work(a, device, executor):
     "What federate was asked for, with what every round needs besides."
-    model, task, guard = copy.deepcopy(a.model).to(device), a.task.to(device), a.bad_clients if isinstance(a.bad_clients, Guard) else Guard(a.bad_clients)
+    model, task, guard = (copy.deepcopy(a.model).to(device), a.task.to(device),
+                          a.bad_clients if isinstance(a.bad_clients, Guard) else Guard(a.bad_clients))
     x, record = task.normalise(task.x_train[:2]), a.record
     if record and (said := impure(model, x)):
         record = False
-        warn(f"{type(model).__name__}'s forward {said}: its steps are not recorded, and the same seed may give another result")
-    if executor == 'auto' and (executor := choose_executor(a.method, model, device)) == 'vmap' and (said := unstackable(model, x)):
+        warn(f"{type(model).__name__}'s forward {said}: "
+             "its steps are not recorded, and the same seed may give another result")
+    if (executor == 'auto' and (executor := choose_executor(a.method, model, device)) == 'vmap'
+            and (said := unstackable(model, x))):
         executor = 'loop'
         warn(f"{type(model).__name__} cannot be stacked by vmap ({said}); going on with executor='loop'")
-    side = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2])) if a.channels_last is None else a.channels_last)
-    return SimpleNamespace(**dict(vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard, channels_last=side,
-        source=normalised(task), test=_tester(model, task, side), sizes=WEIGHTING[a.weighting](a.clients), min_batch=least_batch(model),
-        function=partial(pure, precision=PRECISION[a.precision], channels_last=side), tapes=Tapes(graphs=record == 'graph') if record else None,
+    side = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2]))
+                                   if a.channels_last is None else a.channels_last)
+    return SimpleNamespace(**dict(
+        vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard,
+        channels_last=side, source=normalised(task), test=_tester(model, task, side),
+        sizes=WEIGHTING[a.weighting](a.clients), min_batch=least_batch(model),
+        function=partial(pure, precision=PRECISION[a.precision], channels_last=side),
+        tapes=Tapes(graphs=record == 'graph') if record else None,
         guess=math.log(task.classes) if a.criterion is cross_entropy else math.inf, told=[]))
 
-def _batches(w, who, round, **change): return batches_of(w.source, w.clients, who, replace(w.local, **change), w.seed, round, w.min_batch)
+def _batches(w, who, round, **change):
+    return batches_of(w.source, w.clients, who, replace(w.local, **change), w.seed, round, w.min_batch)
 
 # %% ../nbs/08_run.ipynb #65678e84
 def _first_odd(name, x, at):
@@ -430,13 +516,16 @@ def _first_odd(name, x, at):
 def _advice(w, who, out):
     "What may help a client that produced NaN or infinity."
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
-        if odd := _first_odd('x_train', w.task.x_train, w.clients[k]): return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
-    return 'a smaller lr or a smaller penalty would help' + (f", or precision='float32' instead of {w.precision!r}" if w.precision != 'float32' else '')
+        if odd := _first_odd('x_train', w.task.x_train, w.clients[k]):
+            return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
+    return 'a smaller lr or a smaller penalty would help' + (
+        f", or precision='float32' instead of {w.precision!r}" if w.precision != 'float32' else '')
 
 # %% ../nbs/08_run.ipynb #773b08f2
 def _train(w, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
-    out = local_phase(w.method, w.model, state, who, _batches(w, who, state.round), w.local, w.executor, w.criterion, w.proxy, w.tapes, w.chunk, w.function)
+    out = local_phase(w.method, w.model, state, who, _batches(w, who, state.round), w.local, w.executor, w.criterion,
+                      w.proxy, w.tapes, w.chunk, w.function)
     return sift(w.guard, who, out, state.params, state.round, w.guess, _advice(w, who, out))
 
 def _round(w, state, train, sums):
@@ -446,7 +535,8 @@ def _round(w, state, train, sums):
     who, notes, new = out['who'].tolist(), noted(w.guard, drawn, out), replace(state, round=state.round + 1)
     if who:
         new = aggregate(w.method, state, who, out, w.sizes[who], w.local, pure(w.model), w.proxy, sums)
-        if w.statistics in ('recomputed', 'static'): new = recompute(w.method, w.model, new, _batches(w, who, state.round, epochs=1))
+        if w.statistics in ('recomputed', 'static'):
+            new = recompute(w.method, w.model, new, _batches(w, who, state.round, epochs=1))
         new, notes = settle(w.guard, state, new, notes)
     return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **notes, participants=len(who))
 
@@ -457,19 +547,22 @@ def _tested(w, history, before, out, after, seen):
     if past is None or past != past: past = _measured(w, before)['accuracy']
     row = dict(accuracy_before=past, **_measured(w, after))
     if w.tests is None or not who: return row
-    return dict(row, **_accuracies(dict(seen(who, before, out, after), personal=_score(w.method, w.test, after, w.tests, range(len(w.tests))))))
+    return dict(row, **_accuracies(dict(
+        seen(who, before, out, after), personal=_score(w.method, w.test, after, w.tests, range(len(w.tests))))))
 
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
 # %% ../nbs/08_run.ipynb #fe60538f
 def _notice(w, state, who):
-    "Warn what parts of the method have to say of the features that the network now makes of a batch; each says it once."
+    "Warn what parts of the method have to say of the features that the network now makes of a batch, each only once."
     parts = [p for p in w.method.parts if hasattr(p, 'notice') and p not in w.told]
     if not parts or not who: return
-    x = w.task.normalise(w.task.x_train[torch.as_tensor(w.clients[who[0]][:w.local.batch_size], device=w.task.x_train.device)])
+    x = w.task.normalise(w.task.x_train[torch.as_tensor(w.clients[who[0]][:w.local.batch_size],
+                                                        device=w.task.x_train.device)])
     if len(x) < w.min_batch: return
-    with torch.no_grad(), torch.random.fork_rng(): features = pure(w.model)(*deployed(w.method, state, who[0]), x)[0]
+    with torch.no_grad(), torch.random.fork_rng():
+        features = pure(w.model)(*deployed(w.method, state, who[0]), x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(w.model, x))):
             w.told.append(p)
@@ -478,45 +571,55 @@ def _notice(w, state, who):
 # %% ../nbs/08_run.ipynb #f663d649
 def _shown(history):
     "What the progress bar says: the last accuracy that was measured, and the loss of the last round."
-    seen = [row['accuracy'] for row in history if row.get('accuracy', math.nan) == row.get('accuracy', math.nan) and 'accuracy' in row]
+    seen = [row['accuracy'] for row in history
+            if row.get('accuracy', math.nan) == row.get('accuracy', math.nan) and 'accuracy' in row]
     return ', '.join([f'accuracy {v:.3f}' for v in seen[-1:]] + [f"loss {history[-1]['train_loss']:.3g}"])
 
 # %% ../nbs/08_run.ipynb #9432d56a
 def _rounds(w, run, train, sums, seen, stop):
-    "Rounds until there are enough or the clock says `stop`; `run` is up to date after each, and it stops after all but the last."
+    "Rounds until enough or the clock says `stop`; `run` is up to date after each, and it stops after all but the last."
     history = run.history.to_dict('records')
-    bar = tqdm(range(run.state.round, w.rounds), initial=run.state.round, total=w.rounds, disable=not w.progress, desc=w.method.name, unit='round')
+    bar = tqdm(range(run.state.round, w.rounds), initial=run.state.round, total=w.rounds,
+               disable=not w.progress, desc=w.method.name, unit='round')
     for r in bar:
         began, before, last = time.perf_counter(), run.state, r+1 == w.rounds
         run.state, out, row = _round(w, before, train, sums)
         _notice(w, run.state, out['who'].tolist())
-        if (r+1) % w.evaluate_every == 0 or last: row.update(_tested(w, history, before, out, run.state, seen))
+        if (r+1) % w.evaluate_every == 0 or last:
+            row.update(_tested(w, history, before, out, run.state, seen))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(w.device)))
         run.history = pd.DataFrame(history)
         bar.set_postfix_str(_shown(history))
+        # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if w.keep_locals and last: run.locals = _locals(out)
-        elif w.checkpoint: run.save(w.checkpoint, keep=True) # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        elif w.checkpoint: run.save(w.checkpoint, keep=True)
         if w.minutes is not None and time.monotonic() > stop: return
         if not last: yield
 
 # %% ../nbs/08_run.ipynb #a8985183
 def _running(a):
-    "What was asked of federate, done: the run after every round, and the network to put its parameters in. At least once."
+    "What was asked of federate, done: the run after every round, and the network for its parameters. At least once."
     if a.executor.partition(':')[0] == 'torchrun':
         from fedlit.distributed import over_ranks
         run = over_ranks(**vars(a))
         yield run, run.model
         return
-    device, stop = ('cuda' if torch.cuda.is_available() else 'cpu') if a.device == 'auto' else str(a.device), time.monotonic() + 60*(a.minutes or 0)
+    device, stop = (('cuda' if torch.cuda.is_available() else 'cpu') if a.device == 'auto' else str(a.device),
+                    time.monotonic() + 60*(a.minutes or 0))
     _check(a, device)
     with memory_held(device):
         w = _work(a, device, a.executor)
         settings = _settings(w)
-        run = _resume(w.checkpoint, w.method, settings, device) or Run(w.method, pd.DataFrame(), start(w.method, w.model, len(w.clients), w.statistics, w.seed), settings)
+        run = _resume(w.checkpoint, w.method, settings, device) or Run(
+            w.method, pd.DataFrame(), start(w.method, w.model, len(w.clients), w.statistics, w.seed), settings)
         if w.tests is None and run.state.personal: w.tests = tests_of(w.task, w.clients, w.seed)
         train, sums, seen = partial(_train, w), client_sums, partial(_clients_seen, w.method, w.test, w.tests)
-        if w.ranks and w.ranks.rank: yield w.ranks.follow(train, seen, run), w.model; return
-        if w.ranks: train, sums, seen = w.ranks.lead(train, seen, run, [w.local.epochs*-(-len(c)//w.local.batch_size) for c in w.clients])
+        if w.ranks and w.ranks.rank:
+            yield w.ranks.follow(train, seen, run), w.model
+            return
+        if w.ranks:
+            train, sums, seen = w.ranks.lead(train, seen, run,
+                                             [w.local.epochs*-(-len(c)//w.local.batch_size) for c in w.clients])
         for _ in _rounds(w, run, train, sums, seen, stop): yield run, w.model
         if w.ranks: w.ranks.end(run)
         yield run, w.model
@@ -528,9 +631,11 @@ def _finished(rounds, total):
     try:
         for run, net in rounds: kept = replace(run) # noqa: B007, as it is after this round
     except KeyboardInterrupt as e:
-        if kept is None: raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
+        if kept is None:
+            raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
         e.run = kept._with(net)
-        e.args = f'interrupted after round {kept.state.round} of {total}; this exception has the run so far, as sys.last_value.run or e.run',
+        e.args = (f'interrupted after round {kept.state.round} of {total}; '
+                  'this exception has the run so far, as sys.last_value.run or e.run',)
         raise
     return run._with(net)
 
@@ -544,7 +649,8 @@ def federate(
     local=None,      # Local: how a client trains; None is Local()
     participation=1.,# share of the clients that train in a round, in (0, 1]
     seed=0,          # int; decides every draw, see `fedlit.draws`
-    executor="auto", # "loop", "threads", "vmap", "extract" (small networks for clients that have only a part) or "auto"; "torchrun": "auto" on several processes, "torchrun:vmap" and so on
+    executor="auto", # "loop", "threads", "vmap", "extract", "auto"; several processes: "torchrun", "torchrun:vmap", ...
+                     # extract: small networks for clients that have only a part; torchrun: "auto" on several processes
     device="auto",   # "cpu", "cuda", ... or "auto"
     checkpoint=None, # file to resume from if it is there, and to write after every round, beside the one before
     minutes=None,    # stop after the round in which so many have passed; the checkpoint goes on from there
@@ -552,15 +658,16 @@ def federate(
     evaluate_every=1,# int, rounds between evaluations; the last round is always evaluated
     keep_locals=False,# keep the clients' models of the last round in `Run.locals`?
     criterion=cross_entropy, # function of (logits, y)
-    tests=None,      # one index tensor into the test set per client; None: `tests_of` for methods that keep something at home, else none
+    tests=None,      # test indices of each client; None: `tests_of` for methods that keep something at home, else none
     weighting="samples",    # how much a client counts: by its "samples", or "uniform"
-    statistics="averaged",  # BatchNorm's running statistics: "averaged", kept at "home", "recomputed" or "static", see `fedlit.round.start`
+    statistics="averaged",  # of BatchNorm: "averaged", at "home", "recomputed" or "static", see `fedlit.round.start`
     record=True,     # play training steps that come back from a tape? "graph": and on CUDA launch each as one graph
     precision="float32", # of the networks' products while training: "float32", or "bfloat16" or "float16" by autocast
-    bad_clients="stop", # where a client's result is not finite or absurdly large: "stop", "skip" the client, "report" it, or a `fedlit.guard.Guard`
-    channels_last=None, # keep the channels of a pixel together in memory? never with "vmap"; None: for convolutions on a CPU, where it is faster, if the network bears it
+    bad_clients="stop", # at nonfinite or huge results: "stop", "skip" or "report" the client, or a `fedlit.guard.Guard`
+    channels_last=None, # keep a pixel's channels together? None: for convolutions on a CPU, if the network bears it
+                        # (in memory, which is faster there; never with "vmap")
     chunk=None,      # with "vmap", at most so many clients at once; None is no limit
-    proxy=None,      # what the server has, prepared as the network wants it: unlabelled images (M, ...), or a public set (x, y)
+    proxy=None,      # what the server has, prepared for the network: unlabelled images (M, ...), or a public set (x, y)
     ranks=None,      # `fedlit.distributed.Ranks` to share the clients; "torchrun" makes it
 ) -> Run:
     "Train `model` on `task`, spread over `clients`, by `method`."
@@ -584,13 +691,14 @@ def federating(
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
     asked = inspect.signature(federate).bind(*args, **kwargs)
     asked.apply_defaults()
-    for run, net in _running(SimpleNamespace(**asked.arguments)): yield replace(run)._with(copy.deepcopy(net))
+    for run, net in _running(SimpleNamespace(**asked.arguments)):
+        yield replace(run)._with(copy.deepcopy(net))
 
 federating.__signature__ = inspect.signature(federate).replace(return_annotation=Iterator[Run])
 
 # %% ../nbs/08_run.ipynb #26aa913f
-FORMAT = 4 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones; 3 has a checksum;
-           # since 4 draws have the names of `fedlit.draws`
+FORMAT = 4 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones;
+           # 3 has a checksum; since 4 draws have the names of `fedlit.draws`
 
 ROWS = '/rows' # after a table's name: the numbers of its rows
 
@@ -606,8 +714,9 @@ def save(self, path, keep=False): # keep: as a checkpoint, beside the one before
     tables = {k: pack(v) for k, v in flat.items() if isinstance(v, Table)}
     tensors = {k: v for k, v in flat.items() if k not in tables}
     tensors.update({k+end: v for k, both in tables.items() for end, v in zip(('', ROWS), both)})
-    header = dict(format=FORMAT, method=repr(self.method), classes=homes(self.method), settings=self.settings, history=records(self.history),
-                  round=s.round, clients=s.clients, order=list(flat), tables=list(tables))
+    header = dict(format=FORMAT, method=repr(self.method), classes=homes(self.method), settings=self.settings,
+                  history=records(self.history), round=s.round, clients=s.clients,
+                  order=list(flat), tables=list(tables))
     return write_tensors(path, tensors, header, keep)
 
 Run.save = save
@@ -616,18 +725,23 @@ Run.save = save
 def _trees(header, tensors, device):
     "The trees of a file, on `device`, with tables for what clients hold."
     store, clients = Store(), header['clients']
-    dense = [k for k in header['order'] if header['format'] == 1 and k.startswith(('client/', 'personal/')) and k[-1] != '/']
+    dense = [k for k in header['order']
+             if header['format'] == 1 and k.startswith(('client/', 'personal/')) and k[-1] != '/']
     tensors = {k: v if k in header.get('tables', dense) else v.to(device) for k, v in tensors.items()}
-    for k in header.get('tables', ()): tensors[k] = unpack(tensors[k], tensors[k+ROWS], clients, device, store)
-    for k in dense: tensors[k] = unpack(torch.cat([tensors[k][:1], tensors[k]]), torch.arange(clients), clients, device, store)
-    return unflatten({k: tensors[k] for k in header['order']}) # safetensors sorts names; sums are exact only in their own order
+    for k in header.get('tables', ()):
+        tensors[k] = unpack(tensors[k], tensors[k+ROWS], clients, device, store)
+    for k in dense:
+        tensors[k] = unpack(torch.cat([tensors[k][:1], tensors[k]]), torch.arange(clients), clients, device, store)
+    # safetensors sorts names; sums are exact only in their own order
+    return unflatten({k: tensors[k] for k in header['order']})
 
 def _read(path, device='cpu'):
     "What a file says of a run, and its state."
     header, tensors = read_tensors(path, FORMAT, summed=3)
     trees, told = _trees(header, tensors, device), header['settings']
-    return header, State(**{k: trees.get(k, {}) for k in ('params', 'buffers', 'server', 'client', 'personal')}, clients=header['clients'],
-                         round=header['round'], statistics=told.get('statistics', 'averaged'), seed=told.get('seed', 0))
+    return header, State(**{k: trees.get(k, {}) for k in ('params', 'buffers', 'server', 'client', 'personal')},
+                         clients=header['clients'], round=header['round'],
+                         statistics=told.get('statistics', 'averaged'), seed=told.get('seed', 0))
 
 # %% ../nbs/08_run.ipynb #b41e19fe
 def _method_of(header, path):
@@ -636,7 +750,8 @@ def _method_of(header, path):
     try: return parse(header['method'], classes(homes), longest=10**6)
     except ParseError as e:
         where = '; '.join(f"the class {name} of {home.replace(':', ', ')}," for name, home in homes.items())
-        raise ValueError(f"{path} holds {header['method'][:200]}, and {where or f'{e},'} cannot be found here; pass the method: Run.load(path, method=...)") from None
+        raise ValueError(f"{path} holds {header['method'][:200]}, and {where or f'{e},'} cannot be found here; "
+                         "pass the method: Run.load(path, method=...)") from None
 
 def load_run(
     path,         # file that `Run.save` wrote
@@ -646,11 +761,14 @@ def load_run(
 ) -> Run:
     "Read a run back."
     header, state = _read(path, device)
-    if method is not None and repr(method) != header['method']: raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
+    if method is not None and repr(method) != header['method']:
+        raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
     run = Run(method or _method_of(header, path), pd.DataFrame(header['history']), state, header['settings'])
     if model is None and isinstance(spec := run.settings['model'], dict):
         from fedlit.models import build
-        model = build(spec['name'], SimpleNamespace(classes=spec['classes'], x_train=torch.empty(0, *spec['shape'])), **spec['options'])
+        model = build(spec['name'],
+                      SimpleNamespace(classes=spec['classes'], x_train=torch.empty(0, *spec['shape'])),
+                      **spec['options'])
     return run._with(copy.deepcopy(model).to(device)) if model is not None else run
 
 Run.load = staticmethod(load_run)
@@ -658,10 +776,12 @@ Run.load = staticmethod(load_run)
 # %% ../nbs/08_run.ipynb #278b6f3a
 def _checksum(*tensors):
     crc = 0
-    for v in tensors: crc = zlib.crc32(torch.as_tensor(v).detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
+    for v in tensors:
+        crc = zlib.crc32(torch.as_tensor(v).detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
     return f'{crc:08x}'
 
-def _name_of(f): return f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__qualname__)}"
+def _name_of(f):
+    return f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__qualname__)}"
 
 def fingerprint(
     model,     # the network to begin with
@@ -671,27 +791,37 @@ def fingerprint(
 ) -> dict:     # name -> checksum or name
     "By what a checkpoint knows the run that it belongs to."
     some = torch.arange(0, len(task.y_train), max(1, len(task.y_train)//64))
-    return dict(partition=_checksum(*(torch.as_tensor(c).long() for c in clients)), weights=_checksum(*model.state_dict().values()),
-                labels=_checksum(task.y_train), images=_checksum(torch.as_tensor(task.x_train[some.to(task.x_train.device)])), criterion=_name_of(criterion))
+    return dict(partition=_checksum(*(torch.as_tensor(c).long() for c in clients)),
+                weights=_checksum(*model.state_dict().values()),
+                labels=_checksum(task.y_train),
+                images=_checksum(torch.as_tensor(task.x_train[some.to(task.x_train.device)])),
+                criterion=_name_of(criterion))
 
 # %% ../nbs/08_run.ipynb #3642146c
-FREE = 'rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit' # may differ when a run goes on
+# may differ when a run goes on
+FREE = 'rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit'
 
-GIVEN = dict(partition='another partition', weights='other first weights', labels='other labels', images='other images', criterion='another criterion')
+GIVEN = dict(partition='another partition', weights='other first weights', labels='other labels',
+             images='other images', criterion='another criterion')
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."
     other = [GIVEN[k] for k, v in ours.get('fingerprint', {}).items() if theirs.get('fingerprint', {}).get(k) != v]
-    return [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items() if k not in (*FREE, 'fingerprint') and theirs.get(k) != v] + other
+    return [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items()
+            if k not in (*FREE, 'fingerprint') and theirs.get(k) != v] + other
 
 def _resume(path, method, settings, device):
     found = path and newest(path, partial(_read, device=device))
     if not found: return None
     header, state = found
-    theirs, ours = {**header['settings'], 'method': header['method']}, {**json.loads(json.dumps(settings)), 'method': repr(method)}
-    if header['format'] < 4: raise ValueError(f"{path} was written before fedlit named its random draws anew (format {header['format']}); "
-        "going on from it would be neither the old run nor a new one. Run.load reads it; choose another file to begin again")
-    if differ := _differ(theirs, ours): raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differ)}); choose another file")
+    theirs, ours = ({**header['settings'], 'method': header['method']},
+                    {**json.loads(json.dumps(settings)), 'method': repr(method)})
+    if header['format'] < 4:
+        raise ValueError(f"{path} was written before fedlit named its random draws anew (format {header['format']}); "
+                         "going on from it would be neither the old run nor a new one. "
+                         "Run.load reads it; choose another file to begin again")
+    if differ := _differ(theirs, ours):
+        raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differ)}); choose another file")
     return Run(method, pd.DataFrame(header['history']), state, settings)
 
 # %% ../nbs/08_run.ipynb #c051062a
@@ -711,7 +841,8 @@ def file_of(
 ):          # Path, readable and different for every method and seed
     "Where `compare` keeps a run."
     name = repr(method)
-    return Path(folder)/f"{re.sub(r'[^A-Za-z0-9.=]+', '_', name)[:60]}_{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors"
+    return Path(folder)/(f"{re.sub(r'[^A-Za-z0-9.=]+', '_', name)[:60]}_"
+                         f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/08_run.ipynb #8e9f4309
 def compare(
@@ -739,8 +870,11 @@ def compare(
         parts = split(task, clients, seed)
         tests = tests_of(task, parts, seed) if 'personal' in columns else None
         for m in methods:
-            run = federate(build(model, task, seed=seed, **dict(options)), task, parts, m, rounds, local or Local(epochs=3), seed=seed, progress=False, tests=tests, checkpoint=folder and file_of(folder, m, seed), **kw)
-            rows.append(dict(method=repr(m), seed=seed, **{c: run.history[c].iloc[-1] for c in columns if c in run.history}))
+            run = federate(build(model, task, seed=seed, **dict(options)), task, parts, m, rounds,
+                           local or Local(epochs=3), seed=seed, progress=False, tests=tests,
+                           checkpoint=folder and file_of(folder, m, seed), **kw)
+            rows.append(dict(method=repr(m), seed=seed,
+                             **{c: run.history[c].iloc[-1] for c in columns if c in run.history}))
     return pd.DataFrame(rows)
 
 def table(
@@ -748,4 +882,5 @@ def table(
 ) -> pd.DataFrame: # one row a method: mean ± standard deviation over seeds
     "A comparison in a form to read."
     columns = [c for c in runs.columns if c not in ('method', 'seed')]
-    return pd.DataFrame({c: {m: format(spread(g[c]), '.3f') for m, g in runs.groupby('method', sort=False)} for c in columns})
+    return pd.DataFrame({c: {m: format(spread(g[c]), '.3f') for m, g in runs.groupby('method', sort=False)}
+                         for c in columns})

@@ -6,12 +6,12 @@
 __all__ = ['Pages', 'free_memory', 'memory_budget', 'Store', 'Row', 'Table', 'pack', 'unpack']
 
 # %% ../nbs/16_table.ipynb #c02f7915
-import os, tempfile, threading, weakref
+import errno, os, tempfile, threading, weakref
 import torch
 
 # %% ../nbs/16_table.ipynb #0cb1f115
 class Pages:
-    "A dictionary from numbers to rows that is never changed; `plus` makes another that shares all pages but those it writes on."
+    "A dictionary from numbers to rows, never changed; `plus` makes one that shares all pages but those it writes on."
     size = 128
     def __init__(self, pages=None): self.pages = pages or {}
     def get(self, k): return self.pages.get(k//self.size, {}).get(k)
@@ -26,7 +26,8 @@ class Pages:
 def free_memory():
     "Bytes of memory that this machine, or this container, has left; 8 GiB where the system (not Linux) does not tell."
     try:
-        with open('/proc/meminfo') as f: free = next(int(l.split()[1])*1024 for l in f if l.startswith('MemAvailable'))
+        with open('/proc/meminfo') as f:
+            free = next(int(l.split()[1])*1024 for l in f if l.startswith('MemAvailable'))
     except OSError: return 8*2**30
     try: limit, used = (open(f'/sys/fs/cgroup/memory.{k}').read().strip() for k in ('max', 'current'))
     except OSError: return free
@@ -45,24 +46,45 @@ class Store:
         self.file, self.end, self.free, self.owner, self.lock = None, 0, {}, os.getpid(), threading.Lock()
     def write(self, v):
         "Put the bytes of `v` into the file; returns where."
-        if self.owner != os.getpid(): raise RuntimeError("a forked process may read the rows on disk, but only the process that made them may write")
+        if self.owner != os.getpid():
+            raise RuntimeError("a forked process may read the rows on disk, "
+                               "but only the process that made them may write")
         if self.file is None:
             self.file = tempfile.TemporaryFile(prefix='fedlit-', buffering=0)
             weakref.finalize(self, self.file.close)
         places = self.free.get(v.nbytes)
         at = places.pop() if places else self.end
         self.end = max(self.end, at + v.nbytes)
-        if self._put(v.reshape(-1).view(torch.uint8).numpy(), at) < v.nbytes: raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
+        if not self._put(v.reshape(-1).view(torch.uint8).numpy(), at):
+            raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
         return at
     def read(self, at, like):
         "The tensor of the shape and type of `like` that was written at `at`."
         return torch.frombuffer(bytearray(self._take(like.nbytes, at)), dtype=like.dtype).view(like.shape)
     def _put(self, data, at):
-        if hasattr(os, 'pwrite'): return os.pwrite(self.file.fileno(), data, at)
-        with self.lock: self.file.seek(at); return self.file.write(data)
+        "Is there room for the bytes? One call may take fewer than it is given: Linux stops at 2 GiB."
+        done = 0
+        try:
+            while done < len(data) and (n := self._write(data[done:], at + done)): done += n
+        except OSError as e:
+            if e.errno != errno.ENOSPC: raise
+        return done == len(data)
     def _take(self, n, at):
+        parts, done = [], 0
+        while done < n and (part := self._read(n - done, at + done)):
+            parts.append(part)
+            done += len(part)
+        return b''.join(parts)
+    def _write(self, data, at):
+        if hasattr(os, 'pwrite'): return os.pwrite(self.file.fileno(), data, at)
+        with self.lock:
+            self.file.seek(at)
+            return self.file.write(data)
+    def _read(self, n, at):
         if hasattr(os, 'pread'): return os.pread(self.file.fileno(), n, at)
-        with self.lock: self.file.seek(at); return self.file.read(n)
+        with self.lock:
+            self.file.seek(at)
+            return self.file.read(n)
 
 # %% ../nbs/16_table.ipynb #6bf0b102
 class Row:
@@ -87,7 +109,7 @@ def _numbers(i, n):
 
 # %% ../nbs/16_table.ipynb #e5d41731
 class Table:
-    "A stack (clients, ...) that consists of a default row and of those rows that were written. Reads and writes as a tensor does."
+    "A stack (clients, ...) of a default row and of those rows that were written. Reads and writes as a tensor does."
     def __init__(self,
         row,        # tensor that all clients begin with; its device is where rows are read to
         clients,    # int, how many rows the stack has
@@ -98,7 +120,8 @@ class Table:
     dtype = property(lambda self: self.row.dtype)
     shape = property(lambda self: torch.Size((self.clients, *self.row.shape)))
     def __len__(self): return self.clients
-    def __repr__(self): return f'Table of {self.clients} rows {tuple(self.row.shape)}, {len(self.written())} of them written'
+    def __repr__(self):
+        return f'Table of {self.clients} rows {tuple(self.row.shape)}, {len(self.written())} of them written'
     def written(self): return self.pages.numbers()
 
 def _at(self, k):
@@ -110,7 +133,9 @@ def _get(self, i):
     first, *rest = i if isinstance(i, tuple) else (i,)
     ks = _numbers(first, len(self))
     one = isinstance(ks, int)
-    v = _at(self, ks) if one else torch.stack([_at(self, k) for k in ks]) if ks else self.row.new_empty(0, *self.row.shape)
+    v = (_at(self, ks) if one
+         else torch.stack([_at(self, k) for k in ks]) if ks
+         else self.row.new_empty(0, *self.row.shape))
     return v.to(self.device)[tuple(rest) if one else (slice(None), *rest)] if rest else v.to(self.device)
 
 Table.__getitem__ = _get

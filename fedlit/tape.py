@@ -16,23 +16,29 @@ from .tree import tmap, leaves
 # %% ../nbs/17_tape.ipynb #ab97c7de
 class Recorder(TorchDispatchMode):
     "Writes down the operations that run while it is on: pairs of operation and arguments, and what came out."
-    def __init__(self): super().__init__(); self.calls = []
+    def __init__(self):
+        super().__init__()
+        self.calls = []
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         out = op(*args, **(kwargs or {}))
         self.calls.append((op, args, kwargs or {}, out))
         return out
+    # False, else torch imports its compiler to keep it away from this class, which takes seconds
     @classmethod
-    def _should_skip_dynamo(cls): return False # else torch imports its compiler to keep it away from this class, which takes seconds
+    def _should_skip_dynamo(cls): return False
 
 # %% ../nbs/17_tape.ipynb #afbef67f
 def _repeats(op, args, kwargs, out):
     "Would this call do the same thing to other numbers?"
     outs = out if isinstance(out, (tuple, list)) else [] if out is None else [out]
-    by_mask = op is torch.ops.aten.index.Tensor and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+    by_mask = (op is torch.ops.aten.index.Tensor
+               and any(i is not None and i.dtype in (torch.bool, torch.uint8) for i in args[1]))
     if draws(op, args, kwargs) or 'rnn' in op.__name__: return False
-    return all(o is None or isinstance(o, torch.Tensor) for o in outs) and torch.Tag.dynamic_output_shape not in op.tags and not by_mask
+    return (all(o is None or isinstance(o, torch.Tensor) for o in outs)
+            and torch.Tag.dynamic_output_shape not in op.tags and not by_mask)
 
-SILENT = 'native_batch_norm', 'cudnn_batch_norm', 'miopen_batch_norm' # they update running statistics; their schemas do not say so
+# they update running statistics; their schemas do not say so
+SILENT = 'native_batch_norm', 'cudnn_batch_norm', 'miopen_batch_norm'
 
 def _silent(op): return op.overloadpacket.__name__ in SILENT
 
@@ -71,14 +77,16 @@ class _Names:
 
 # %% ../nbs/17_tape.ipynb #3897bd1f
 def _forms(op):
-    "The form of an elementwise operation that writes into its first argument, the form that is told where to write, and the name of what tells it; None where there is none."
+    "Forms of an elementwise operation: in place, and told where to write; the name of what tells it. None for none."
     if torch.Tag.pointwise not in op.tags: return None, None, None
     name, overload = op.__name__.split('.')
     like = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments if not a.is_out]
     inside = getattr(getattr(getattr(torch.ops, op.namespace), name + '_', None), overload, None)
     for told in (getattr(op.overloadpacket, k) for k in op.overloadpacket.overloads()):
         outs = [a.name for a in told._schema.arguments if a.is_out]
-        if len(outs) == 1 and like(told) == like(op) and torch.Tag.generated not in told.tags: return inside, told, outs[0] # generated ones make new memory and copy
+        # generated ones make new memory and copy
+        if len(outs) == 1 and like(told) == like(op) and torch.Tag.generated not in told.tags:
+            return inside, told, outs[0]
     return inside, None, None
 
 # %% ../nbs/17_tape.ipynb #ae78568f
@@ -97,27 +105,37 @@ def _lines(calls, names):
     "The calls as lines, without those whose result has a name already."
     for op, args, kwargs, out in calls:
         names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
-        view = base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0 and _memory(outs[0]) == _memory(base)
+        view = (base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0
+                and _memory(outs[0]) == _memory(base))
         root = names.root[names(base)] if view else None
-        if view and (known := names.views.get((root, *names.look(names(base), outs[0])[1:]))): names.of[id(out)] = known; continue
+        if view and (known := names.views.get((root, *names.look(names(base), outs[0])[1:]))):
+            names.of[id(out)] = known
+            continue
         asked = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
-        made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of} # what is written in place has a name
+        # what is written in place has a name
+        made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of}
         each = [made.get(id(o), '_') for o in (out if isinstance(out, (tuple, list)) else [out])]
         left = ', '.join(each) + (',' if isinstance(out, (tuple, list)) else '') + ' = ' if made else ''
-        memory, reads = (set(), set()) if view else ({_memory(o) for o in outs}, {_memory(v) for v in _tensors([args, list(kwargs.values())])})
+        memory, reads = (set(), set()) if view else ({_memory(o) for o in outs},
+                                                     {_memory(v) for v in _tensors([args, list(kwargs.values())])})
         def line(op, *told):
             names.given[name := str(op).replace('.', '_')] = op
             return f"{left}{name}({', '.join([*asked, *told])})"
-        room = [n for v in _tensors(args) if (n := names.of[id(v)])[0] == 't' and made and not view and _look(v) == _look(outs[0])]
+        room = [n for v in _tensors(args)
+                if (n := names.of[id(v)])[0] == 't' and made and not view and _look(v) == _look(outs[0])]
         inside, told, where = _forms(op) if room else (None, None, None)
-        into = {n: line(inside) if inside and n == asked[0] else line(told, f'{where}={n}') for n in room if told or inside and n == asked[0]}
+        into = {n: line(inside) if inside and n == asked[0] else line(told, f'{where}={n}')
+                for n in room if told or inside and n == asked[0]}
         yield _Line(op, line(op), set(made.values()), names.used, memory, reads, into)
 
 # %% ../nbs/17_tape.ipynb #d8ffa4e7
 def _written(calls):
     "The memory that the calls write to."
-    spots = [(op, a, v) for op, args, kwargs, _ in calls for a, v in [*zip(op._schema.arguments, args), *((a, kwargs.get(a.name)) for a in op._schema.arguments)]]
-    writes = lambda op, a: a.alias_info is not None and a.alias_info.is_write or _silent(op) and a.name.startswith('running_')
+    spots = [(op, a, v) for op, args, kwargs, _ in calls
+             for a, v in [*zip(op._schema.arguments, args),
+                          *((a, kwargs.get(a.name)) for a in op._schema.arguments)]]
+    writes = lambda op, a: (a.alias_info is not None and a.alias_info.is_write
+                            or _silent(op) and a.name.startswith('running_'))
     return {_memory(t) for op, a, v in spots if writes(op, a) for t in _tensors(v)}
 
 def _invariant(lines, steady, touched):
@@ -136,25 +154,30 @@ def _spare(line, last, live, place):
     return next((code for n, code in line.into.items() if n in last and not taken(n)), line.code)
 
 def _needed(lines, live, keep=frozenset(), place=None):
-    "The code of the lines that somebody needs, in order; names that are not in `live` or `keep` are deleted after their last use, and where `place` says in which memory names lie it is used again."
+    "The code of the lines that somebody needs, in order; names not in `live` or `keep` go after their last use."
     code = []
     for line in reversed(lines):
         if not (line.made & live or _acts(line.op)): continue
         last = sorted(n for n in (line.made | line.used) - live - keep if n[0] == 't')
-        code.append((_spare(line, last, live | keep, place) if place else line.code) + (f"; del {', '.join(last)}" if last else ''))
+        # where `place` says in which memory names lie, it is used again
+        code.append((_spare(line, last, live | keep, place) if place else line.code)
+                    + (f"; del {', '.join(last)}" if last else ''))
         live |= line.used
     return code[::-1]
 
 # %% ../nbs/17_tape.ipynb #3e43f564
 def _source(calls, inputs, outputs, steady):
-    "The calls as the source of a function of the first `steady` inputs that returns a function of the others; and the constants that it needs."
+    "Source of a function of the first `steady` inputs, which returns a function of the others; and its constants."
     names = _Names(inputs)
     lines, names.used = list(_lines(calls, names)), set()
     back, ins, live = names(outputs), [names.of[id(v)] for v in inputs], set(names.used)
     fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
     once, again = _invariant(lines, fixed, _written(calls) | {_memory(v) for v in outputs})
-    inner = _needed(again, live, frozenset([*ins, *names.given, *(n for line in once for n in line.made)]), names.place)
-    code = [f"def bind({', '.join(ins[:steady])}):", *_needed(once, live), f"def tape({', '.join(ins[steady:])}):", *('    ' + c for c in inner), f'    return {back}', 'return tape']
+    inner = _needed(again, live, frozenset([*ins, *names.given, *(n for line in once for n in line.made)]),
+                    names.place)
+    code = [f"def bind({', '.join(ins[:steady])}):", *_needed(once, live),
+            f"def tape({', '.join(ins[steady:])}):", *('    ' + c for c in inner), f'    return {back}',
+            'return tape']
     return '\n    '.join(code), names.given
 
 # %% ../nbs/17_tape.ipynb #5b8fffcc
@@ -168,9 +191,10 @@ def record(
     f,         # function of trees of tensors that returns a tree; it may write to its inputs in place
     *trees,    # what to call it with: dictionaries of tensors, or tensors
     steady=0,  # the first so many trees are the same from call to call; numbers in them change only where `f` writes
-):             # what `f(*trees)` returned, and the recording: `bind(*steady trees)` is a function of the others. None where it would not be repeatable
+):             # what `f(*trees)` returned, and the recording: `bind(*steady)(*others)`; None if it is not repeatable
     "Run `f` once and write down what it does."
-    inputs = [tmap(lambda v: v.detach(), t) for t in trees] # new tensors on the same memory, so that no two inputs are one
+    # new tensors on the same memory, so that no two inputs are one
+    inputs = [tmap(lambda v: v.detach(), t) for t in trees]
     with Recorder() as seen: out = f(*inputs)
     if not all(_repeats(*call) for call in seen.calls): return out, None
     source, given = _source(seen.calls, _flat(inputs), leaves(out), len(_flat(inputs[:steady])))
@@ -196,7 +220,7 @@ class Tapes:
     def bind(self,
         key,     # hashable; calls with the same key do the same operations on tensors of the same shapes
         f,       # function of the trees
-        *steady, # the first trees: dictionaries of tensors, or tensors; the same from call to call, and written only by `f`
+        *steady, # the first trees, dictionaries of tensors or tensors; the same from call to call, written only by `f`
     ):           # function of the other trees
         "`f(*steady, ...)`, played back where it can be."
         bound = None
@@ -204,8 +228,12 @@ class Tapes:
             nonlocal bound
             if bound: return bound(*trees)
             kept = self.kept.get(key, 'new')
-            if kept == 'seen': out, self.kept[key] = self._record(f, steady, trees); return out
-            if kept not in ('new', None): bound = kept(*steady); return bound(*trees)
+            if kept == 'seen':
+                out, self.kept[key] = self._record(f, steady, trees)
+                return out
+            if kept not in ('new', None):
+                bound = kept(*steady)
+                return bound(*trees)
             if kept == 'new': self.kept[key] = 'seen'
             return f(*steady, *trees)
         return go
@@ -230,7 +258,8 @@ def graphed(
     trees,  # and what is new in every step
 ):          # as `bind`
     "The recording as a CUDA graph."
-    mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees], torch.cuda.CUDAGraph(), None)
+    mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees],
+                                torch.cuda.CUDAGraph(), None)
     _rehearsed(lambda: bind(*mine)(*new))
     with torch.cuda.graph(graph): out = bind(*mine)(*new)
     def bound(*steady):

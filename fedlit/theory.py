@@ -22,7 +22,7 @@ def pull(ws:list, # all layers, the classifier last
          y:torch.Tensor, # (..., samples), integer labels below the number of logits
          form:str='exact', # "exact", or "means" for the matrix as printed
         ) -> torch.Tensor: # (..., classes, inputs)
-    "The matrix G of Theorem 1 of FedDecorr, $-1/N$ times the derivative of the summed cross-entropy by the product of all layers."
+    "G of FedDecorr's Theorem 1: $-1/N$ times the derivative of the summed cross-entropy by the product of all layers."
     p = torch.softmax(x @ product(ws).mT, -1)
     e = F.one_hot(y, p.shape[-1]).to(p.dtype)
     if form == 'exact': return (e - p).mT @ x / x.shape[-2]
@@ -57,7 +57,10 @@ def flow(ws:list, # all layers at time 0
     f = lambda k, h: descent([w + h*v for w, v in zip(ws, k)], x, y)
     out = [ws]
     for t in range(1, steps + 1):
-        a = descent(ws, x, y); b = f(a, dt/2); c = f(b, dt/2); d = f(c, dt)
+        a = descent(ws, x, y)
+        b = f(a, dt/2)
+        c = f(b, dt/2)
+        d = f(c, dt)
         ws = [w + dt/6*(p + 2*q + 2*r + s) for w, p, q, r, s in zip(ws, a, b, c, d)]
         if t % every == 0: out.append(ws)
     return [torch.stack(w) for w in zip(*out)]
@@ -72,7 +75,8 @@ def balanced(widths:list, # inputs, hidden widths, representation, classes
     if min(widths) < len(values): raise ValueError(f'{len(values)} singular values do not fit width {min(widths)}')
     if M and len(values) != widths[-2]:
         raise ValueError(f'M={M} in every direction needs {widths[-2]} singular values, got {len(values)}')
-    if (values**2 + M < 0).any(): raise ValueError(f'M={M} is below -values**2, whose smallest is {-values.square().min().item():.3g}')
+    if (values**2 + M < 0).any():
+        raise ValueError(f'M={M} is below -values**2, whose smallest is {-values.square().min().item():.3g}')
     gen = torch.Generator().manual_seed(seed)
     Q = [torch.linalg.qr(torch.randn(w, len(values), generator=gen, dtype=values.dtype))[0] for w in widths]
     S = [values]*(len(widths) - 2) + [(values**2 + M).sqrt()]
@@ -83,7 +87,7 @@ def lemma2(ws:list, # all layers, the classifier last
            G:torch.Tensor, # the pull, (..., classes, inputs)
            n:int, # number of samples
           ) -> torch.Tensor: # velocity of the product of all layers but the last, (..., d, inputs)
-    "How the representation map moves under gradient flow when its layers are balanced (Arora et al. 2018, FedDecorr eq. 15)."
+    "How the representation map moves under gradient flow with balanced layers (Arora et al. 2018, FedDecorr eq. 15)."
     p, L = product(ws[:-1]), len(ws) - 1
     U, s, Vh = torch.linalg.svd(p, full_matrices=False)
     def power(Q, q): return (Q * s[..., None, :]**(2*q)) @ Q.mT if q else torch.eye(Q.shape[-2]).to(Q)
@@ -95,7 +99,7 @@ def theorem1(ws:list, # all layers, the classifier last
              G:torch.Tensor, # the pull, (..., classes, inputs)
              n:int, # number of samples
              M:float=0., # sigma_{L+1,k}^2 - sigma_k^(2/L)
-            ) -> torch.Tensor: # velocity of the singular values of the representation map, (..., min(d, classes)), largest first
+            ) -> torch.Tensor: # velocity of the representation's singular values, (..., min(d, classes)), largest first
     "FedDecorr's Theorem 1: the growth of singular values under gradient flow, for balanced and aligned layers."
     L = len(ws) - 1
     U, s, Vh = torch.linalg.svd(product(ws[:-1]), full_matrices=False)
@@ -109,7 +113,7 @@ def theorem1(ws:list, # all layers, the classifier last
 # %% ../nbs/theory/gradient_flow.ipynb #da49c139
 def alignment(first:torch.Tensor, # (..., d, inputs), applied first
               then:torch.Tensor, # (..., out, d), applied to its result
-             ) -> torch.Tensor: # (..., k, j): |cosine| of the k-th left vector of `first`, the j-th right vector of `then`
+             ) -> torch.Tensor: # (..., k, j): |cosine| of k-th left vector of `first`, j-th right vector of `then`
     "How far the singular vectors of consecutive maps coincide (Assumption 2 and Figure 6 of FedDecorr)."
     U = torch.linalg.svd(first, full_matrices=False)[0]
     Vh = torch.linalg.svd(then, full_matrices=False)[2]

@@ -6,8 +6,10 @@ import pytest, torch
 from hypothesis import settings
 
 sys.path.insert(0, str(Path(__file__).parent))
-DATA = Path(os.environ.get('FEDLIT_DATA', Path(__file__).parents[1]/'data')) # tests on data sets that are not there are skipped
-settings.register_profile('steady', derandomize=True)   # the same cases in every run; HYPOTHESIS_PROFILE=default looks for new ones
+# tests on data sets that are not there are skipped
+DATA = Path(os.environ.get('FEDLIT_DATA', Path(__file__).parents[1]/'data'))
+# the same cases in every run; HYPOTHESIS_PROFILE=default looks for new ones
+settings.register_profile('steady', derandomize=True)
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'steady'))
 
 torch.set_num_threads(1) # fixtures of a module come before those of a test

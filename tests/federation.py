@@ -1,8 +1,11 @@
-"The small federation of `fedlit.laws`, where convolutions have a bias even before BatchNorm, and the methods that are tried in it."
+"The small federation of `fedlit.laws`, with biases even before BatchNorm, and the methods that are tried in it."
 from fedlit import laws
 from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
-from fedlit.methods import (FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova, FedBN, FedPer, FedRep, LGFedAvg,
-    FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn, HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE, Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
+from fedlit.methods import (
+    FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
+    FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
+    HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
+    Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -13,18 +16,35 @@ def train(method, executor='loop', rounds=3, norm=True, local=None, **kw):
     "Some rounds in double precision with four of six clients; the state."
     return laws.train(method, small(norm, True), executor, rounds, local=local, **kw)
 
-METHODS = [FedAvg(), SOLO(), FedProx(mu=.1), FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
-           MOON(mu=1.), MOON(mu=1., form='paper'), FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'), ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
-           DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5), SCAFFOLD(), SCAFFOLD(form='paper'), FedNova(),
-           FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(), FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
+METHODS = [FedAvg(), SOLO(), FedProx(mu=.1),
+           FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
+           MOON(mu=1.), MOON(mu=1., form='paper'),
+           FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'),
+           ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
+           DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5),
+           SCAFFOLD(), SCAFFOLD(form='paper'), FedNova(),
+           FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
+           FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
            FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3), FedDyn(), FedDyn(alpha=1.)]
 HALVES = (1., .5)
-CUTTING = [HeteroFL(rates=HALVES), HeteroFL(rates=HALVES, assign='dynamic'), FedRolex(rates=HALVES), FedRolex(rates=HALVES, direction='forward'), FederatedDropout(rates=HALVES),
-           FjORD(rates=HALVES), FjORD(rates=HALVES, distill=False), FedDSE(rates=HALVES), FedDSE(rates=HALVES, temperature=1.), FedGSE(rates=HALVES, pool=12), FedGSE(rates=HALVES, pool=12, form='released')]
-TRIMMED = [HeteroFL(rates=HALVES) + t for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(), FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [FedDSE(rates=HALVES) + OldCounts()]
+CUTTING = [HeteroFL(rates=HALVES), HeteroFL(rates=HALVES, assign='dynamic'),
+           FedRolex(rates=HALVES), FedRolex(rates=HALVES, direction='forward'), FederatedDropout(rates=HALVES),
+           FjORD(rates=HALVES), FjORD(rates=HALVES, distill=False),
+           FedDSE(rates=HALVES), FedDSE(rates=HALVES, temperature=1.),
+           FedGSE(rates=HALVES, pool=12), FedGSE(rates=HALVES, pool=12, form='released')]
+TRIMMED = [HeteroFL(rates=HALVES) + t
+           for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
+                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [
+           FedDSE(rates=HALVES) + OldCounts()]
 METHODS += CUTTING
-ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()] # trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/test_depthfl.py
-SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(), FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
-        FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(), FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(), *TRIMMED]
-NEUTRAL = [FedProx(mu=0.), FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'), FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
-           DeCov(weight=0.), StructuredDeCov(weight=0., groups=2), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
+# trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/test_depthfl.py
+ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
+SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
+        FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
+        FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
+        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(), *TRIMMED]
+NEUTRAL = [FedProx(mu=0.),
+           FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
+           FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
+           DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
+           FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]

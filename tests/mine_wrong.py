@@ -1,4 +1,4 @@
-"Methods with a mistake that runs, or ends deep inside torch, and the law that names it: `fedlit check tests/mine_wrong.py`."
+"Methods with a mistake that runs, or ends deep inside torch, and the law for it: `fedlit check tests/mine_wrong.py`."
 import random
 import numpy as np
 import torch
@@ -6,7 +6,9 @@ from fedlit.method import Method
 
 CAUGHT = {} # class -> the first law that is broken
 def caught(law):
-    def note(cls): CAUGHT[cls] = law; return cls
+    def note(cls):
+        CAUGHT[cls] = law
+        return cls
     return note
 
 @caught('frozen')
@@ -24,7 +26,8 @@ class Coin(Method):
 class Quantised(Method):
     "Stochastic rounding with NumPy's coins."
     def done(self, client, delta): return client, {k: v.sign()*np.random.rand() for k, v in delta.items()}
-    def merge(self, delta, server, uploads): return {k: v + .01*uploads[k].mean(0) if k in uploads else v for k, v in delta.items()}, server
+    def merge(self, delta, server, uploads):
+        return {k: v + .01*uploads[k].mean(0) if k in uploads else v for k, v in delta.items()}, server
 
 @caught('sums')
 class OnlyOne(Method):
@@ -107,12 +110,14 @@ class Factor(Method):
 class First(Method):
     "Believes the first participant."
     def done(self, client, delta): return client, delta
-    def merge(self, delta, server, uploads): return {k: uploads[k][0] if k in uploads else v for k, v in delta.items()}, server
+    def merge(self, delta, server, uploads):
+        return {k: uploads[k][0] if k in uploads else v for k, v in delta.items()}, server
 
 @caught('types')
 class Wide(Method):
     "A decay computed in double precision."
-    def merge(self, delta, server): return {k: v*torch.linspace(1., 1., 1, dtype=torch.float64) if v.dim() else v for k, v in delta.items()}, server
+    def merge(self, delta, server):
+        return {k: v*torch.linspace(1., 1., 1, dtype=torch.float64) if v.dim() else v for k, v in delta.items()}, server
 
 @caught('text')
 class Percent(Method):

@@ -1,4 +1,4 @@
-"""`python tests/soak.py ROUNDS CHECKPOINT OUT`: many rounds of 100 clients, 10 of them in a round; memory and open files are noted after every round."""
+"`python tests/soak.py ROUNDS CHECKPOINT OUT`: 10 of 100 clients in each round; memory and open files after every one."
 import os, sys, time
 from pathlib import Path
 import torch
@@ -24,7 +24,9 @@ def soak(rounds, checkpoint):
         seen.append((resident(), handles(), time.perf_counter()))
         return before(device)
     fedlit.run.peak_mb = note # federate asks for the peak once a round
-    try: run = fedlit.run.federate(build('mlp', task, seed=0), task, iid(task.y_train, 100, seed=0), METHOD, rounds, checkpoint=checkpoint, **ASKED)
+    try:
+        run = fedlit.run.federate(build('mlp', task, seed=0), task, iid(task.y_train, 100, seed=0), METHOD, rounds,
+                                  checkpoint=checkpoint, **ASKED)
     finally: fedlit.run.peak_mb = before
     return run, seen
 
@@ -32,5 +34,8 @@ if __name__ == '__main__':
     rounds, checkpoint, out = int(sys.argv[1]), *sys.argv[2:]
     run, seen = soak(rounds, checkpoint)
     mib, files, when = zip(*seen)
-    write_json(out, dict(method=repr(METHOD), settings=run.settings, rounds=len(run.history), accuracy=run.history['accuracy'].iloc[-1], mib=[round(v, 1) for v in mib],
-                         files=list(files), seconds=[round(v, 3) for v in (b-a for a, b in zip(when, when[1:]))], checkpoint_kib=round(Path(checkpoint).stat().st_size/1024)))
+    write_json(out, dict(
+        method=repr(METHOD), settings=run.settings, rounds=len(run.history),
+        accuracy=run.history['accuracy'].iloc[-1], mib=[round(v, 1) for v in mib], files=list(files),
+        seconds=[round(v, 3) for v in (b-a for a, b in zip(when, when[1:]))],
+        checkpoint_kib=round(Path(checkpoint).stat().st_size/1024)))

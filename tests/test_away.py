@@ -32,7 +32,8 @@ def bare(content):
 def near(a, b):
     "Are two contents the same to six digits, and their settings and accuracies digit by digit?"
     exact = lambda k: k == 'setting' or 'accuracy' in k
-    if isinstance(a, dict): return a.keys() == b.keys() and all(a[k] == b[k] if exact(k) else near(a[k], b[k]) for k in a)
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(a[k] == b[k] if exact(k) else near(a[k], b[k]) for k in a)
     if isinstance(a, list): return len(a) == len(b) and all(map(near, a, b))
     return math.isclose(a, b, rel_tol=5e-6) or a != a and b != b if isinstance(a, float) else a == b
 
@@ -139,7 +140,8 @@ def test_every_page_that_opens_in_colab_has_an_install_line():
     assert not (found := [path for path, _ in colab.wrong()]), f'python docs/colab.py writes it into {found}'
     for page in PAGES:
         line = next(s for s in cells(page) if '/content' in s)
-        assert line.startswith('#| hide\n#| eval: false\n! [ -e /content ] && ') and 'git+https' in line or 'clone' in line
+        assert (line.startswith('#| hide\n#| eval: false\n! [ -e /content ] && ') and 'git+https' in line
+                or 'clone' in line)
 
 def test_the_install_line_is_written_once_and_after_the_title():
     import colab

@@ -1,4 +1,4 @@
-"The benchmark's own code: equal work for its loop and for fedlit, and results that are kept, redone and tabled as they should be."
+"The benchmark's own code: equal work for its loop and for fedlit; results kept, redone and tabled as they should be."
 import json
 import numpy as np, pytest, torch
 from bench import __main__ as bench, drive, peers, report, work
@@ -50,11 +50,13 @@ def test_score_is_the_networks(data):
     from bench.nets import build
     net = build('mlp', data.start)
     logits, y = net(torch.from_numpy(data.x)), torch.from_numpy(data.y)
-    assert work.score(data.start, data)['train_loss'] == pytest.approx(torch.nn.functional.cross_entropy(logits, y).item(), abs=1e-5)
+    assert (work.score(data.start, data)['train_loss']
+            == pytest.approx(torch.nn.functional.cross_entropy(logits, y).item(), abs=1e-5))
 
 def contest(**more):
-    done = dict(label='1 thread', env=dict(OMP_NUM_THREADS='1'), seconds=[.3, .1, .2], median=.15, total=2., samples=400, peak_tree_mb=10., peak_self_mb=12.,
-                load_before=[0., 0., 0.], finite=True, train_loss=.5, test_accuracy=.9, **more)
+    done = dict(label='1 thread', env=dict(OMP_NUM_THREADS='1'), seconds=[.3, .1, .2], median=.15, total=2.,
+                samples=400, peak_tree_mb=10., peak_self_mb=12., load_before=[0., 0., 0.], finite=True,
+                train_loss=.5, test_accuracy=.9, **more)
     return dict(tries=[done], best=0, versions=dict(torch='1'))
 
 def settings(c): return dict(work=work.WORKLOADS['tiny'], contender=c)
@@ -77,7 +79,8 @@ def test_the_best_of_all_tries_counts():
     assert drive.joined(two, one)['best'] == 1
     for other in (dict(one, machine='n'), dict(one, versions={}), None): assert drive.joined(other, two) == two
 
-@pytest.mark.parametrize('text', ['', '{"format": 1, "tri', '[]', '{"format": 0, "settings": {}}', '{"format": 1, "settings": {}, "error": "no network"}'])
+@pytest.mark.parametrize('text', ['', '{"format": 1, "tri', '[]', '{"format": 0, "settings": {}}',
+                                  '{"format": 1, "settings": {}, "error": "no network"}'])
 def test_what_is_not_whole_is_measured_again(tmp_path, text):
     path = tmp_path/'x.json'
     path.write_text(text)
@@ -94,7 +97,8 @@ def test_missing_peer_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(peers, 'uv', lambda: ['/nowhere/uv'])
     monkeypatch.setattr(drive, 'write', lambda work, folder: tmp_path/'data.npz')
     monkeypatch.setattr(peers, 'environment', lambda name, make=peers.environment: make(name, tmp_path/'envs'))
-    seen, new = drive.case(tmp_path/'tiny-flwr.json', settings('flwr'), lambda: drive.contend('tiny', 'flwr', TINY, tmp_path))
+    seen, new = drive.case(tmp_path/'tiny-flwr.json', settings('flwr'),
+                           lambda: drive.contend('tiny', 'flwr', TINY, tmp_path))
     assert 'no environment for flwr' in seen['error'] and '/nowhere/uv' in seen['error']
     drive.case(tmp_path/'tiny-loop.json', settings('loop'), contest)
     text = report.table(tmp_path)
@@ -115,7 +119,8 @@ def test_table_and_figures_are_made_from_files(tmp_path):
     text = paths[0].read_text()
     assert '| 0.15 (0.1 to 0.2) | 1.00 |' in text and '| 2.00 |' in text and 'ends -0.400 in test accuracy' in text
     assert [p.name for p in paths] == ['table.md', 'figure.svg'] and all(p.stat().st_size for p in paths)
-    drive.case(tmp_path/'tiny-loop.json', dict(settings('loop'), x=1), lambda: dict(contest(), machine=dict(cpu='another', cores=1, system='x')))
+    drive.case(tmp_path/'tiny-loop.json', dict(settings('loop'), x=1),
+               lambda: dict(contest(), machine=dict(cpu='another', cores=1, system='x')))
     assert 'come from different machines' in report.table(tmp_path)
 
 def test_only():
@@ -133,10 +138,14 @@ def test_turns_are_taken_by_the_round(monkeypatch):
     def go(m, rounds):
         for r in range(1, rounds + 1):
             order.append(m)
-            yield SimpleNamespace(history=pd.DataFrame(dict(seconds=[100.]*min(r, 2) + [float(m*s) for s in range(3, r + 1)], peak_mb=[7.]*r)), settings=dict(executor='loop'))
+            yield SimpleNamespace(
+                history=pd.DataFrame(dict(seconds=[100.]*min(r, 2) + [float(m*s) for s in range(3, r + 1)],
+                                          peak_mb=[7.]*r)),
+                settings=dict(executor='loop'))
     seen = overheads.turns(dict(rounds=5, warmup=2), go, held=lambda: 4)
     assert order == [1, 2, 3, 2, 3, 1, 3, 1, 2, 1, 2, 3, 2, 3, 1] # everybody is first once in a while
-    assert seen['seconds']['two'] == [6, 8, 10] and seen['ratios']['three'] == [3, 3, 3] and seen['medians'] == dict(FedAvg=1, two=2, three=3)
+    assert (seen['seconds']['two'] == [6, 8, 10] and seen['ratios']['three'] == [3, 3, 3]
+            and seen['medians'] == dict(FedAvg=1, two=2, three=3))
     assert seen['added_mb'] == dict(FedAvg=3, two=3, three=3)
 
 @pytest.mark.slow

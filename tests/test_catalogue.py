@@ -7,7 +7,8 @@ from fedlit import catalogue
 from fedlit.catalogue import CATALOGUE, SCALES, about, plan, published, select
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.experiment import MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set, run_setting, run_settings, trained
+from fedlit.experiment import (MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set,
+                               run_setting, run_settings, trained)
 from fedlit.models import models
 from fedlit.partition import classes_per_client
 from fedlit.round import Local
@@ -47,9 +48,12 @@ def test_published_numbers_are_found():
 def small(monkeypatch, tmp_path):
     "An entry of four quick runs, and a folder of its own."
     base = Setting(rounds=2, local=Local(epochs=1))
-    grid = lambda scale: [(dict(data='digits', method=m, seed=i), replace(base, method=t, seed=i)) for m, t in (('FedAvg', 'FedAvg()'), ('FedAvg+FedDecorr', 'FedDecorr()')) for i in (0, 1)]
-    entry = catalogue.Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, catalogue.rounds_figure(), (('FedDecorr helps', catalogue.helps()), ('MOON helps', catalogue.helps('MOON'))))
-    monkeypatch.setitem(CATALOGUE, entry.id, entry); plan.cache_clear()
+    grid = lambda scale: [(dict(data='digits', method=m, seed=i), replace(base, method=t, seed=i))
+                          for m, t in (('FedAvg', 'FedAvg()'), ('FedAvg+FedDecorr', 'FedDecorr()')) for i in (0, 1)]
+    entry = catalogue.Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, catalogue.rounds_figure(),
+                            (('FedDecorr helps', catalogue.helps()), ('MOON helps', catalogue.helps('MOON'))))
+    monkeypatch.setitem(CATALOGUE, entry.id, entry)
+    plan.cache_clear()
     monkeypatch.chdir(tmp_path)
     yield entry
     plan.cache_clear()
@@ -60,14 +64,17 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
     assert '4 of 4 runs' in capsys.readouterr().out
     main(['report', 'tiny/fig1'])
     out = capsys.readouterr().out
-    assert 'missing' not in out and re.search('MOON helps .*cannot be evaluated: there is no method=MOON', out) and '1 cannot be evaluated' in out
+    assert ('missing' not in out and re.search('MOON helps .*cannot be evaluated: there is no method=MOON', out)
+            and '1 cannot be evaluated' in out)
     figure = Path('results/catalogue/report/embedded/tiny/fig1.png')
     gone = Path('results/catalogue')/address(select(small, 'embedded')[1][1])
-    figure.unlink(); gone.unlink()
+    figure.unlink()
+    gone.unlink()
     main(['report', 'tiny/fig1'])
     out = capsys.readouterr().out
     assert str(gone) in out and 'fedlit reproduce tiny/fig1 --scale embedded' in out and f'missing: {figure}' in out
-    assert 'cannot be evaluated: 1 results are missing' in out and ', 0 holds' not in out.partition('claims:')[2].replace(': 0', ', 0')[3:]
+    assert ('cannot be evaluated: 1 results are missing' in out
+            and ', 0 holds' not in out.partition('claims:')[2].replace(': 0', ', 0')[3:])
     before = {f: f.stat().st_mtime_ns for f in Path('results/catalogue/digits').glob('*.json')}
     main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet'])
     assert gone.exists() and before == {f: f.stat().st_mtime_ns for f in before}
@@ -76,31 +83,43 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
 def test_only_and_its_errors(small, capsys):
     main(['reproduce', 'tiny/fig1', '--only', 'method=FedAvg,seed=1', '--processes', '1', '--quiet'])
     assert '1 runs at scale embedded' in capsys.readouterr().out and len(list(Path('results').rglob('*.json'))) == 1
-    for words, said in ((['tiny/fig2'], "no entry 'tiny/fig2'.*tiny/fig1"), (['tiny/fig1', '--scale', 'papers'], "no scale 'papers'.*paper"), (['tiny/fig1', '--only', 'methd=FedAvg'], "no label 'methd'.*method"),
-                        (['tiny/fig1', '--only', 'seed=7'], "seed=7.*seed=0"), (['tiny/fig1', '--rounds', '3'], '--rounds belong to the main job')):
+    for words, said in ((['tiny/fig2'], "no entry 'tiny/fig2'.*tiny/fig1"),
+                        (['tiny/fig1', '--scale', 'papers'], "no scale 'papers'.*paper"),
+                        (['tiny/fig1', '--only', 'methd=FedAvg'], "no label 'methd'.*method"),
+                        (['tiny/fig1', '--only', 'seed=7'], "seed=7.*seed=0"),
+                        (['tiny/fig1', '--rounds', '3'], '--rounds belong to the main job')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_damaged_files_count_as_missing(tmp_path):
     s = Setting(rounds=1, local=Local(epochs=1))
     run_settings([s], tmp_path, processes=1, progress=False)
-    file = tmp_path/address(s); whole = file.read_text(); r = json.loads(whole)
-    for bad in ('', whole[:len(whole)//2], '[]', 'null', json.dumps(dict(r, setting=dict(r['setting'], seed=1))), json.dumps(dict(r, measured={})), json.dumps(dict(r, history=None))):
+    file = tmp_path/address(s)
+    whole = file.read_text()
+    r = json.loads(whole)
+    for bad in ('', whole[:len(whole)//2], '[]', 'null', json.dumps(dict(r, setting=dict(r['setting'], seed=1))),
+                json.dumps(dict(r, measured={})), json.dumps(dict(r, history=None))):
         file.write_text(bad)
         assert found(tmp_path, s) is None
     assert run_settings([s], tmp_path, processes=1, progress=False) == 0
     again = found(tmp_path, s)
-    assert again['history']['accuracy'] == r['history']['accuracy'] and again['history']['train_loss'] == r['history']['train_loss']
+    assert (again['history']['accuracy'] == r['history']['accuracy']
+            and again['history']['train_loss'] == r['history']['train_loss'])
 
 def test_a_run_that_diverges_is_a_result(tmp_path):
     s = Setting(rounds=1, local=Local(epochs=1, lr=1e20), measure=('curve', 'spectra'))
-    assert run_settings([s], tmp_path, processes=1, progress=False) == 0 and 'produced NaN or infinity' in found(tmp_path, s)['failed']
-    e = catalogue.Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)], catalogue.table('method', 'data'), (('is good', catalogue.ahead(dict(method='FedAvg'), dict(method='FedAvg'))),))
+    assert (run_settings([s], tmp_path, processes=1, progress=False) == 0
+            and 'produced NaN or infinity' in found(tmp_path, s)['failed'])
+    e = catalogue.Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)],
+                        catalogue.table('method', 'data'),
+                        (('is good', catalogue.ahead(dict(method='FedAvg'), dict(method='FedAvg'))),))
     said = about(e, 'embedded', out=tmp_path)
-    assert said.claims.verdict[0].startswith('cannot be evaluated') and 'produced NaN or infinity' in said.table.to_string()
+    assert (said.claims.verdict[0].startswith('cannot be evaluated')
+            and 'produced NaN or infinity' in said.table.to_string())
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork') or sys.platform == 'darwin', reason='kills forked processes')
-ROBUST = Setting('MOON() + FedAvgM(momentum=0.5, form="paper") + FedDecorr()', clients=6, participation=.5, rounds=12, local=Local(epochs=1), measure=('curve', 'spectra'))
+ROBUST = Setting('MOON() + FedAvgM(momentum=0.5, form="paper") + FedDecorr()', clients=6, participation=.5, rounds=12,
+                 local=Local(epochs=1), measure=('curve', 'spectra'))
 
 KILLS = int(os.environ.get('FEDLIT_KILLS', 4)) # FEDLIT_KILLS=20 for the long form
 
@@ -117,7 +136,9 @@ def finish(folder):
     run_settings([ROBUST], folder, processes=1, progress=False)
 
 def same(a, b):
-    a, b = (flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client={k: v[:] if hasattr(v, 'written') else v for k, v in flatten(s.client).items()})) for s in (a, b))
+    a, b = (flatten(dict(params=s.params, buffers=s.buffers, server=s.server,
+                         client={k: v[:] if hasattr(v, 'written') else v for k, v in flatten(s.client).items()}))
+            for s in (a, b))
     return list(a) == list(b) and all(torch.equal(a[k], b[k]) for k in a)
 
 @pytest.mark.slow
@@ -132,14 +153,18 @@ def test_killed_at_any_moment_it_ends_as_if_never_stopped(tmp_path):
         time.sleep(rng.uniform(0, whole/4))
         os.kill(pid, signal.SIGKILL)
         kills += os.WIFSIGNALED(os.waitpid(pid, 0)[1])
-        for f in (wild/'final.safetensors', wild/address(ROBUST)): f.unlink(missing_ok=True)   # killed after the end: begin again from the last checkpoint
+        # killed after the end: begin again from the last checkpoint
+        for f in (wild/'final.safetensors', wild/address(ROBUST)): f.unlink(missing_ok=True)
     assert kills > KILLS/2
     os.waitpid(alone(lambda: finish(wild)), 0)
     a, b = (Run.load(d/'final.safetensors') for d in (calm, wild))
     clock = ['seconds', 'peak_mb']
-    assert same(a.state, b.state) and len(a.history) == 12 and a.history.drop(columns=clock).equals(b.history.drop(columns=clock))
+    assert (same(a.state, b.state) and len(a.history) == 12
+            and a.history.drop(columns=clock).equals(b.history.drop(columns=clock)))
     one, two = (found(d, ROBUST) for d in (calm, wild))
-    assert one['measured'] == two['measured'] and {k: v for k, v in one['history'].items() if k not in clock} == {k: v for k, v in two['history'].items() if k not in clock}
+    assert (one['measured'] == two['measured']
+            and {k: v for k, v in one['history'].items() if k not in clock}
+                == {k: v for k, v in two['history'].items() if k not in clock})
     assert not list((wild/'checkpoints').glob('*.safetensors'))
 
 @needs_fork
@@ -164,8 +189,11 @@ def test_checkpoints_of_the_papers_models():
     blank = {c: f'blank(shape=(3, 32, 32), classes={c})' for c in (10, 100)}
     mobile = Setting(task=blank[10], model='mobilenetv2', options=())
     moon = Setting('MOON()', task=blank[10], model='moon_cnn', options=())
-    for s in (mobile, replace(mobile, method='FedDecorr()'), moon, Setting('FedDSE()', task=blank[100], model='feddse_resnet18', options=()), Setting(task=blank[10], model='resnet18', options=())): assert checkpoint_mib(s) < 64
-    assert checkpoint_mib(replace(mobile, method='MOON()')) > 64        # a network a client: says so instead of hiding it
+    for s in (mobile, replace(mobile, method='FedDecorr()'), moon,
+              Setting('FedDSE()', task=blank[100], model='feddse_resnet18', options=()),
+              Setting(task=blank[10], model='resnet18', options=())):
+        assert checkpoint_mib(s) < 64
+    assert checkpoint_mib(replace(mobile, method='MOON()')) > 64 # a network a client: says so instead of hiding it
 
 def test_committed_results_have_their_addresses():
     folder = Path(__file__).parents[1]/'results'/'catalogue'
@@ -181,9 +209,12 @@ def test_one_domain_a_client():
     assert len(parts) == 4 and tests is None and all(len(task.domain_train[c].unique()) == 1 for c in parts)
 
 def test_sub_model_rows():
-    pick = lambda id, **labels: next(s for l, s in CATALOGUE[id].grid('embedded') if all(l[k] == v for k, v in labels.items())).method
-    assert pick('feddse/table3.4', method='FedRolex').startswith('FedRolex(rates=(1.0, 0.5, 0.25, 0.125, 0.0625)') and 'MaskedCE' in pick('feddse/table3.4', method='FedRolex')
-    assert 'rates=(0.25,)' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4') and 'temperature=1.0' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4')
+    pick = lambda id, **labels: next(s for l, s in CATALOGUE[id].grid('embedded')
+                                     if all(l[k] == v for k, v in labels.items())).method
+    assert (pick('feddse/table3.4', method='FedRolex').startswith('FedRolex(rates=(1.0, 0.5, 0.25, 0.125, 0.0625)')
+            and 'MaskedCE' in pick('feddse/table3.4', method='FedRolex'))
+    assert ('rates=(0.25,)' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4')
+            and 'temperature=1.0' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4'))
     assert pick('feddse/fig3.6', method='FedDSE', rho=.5).count('0.0625') == 5
 
 @pytest.mark.parametrize('how', ['held', 'uploaded', 'broader', 'generated'])

@@ -1,4 +1,4 @@
-"`fedlit check` on methods that are not in the library: the right ones pass, and of the wrong ones the first broken law names the mistake."
+"`fedlit check` on methods from outside: the right ones pass; of the wrong ones the first broken law names the mistake."
 import subprocess, sys
 from pathlib import Path
 import pytest, torch
@@ -16,12 +16,14 @@ RIGHT, _ = laws.methods_in(mine_right)
 WRONG, _ = laws.methods_in(mine_wrong)
 ids = lambda m: m.name
 
-@pytest.mark.parametrize('m', [pytest.param(m, marks=pytest.mark.slow) if k > 1 else m for k, m in enumerate(RIGHT)], ids=ids)
+@pytest.mark.parametrize('m', [pytest.param(m, marks=pytest.mark.slow) if k > 1 else m for k, m in enumerate(RIGHT)],
+                         ids=ids)
 def test_what_is_right_passes(m):
     report = fedlit.check(m)
     assert report.ok and report.rows['executors'].holds, report
 
-def test_there_are_ten_of_them(): assert len(RIGHT) >= 7 and len(WRONG) >= 3 and {type(m) for m in WRONG} == set(mine_wrong.CAUGHT)
+def test_there_are_ten_of_them():
+    assert len(RIGHT) >= 7 and len(WRONG) >= 3 and {type(m) for m in WRONG} == set(mine_wrong.CAUGHT)
 
 @pytest.mark.parametrize('m', WRONG, ids=ids)
 def test_what_is_wrong_is_named(m):
@@ -42,8 +44,12 @@ def test_a_class_is_tried_with_its_defaults():
 
 class Tokens(nn.Module):
     "Words, their mean, dropout, a head."
-    def __init__(self): super().__init__(); self.words, self.drop, self.head = nn.Embedding(20, 6), nn.Dropout(.2), nn.Linear(6, 3)
-    def forward(self, x): z = self.drop(self.words(x).mean(1)); return z, self.head(z)
+    def __init__(self):
+        super().__init__()
+        self.words, self.drop, self.head = nn.Embedding(20, 6), nn.Dropout(.2), nn.Linear(6, 3)
+    def forward(self, x):
+        z = self.drop(self.words(x).mean(1))
+        return z, self.head(z)
 
 def test_on_batches_of_ones_own():
     g = torch.Generator().manual_seed(0)
@@ -52,7 +58,8 @@ def test_on_batches_of_ones_own():
     before = {k: v.clone() for k, v in net.state_dict().items()}
     report = laws.check(FedProx(), net, data)
     assert report.ok and report.rows['executors'].holds is not False, report
-    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items()) and net.head.weight.dtype == torch.float32
+    assert (all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+            and net.head.weight.dtype == torch.float32)
 
 @pytest.mark.slow
 def test_on_a_task():
@@ -62,7 +69,9 @@ def test_on_a_task():
 
 class Draws(nn.Module):
     "A network that tosses Python's coins, which is no fault of a method."
-    def __init__(self): super().__init__(); self.head = nn.Linear(4, 3)
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(4, 3)
     def forward(self, x):
         import random
         return x, self.head(x)*(1 + .1*random.random())
@@ -72,7 +81,9 @@ def test_what_the_network_breaks_is_not_held_against_the_method():
     report = laws.check(FedProx(), Draws(), data)
     assert report.ok and 'FedAvg breaks it on this network too' in report.rows['sealed'].said, report
 
-@pytest.mark.parametrize('model, data, said', [(nn.Linear(2, 2), None, 'needs data'), (None, dict(x=torch.ones(1)), r"got \['x'\] and no network")])
+@pytest.mark.parametrize('model, data, said', [
+    (nn.Linear(2, 2), None, 'needs data'),
+    (None, dict(x=torch.ones(1)), r"got \['x'\] and no network")])
 def test_worlds_that_are_none(model, data, said):
     with pytest.raises(TypeError, match=said): laws.check(FedAvg(), model, data)
 
@@ -97,9 +108,12 @@ class Fine(Method):
     assert 'Fine(mu=0.1): ' in capsys.readouterr().out
     assert command(file, '--method', 'Fine(mu=2.0) + FedDecorr()', '--data', 'digits') == 0
     assert 'Fine(mu=2.0) + FedDecorr(beta=0.1' in capsys.readouterr().out
-    with file.open('a') as f: f.write('class Needs(Fine):\n    nu: float = None\n    def __post_init__(self): assert self.nu is not None, "nu must be given"\n')
+    with file.open('a') as f:
+        f.write('class Needs(Fine):\n    nu: float = None\n'
+                '    def __post_init__(self): assert self.nu is not None, "nu must be given"\n')
     assert command(file) == 1
-    assert 'Needs was not tried: AssertionError: nu must be given; put a value into the file, mine = Needs(...)' in capsys.readouterr().out
+    assert ('Needs was not tried: AssertionError: nu must be given; put a value into the file, mine = Needs(...)'
+            in capsys.readouterr().out)
     with file.open('a') as f: f.write('mine = Needs(nu=1.)\n')
     assert command(file) == 0
     assert 'Needs(mu=0.1, nu=1.0): ' in capsys.readouterr().out
@@ -108,8 +122,12 @@ def test_the_command_ends_with_one_where_a_law_is_broken(capsys):
     assert command(HERE/'mine_wrong.py', '--method', 'Vector()') == 1
     assert 'number       BROKEN' in capsys.readouterr().out
 
-@pytest.mark.parametrize('text, said', [('x = 1\n', 'defines no method'), ('x = \n', 'SyntaxError'), ('x = 1\ny = x/0\n', 'line 2: ZeroDivisionError'),
-    ('from fedlit.method import Method\nclass M(Method):\n    def loos(self): return 0.\n', 'line 2: TypeError: M.loos is not a hook; did you mean loss?')])
+@pytest.mark.parametrize('text, said', [
+    ('x = 1\n', 'defines no method'),
+    ('x = \n', 'SyntaxError'),
+    ('x = 1\ny = x/0\n', 'line 2: ZeroDivisionError'),
+    ('from fedlit.method import Method\nclass M(Method):\n    def loos(self): return 0.\n',
+     'line 2: TypeError: M.loos is not a hook; did you mean loss?')])
 def test_files_that_cannot_be_tried(tmp_path, text, said):
     file = tmp_path/f'mine_{abs(hash(text))}.py'
     file.write_text(text)

@@ -12,17 +12,21 @@ ORDER = torch.randperm(len(TASK.y_train), generator=torch.Generator().manual_see
 PROXY, REST = TASK.normalise(TASK.x_train[ORDER[:240]]), ORDER[240:]
 CLIENTS = [REST[c] for c in dirichlet(TASK.y_train[REST], 6, .5, seed=0)]
 HALVES = dict(rates=(1., .5))
-CALL = dict(FedAvgM=dict(form='paper', momentum=.5), **{n: HALVES for n in ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE')}, FedGSE=dict(HALVES, pool=240))
-TRIMMINGS = 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts' # parts that mean something beside a method that cuts
+CALL = dict(FedAvgM=dict(form='paper', momentum=.5),
+            **{n: HALVES for n in ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE')},
+            FedGSE=dict(HALVES, pool=240))
+# parts that mean something beside a method that cuts
+TRIMMINGS = 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts'
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(known()))
 def test_converges_on_digits(name):
     m = known()[name](**CALL.get(name, {}))
     if name in TRIMMINGS: m = methods.HeteroFL(**HALVES) + m
-    net = build('exits_mlp', TASK, seed=0) if name == 'DepthFL' else build('mlp', TASK, seed=0, hidden=(64,), features=64, norm='batch')
-    run = runs.federate(net, TASK, CLIENTS, m, rounds=8, local=Local(epochs=3, batch_size=32), progress=False, proxy=PROXY,
-                        tests=runs.tests_of(TASK, CLIENTS), evaluate_every=8, statistics='recomputed')
+    net = (build('exits_mlp', TASK, seed=0) if name == 'DepthFL' else
+           build('mlp', TASK, seed=0, hidden=(64,), features=64, norm='batch'))
+    run = runs.federate(net, TASK, CLIENTS, m, rounds=8, local=Local(epochs=3, batch_size=32), progress=False,
+                        proxy=PROXY, tests=runs.tests_of(TASK, CLIENTS), evaluate_every=8, statistics='recomputed')
     last = run.history.iloc[-1]
     assert last['personal' if run.state.personal else 'accuracy'] > .85, (name, last[['accuracy', 'personal']])
     assert run.history.train_loss.iloc[-1] < run.history.train_loss.iloc[0]

@@ -1,9 +1,10 @@
-"Costs: counts against hooks and formulas, bytes against known allocations, the sixteenth of ResNet-18 against the whole, the command."
+"Costs: counts against hooks and formulas, bytes against known allocations, a sixteenth against the whole, the command."
 import copy, time
 import pytest, torch
 from torch import nn
 from fedlit import costs
-from fedlit.costs import RATES, capacity_table, cost, depth_table, growth, main, narrow, readable, swelling, take_turns, trainer
+from fedlit.costs import (RATES, capacity_table, cost, depth_table, growth, main, narrow, readable, swelling,
+                          take_turns, trainer)
 from fedlit.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import cnn4, feddse_resnet18, preact_resnet18
@@ -24,7 +25,9 @@ def by_hooks(net, shape):
     return tuple(map(sum, zip(*seen)))
 
 @pytest.mark.slow
-@pytest.mark.parametrize('f, shape, classes', [(cnn4, (1, 12, 12), 10), (feddse_resnet18, (3, 16, 16), 10), (preact_resnet18, (3, 16, 16), 7)])
+@pytest.mark.parametrize('f, shape, classes', [(cnn4, (1, 12, 12), 10),
+                                               (feddse_resnet18, (3, 16, 16), 10),
+                                               (preact_resnet18, (3, 16, 16), 7)])
 def test_counts_are_those_of_a_network_that_was_built_small(f, shape, classes):
     table = capacity_table(f(shape, classes), shape, batch_size=2, repeats=1)
     for r in RATES:
@@ -60,25 +63,36 @@ def test_a_step_is_sgd_with_momentum():
 def test_growth_counts_bytes():
     assert growth(lambda: None) == 0
     assert growth(lambda: torch.zeros(1000)) == 4000
-    def both(): a = torch.zeros(1000); b = torch.zeros(500, dtype=torch.double); return len(a) + len(b)
-    def in_turn(): a = torch.zeros(1000); del a; b = torch.zeros(500); return len(b)
+    def both():
+        a = torch.zeros(1000)
+        b = torch.zeros(500, dtype=torch.double)
+        return len(a) + len(b)
+    def in_turn():
+        a = torch.zeros(1000)
+        del a
+        b = torch.zeros(500)
+        return len(b)
     assert growth(both) == 8000 and growth(in_turn) == 4000
 
 def test_peak_of_a_linear_layer_by_hand():
     class One(nn.Module):
-        def __init__(self): super().__init__(); self.fc = nn.Linear(1000, 500, bias=False)
+        def __init__(self):
+            super().__init__()
+            self.fc = nn.Linear(1000, 500, bias=False)
         def forward(self, x): return x, self.fc(x)
     row = costs.costs(dict(one=One()), (1000,), batch_size=10, repeats=1).loc['one']
     weight, batch = 4*1000*500, 4*10*1000 + 8*10
-    assert row.travel == weight and row.own == 2*weight + batch      # weight, momentum, x and y
-    assert weight < row.peak - row.own < weight + 5*4*10*500          # the gradient, and a few tensors as large as the logits
+    assert row.travel == weight and row.own == 2*weight + batch # weight, momentum, x and y
+    assert weight < row.peak - row.own < weight + 5*4*10*500    # the gradient, and a few tensors as large as the logits
 
 def test_peak_is_the_same_every_time_and_at_least_what_autograd_keeps():
     net, x, y = narrow(feddse_resnet18((3, 16, 16), 10), 1/4), torch.randn(8, 3, 16, 16), torch.arange(8)
     step, kept = trainer(net, x, y), {}
     step()
     own = {v.untyped_storage().data_ptr() for v in [*net.parameters(), *net.buffers(), x, y]}
-    def pack(t): kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes(); return t
+    def pack(t):
+        kept[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t): net(x)[1].logsumexp(1).sum()
     saved = sum(v for k, v in kept.items() if k not in own)
     assert growth(step) == growth(step) > .9*saved > 0
@@ -96,7 +110,8 @@ def test_a_sixteenth_of_resnet18_needs_a_fraction_of_the_processor():
 
 def test_turns():
     calls, ticks = [], iter(range(100))
-    t = take_turns(dict(a=lambda: calls.append('a'), b=lambda: calls.append('b')), repeats=2, wait=lambda: calls.append('.'), clock=lambda: next(ticks))
+    t = take_turns(dict(a=lambda: calls.append('a'), b=lambda: calls.append('b')), repeats=2,
+                   wait=lambda: calls.append('.'), clock=lambda: next(ticks))
     assert ''.join(calls) == 'ab' + '.a.' + '.b.' + '.a.' + '.b.' and t == dict(a=[1, 1], b=[1, 1])
 
 def test_requests_that_make_no_sense():
@@ -105,23 +120,29 @@ def test_requests_that_make_no_sense():
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(costs.NETWORKS, 'tiny', ('small_cnn', (1, 8, 8), 10)); monkeypatch.setattr(costs, 'INSIDE', ('tiny',))
-    go = lambda *more: main(['--out', str(tmp_path), '--networks', 'tiny', '--batch-size', '4', '--repeats', '1', *more])
+    monkeypatch.setitem(costs.NETWORKS, 'tiny', ('small_cnn', (1, 8, 8), 10))
+    monkeypatch.setattr(costs, 'INSIDE', ('tiny',))
+    go = lambda *more: main(['--out', str(tmp_path), '--networks', 'tiny',
+                             '--batch-size', '4', '--repeats', '1', *more])
     go()
     file = tmp_path/'tiny.json'
     got = read_json(file)
     assert [p.name for p in tmp_path.iterdir()] == ['tiny.json']
     assert [r['capacity'] for r in got['rows']] == list(RATES) and got['settings']['batch_size'] == 4
-    assert {'cpu', 'torch', 'python', 'fedlit'} <= set(got['machine']) and got['seconds'] > 0 and got['settings']['threads'] == 1
-    assert {r['executor'] for r in got['executors']['rows']} == {'loop', 'extract'} and all(r['step'] > 0 for r in got['executors']['rows'])
+    assert ({'cpu', 'torch', 'python', 'fedlit'} <= set(got['machine']) and got['seconds'] > 0
+            and got['settings']['threads'] == 1)
+    assert ({r['executor'] for r in got['executors']['rows']} == {'loop', 'extract'}
+            and all(r['step'] > 0 for r in got['executors']['rows']))
     df, content = costs.read(file)
     assert content == got and list(df.index) == list(RATES) and len(readable(df)) == 5
     stamp = file.stat().st_mtime_ns
     monkeypatch.setattr(costs, 'measure', lambda name, batch_size, repeats, device: dict(new=True))
     go()
-    assert file.stat().st_mtime_ns == stamp and 'was there' in capsys.readouterr().out       # nothing measured, nothing written
+    # nothing measured, nothing written
+    assert file.stat().st_mtime_ns == stamp and 'was there' in capsys.readouterr().out
     go('--repeats', '2')
-    assert read_json(file) == dict(settings={**got['settings'], 'repeats': 2}, new=True) # other settings are another measurement
+    # other settings are another measurement
+    assert read_json(file) == dict(settings={**got['settings'], 'repeats': 2}, new=True)
     file.write_text('{"half of')
     go('--repeats', '2')
     assert read_json(file)["new"]

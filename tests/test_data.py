@@ -10,7 +10,9 @@ import fedlit.data as data
 from conftest import DATA
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task, load, prepare, recipe
 
-def needs(folder): return pytest.mark.skipif(not (DATA/folder).exists(), reason=f"no {DATA/folder} on this machine; FEDLIT_DATA says where")
+def needs(folder):
+    return pytest.mark.skipif(not (DATA/folder).exists(),
+                              reason=f"no {DATA/folder} on this machine; FEDLIT_DATA says where")
 def gen(seed=0): return torch.Generator().manual_seed(seed)
 
 @pytest.fixture(scope="module")
@@ -18,7 +20,8 @@ def photos():
     "Sixteen 32x32 crops of scikit-learn's two photographs, and two hard cases: one flat, one of two levels."
     from sklearn.datasets import load_sample_images
     corners = [(r, c) for r in (0, 200) for c in (0, 130, 260, 390)]
-    crops = [torch.tensor(im)[r:r + 128, c:c + 128].permute(2, 0, 1).float() for im in load_sample_images().images for r, c in corners]
+    crops = [torch.tensor(im)[r:r + 128, c:c + 128].permute(2, 0, 1).float()
+             for im in load_sample_images().images for r, c in corners]
     x = torch.nn.functional.interpolate(torch.stack(crops), (32, 32), mode="area").round().to(torch.uint8)
     flat = torch.full((1, 3, 32, 32), 77, dtype=torch.uint8)
     two = torch.randint(2, (1, 3, 32, 32), generator=gen()).to(torch.uint8) * 90
@@ -29,7 +32,8 @@ def photos():
 def test_digits():
     a, b = load("digits"), load("digits")
     assert a.x_train.shape == (1438, 1, 8, 8) and a.x_test.shape == (359, 1, 8, 8) and a.classes == 10
-    assert a.x_train.dtype == torch.float32 and a.y_train.dtype == torch.int64 and 0 <= a.x_train.min() and a.x_train.max() == 1
+    assert (a.x_train.dtype == torch.float32 and a.y_train.dtype == torch.int64
+            and 0 <= a.x_train.min() and a.x_train.max() == 1)
     assert torch.equal(a.x_train, b.x_train) and torch.equal(a.y_test, b.y_test)
     assert torch.bincount(a.y_test).min() >= 34
     rows = torch.cat([a.x_train, a.x_test]).flatten(1)
@@ -41,23 +45,30 @@ def test_subset_is_seeded_and_stratified():
     t = load("digits")
     a, b, c = t.subset(50, seed=1), t.subset(50, seed=1), t.subset(50, seed=2)
     assert torch.equal(a.x_train, b.x_train) and not torch.equal(a.x_train, c.x_train)
-    assert torch.bincount(a.y_train).tolist() == [5] * 10 and len(a.y_test) == 359 and len(t.subset(50, test=20).y_test) == 20
+    assert (torch.bincount(a.y_train).tolist() == [5] * 10 and len(a.y_test) == 359
+            and len(t.subset(50, test=20).y_test) == 20)
     with pytest.raises(ValueError, match="cannot take 5000 of the 1438"): t.subset(5000)
 
 def test_normalise_any_leading_dims_and_bytes():
-    t = Task("mine", *(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])) * 2, classes=2, mean=(.1, .2, .3), std=(.5, .6, .7))
+    t = Task("mine", *(torch.zeros(2, 3, 4, 4, dtype=torch.uint8), torch.tensor([0, 1])) * 2, classes=2,
+             mean=(.1, .2, .3), std=(.5, .6, .7))
     x = torch.randint(256, (5, 2, 3, 4, 4), generator=gen()).to(torch.uint8)
     want = (x.double() / 255 - torch.tensor(t.mean).view(3, 1, 1)) / torch.tensor(t.std).view(3, 1, 1)
-    assert torch.allclose(t.normalise(x), want.float(), atol=1e-6) and torch.allclose(t.normalise(x.float() / 255), want.float(), atol=1e-6)
+    assert (torch.allclose(t.normalise(x), want.float(), atol=1e-6)
+            and torch.allclose(t.normalise(x.float() / 255), want.float(), atol=1e-6))
     assert t.normalise(x).dtype == torch.float32
 
 @pytest.mark.parametrize("change,message", [
     (dict(y_train=torch.tensor([0, 5])), "label 5; with classes=2 labels must lie in 0..1"),
-    (dict(y_test=torch.tensor([0, -1])), "y_test holds the label -1"), (dict(y_train=torch.tensor([0, 1, 1])), "2 images but y_train has 3 labels"),
-    (dict(x_train=torch.zeros(2, 8, 8)), r"images must be \(N, C, H, W\)"), (dict(x_test=torch.zeros(2, 1, 8, 8, dtype=torch.int64)), "uint8"),
-    (dict(y_train=torch.tensor([0., 1.])), "int64"), (dict(domain_train=torch.tensor([0])), "1 entries for 2 images")])
+    (dict(y_test=torch.tensor([0, -1])), "y_test holds the label -1"),
+    (dict(y_train=torch.tensor([0, 1, 1])), "2 images but y_train has 3 labels"),
+    (dict(x_train=torch.zeros(2, 8, 8)), r"images must be \(N, C, H, W\)"),
+    (dict(x_test=torch.zeros(2, 1, 8, 8, dtype=torch.int64)), "uint8"),
+    (dict(y_train=torch.tensor([0., 1.])), "int64"),
+    (dict(domain_train=torch.tensor([0])), "1 entries for 2 images")])
 def test_task_refuses(change, message):
-    good = dict(x_train=torch.zeros(2, 1, 8, 8), y_train=torch.tensor([0, 1]), x_test=torch.zeros(2, 1, 8, 8), y_test=torch.tensor([0, 1]))
+    good = dict(x_train=torch.zeros(2, 1, 8, 8), y_train=torch.tensor([0, 1]),
+                x_test=torch.zeros(2, 1, 8, 8), y_test=torch.tensor([0, 1]))
     with pytest.raises(ValueError, match=message): Task("mine", classes=2, **(good | change))
 
 def test_repr_is_short(): assert len(repr(load("digits_domains"))) < 200 and "tensor" not in repr(load("digits"))
@@ -65,7 +76,8 @@ def test_repr_is_short(): assert len(repr(load("digits_domains"))) < 200 and "te
 def test_digits_domains():
     t = load("digits_domains")
     assert t.x_train.shape[0] == 1438 and t.x_test.shape[0] == 4 * 359 and len(t.domains) == 4
-    assert torch.bincount(t.domain_train).tolist() == [360, 360, 359, 359] and t.x_train.min() >= 0 and t.x_train.max() <= 1
+    assert (torch.bincount(t.domain_train).tolist() == [360, 360, 359, 359]
+            and t.x_train.min() >= 0 and t.x_train.max() <= 1)
     for k in range(4): assert torch.bincount(t.y_train[t.domain_train == k]).min() >= 33
     assert torch.equal(t.x_train, load("digits_domains").x_train)
 
@@ -75,9 +87,11 @@ def test_unknown_name():
     with pytest.raises(ValueError, match="cifar10"): load("cifar11")
     with pytest.raises(ValueError, match="office_caltech10"): load("office")
 
-@pytest.mark.parametrize("name", ["mnist", "emnist", "fashion_mnist", "cifar10", "cifar100", "tiny_imagenet", "office_caltech10", "domainnet"])
+@pytest.mark.parametrize("name", ["mnist", "emnist", "fashion_mnist", "cifar10", "cifar100",
+                                  "tiny_imagenet", "office_caltech10", "domainnet"])
 def test_missing_files_say_what_to_do(name, tmp_path):
-    with pytest.raises(FileNotFoundError, match=f"(?s){name}.*{tmp_path}.*(download=True|put pictures|Unpack)"): load(name, tmp_path)
+    with pytest.raises(FileNotFoundError, match=f"(?s){name}.*{tmp_path}.*(download=True|put pictures|Unpack)"):
+        load(name, tmp_path)
 
 def test_root_from_environment(tmp_path, monkeypatch):
     monkeypatch.setenv("FEDLIT_DATA", str(tmp_path))
@@ -87,23 +101,29 @@ def test_root_from_environment(tmp_path, monkeypatch):
 def test_damaged_cifar(tmp_path):
     shutil.copytree(DATA / "cifar-10-batches-py", tmp_path / "cifar-10-batches-py", copy_function=shutil.copyfile)
     f = tmp_path / "cifar-10-batches-py" / "data_batch_3"
-    f.parent.chmod(0o755); f.write_bytes(f.read_bytes()[:-1])
+    f.parent.chmod(0o755)
+    f.write_bytes(f.read_bytes()[:-1])
     with pytest.raises(ValueError, match="damaged: data_batch_3"): load("cifar10", tmp_path)
     f.unlink()
     with pytest.raises(FileNotFoundError, match="cifar10"): load("cifar10", tmp_path)
 
 def idx(path, x): # an idx file as the MNIST family has them
-    x = np.asarray(x, dtype=np.uint8); path.parent.mkdir(parents=True, exist_ok=True)
+    x = np.asarray(x, dtype=np.uint8)
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(bytes([0, 0, 8, x.ndim]) + b"".join(int(s).to_bytes(4, "big") for s in x.shape) + x.tobytes())
 
 def mnist_like(raw, prefix="", first=0, classes=10):
     for half, n in (("train", 30), ("t10k" if not prefix else "test", 20)):
-        x = np.zeros((n, 28, 28)); x[:, 3, 20] = 200
-        idx(raw / f"{prefix}{half}-images-idx3-ubyte", x); idx(raw / f"{prefix}{half}-labels-idx1-ubyte", first + np.arange(n) % classes)
+        x = np.zeros((n, 28, 28))
+        x[:, 3, 20] = 200
+        idx(raw / f"{prefix}{half}-images-idx3-ubyte", x)
+        idx(raw / f"{prefix}{half}-labels-idx1-ubyte", first + np.arange(n) % classes)
 
 def test_mnist_family_from_small_files(tmp_path):
-    mnist_like(tmp_path / "FashionMNIST/raw"); mnist_like(tmp_path / "MNIST/raw")
-    mnist_like(tmp_path / "EMNIST/raw", "emnist-balanced-", classes=47); mnist_like(tmp_path / "EMNIST/raw", "emnist-letters-", first=1, classes=26)
+    mnist_like(tmp_path / "FashionMNIST/raw")
+    mnist_like(tmp_path / "MNIST/raw")
+    mnist_like(tmp_path / "EMNIST/raw", "emnist-balanced-", classes=47)
+    mnist_like(tmp_path / "EMNIST/raw", "emnist-letters-", first=1, classes=26)
     a, b, c = load("fashion_mnist", tmp_path), load("emnist", tmp_path), load("emnist", tmp_path, split="letters")
     assert a.x_train.shape == (30, 1, 28, 28) and a.x_train[0, 0, 3, 20] == 200 and len(a.labels) == 10
     assert b.classes == 47 and b.x_train[0, 0, 20, 3] == 200 # upright
@@ -117,16 +137,19 @@ def test_truncated_mnist(tmp_path):
     with pytest.raises(ValueError, match="mnist: a file in .* is damaged"): load("mnist", tmp_path)
 
 def picture(path, colour, size=64):
-    path.parent.mkdir(parents=True, exist_ok=True); Image.new("L" if isinstance(colour, int) else "RGB", (size, size), colour).save(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("L" if isinstance(colour, int) else "RGB", (size, size), colour).save(path)
 
 def test_tiny_imagenet_layout(tmp_path):
     base, rows = tmp_path / "tiny-imagenet-200", []
     for k, w in enumerate(("n02", "n01")):
         for i in range(3): picture(base / f"train/{w}/images/{w}_{i}.JPEG", (100 * k, 0, 0))
-        picture(base / f"val/images/val_{k}.JPEG", 50); rows.append(f"val_{k}.JPEG\t{w}\t0\t0\t62\t62")
+        picture(base / f"val/images/val_{k}.JPEG", 50)
+        rows.append(f"val_{k}.JPEG\t{w}\t0\t0\t62\t62")
     (base / "val/val_annotations.txt").write_text("\n".join(rows) + "\n")
     t = load("tiny_imagenet", tmp_path)
-    assert t.x_train.shape == (6, 3, 64, 64) and t.labels == ("n01", "n02") and t.y_test.tolist() == [1, 0] and t.augment == (AutoAugment(),)
+    assert (t.x_train.shape == (6, 3, 64, 64) and t.labels == ("n01", "n02")
+            and t.y_test.tolist() == [1, 0] and t.augment == (AutoAugment(),))
     assert t.x_train[0, 0].float().mean() > 90 and t.mean == (.5, .5, .5)
     (base / "val/images/val_0.JPEG").write_bytes((base / "val/images/val_0.JPEG").read_bytes()[:100])
     with pytest.raises(ValueError, match="val_0.JPEG is damaged"): load("tiny_imagenet", tmp_path)
@@ -136,19 +159,23 @@ def test_domainnet_layout(tmp_path):
     for d in names:
         lines = []
         for k, c in enumerate(("aircraft", "bird", "zebra")):
-            picture(base / d / c / f"{d}_{k}.png", (10 * k, 20, 30), size=40); lines.append(f"{d}/{c}/{d}_{k}.png {k}")
+            picture(base / d / c / f"{d}_{k}.png", (10 * k, 20, 30), size=40)
+            lines.append(f"{d}/{c}/{d}_{k}.png {k}")
         for part in ("train", "test"): (base / f"{d}_{part}.txt").write_text("\n".join(lines))
     t = load("domainnet", tmp_path, domains=names, size=16)
-    assert t.x_train.shape == (4, 3, 16, 16) and t.classes == 10 and t.y_train.tolist() == [0, 9, 0, 9] and t.domain_train.tolist() == [0, 0, 1, 1]
+    assert (t.x_train.shape == (4, 3, 16, 16) and t.classes == 10
+            and t.y_train.tolist() == [0, 9, 0, 9] and t.domain_train.tolist() == [0, 0, 1, 1])
     with pytest.raises(FileNotFoundError, match="painting_train.txt"): load("domainnet", tmp_path)
-    with pytest.raises(ValueError, match="none of the classes"): load("domainnet", tmp_path, domains=names, classes=("nothing",))
+    with pytest.raises(ValueError, match="none of the classes"):
+        load("domainnet", tmp_path, domains=names, classes=("nothing",))
 
 # --- real files -----------------------------------------------------------------------------------------------------
 
 @needs("cifar-10-batches-py")
 def test_cifar10():
     t = load("cifar10", DATA)
-    assert t.x_train.shape == (50000, 3, 32, 32) and t.x_test.shape == (10000, 3, 32, 32) and t.x_train.dtype == torch.uint8
+    assert (t.x_train.shape == (50000, 3, 32, 32) and t.x_test.shape == (10000, 3, 32, 32)
+            and t.x_train.dtype == torch.uint8)
     assert torch.bincount(t.y_train).tolist() == [5000] * 10 and t.labels[3] == "cat" and t.augment == (Crop(), Flip())
     z = t.normalise(t.x_train[:10000])
     assert z.mean().abs() < .05 and (z.std() - 1).abs() < .05
@@ -160,7 +187,8 @@ def test_cifar10_is_what_torchvision_reads():
     from fedlit.data import _listed
     theirs, where = CIFAR10(DATA, train=False), DATA/"cifar-10-batches-py"
     ours = _listed((where/"test_batch").read_bytes())
-    assert ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes() and ours["labels"] == theirs.targets
+    assert (ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes()
+            and ours["labels"] == theirs.targets)
     assert _listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
 
 @needs("MNIST")
@@ -173,7 +201,8 @@ def test_mnist():
 @needs("office_caltech_10")
 def test_office():
     t = load("office_caltech10", DATA, size=32)
-    assert t.domains == ("amazon", "caltech", "dslr", "webcam") and t.classes == 10 and t.x_train.shape[1:] == (3, 32, 32)
+    assert (t.domains == ("amazon", "caltech", "dslr", "webcam") and t.classes == 10
+            and t.x_train.shape[1:] == (3, 32, 32))
     assert torch.bincount(torch.cat([t.domain_train, t.domain_test])).tolist() == [958, 1123, 157, 295]
     assert all(torch.bincount(t.y_test[t.domain_test == d], minlength=10).min() >= 1 for d in range(4))
     assert t.mean is None and torch.equal(t.y_test, load("office_caltech10", DATA, size=8).y_test)
@@ -189,7 +218,8 @@ def test_augmentation_laws(augment, dtype, photos):
     a, b = augment.draw((6, 3), gen()), augment.draw((6, 3), gen())
     assert all(torch.equal(a[k], b[k]) and a[k].shape[:2] == (6, 3) and a[k].device.type == "cpu" for k in a)
     flat = {k: v.flatten(0, 1) for k, v in a.items()}
-    before = x.clone(); out = augment(x, flat)
+    before = x.clone()
+    out = augment(x, flat)
     assert out.shape == x.shape and out.dtype == dtype and torch.equal(x, before) and not torch.equal(out, x)
     assert out.max() <= (255 if dtype == torch.uint8 else 1) and out.min() >= 0
     one = torch.cat([augment(x[i:i + 1], {k: v[i:i + 1] for k, v in flat.items()}) for i in range(18)])
@@ -200,7 +230,8 @@ def test_crop_against_pad_and_crop(photos):
     d = Crop().draw((18,), gen())
     for mode, pad in (("zero", "constant"), ("reflect", "reflect")):
         big = torch.nn.functional.pad(photos.float(), (4,) * 4, mode=pad).to(torch.uint8)
-        want = torch.stack([big[i, :, 4 + d["dy"][i]:36 + d["dy"][i], 4 + d["dx"][i]:36 + d["dx"][i]] for i in range(18)])
+        want = torch.stack([big[i, :, 4 + d["dy"][i]:36 + d["dy"][i], 4 + d["dx"][i]:36 + d["dx"][i]]
+                            for i in range(18)])
         assert torch.equal(Crop(mode=mode)(photos, d), want)
     still = {k: torch.zeros(18, dtype=torch.long) for k in d}
     assert torch.equal(Crop()(photos, still), photos)
@@ -209,7 +240,8 @@ def test_crop_against_pad_and_crop(photos):
 
 def test_flip_twice(photos):
     d = Flip().draw((18,), gen())
-    assert torch.equal(Flip()(Flip()(photos, d), d), photos) and torch.equal(Flip(1)(photos, Flip(1).draw((18,))), photos.flip(-1))
+    assert (torch.equal(Flip()(Flip()(photos, d), d), photos)
+            and torch.equal(Flip(1)(photos, Flip(1).draw((18,))), photos.flip(-1)))
 
 def test_rotate_against_torchvision(photos):
     import torchvision.transforms.functional as TF
@@ -221,11 +253,13 @@ def same(ours, theirs, share=1e-3): # equal but for a share of pixels, and there
     return (ours != theirs).float().mean() <= share
 
 MAGNITUDES = dict(
-    Brightness=(.25, 1.75, 1.7), Color=(.25, 1.75, .1), Contrast=(.25, 1.75, 1.6), Sharpness=(.25, 1.75, .1), Posterize=(5, 8), Solarize=(28., 198.3),
-    Rotate=(-6.67, 20.), ShearY=(-.27, .3), TranslateX=(-.4, .45), TranslateY=(-.15, .45), AutoContrast=(0,), Equalize=(0,), Invert=(0,))
+    Brightness=(.25, 1.75, 1.7), Color=(.25, 1.75, .1), Contrast=(.25, 1.75, 1.6), Sharpness=(.25, 1.75, .1),
+    Posterize=(5, 8), Solarize=(28., 198.3), Rotate=(-6.67, 20.), ShearY=(-.27, .3),
+    TranslateX=(-.4, .45), TranslateY=(-.15, .45), AutoContrast=(0,), Equalize=(0,), Invert=(0,))
 OPS = [(op, m) for op, magnitudes in MAGNITUDES.items() for m in magnitudes]
 
-def by_hand(op, m, n): return dict(op=torch.tensor([[data._ops.index(op), -1]] * n), magnitude=torch.tensor([[float(m), 0.]] * n))
+def by_hand(op, m, n):
+    return dict(op=torch.tensor([[data._ops.index(op), -1]] * n), magnitude=torch.tensor([[float(m), 0.]] * n))
 
 @pytest.mark.parametrize("op,m", OPS)
 @pytest.mark.parametrize("channels", [3, 1])
@@ -233,10 +267,12 @@ def test_ops_against_torchvision(op, m, channels, photos):
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms.autoaugment import _apply_op
     x = photos[:, :channels].contiguous()
-    theirs = dict(Translate=32 * m, Posterize=m, Solarize=m, Rotate=m, ShearY=m).get(op.rstrip("XY") if "Trans" in op else op, m - 1)
+    theirs = dict(Translate=32 * m, Posterize=m, Solarize=m, Rotate=m, ShearY=m).get(
+        op.rstrip("XY") if "Trans" in op else op, m - 1)
     want = torch.stack([_apply_op(i, op, float(theirs), InterpolationMode.NEAREST, None) for i in x])
     got = AutoAugment("torchvision")(x, by_hand(op, m, len(x)))
-    # a factor that float32 holds exactly gives torchvision's levels; others may be a level apart, where the exact blend is a whole number
+    # a factor that float32 holds exactly gives torchvision's levels; others may be a level apart, where the exact
+    # blend is a whole number
     if op not in data._enhance or m in (.25, 1.75): assert same(got, want), (got != want).float().mean()
     if op not in data._reach: assert (got.int() - want.int()).abs().max() <= 1
 
@@ -246,7 +282,8 @@ def test_ops_against_pil(op, m, photos):
     def theirs(x):
         im = Image.fromarray(x.permute(1, 2, 0).numpy())
         level = [m] if op in ("Posterize", "Solarize") else []
-        im = getattr(ImageEnhance, op)(im).enhance(m) if op in data._enhance else getattr(ImageOps, op.lower())(im, *level)
+        im = (getattr(ImageEnhance, op)(im).enhance(m) if op in data._enhance else
+              getattr(ImageOps, op.lower())(im, *level))
         return torch.from_numpy(np.array(im)).permute(2, 0, 1)
     diff = AutoAugment()(photos, by_hand(op, m, len(photos))).int() - torch.stack([theirs(x) for x in photos]).int()
     assert diff.abs().max() <= 1
@@ -260,20 +297,23 @@ def test_released_geometry_against_scipy(op, m, photos):
     if op == "ShearY": matrix[1, 0] = m
     if "Trans" in op: shift["YX".index(op[-1])] = h * m
     centre = np.full(2, h / 2 + .5)
-    want = np.stack([[ndimage.affine_transform(c, matrix, shift + centre - matrix @ centre) for c in x] for x in photos.numpy()])
+    want = np.stack([[ndimage.affine_transform(c, matrix, shift + centre - matrix @ centre) for c in x]
+                     for x in photos.numpy()])
     got = AutoAugment()(photos, by_hand(op, m, len(photos)))
     assert same(got, torch.from_numpy(want)), (got != torch.from_numpy(want)).float().mean()
 
 def test_autoaugment_table_and_magnitudes():
     from torchvision.transforms import AutoAugment as TV, AutoAugmentPolicy
     tv = TV(AutoAugmentPolicy.CIFAR10)
-    assert [[(op, p) for op, p, _ in row] for row in data._policies] == [[(op, p) for op, p, _ in row] for row in tv.policies]
+    assert ([[(op, p) for op, p, _ in row] for row in data._policies]
+            == [[(op, p) for op, p, _ in row] for row in tv.policies])
     space = tv._augmentation_space(10, (32, 32))
     for ours, theirs in zip(data._policies, tv.policies):
         for (op, _, b), (_, _, bin) in zip(ours, theirs):
             if bin is None: continue
             assert b == bin
-            hi, scale, base = data._span(op, b, "torchvision")[1], 32 if "Trans" in op else 1, 1 if op in data._enhance else 0
+            hi, scale, base = (data._span(op, b, "torchvision")[1],
+                               32 if "Trans" in op else 1, 1 if op in data._enhance else 0)
             assert abs((hi - base) * scale - space[op][0][bin].item()) < 1e-4
 
 def test_autoaugment_frequencies():
@@ -301,12 +341,16 @@ def test_same_on_the_gpu(augment, photos):
 
 def test_recipes(photos):
     t = Task("cifar100", photos, torch.arange(18), photos, torch.arange(18), classes=100)
-    assert recipe(t, "feddecorr").augment == (Crop(), Flip(), AutoAugment()) and recipe(t, "moon").augment[-1] == Rotate(15)
+    assert (recipe(t, "feddecorr").augment == (Crop(), Flip(), AutoAugment())
+            and recipe(t, "moon").augment[-1] == Rotate(15))
     assert recipe(recipe(t, "moon"), "none").augment == ()
-    with pytest.raises(ValueError, match="fedbn has no recipe for 'cifar100'; it has one for office_caltech10, domainnet"): recipe(t, "fedbn")
+    with pytest.raises(ValueError, match="fedbn has no recipe for 'cifar100'; it has one for "
+                                         "office_caltech10, domainnet"):
+        recipe(t, "fedbn")
     with pytest.raises(ValueError, match="no recipe 'scaffold'"): recipe(t, "scaffold")
     r = recipe(t, "feddecorr")
     draws = [a.draw((18,), gen()) for a in r.augment]
-    assert torch.equal(prepare(r, photos, draws), prepare(r, photos, draws)) and torch.equal(prepare(r, photos), r.normalise(photos))
+    assert (torch.equal(prepare(r, photos, draws), prepare(r, photos, draws))
+            and torch.equal(prepare(r, photos), r.normalise(photos)))
     assert prepare(r, photos, draws).dtype == torch.float32
     with pytest.raises(ValueError, match="1 draws for 3 augmentations"): prepare(r, photos, draws[:1])

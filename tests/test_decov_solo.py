@@ -26,21 +26,26 @@ def test_decov(n, d):
 def test_structured_decov(groups, within):
     h = torch.randn(8, 6, dtype=torch.double, generator=torch.Generator().manual_seed(groups))
     between, inside = pairs(h, lambda a: a//(6//groups))
-    assert StructuredDeCov(weight=.3, groups=groups, within=within).loss(h).item() == pytest.approx(.3*(between - within*inside), abs=1e-5)
+    assert (StructuredDeCov(weight=.3, groups=groups, within=within).loss(h).item()
+            == pytest.approx(.3*(between - within*inside), abs=1e-5))
 
 def test_solo_clients_train_alone():
     "Each client's network is what a torch loop makes of its data; the server's does not move."
     task = load('digits')
-    parts, net, local = dirichlet(task.y_train, 4, .5, seed=0), build('mlp', task, seed=0, hidden=(8,), features=8), Local(epochs=1, lr=.05)
+    parts, net, local = (dirichlet(task.y_train, 4, .5, seed=0),
+                         build('mlp', task, seed=0, hidden=(8,), features=8), Local(epochs=1, lr=.05))
     run = federate(net, task, parts, SOLO(), rounds=2, local=local, progress=False)
     assert all(torch.equal(v, run.state.params[k]) for k, v in net.named_parameters())
     for k in range(4):
         mine = copy.deepcopy(net)
         for r in range(2):
-            opt, seen = torch.optim.SGD(mine.parameters(), lr=.05, momentum=.9), batches_of(task, parts, [k], local, 0, r)
+            opt, seen = (torch.optim.SGD(mine.parameters(), lr=.05, momentum=.9),
+                         batches_of(task, parts, [k], local, 0, r))
             for t in range(seen.counts.shape[1]):
                 x, y = seen.at(t, [0], int(seen.counts[0, t]))
-                opt.zero_grad(); F.cross_entropy(mine(x[0])[1], y[0]).backward(); opt.step()
+                opt.zero_grad()
+                F.cross_entropy(mine(x[0])[1], y[0]).backward()
+                opt.step()
         assert max((v - run.state.personal[n][k]).abs().max().item() for n, v in mine.named_parameters()) < 1e-5
 
 def test_centralised_in_pieces():
@@ -48,4 +53,5 @@ def test_centralised_in_pieces():
     net = build('mlp', task, seed=0, hidden=(8,), features=8)
     run = centralised(net, task, epochs=4, rounds=2, local=Local(lr=.05), progress=False)
     assert len(run.history) == 2 and run.history.accuracy.iloc[-1] > .5 and run.settings['clients'] == 1
-    with pytest.raises(ValueError, match='must divide the 4 epochs'): centralised(net, task, epochs=4, rounds=3, progress=False)
+    with pytest.raises(ValueError, match='must divide the 4 epochs'):
+        centralised(net, task, epochs=4, rounds=3, progress=False)

@@ -1,4 +1,4 @@
-"DepthFL and FedDyn against plain loops: losses, aggregates over depths, memories; executors; published parameter counts."
+"DepthFL and FedDyn against plain loops: losses, aggregates of depths, memories; executors; published parameter counts."
 import copy
 import math
 
@@ -27,11 +27,13 @@ def make():
 
 def data(r):
     g = torch.Generator().manual_seed(r)
-    return dict(x=torch.randn(K, T, B, 5, generator=g, dtype=torch.double), y=torch.randint(0, 4, (K, T, B), generator=g))
+    return dict(x=torch.randn(K, T, B, 5, generator=g, dtype=torch.double),
+                y=torch.randint(0, 4, (K, T, B), generator=g))
 
 def go(method, net, rounds=2, executor="loop", weights=(1.,)*K):
     state = start(method, net, N)
-    for r in range(rounds): state = fed_round(method, net, state, who(r), data(r), torch.tensor(weights), Local(**LOCAL), executor)
+    for r in range(rounds):
+        state = fed_round(method, net, state, who(r), data(r), torch.tensor(weights), Local(**LOCAL), executor)
     return state
 
 def kl(teacher, pupil): # one at a time, from the definition
@@ -77,7 +79,8 @@ def plain(levels, rounds=2, T_ramp=2, alpha=None, distill=True, last=False):
                         velocity[n] = LOCAL["momentum"]*velocity.get(n, 0.) + p.grad + LOCAL["weight_decay"]*p
                         p -= LOCAL["lr"]*velocity[n]
             for n, v in mine.state_dict().items():
-                if last and n.startswith("exits.") and not n.startswith(f"exits.{depth-1}."): continue # not trained, not sent
+                # not trained, not sent
+                if last and n.startswith("exits.") and not n.startswith(f"exits.{depth-1}."): continue
                 sums[n], seen[n] = sums[n] + v, seen[n] + 1
                 if alpha and n in names: g[k, n] = g.get((k, n), 0.) - alpha*(v - old[n])
         new = {n: sums[n]/seen[n] if seen[n] else old[n] for n in old}
@@ -115,15 +118,18 @@ def test_mutual_is_zero_for_equal_exits_and_for_one():
     assert mutual(torch.randn(3, 4, 5).log_softmax(-1), torch.tensor([0., 0., 1., 0.])).abs().max() < 1e-5
 
 def test_ramp():
-    assert [ramp(0, 300), ramp(300, 300), ramp(999, 300)] == [math.exp(-5), 1., 1.] and abs(ramp(150, 300) - math.exp(-1.25)) < 1e-12
+    assert ([ramp(0, 300), ramp(300, 300), ramp(999, 300)] == [math.exp(-5), 1., 1.]
+            and abs(ramp(150, 300) - math.exp(-1.25)) < 1e-12)
 
 
 # --- rounds -----------------------------------------------------------------------------------------------------------
 
 LEVELS = 3, 3, 1, 2
 
-@pytest.mark.parametrize("method, kw", [(DepthFL(LEVELS, ramp=2), {}), (DepthFL(LEVELS, distill=False, exits="last"), dict(last=True)),
-                                        (DepthFL(LEVELS, ramp=2) + FedDyn(.3), dict(alpha=.3))], ids=lambda v: repr(v) if not isinstance(v, dict) else "")
+@pytest.mark.parametrize("method, kw", [(DepthFL(LEVELS, ramp=2), {}),
+                                        (DepthFL(LEVELS, distill=False, exits="last"), dict(last=True)),
+                                        (DepthFL(LEVELS, ramp=2) + FedDyn(.3), dict(alpha=.3))],
+                         ids=lambda v: repr(v) if not isinstance(v, dict) else "")
 def test_rounds_against_short_networks(method, kw):
     params, g, h = plain(LEVELS, **kw)
     for executor in ("loop", "vmap"):
@@ -137,7 +143,8 @@ def test_rounds_against_short_networks(method, kw):
 
 def test_rounds_can_disagree():
     params = plain(LEVELS)[0]
-    for m in (DepthFL(LEVELS, distill=False), DepthFL(LEVELS, ramp=3), DepthFL((3, 3, 2, 1), ramp=2), DepthFL(LEVELS, ramp=2) + FedDyn(.1)):
+    for m in (DepthFL(LEVELS, distill=False), DepthFL(LEVELS, ramp=3), DepthFL((3, 3, 2, 1), ramp=2),
+              DepthFL(LEVELS, ramp=2) + FedDyn(.1)):
         assert worst(go(m, make(), executor="vmap"), params) > 1e-4, m
 
 def test_what_nobody_had_is_kept():
@@ -146,12 +153,15 @@ def test_what_nobody_had_is_kept():
     batch = {k: v[:2] for k, v in data(0).items()}
     after = fed_round(m, net, before, [0, 1], batch, [1., 3.], Local(**LOCAL))
     for k, v in {**before.params, **before.buffers}.items():
-        if v.is_floating_point(): assert torch.equal({**after.params, **after.buffers}[k], v) == (k.split(".")[1] == "2")
+        if v.is_floating_point():
+            assert torch.equal({**after.params, **after.buffers}[k], v) == (k.split(".")[1] == "2")
 
 def test_weighted_average_over_those_who_have_it():
     net, m = make(), DepthFL((3, 2, 2, 1), distill=False)
     batch, w = data(0), torch.tensor([1., 2., 3., 4.])
-    alone = [fed_round(m, net, start(m, net, 4), [k], {n: v[k:k+1] for n, v in batch.items()}, [1.], Local(**LOCAL)).params for k in range(K)]
+    alone = [fed_round(m, net, start(m, net, 4), [k], {n: v[k:k+1] for n, v in batch.items()}, [1.],
+                       Local(**LOCAL)).params
+             for k in range(K)]
     both = fed_round(m, net, start(m, net, 4), [0, 1, 2, 3], batch, w, Local(**LOCAL)).params
     for k, v in both.items():
         have = {"0": [0, 1, 2, 3], "1": [0, 1, 2], "2": [0]}[k.split(".")[1]]
@@ -163,7 +173,10 @@ def test_weighted_average_over_those_who_have_it():
 def test_feddyn_two_rounds_by_hand():
     "One parameter, two clients out of three, plain arithmetic."
     class Point(nn.Module):
-        def __init__(self): super().__init__(); self.head = nn.Linear(1, 1, bias=False).double(); nn.init.zeros_(self.head.weight)
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(1, 1, bias=False).double()
+            nn.init.zeros_(self.head.weight)
         def forward(self, x): return x, self.head(x)
     a, target, alpha, lr = [3., 1., .5], [1., -1., 2.], .7, .2
     net, m = Point(), FedDyn(alpha)
@@ -171,7 +184,8 @@ def test_feddyn_two_rounds_by_hand():
     for round in ([0, 2], [1, 2], [0, 1]):
         x = torch.tensor([a[k]**.5 for k in round]).double().reshape(2, 1, 1, 1).expand(2, 4, 1, 1)
         y = torch.tensor([a[k]**.5*target[k] for k in round]).double().reshape(2, 1, 1).expand(2, 4, 1)
-        state = fed_round(m, net, state, round, dict(x=x, y=y), [1., 1.], Local(lr=lr, momentum=0.), criterion=lambda z, y: (z[:, 0] - y).square().mean()/2)
+        state = fed_round(m, net, state, round, dict(x=x, y=y), [1., 1.], Local(lr=lr, momentum=0.),
+                          criterion=lambda z, y: (z[:, 0] - y).square().mean()/2)
         ends = []
         for k in round:
             v = w
@@ -201,22 +215,28 @@ def test_modes():
     net, x = make(), torch.randn(7, 5, dtype=torch.double)
     assert net.train()(x)[1].shape == (7, 3, 4) and net.eval()(x)[1].shape == (7, 4)
     a, b, c = (logits for _, logits in net.each(x))
-    assert torch.allclose(net(x)[1], (a+b+c)/3) and torch.allclose(net.first(1)(x)[1], a) and torch.equal(net(x)[0], net.each(x)[0][0])
+    assert (torch.allclose(net(x)[1], (a+b+c)/3) and torch.allclose(net.first(1)(x)[1], a)
+            and torch.equal(net(x)[0], net.each(x)[0][0]))
     with pytest.raises(ValueError, match="3 stages and 2 exits"): Exits(net.stages, net.exits[:2])
 
 def test_convolutional_loop_is_vmap_and_odd_sizes_work():
     torch.manual_seed(0)
-    net, m, out = exits_resnet18((1, 7, 7), 3, width=.0625, depths=(1, 1, 1, 1)).double(), DepthFL(ramp=1) + FedDyn(), []
+    net, m, out = (exits_resnet18((1, 7, 7), 3, width=.0625, depths=(1, 1, 1, 1)).double(),
+                   DepthFL(ramp=1) + FedDyn(), [])
     g = torch.Generator().manual_seed(0)
-    batch = dict(x=torch.randn(4, 2, 5, 1, 7, 7, generator=g, dtype=torch.double), y=torch.randint(0, 3, (4, 2, 5), generator=g))
-    for e in ("loop", "vmap"): out.append(fed_round(m, net, start(m, net, 4), [0, 1, 2, 3], batch, [1., 2., 3., 4.], Local(**LOCAL), e))
+    batch = dict(x=torch.randn(4, 2, 5, 1, 7, 7, generator=g, dtype=torch.double),
+                 y=torch.randint(0, 3, (4, 2, 5), generator=g))
+    for e in ("loop", "vmap"):
+        out.append(fed_round(m, net, start(m, net, 4), [0, 1, 2, 3], batch, [1., 2., 3., 4.], Local(**LOCAL), e))
     assert gap(*out) < 1e-9
 
 @pytest.mark.parametrize("fill", ["zero", "inf"])
 def test_masked_logits_stay_finite(fill):
     net, ends = make().eval(), []
     batch = dict(data(0), y=data(0)["y"] % 3) # nobody has class 3
-    for m, e in ((MaskedCE(fill) + DepthFL(LEVELS, ramp=1), "loop"), (MaskedCE(fill) + DepthFL(LEVELS, ramp=1), "vmap"), (DepthFL(LEVELS, ramp=1), "loop")):
+    for m, e in ((MaskedCE(fill) + DepthFL(LEVELS, ramp=1), "loop"),
+                 (MaskedCE(fill) + DepthFL(LEVELS, ramp=1), "vmap"),
+                 (DepthFL(LEVELS, ramp=1), "loop")):
         ends.append(fed_round(m, net, start(m, net, N), who(0), batch, [1.]*K, Local(**LOCAL), e).params)
     far = lambda a, b: max((a[k] - b[k]).abs().max().item() for k in a)
     assert far(*ends[:2]) < 1e-9 and far(*ends[1:]) > 1e-4 and all(v.isfinite().all() for v in ends[0].values())
@@ -229,14 +249,17 @@ def test_refusals():
         with pytest.raises(ValueError, match=next(iter(kw))): DepthFL(**kw)
     with pytest.raises(ValueError, match="alpha=0"): FedDyn(0)
 
-@pytest.mark.parametrize("m", [FedDyn(.3), DepthFL((2, 1), ramp=4) + FedDyn(), DepthFL(exits="last", distill=False)], ids=repr)
+@pytest.mark.parametrize("m", [FedDyn(.3), DepthFL((2, 1), ramp=4) + FedDyn(), DepthFL(exits="last", distill=False)],
+                         ids=repr)
 def test_repr(m): assert eval(repr(m)) == m
 
 @pytest.mark.parametrize('shape', [(1, 28, 28), (3, 9, 7), (1, 4, 4)])
 def test_convolutions_with_exits(shape):
     net = exits_cnn(shape, 10, channels=(4, 6), hidden=5).double()
     x, y = torch.randn(1, 2, 8, *shape, dtype=torch.double), torch.randint(10, (1, 2, 8))
-    shallow, deep = (fed_round(DepthFL(levels=(d,)), net, start(DepthFL(levels=(d,)), net, 1), [0], dict(x=x, y=y), [1.], Local(lr=.1)) for d in (2, 4))
+    shallow, deep = (fed_round(DepthFL(levels=(d,)), net, start(DepthFL(levels=(d,)), net, 1), [0],
+                               dict(x=x, y=y), [1.], Local(lr=.1))
+                     for d in (2, 4))
     moved = lambda state: {k.split('.')[1] for k, v in net.named_parameters() if not torch.equal(v, state.params[k])}
     assert moved(shallow) == {'0', '1'} and moved(deep) == {'0', '1', '2', '3'}
     assert net.eval()(x[0, 0])[1].shape == (8, 10)
@@ -244,5 +267,6 @@ def test_convolutions_with_exits(shape):
 def test_convolutions_with_exits_are_one_in_all_executors():
     net = exits_cnn((1, 8, 8), 4, channels=(3, 4), hidden=5).double()
     x, y = torch.randn(4, 2, 6, 1, 8, 8, dtype=torch.double), torch.randint(4, (4, 2, 6))
-    ends = [fed_round(DepthFL(), net, start(DepthFL(), net, 4), [0, 1, 2, 3], dict(x=x, y=y), [1.]*4, Local(lr=.1), e) for e in ('loop', 'vmap')]
+    ends = [fed_round(DepthFL(), net, start(DepthFL(), net, 4), [0, 1, 2, 3], dict(x=x, y=y), [1.]*4, Local(lr=.1), e)
+            for e in ('loop', 'vmap')]
     assert max((v - ends[1].params[k]).abs().max() for k, v in ends[0].params.items()) < 1e-9

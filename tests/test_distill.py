@@ -26,22 +26,30 @@ def test_teachers_by_loops():
 def test_distill_is_plain_torch():
     "The same ten steps with a deep copy, Adam and a cosine."
     net, teacher = model(norm=False), torch.randn(12, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    params, _ = distill(pure(net), dict(net.named_parameters()), {}, PROXY, teacher, steps=10, lr=.01, batch_size=5, seed=3)
+    params, _ = distill(pure(net), dict(net.named_parameters()), {}, PROXY, teacher,
+                        steps=10, lr=.01, batch_size=5, seed=3)
     plain, g = copy.deepcopy(net), torch.Generator().manual_seed(3)
     opt = torch.optim.Adam(plain.parameters(), .01)
     for t in range(10):
         i = torch.randperm(12, generator=g)[:5]
-        for group in opt.param_groups: group['lr'] = .01*(1 + torch.cos(torch.tensor(torch.pi*t/10, dtype=torch.double))).item()/2
+        for group in opt.param_groups:
+            group['lr'] = .01*(1 + torch.cos(torch.tensor(torch.pi*t/10, dtype=torch.double))).item()/2
         p, q = teacher[i].softmax(-1), plain(PROXY[i])[1].softmax(-1)
-        opt.zero_grad(); ((p*(p.log() - q.log())).sum()/5).backward(); opt.step()
+        opt.zero_grad()
+        ((p*(p.log() - q.log())).sum()/5).backward()
+        opt.step()
     assert max((params[k] - v).abs().max().item() for k, v in plain.named_parameters()) < 1e-5
 
 def test_feddf_starts_at_the_average_and_learns_the_ensemble():
     net, data = model(), dict(batches(0), x=batches(0)['x'].double())
-    rounds = {n: fed_round(FedDF(steps=n), net, start(FedDF(steps=n), net, CLIENTS), who(0), data, SIZES, Local(lr=.1), proxy=PROXY) for n in (0, 200)}
+    rounds = {n: fed_round(FedDF(steps=n), net, start(FedDF(steps=n), net, CLIENTS), who(0), data, SIZES,
+                           Local(lr=.1), proxy=PROXY)
+              for n in (0, 200)}
     fed = fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), data, SIZES, Local(lr=.1))
     assert max((rounds[0].params[k] - v).abs().max().item() for k, v in fed.params.items()) < 1e-12
-    alone = [fed_round(FedAvg(), net, start(FedAvg(), net, 1), [0], {k: v[i:i+1] for k, v in data.items()}, [1.], Local(lr=.1)) for i in range(4)]
+    alone = [fed_round(FedAvg(), net, start(FedAvg(), net, 1), [0], {k: v[i:i+1] for k, v in data.items()},
+                       [1.], Local(lr=.1))
+             for i in range(4)]
     say = lambda s: pure(net)(s.params, s.buffers, PROXY, train=False)[1].detach()
     teacher = sum(say(s) for s in alone)/4
     kl = lambda s: F.kl_div(say(s).log_softmax(-1), teacher.softmax(-1), reduction='batchmean').item()
@@ -54,22 +62,29 @@ def test_a_server_without_inputs_says_so(m):
 def test_dsfl_sends_no_weights_and_uses_the_opinions():
     one, two = train(DSFL(steps=3), rounds=1), train(DSFL(steps=3), rounds=2)
     solo = train(__import__('fedlit.methods', fromlist=['SOLO']).SOLO(), rounds=1)
-    assert max((one.personal[k] - v).abs().max().item() for k, v in solo.personal.items() if v.is_floating_point()) == 0   # first round: alone
+    # first round: alone
+    assert max((one.personal[k] - v).abs().max().item()
+               for k, v in solo.personal.items() if v.is_floating_point()) == 0
     weightless = train(DSFL(steps=3, weight=0.), rounds=2)
     assert max((two.personal[k] - weightless.personal[k]).abs().max().item() for k in two.params) > 1e-6
     assert two.server['DSFL']['said'].shape == (12, 3)
 
 def test_two_kinds_of_networks_learn_from_each_other():
     class Flat(nn.Module):
-        def __init__(self): super().__init__(); self.body, self.head = nn.Linear(36, 8), nn.Linear(8, 3)
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(36, 8), nn.Linear(8, 3)
         def forward(self, x): return (z := self.body(x.flatten(1)).relu()), self.head(z)
     torch.manual_seed(0)
     nets = [model(), Flat().double()]
     states = [start(FedAvg(), n, 2) for n in nets]
     from fedlit.round import Batches
-    both = [Batches(**{k: (v.double() if k == 'x' else v)[s] for k, v in batches(0).items()}) for s in (slice(0, 2), slice(2, 4))]
-    go = lambda steps: feddf_round(nets, states, [[0, 1]]*2, both, [SIZES[:2], SIZES[2:]], Local(lr=.1), PROXY, steps=steps)
-    plain = [fed_round(FedAvg(), n, s, [0, 1], b, w, Local(lr=.1)) for n, s, b, w in zip(nets, states, both, (SIZES[:2], SIZES[2:]))]
+    both = [Batches(**{k: (v.double() if k == 'x' else v)[s] for k, v in batches(0).items()})
+            for s in (slice(0, 2), slice(2, 4))]
+    go = lambda steps: feddf_round(nets, states, [[0, 1]]*2, both, [SIZES[:2], SIZES[2:]], Local(lr=.1), PROXY,
+                                   steps=steps)
+    plain = [fed_round(FedAvg(), n, s, [0, 1], b, w, Local(lr=.1))
+             for n, s, b, w in zip(nets, states, both, (SIZES[:2], SIZES[2:]))]
     assert all(gap(a, b) < 1e-12 for a, b in zip(go(0), plain))
     outs = go(300)
     said = [pure(n)(s.params, s.buffers, PROXY, train=False)[1].softmax(-1) for n, s in zip(nets, outs)]

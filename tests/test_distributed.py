@@ -1,4 +1,4 @@
-"Several processes: one answer for every number of ranks, sums instead of clients on the wire, and an end that says how to go on."
+"Several processes: one answer for any number of ranks, sums, not clients, on the wire, an end that says how to go on."
 import json, multiprocessing, os, signal, subprocess, sys, time
 from datetime import timedelta
 from dataclasses import replace
@@ -16,10 +16,11 @@ from fedlit.partition import dirichlet
 from fedlit.round import Batches, Local, aggregate, cross_entropy, local_phase, pure, start
 from fedlit.run import Run, federate
 
-STEPS = Local(lr=.1, momentum=.9, weight_decay=.01)                                 # of fed.train
+STEPS = Local(lr=.1, momentum=.9, weight_decay=.01) # of fed.train
 ALL, HARD = fed.METHODS + fed.SUMS, MOON() + FedBN() + FedAvgM()
-SICK = 0, 2, 3                                                                      # clients without one sound number; one of them has most data
-SPAWN = multiprocessing.get_context('fork' if sys.platform == 'linux' else 'spawn') # a forked process has imported torch, and knows `reference()`
+SICK = 0, 2, 3                                      # clients without one sound number; one of them has most data
+# a forked process has imported torch, and knows `reference()`
+SPAWN = multiprocessing.get_context('fork' if sys.platform == 'linux' else 'spawn')
 
 def launch(f, ranks, path, seconds=60):
     "`f(rank, path)` in so many processes that know one another."
@@ -30,16 +31,20 @@ def launch(f, ranks, path, seconds=60):
 
 def _enter(f, rank, ranks, path, seconds):
     torch.set_num_threads(1)
-    dist.init_process_group('gloo', init_method=f'file://{path}/store', rank=rank, world_size=ranks, timeout=timedelta(seconds=seconds))
+    dist.init_process_group('gloo', init_method=f'file://{path}/store', rank=rank, world_size=ranks,
+                            timeout=timedelta(seconds=seconds))
     f(rank, Path(path))
     dist.destroy_process_group()
 
 def digits(rounds=4, method=HARD, sick=(), **kw):
     task = load('digits')
     clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
-    if sick: task = replace(task, x_train=task.x_train.float().index_fill(0, torch.cat([clients[k] for k in sick]), float('nan')))
-    return federate(build('mlp', task, seed=0, norm='batch'), task, clients, method, rounds, Local(epochs=1, batch_size=64),
-                    participation=.7, **{'executor': 'vmap', 'progress': False, 'device': 'cpu', **kw})
+    if sick:
+        task = replace(task, x_train=task.x_train.float().index_fill(0, torch.cat([clients[k] for k in sick]),
+                                                                     float('nan')))
+    return federate(build('mlp', task, seed=0, norm='batch'), task, clients, method, rounds,
+                    Local(epochs=1, batch_size=64), participation=.7,
+                    **{'executor': 'vmap', 'progress': False, 'device': 'cpu', **kw})
 
 @cache
 def reference(): return {repr(m): fed.train(m, 'vmap') for m in ALL}
@@ -54,7 +59,8 @@ def apart(a, b):
     "Largest difference of two runs: of all tensors, and of all that the histories hold."
     rows = [r.history.drop(columns=['seconds', 'peak_mb']) for r in (a, b)]
     assert list(rows[0]) == list(rows[1]) and len(rows[0]) == len(rows[1])
-    assert all(r.pop('bad_clients').tolist() == rows[1].pop('bad_clients').tolist() for r in rows[:1] if 'bad_clients' in r)
+    assert all(r.pop('bad_clients').tolist() == rows[1].pop('bad_clients').tolist()
+               for r in rows[:1] if 'bad_clients' in r)
     return fed.gap(a.state, b.state), (rows[0]-rows[1]).abs().max().max()
 
 # All methods, on 1, 2 and 4 ranks
@@ -64,11 +70,16 @@ def trained(method, ranks):
     net = fed.model()
     def train(who, state):
         data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
-        return sift(Guard(), who, local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at), STEPS, 'vmap', proxy=fed.PROXY), state.params, state.round)
+        return sift(Guard(), who,
+                    local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at),
+                                STEPS, 'vmap', proxy=fed.PROXY),
+                    state.params, state.round)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
     if ranks.rank: return ranks.follow(train, None, run).state
     train, sums, _ = ranks.lead(train, None, run, [3, 2, 3, 1, 2, 3])
-    for r in range(3): run.state = aggregate(method, run.state, fed.who(r), train(fed.who(r), run.state), fed.SIZES, STEPS, pure(net), fed.PROXY, sums)
+    for r in range(3):
+        run.state = aggregate(method, run.state, fed.who(r), train(fed.who(r), run.state), fed.SIZES, STEPS, pure(net),
+                              fed.PROXY, sums)
     ranks.end(run)
     return run.state
 
@@ -78,7 +89,9 @@ def everything(rank, path):
     gaps, traffic = {}, {}
     for m in some(dist.get_world_size()):
         with Ranks('cpu') as ranks: state = trained(m, ranks)
-        gaps[repr(m)] = max((v-w).abs().max().item() for v, w in zip(state.params.values(), reference()[repr(m)].params.values())) if rank else fed.gap(state, reference()[repr(m)])
+        gaps[repr(m)] = (max((v-w).abs().max().item()
+                             for v, w in zip(state.params.values(), reference()[repr(m)].params.values()))
+                         if rank else fed.gap(state, reference()[repr(m)]))
         traffic[repr(m)] = ranks.traffic
     (path/f'seen{rank}').write_text(json.dumps(dict(gaps=gaps, traffic=traffic)))
     digits(2, executor='torchrun:vmap', checkpoint=path/'run')
@@ -99,7 +112,8 @@ def test_every_method_has_one_answer(launched):
     path, ranks = launched
     for rank in range(ranks):
         gaps = json.loads((path/f'seen{rank}').read_text())['gaps']
-        assert len(gaps) == len(some(ranks)) and max(gaps.values()) < 1e-9, {k: v for k, v in gaps.items() if not v < 1e-9}
+        assert (len(gaps) == len(some(ranks))
+                and max(gaps.values()) < 1e-9), {k: v for k, v in gaps.items() if not v < 1e-9}
 
 @pytest.mark.slow
 def test_only_servers_that_ask_for_clients_get_them(launched):
@@ -107,7 +121,9 @@ def test_only_servers_that_ask_for_clients_get_them(launched):
     traffic = json.loads((path/'seen0').read_text())['traffic']
     for m in some(ranks):
         seen, state = traffic[repr(m)], reference()[repr(m)]
-        assert ('rows' in seen) == (asks_for(m, 'merge', 'trained') and set(state.personal) < {*state.params, *state.buffers}), m # what stays at home has come home
+        # what stays at home has come home
+        assert ('rows' in seen) == (asks_for(m, 'merge', 'trained')
+                                    and set(state.personal) < {*state.params, *state.buffers}), m
         assert ('home' in seen) == bool(state.personal or any(state.client.values())), m
 
 @pytest.mark.slow
@@ -137,7 +153,8 @@ def test_the_longest_first():
 def faulty(rank, path):
     told = []
     worse = lambda logits, y: cross_entropy(logits, y)*(float('inf') if rank else 1)
-    for kw in (dict(criterion=worse), dict(rounds=3+rank), dict(rounds=1-rank), dict(rounds=0), dict(checkpoint=path/'of another')):
+    for kw in (dict(criterion=worse), dict(rounds=3+rank), dict(rounds=1-rank), dict(rounds=0),
+               dict(checkpoint=path/'of another')):
         try: digits(executor='torchrun:loop', **kw)
         except Exception as e: told.append([type(e).__name__, str(e)])
     (path/f'told{rank}').write_text(json.dumps(told))
@@ -155,7 +172,9 @@ def test_an_error_on_one_rank_is_that_of_all(tmp_path):
 
 def absent(rank, path):
     if rank: return time.sleep(6)
-    with pytest.raises(ConnectionError, match='rank 0 of 2 ended in round 1, because another rank died or did not answer'): digits(executor='torchrun:vmap')
+    with pytest.raises(ConnectionError, match='rank 0 of 2 ended in round 1, because another rank died '
+                                              'or did not answer'):
+        digits(executor='torchrun:vmap')
 
 def test_a_rank_that_does_not_answer_ends_the_run(tmp_path): launch(absent, 2, tmp_path, seconds=2)
 
@@ -171,13 +190,18 @@ def killed_while_parting(rank, path):
         assert told == expected
 
 @pytest.mark.skipif(not hasattr(os, 'fork'), reason='Windows has no SIGTERM that a process could answer')
-def test_the_end_that_torchrun_sends_does_not_cut_off_what_a_rank_says(tmp_path): launch(killed_while_parting, 1, tmp_path)
+def test_the_end_that_torchrun_sends_does_not_cut_off_what_a_rank_says(tmp_path):
+    launch(killed_while_parting, 1, tmp_path)
 
 # torchrun
 
 def torchrun(ranks, *argv, **env):
-    return subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone', f'--nproc-per-node={ranks}', *map(str, argv)], capture_output=True, text=True, timeout=600,
-                          env={**os.environ, 'OMP_NUM_THREADS': '1', 'PYTHONPATH': os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1])]), **env})
+    return subprocess.run([sys.executable, '-m', 'torch.distributed.run', '--standalone',
+                           f'--nproc-per-node={ranks}', *map(str, argv)],
+                          capture_output=True, text=True, timeout=600,
+                          env={**os.environ, 'OMP_NUM_THREADS': '1',
+                               'PYTHONPATH': os.pathsep.join([str(Path(__file__).parent),
+                                                              str(Path(__file__).parents[1])]), **env})
 
 DIES = """
 import functools, os, signal, sys
@@ -200,7 +224,8 @@ def test_a_rank_is_killed_and_others_go_on(tmp_path):
     end = torchrun(2, script, file)
     said = end.stderr.split('ConnectionError: ')[-1]
     assert end.returncode and said.startswith('rank 0 of 2 ended in round '), end.stderr[-3000:]
-    assert f'{file} holds the rounds before' in said and f'torchrun --nproc-per-node=2 {script} {file}` goes on from there' in said
+    assert (f'{file} holds the rounds before' in said
+            and f'torchrun --nproc-per-node=2 {script} {file}` goes on from there' in said)
     done = Run.load(file, model=uninterrupted().model)
     assert 0 < done.state.round < 4 and f'in round {done.state.round+1},' in said
     for ranks in (1, 2, 3):
@@ -213,8 +238,12 @@ def test_a_rank_is_killed_and_others_go_on(tmp_path):
 @pytest.mark.slow
 def test_the_command_on_two_ranks_prints_once(tmp_path):
     ask = ['run', '--clients', '4', '--rounds', '2', '--epochs', '1', '--quiet']
-    both = [torchrun(2, '-m', 'fedlit', *ask, '--json', tmp_path/'ranks'), subprocess.run([sys.executable, '-m', 'fedlit', *ask, '--json', tmp_path/'one'], capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})]
-    assert [e.returncode for e in both] == [0, 0] and [e.stdout.count('Run of FedAvg()') for e in both] == [1, 1], both[0].stderr[-3000:]
+    both = [torchrun(2, '-m', 'fedlit', *ask, '--json', tmp_path/'ranks'),
+            subprocess.run([sys.executable, '-m', 'fedlit', *ask, '--json', tmp_path/'one'],
+                           capture_output=True, text=True, env={**os.environ, 'OMP_NUM_THREADS': '1'})]
+    assert ([e.returncode for e in both] == [0, 0]
+            and [e.stdout.count('Run of FedAvg()') for e in both] == [1, 1]), both[0].stderr[-3000:]
     ranks, one = (json.loads((tmp_path/k).read_text()) for k in ('ranks', 'one'))
     assert ranks['settings']['executor'] == 'torchrun:vmap x 2'
-    assert all(abs(a[k]-b[k]) < 1e-5 for a, b in zip(ranks['history'], one['history']) for k in ('accuracy', 'loss', 'train_loss', 'drift'))
+    assert all(abs(a[k]-b[k]) < 1e-5
+               for a, b in zip(ranks['history'], one['history']) for k in ('accuracy', 'loss', 'train_loss', 'drift'))

@@ -1,5 +1,5 @@
-"""The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and Chromium is there).
-`make test-docs` builds and runs all of it."""
+"""The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and
+Chromium is there). `make test-docs` builds and runs all of it."""
 import importlib.util, os, re, shutil, sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -17,27 +17,50 @@ CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 
 # -- the converter
 
 PAGES = {'04_method.ipynb': 'method.ipynb', 'methods/12_moon.ipynb': 'methods/moon.ipynb'}
-moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', shi2023='Shi et al., 2023'), dict(federate=('run', 'federate'), MOON=('methods/moon', 'moon')))
+moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', shi2023='Shi et al., 2023'),
+                 dict(federate=('run', 'federate'), MOON=('methods/moon', 'moon')))
 
-@pytest.mark.parametrize('path, page', [('methods/12_moon.ipynb', 'methods/moon'), ('00_tree.ipynb', 'tree'), ('index.ipynb', 'index'), ('gallery.qmd', 'gallery'), ('papers/moon_figures.ipynb', 'papers/moon_figures')])
+@pytest.mark.parametrize('path, page', [
+    ('methods/12_moon.ipynb', 'methods/moon'),
+    ('00_tree.ipynb', 'tree'),
+    ('index.ipynb', 'index'),
+    ('gallery.qmd', 'gallery'),
+    ('papers/moon_figures.ipynb', 'papers/moon_figures')])
 def test_page_names_are_those_of_nbdev(path, page): assert page_of(path) == page
 
-@pytest.mark.parametrize('heading, anchor', [('The ten hooks', 'the-ten-hooks'), ('Run.save', 'run.save'), ('fed_round', 'fed_round'), ('1. Round 0?', 'round-0'), ('fedlit.methods', 'fedlit.methods'), ('$x$', 'x'), ('42', 'section')])
+@pytest.mark.parametrize('heading, anchor', [
+    ('The ten hooks', 'the-ten-hooks'),
+    ('Run.save', 'run.save'),
+    ('fed_round', 'fed_round'),
+    ('1. Round 0?', 'round-0'),
+    ('fedlit.methods', 'fedlit.methods'),
+    ('$x$', 'x'),
+    ('42', 'section')])
 def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == anchor
 
 @pytest.mark.parametrize('text, expected', [
-    ('as in [@li2021; @shi2023].', 'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
+    ('as in [@li2021; @shi2023].',
+     'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
     ('[how](../04_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
-    ('[here](#why)', '[here](#why)'), ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
-    ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'), ('a `federate` state', 'a `federate` state'), ('[the `federate` loop](../04_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
-    ('its own `MOON`', 'its own `MOON`'), ('$`federate`$ and\n\n    `federate` [@li2021]\n', '$`federate`$ and\n\n    `federate` [@li2021]\n'),
+    ('[here](#why)', '[here](#why)'),
+    ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
+    ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'),
+    ('a `federate` state', 'a `federate` state'),
+    ('[the `federate` loop](../04_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
+    ('its own `MOON`', 'its own `MOON`'),
+    ('$`federate`$ and\n\n    `federate` [@li2021]\n', '$`federate`$ and\n\n    `federate` [@li2021]\n'),
     ('# MOON\n> Let it agree', '# MOON\n\n{.lead}\nLet it agree')])
 def test_markdown(text, expected): assert moon.markdown(text) == expected
 
-@pytest.mark.parametrize('code, expected', [('from fedlit.run import federate', '[`federate`](../run.ipynb#federate) it'), ('x = 1', '`federate` it'), ('def federate(): pass\nfederate()', '`federate` it')])
+@pytest.mark.parametrize('code, expected', [
+    ('from fedlit.run import federate', '[`federate`](../run.ipynb#federate) it'),
+    ('x = 1', '`federate` it'),
+    ('def federate(): pass\nfederate()', '`federate` it')])
 def test_a_plain_word_is_a_link_where_it_is_imported_and_not_defined_anew(code, expected):
-    nb = dict(metadata={}, cells=[dict(cell_type='markdown', source='`federate` it'), dict(cell_type='code', source=code, outputs=[])])
-    assert Converter('methods/12_moon.ipynb', PAGES, names=dict(federate=('run', 'federate')))(nb)['cells'][0]['source'] == expected
+    nb = dict(metadata={}, cells=[dict(cell_type='markdown', source='`federate` it'),
+                                  dict(cell_type='code', source=code, outputs=[])])
+    assert Converter('methods/12_moon.ipynb', PAGES,
+                     names=dict(federate=('run', 'federate')))(nb)['cells'][0]['source'] == expected
 
 def test_an_unknown_citation_is_an_error():
     with pytest.raises(KeyError, match='nobody'): moon.markdown('[@nobody]')
@@ -46,21 +69,35 @@ def test_directives():
     cell = lambda s, outputs=(): moon.code(dict(cell_type='code', source=s, outputs=list(outputs)))
     for hidden in ('#| hide\nx', '#| export\nx', '#| default_exp a.b'): assert cell(hidden) is None
     assert directives('#| exports\n#| fig-alt: "A: b"\nx') == ({'exports': '', 'fig-alt': 'A: b'}, 'x')
-    assert cell('#| exports\nx = 1')['metadata']['tags'] == ['exported'] and cell('#| exports\nx = 1')['source'] == 'x = 1'
+    assert (cell('#| exports\nx = 1')['metadata']['tags'] == ['exported']
+            and cell('#| exports\nx = 1')['source'] == 'x = 1')
     assert cell('#| echo: false\nx')['metadata']['tags'] == ['remove-input']
     png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
     assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image']['alt'] == 'A line'
 
 def test_docments():
-    source = '__all__ = ["f", "C"]\ndef f(\n    a, # first, (n,)\n    *rest, b=2, # second\n    **kw):\n    "Adds `a`."\n    return a # not a docment\nclass C:\n    "Holds."\n    x: int = 1 # a field\n    def m(self, y): "Does."\n    def _p(self): "No."\n'
+    source = ('__all__ = ["f", "C"]\n'
+              'def f(\n'
+              '    a, # first, (n,)\n'
+              '    *rest, b=2, # second\n'
+              '    **kw):\n'
+              '    "Adds `a`."\n'
+              '    return a # not a docment\n'
+              'class C:\n'
+              '    "Holds."\n'
+              '    x: int = 1 # a field\n'
+              '    def m(self, y): "Does."\n'
+              '    def _p(self): "No."\n')
     found = api.entries(source)
     assert [e.call for e in found] == ['f(a, *rest, b=2, **kw)', 'C(x=1)', 'C.m(y)']
-    assert found[0].params == [('a', '', 'first, (n,)'), ('b', '2', 'second')] and found[1].params == [('x', '1', 'a field')]
+    assert (found[0].params == [('a', '', 'first, (n,)'), ('b', '2', 'second')]
+            and found[1].params == [('x', '1', 'a field')])
     assert '| `b` | `2` | second |' in api.markdown(found, 'url') and 'href="url#L2"' in api.markdown(found, 'url')
 
 def test_bibliography():
     found = pages.bibliography()
-    assert pages.short(found['mcmahan2017'][1]) == 'McMahan et al., 2017' and 'Agüera' in found['mcmahan2017'][1]['author']
+    assert (pages.short(found['mcmahan2017'][1]) == 'McMahan et al., 2017'
+            and 'Agüera' in found['mcmahan2017'][1]['author'])
 
 # -- the pages as files
 
@@ -82,7 +119,8 @@ class Page(HTMLParser):
     def handle_endtag(self, tag): self.in_sidebar -= tag == 'div' and self.in_sidebar > 0
 
 @pytest.fixture(scope='module')
-def site(): return {p.relative_to(SITE).as_posix(): Page(p) for p in sorted(SITE.rglob('*.html')) if '_static' not in p.parts}
+def site():
+    return {p.relative_to(SITE).as_posix(): Page(p) for p in sorted(SITE.rglob('*.html')) if '_static' not in p.parts}
 
 @built
 def test_every_page_is_there(site): assert {page_of(p) + '.html' for _, p in pages.sidebar()} <= site.keys()
@@ -95,16 +133,20 @@ def test_internal_links_and_anchors_resolve(site):
             if urlsplit(link).scheme or link.startswith('//'): continue
             there = urlsplit(urljoin('/' + name, link))
             path, anchor = unquote(there.path).lstrip('/'), unquote(there.fragment)
-            if not (SITE/path).is_file() or anchor and path in site and anchor not in site[path].ids: broken.append((name, link))
+            if not (SITE/path).is_file() or anchor and path in site and anchor not in site[path].ids:
+                broken.append((name, link))
     assert not broken
 
 @built
 def test_pages_load_nothing_from_elsewhere(site):
     text = {n: (SITE/n).read_text(encoding='utf-8') for n in site}
-    assert not [(n, m) for n, t in text.items() for m in re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="((?:https?:)?//[^"]*)"|<link[^>]*rel="stylesheet"[^>]*href="(https?://[^"]*)"', t)]
+    assert not [(n, m) for n, t in text.items()
+                for m in re.findall(r'<(?:script|img|iframe)[^>]*\bsrc="((?:https?:)?//[^"]*)"|'
+                                    r'<link[^>]*rel="stylesheet"[^>]*href="(https?://[^"]*)"', t)]
 
 @built
-def test_images_have_alternative_texts(site): assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
+def test_images_have_alternative_texts(site):
+    assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
 
 @built
 def test_the_sidebar_is_in_the_order_of_reading(site):
@@ -116,7 +158,9 @@ def test_the_sidebar_is_in_the_order_of_reading(site):
 
 # -- the pages in a browser
 
-browsed = pytest.mark.skipif(not CHROMIUM or not importlib.util.find_spec('playwright'), reason='needs Chromium and the Python package playwright (make test-docs installs the latter)')
+browsed = pytest.mark.skipif(
+    not CHROMIUM or not importlib.util.find_spec('playwright'),
+    reason='needs Chromium and the Python package playwright (make test-docs installs the latter)')
 
 @pytest.fixture(scope='module')
 def tab():
@@ -128,16 +172,22 @@ def tab():
         page.on('console', lambda m: page.faults.append((page.url, m.text)) if m.type in ('error', 'warning') else None)
         page.on('pageerror', lambda e: page.faults.append((page.url, str(e))))
         page.on('requestfailed', lambda r: page.faults.append((page.url, r.url)))
-        page.on('request', lambda r: page.faults.append((page.url, 'asks the network: ' + r.url)) if not r.url.startswith(('file:', 'data:', 'blob:')) else None)
+        page.on('request', lambda r: page.faults.append((page.url, 'asks the network: ' + r.url))
+                           if not r.url.startswith(('file:', 'data:', 'blob:')) else None)
         yield page
         browser.close()
 
 LOOK = """async () => { await (window.MathJax && MathJax.startup ? MathJax.startup.promise : null);
-    const wide = [...document.querySelectorAll('.content *')].filter(e => e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('pre, .cell_output, .table-wrapper, mjx-container, .toc-drawer, .visually-hidden'));
+    const wide = [...document.querySelectorAll('.content *')].filter(e =>
+        e.getBoundingClientRect().right > innerWidth + 1
+        && !e.closest('pre, .cell_output, .table-wrapper, mjx-container, .toc-drawer, .visually-hidden'));
     const tex = e => (e?.innerText.match(/\\\\[a-z]+\\{|\\$\\$/g) || []).length; // what looks like undrawn mathematics
-    return {math: document.querySelectorAll('.math').length, drawn: document.querySelectorAll('.math > mjx-container > svg').length,
+    return {math: document.querySelectorAll('.math').length,
+            drawn: document.querySelectorAll('.math > mjx-container > svg').length,
             wrong: [...document.querySelectorAll('mjx-merror, [data-mml-node=merror]')].map(e => e.textContent),
-            raw: tex(document.querySelector('article')) - [...document.querySelectorAll('article :is(pre, code)')].filter(e => !e.parentElement.closest('pre, code')).reduce((n, e) => n + tex(e), 0),
+            raw: tex(document.querySelector('article'))
+                 - [...document.querySelectorAll('article :is(pre, code)')]
+                       .filter(e => !e.parentElement.closest('pre, code')).reduce((n, e) => n + tex(e), 0),
             width: document.documentElement.scrollWidth, wide: wide.slice(0, 3).map(e => e.outerHTML.slice(0, 120)),
             broken: [...document.images].filter(e => e.loading != 'lazy' && !e.naturalWidth).map(e => e.src)} }"""
 
@@ -165,16 +215,19 @@ def test_math_is_drawn(seen):
 
 @built
 @browsed
-def test_nothing_overflows_at_375_pixels(seen): assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
+def test_nothing_overflows_at_375_pixels(seen):
+    assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
 
 @built
 @browsed
 def test_search_finds_feddecorr(tab):
     tab.set_viewport_size(dict(width=1280, height=900))
     tab.goto((SITE/'index.html').as_uri())
-    tab.fill('.sidebar-search', 'FedDecorr'); tab.press('.sidebar-search', 'Enter')
+    tab.fill('.sidebar-search', 'FedDecorr')
+    tab.press('.sidebar-search', 'Enter')
     tab.wait_for_selector('#search-results li a', timeout=20_000)
-    tab.wait_for_function("document.querySelector('#search-results .search-summary')?.textContent.includes('matching')", timeout=20_000)
+    tab.wait_for_function("document.querySelector('#search-results .search-summary')"
+                          "?.textContent.includes('matching')", timeout=20_000)
     hits = tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')
     assert 'methods/feddecorr.html' in [h.split('?')[0].split('#')[0] for h in hits[:3]], hits[:5]
     assert not tab.faults

@@ -1,4 +1,4 @@
-"No doors: docs/lint.py searches the sources for calls that run what a file says, reach a shell, or trust a name or an address; here it finds what it looks for."
+"No doors: docs/lint.py finds calls that run what a file says, reach a shell, or trust a name or an address."
 import re, sys
 from pathlib import Path
 import pytest
@@ -7,11 +7,29 @@ sys.path.insert(0, str(Path(__file__).parents[1]/'docs'))
 from lint import doors
 
 @pytest.mark.parametrize('source,what', [
-    ('import pickle', 'imports pickle'), ('from pickle import loads', 'imports pickle'), ('import os; os.system("ls")', 'os.system'), ('eval("1")', 'eval'), ('x = exec', None), ('compile("1", "", "eval")', 'compile'),
-    ('torch.load(f)', 'torch.load without weights_only=True'), ('torch.load(f, weights_only=False)', 'torch.load without weights_only=True'), ('torch.load(f, weights_only=True)', None), ('re.compile("a")', None),
-    ('np.load(f, allow_pickle=True)', 'allow_pickle=True'), ('np.load(f)', None), ('subprocess.run("ls", shell=True)', 'shell=True'), ('yaml.load(f)', 'yaml.load'), ('yaml.safe_load(f)', None),
-    ('import tarfile; tarfile.open(f).extractall()', '.extractall without a filter'), ('import tarfile; t.extractall(filter="data")', None), ('from .axes import extract; extract(model)', None),
-    ('a = "http:/" "/example.org"', 'an http address'), ('a = "https://example.org"', None), ('tempfile.mktemp()', 'tempfile.mktemp'), ('from urllib.request import urlopen', 'imports urlopen'), ('model.eval()', None)])
+    ('import pickle', 'imports pickle'),
+    ('from pickle import loads', 'imports pickle'),
+    ('import os; os.system("ls")', 'os.system'),
+    ('eval("1")', 'eval'),
+    ('x = exec', None),
+    ('compile("1", "", "eval")', 'compile'),
+    ('torch.load(f)', 'torch.load without weights_only=True'),
+    ('torch.load(f, weights_only=False)', 'torch.load without weights_only=True'),
+    ('torch.load(f, weights_only=True)', None),
+    ('re.compile("a")', None),
+    ('np.load(f, allow_pickle=True)', 'allow_pickle=True'),
+    ('np.load(f)', None),
+    ('subprocess.run("ls", shell=True)', 'shell=True'),
+    ('yaml.load(f)', 'yaml.load'),
+    ('yaml.safe_load(f)', None),
+    ('import tarfile; tarfile.open(f).extractall()', '.extractall without a filter'),
+    ('import tarfile; t.extractall(filter="data")', None),
+    ('from .axes import extract; extract(model)', None),
+    ('a = "http:/" "/example.org"', 'an http address'),
+    ('a = "https://example.org"', None),
+    ('tempfile.mktemp()', 'tempfile.mktemp'),
+    ('from urllib.request import urlopen', 'imports urlopen'),
+    ('model.eval()', None)])
 def test_the_search_finds_what_it_looks_for(source, what):
     found = [w for _, w in doors(source)]
     assert found == ([] if what is None else [what])
@@ -20,4 +38,5 @@ def test_downloads_are_https_and_known_by_sha256():
     from fedlit.data import _archives, _cifar_files, _quads
     addresses = [*_archives.values(), *((url, v) for url, files in _quads.values() for v in files.values())]
     assert len(addresses) == 12 and all(url.startswith('https://') for url, _ in addresses)
-    assert all(re.fullmatch('[0-9a-f]{64}', v) for _, v in addresses) and all(re.fullmatch('[0-9a-f]{64}', v) for files in _cifar_files.values() for v in files.values())
+    assert (all(re.fullmatch('[0-9a-f]{64}', v) for _, v in addresses)
+            and all(re.fullmatch('[0-9a-f]{64}', v) for files in _cifar_files.values() for v in files.values()))

@@ -1,4 +1,4 @@
-"One seed decides every draw: dropout and noise are the same in every executor, whatever the process has drawn, and after a resume."
+"One seed decides every draw: the same dropout and noise in all executors, whatever was drawn before, after a resume."
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.data import load
@@ -17,11 +17,16 @@ class Drop(nn.Module):
     "A perceptron with dropout."
     def __init__(self, p=.5):
         super().__init__()
-        self.body, self.drop, self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Dropout(p), nn.Linear(16, 10)
-    def forward(self, x): z = self.drop(self.body(x)); return z, self.head(z)
+        self.body, self.drop, self.head = (
+            nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Dropout(p), nn.Linear(16, 10))
+    def forward(self, x):
+        z = self.drop(self.body(x))
+        return z, self.head(z)
 
 def net(seed=0, **kw):
-    with torch.random.fork_rng(): torch.manual_seed(seed); return Drop(**kw)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        return Drop(**kw)
 
 def go(executor="loop", method=None, model=None, **kw):
     kw = {'rounds': 3, 'local': Local(epochs=1, batch_size=16), 'progress': False, **kw}
@@ -32,8 +37,10 @@ def same(a, b): return all(torch.equal(a.state.params[k], v) for k, v in b.state
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads', 'extract'])
 def test_dropout_depends_on_the_seed_only(executor):
-    torch.manual_seed(1); a = go(executor)
-    torch.manual_seed(2); b = go(executor)
+    torch.manual_seed(1)
+    a = go(executor)
+    torch.manual_seed(2)
+    b = go(executor)
     assert same(a, b) and not same(a, go(executor, seed=1)) and far(a, go()) < 1e-5
 
 def test_dropout_after_a_resume(tmp_path):
@@ -43,7 +50,9 @@ def test_dropout_after_a_resume(tmp_path):
     assert same(go('vmap', rounds=4, checkpoint=tmp_path/'run'), whole)
 
 def test_the_process_generator_is_left_alone():
-    torch.manual_seed(5); go(rounds=1); a = torch.rand(3)
+    torch.manual_seed(5)
+    go(rounds=1)
+    a = torch.rand(3)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(3), a)
 
@@ -56,27 +65,35 @@ class Noisy(Method):
     "Noise in every hook that may draw, with and without the generator."
     def loss(self, features, generator): return .01*(features*torch.randn(features.shape, generator=generator)).mean()
     def grad(self, grads): return {k: g + .01*torch.randn_like(g) for k, g in grads.items()}
-    def done(self, client, delta, generator): return client, dict(rough={k: v + .01*torch.randn(v.shape, generator=generator) for k, v in delta.items()})
+    def done(self, client, delta, generator):
+        return client, dict(rough={k: v + .01*torch.randn(v.shape, generator=generator) for k, v in delta.items()})
     def merge(self, delta, server, uploads, generator):
-        return {k: v + .01*torch.randn(v.shape, generator=generator) + 0*uploads['rough'][k].sum(0) if k in uploads['rough'] else v for k, v in delta.items()}, server
+        return {k: (v + .01*torch.randn(v.shape, generator=generator) + 0*uploads['rough'][k].sum(0)
+                    if k in uploads['rough'] else v)
+                for k, v in delta.items()}, server
 
 @pytest.mark.parametrize('executor', ['vmap', 'threads'])
 def test_noise_in_hooks_is_the_same_everywhere(executor):
     m, plain = Noisy(), build('mlp', TASK, seed=0)
-    torch.manual_seed(1); a = go(executor, m, plain)
-    torch.manual_seed(2); b = go(executor, m, plain)
+    torch.manual_seed(1)
+    a = go(executor, m, plain)
+    torch.manual_seed(2)
+    b = go(executor, m, plain)
     assert same(a, b) and far(a, go('loop', m, plain)) < 1e-5 and far(a, go('loop', FedAvg(), plain)) > 1e-3
 
 def test_noise_after_a_resume(tmp_path):
     plain = build('mlp', TASK, seed=0)
     whole = go('vmap', Noisy(), plain, rounds=3)
-    *_, part = [r for _, r in zip(range(2), federating(plain, TASK, CLIENTS, Noisy(), rounds=3, local=Local(epochs=1, batch_size=16), executor='vmap', progress=False, checkpoint=tmp_path/'run'))]
+    *_, part = [r for _, r in zip(range(2), federating(plain, TASK, CLIENTS, Noisy(), rounds=3,
+                                                       local=Local(epochs=1, batch_size=16), executor='vmap',
+                                                       progress=False, checkpoint=tmp_path/'run'))]
     assert same(go('vmap', Noisy(), plain, rounds=3, checkpoint=tmp_path/'run'), whole)
 
 def test_clients_do_not_share_their_draws():
     "Two clients with the same data drop other units."
     twins = [CLIENTS[0], CLIENTS[0]]
-    run = federate(net(), TASK, twins, FedAvg(), rounds=1, local=Local(epochs=1), progress=False, keep_locals=True, executor='vmap')
+    run = federate(net(), TASK, twins, FedAvg(), rounds=1, local=Local(epochs=1), progress=False, keep_locals=True,
+                   executor='vmap')
     assert not torch.equal(*run.locals['params']['head.weight'])
 
 def tiny(name):
@@ -85,10 +102,16 @@ def tiny(name):
     from torchvision.models.vision_transformer import VisionTransformer
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if name == 'vit': return wrap(VisionTransformer(image_size=8, patch_size=4, num_layers=1, num_heads=2, hidden_dim=16, mlp_dim=16, dropout=.2, attention_dropout=.2, num_classes=10), 'heads.head', x=torch.randn(2, 3, 8, 8))
-        if name == 'mobilenet': return wrap(tv.mobilenet_v3_small(num_classes=10, dropout=.5, width_mult=.25), 'classifier.3', x=torch.randn(2, 3, 32, 32))
+        if name == 'vit':
+            return wrap(VisionTransformer(image_size=8, patch_size=4, num_layers=1, num_heads=2, hidden_dim=16,
+                                          mlp_dim=16, dropout=.2, attention_dropout=.2, num_classes=10),
+                        'heads.head', x=torch.randn(2, 3, 8, 8))
+        if name == 'mobilenet':
+            return wrap(tv.mobilenet_v3_small(num_classes=10, dropout=.5, width_mult=.25), 'classifier.3',
+                        x=torch.randn(2, 3, 32, 32))
         net = tv.VGG(tv.vgg.make_layers([4, 'M', 8, 'M']), num_classes=10, dropout=.5)
-        net.classifier[0], net.classifier[3], net.classifier[6] = nn.Linear(8*49, 32), nn.Linear(32, 32), nn.Linear(32, 10)
+        net.classifier[0], net.classifier[3], net.classifier[6] = (
+            nn.Linear(8*49, 32), nn.Linear(32, 32), nn.Linear(32, 10))
         return wrap(net, 'classifier.6', x=torch.randn(2, 3, 8, 8))
 
 @pytest.mark.slow
@@ -96,8 +119,11 @@ def tiny(name):
 def test_torchvision_networks_with_dropout(name, tmp_path):
     model = tiny(name)
     class Wide(nn.Module):
-        def __init__(self, inner): super().__init__(); self.inner = inner
-        def forward(self, x): return self.inner(F.interpolate(x.expand(-1, 3, -1, -1), size=32 if name == 'mobilenet' else 8))
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+        def forward(self, x):
+            return self.inner(F.interpolate(x.expand(-1, 3, -1, -1), size=32 if name == 'mobilenet' else 8))
     model, kw = Wide(model), dict(rounds=2, local=Local(epochs=1, batch_size=32))
     whole = go('loop', model=model, **kw)
     for executor in ('threads', 'auto'):
@@ -107,7 +133,9 @@ def test_torchvision_networks_with_dropout(name, tmp_path):
     assert same(go('loop', model=model, **kw, checkpoint=tmp_path/'run'), whole)
 
 def test_old_names_of_streams_do_not_coincide():
-    draws = [rng(*n).integers(2**62) for n in (('clients', 0, 3), ('batches', 0, 3, 0), ('batches', 2**32, 3, 0), ('batches', 0, 3, 2**32), ('batches', 3, 0, 0))]
+    draws = [rng(*n).integers(2**62)
+             for n in (('clients', 0, 3), ('batches', 0, 3, 0), ('batches', 2**32, 3, 0),
+                       ('batches', 0, 3, 2**32), ('batches', 3, 0, 0))]
     assert len(set(draws)) == 5
 
 def _on_ranks(rank, path):
@@ -124,7 +152,8 @@ def test_augmentation_does_not_depend_on_who_else_takes_part():
     from fedlit.data import Crop, Flip
     from fedlit.run import batches_of
     task, local = replace(TASK, augment=(Crop(2), Flip())), Local(epochs=1, batch_size=16)
-    both, one = batches_of(task, CLIENTS, [0, 1], local), batches_of(task, CLIENTS, [min((0, 1), key=lambda k: len(CLIENTS[k]))], local)
+    both, one = (batches_of(task, CLIENTS, [0, 1], local),
+                 batches_of(task, CLIENTS, [min((0, 1), key=lambda k: len(CLIENTS[k]))], local))
     k = min((0, 1), key=lambda k: len(CLIENTS[k]))
     assert len(CLIENTS[0]) // 16 != len(CLIENTS[1]) // 16
     for a, b in zip(both.draws, one.draws):

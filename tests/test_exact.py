@@ -10,13 +10,18 @@ from fedlit.round import Batches, Local, aggregate, fed_round, recompute, start
 
 class One(nn.Module):
     "A network that is one number."
-    def __init__(self): super().__init__(); self.w = nn.Parameter(torch.zeros(1, 1, dtype=torch.double))
-    def forward(self, x): z = x@self.w; return z, z
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(1, 1, dtype=torch.double))
+    def forward(self, x):
+        z = x@self.w
+        return z, z
 
 def answers(*values):
     "What `local_phase` would return of clients that end at these numbers."
     n = len(values)
-    return dict(params=dict(w=torch.tensor(values, dtype=torch.double).reshape(n, 1, 1)), buffers={}, client={'FedAvg': {}, 'Look': {}}, uploads={}, mask={},
+    return dict(params=dict(w=torch.tensor(values, dtype=torch.double).reshape(n, 1, 1)), buffers={},
+                client={'FedAvg': {}, 'Look': {}}, uploads={}, mask={},
                 steps=torch.ones(n, dtype=torch.long), loss=torch.zeros(n))
 
 def test_an_average_of_doubles_is_exact():
@@ -27,16 +32,20 @@ def test_an_average_of_doubles_is_exact():
 def test_weights_stay_float32_beside_float32_parameters():
     seen = []
     class Look(Method):
-        def weigh(self, weights): seen.append(weights.dtype); return weights
+        def weigh(self, weights):
+            seen.append(weights.dtype)
+            return weights
     for net in (One().float(), One()):
         out = answers(1., 4.)
-        aggregate(Look(), start(Look(), net, 2), [0, 1], dict(out, params=dict(w=out['params']['w'].to(net.w.dtype))), [1., 2.], Local())
+        aggregate(Look(), start(Look(), net, 2), [0, 1], dict(out, params=dict(w=out['params']['w'].to(net.w.dtype))),
+                  [1., 2.], Local())
     assert seen == [torch.float32, torch.float64]
 
 def test_the_printed_control_variate_is_exact_in_double_precision():
     m = SCAFFOLD(form='paper')
     zero = dict(w=torch.zeros(1, dtype=torch.double))
-    client, _ = m.done(params=zero, received=dict(w=torch.tensor([.3], dtype=torch.double)), server=dict(c=zero), client=dict(c=zero),
+    client, _ = m.done(params=zero, received=dict(w=torch.tensor([.3], dtype=torch.double)),
+                       server=dict(c=zero), client=dict(c=zero),
                        steps=torch.tensor(3), lr=.1, momentum=0., weight_decay=0.)
     assert client['c']['w'].item() == pytest.approx(1., abs=1e-15)     # float32 gave 0.99999996
 
@@ -52,19 +61,27 @@ def test_rounding_down_as_the_thesis_code():
     with pytest.raises(ValueError, match="rounding='off', but it must be 'up' or 'down'"): FedDSE(rounding='off')
     from types import SimpleNamespace
     for m in (HeteroFL, FedRolex):
-        mask = m(rates=(.99,), rounding='down').mask(axes=SimpleNamespace(size=dict(a=64)), number=torch.tensor(0), clients=1, round=0)
+        mask = m(rates=(.99,), rounding='down').mask(axes=SimpleNamespace(size=dict(a=64)), number=torch.tensor(0),
+                                                     clients=1, round=0)
         assert mask['a'].sum() == 63
 
 def test_static_statistics_count_batches_as_the_released_code():
     class Norm(nn.Module):
-        def __init__(self): super().__init__(); self.n, self.h = nn.BatchNorm1d(1), nn.Linear(1, 2)
-        def forward(self, x): z = self.n(x); return z, self.h(z)
+        def __init__(self):
+            super().__init__()
+            self.n, self.h = nn.BatchNorm1d(1), nn.Linear(1, 2)
+        def forward(self, x):
+            z = self.n(x)
+            return z, self.h(z)
     x = torch.arange(8.).reshape(8, 1)
-    batches = Batches(torch.stack([x[:3], x[3:6], F.pad(x[6:], (0, 0, 0, 1))])[None], torch.zeros(1, 3, 3, dtype=torch.long), torch.tensor([[3, 3, 2]]))
+    batches = Batches(torch.stack([x[:3], x[3:6], F.pad(x[6:], (0, 0, 0, 1))])[None],
+                      torch.zeros(1, 3, 3, dtype=torch.long), torch.tensor([[3, 3, 2]]))
     means = torch.tensor([x[:3].mean(), x[3:6].mean(), x[6:].mean()])
-    seen = {s: recompute(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, s), batches).buffers['n.running_mean'].item() for s in ('recomputed', 'static')}
+    seen = {s: recompute(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, s), batches).buffers['n.running_mean'].item()
+            for s in ('recomputed', 'static')}
     assert seen['recomputed'] == pytest.approx(x.mean().item()) and seen['static'] == pytest.approx(means.mean().item())
-    assert fed_round(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, 'static'), [0], batches, [1.], Local()).buffers['n.running_mean'].item() == pytest.approx(means.mean().item())
+    assert (fed_round(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, 'static'), [0], batches, [1.], Local())
+            .buffers['n.running_mean'].item() == pytest.approx(means.mean().item()))
 
 def test_depthfls_pinch_is_the_released_divergence():
     o = torch.randn(6, 4, 10, dtype=torch.double, requires_grad=True)
@@ -72,7 +89,8 @@ def test_depthfls_pinch_is_the_released_divergence():
     loop = sum((p[:, j]*(p[:, j].log() - o[:, i].log_softmax(1))).sum(1) for i in range(3) for j in range(3) if i != j)
     ours = mutual(o.log_softmax(-1), own, 1e-3)
     torch.testing.assert_close(ours, loop, rtol=0, atol=1e-12)
-    torch.testing.assert_close(*(torch.autograd.grad(v.sum(), o, retain_graph=True)[0] for v in (ours, loop)), rtol=0, atol=1e-12)
+    torch.testing.assert_close(*(torch.autograd.grad(v.sum(), o, retain_graph=True)[0] for v in (ours, loop)),
+                               rtol=0, atol=1e-12)
     assert repr(DepthFL()) == "DepthFL(levels=(4, 3, 2, 1), distill=True, ramp=300, exits='all')"
 
 def test_fednova_allows_for_a_proximal_term():
@@ -81,9 +99,12 @@ def test_fednova_allows_for_a_proximal_term():
     for momentum in (0., .9):
         def moved(tau):
             w = v = 0.
-            for _ in range(tau): v = momentum*v + 1 + mu*w; w -= lr*v
+            for _ in range(tau):
+                v = momentum*v + 1 + mu*w
+                w -= lr*v
             return -w/lr
         a = torch.tensor([moved(10), moved(2)], dtype=torch.double)
         want = weights*(weights*a).sum()/a
-        torch.testing.assert_close(FedNova(mu=mu).weigh(weights=weights, steps=steps, momentum=momentum, lr=lr), want, rtol=0, atol=1e-12)
+        torch.testing.assert_close(FedNova(mu=mu).weigh(weights=weights, steps=steps, momentum=momentum, lr=lr), want,
+                                   rtol=0, atol=1e-12)
     assert repr(FedNova()) == 'FedNova()' and parse(repr(FedNova(mu=.01) + FedProx(mu=.01))).parts[0].mu == .01

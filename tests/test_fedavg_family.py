@@ -1,4 +1,4 @@
-"FedAvg, FedProx and FedAvgM: hooks against values worked out without fedlit, identities to the bit, and rounds against plain torch."
+"FedAvg, FedProx, FedAvgM: hooks against values got without fedlit, identities to the bit, rounds against plain torch."
 import copy
 import math
 
@@ -41,19 +41,23 @@ def batches(steps=(3, 3, 1), B=4, seed=1):
     g = torch.Generator().manual_seed(seed)
     T = max(steps)
     live = torch.tensor([[t < s for t in range(T)] for s in steps])
-    return dict(x=torch.randn(len(steps), T, B, 3, generator=g, dtype=torch.double), y=torch.randint(0, 2, (len(steps), T, B), generator=g), live=live)
+    return dict(x=torch.randn(len(steps), T, B, 3, generator=g, dtype=torch.double),
+                y=torch.randint(0, 2, (len(steps), T, B), generator=g), live=live)
 
 def go(method, rounds=1, model=None, data=None, local=None, executor="loop", weights=SIZES):
     model, data, local = model or make(), data or batches(), local or Local(lr=.1, momentum=.9, weight_decay=.01)
     state = start(method, model, len(data["y"]))
-    for _ in range(rounds): state = fed_round(method, model, state, list(range(len(data["y"]))), data, weights, local, executor)
+    for _ in range(rounds):
+        state = fed_round(method, model, state, list(range(len(data["y"]))), data, weights, local, executor)
     return state
 
-def same(a, b): return all(torch.equal(a.params[k], v) for k, v in b.params.items()) and all(torch.equal(a.buffers[k], v) for k, v in b.buffers.items())
+def same(a, b):
+    return (all(torch.equal(a.params[k], v) for k, v in b.params.items())
+            and all(torch.equal(a.buffers[k], v) for k, v in b.buffers.items()))
 def gap(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)
 
 def plain(rounds, client_step, server_step=lambda w, mean, memory: mean, model=None, lr=.1, momentum=.9, wd=.01):
-    "An independent federation in plain torch: deepcopy, optim.SGD, average of the state dicts. `client_step` adds to the loss."
+    "An independent federation in torch: deepcopy, optim.SGD, average of state dicts. `client_step` adds to the loss."
     model, data, p, memory = copy.deepcopy(model or make()), batches(), (SIZES/SIZES.sum()).double(), {}
     for _ in range(rounds):
         mean, anchor = {}, {k: v.detach().clone() for k, v in model.named_parameters()}
@@ -156,8 +160,8 @@ def test_fedprox_reaches_the_closed_form():
         def forward(self, x): return x, self.w*x
     h, c, mu = 4., -1., 1.5
     x = torch.full((1, 80, 1), math.sqrt(h), dtype=torch.double)
-    state = fed_round(FedProx(mu=mu), Number(), start(FedProx(mu=mu), Number(), 1), [0], dict(x=x, y=c*x), [1.], Local(lr=.1, momentum=0.),
-                      criterion=lambda out, y: (out - y).square().mean()/2)
+    state = fed_round(FedProx(mu=mu), Number(), start(FedProx(mu=mu), Number(), 1), [0], dict(x=x, y=c*x), [1.],
+                      Local(lr=.1, momentum=0.), criterion=lambda out, y: (out - y).square().mean()/2)
     assert abs(state.params["w"].item() - (h*c + mu*2)/(h + mu)) < 1e-6
 
 def test_fedprox_stability_limit():
@@ -169,7 +173,8 @@ def test_fedprox_stability_limit():
         def forward(self, x): return x, self.w*x
     def size(lrmu, rho):
         x, m = torch.ones(1, 300, 1, dtype=torch.double), FedProx(mu=lrmu/.1)
-        state = fed_round(m, Push(), start(m, Push(), 1), [0], dict(x=x, y=x), [1.], Local(lr=.1, momentum=rho), criterion=lambda out, y: out.mean())
+        state = fed_round(m, Push(), start(m, Push(), 1), [0], dict(x=x, y=x), [1.], Local(lr=.1, momentum=rho),
+                          criterion=lambda out, y: out.mean())
         return abs(state.params["w"].item())
     for rho in (0., .5, .9): assert size(2*(1 + rho)*.97, rho) < 1 < 10 < size(2*(1 + rho)*1.03, rho)
 
@@ -232,7 +237,9 @@ def test_fedavgm_is_the_plain_loop_with_a_server_optimiser(form):
         out = {}
         for n, w in before.items():
             d = mean[n] - w
-            if n not in trained and form != "released": out[n] = mean[n]; continue
+            if n not in trained and form != "released":
+                out[n] = mean[n]
+                continue
             memory[n] = beta*memory.get(n, 0.) + ((1-beta)*d if form == "released" else d)
             out[n] = w + (d + beta*memory[n] if form == "nesterov" else memory[n])
         return out
@@ -243,9 +250,11 @@ def test_fedavgm_is_the_plain_loop_with_a_server_optimiser(form):
 def test_moving_average_is_the_paper_form_with_a_small_server_rate():
     class Rate(Method):
         lr: float = 1.
-        def merge(self, delta, server, params): return {k: self.lr*d if k in params else d for k, d in delta.items()}, server
+        def merge(self, delta, server, params):
+            return {k: self.lr*d if k in params else d for k, d in delta.items()}, server
     ema, twin = go(FedAvgM(.9), 6, make(True)), go(FedAvgM(.9, "paper") + Rate(lr=1-.9), 6, make(True))
-    assert gap(ema.params, twin.params) < 1e-6 < gap(ema.buffers, {k: v for k, v in twin.buffers.items() if v.is_floating_point()})
+    assert (gap(ema.params, twin.params) < 1e-6
+            < gap(ema.buffers, {k: v for k, v in twin.buffers.items() if v.is_floating_point()}))
     assert gap(twin.params, go(Rate(lr=1-.9) + FedAvgM(.9, "paper"), 6, make(True)).params) < 1e-9
 
 @pytest.mark.parametrize("form, limit", [("released", 1.), ("paper", 10.), ("nesterov", 10.)])
@@ -266,7 +275,8 @@ def test_smoothed_running_variance_can_turn_negative():
         seen.append(v)
     assert min(seen) < 0
 
-@pytest.mark.parametrize("kw, message", [(dict(momentum=1.), r"momentum=1.0.*\[0, 1\)"), (dict(momentum=-.1), "momentum=-0.1"),
+@pytest.mark.parametrize("kw, message", [(dict(momentum=1.), r"momentum=1.0.*\[0, 1\)"),
+                                         (dict(momentum=-.1), "momentum=-0.1"),
                                          (dict(form="ema"), "form='ema'.*'released'")])
 def test_fedavgm_refuses(kw, message):
     with pytest.raises(ValueError, match=message): FedAvgM(**kw)
@@ -274,7 +284,8 @@ def test_fedavgm_refuses(kw, message):
 
 # --- all of them ----------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("m", [FedAvg(), FedProx(mu=.3), *[FedAvgM(.7, f) for f in FORMS], FedProx(mu=.3) + FedAvgM(.7, "paper")], ids=repr)
+@pytest.mark.parametrize("m", [FedAvg(), FedProx(mu=.3), *[FedAvgM(.7, f) for f in FORMS],
+                               FedProx(mu=.3) + FedAvgM(.7, "paper")], ids=repr)
 def test_every_member(m):
     assert parse(repr(m)) == m and FedAvg() + m == m == m + FedAvg()
     loop, vmapped = (go(m, 3, make(True), executor=e) for e in EXECUTORS)

@@ -29,13 +29,15 @@ def test_a_constant_feature(form):
     loss.backward()
     assert loss.item() == pytest.approx(oracle(z, form), rel=1e-6) and torch.isfinite(t.grad).all()
 
-@pytest.mark.parametrize('m', [FedDecorr(), FedDecorr(form='paper'), ExactDecorr(), ExactDecorr(of='covariance')], ids=repr)
+@pytest.mark.parametrize('m', [FedDecorr(), FedDecorr(form='paper'), ExactDecorr(), ExactDecorr(of='covariance')],
+                         ids=repr)
 def test_a_batch_of_one_is_zero(m):
     z = torch.randn(1, 5, requires_grad=True)
     m.loss(features=z).backward()
     assert m.loss(features=z).item() == 0 and z.grad.eq(0).all()
 
-@pytest.mark.parametrize('m', [FedDecorr(beta=1.), FedDecorr(beta=1., form='paper'), ExactDecorr(beta=1.), ExactDecorr(beta=1., of='covariance')], ids=repr)
+@pytest.mark.parametrize('m', [FedDecorr(beta=1.), FedDecorr(beta=1., form='paper'),
+                               ExactDecorr(beta=1.), ExactDecorr(beta=1., of='covariance')], ids=repr)
 @pytest.mark.parametrize('shape', [(7, 4), (4, 7)])
 def test_gradients(m, shape):
     z = torch.randn(*shape, dtype=torch.double, requires_grad=True)
@@ -50,12 +52,15 @@ def test_the_scale_between_the_forms(n):
 
 def test_exact_is_feddecorr_up_to_scale():
     z = torch.randn(32, 6, dtype=torch.double)
-    assert ExactDecorr(beta=1.).loss(features=z).item() == pytest.approx(6*FedDecorr(beta=1., form='paper').loss(features=z).item() - 1, rel=1e-6)
+    assert (ExactDecorr(beta=1.).loss(features=z).item()
+            == pytest.approx(6*FedDecorr(beta=1., form='paper').loss(features=z).item() - 1, rel=1e-6))
 
 def test_identical_features_cost_most():
     z = torch.randn(64, 1, dtype=torch.double).expand(64, 9)
     assert FedDecorr(beta=1.).loss(features=z).item() == pytest.approx(63**2/64, rel=1e-5)
 
-@pytest.mark.parametrize('make,word', [(lambda: FedDecorr(beta=-1), 'beta=-1'), (lambda: FedDecorr(form='x'), "form='x'"), (lambda: ExactDecorr(of='x'), "of='x'")])
+@pytest.mark.parametrize('make,word', [(lambda: FedDecorr(beta=-1), 'beta=-1'),
+                                       (lambda: FedDecorr(form='x'), "form='x'"),
+                                       (lambda: ExactDecorr(of='x'), "of='x'")])
 def test_bad_values(make, word):
     with pytest.raises(ValueError, match=word): make()

@@ -1,10 +1,11 @@
-"Files: killed at every step of writing, every byte changed, cut at every length, a full disk, archives and downloads that are not what they say."
+"Files: killed at each step of writing, every byte changed, cut anywhere, a full disk, archives and downloads that lie."
 import io, itertools, json, os, signal, subprocess, sys, tarfile, time, warnings, zipfile
 from pathlib import Path
 import pytest, torch
 from fedlit import files
 from fedlit.data import load
-from fedlit.files import Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack, write_file, write_json, write_tensors
+from fedlit.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack, write_file,
+                          write_json, write_tensors)
 from fedlit.methods import FedAvgM, MOON
 from fedlit.models import build
 from fedlit.partition import iid
@@ -19,7 +20,8 @@ needs_links = pytest.mark.skipif(os.name == 'nt', reason='symbolic links need a 
 
 def go(rounds, checkpoint=None):
     net = build('mlp', TASK, seed=0, hidden=(8,), features=8)
-    return federate(net, TASK, CLIENTS, FedAvgM() + MOON(), rounds, Local(batch_size=32), .5, checkpoint=checkpoint, progress=False)
+    return federate(net, TASK, CLIENTS, FedAvgM() + MOON(), rounds, Local(batch_size=32), .5, checkpoint=checkpoint,
+                    progress=False)
 
 def content(path):
     "All that a checkpoint holds but the time that it took."
@@ -40,7 +42,9 @@ def calm(tmp_path_factory):
 def forked(work):
     "Do `work` in a process of its own; how that ended."
     if pid := os.fork(): return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-    try: work(); os._exit(0)
+    try:
+        work()
+        os._exit(0)
     except BaseException: os._exit(1)
 
 STEP = [lambda half: None] # what a doomed process does before each step
@@ -56,7 +60,9 @@ def killed_at(n, work):
     def doomed():
         count, fsync, replace = itertools.count(1), os.fsync, os.replace
         def step(half=lambda: None):
-            if next(count) == n: half(); os.kill(os.getpid(), signal.SIGKILL)
+            if next(count) == n:
+                half()
+                os.kill(os.getpid(), signal.SIGKILL)
         STEP[0], files.open = step, Counted
         os.fsync = lambda f: (step(), fsync(f))
         os.replace = lambda a, b: (step(), replace(a, b))
@@ -83,7 +89,8 @@ def test_a_reader_finds_the_old_or_the_new_whenever_the_writer_is_killed(tmp_pat
     seen = []
     for n in range(1, 20):
         file, told = tmp_path/str(n)/'t', tmp_path/str(n)/'r.json'
-        write_tensors(file, old, dict(format=1)); write_json(told, dict(v=1.))
+        write_tensors(file, old, dict(format=1))
+        write_json(told, dict(v=1.))
         if killed_at(n, lambda: (write_tensors(file, new, dict(format=1), keep), write_json(told, dict(v=2.)))): break
         seen.append((newest(file, lambda p: read_tensors(p, 1)[1]['a'][0].item()), read_json(told)['v']))
     assert seen == sorted(seen) and set(seen) == {(1., 1.), (2., 1.), (2., 2.)} and n >= 10 # never neither, never mixed
@@ -113,16 +120,20 @@ def test_every_changed_bit_of_a_result_is_refused_or_changes_nothing(tmp_path):
         for bit in range(8):
             raw[i] ^= 1 << bit
             path.write_bytes(raw)
-            try: assert read_json(path) == said; harmless.add((chr(raw[i] ^ 1 << bit), chr(raw[i])))
+            try:
+                assert read_json(path) == said
+                harmless.add((chr(raw[i] ^ 1 << bit), chr(raw[i])))
             except ValueError as e: assert 'r.json' in str(e)
             raw[i] ^= 1 << bit
-    assert {a for a, _ in harmless} <= set(' \n3e'), harmless # white space, 1e-7 as 1E-7, and an older number of the format
+    # white space, 1e-7 as 1E-7, and an older number of the format
+    assert {a for a, _ in harmless} <= set(' \n3e'), harmless
 
 def test_a_file_cut_at_any_length_is_refused(tmp_path, calm):
     told = write_json(tmp_path/'whole.json', dict(method='FedAvg()', accuracy=[.5])).read_bytes()
     for n in range(len(told)): refused(tmp_path/'r.json', read_json, told[:n])
     raw = calm.read_bytes()
-    for n in [*range(600), *range(600, len(raw), 97)]: refused(tmp_path/'c.safetensors', lambda p: read_tensors(p, FORMAT), raw[:n])
+    for n in [*range(600), *range(600, len(raw), 97)]:
+        refused(tmp_path/'c.safetensors', lambda p: read_tensors(p, FORMAT), raw[:n])
 
 def test_files_of_others_and_newer_ones_are_refused(tmp_path, calm):
     from safetensors.torch import save_file
@@ -145,16 +156,21 @@ def test_results_without_a_checksum_are_taken_as_they_are(tmp_path):
     assert result(tmp_path/'r.json') == dict(accuracy=.5) and result(tmp_path/'none.json') is None
     for bad in ('', '[]', 'null', '{"a": 1', '{"format": "x"}', '['*9999):
         (tmp_path/'r.json').write_text(bad)
-        with pytest.warns(UserWarning, match='r.json is damaged.*counts as missing'): assert result(tmp_path/'r.json') is None
+        with pytest.warns(UserWarning, match='r.json is damaged.*counts as missing'):
+            assert result(tmp_path/'r.json') is None
 
 # ---- the one before ----
 
-HARMS = dict(cut=lambda raw: raw[:-9], flipped=lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]), foreign=lambda raw: b'something else', empty=lambda raw: b'',
+HARMS = dict(cut=lambda raw: raw[:-9],
+             flipped=lambda raw: raw[:-1] + bytes([raw[-1] ^ 1]),
+             foreign=lambda raw: b'something else',
+             empty=lambda raw: b'',
              newer=lambda raw: Path(write_tensors(Path(os.environ['PYTEST_NEWER']), {}, dict(format=9))).read_bytes())
 
 @pytest.mark.parametrize('harm', HARMS)
 def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path, monkeypatch, calm, harm):
-    monkeypatch.setenv('PYTEST_NEWER', str(tmp_path/'newer')); monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setenv('PYTEST_NEWER', str(tmp_path/'newer'))
+    monkeypatch.setattr(files, 'SPARING', 0)
     file = tmp_path/'c.safetensors'
     go(2, file)
     broken = HARMS[harm](file.read_bytes())
@@ -162,13 +178,17 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_broken_one(tmp_path, monkeyp
     with pytest.warns(UserWarning, match=r'c.safetensors.*goes on from .*c.safetensors.last'): run = go(3, file)
     assert content(file) == content(calm) and len(run.history) == 3
     assert (tmp_path/'c.safetensors.broken').read_bytes() == broken # set aside, not lost
-    with warnings.catch_warnings(): warnings.simplefilter('error'); go(3, file)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(3, file)
 
 def test_where_no_checkpoint_is_whole_the_run_does_not_begin_again_in_silence(tmp_path):
     file = tmp_path/'c.safetensors'
     go(2, file)
     for f in (file, last(file)): f.write_bytes(f.read_bytes()[:-9])
-    with pytest.raises(Damaged, match='c.safetensors is damaged.*c.safetensors.last is damaged.*move it away to begin again'): go(3, file)
+    with pytest.raises(Damaged, match='c.safetensors is damaged.*c.safetensors.last is damaged.*'
+                                      'move it away to begin again'):
+        go(3, file)
     forget(file)
     assert len(go(1, file).history) == 1
 
@@ -194,16 +214,21 @@ def test_a_full_disk_loses_nothing_and_is_named(tmp_path, calm):
         import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (len(before)//2, -1))     # the system refuses the second half
         try: go(3, file)
-        except OSError as e: assert f'the disk of {tmp_path} is full' in str(e); return
+        except OSError as e:
+            assert f'the disk of {tmp_path} is full' in str(e)
+            return
         raise AssertionError('nothing was refused')
     assert forked(cramped) == 0
     assert file.read_bytes() == before and not parts(tmp_path)
     go(3, file)
     assert content(file) == content(calm)
 
-@pytest.mark.skipif(not sys.platform.startswith('linux') or not hasattr(os, 'geteuid') or os.geteuid() != 0, reason='mounts a small disk, for which one must be root')
+@pytest.mark.skipif(not sys.platform.startswith('linux') or not hasattr(os, 'geteuid') or os.geteuid() != 0,
+                    reason='mounts a small disk, for which one must be root')
 def test_on_a_disk_of_64_kb(tmp_path):
-    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(tmp_path)], capture_output=True).returncode: pytest.skip('may not mount')
+    if subprocess.run(['mount', '-t', 'tmpfs', '-o', 'size=64k', 'tmpfs', str(tmp_path)],
+                      capture_output=True).returncode:
+        pytest.skip('may not mount')
     try:
         write_file(tmp_path/'a', b'x'*30_000)
         with pytest.raises(OSError, match=f'the disk of {tmp_path} is full'): write_file(tmp_path/'a', b'y'*60_000)
@@ -219,11 +244,14 @@ def test_symbolic_links_are_not_written_through(tmp_path):
         with pytest.raises(ValueError, match=f'{name} is a symbolic link to'): write_json(tmp_path/name, dict(a=1))
     with pytest.raises(ValueError, match='symbolic link'): go(1, tmp_path/'dangling')
     assert (tmp_path/'far').read_text() == 'mine' and not (tmp_path/'nowhere').exists()
-    (tmp_path/'there').mkdir(); (tmp_path/'here').symlink_to(tmp_path/'there')
-    assert write_json(tmp_path/'here'/'r.json', dict(a=1)).exists() # a folder that is a link is the user's own arrangement
+    (tmp_path/'there').mkdir()
+    (tmp_path/'here').symlink_to(tmp_path/'there')
+    # a folder that is a link is the user's own arrangement
+    assert write_json(tmp_path/'here'/'r.json', dict(a=1)).exists()
 
 def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path):
-    old, young, other, own = (tmp_path/f for f in ('.a.json.1-00.part', '.a.json.2-00.part', '.b.json.1-00.part', '.a.json.notes'))
+    old, young, other, own = (
+        tmp_path/f for f in ('.a.json.1-00.part', '.a.json.2-00.part', '.b.json.1-00.part', '.a.json.notes'))
     for f in (old, young, other, own): f.write_text('half')
     for f in (old, other, own): os.utime(f, (time.time() - 2*files.DEAD,)*2)
     write_json(tmp_path/'a.json', dict(a=1))
@@ -234,25 +262,36 @@ def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path):
 def tar(path, name, kind=tarfile.REGTYPE, to=''):
     with tarfile.open(path, 'w:gz') as t:
         for n, k in (('top/good', tarfile.REGTYPE), (name, kind)):
-            m = tarfile.TarInfo(n); m.type, m.linkname, m.size = k, to if k != tarfile.REGTYPE else '', 3 if k == tarfile.REGTYPE else 0
+            m = tarfile.TarInfo(n)
+            m.type, m.linkname, m.size = k, to if k != tarfile.REGTYPE else '', 3 if k == tarfile.REGTYPE else 0
             t.addfile(m, io.BytesIO(b'abc') if m.size else None)
     return path
 
 def zipped(path, name, mode=0):
     with zipfile.ZipFile(path, 'w') as z:
         z.writestr('top/good', 'abc')
-        m = zipfile.ZipInfo(name); m.external_attr = mode << 16
+        m = zipfile.ZipInfo(name)
+        m.external_attr = mode << 16
         z.writestr(m, 'abc')
     return path
 
-BAD = [*[(make, dict(name=n)) for make in (tar, zipped) for n in ('../out', 'top/../../out', '/tmp/fedlit-out', 'top/..')], (zipped, dict(name='..\\out')), (zipped, dict(name='C:\\out')),
-       (tar, dict(name='top/l', kind=tarfile.SYMTYPE, to='/etc')), (tar, dict(name='top/l', kind=tarfile.LNKTYPE, to='../../out')), (tar, dict(name='top/l', kind=tarfile.FIFOTYPE)), (zipped, dict(name='top/l', mode=0o120777))]
+BAD = [*[(make, dict(name=n))
+         for make in (tar, zipped) for n in ('../out', 'top/../../out', '/tmp/fedlit-out', 'top/..')],
+       (zipped, dict(name='..\\out')),
+       (zipped, dict(name='C:\\out')),
+       (tar, dict(name='top/l', kind=tarfile.SYMTYPE, to='/etc')),
+       (tar, dict(name='top/l', kind=tarfile.LNKTYPE, to='../../out')),
+       (tar, dict(name='top/l', kind=tarfile.FIFOTYPE)),
+       (zipped, dict(name='top/l', mode=0o120777))]
 
 @pytest.mark.parametrize('make,kw', BAD, ids=[f'{m.__name__} {k}' for m, k in BAD])
 def test_archives_that_lead_out_of_the_folder_are_refused(tmp_path, make, kw):
-    folder = tmp_path/'in'; folder.mkdir()
-    with pytest.raises(ValueError, match='is refused: .*(leads out of the folder|is a link or a device)'): unpack(make(tmp_path/'archive', **kw), folder, 'top')
-    assert not list(folder.iterdir()) and [f.name for f in tmp_path.iterdir() if f.name != 'in'] == ['archive'] and not Path('/tmp/fedlit-out').exists()
+    folder = tmp_path/'in'
+    folder.mkdir()
+    with pytest.raises(ValueError, match='is refused: .*(leads out of the folder|is a link or a device)'):
+        unpack(make(tmp_path/'archive', **kw), folder, 'top')
+    assert (not list(folder.iterdir()) and [f.name for f in tmp_path.iterdir() if f.name != 'in'] == ['archive']
+            and not Path('/tmp/fedlit-out').exists())
 
 @pytest.mark.parametrize('make', [tar, zipped])
 def test_good_archives_appear_whole(tmp_path, make):
@@ -261,12 +300,15 @@ def test_good_archives_appear_whole(tmp_path, make):
     with pytest.raises(FileExistsError, match='is there already'): unpack(tmp_path/'archive', tmp_path, 'top')
 
 class Answer(io.BytesIO):
-    def __init__(self, data, url): super().__init__(data); self.url, self.headers = url, {}
+    def __init__(self, data, url):
+        super().__init__(data)
+        self.url, self.headers = url, {}
 
 def test_downloads_are_known_by_their_checksum(tmp_path, monkeypatch):
     import hashlib, urllib.request
     right, asked = hashlib.sha256(b'data').hexdigest(), []
-    def serve(data, url='https://mirror.example.org/x'): monkeypatch.setattr(urllib.request, 'urlopen', lambda u, timeout: asked.append(u) or Answer(data, url))
+    def serve(data, url='https://mirror.example.org/x'):
+        monkeypatch.setattr(urllib.request, 'urlopen', lambda u, timeout: asked.append(u) or Answer(data, url))
     get = lambda: fetch('https://example.org/x', tmp_path/'x', right)
     serve(b'dato')
     with pytest.raises(Damaged, match='nothing was kept'): get()
@@ -274,5 +316,6 @@ def test_downloads_are_known_by_their_checksum(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match='not an https address'): get()
     assert not list(tmp_path.iterdir())
     serve(b'data')
-    assert get().read_bytes() == b'data' and get().read_bytes() == b'data' and len(asked) == 3 # the second time it is there
+    # the second time it is there
+    assert get().read_bytes() == b'data' and get().read_bytes() == b'data' and len(asked) == 3
     with pytest.raises(ValueError, match='not an https address'): fetch('file:///etc/passwd', tmp_path/'y', right)

@@ -26,15 +26,19 @@ def home(tmp_path_factory):
         (root/str(k)).mkdir()
         save_file(dict(x=task.x_train[i], y=task.y_train[i]), root/str(k)/'train.safetensors')
     save_file(dict(x=task.x_test, y=task.y_test), root/'test.safetensors')
-    config = {'method': 'FedAvg()', 'clients': 4, 'rounds': 3, 'wait': .1, 'timeout': 1., 'sites': str(root), 'test': str(root/'test.safetensors'), 'task.shape': '(1, 8, 8)', 'task.classes': 10,
-              'task.mean': str(task.mean), 'task.std': str(task.std), 'model.name': 'mlp', 'model.hidden': '(32,)', 'model.features': 16, 'model.norm': 'batch', 'local.epochs': 2, 'local.batch-size': 32}
+    config = {'method': 'FedAvg()', 'clients': 4, 'rounds': 3, 'wait': .1, 'timeout': 1.,
+              'sites': str(root), 'test': str(root/'test.safetensors'),
+              'task.shape': '(1, 8, 8)', 'task.classes': 10, 'task.mean': str(task.mean), 'task.std': str(task.std),
+              'model.name': 'mlp', 'model.hidden': '(32,)', 'model.features': 16, 'model.norm': 'batch',
+              'local.epochs': 2, 'local.batch-size': 32}
     return task, parts, config
 
 def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     grid = grid(ff.client_app(), config, nodes, **kw)
     return ff.serve(grid, ff.read_plan(config)), grid
 
-METHODS = ('FedAvg()', 'FedProx(mu=0.1)', 'FedAvgM()', 'MOON()', 'FedDecorr()', 'SCAFFOLD()', 'FedBN()', 'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()')
+METHODS = ('FedAvg()', 'FedProx(mu=0.1)', 'FedAvgM()', 'MOON()', 'FedDecorr()', 'SCAFFOLD()', 'FedBN()',
+           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()')
 
 @pytest.mark.parametrize('text', METHODS)
 def test_the_same_model_as_the_simulation(home, text):
@@ -43,15 +47,22 @@ def test_the_same_model_as_the_simulation(home, text):
     run, grid = rehearse(config)
     plan = ff.read_plan(config)
     other = federate(plan.model, task, parts, plan.method, 3, LOCAL, .5, seed=0, executor='loop', progress=False)
-    assert torch.isfinite(run.state.params['head.weight']).all() and run.history['accuracy'].tolist() == pytest.approx(other.history['accuracy'].tolist(), abs=1.5/len(task.y_test)) # one image
+    assert (torch.isfinite(run.state.params['head.weight']).all()
+            and run.history['accuracy'].tolist()
+                == pytest.approx(other.history['accuracy'].tolist(), abs=1.5/len(task.y_test))) # one image
     for part in ('params', 'buffers'):
         for k, v in getattr(other.state, part).items():
-            if k not in other.state.personal: assert torch.allclose(getattr(run.state, part)[k], v, atol=1e-6, rtol=0), k
-    for k, context in enumerate(grid.contexts.values()): # what a site remembers is what the simulation holds for it, and the server has none of it
+            if k not in other.state.personal:
+                assert torch.allclose(getattr(run.state, part)[k], v, atol=1e-6, rtol=0), k
+    # what a site remembers is what the simulation holds for it, and the server has none of it
+    for k, context in enumerate(grid.contexts.values()):
         for leaf, v in ff.flatten(ff.memory(other.state, k)).items():
-            used = not (leaf.startswith('client') and leaf.split('/')[-1] in other.state.personal) # SCAFFOLD's variate of a tensor that is kept is never read
-            if used and not leaf.endswith('/') and context.state: assert np.allclose(context.state[max(context.state)][leaf].numpy(), v.numpy(), atol=1e-6), leaf
-    assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values() if hasattr(v, 'written'))
+            # SCAFFOLD's variate of a tensor that is kept is never read
+            used = not (leaf.startswith('client') and leaf.split('/')[-1] in other.state.personal)
+            if used and not leaf.endswith('/') and context.state:
+                assert np.allclose(context.state[max(context.state)][leaf].numpy(), v.numpy(), atol=1e-6), leaf
+    assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
+               if hasattr(v, 'written'))
 
 class Overheard(ff.Rehearsal):
     "Keeps the names and the bytes of all arrays that travel."
@@ -59,14 +70,17 @@ class Overheard(ff.Rehearsal):
         m = super()._travel(m)
         for r in m.content.array_records.values(): self.heard += [(k, a) for k, a in r.items()]
         return m
-    def __init__(self, *args): super().__init__(*args); self.heard = []
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.heard = []
 
 def test_what_is_personal_is_in_no_message(home):
     _, _, config = home
     run, grid = rehearse({**config, 'method': 'SCAFFOLD() + FedBN()'}, Overheard)
     kept = set(run.state.personal)
     about = [(k, a) for k, a in grid.heard if k.split('/')[-1] in kept]
-    assert len(kept) == 10 and len(grid.heard) > 100 and about # the server's control variates have an entry for every tensor, and these are zeros
+    # the server's control variates have an entry for every tensor, and these are zeros
+    assert len(kept) == 10 and len(grid.heard) > 100 and about
     assert all(k.startswith('server/SCAFFOLD/c/') and not a.numpy().any() for k, a in about)
     for context in grid.contexts.values():
         remembered = {a.data for k, a in context.state['after round 3'].items() if a.numpy().any()}
@@ -86,26 +100,46 @@ def objects(path):
 NAME = 'params/head.weight'
 def first(change): return lambda c, tmp: c['arrays'].__setitem__(NAME, change(c['arrays'][NAME].numpy(), tmp))
 def said(**v): return lambda c, tmp: c.__setitem__('said', MetricRecord({**c['said'], **v}))
-def one(v, x): v = v.copy(); v.flat[3] = x; return Array(v)
+def one(v, x):
+    v = v.copy()
+    v.flat[3] = x
+    return Array(v)
 FAULTS = {
-    'nan': (first(lambda v, _: one(v, np.nan)), 'params/head.weight holds numbers that are not finite'), 'inf': (first(lambda v, _: one(v, np.inf)), 'not finite'),
-    'shape': (first(lambda v, _: Array(v[:-1])), r'params/head.weight is float32 \(9, 16\), but it must be float32 \(10, 16\)'), 'type': (first(lambda v, _: Array(v.astype('f8'))), 'is float64'),
-    'short': (first(lambda v, _: Array('float32', v.shape, 'numpy.ndarray', Array(v).data[:-4])), '636 bytes, but it must have 640'),
-    'huge': (first(lambda v, _: Array('float32', v.shape, 'numpy.ndarray', Array(v).data.replace(b'(10, 16)', b'(10**15,'))), 'not a NumPy array'),
-    'pickle': (first(lambda v, tmp: Array('float32', v.shape, 'numpy.ndarray', pickle.dumps(Evil(tmp/'evil')))), 'not a NumPy array'),
+    'nan': (first(lambda v, _: one(v, np.nan)), 'params/head.weight holds numbers that are not finite'),
+    'inf': (first(lambda v, _: one(v, np.inf)), 'not finite'),
+    'shape': (first(lambda v, _: Array(v[:-1])),
+              r'params/head.weight is float32 \(9, 16\), but it must be float32 \(10, 16\)'),
+    'type': (first(lambda v, _: Array(v.astype('f8'))), 'is float64'),
+    'short': (first(lambda v, _: Array('float32', v.shape, 'numpy.ndarray', Array(v).data[:-4])),
+              '636 bytes, but it must have 640'),
+    'huge': (first(lambda v, _: Array('float32', v.shape, 'numpy.ndarray',
+                                      Array(v).data.replace(b'(10, 16)', b'(10**15,'))),
+             'not a NumPy array'),
+    'pickle': (first(lambda v, tmp: Array('float32', v.shape, 'numpy.ndarray', pickle.dumps(Evil(tmp/'evil')))),
+               'not a NumPy array'),
     'objects': (first(lambda v, tmp: Array('float32', v.shape, 'numpy.ndarray', objects(tmp/'evil'))), 'is object'),
-    'missing': (lambda c, _: c['arrays'].pop(NAME), 'params/head.weight is missing'), 'extra': (lambda c, _: c['arrays'].__setitem__('params/tail', Array(np.zeros(1))), 'params/tail is not expected'),
-    'absurd': (first(lambda v, _: Array(v*np.float32(1e9))), r'an update of length \S+e\+\d+ to a network of length'),
-    'steps': (said(steps=10**6), 'steps is 1000000'), 'fraction': (said(steps=1.5), 'steps is 1.5'), 'loss': (said(loss=float('nan')), 'loss is nan'),
-    'nothing': (lambda c, _: c.pop('arrays'), 'arrays'), 'other': (lambda c, _: c.__setitem__('arrays', ConfigRecord({NAME: 'x'})), 'refused'), 'raises': (lambda c, _: 1/0, 'ZeroDivisionError')}
+    'missing': (lambda c, _: c['arrays'].pop(NAME), 'params/head.weight is missing'),
+    'extra': (lambda c, _: c['arrays'].__setitem__('params/tail', Array(np.zeros(1))), 'params/tail is not expected'),
+    'absurd': (first(lambda v, _: Array(v*np.float32(1e9))),
+               r'an update of length \S+e\+\d+ to a network of length'),
+    'steps': (said(steps=10**6), 'steps is 1000000'),
+    'fraction': (said(steps=1.5), 'steps is 1.5'),
+    'loss': (said(loss=float('nan')), 'loss is nan'),
+    'nothing': (lambda c, _: c.pop('arrays'), 'arrays'),
+    'other': (lambda c, _: c.__setitem__('arrays', ConfigRecord({NAME: 'x'})), 'refused'),
+    'raises': (lambda c, _: 1/0, 'ZeroDivisionError')}
 
 class Spoilt(ff.Rehearsal):
     "In round 2, `spoil` has client 1's answer in its hands."
-    def __init__(self, *args, spoil): super().__init__(*args); self.spoil = spoil
+    def __init__(self, *args, spoil):
+        super().__init__(*args)
+        self.spoil = spoil
     def _answer(self, m):
         answer = super()._answer(m)
         if (m.metadata.group_id, m.metadata.dst_node_id) != ('2', 3): return answer
-        try: self.spoil(answer.content); return answer
+        try:
+            self.spoil(answer.content)
+            return answer
         except ZeroDivisionError as e: return Message(ff.Error(code=0, reason=repr(e)), reply_to=m)
 
 @pytest.fixture(scope='module')
@@ -115,7 +149,8 @@ def sat_out(home):
     plan = ff.read_plan({**config, 'method': 'SCAFFOLD() + FedBN()'})
     state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
     for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who], LOCAL)
+        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, LOCAL, 0, r, 2),
+                          sizes[who], LOCAL)
     return state
 
 def same(run, state):
@@ -130,11 +165,14 @@ def test_a_bad_answer_is_refused_and_does_no_harm(home, sat_out, fault, caplog, 
     with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, Spoilt, spoil=lambda c: spoil(c, tmp_path))
     assert run.history['left_out'].tolist() == ['', '1', ''] and same(run, sat_out) and not (tmp_path/'evil').exists()
     lines = [r.getMessage() for r in caplog.records]
-    assert any(re.search(line, l) and 'round 2' in l and 'node 3' in l for l in lines) and 'round 2 goes on without client 1 (node 3)' in lines, lines
+    assert (any(re.search(line, l) and 'round 2' in l and 'node 3' in l for l in lines)
+            and 'round 2 goes on without client 1 (node 3)' in lines), lines
 
 class Silent(ff.Rehearsal):
     "In round 2 client 1's answer does not come (`how` is None), cannot be read, or comes in another's name."
-    def __init__(self, *args, how=None): super().__init__(*args); self.how = how
+    def __init__(self, *args, how=None):
+        super().__init__(*args)
+        self.how = how
     def pull_messages(self, ids):
         m = self.waiting.get(ids[0])
         if m is None or (m.metadata.group_id, m.metadata.dst_node_id) != ('2', 3): return super().pull_messages(ids)
@@ -144,50 +182,78 @@ class Silent(ff.Rehearsal):
         answer.metadata.__dict__['_src_node_id'] = 2
         return [answer]
 
-@pytest.mark.parametrize('how, line', [(None, 'goes on without client 1'), ('unreadable', 'the answer of node 3 cannot be read'), ('forged', 'node 2 answered for node 3')])
+@pytest.mark.parametrize('how, line', [(None, 'goes on without client 1'),
+                                       ('unreadable', 'the answer of node 3 cannot be read'),
+                                       ('forged', 'node 2 answered for node 3')])
 def test_a_lost_or_forged_answer_does_no_harm(home, sat_out, how, line, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
+    with caplog.at_level(logging.INFO, 'flwr'):
+        run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
     assert same(run, sat_out) and run.history['left_out'].tolist() == ['', '1', ''] and line in caplog.text
 
 def test_too_few_good_answers_stop_the_run_and_keep_the_model(home, tmp_path):
     file = tmp_path/'global.safetensors'
     config = {**home[2], 'least': 4, 'checkpoint': str(file)}
-    with pytest.raises(RuntimeError, match='round 2 has 3 good answers, but least=4; the run stops with the model of round 1'): rehearse(config, Silent)
+    with pytest.raises(RuntimeError, match='round 2 has 3 good answers, but least=4; '
+                                           'the run stops with the model of round 1'):
+        rehearse(config, Silent)
     assert Run.load(file).state.round == 1
     run, _ = rehearse(config) # the same command goes on
     assert run.history['round'].tolist() == [1, 2, 3] and same(run, rehearse(home[2])[0].state)
 
-@pytest.mark.parametrize('node, line', [({'partition-id': 7}, 'it is client 7 with'), ({'partition-id': -1}, 'it is client -1'), ({'partition-id': 3, 'folder': 'nowhere'}, 'No such file'), ({}, 'KeyError')])
+@pytest.mark.parametrize('node, line', [({'partition-id': 7}, 'it is client 7 with'),
+                                        ({'partition-id': -1}, 'it is client -1'),
+                                        ({'partition-id': 3, 'folder': 'nowhere'}, 'No such file'),
+                                        ({}, 'KeyError')])
 def test_a_node_that_is_nobody_is_refused(home, node, line, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse({**home[2], 'rounds': 1}, nodes=[*SITES[:3], {'folder': str(Path(home[2]['sites'])/'0'), **node}])
-    assert run.history['left_out'].tolist() == ['3'] and line in caplog.text and 'round 1 goes on without client 3 (not connected)' in caplog.text
+    with caplog.at_level(logging.INFO, 'flwr'):
+        run, _ = rehearse({**home[2], 'rounds': 1},
+                          nodes=[*SITES[:3], {'folder': str(Path(home[2]['sites'])/'0'), **node}])
+    assert (run.history['left_out'].tolist() == ['3'] and line in caplog.text
+            and 'round 1 goes on without client 3 (not connected)' in caplog.text)
 
 def test_of_two_nodes_with_one_number_the_newer_counts(home):
     task, parts, config = home
     both = [*SITES, {'partition-id': 3, 'folder': str(Path(config['sites'])/'1')}]
     twice = [SITES[0], SITES[1], SITES[2], both[-1]]
-    assert same(rehearse(config, nodes=both)[0], rehearse(config, nodes=twice)[0].state) and not same(rehearse(config)[0], rehearse(config, nodes=twice)[0].state)
+    assert (same(rehearse(config, nodes=both)[0], rehearse(config, nodes=twice)[0].state)
+            and not same(rehearse(config)[0], rehearse(config, nodes=twice)[0].state))
 
 def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
     class Restarted(ff.Rehearsal):
         "After round 1 client 1 comes back as another node."
         def get_node_ids(self):
-            if self.rounds == 2: self.contexts[9] = type(old := self.contexts.pop(3))(1, 9, old.node_config, RecordDict(), old.run_config)
+            if self.rounds == 2:
+                self.contexts[9] = type(old := self.contexts.pop(3))(
+                    1, 9, old.node_config, RecordDict(), old.run_config)
             return super().get_node_ids()
-        def push_messages(self, messages): self.rounds = max([self.rounds, *(1+int(m.metadata.group_id) for m in messages if m.metadata.message_type == 'train')]); super().push_messages(messages)
+        def push_messages(self, messages):
+            self.rounds = max([self.rounds, *(1+int(m.metadata.group_id)
+                                              for m in messages if m.metadata.message_type == 'train')])
+            super().push_messages(messages)
         rounds = 0
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
+    with caplog.at_level(logging.INFO, 'flwr'):
+        run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
     assert run.history['participants'].tolist() == [4, 4, 4]
     assert 'node 9 is client 1' in caplog.text and 'client 1 does not remember round 1 and begins anew' in caplog.text
 
-@pytest.mark.parametrize('change, line', [(dict(roundes=3), 'none of'), (dict(method='FedCAC()'), 'personal tensors never leave'), (dict(method='FedDF()'), 'public samples'), (dict(least=5), 'from 1 to the 4 clients'),
-                                          (dict(method='__import__("os").system("x")'), 'method'), (dict(statistics='recomputed'), 'at real sites'), (dict(timeout=0), 'positive'), (dict(weighting='x'), 'samples or uniform')])
+@pytest.mark.parametrize('change, line', [
+    (dict(roundes=3), 'none of'),
+    (dict(method='FedCAC()'), 'personal tensors never leave'),
+    (dict(method='FedDF()'), 'public samples'),
+    (dict(least=5), 'from 1 to the 4 clients'),
+    (dict(method='__import__("os").system("x")'), 'method'),
+    (dict(statistics='recomputed'), 'at real sites'),
+    (dict(timeout=0), 'positive'),
+    (dict(weighting='x'), 'samples or uniform')])
 def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
     with pytest.raises(ValueError, match=line): ff.read_plan({**home[2], **change})
 
 def test_without_flower_the_error_says_what_to_install():
-    code = "import sys, fedlit, fedlit.run; assert 'flwr' not in sys.modules; sys.modules['flwr'] = None\ntry: import fedlit.flower\nexcept ImportError as e: print(e)"
-    assert "pip install 'fedlit[flower] @ git+https" in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout
+    code = ("import sys, fedlit, fedlit.run; assert 'flwr' not in sys.modules; sys.modules['flwr'] = None\n"
+            "try: import fedlit.flower\n"
+            "except ImportError as e: print(e)")
+    assert ("pip install 'fedlit[flower] @ git+https"
+            in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
 
 # Processes, TLS and a folder for each of five sites
 
@@ -202,13 +268,17 @@ from fedlit.flower import client_app, server_app
 class Faulty(ClientApp):
     "In round 1 a site does what its SuperNode was told to."
     def __call__(self, message, context):
-        fault, first = context.node_config.get('fault'), message.metadata.group_id == '1' and message.metadata.message_type == 'train'
-        if first and fault == 'killed': Path(context.node_config['folder'], 'training').touch(); time.sleep(600)
+        fault, first = (context.node_config.get('fault'),
+                        message.metadata.group_id == '1' and message.metadata.message_type == 'train')
+        if first and fault == 'killed':
+            Path(context.node_config['folder'], 'training').touch()
+            time.sleep(600)
         answer = good(message, context)
         if first and fault == 'late': time.sleep(float(context.run_config['timeout']))
         if first and fault in ('nan', 'shape'):
             arrays = answer.content['arrays']
-            arrays['params/head.weight'] = Array(np.full((10, 64), np.nan, np.float32) if fault == 'nan' else np.zeros((3, 64), np.float32))
+            arrays['params/head.weight'] = Array(np.full((10, 64), np.nan, np.float32) if fault == 'nan' else
+                                                 np.zeros((3, 64), np.float32))
         return answer
 
 good = client_app()
@@ -222,13 +292,15 @@ def agreed(**changes):
     "The run config of the example app, as Flower flattens it."
     import tomllib
     said = tomllib.loads((APP/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
-    return {f'{k}.{n}' if isinstance(v, dict) else k: u for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
+    return {f'{k}.{n}' if isinstance(v, dict) else k: u
+            for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
 
 @pytest.mark.slow
 @unix
-@pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0', reason='FEDLIT_DEPLOY=0: no processes, which take some three minutes of processor time')
+@pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0',
+                    reason='FEDLIT_DEPLOY=0: no processes, which take some three minutes of processor time')
 def test_a_deployment_with_tls_and_its_faults(tmp_path):
-    "Five SuperNodes and two that do not belong: one test, so that the processes are started once. All compute on one thread, as this process does."
+    "Five SuperNodes and two that do not belong: one test, to start them once. All compute on one thread, as this does."
     folder = tmp_path/'deployed'
     prepare.certificates(folder/'keys')
     prepare.certificates(folder/'other', 'another CA')
@@ -249,9 +321,12 @@ def test_a_deployment_with_tls_and_its_faults(tmp_path):
 def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run):
     plan = ff.read_plan(agreed())
     other = federate(plan.model, task, parts, plan.method, 2, plan.local, seed=0, progress=False)
-    assert run.history['participants'].tolist() == [5, 5] and len(set(re.findall(r'node (\d+) is client', printed))) == 5
+    assert (run.history['participants'].tolist() == [5, 5]
+            and len(set(re.findall(r'node (\d+) is client', printed))) == 5)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in other.state.params.items()) < 1e-4
-    assert run.history['accuracy'].tolist() == pytest.approx(other.history['accuracy'].tolist(), abs=1.5/len(task.y_test)) and run.history['accuracy'].iloc[-1] > .6
+    assert (run.history['accuracy'].tolist()
+                == pytest.approx(other.history['accuracy'].tolist(), abs=1.5/len(task.y_test))
+            and run.history['accuracy'].iloc[-1] > .6)
 
 def a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed):
     wrong, stranger, server = ((d.logs/f'{n}.log').read_text() for n in ('site5', 'site6', 'superlink'))
@@ -268,16 +343,23 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
         while not begun.exists(): time.sleep(.1)
         d.kill('site4')
     threading.Thread(target=kill_in_the_middle, daemon=True).start()
-    printed = d.run(app, method='SCAFFOLD()', rounds=2, least=1, wait=300., timeout=timeout, checkpoint='faulty.safetensors')
+    printed = d.run(app, method='SCAFFOLD()', rounds=2, least=1, wait=300., timeout=timeout,
+                    checkpoint='faulty.safetensors')
     (d.logs/'faults.log').write_text(printed)
     run, plan = Run.load(d.folder/'faulty.safetensors'), ff.read_plan(agreed(method='SCAFFOLD()'))
-    for line in (r'round 1: the answer of client 1 \(node \d+\) is refused: params/head.weight holds numbers that are not finite', r'client 2 \(node \d+\) is refused: params/head.weight is float32 \(3, 64\)',
-                 'round 1 goes on without client 3', 'round 1 goes on without client 4', 'round 2 goes on without client 4'): assert re.search(line, printed), printed
+    for line in (r'round 1: the answer of client 1 \(node \d+\) is refused: '
+                 r'params/head.weight holds numbers that are not finite',
+                 r'client 2 \(node \d+\) is refused: params/head.weight is float32 \(3, 64\)',
+                 'round 1 goes on without client 3',
+                 'round 1 goes on without client 4',
+                 'round 2 goes on without client 4'):
+        assert re.search(line, printed), printed
     assert run.history['left_out'].iloc[0] == '1 2 3 4' and '4' in run.history['left_out'].iloc[1] != '0 1 2 3 4'
     state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
     for r, out in enumerate(run.history['left_out']):
         who = [k for k in range(5) if str(k) not in out.split()]
-        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, plan.local, 0, r), sizes[who], plan.local)
+        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, plan.local, 0, r),
+                          sizes[who], plan.local)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
 @pytest.mark.slow
@@ -288,5 +370,6 @@ def test_flwr_run_on_the_simulation_engine(tmp_path):
     task, parts = prepare.split(tmp_path, 5)
     with deploy.Deployment(tmp_path) as d:
         d.superlink(simulation=True)
-        printed = d.run(APP, '--federation-config', 'num-supernodes=5 client-resources-num-cpus=1', rounds=2, wait=300., timeout=300., sites=str(tmp_path/'sites'), test=str(tmp_path/'test.safetensors'))
+        printed = d.run(APP, '--federation-config', 'num-supernodes=5 client-resources-num-cpus=1', rounds=2,
+                        wait=300., timeout=300., sites=str(tmp_path/'sites'), test=str(tmp_path/'test.safetensors'))
     five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, Run.load(tmp_path/'global.safetensors'))

@@ -38,13 +38,14 @@ def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state
 
 @pytest.mark.parametrize('m', {type(m): m for m in METHODS}.values(), ids=ids)
 def test_a_skipped_client_was_not_drawn(m):
-    "One of four clients has data that are not numbers; what the server makes of the round is what it makes of the other three."
+    "One of four clients has data that are not numbers; the server makes of the round what it makes of the other three."
     rest, local, n = [0, 2, 3], Local(lr=.1, momentum=.9), model()
     state, data, ks = start(m, n, CLIENTS), batches(0), who(0)
     def end(rows, sick=None):
         x = data['x'][rows, :1].double()
         if sick is not None: x[sick] = math.nan
-        out = local_phase(m, n, state, [ks[i] for i in rows], Batches(x, data['y'][rows, :1], data['live'][rows, :1]), local, proxy=PROXY)
+        out = local_phase(m, n, state, [ks[i] for i in rows],
+                          Batches(x, data['y'][rows, :1], data['live'][rows, :1]), local, proxy=PROXY)
         (left, out, seen), said = quietly(sifted, Guard('skip'), [ks[i] for i in rows], out, state.params, 0)
         return left, seen, said, aggregate(m, state, left, out, SIZES[rest], local, pure(n), PROXY)
     left, seen, said, one = end([0, 1, 2, 3], sick=1)
@@ -60,26 +61,35 @@ def out_of(K=3):
     g = torch.Generator().manual_seed(0)
     sent = dict(a=torch.randn(4, 3, generator=g), b=torch.randn(4, generator=g))
     near = lambda: {k: v + .1*torch.randn(K, *v.shape, generator=g) for k, v in sent.items()}
-    return sent, dict(params=near(), buffers=dict(mean=torch.zeros(K, 4), seen=torch.ones(K, dtype=torch.long)), uploads=dict(M=dict(u=torch.zeros(K))),
-                      client=dict(M=dict(c=near())), mask={}, steps=torch.ones(K), loss=torch.ones(K))
+    return sent, dict(params=near(), buffers=dict(mean=torch.zeros(K, 4), seen=torch.ones(K, dtype=torch.long)),
+                      uploads=dict(M=dict(u=torch.zeros(K))), client=dict(M=dict(c=near())), mask={},
+                      steps=torch.ones(K), loss=torch.ones(K))
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize('place,name', [(('params', 'b'), 'b'), (('buffers', 'mean'), 'mean'), (('uploads', 'M', 'u'), 'uploads/M/u'), (('client', 'M', 'c', 'a'), 'client/M/c/a'), (('loss',), 'the loss')])
+@pytest.mark.parametrize('place,name', [(('params', 'b'), 'b'),
+                                        (('buffers', 'mean'), 'mean'),
+                                        (('uploads', 'M', 'u'), 'uploads/M/u'),
+                                        (('client', 'M', 'c', 'a'), 'client/M/c/a'),
+                                        (('loss',), 'the loss')])
 def test_one_bad_number_is_found_and_named_wherever_it_is(value, place, name):
     sent, out = out_of()
     assert sifted(Guard(), [7, 8, 9], out, sent, 4)[0] == [7, 8, 9]
     tensor = out
     for k in place: tensor = tensor[k]
     tensor[1].reshape(-1)[-1:] = value
-    with pytest.raises(FloatingPointError, match=f'client 8 produced NaN or infinity in round 5, first in {name};'): sift(Guard(), [7, 8, 9], out, sent, 4)
+    with pytest.raises(FloatingPointError,
+                       match=f'client 8 produced NaN or infinity in round 5, first in {name};'):
+        sift(Guard(), [7, 8, 9], out, sent, 4)
     (left, kept, seen), said = quietly(sifted, Guard('skip'), [7, 8, 9], out, sent, 4)
     assert left == [7, 9] and seen['bad_clients'] == '8' and len(said) == 1 and math.isfinite(seen['drift'])
-    assert torch.equal(kept['params']['a'], out['params']['a'][[0, 2]]) and kept['client']['M']['c']['b'].shape == (2, 4)
+    assert (torch.equal(kept['params']['a'], out['params']['a'][[0, 2]])
+            and kept['client']['M']['c']['b'].shape == (2, 4))
     (left, kept, seen), said = quietly(sifted, Guard('report'), [7, 8, 9], out, sent, 4)
     assert left == [7, 8, 9] and kept['params'] is out['params'] and seen['bad'] == 1 and len(said) == 1
 
 def test_large_finite_numbers_are_finite():
-    assert finite_rows(dict(a=torch.full((2, 9), 3e38), b=torch.full((2, 9), 6e4, dtype=torch.half), c=torch.ones(2, dtype=torch.bool), d=torch.zeros(2, 0)), torch.ones(2)).all()
+    assert finite_rows(dict(a=torch.full((2, 9), 3e38), b=torch.full((2, 9), 6e4, dtype=torch.half),
+                            c=torch.ones(2, dtype=torch.bool), d=torch.zeros(2, 0)), torch.ones(2)).all()
 
 @pytest.mark.parametrize('K', [1, 2, 5])
 def test_an_absurd_update_is_found_for_any_number_of_clients(K):
@@ -90,7 +100,9 @@ def test_an_absurd_update_is_found_for_any_number_of_clients(K):
     assert not bad_rows(Guard(), out, sent, 1.)[0].any()
     out['params']['a'][0] = sent['a'] + direction*size*1.1e4
     assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True] + [False]*(K-1)
-    with pytest.raises(FloatingPointError, match='client 0 made an update of length .* in round 1, most of it in a, to a network'): sift(Guard(), list(range(K)), out, sent, 0)
+    with pytest.raises(FloatingPointError, match='client 0 made an update of length .* in round 1, '
+                                                 'most of it in a, to a network'):
+        sift(Guard(), list(range(K)), out, sent, 0)
     assert sifted(Guard(update=math.inf), list(range(K)), out, sent, 0)[0] == list(range(K))
 
 @pytest.mark.parametrize('K', [1, 2, 5])
@@ -101,31 +113,46 @@ def test_a_network_that_starts_at_zero_may_move(K):
 def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
     sent, out = out_of()
     out['loss'][2] = 250.
-    with pytest.raises(FloatingPointError, match='client 2 had a mean loss of 250 in round 1, more than 100 times what a guess costs; a smaller lr'): sift(Guard(), [0, 1, 2], out, sent, 0, math.log(10))
-    assert sifted(Guard(), [0, 1, 2], out, sent, 0)[0] == [0, 1, 2] and sifted(Guard(loss=200), [0, 1, 2], out, sent, 0, math.log(10))[0] == [0, 1, 2]
+    with pytest.raises(FloatingPointError, match='client 2 had a mean loss of 250 in round 1, '
+                                                 'more than 100 times what a guess costs; a smaller lr'):
+        sift(Guard(), [0, 1, 2], out, sent, 0, math.log(10))
+    assert (sifted(Guard(), [0, 1, 2], out, sent, 0)[0] == [0, 1, 2]
+            and sifted(Guard(loss=200), [0, 1, 2], out, sent, 0, math.log(10))[0] == [0, 1, 2])
 
-@pytest.mark.parametrize('kw,word', [(dict(then='drop'), "bad_clients='drop'"), (dict(update=0), 'update=0'), (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'bad_clients=None')])
+@pytest.mark.parametrize('kw,word', [(dict(then='drop'), "bad_clients='drop'"), (dict(update=0), 'update=0'),
+                                     (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'bad_clients=None')])
 def test_a_guard_refuses(kw, word):
     with pytest.raises(ValueError, match=word): Guard(**kw)
 
 # ---- runs ----
 
 def test_a_run_stops_at_the_first_bad_client():
-    with pytest.raises(FloatingPointError, match=r"client 2 produced NaN or infinity in round 1, first in body.1.weight; 1 more of 6 clients are bad too; .*bad_clients='skip'"):
+    with pytest.raises(FloatingPointError,
+                       match=r"client 2 produced NaN or infinity in round 1, first in body.1.weight; "
+                             r"1 more of 6 clients are bad too; .*bad_clients='skip'"):
         federate(net(), poisoned(2, 4), PARTS, FedAvg(), rounds=2, **FAST)
 
-@pytest.mark.parametrize('m,kw', [(FedAvg(), {}), (SCAFFOLD() + FedAvgM(), {}), (FedPer(), {}), (FedBN(), dict(norm='batch')), (FedAvg(), dict(norm='batch', statistics='recomputed'))], ids=str)
+@pytest.mark.parametrize('m,kw', [(FedAvg(), {}),
+                                  (SCAFFOLD() + FedAvgM(), {}),
+                                  (FedPer(), {}),
+                                  (FedBN(), dict(norm='batch')),
+                                  (FedAvg(), dict(norm='batch', statistics='recomputed'))], ids=str)
 def test_a_run_that_skips_is_a_run_without_the_client(m, kw):
     "Clients 2 and 4 are bad; weights, memories, tensors at home, statistics and the table are those of the other four."
     statistics, norm = kw.get('statistics', 'averaged'), kw.get('norm', 'none')
-    go = lambda task, rounds=2, **more: federate(net(norm=norm), task, PARTS, m, rounds=rounds, statistics=statistics, executor='loop', **FAST, **more)
+    go = lambda task, rounds=2, **more: federate(net(norm=norm), task, PARTS, m, rounds=rounds, statistics=statistics,
+                                                 executor='loop', **FAST, **more)
     run, said = quietly(go, poisoned(2, 4), bad_clients='skip')
-    assert run.history.bad_clients.tolist() == ['2 4', '2 4'] and run.history.bad.tolist() == [2, 2] and run.history.participants.tolist() == [4, 4]
+    assert (run.history.bad_clients.tolist() == ['2 4', '2 4'] and run.history.bad.tolist() == [2, 2]
+            and run.history.participants.tolist() == [4, 4])
     assert len(said) == 2 and all(torch.isfinite(v).all() for v in run.state.params.values())
-    for table in [*(v for part in run.state.client.values() for v in part.values() if hasattr(v, 'written')), *run.state.personal.values()]: assert table.written() == [0, 1, 3, 5]
+    for table in [*(v for part in run.state.client.values() for v in part.values() if hasattr(v, 'written')),
+                  *run.state.personal.values()]:
+        assert table.written() == [0, 1, 3, 5]
 
 def test_a_sound_run_is_the_same_under_every_choice():
-    runs = [federate(net(), TASK, PARTS, MOON(), rounds=2, bad_clients=c, **FAST) for c in ('stop', 'skip', Guard('report', update=50, loss=20))]
+    runs = [federate(net(), TASK, PARTS, MOON(), rounds=2, bad_clients=c, **FAST)
+            for c in ('stop', 'skip', Guard('report', update=50, loss=20))]
     assert all(same(runs[0], r) for r in runs) and 'bad' not in runs[0].history
     assert all(r.history.bad.tolist() == [0, 0] and r.history.bad_clients.tolist() == ['', ''] for r in runs[1:])
 
@@ -134,32 +161,40 @@ def test_a_round_of_bad_clients_only_changes_nothing(m):
     run, said = quietly(federate, net(), poisoned(*range(6)), PARTS, m, rounds=2, bad_clients='skip', **FAST)
     first = start(m, net(), 6)
     assert all(torch.equal(v, first.params[k]) for k, v in run.state.params.items()) and run.state.round == 2
-    assert run.history.participants.tolist() == [0, 0] and run.history.bad.tolist() == [6, 6] and len(said) == 2 and '5 more of 6' in said[0]
+    assert (run.history.participants.tolist() == [0, 0] and run.history.bad.tolist() == [6, 6]
+            and len(said) == 2 and '5 more of 6' in said[0])
 
 def test_reported_clients_are_used():
     run, said = quietly(federate, net(), poisoned(1), PARTS, FedAvg(), rounds=1, bad_clients='report', **FAST)
-    assert run.history.bad_clients.tolist() == ['1'] and run.history.participants.tolist() == [6] and not torch.isfinite(run.state.params['head.weight']).all()
+    assert (run.history.bad_clients.tolist() == ['1'] and run.history.participants.tolist() == [6]
+            and not torch.isfinite(run.state.params['head.weight']).all())
     assert sum('client 1 produced NaN' in s for s in said) == 1 and not any("server's step" in s for s in said)
 
 def test_a_learning_rate_that_is_too_large_is_seen_in_its_first_round():
     "Nothing is infinite yet, in any weight."
-    go = lambda bad_clients: federate(net(), TASK, PARTS, FedAvg(), rounds=1, local=Local(epochs=2, lr=10.), progress=False, bad_clients=bad_clients)
+    go = lambda bad_clients: federate(net(), TASK, PARTS, FedAvg(), rounds=1, local=Local(epochs=2, lr=10.),
+                                      progress=False, bad_clients=bad_clients)
     assert all(torch.isfinite(v).all() for v in quietly(go, 'report')[0].state.params.values())
-    with pytest.raises(FloatingPointError, match=r'client \d (had a mean loss|made an update) .* in round 1.*a smaller lr'): go('stop')
+    with pytest.raises(FloatingPointError, match=r'client \d (had a mean loss|made an update) .* in round 1.*'
+                                                 r'a smaller lr'):
+        go('stop')
 
 def test_the_history_and_the_choice_survive_a_file(tmp_path):
     file = tmp_path/'c.safetensors'
     whole, _ = quietly(federate, net(), poisoned(2), PARTS, MOON(), rounds=3, bad_clients='skip', **FAST)
     quietly(federate, net(), poisoned(2), PARTS, MOON(), rounds=2, bad_clients='skip', checkpoint=file, **FAST)
-    assert Run.load(file).history.bad_clients.tolist() == ['2', '2'] and "then='skip'" in Run.load(file).settings['bad_clients']
-    again, _ = quietly(federate, net(), poisoned(2), PARTS, MOON(), rounds=3, bad_clients='skip', checkpoint=file, **FAST)
+    assert (Run.load(file).history.bad_clients.tolist() == ['2', '2']
+            and "then='skip'" in Run.load(file).settings['bad_clients'])
+    again, _ = quietly(federate, net(), poisoned(2), PARTS, MOON(), rounds=3, bad_clients='skip', checkpoint=file,
+                       **FAST)
     assert same(whole, again) and again.history.bad_clients.tolist() == ['2']*3
 
 def test_a_stopped_run_goes_on_by_skipping(tmp_path):
     "A run that skips, that stops where it is asked to, and goes on under the first choice."
     file, bad = tmp_path/'c.safetensors', poisoned(0)
     quietly(federate, net(), bad, PARTS, FedAvg(), rounds=1, checkpoint=file, bad_clients='skip', **FAST)
-    with pytest.raises(FloatingPointError, match='round 2'): federate(net(), bad, PARTS, FedAvg(), rounds=2, checkpoint=file, **FAST)
+    with pytest.raises(FloatingPointError, match='round 2'):
+        federate(net(), bad, PARTS, FedAvg(), rounds=2, checkpoint=file, **FAST)
     run, _ = quietly(federate, net(), bad, PARTS, FedAvg(), rounds=2, checkpoint=file, bad_clients='skip', **FAST)
     assert run.history.participants.tolist() == [5, 5] and run.history.bad_clients.tolist() == ['0', '0']
 
@@ -167,25 +202,35 @@ def test_a_stopped_run_goes_on_by_skipping(tmp_path):
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_an_overflow_of_half_precision_is_named(executor):
-    "A first layer 1e5 times too large and a second as many times too small: the same function, which float16 cannot compute."
+    "A first layer 1e5 times too large, a second as much too small: the same function, which float16 cannot compute."
     def go(precision):
         n = net()
         first, second = [m for m in n.modules() if isinstance(m, torch.nn.Linear)][:2]
-        with torch.no_grad(): first.weight.mul_(1e5); first.bias.mul_(1e5); second.weight.mul_(1e-5)
-        return federate(n, TASK, PARTS, FedAvg(), rounds=1, local=Local(epochs=1, lr=1e-12), precision=precision, executor=executor, progress=False)
-    for precision in ('float32', 'bfloat16'): assert go(precision).history.train_loss.iloc[0] == pytest.approx(math.log(10), abs=.2)
-    with pytest.raises(FloatingPointError, match="produced NaN or infinity in round 1.*or precision='float32' instead of 'float16'"): go('float16')
+        with torch.no_grad():
+            first.weight.mul_(1e5)
+            first.bias.mul_(1e5)
+            second.weight.mul_(1e-5)
+        return federate(n, TASK, PARTS, FedAvg(), rounds=1, local=Local(epochs=1, lr=1e-12), precision=precision,
+                        executor=executor, progress=False)
+    for precision in ('float32', 'bfloat16'):
+        assert go(precision).history.train_loss.iloc[0] == pytest.approx(math.log(10), abs=.2)
+    with pytest.raises(FloatingPointError, match="produced NaN or infinity in round 1.*"
+                                                 "or precision='float32' instead of 'float16'"):
+        go('float16')
 
 class Reckless(Method):
     "A server that multiplies the average step."
     by: float = 1e30
     def merge(self, delta, server): return {k: v*self.by for k, v in delta.items()}, server
 
-@pytest.mark.parametrize('by,word', [(math.nan, 'produced NaN or infinity in round 1, first in body.1.weight'), (1e8, 'was of length .* in round 1')])
+@pytest.mark.parametrize('by,word', [(math.nan, 'produced NaN or infinity in round 1, first in body.1.weight'),
+                                     (1e8, 'was of length .* in round 1')])
 def test_the_servers_step_is_looked_at_too(by, word):
-    with pytest.raises(FloatingPointError, match=f"the server's step {word}.*though every client's update was sound"): federate(net(), TASK, PARTS, Reckless(by), rounds=1, **FAST)
+    with pytest.raises(FloatingPointError, match=f"the server's step {word}.*though every client's update was sound"):
+        federate(net(), TASK, PARTS, Reckless(by), rounds=1, **FAST)
     run, said = quietly(federate, net(), TASK, PARTS, Reckless(by), rounds=2, bad_clients='skip', **FAST)
-    assert run.history.bad_clients.tolist() == ['server', 'server'] and run.history.bad.tolist() == [0, 0] and run.state.round == 2
+    assert (run.history.bad_clients.tolist() == ['server', 'server'] and run.history.bad.tolist() == [0, 0]
+            and run.state.round == 2)
     assert all(torch.equal(v, dict(net().named_parameters())[k]) for k, v in run.state.params.items())
     run, said = quietly(federate, net(), TASK, PARTS, Reckless(by), rounds=1, bad_clients='report', **FAST)
     assert run.history.bad_clients.tolist() == ['server'] and any("server's step" in s for s in said)

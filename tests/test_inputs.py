@@ -16,7 +16,8 @@ CLIENTS = dirichlet(TASK.y_train, 10, .5, seed=0)
 QUICK = dict(rounds=1, local=Local(epochs=1), progress=False)
 
 def go(method=None, task=TASK, clients=CLIENTS, net=None, **kw):
-    return federate(build('mlp', task, seed=0) if net is None else net, task, clients, method or FedAvg(), **{**QUICK, **kw})
+    return federate(build('mlp', task, seed=0) if net is None else net, task, clients, method or FedAvg(),
+                    **{**QUICK, **kw})
 
 def refused(*words):
     "One sentence with these words in it."
@@ -32,47 +33,71 @@ def cut(x, y, **kw):
     n = len(x)*3//4
     return Task('mine', x[:n], y[:n], x[n:], y[n:], classes=int(max(y)) + 1, **kw)
 
-# --- clients -----------------------------------------------------------------------------------------------------------
+# --- clients ------------------------------------------------------------------------------------------------
 
 OWNER = torch.arange(len(TASK.y_train)) % 4
 
 def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
 
 @pytest.mark.parametrize('ask', [
-    lambda k: OWNER == k, lambda k: (OWNER == k).numpy(), lambda k: (OWNER == k).tolist(), lambda k: pd.Series(OWNER.numpy() == k),
-    lambda k: (OWNER == k).nonzero().flatten().tolist(), lambda k: np.flatnonzero(OWNER.numpy() == k).astype('uint16'),
-    lambda k: pd.DataFrame(dict(o=OWNER.numpy())).query('o == @k').index, lambda k: (OWNER == k).nonzero().flatten().int(),
+    lambda k: OWNER == k,
+    lambda k: (OWNER == k).numpy(),
+    lambda k: (OWNER == k).tolist(),
+    lambda k: pd.Series(OWNER.numpy() == k),
+    lambda k: (OWNER == k).nonzero().flatten().tolist(),
+    lambda k: np.flatnonzero(OWNER.numpy() == k).astype('uint16'),
+    lambda k: pd.DataFrame(dict(o=OWNER.numpy())).query('o == @k').index,
+    lambda k: (OWNER == k).nonzero().flatten().int(),
     lambda k: range(k, len(OWNER), 4)])
 def test_masks_and_other_kinds_of_indices(ask):
     right = go(clients=[(OWNER == k).nonzero().flatten() for k in range(4)])
     run = go(clients=[ask(k) for k in range(4)])
-    assert run.settings['sizes'] == right.settings['sizes'] and sum(run.settings['sizes']) == len(OWNER) and same(run, right)
+    assert (run.settings['sizes'] == right.settings['sizes'] and sum(run.settings['sizes']) == len(OWNER)
+            and same(run, right))
 
 def test_masks_are_test_sets_too():
     own = runs.tests_of(TASK, CLIENTS)
     masks = [torch.zeros(len(TASK.y_test), dtype=torch.bool).index_fill(0, t, True) for t in own]
-    a, b = (go(FedBN(), tests=t, net=build('mlp', TASK, seed=0, norm='batch')) for t in ([t.unique() for t in own], masks))
+    a, b = (go(FedBN(), tests=t, net=build('mlp', TASK, seed=0, norm='batch'))
+            for t in ([t.unique() for t in own], masks))
     assert a.history.personal.tolist() == b.history.personal.tolist()
 
 @pytest.mark.parametrize('clients,words', [
-    (10, ['clients=10', r'dirichlet\(task.y_train, 10', 'iid']), ('dirichlet', ["clients='dirichlet'"]), (None, ['clients=None']),
-    ({0: [1, 2]}, ['dict', r'list\(clients.values\(\)\)']), (OWNER, ['client 0 is one number', 'owner == k']), ([[0., 1.]], ['client 0', 'float', 'whole numbers']),
-    ([[0, 1], [.5]], ['client 1', 'whole numbers']), ([torch.ones(5, dtype=torch.bool)], ['client 0', 'mask of 5', '1438']), ([[[0, 1]]], ['client 0', r'\(1, 2\)']),
-    ([['a', 'b']], ['client 0']), ([[0, [1, 2]]], ['client 0']), ([[True, True, False]], ['mask of 3', '1438']), ([OWNER == 9], ['client 0 has no samples']),
-    ([[0, 1438]], ['index 1438', '1438 samples']), ([[0, -1]], ['index -1']), ([], ['clients is empty'])])
+    (10, ['clients=10', r'dirichlet\(task.y_train, 10', 'iid']),
+    ('dirichlet', ["clients='dirichlet'"]),
+    (None, ['clients=None']),
+    ({0: [1, 2]}, ['dict', r'list\(clients.values\(\)\)']),
+    (OWNER, ['client 0 is one number', 'owner == k']),
+    ([[0., 1.]], ['client 0', 'float', 'whole numbers']),
+    ([[0, 1], [.5]], ['client 1', 'whole numbers']),
+    ([torch.ones(5, dtype=torch.bool)], ['client 0', 'mask of 5', '1438']),
+    ([[[0, 1]]], ['client 0', r'\(1, 2\)']),
+    ([['a', 'b']], ['client 0']),
+    ([[0, [1, 2]]], ['client 0']),
+    ([[True, True, False]], ['mask of 3', '1438']),
+    ([OWNER == 9], ['client 0 has no samples']),
+    ([[0, 1438]], ['index 1438', '1438 samples']),
+    ([[0, -1]], ['index -1']),
+    ([], ['clients is empty'])])
 def test_clients_that_are_none(clients, words):
     with refused(*words): go(clients=clients)
 
 def test_a_bad_index_is_the_one_that_is_named():
     with refused('client 0 has the index -7,'): go(clients=[[0, -7, 5]])
 
-# --- kinds of data -------------------------------------------------------------------------------------------------------
+# --- kinds of data ------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize('as_x', [lambda x: x.numpy(), lambda x: x.tolist(), lambda x: list(x), lambda x: [v.numpy() for v in x]])
-@pytest.mark.parametrize('as_y', [lambda y: y.numpy(), lambda y: y.tolist(), lambda y: pd.Series(y.numpy()), lambda y: y.int(), lambda y: y.numpy().astype('uint8'), lambda y: list(y)])
+@pytest.mark.parametrize('as_x', [
+    lambda x: x.numpy(), lambda x: x.tolist(), lambda x: list(x), lambda x: [v.numpy() for v in x]])
+@pytest.mark.parametrize('as_y', [
+    lambda y: y.numpy(), lambda y: y.tolist(), lambda y: pd.Series(y.numpy()), lambda y: y.int(),
+    lambda y: y.numpy().astype('uint8'), lambda y: list(y)])
 def test_what_people_have_becomes_tensors(as_x, as_y):
-    t = Task('mine', *(f(v) for part in (TASK.subset(40, test=20),) for v, f in ((part.x_train, as_x), (part.y_train, as_y), (part.x_test, as_x), (part.y_test, as_y))), classes=10)
-    assert torch.equal(t.x_train.float(), TASK.subset(40).x_train) and torch.equal(t.y_train, TASK.subset(40).y_train) and t.y_train.dtype == torch.int64
+    t = Task('mine', *(f(v) for part in (TASK.subset(40, test=20),)
+                       for v, f in ((part.x_train, as_x), (part.y_train, as_y),
+                                    (part.x_test, as_x), (part.y_test, as_y))), classes=10)
+    assert (torch.equal(t.x_train.float(), TASK.subset(40).x_train)
+            and torch.equal(t.y_train, TASK.subset(40).y_train) and t.y_train.dtype == torch.int64)
 
 def test_pandas():
     x, y = table()
@@ -95,11 +120,16 @@ def test_pictures(tmp_path):
     t = Task('mine', shots, [0, 1, 0, 1], [s.convert('L') for s in shots], [0, 1, 0, 1], classes=2)
     assert t.x_train.shape == (4, 3, 5, 4) and t.x_test.shape == (4, 1, 5, 4) and t.x_train.dtype == torch.uint8
     assert (t.x_train[0].permute(1, 2, 0).numpy() == np.array(shots[0])).all()
-    with refused('x_train', 'sizes'): Task('mine', [shots[0], shots[1].resize((2, 2))], [0, 1], shots, [0, 1, 0, 1], classes=2)
-    for i, s in enumerate(shots): (tmp_path/'ab'[i % 2]).mkdir(exist_ok=True); s.save(tmp_path/'ab'[i % 2]/f'{i}.png')
+    with refused('x_train', 'sizes'):
+        Task('mine', [shots[0], shots[1].resize((2, 2))], [0, 1], shots, [0, 1, 0, 1], classes=2)
+    for i, s in enumerate(shots):
+        (tmp_path/'ab'[i % 2]).mkdir(exist_ok=True)
+        s.save(tmp_path/'ab'[i % 2]/f'{i}.png')
     folder = ImageFolder(tmp_path)
-    with refused('x_train is a data set', 'ImageFolder', r'torch.stack', 'torch.tensor\\(data.targets\\)'): Task('mine', folder, folder.targets, folder, folder.targets, classes=2)
-    with refused('DataLoader'): Task('mine', torch.utils.data.DataLoader(folder), folder.targets, t.x_test, t.y_test, classes=2)
+    with refused('x_train is a data set', 'ImageFolder', r'torch.stack', 'torch.tensor\\(data.targets\\)'):
+        Task('mine', folder, folder.targets, folder, folder.targets, classes=2)
+    with refused('DataLoader'):
+        Task('mine', torch.utils.data.DataLoader(folder), folder.targets, t.x_test, t.y_test, classes=2)
 
 class Column:
     "What Hugging Face's data sets return for a column: a sequence, and no list."
@@ -109,9 +139,11 @@ class Column:
 
 def test_columns():
     small = TASK.subset(12, test=10)
-    t = Task('mine', Column(list(small.x_train)), Column(small.y_train.tolist()), small.x_test, Column(small.y_test), classes=10)
+    t = Task('mine', Column(list(small.x_train)), Column(small.y_train.tolist()), small.x_test, Column(small.y_test),
+             classes=10)
     assert torch.equal(t.x_train, small.x_train) and torch.equal(t.y_train, small.y_train)
-    with refused('x_train', 'column', r"data\['image'\]"): Task('mine', Column([dict(image=1, label=0)]), [0], small.x_test, small.y_test, classes=10)
+    with refused('x_train', 'column', r"data\['image'\]"):
+        Task('mine', Column([dict(image=1, label=0)]), [0], small.x_test, small.y_test, classes=10)
 
 def test_an_array_is_not_copied(tmp_path):
     "What is larger than memory stays where it is."
@@ -124,7 +156,7 @@ def test_an_array_is_not_copied(tmp_path):
         warnings.simplefilter('error')
         assert (Task('mine', read, [0, 1]*4, read, [0, 1]*4, classes=2).x_test[3] == 7).all()
 
-# --- inputs that are no images ---------------------------------------------------------------------------------------------
+# --- inputs that are no images ------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('executor', ['loop', 'threads', 'vmap', 'extract', 'auto'])
 def test_a_table(executor):
@@ -144,7 +176,8 @@ def test_a_table_is_normalised_by_column():
     task = cut(x, y, mean=tuple(x[:300].mean(0).tolist()), std=tuple(x[:300].std(0).tolist()))
     z = task.normalise(task.x_train)
     assert torch.allclose(z.mean(0), torch.zeros(6), atol=1e-4) and torch.allclose(z.std(0), torch.ones(6), atol=1e-4)
-    assert task.normalise(task.x_train.view(2, 150, 6)).shape == (2, 150, 6) and task.subset(30).x_train.shape == (30, 6)
+    assert (task.normalise(task.x_train.view(2, 150, 6)).shape == (2, 150, 6)
+            and task.subset(30).x_train.shape == (30, 6))
     assert go(task=task, clients=iid(task.y_train, 3), rounds=3).history.accuracy.iloc[-1] > .7
 
 class Words(nn.Module):
@@ -161,14 +194,18 @@ def tokens(n=200, length=7):
     x[:, 5:] = 0
     return x, (x == 3).any(1).long()
 
-@pytest.mark.parametrize('kw', [dict(executor=e) for e in ('loop', 'threads', 'vmap', 'extract', 'auto')] + [dict(executor='loop', precision='bfloat16')])
+@pytest.mark.parametrize('kw', [dict(executor=e) for e in ('loop', 'threads', 'vmap', 'extract', 'auto')]
+                         + [dict(executor='loop', precision='bfloat16')])
 def test_tokens(kw):
     x, y = tokens()
     task = cut(x, y)
-    assert torch.equal(task.normalise(x), x) and task.x_train.dtype == torch.int64 and cut(x.int(), y).x_train.dtype == torch.int64
+    assert (torch.equal(task.normalise(x), x) and task.x_train.dtype == torch.int64
+            and cut(x.int(), y).x_train.dtype == torch.int64)
     net = Words()
-    run, loop = (go(MOON(mu=.1), task, iid(task.y_train, 4), net, **QUICK | dict(rounds=2), **k) for k in (kw, dict(executor='loop')))
-    assert run.history.loss.iloc[-1] == pytest.approx(loop.history.loss.iloc[-1], rel=.05 if 'precision' in kw else 1e-5)
+    run, loop = (go(MOON(mu=.1), task, iid(task.y_train, 4), net, **QUICK | dict(rounds=2), **k)
+                 for k in (kw, dict(executor='loop')))
+    assert run.history.loss.iloc[-1] == pytest.approx(loop.history.loss.iloc[-1],
+                                                      rel=.05 if 'precision' in kw else 1e-5)
     assert not torch.equal(run.state.params['fc.weight'], dict(net.named_parameters())['fc.weight'])
 
 @pytest.mark.parametrize('shape', [(5, 4), (5,), (2, 3, 4, 2)])
@@ -176,20 +213,36 @@ def test_any_float_tensor(shape):
     x, y = table(120, int(np.prod(shape)))
     task = cut(x.view(-1, *shape), y)
     runs = [go(task=task, clients=iid(task.y_train, 3), executor=e) for e in ('loop', 'vmap')]
-    assert runs[0].history.loss.iloc[-1] == pytest.approx(runs[1].history.loss.iloc[-1], rel=1e-4) and 'x'.join(map(str, shape)) in repr(task)
+    assert (runs[0].history.loss.iloc[-1] == pytest.approx(runs[1].history.loss.iloc[-1], rel=1e-4)
+            and 'x'.join(map(str, shape)) in repr(task))
 
 @pytest.mark.parametrize('change,words', [
-    (dict(x_train=torch.zeros(2)), [r'x_train has shape \(2,\)', r'x\[:, None\]']), (dict(x_train=torch.zeros(2, 8, 8)), [r'x_train .*\(8, 8\)', r'x_test .*\(1, 8, 8\)']),
-    (dict(x_train=torch.zeros(2, 8, 8, dtype=torch.uint8)), ['bytes are images', r'\(N, C, H, W\)', r'\[:, None\]']), (dict(x_train=torch.zeros(2, 8, dtype=torch.uint8)), ['float', 'long']),
-    (dict(x_train=torch.zeros(2, 32, 32, 3, dtype=torch.uint8)), [r'permute\(0, 3, 1, 2\)']), (dict(x_train=torch.zeros(2, 1, 8, 8, dtype=torch.complex64)), ['complex64']),
-    (dict(x_train='images'), ['x_train is a str']), (dict(x_train=None), ['x_train is a NoneType']), (dict(x_train=[[1., 2.], [1.]]), ['x_train', 'lengths']),
-    (dict(x_train=np.array(['a', 'b'])), ['x_train', 'text']), (dict(y_train=[.5, 1.5]), ['y_train', 'regression', 'not supported']),
-    (dict(y_train=torch.zeros(2, 2)), ['y_train', 'multi-label', 'not supported']), (dict(y_train=torch.zeros(2, 1, dtype=torch.long)), [r'y_train .*\(2, 1\)', 'flatten']),
-    (dict(y_train=['cat', 'dog']), ['y_train', 'text', 'numbers']), (dict(classes=2.5), ['classes=2.5']), (dict(classes='two'), ["classes='two'"]), (dict(classes=0), ['classes=0']),
-    (dict(mean=(.5,)), ['mean', 'without std']), (dict(mean=(.5, .5), std=(1., 1.)), ['mean has 2 numbers', '1']), (dict(mean=(.5,), std=(0.,)), ['std', 'positive']),
-    (dict(x_train=torch.zeros(2, 1, 8, 8, dtype=torch.uint8), mean=(120.,), std=(60.,)), ['mean', '255']), (dict(mean='a', std='b'), ["mean='a'"]),
-    (dict(x_train=torch.zeros(2, 5), x_test=torch.zeros(2, 5), augment=(Flip(),)), [r'Flip\(p=0.5\)', 'images']), (dict(augment=Flip()), [r'augment=Flip\(p=0.5\)', 'tuple']),
-    (dict(x_train=torch.ones(2, 5, dtype=torch.long), x_test=torch.ones(2, 5, dtype=torch.long), mean=(0.,), std=(1.,)), ['mean', 'tokens'])])
+    (dict(x_train=torch.zeros(2)), [r'x_train has shape \(2,\)', r'x\[:, None\]']),
+    (dict(x_train=torch.zeros(2, 8, 8)), [r'x_train .*\(8, 8\)', r'x_test .*\(1, 8, 8\)']),
+    (dict(x_train=torch.zeros(2, 8, 8, dtype=torch.uint8)), ['bytes are images', r'\(N, C, H, W\)', r'\[:, None\]']),
+    (dict(x_train=torch.zeros(2, 8, dtype=torch.uint8)), ['float', 'long']),
+    (dict(x_train=torch.zeros(2, 32, 32, 3, dtype=torch.uint8)), [r'permute\(0, 3, 1, 2\)']),
+    (dict(x_train=torch.zeros(2, 1, 8, 8, dtype=torch.complex64)), ['complex64']),
+    (dict(x_train='images'), ['x_train is a str']),
+    (dict(x_train=None), ['x_train is a NoneType']),
+    (dict(x_train=[[1., 2.], [1.]]), ['x_train', 'lengths']),
+    (dict(x_train=np.array(['a', 'b'])), ['x_train', 'text']),
+    (dict(y_train=[.5, 1.5]), ['y_train', 'regression', 'not supported']),
+    (dict(y_train=torch.zeros(2, 2)), ['y_train', 'multi-label', 'not supported']),
+    (dict(y_train=torch.zeros(2, 1, dtype=torch.long)), [r'y_train .*\(2, 1\)', 'flatten']),
+    (dict(y_train=['cat', 'dog']), ['y_train', 'text', 'numbers']),
+    (dict(classes=2.5), ['classes=2.5']),
+    (dict(classes='two'), ["classes='two'"]),
+    (dict(classes=0), ['classes=0']),
+    (dict(mean=(.5,)), ['mean', 'without std']),
+    (dict(mean=(.5, .5), std=(1., 1.)), ['mean has 2 numbers', '1']),
+    (dict(mean=(.5,), std=(0.,)), ['std', 'positive']),
+    (dict(x_train=torch.zeros(2, 1, 8, 8, dtype=torch.uint8), mean=(120.,), std=(60.,)), ['mean', '255']),
+    (dict(mean='a', std='b'), ["mean='a'"]),
+    (dict(x_train=torch.zeros(2, 5), x_test=torch.zeros(2, 5), augment=(Flip(),)), [r'Flip\(p=0.5\)', 'images']),
+    (dict(augment=Flip()), [r'augment=Flip\(p=0.5\)', 'tuple']),
+    (dict(x_train=torch.ones(2, 5, dtype=torch.long), x_test=torch.ones(2, 5, dtype=torch.long),
+          mean=(0.,), std=(1.,)), ['mean', 'tokens'])])
 def test_a_task_that_cannot_be(change, words):
     x, y = torch.zeros(2, 1, 8, 8), torch.tensor([0, 1])
     with refused(*words): Task(**{**dict(name='mine', x_train=x, y_train=y, x_test=x, y_test=y, classes=2), **change})
@@ -198,7 +251,7 @@ def test_a_task_that_cannot_be(change, words):
 def test_what_is_no_task(task):
     with refused('task', r'Task', r"load\('digits'\)"): federate(build('mlp', TASK), task, CLIENTS, FedAvg(), **QUICK)
 
-# --- a batch beyond the data -----------------------------------------------------------------------------------------------
+# --- a batch beyond the data --------------------------------------------------------------------------------
 
 def test_a_batch_beyond_the_data_costs_a_full_batch():
     most = max(map(len, CLIENTS))
@@ -217,7 +270,7 @@ def test_the_width_of_a_batch_does_not_depend_on_who_is_drawn():
     alone, both = (plan(CLIENTS, who, Local(epochs=1, batch_size=1000))[0] for who in ([0], [0, 3]))
     assert alone.shape[2] == both.shape[2]
 
-# --- not a number ------------------------------------------------------------------------------------------------------------
+# --- not a number -------------------------------------------------------------------------------------------
 
 def spoiled(value=float('nan')):
     x = TASK.x_train.clone()
@@ -229,7 +282,8 @@ def spoiled(value=float('nan')):
 def test_the_data_are_looked_at_before_the_learning_rate(value, executor):
     with pytest.raises(FloatingPointError) as e: go(task=spoiled(value), executor=executor)
     said = str(e.value)
-    assert f'sample {CLIENTS[1][4]} of x_train is {value} at [0, 3, 5]' in said and 'client 1' in said and 'lr' not in said and 'left finite' not in said
+    assert (f'sample {CLIENTS[1][4]} of x_train is {value} at [0, 3, 5]' in said and 'client 1' in said
+            and 'lr' not in said and 'left finite' not in said)
 
 def test_a_column_of_a_table_is_named():
     x, y = table()
@@ -238,10 +292,12 @@ def test_a_column_of_a_table_is_named():
         go(task=(t := cut(x, y)), clients=iid(t.y_train, 3))
 
 def test_nan_in_the_test_data_is_named():
-    x = TASK.x_test.clone(); x[3, 0, 1, 2] = float('nan')
-    with pytest.warns(UserWarning, match=r'sample 3 of x_test is nan at \[0, 1, 2\]'): go(task=Task('mine', TASK.x_train, TASK.y_train, x, TASK.y_test, classes=10))
+    x = TASK.x_test.clone()
+    x[3, 0, 1, 2] = float('nan')
+    with pytest.warns(UserWarning, match=r'sample 3 of x_test is nan at \[0, 1, 2\]'):
+        go(task=Task('mine', TASK.x_train, TASK.y_train, x, TASK.y_test, classes=10))
 
-# --- networks ----------------------------------------------------------------------------------------------------------------
+# --- networks -----------------------------------------------------------------------------------------------
 
 class Plain(nn.Module):
     "A network of one's own, that answers as it is told."
@@ -258,12 +314,22 @@ def frozen():
     return net
 
 @pytest.mark.parametrize('net,words', [
-    (lambda: Plain(lambda z, l: (l, z)), ['Plain returns .*logits, features', 'other way round']), (lambda: Plain(out=7), ['Plain', '7 logits', '10 classes']),
-    (lambda: Plain(out=12), ['Plain', '12 logits', '10 classes']), (lambda: Plain().double(), ['Plain', 'float64', r'\.float\(\)']), (lambda: Plain().half(), ['Plain', 'float16', r'\.float\(\)']),
-    (lambda: Plain().bfloat16(), ['bfloat16', r'\.float\(\)']), (frozen, ['no parameter of Net', 'requires_grad']), (lambda: Plain(lambda z, l: l), [r'\(features, logits\)']),
-    (lambda: Plain(lambda z, l: (z, l, z)), [r'\(features, logits\)']), (lambda: Plain(lambda z, l: [z, l]), [r'\(features, logits\)']), (lambda: Plain(lambda z, l: (z, l[:1])), ['2 samples', '1 row']),
-    (lambda: Plain(lambda z, l: (z, l.argmax(1))), ['Plain', r'\(2,\)', '10 classes']), (lambda: Plain(lambda z, l: (z, None)), ['NoneType']),
-    (lambda: build('mlp', cut(*table())), ['Net', r'\(1, 8, 8\)', 'cannot']), (lambda: Words(classes=10), ['Words', 'float32', 'Embedding']), (lambda: 'mlp', ["'mlp'", 'build']),
+    (lambda: Plain(lambda z, l: (l, z)), ['Plain returns .*logits, features', 'other way round']),
+    (lambda: Plain(out=7), ['Plain', '7 logits', '10 classes']),
+    (lambda: Plain(out=12), ['Plain', '12 logits', '10 classes']),
+    (lambda: Plain().double(), ['Plain', 'float64', r'\.float\(\)']),
+    (lambda: Plain().half(), ['Plain', 'float16', r'\.float\(\)']),
+    (lambda: Plain().bfloat16(), ['bfloat16', r'\.float\(\)']),
+    (frozen, ['no parameter of Net', 'requires_grad']),
+    (lambda: Plain(lambda z, l: l), [r'\(features, logits\)']),
+    (lambda: Plain(lambda z, l: (z, l, z)), [r'\(features, logits\)']),
+    (lambda: Plain(lambda z, l: [z, l]), [r'\(features, logits\)']),
+    (lambda: Plain(lambda z, l: (z, l[:1])), ['2 samples', '1 row']),
+    (lambda: Plain(lambda z, l: (z, l.argmax(1))), ['Plain', r'\(2,\)', '10 classes']),
+    (lambda: Plain(lambda z, l: (z, None)), ['NoneType']),
+    (lambda: build('mlp', cut(*table())), ['Net', r'\(1, 8, 8\)', 'cannot']),
+    (lambda: Words(classes=10), ['Words', 'float32', 'Embedding']),
+    (lambda: 'mlp', ["'mlp'", 'build']),
     (lambda: nn.Identity(), ['no parameter of Identity|must return'])])
 def test_a_network_that_does_not_fit(net, words):
     with refused(*words): go(net=net())
@@ -280,14 +346,17 @@ def test_a_network_in_double_that_knows_what_it_wants_is_left_alone():
 def test_the_trial_changes_nothing():
     net = build('mlp', TASK, seed=0, norm='batch').train()
     before = {k: v.clone() for k, v in net.state_dict().items()}
-    torch.manual_seed(3); go(net=net); a = torch.rand(1)
+    torch.manual_seed(3)
+    go(net=net)
+    a = torch.rand(1)
     torch.manual_seed(3)
     assert a == torch.rand(1) and net.training and all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
 class Logits(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem, self.top = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10))
+        self.stem, self.top = (nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()),
+                               nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)))
     def forward(self, x): return self.top(self.stem(x))
 
 @pytest.mark.parametrize('method', [FedAvg(), MOON(mu=.1), methods.FedPer()], ids=repr)
@@ -296,8 +365,10 @@ def test_unwrap_gives_back_the_users_own_names(method):
     run = go(method, net=wrap(own, 'top.2'))
     back = unwrap(run.model)
     assert type(back) is Logits and list(back.state_dict()) == list(own.state_dict())
-    assert torch.equal(back(TASK.x_test), run.model(TASK.x_test)[1]) and any(not torch.equal(v, own.state_dict()[k]) for k, v in back.state_dict().items())
-    fresh = Logits(); fresh.load_state_dict(back.state_dict())
+    assert (torch.equal(back(TASK.x_test), run.model(TASK.x_test)[1])
+            and any(not torch.equal(v, own.state_dict()[k]) for k, v in back.state_dict().items()))
+    fresh = Logits()
+    fresh.load_state_dict(back.state_dict())
     assert torch.equal(fresh(TASK.x_test), back(TASK.x_test))
     back.top[2].weight.data.zero_()
     assert not (run.model.head.weight == 0).all()                    # a copy
@@ -309,26 +380,46 @@ def test_unwrap_after_save_and_load(tmp_path):
     again = runs.Run.load(tmp_path/'r.st', model=wrap(Logits(), 'top.2'))
     assert torch.equal(unwrap(again.model)(TASK.x_test), unwrap(run.model)(TASK.x_test))
 
-# --- runs ----------------------------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('kw,words', [
-    (dict(rounds=2.5), ['rounds=2.5', 'whole number']), (dict(rounds='3'), ["rounds='3'", 'whole number']), (dict(rounds=0), ['rounds=0', 'at least 1']), (dict(rounds=True), ['rounds=True']),
-    (dict(evaluate_every=0), ['evaluate_every=0', 'at least 1']), (dict(evaluate_every=None), ['evaluate_every=None']), (dict(seed=-1), ['seed=-1', 'at least 0']), (dict(seed=None), ['seed=None']), (dict(seed=1.5), ['seed=1.5']),
-    (dict(minutes=-1, checkpoint='x'), ['minutes=-1', 'at least 0']), (dict(participation='all'), ["participation='all'"]), (dict(executor='gpu'), ["executor='gpu'", 'auto', 'torchrun']),
-    (dict(device='tpu'), ["device='tpu'", 'there is cpu']), (dict(device='cuda:99'), ["device='cuda:99'", 'there is cpu']), (dict(local=dict(lr=1)), ['local=', r'Local\(']), (dict(local=lambda r: r), ['local=', r'Local\(']),
-    (dict(chunk=0), ['chunk=0']), (dict(tests=3), ['tests']), (dict(tests=[[0]]*9 + [[9999]]), [r'tests\[9\]', '9999', '359 samples'])])
+    (dict(rounds=2.5), ['rounds=2.5', 'whole number']),
+    (dict(rounds='3'), ["rounds='3'", 'whole number']),
+    (dict(rounds=0), ['rounds=0', 'at least 1']),
+    (dict(rounds=True), ['rounds=True']),
+    (dict(evaluate_every=0), ['evaluate_every=0', 'at least 1']),
+    (dict(evaluate_every=None), ['evaluate_every=None']),
+    (dict(seed=-1), ['seed=-1', 'at least 0']),
+    (dict(seed=None), ['seed=None']),
+    (dict(seed=1.5), ['seed=1.5']),
+    (dict(minutes=-1, checkpoint='x'), ['minutes=-1', 'at least 0']),
+    (dict(participation='all'), ["participation='all'"]),
+    (dict(executor='gpu'), ["executor='gpu'", 'auto', 'torchrun']),
+    (dict(device='tpu'), ["device='tpu'", 'there is cpu']),
+    (dict(device='cuda:99'), ["device='cuda:99'", 'there is cpu']),
+    (dict(local=dict(lr=1)), ['local=', r'Local\(']),
+    (dict(local=lambda r: r), ['local=', r'Local\(']),
+    (dict(chunk=0), ['chunk=0']),
+    (dict(tests=3), ['tests']),
+    (dict(tests=[[0]]*9 + [[9999]]), [r'tests\[9\]', '9999', '359 samples'])])
 def test_requests_that_are_no_numbers(kw, words):
     with refused(*words): go(**kw)
 
-@pytest.mark.parametrize('kw', [dict(lr='0.1'), dict(lr=None), dict(lr=lambda r: .1), dict(lr=float('nan')), dict(lr=float('inf')), dict(epochs=1.5), dict(epochs='1'), dict(batch_size=32.), dict(batch_size=True),
-    dict(momentum='a'), dict(weight_decay=None), dict(drop_last='no')], ids=lambda kw: '-'.join(f'{k}-{type(v).__name__}' for k, v in kw.items()))
+@pytest.mark.parametrize('kw', [
+    dict(lr='0.1'), dict(lr=None), dict(lr=lambda r: .1), dict(lr=float('nan')), dict(lr=float('inf')),
+    dict(epochs=1.5), dict(epochs='1'), dict(batch_size=32.), dict(batch_size=True),
+    dict(momentum='a'), dict(weight_decay=None), dict(drop_last='no')],
+    ids=lambda kw: '-'.join(f'{k}-{type(v).__name__}' for k, v in kw.items()))
 def test_a_local_that_is_none(kw):
     (k, v), = kw.items()
     with refused(f'Local: {k}=', 'but it must be'): Local(**kw)
 
 @pytest.mark.parametrize('make,words', [
-    (lambda: methods.FedProx(mu='a'), ['FedProx', "mu='a'", 'number']), (lambda: MOON(mu=None), ['MOON', 'mu=None', 'number']), (lambda: MOON('x'), ["mu='x'"]),
-    (lambda: methods.HeteroFL(rates=[1., .5]), ['HeteroFL', r'rates=\(1.0, 0.5\)']), (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number'])])
+    (lambda: methods.FedProx(mu='a'), ['FedProx', "mu='a'", 'number']),
+    (lambda: MOON(mu=None), ['MOON', 'mu=None', 'number']),
+    (lambda: MOON('x'), ["mu='x'"]),
+    (lambda: methods.HeteroFL(rates=[1., .5]), ['HeteroFL', r'rates=\(1.0, 0.5\)']),
+    (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number'])])
 def test_hyper_parameters_that_are_none(make, words):
     with refused(*words): make()
 
@@ -338,7 +429,8 @@ def test_batchnorm_is_named():
     with refused('batch_size=1', 'BatchNorm', 'batch_size=2'): go(net=net(), local=Local(epochs=1, batch_size=1))
 
 def test_a_checkpoint_that_cannot_be_written(tmp_path):
-    (tmp_path/'folder').mkdir(); (tmp_path/'file').write_text('')
+    (tmp_path/'folder').mkdir()
+    (tmp_path/'file').write_text('')
     with refused('folder', 'is a folder; name a file'): go(checkpoint=tmp_path/'folder')
     with pytest.raises(OSError, match='cannot be written'): go(checkpoint=tmp_path/'file'/'x')
     assert sorted(p.name for p in tmp_path.iterdir()) == ['file', 'folder']
@@ -362,17 +454,20 @@ def test_ctrl_c_keeps_what_was_finished(monkeypatch):
     monkeypatch.setattr(runs, '_tested', tested)
     with pytest.raises(KeyboardInterrupt, match='after round 2 of 3') as e: go(rounds=3)
     run = e.value.run
-    assert run.history.accuracy.tolist() == whole.history.accuracy[:2].tolist() and run.state.round == 2 and run.model(TASK.x_test)[1].shape == (359, 10)
+    assert (run.history.accuracy.tolist() == whole.history.accuracy[:2].tolist() and run.state.round == 2
+            and run.model(TASK.x_test)[1].shape == (359, 10))
     monkeypatch.setattr(runs, '_tested', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match='nothing is finished'): go()
 
 def test_the_bar_shows_accuracy_and_loss(capsys):
     run = go(rounds=2, progress=True)
     said = capsys.readouterr().err
-    assert '2/2' in said and f"accuracy {run.history.accuracy.iloc[-1]:.3f}, loss {run.history.train_loss.iloc[-1]:.3g}" in said
+    assert '2/2' in said and (f"accuracy {run.history.accuracy.iloc[-1]:.3f}, "
+                              f"loss {run.history.train_loss.iloc[-1]:.3g}") in said
 
 def test_compare_goes_on(tmp_path, monkeypatch):
-    ask = lambda: runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1), folder=tmp_path/'c')
+    ask = lambda: runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1),
+                               folder=tmp_path/'c')
     first, real = ask(), runs._train
     assert len(list((tmp_path/'c').glob('*.safetensors'))) == 4
     next((tmp_path/'c').glob('MOON*seed1.safetensors')).unlink()
@@ -382,7 +477,7 @@ def test_compare_goes_on(tmp_path, monkeypatch):
     assert ask().equals(first) and set(trained) == {('MOON', 1)}
     assert runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1)).equals(first)
 
-# --- the command line -------------------------------------------------------------------------------------------------------------
+# --- the command line ---------------------------------------------------------------------------------------
 
 def cli(*words):
     from fedlit.cli import main
@@ -391,8 +486,15 @@ def cli(*words):
 FAST = 'run', '--quiet', '--rounds', 1, '--epochs', 1
 
 @pytest.mark.parametrize('words,said', [
-    (['--train-samples', 0], 'cannot take 0'), (['--proxy-samples', 100000], '--proxy-samples 100000 of 1438'), (['--executor', 'gpu'], 'auto'), (['--device', 'tpu'], "device='tpu'"),
-    (['--device', 'cuda:99'], 'cuda:99'), (['--option', 'features=-3'], 'features=-3'), (['--option', 'features=abc'], "features='abc'"), (['--evaluate-every', 0], 'evaluate_every=0'), (['--data', 'cifar10', '--root', '/nowhere'], '--download'),
+    (['--train-samples', 0], 'cannot take 0'),
+    (['--proxy-samples', 100000], '--proxy-samples 100000 of 1438'),
+    (['--executor', 'gpu'], 'auto'),
+    (['--device', 'tpu'], "device='tpu'"),
+    (['--device', 'cuda:99'], 'cuda:99'),
+    (['--option', 'features=-3'], 'features=-3'),
+    (['--option', 'features=abc'], "features='abc'"),
+    (['--evaluate-every', 0], 'evaluate_every=0'),
+    (['--data', 'cifar10', '--root', '/nowhere'], '--download'),
     (['--from', '/nowhere.json'], 'nowhere.json')])
 def test_the_command_line_refuses(words, said):
     with pytest.raises(SystemExit) as e: cli(*FAST, *words)
@@ -408,7 +510,9 @@ def test_version(capsys):
     with pytest.raises(SystemExit) as e: cli('--version')
     assert e.value.code == 0 and capsys.readouterr().out == f'fedlit {fedlit.__version__}\n'
 
-@pytest.mark.parametrize('words', [['--alpha', .1, '--seed', 3, '--option', 'hidden=(16,)', 'features=8', '--method', 'moon(mu=2)'], ['--partition', 'shards', '--classes', 3, '--train-samples', 300]], ids=['moon', 'shards'])
+@pytest.mark.parametrize('words', [
+    ['--alpha', .1, '--seed', 3, '--option', 'hidden=(16,)', 'features=8', '--method', 'moon(mu=2)'],
+    ['--partition', 'shards', '--classes', 3, '--train-samples', 300]], ids=['moon', 'shards'])
 def test_a_run_is_repeated_from_its_file(words, tmp_path):
     a, b, c = (tmp_path/f'{n}.json' for n in 'abc')
     cli(*FAST, *words, '--json', a)
@@ -416,7 +520,10 @@ def test_a_run_is_repeated_from_its_file(words, tmp_path):
     cli('run', '--quiet', '--from', a, '--json', c, '--partition', 'iid')
     one, two, three = (json.loads(f.read_text()) for f in (a, b, c))
     asked = one['settings']['asked']
-    assert {k: asked[k] for k in ('alpha', 'partition', 'seed')} == dict(alpha=.1 if '--alpha' in words else None, partition='dirichlet' if '--alpha' in words else 'shards', seed=3 if '--seed' in words else 0)
+    assert {k: asked[k] for k in ('alpha', 'partition', 'seed')} == dict(
+        alpha=.1 if '--alpha' in words else None,
+        partition='dirichlet' if '--alpha' in words else 'shards',
+        seed=3 if '--seed' in words else 0)
     clock = ('seconds', 'peak_mb')
     same = lambda r: [{k: v for k, v in row.items() if k not in clock} for row in r['history']]
     assert two['settings']['asked'] == asked and same(one) == same(two) and same(three) != same(one)
@@ -428,10 +535,12 @@ def test_ctrl_c_says_what_is_true(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match='nothing is kept without --out'): cli('compare', *FAST[1:])
 
 def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
-    words = 'compare', *FAST[1:], '--methods', 'FedAvg()', '--seeds', 0, 1, '--out', tmp_path/'c', '--json', tmp_path/'t.json'
+    words = ('compare', *FAST[1:], '--methods', 'FedAvg()', '--seeds', 0, 1,
+             '--out', tmp_path/'c', '--json', tmp_path/'t.json')
     cli(*words)
     t = json.loads((tmp_path/'t.json').read_text())
-    assert [r['seed'] for r in t['runs']] == [0, 1] and t['asked']['alpha'] == .5 and t['asked']['seeds'] == [0, 1] and t['table'][0]['method'] == 'FedAvg()'
+    assert ([r['seed'] for r in t['runs']] == [0, 1] and t['asked']['alpha'] == .5 and t['asked']['seeds'] == [0, 1]
+            and t['table'][0]['method'] == 'FedAvg()')
     monkeypatch.setattr(runs, '_train', lambda *a: pytest.fail('it trains'))
     cli(*words)
 

@@ -1,4 +1,4 @@
-"Pages in a real Jupyter kernel, whole, where a cell that draws must show a picture; nbdev_test runs cells without a display, and leaves slow ones out."
+"Pages in a real Jupyter kernel, whole, where a cell that draws must show a picture; nbdev_test has no display."
 import json, re, sys
 from pathlib import Path
 import pytest
@@ -10,13 +10,15 @@ READER = "import matplotlib.pyplot as plt\nplt.plot([1, 2])"   # what a reader m
 def ran(cells, folder):
     "The cells after a kernel has run them."
     nb = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(c) for c in cells])
-    return nbclient.NotebookClient(nb, timeout=900, kernel_name='python3', resources={'metadata': {'path': str(folder)}}).execute().cells
+    return nbclient.NotebookClient(nb, timeout=900, kernel_name='python3',
+                                   resources={'metadata': {'path': str(folder)}}).execute().cells
 
 def pictures(cell): return sum('image/png' in o.get('data', {}) for o in cell.outputs)
 
 def code(page):
     "The sources of a page's code cells, but for those that are not to be run."
-    sources = [''.join(c['source']) for c in json.loads(page.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+    sources = [''.join(c['source']) for c in json.loads(page.read_text(encoding='utf-8'))['cells']
+               if c['cell_type'] == 'code']
     return [s for s in sources if not re.search(r'^#\|\s*eval:\s*false', s, re.M)]
 
 @pytest.mark.skipif(sys.platform == 'win32', reason='a kernel needs an event loop that Windows does not give it here')

@@ -8,7 +8,8 @@ from fedlit.methods import DeCov, FedAvg, FedBN, FedCAC, FedProx, FedDecorr, Het
 from fedlit.parse import known, method as parse
 from fedlit.methods.submodels import coverage
 from fedlit.round import Batches, Local, aggregate, fed_round, groups, local_phase, plan, start
-from federation import CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS, Net, batches, gap, model, train, who
+from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
+                        Net, batches, gap, model, train, who)
 
 ids = lambda m: repr(m)
 NORMS = pytest.mark.parametrize('norm', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['batchnorm', 'plain'])
@@ -29,7 +30,8 @@ def test_loop_is_vmap_in_single_precision():
     out = {}
     for ex in ('loop', 'vmap'):
         out[ex] = start(m, net, CLIENTS)
-        for r in range(3): out[ex] = fed_round(m, net, out[ex], who(r), batches(r), SIZES, Local(lr=.05, momentum=.9), executor=ex)
+        for r in range(3):
+            out[ex] = fed_round(m, net, out[ex], who(r), batches(r), SIZES, Local(lr=.05, momentum=.9), executor=ex)
     assert gap(out['loop'], out['vmap']) < 1e-5
 
 @pytest.mark.parametrize('momentum,decay', [(0., 0.), (.9, 0.), (.9, .01)])
@@ -80,12 +82,14 @@ def test_a_method_is_its_text(m):
 
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_permuting_clients_changes_nothing(m):
-    holds(laws.order, m, norm=not isinstance(m, FedCAC)) # which ranks how far entries moved; a bias before BatchNorm moves by rounding alone
+    # FedCAC ranks how far entries moved; a bias before BatchNorm moves by rounding alone
+    holds(laws.order, m, norm=not isinstance(m, FedCAC))
 
 @pytest.mark.parametrize('m', [MOON(), SCAFFOLD(), FedBN()], ids=ids)
 def test_clients_that_sit_out_keep_their_memory(m): holds(laws.absent, m)
 
-@pytest.mark.parametrize('m', [FedAvgM() + MOON(), SCAFFOLD(), FedBN() + FedDecorr(), HeteroFL(rates=(1., .5))], ids=ids)
+@pytest.mark.parametrize('m', [FedAvgM() + MOON(), SCAFFOLD(), FedBN() + FedDecorr(), HeteroFL(rates=(1., .5))],
+                         ids=ids)
 def test_a_round_changes_nothing_it_was_given(m):
     holds(laws.untouched, m)
     holds(laws.repeats, m)
@@ -101,26 +105,32 @@ def test_frozen_parameters_stay():
     net.c1.weight.requires_grad_(False)
     state = start(FedAvg(), net, CLIENTS)
     new = fed_round(FedAvg(), net, state, who(0), dict(batches(0), x=batches(0)['x'].double()), SIZES, Local(lr=.1))
-    assert torch.allclose(new.buffers['c1.weight'], net.c1.weight, atol=0) and not torch.equal(new.params['c2.weight'], net.c2.weight)
+    assert (torch.allclose(new.buffers['c1.weight'], net.c1.weight, atol=0)
+            and not torch.equal(new.params['c2.weight'], net.c2.weight))
 
 # ---- hooks that no method of this family uses yet: masks, phases, personal tensors ----
 
 class HalfMask(Method):
     "Clients train the first two channels of the first convolution only."
-    def mask(self, params): return {'c1.weight': torch.tensor([1., 1, 0, 0])[:, None, None, None].expand_as(params['c1.weight']), 'c1.bias': torch.tensor([1., 1, 0, 0])}
+    def mask(self, params):
+        return {'c1.weight': torch.tensor([1., 1, 0, 0])[:, None, None, None].expand_as(params['c1.weight']),
+                'c1.bias': torch.tensor([1., 1, 0, 0])}
 class HeadFirst(Method):
     "The head in the first half of the steps, the rest in the second."
-    def mask(self, params, step, steps): return {k: ((2*step < steps) == k.startswith('head')).to(v) for k, v in params.items()}
+    def mask(self, params, step, steps):
+        return {k: ((2*step < steps) == k.startswith('head')).to(v) for k, v in params.items()}
 class StayHome(Method):
     def keep(self, module): return isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
 
-@pytest.mark.parametrize('m', [HalfMask(), HeadFirst(), StayHome(), HalfMask() + HeadFirst(), StayHome() + MOON() + FedDecorr()], ids=ids)
+@pytest.mark.parametrize('m', [HalfMask(), HeadFirst(), StayHome(), HalfMask() + HeadFirst(),
+                               StayHome() + MOON() + FedDecorr()], ids=ids)
 def test_loop_is_vmap_for_masks_phases_and_personal_tensors(m):
     assert gap(train(m, 'loop'), train(m, 'vmap')) < 1e-9
 
 def test_masked_entries_stand_still():
     state, net = train(HalfMask(), rounds=1), model()
-    assert torch.equal(state.params['c1.weight'][2:], net.c1.weight[2:]) and not torch.equal(state.params['c1.weight'][:2], net.c1.weight[:2])
+    assert (torch.equal(state.params['c1.weight'][2:], net.c1.weight[2:])
+            and not torch.equal(state.params['c1.weight'][:2], net.c1.weight[:2]))
 
 def test_masked_entries_still_compute():
     "With everything but the head held, the head trains on the features of the untouched body."
@@ -143,7 +153,8 @@ def test_a_frozen_phase_has_no_momentum_or_decay():
 
 def test_personal_tensors_never_travel():
     state, net = train(StayHome()), model()
-    assert set(state.personal) == {f'n{i}.{k}' for i in (1, 2) for k in ('weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked')}
+    assert set(state.personal) == {f'n{i}.{k}' for i in (1, 2) for k in (
+        'weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked')}
     assert torch.equal(state.params['n1.weight'], net.n1.weight)
     assert len({tuple(v.tolist()) for v in state.personal['n1.weight']}) == CLIENTS
 
@@ -152,7 +163,8 @@ def test_personal_tensors_never_travel():
 def test_groups_cover_every_live_client_once():
     for n in range(200):
         counts = torch.randint(0, 4, (7,), generator=torch.Generator().manual_seed(n))
-        got = sorted(k for size, ks in groups(counts) for k in (range(7)[ks] if isinstance(ks, slice) else ks) if counts[k] == size)
+        got = sorted(k for size, ks in groups(counts)
+                     for k in (range(7)[ks] if isinstance(ks, slice) else ks) if counts[k] == size)
         assert got == (counts > 0).nonzero()[:, 0].tolist()
 
 @pytest.mark.parametrize('drop_last', [False, True])
@@ -166,19 +178,27 @@ def test_plan_visits_every_sample_once_an_epoch(drop_last):
         if not drop_last: assert seen.bincount(minlength=90)[parts[k]].eq(3).all()
 
 def test_plan_refuses_a_client_without_batches():
-    with pytest.raises(ValueError, match='client 0 has 3 samples'): plan([torch.arange(3)], [0], Local(batch_size=8, drop_last=True))
+    with pytest.raises(ValueError, match='client 0 has 3 samples'):
+        plan([torch.arange(3)], [0], Local(batch_size=8, drop_last=True))
 
-@pytest.mark.parametrize('kw,word', [(dict(lr=0.), 'lr=0.0'), (dict(epochs=0), 'epochs=0'), (dict(batch_size=0), 'batch_size=0'), (dict(momentum=1.), 'momentum=1.0'), (dict(weight_decay=-1.), 'weight_decay=-1.0')])
+@pytest.mark.parametrize('kw,word', [
+    (dict(lr=0.), 'lr=0.0'), (dict(epochs=0), 'epochs=0'), (dict(batch_size=0), 'batch_size=0'),
+    (dict(momentum=1.), 'momentum=1.0'), (dict(weight_decay=-1.), 'weight_decay=-1.0')])
 def test_local_refuses(kw, word):
     with pytest.raises(ValueError, match=word): Local(**kw)
 
 def test_round_refuses_bad_input():
     net, data = model(), batches(0)
     state = start(FedAvg(), net, CLIENTS)
-    with pytest.raises(ValueError, match='vmop'): fed_round(FedAvg(), net, state, who(0), data, SIZES, Local(), executor='vmop')
-    with pytest.raises(ValueError, match='must agree'): Batches(data['x'], data['y'][:, :2])
-    with pytest.raises(ValueError, match='must be 4 finite numbers'): fed_round(FedAvg(), net, state, who(0), dict(data, x=data['x'].double()), SIZES[:3], Local())
-    with pytest.raises(TypeError, match='features, logits'): fed_round(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6), who(0), data, SIZES, Local())
+    with pytest.raises(ValueError, match='vmop'):
+        fed_round(FedAvg(), net, state, who(0), data, SIZES, Local(), executor='vmop')
+    with pytest.raises(ValueError, match='must agree'):
+        Batches(data['x'], data['y'][:, :2])
+    with pytest.raises(ValueError, match='must be 4 finite numbers'):
+        fed_round(FedAvg(), net, state, who(0), dict(data, x=data['x'].double()), SIZES[:3], Local())
+    with pytest.raises(TypeError, match='features, logits'):
+        fed_round(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6),
+                  who(0), data, SIZES, Local())
 
 def test_sum_is_a_monoid():
     a, b, c = FedProx(), MOON(), FedDecorr()
@@ -191,7 +211,9 @@ def test_statistics_are_the_same_in_every_executor(m, statistics):
     def go(executor, statistics=statistics):
         net = model()
         state = start(m, net, CLIENTS, statistics)
-        for r in range(2): state = fed_round(m, net, state, who(r), dict(batches(r), x=batches(r)['x'].double()), SIZES, Local(lr=.1), executor=executor)
+        for r in range(2):
+            state = fed_round(m, net, state, who(r), dict(batches(r), x=batches(r)['x'].double()), SIZES, Local(lr=.1),
+                              executor=executor)
         return state
     one = go('loop')
     assert all(gap(one, go(e)) < 1e-9 for e in ('vmap', 'extract'))

@@ -22,12 +22,17 @@ def test_feddecomp_shapes(shape, r_c, rank, r_l, a, b, pa, pb):
     for form, want_a, want_b in (('released', a, b), ('paper', pa, pb)):
         p = start(FedDecomp(r_c=r_c, rank=rank, r_l=r_l, form=form), nn.Sequential(layer), 1).params
         assert (tuple(p['tau.0.weight.A'].shape), tuple(p['tau.0.weight.B'].shape)) == (want_a, want_b)
-        assert not p['tau.0.weight.B'].any() and p['tau.0.weight.A'].abs().max() <= shape[1]**-.5*(shape[2]**-.5 if len(shape) > 2 else 1)
+        assert (not p['tau.0.weight.B'].any()
+                and p['tau.0.weight.A'].abs().max() <= shape[1]**-.5*(shape[2]**-.5 if len(shape) > 2 else 1))
 
-@pytest.mark.parametrize('net,m,shared,private', [(feddecomp_resnet8((3, 32, 32), 10), FedDecomp(r_c=.6, rank=4), 1_235_274, 1_826_938), (feddecomp_resnet10((3, 32, 32), 100), FedDecomp(r_c=.8, rank=40), 4_957_092, 9_374_121)], ids=['ResNet-8', 'ResNet-10'])
+@pytest.mark.parametrize('net,m,shared,private', [
+    (feddecomp_resnet8((3, 32, 32), 10), FedDecomp(r_c=.6, rank=4), 1_235_274, 1_826_938),
+    (feddecomp_resnet10((3, 32, 32), 100), FedDecomp(r_c=.8, rank=40), 4_957_092, 9_374_121)],
+    ids=['ResNet-8', 'ResNet-10'])
 def test_feddecomp_counts(net, m, shared, private):
     s = start(m, net, 1)
-    assert sum(v.numel() for k, v in s.params.items() if k not in s.personal) == shared and sum(v.numel() for v in s.personal.values()) == private
+    assert (sum(v.numel() for k, v in s.params.items() if k not in s.personal) == shared
+            and sum(v.numel() for v in s.personal.values()) == private)
 
 @pytest.mark.parametrize('form,scale', [('released', 1/2), ('paper', 1.)])
 def test_feddecomp_reconstructs_a_convolution(form, scale):
@@ -41,7 +46,8 @@ def test_feddecomp_reconstructs_a_convolution(form, scale):
         s = scale if form == 'paper' or groups == 1 else 1/2
         out = m.use({**p, 'tau.0.weight.A': A, 'tau.0.weight.B': B})
         assert set(out) == {'0.weight'}
-        flat = [sum(B[i, r].item()*A[r, j].item() for r in range(A.shape[0]))*s for i in range(B.shape[0]) for j in range(A.shape[1])]
+        flat = [sum(B[i, r].item()*A[r, j].item() for r in range(A.shape[0]))*s
+                for i in range(B.shape[0]) for j in range(A.shape[1])]
         assert torch.allclose(out['0.weight'].flatten(), conv.weight.detach().flatten() + torch.tensor(flat), atol=1e-5)
 
 @pytest.mark.parametrize('form', ['released', 'paper'])
@@ -59,7 +65,8 @@ def test_feddecomp_ends(form):
 
 def test_feddecomp_plus_feddecorr_is_another_method():
     a, b = train(FedDecomp() + FedDecorr(), rounds=2), train(FedDecomp(), rounds=2)
-    assert max((a.params[k] - b.params[k]).abs().max().item() for k in a.params) > 1e-6 and set(a.personal) == set(b.personal)
+    assert (max((a.params[k] - b.params[k]).abs().max().item() for k in a.params) > 1e-6
+            and set(a.personal) == set(b.personal))
 
 def test_fedpara_product():
     "By loops, a linear layer and a convolution."
@@ -73,7 +80,9 @@ def test_fedpara_product():
         for o, i in ((0, 0), (3, 7), (15, 19)):
             a, b = (sum(X[o, r]*Y[i, r] for r in range(X.shape[1])) for X, Y in ((X1, Y1), (X2, Y2)))
             assert out['0.weight'][o, i].item() == pytest.approx(join(a, b).item(), abs=1e-5)
-        a, b = (sum(p[f'1.weight.X{j}'][2, r]*p[f'1.weight.Y{j}'][5, s]*p[f'1.weight.T{j}'][r, s, 1, 2] for r in range(p[f'1.weight.X{j}'].shape[1]) for s in range(p[f'1.weight.Y{j}'].shape[1])) for j in (1, 2))
+        a, b = (sum(p[f'1.weight.X{j}'][2, r]*p[f'1.weight.Y{j}'][5, s]*p[f'1.weight.T{j}'][r, s, 1, 2]
+                    for r in range(p[f'1.weight.X{j}'].shape[1]) for s in range(p[f'1.weight.Y{j}'].shape[1]))
+                for j in (1, 2))
         assert out['1.weight'][2, 5, 1, 2].item() == pytest.approx(join(a, b).item(), abs=1e-4)
 
 @pytest.mark.parametrize('shape', [(64, 64), (100, 40), (32, 16, 3, 3)])
@@ -85,11 +94,15 @@ def test_fedpara_widths(shape):
     full = o*i*(9 if k else 1)
     assert low**2 >= min(o, i) > (low-1)**2 and cost(high) < full <= cost(high+1) and low <= factors(shape, .5) <= high
     if not k:
-        x = [torch.randn(n, low, dtype=torch.double, generator=torch.Generator().manual_seed(j)) for j, n in enumerate((o, i, o, i))]
+        x = [torch.randn(n, low, dtype=torch.double, generator=torch.Generator().manual_seed(j))
+             for j, n in enumerate((o, i, o, i))]
         assert torch.linalg.matrix_rank((x[0]@x[1].T)*(x[2]@x[3].T)) == min(o, i)
     assert factors((4, 4), .1) == 0
 
 def test_pfedpara_sends_one_factor_and_keeps_the_other():
     state = train(pFedPara())
-    assert state.personal and {k[-1] for k in state.personal} == {'2'} and len({tuple(v.flatten().tolist()) for v in next(v for k, v in state.personal.items() if k.endswith('Y2'))}) == CLIENTS
-    with pytest.raises(ValueError, match='no layer of this network becomes smaller'): start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)
+    assert (state.personal and {k[-1] for k in state.personal} == {'2'}
+            and len({tuple(v.flatten().tolist())
+                     for v in next(v for k, v in state.personal.items() if k.endswith('Y2'))}) == CLIENTS)
+    with pytest.raises(ValueError, match='no layer of this network becomes smaller'):
+        start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)

@@ -1,10 +1,10 @@
-"""What the notebooks of measure and figure do not teach: oracles, properties over random input, devices, the state override, overlaps."""
+"""What the notebooks of measure and figure leave out: oracles, random input, devices, the state override, overlaps."""
 import math, subprocess, sys
 import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, features_of, local_global_gap, participation_ratio,
-                            significant, spectrum, spread)
+from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, features_of,
+                            local_global_gap, participation_ratio, significant, spectrum, spread)
 
 devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
 quick = settings(max_examples=25, deadline=None)
@@ -13,14 +13,16 @@ positive = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30)
 
 def cloud(n, d, seed=0, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
-    return (torch.randn(n, d, generator=g, dtype=torch.float64) @ torch.randn(d, d, generator=g, dtype=torch.float64)).to(dtype)
+    return (torch.randn(n, d, generator=g, dtype=torch.float64)
+            @ torch.randn(d, d, generator=g, dtype=torch.float64)).to(dtype)
 
 
 class Net(nn.Module):
     "Features after batch normalisation and dropout: wrong in training mode, so a forgotten eval() shows"
     def __init__(self, d=5, width=4, classes=3):
         super().__init__()
-        self.body, self.norm, self.drop, self.head = nn.Linear(d, width), nn.BatchNorm1d(width), nn.Dropout(.5), nn.Linear(width, classes)
+        self.body, self.norm, self.drop, self.head = (
+            nn.Linear(d, width), nn.BatchNorm1d(width), nn.Dropout(.5), nn.Linear(width, classes))
 
     def forward(self, x):
         z = self.drop(self.norm(self.body(x)))
@@ -30,7 +32,9 @@ class Net(nn.Module):
 @pytest.fixture
 def net():
     torch.manual_seed(0)
-    m = Net(); m.norm.running_mean.normal_(); m.norm.running_var.uniform_(.5, 2)
+    m = Net()
+    m.norm.running_mean.normal_()
+    m.norm.running_var.uniform_(.5, 2)
     return m
 
 
@@ -62,7 +66,8 @@ def test_spectrum_takes_any_float(dtype):
 @quick
 @given(st.integers(2, 20), st.integers(1, 20), st.integers(0, 999), st.floats(.01, 100))
 def test_spectrum_scales_with_the_square_and_sums_to_the_variance(n, d, seed, c):
-    z = cloud(n, d, seed, torch.float64); s = spectrum(z)
+    z = cloud(n, d, seed, torch.float64)
+    s = spectrum(z)
     torch.testing.assert_close(spectrum(c*z), c*c*s, rtol=1e-6, atol=1e-9 * c*c * s[0].item())
     torch.testing.assert_close(s.sum(), z.var(0, correction=0).sum())
     assert significant(s, 1e-12*s[0].item()) <= min(n - 1, d)
@@ -76,7 +81,8 @@ def test_dead_and_copied_features_are_exact_zeros():
 
 def test_constant_features_have_no_dimension():
     s = spectrum(torch.ones(9, 3))
-    assert (s == 0).all() and effective_rank(s) == participation_ratio(s) == significant(s) == 0 and local_global_gap(s, s) == 0
+    assert ((s == 0).all() and effective_rank(s) == participation_ratio(s) == significant(s) == 0
+            and local_global_gap(s, s) == 0)
 
 
 def test_top_keeps_the_largest():
@@ -85,12 +91,13 @@ def test_top_keeps_the_largest():
 
 
 def test_spectrum_leaves_no_graph_and_no_trace():
-    z = cloud(9, 3).requires_grad_(); before = z.detach().clone()
+    z = cloud(9, 3).requires_grad_()
+    before = z.detach().clone()
     assert not spectrum(z).requires_grad and torch.equal(z, before)
 
 
-@pytest.mark.parametrize('bad', [torch.ones(3), torch.ones(2, 3, 4), torch.ones(1, 3), torch.tensor([[1., math.inf], [0., 1.]]),
-                                 torch.tensor([[1., math.nan], [0., 1.]])])
+@pytest.mark.parametrize('bad', [torch.ones(3), torch.ones(2, 3, 4), torch.ones(1, 3),
+                                 torch.tensor([[1., math.inf], [0., 1.]]), torch.tensor([[1., math.nan], [0., 1.]])])
 def test_spectrum_refuses(bad):
     with pytest.raises(ValueError): spectrum(bad)
 
@@ -109,7 +116,8 @@ def test_counts_lie_between_one_and_d_and_ignore_scale(s, c):
 
 
 def test_proposition_one_in_these_words():
-    K = torch.corrcoef(cloud(40, 6, dtype=torch.float64).T); s = torch.linalg.svdvals(K)
+    K = torch.corrcoef(cloud(40, 6, dtype=torch.float64).T)
+    s = torch.linalg.svdvals(K)
     assert participation_ratio(s) == pytest.approx(36 / K.norm().item()**2)
     assert ((s - s.mean())**2).sum().item() == pytest.approx(K.norm().item()**2 - 6)
 
@@ -122,18 +130,21 @@ def test_gap_is_the_mean_log_ratio_antisymmetric_and_free_of_a_common_scale(pair
     l, g = (torch.tensor(v, dtype=torch.float64) for v in zip(*pairs))
     r = local_global_gap(l, g)
     assert r == pytest.approx(np.mean([math.log(a/b) for a, b in pairs]), abs=1e-9)
-    assert local_global_gap(g, l) == pytest.approx(-r, abs=1e-9) and local_global_gap(c*l, c*g) == pytest.approx(r, abs=1e-9)
+    assert (local_global_gap(g, l) == pytest.approx(-r, abs=1e-9)
+            and local_global_gap(c*l, c*g) == pytest.approx(r, abs=1e-9))
 
 
 def test_gap_cuts_at_top():
-    l = torch.ones(150); g = torch.cat([torch.ones(100), torch.full((50,), 1e-3)])
+    l = torch.ones(150)
+    g = torch.cat([torch.ones(100), torch.full((50,), 1e-3)])
     assert local_global_gap(l, g) == 0 and local_global_gap(l, g, top=None) == pytest.approx(math.log(1e3)/3)
 
 
 # ---- drift
 
 def test_drift_and_agreement_against_a_loop():
-    g = torch.Generator().manual_seed(0); K = 4
+    g = torch.Generator().manual_seed(0)
+    K = 4
     params = dict(a=torch.randn(3, 2, generator=g), b=torch.randn((), generator=g))
     stacked = {n: p + torch.randn(K, *p.shape, generator=g) for n, p in params.items()}
     u = torch.stack([torch.cat([(stacked[n][k] - params[n]).flatten() for n in params]) for k in range(K)])
@@ -145,7 +156,8 @@ def test_drift_and_agreement_against_a_loop():
 
 
 def test_clients_that_did_not_move():
-    params = dict(w=torch.randn(3)); stacked = dict(w=params['w'].expand(2, 3))
+    params = dict(w=torch.randn(3))
+    stacked = dict(w=params['w'].expand(2, 3))
     assert drift(stacked, params) == 0 and agreement(stacked, params) == 0
     with pytest.raises(ValueError, match='at least 2'): agreement(dict(w=torch.ones(1, 3)), params)
 
@@ -159,17 +171,21 @@ def test_evaluate_against_plain_torch(net, xy, batch, device):
     with torch.no_grad(): z, logits = net.eval()(x)
     net.train().to(device)
     got = evaluate(net, x, y, batch=batch)  # x and y stay on the CPU
-    assert got['accuracy'] == pytest.approx(accuracy(logits, y)) and got['loss'] == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-4)
+    assert (got['accuracy'] == pytest.approx(accuracy(logits, y))
+            and got['loss'] == pytest.approx(nn.functional.cross_entropy(logits, y).item(), rel=1e-4))
     f = features_of(net, x, batch=batch)
     assert f.device.type == 'cpu' and not f.requires_grad
     torch.testing.assert_close(f, z, rtol=1e-3, atol=1e-3)
 
 
 def test_nothing_is_left_behind(net, xy):
-    net.norm.eval(); before = {n: t.clone() for n, t in net.state_dict().items()}
-    evaluate(net, *xy); features_of(net, xy[0])
+    net.norm.eval()
+    before = {n: t.clone() for n, t in net.state_dict().items()}
+    evaluate(net, *xy)
+    features_of(net, xy[0])
     assert net.training and net.drop.training and not net.norm.training
-    assert all(torch.equal(before[n], t) for n, t in net.state_dict().items()) and all(p.grad is None for p in net.parameters())
+    assert (all(torch.equal(before[n], t) for n, t in net.state_dict().items())
+            and all(p.grad is None for p in net.parameters()))
 
 
 def test_flags_come_back_after_a_failure(net, xy):
@@ -179,7 +195,9 @@ def test_flags_come_back_after_a_failure(net, xy):
 
 def test_state_stands_in_for_the_model(net, xy):
     x, y = xy
-    torch.manual_seed(5); other = Net(); other.norm.running_mean.fill_(.3)
+    torch.manual_seed(5)
+    other = Net()
+    other.norm.running_mean.fill_(.3)
     state = dict(other.named_parameters()), dict(other.named_buffers())
     before = {n: t.clone() for n, t in net.state_dict().items()}
     assert evaluate(net, x, y, state=state) == evaluate(other, x, y)
@@ -188,9 +206,13 @@ def test_state_stands_in_for_the_model(net, xy):
 
 
 def test_prepare_sees_every_batch(net, xy):
-    x, y = xy; seen = []
-    def prepare(b): seen.append(len(b)); return b.float()/10
-    assert evaluate(net, (10*x).double(), y, batch=20, prepare=prepare)['loss'] == pytest.approx(evaluate(net, x, y)['loss'], rel=1e-5)
+    x, y = xy
+    seen = []
+    def prepare(b):
+        seen.append(len(b))
+        return b.float()/10
+    assert (evaluate(net, (10*x).double(), y, batch=20, prepare=prepare)['loss']
+            == pytest.approx(evaluate(net, x, y)['loss'], rel=1e-5))
     assert seen == [20, 20, 13]
 
 
@@ -218,7 +240,8 @@ def test_importing_the_figures_does_not_load_matplotlib():
 
 @pytest.fixture
 def fig():
-    mpl = pytest.importorskip('matplotlib'); mpl.use('Agg')
+    mpl = pytest.importorskip('matplotlib')
+    mpl.use('Agg')
     import fedlit.figure as f, matplotlib.pyplot as plt
     yield f
     plt.close('all')
@@ -226,7 +249,8 @@ def fig():
 
 def overlaps(ax):
     from matplotlib.text import Text
-    ax.figure.canvas.draw(); b = [Text.get_window_extent(t) for t in ax.texts]
+    ax.figure.canvas.draw()
+    b = [Text.get_window_extent(t) for t in ax.texts]
     return sum(p.overlaps(q) for i, p in enumerate(b) for q in b[:i])
 
 
@@ -234,7 +258,8 @@ def overlaps(ax):
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(.1, 10))
 def test_apart(h, gap):
     from fedlit.figure import apart
-    out = apart(h, gap); i = np.argsort(h, kind='stable')
+    out = apart(h, gap)
+    i = np.argsort(h, kind='stable')
     assert (np.diff(out[i]) >= gap - 1e-9).all() and np.mean(out) == pytest.approx(np.mean(h), abs=1e-6)
     np.testing.assert_allclose(apart(out, gap), out, atol=1e-9)
     low = apart(h, gap, low=-5, high=-5 + gap*len(h))
@@ -243,20 +268,25 @@ def test_apart(h, gap):
 
 @pytest.mark.parametrize('n', [1, 2, 8, 14])
 def test_names_never_overlap_and_stay_in_the_figure(fig, n):
-    curves = {f'curve {i}': np.stack([.5 + .3*np.linspace(0, 1, 20) + 1e-4*i + .01*s for s in range(3)]) for i in range(n)}
-    for ax in fig.against_rounds(curves), fig.against_rounds(curves, accent='curve 0'), fig.spectra({l: v[:, ::-1] for l, v in curves.items()}):
+    curves = {f'curve {i}': np.stack([.5 + .3*np.linspace(0, 1, 20) + 1e-4*i + .01*s for s in range(3)])
+              for i in range(n)}
+    for ax in (fig.against_rounds(curves), fig.against_rounds(curves, accent='curve 0'),
+               fig.spectra({l: v[:, ::-1] for l, v in curves.items()})):
         assert overlaps(ax) == 0 and len(ax.texts) == n and tuple(ax.figure.get_size_inches()) == (6, 3)
 
 
 def test_a_dead_spectrum_ends_its_line(fig):
-    ax = fig.spectra({'alive': torch.tensor([1., .1, .01, .001]), 'dead': torch.tensor([1., .1, 0., 0.])}, accent='dead')
+    ax = fig.spectra({'alive': torch.tensor([1., .1, .01, .001]), 'dead': torch.tensor([1., .1, 0., 0.])},
+                     accent='dead')
     assert np.isfinite(ax.lines[1].get_ydata()).sum() == 2 and overlaps(ax) == 0
     fig.spectra({'all dead': torch.zeros(3), 'alive': torch.ones(3)})
 
 
 def test_bars_hold_the_means_and_start_at_zero(fig):
-    ax = fig.bars({('FedAvg', 'a'): {'without': [.4, .6], 'with': .7}, ('FedAvg', 'b'): {'without': spread([.1, .3]), 'with': [.9]}})
-    assert sorted(round(p.get_height(), 6) for p in ax.patches) == [.2, .5, .7, .9] and all(p.get_y() == 0 for p in ax.patches)
+    ax = fig.bars({('FedAvg', 'a'): {'without': [.4, .6], 'with': .7},
+                   ('FedAvg', 'b'): {'without': spread([.1, .3]), 'with': [.9]}})
+    assert (sorted(round(p.get_height(), 6) for p in ax.patches) == [.2, .5, .7, .9]
+            and all(p.get_y() == 0 for p in ax.patches))
     assert [t.get_text() for t in ax.texts] == ['FedAvg'] and [t.get_text() for t in ax.get_xticklabels()] == ['a', 'b']
 
 

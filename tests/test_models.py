@@ -28,10 +28,11 @@ COUNTS = [('mlp', (1, 8, 8), {10: 17_226}, {}),
           ('resnet50', CIFAR, {100: 28_246_948, 200: 28_272_648}, {}),
           ('feddecomp_resnet8', CIFAR, {10: 1_235_274}, {}), ('feddecomp_resnet10', CIFAR, {100: 4_957_092}, {}),
           ('alexnet_bn', (3, 256, 256), {10: 57_063_498}, {})]
-for name, shape, classes, sizes in [('cnn4', MNIST, 10, (1_556_874, 391_370, 98_922, 25_274, 6_594)),
-                                    ('preact_resnet18', CIFAR, 10, (11_172_170, 2_796_714, 701_018, 176_178, 44_510)),
-                                    ('feddse_resnet18', CIFAR, 10, (11_524_426, 2_884_778, 723_034, 181_682, 45_886)),
-                                    ('feddse_resnet34', TINY, 200, (22_291_208, 5_602_792, 1_415_768, 361_552, 94_268))]:
+for name, shape, classes, sizes in [
+        ('cnn4',            MNIST, 10,  (1_556_874, 391_370, 98_922, 25_274, 6_594)),
+        ('preact_resnet18', CIFAR, 10,  (11_172_170, 2_796_714, 701_018, 176_178, 44_510)),
+        ('feddse_resnet18', CIFAR, 10,  (11_524_426, 2_884_778, 723_034, 181_682, 45_886)),
+        ('feddse_resnet34', TINY,  200, (22_291_208, 5_602_792, 1_415_768, 361_552, 94_268))]:
     COUNTS += [(name, shape, {classes: n}, dict(width=r)) for r, n in zip(RATES, sizes)]
 
 @pytest.mark.parametrize('name, shape, sizes, kw', COUNTS)
@@ -40,13 +41,23 @@ def test_published_count(name, shape, sizes, kw):
 
 
 # A narrow or small version of every network, with the width of its features, on images as small as it takes.
-SMALL = {'mlp': (dict(representation='tanh'), (1, 8, 8), 64), 'small_cnn': (dict(norm='batch', pool='avg'), (1, 8, 8), 64), 'moon_cnn': ({}, (3, 16, 16), 256),
-         'cnn4': (dict(width=.125), (1, 8, 8), 64), 'mobilenetv2': ({}, (3, 16, 16), 1280),
-         'resnet18': (dict(width=.125), (3, 16, 16), 64), 'resnet34': (dict(width=.125), (3, 16, 16), 64),
-         'resnet20': ({}, (3, 8, 8), 64), 'resnet32': (dict(width=.5), (3, 8, 8), 32), 'resnet50': (dict(width=.125), (3, 16, 16), 256),
-         'preact_resnet18': (dict(width=.125), (3, 16, 16), 64), 'preact_resnet34': (dict(width=.0625), (3, 16, 16), 32),
-         'feddse_resnet18': (dict(width=.125), (3, 16, 16), 64), 'feddse_resnet34': (dict(width=.0625), (3, 16, 16), 32),
-         'feddecomp_resnet8': ({}, (3, 32, 32), 256), 'feddecomp_resnet10': ({}, (3, 64, 64), 512), 'alexnet_bn': (dict(features=32), (3, 64, 64), 32)}
+SMALL = {'mlp':                (dict(representation='tanh'), (1, 8, 8), 64),
+         'small_cnn':          (dict(norm='batch', pool='avg'), (1, 8, 8), 64),
+         'moon_cnn':           ({}, (3, 16, 16), 256),
+         'cnn4':               (dict(width=.125), (1, 8, 8), 64),
+         'mobilenetv2':        ({}, (3, 16, 16), 1280),
+         'resnet18':           (dict(width=.125), (3, 16, 16), 64),
+         'resnet34':           (dict(width=.125), (3, 16, 16), 64),
+         'resnet20':           ({}, (3, 8, 8), 64),
+         'resnet32':           (dict(width=.5), (3, 8, 8), 32),
+         'resnet50':           (dict(width=.125), (3, 16, 16), 256),
+         'preact_resnet18':    (dict(width=.125), (3, 16, 16), 64),
+         'preact_resnet34':    (dict(width=.0625), (3, 16, 16), 32),
+         'feddse_resnet18':    (dict(width=.125), (3, 16, 16), 64),
+         'feddse_resnet34':    (dict(width=.0625), (3, 16, 16), 32),
+         'feddecomp_resnet8':  ({}, (3, 32, 32), 256),
+         'feddecomp_resnet10': ({}, (3, 64, 64), 512),
+         'alexnet_bn':         (dict(features=32), (3, 64, 64), 32)}
 OWN = sorted(SMALL)
 
 def small(name, seed=0, **more):
@@ -54,7 +65,8 @@ def small(name, seed=0, **more):
     return build(name, task(shape), seed=seed, **{**kw, **more}).double(), shape, d
 
 # networks of DepthFL join the list when fedlit.methods is imported; tests/test_depthfl.py has theirs
-def test_every_network_has_a_small_version(): assert {n for n in models() if not n.startswith('exits_')} == set(SMALL) # a new one must join the tests below
+def test_every_network_has_a_small_version(): # a new one must join the tests below
+    assert {n for n in models() if not n.startswith('exits_')} == set(SMALL)
 
 @pytest.mark.parametrize('name', OWN)
 def test_features_and_logits(name):
@@ -105,7 +117,9 @@ def test_seed_repeats_and_leaves_the_global_state():
     assert not torch.equal(a.head.weight, c.head.weight)
 
 def test_global_seed_without_seed():
-    def one(): torch.manual_seed(5); return build('mlp', task((1, 8, 8)))
+    def one():
+        torch.manual_seed(5)
+        return build('mlp', task((1, 8, 8)))
     assert torch.equal(one().head.weight, one().head.weight)
 
 def test_trial_moves_nothing():
@@ -171,7 +185,9 @@ def test_macs():
 
 
 class Bottom(nn.Module):
-    def __init__(self): super().__init__(); self.a, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
+    def __init__(self):
+        super().__init__()
+        self.a, self.fc = nn.Linear(4, 5), nn.Linear(5, 3)
     def forward(self, x): return self.fc(self.a(x).tanh())
 
 def test_wrap_copies_and_agrees():
@@ -185,7 +201,8 @@ def test_wrap_errors():
     for head in ('f', '', 'a.b'):
         with pytest.raises(ValueError, match='linear layers are a, fc'): wrap(Bottom(), head)
     with pytest.raises(ValueError, match="after 'a'"): wrap(Bottom(), 'a', x=torch.randn(2, 4))
-    with pytest.raises(ValueError, match="after '0'"): wrap(nn.Sequential(nn.Conv2d(1, 3, 1), nn.Flatten()), '0', x=torch.randn(2, 1, 4, 4))
+    with pytest.raises(ValueError, match="after '0'"):
+        wrap(nn.Sequential(nn.Conv2d(1, 3, 1), nn.Flatten()), '0', x=torch.randn(2, 1, 4, 4))
 
 def test_wrap_torchvision_under_vmap():
     import torchvision
@@ -208,4 +225,5 @@ def test_register_checks_what_comes_back(monkeypatch):
 def test_import_is_light():
     import subprocess, sys
     code = "import sys, fedlit.models; print('torchvision' in sys.modules)"
-    assert subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.strip() == 'False'
+    assert subprocess.run([sys.executable, '-c', code],
+                          capture_output=True, text=True, check=True).stdout.strip() == 'False'

@@ -1,4 +1,4 @@
-"""MOON beyond its page: executors under partial participation, an independent oracle, memory, degenerate features, neutral elements."""
+"""MOON beyond its page: executors, partial participation, an oracle, memory, degenerate features, neutral elements."""
 import copy, math
 import pytest, torch, torch.nn.functional as F
 from torch import nn
@@ -31,17 +31,19 @@ def net(norm=False, seed=0):
 
 
 def data(ks, r, ragged=True):
-    "Batches of clients `ks` in round `r`: fixed by client and round, with different numbers of steps and short last batches."
+    "Batches of clients `ks` in round `r`, fixed by both: different numbers of steps, and short last batches."
     xs, ys = [], []
     for k in ks:
         g = torch.Generator().manual_seed(100*r + k)
-        xs.append(torch.randn(4, 7, 6, generator=g) + k); ys.append(torch.randint(0, 3, (4, 7), generator=g))
+        xs.append(torch.randn(4, 7, 6, generator=g) + k)
+        ys.append(torch.randint(0, 3, (4, 7), generator=g))
     live = torch.tensor([[7, 7, 7, 3] if k % 2 else [7, 7, 0, 0] for k in ks]) if ragged else None
     return dict(x=torch.stack(xs), y=torch.stack(ys), live=live)
 
 
 def train(method, model, executor, rounds=3, device='cpu'):
-    model = model.to(device); dtype = model.head.weight.dtype
+    model = model.to(device)
+    dtype = model.head.weight.dtype
     state = start(method, model, 5)
     for r in range(rounds):
         batch = {k: v if k == 'live' else v.to(device) for k, v in data(who[r], r).items()}
@@ -58,7 +60,8 @@ def same(a, b, **tol):
 @pytest.mark.parametrize('norm', [False, True])
 @pytest.mark.parametrize('method', variants, ids=repr)
 def test_loop_equals_vmap(method, norm, device):
-    # FedDecorr multiplies rounding errors on batches of three samples (1e-13 becomes 6e-5 in float32): its sum is compared in double
+    # FedDecorr multiplies rounding errors on batches of three samples (1e-13 becomes 6e-5 in float32):
+    # its sum is compared in double
     dtype = torch.float64 if method.parts[1:] else torch.float32
     a, b = (train(method, net(norm).to(dtype), e, device=device) for e in ('loop', 'vmap'))
     for part in ('params', 'buffers', 'client'): same(getattr(a, part), getattr(b, part), rtol=1e-5, atol=1e-5)
@@ -68,7 +71,7 @@ def test_loop_equals_vmap(method, norm, device):
 @pytest.mark.parametrize('norm', [False, True])
 @pytest.mark.parametrize('method', [MOON(mu=2.), MOON(mu=2., form='paper'), MOON(mu=.7, variant='l2')], ids=repr)
 def test_against_plain_modules(method, norm, executor):
-    "Networks copied, torch.optim.SGD, CosineSimilarity and a two-column cross-entropy: as the released code is organised."
+    "Networks copied, torch.optim.SGD, CosineSimilarity, a two-column cross-entropy: as the released code is organised."
     server, never = net(norm), net(norm)
     previous, trained = {k: copy.deepcopy(never) for k in range(5)}, set()
     for r in range(3):
@@ -86,12 +89,18 @@ def test_against_plain_modules(method, norm, executor):
                     sim = nn.CosineSimilarity(dim=-1)
                     columns = torch.stack([sim(z, frozen(x)[0].detach()), sim(z, prev(x)[0].detach())], 1)/method.tau
                     loss = loss + method.mu*F.cross_entropy(columns, torch.zeros(n, dtype=torch.long))
-                opt.zero_grad(); loss.backward(); opt.step()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
             locals_.append(m)
-        weights = torch.tensor([1. + k for k in who[r]]); weights = weights/weights.sum()
-        mixed = {k: sum(w*m.state_dict()[k] for w, m in zip(weights, locals_)) for k, v in server.state_dict().items() if v.is_floating_point()}
+        weights = torch.tensor([1. + k for k in who[r]])
+        weights = weights/weights.sum()
+        mixed = {k: sum(w*m.state_dict()[k] for w, m in zip(weights, locals_))
+                 for k, v in server.state_dict().items() if v.is_floating_point()}
         server.load_state_dict({**server.state_dict(), **mixed})
-        for k, m in zip(who[r], locals_): previous[k] = m; trained.add(k)
+        for k, m in zip(who[r], locals_):
+            previous[k] = m
+            trained.add(k)
     state = train(method, net(norm), executor)
     floats = {k: v for k, v in {**state.params, **state.buffers}.items() if v.is_floating_point()}
     same(floats, {k: server.state_dict()[k] for k in floats}, rtol=1e-4, atol=1e-5)
@@ -99,28 +108,33 @@ def test_against_plain_modules(method, norm, executor):
 
 def test_oracle_sees_the_term(): # guards the test above against a term that does nothing
     plain = train(FedAvg(), net(), 'loop').params
-    for m in variants: assert max((a-b).abs().max() for a, b in zip(leaves(plain), leaves(train(m, net(), 'loop').params))) > 1e-3
+    for m in variants:
+        assert max((a-b).abs().max() for a, b in zip(leaves(plain), leaves(train(m, net(), 'loop').params))) > 1e-3
 
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('method', [MOON(mu=0), MOON(mu=0, form='paper'), MOON(mu=0, variant='l2')], ids=repr)
 def test_without_weight_is_fedavg(method, executor):
-    close = dict(rtol=0, atol=0 if executor == 'loop' else 1e-6) # in a stack, FedAvg's short batches are filled up and MOON's are not
+    # in a stack, FedAvg's short batches are filled up and MOON's are not
+    close = dict(rtol=0, atol=0 if executor == 'loop' else 1e-6)
     same(train(method, net(), executor).params, train(FedAvg(), net(), executor).params, **close)
 
 
 def test_round_zero_is_fedavg_except_for_l2():
     plain = train(FedAvg(), net(), 'loop', 1).params
     same(train(MOON(mu=9), net(), 'loop', 1).params, plain, rtol=0, atol=0)
-    assert any(not torch.equal(a, b) for a, b in zip(leaves(plain), leaves(train(MOON(mu=9, variant='l2'), net(), 'loop', 1).params)))
+    assert any(not torch.equal(a, b)
+               for a, b in zip(leaves(plain), leaves(train(MOON(mu=9, variant='l2'), net(), 'loop', 1).params)))
 
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_late_client(executor):
     "Client 1 first trains in round 1: under 'paper' as in FedAvg, under 'released' not."
     def late(method):
-        model = net(); state = start(method, model, 5)
-        for r, ks in enumerate([[0, 2], [1, 3]]): state = fed_round(method, model, state, ks, data(ks, r), [1., 1.], local, executor)
+        model = net()
+        state = start(method, model, 5)
+        for r, ks in enumerate([[0, 2], [1, 3]]):
+            state = fed_round(method, model, state, ks, data(ks, r), [1., 1.], local, executor)
         return state.params
     same(late(MOON(mu=5, form='paper')), late(FedAvg()), rtol=0, atol=1e-7)
     assert max((a-b).abs().max() for a, b in zip(leaves(late(MOON(mu=5))), leaves(late(FedAvg())))) > 1e-3
@@ -136,14 +150,16 @@ def test_memory_is_the_last_local_model(executor, device):
         for k, v in m[tree].items():
             assert v.device.type == device and v.dtype == getattr(before, tree)[k].dtype
             assert torch.equal(v[4].cpu(), getattr(before, tree)[k])
-    assert m['buffers']['body.1.num_batches_tracked'].tolist() == [7, 6, 4, 9, 0]   # what was received (0, 2, 5.33 rounded), plus the steps taken
+    # what was received (0, 2, 5.33 rounded), plus the steps taken
+    assert m['buffers']['body.1.num_batches_tracked'].tolist() == [7, 6, 4, 9, 0]
 
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_l2_starts_at_rest(executor):
     "At the first step local and global features agree but for rounding, so one step is FedAvg's."
     def one_step(m):
-        model = net(); state = start(m, model, 5)
+        model = net()
+        state = start(m, model, 5)
         batch = {k: v[:, :1] for k, v in data([0, 1, 2], 0, False).items() if v is not None}
         return fed_round(m, model, state, [0, 1, 2], batch, [1.]*3, local, executor).params
     same(one_step(MOON(mu=50, variant='l2')), one_step(FedAvg()), rtol=0, atol=1e-6)
@@ -156,23 +172,27 @@ def test_l2_keeps_no_memory():
 def test_frozen_networks_get_no_gradient():
     z, w, v = (torch.randn(4, 3, requires_grad=True) for _ in range(3))
     echo = lambda params, buffers, x, train: (2*params['z'], None, buffers)
-    memory, whole = dict(params=dict(z=v), buffers={}, trained=torch.ones(())), dict(chosen={}, spread={}, wide={}, share={})
+    memory, whole = (dict(params=dict(z=v), buffers={}, trained=torch.ones(())),
+                     dict(chosen={}, spread={}, wide={}, share={}))
     for variant in ('contrastive', 'l2'):
         method = MOON(variant=variant)
-        seen = look(method, dict(axes=None, forward=echo, first=False))(dict(z=z), {}, dict(z=w), dict(whole, client=dict(MOON=memory)), None)
+        seen = look(method, dict(axes=None, forward=echo, first=False))(
+            dict(z=z), {}, dict(z=w), dict(whole, client=dict(MOON=memory)), None)
         loss = method.loss(z, seen['MOON'], memory)
         grads = torch.autograd.grad(loss, (z, w, v), allow_unused=True)
         assert grads[0] is not None and grads[1] is None and grads[2] is None
 
 
-@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32, torch.float64])   # float16 cannot hold the 1e-8 that keeps a cosine from 0/0
+# float16 cannot hold the 1e-8 that keeps a cosine from 0/0
+@pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32, torch.float64])
 def test_extremes_stay_finite(dtype):
     z = torch.tensor([[0., 0.], [1e-4, 0.], [1e2, -1e2], [0., 1.]], dtype=dtype, requires_grad=True)
     near, far = torch.tensor([[0., 1.]], dtype=dtype).expand(4, 2), torch.tensor([[0., -1.]], dtype=dtype).expand(4, 2)
     for tau in (.01, .5, 100.):
         loss = contrast(z, near, far, tau)
         assert loss.isfinite() and 0 <= loss <= 2/tau + math.log(2)
-    if dtype in (torch.float32, torch.float64): assert torch.autograd.grad(contrast(z, near, far, .5), z)[0].isfinite().all()
+    if dtype in (torch.float32, torch.float64):
+        assert torch.autograd.grad(contrast(z, near, far, .5), z)[0].isfinite().all()
 
 
 def test_dead_features_behind_a_relu_pass_no_gradient():
@@ -191,9 +211,12 @@ def test_sum_adds_the_terms():
 
     class Peek(Method):
         "Notes what a round offers."
-        def loss(self, features): seen['features'] = features; return 0.
+        def loss(self, features):
+            seen['features'] = features
+            return 0.
     both = MOON() + FedDecorr() + Peek()
-    model = net(); state = start(both, model, 5)
+    model = net()
+    state = start(both, model, 5)
     fed_round(both, model, state, [0], data([0], 0), [1.], local)
     assert seen['features'].shape == (7, 5)
 
@@ -213,14 +236,17 @@ def test_repr_is_the_configuration(method):
 @pytest.mark.parametrize('method', [MOON(mu=2.), MOON(variant='l2'), MOON() + FedDecorr()], ids=repr)
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_looking_once_a_round_is_looking_every_time(monkeypatch, method, executor):
-    "Frozen networks see every sample once where it is the same in every epoch; the result is that of asking them at every step."
+    "Frozen networks see every sample once if it stays the same; the result is that of asking them at every step."
     from fedlit.data import load
     from fedlit.models import build
     from fedlit.partition import dirichlet
     from fedlit.run import TaskBatches, federate
     task = load('digits').subset(300, seed=0)
     parts = dirichlet(task.y_train, 4, .3, seed=1)
-    def go(): return federate(build('mlp', task, seed=0, norm='batch'), task, parts, method, rounds=3, local=Local(epochs=3, batch_size=16), participation=.75, executor=executor, progress=False).state
+    def go():
+        return federate(build('mlp', task, seed=0, norm='batch'), task, parts, method,
+                        rounds=3, local=Local(epochs=3, batch_size=16), participation=.75,
+                        executor=executor, progress=False).state
     once = go()
     looked = []
     monkeypatch.setattr(TaskBatches, 'once', lambda self: looked.append(1))

@@ -1,4 +1,4 @@
-"Methods that users write: what is wrong with them is said in one sentence, and what is right goes on, is saved, and comes back."
+"Methods that users write: what is wrong with them is said in one sentence, and what is right goes on and comes back."
 import subprocess, sys
 import pytest, torch
 from torch import nn
@@ -16,7 +16,8 @@ CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
 NET = build('mlp', TASK, seed=0)
 
 def go(method=None, clients=CLIENTS, model=NET, **kw):
-    return federate(model, kw.pop("task", TASK), clients, method or FedAvg(), **{**dict(rounds=2, local=Local(epochs=1), progress=False), **kw})
+    return federate(model, kw.pop("task", TASK), clients, method or FedAvg(),
+                    **{**dict(rounds=2, local=Local(epochs=1), progress=False), **kw})
 
 # Classes
 
@@ -27,7 +28,8 @@ def go(method=None, clients=CLIENTS, model=NET, **kw):
     ('mu = .1', 'Mine.mu = 0.1 has no annotation, so it is no hyper-parameter; write mu: float = 0.1'),
     ('def __init__(self, mu): self.mu = mu', "Mine has an __init__ of its own; declare hyper-parameters as fields")])
 def test_what_would_train_fedavg_in_silence_is_refused(body, said):
-    with pytest.raises(TypeError, match=said.replace('(', r'\(')): exec(f'class Mine(Method):\n    {body}', dict(Method=Method))
+    with pytest.raises(TypeError, match=said.replace('(', r'\(')):
+        exec(f'class Mine(Method):\n    {body}', dict(Method=Method))
 
 def test_helpers_are_private_or_declared():
     class Fine(Method):
@@ -38,12 +40,14 @@ def test_helpers_are_private_or_declared():
         def loss(self, features): return self.mu*self._own(self.measure(features)).square().mean()
     class Below(Fine):
         def measure(self, v): return 2*v
-    go(Fine()); go(Below())
+    go(Fine())
+    go(Below())
 
 # Answers
 
 def one(hook, signature, answer, **others):
-    body = ''.join(f'    def {h}(self, {s}): return {a}\n' for h, (s, a) in {hook: (signature, answer), **others}.items())
+    body = ''.join(f'    def {h}(self, {s}): return {a}\n'
+                   for h, (s, a) in {hook: (signature, answer), **others}.items())
     space = dict(Method=Method, torch=torch)
     exec(f'class Mine(Method):\n{body}', space)
     return space['Mine']()
@@ -51,21 +55,27 @@ def one(hook, signature, answer, **others):
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('hook, signature, answer, said', [
     ('loss', 'features', 'None', r'Mine.loss returned None, but it must return a number'),
-    ('loss', 'features', 'features.mean(1)', r'Mine.loss returned a tensor of shape \(\d+,\), but it must return a number'),
+    ('loss', 'features', 'features.mean(1)',
+     r'Mine.loss returned a tensor of shape \(\d+,\), but it must return a number'),
     ('grad', 'grads', 'None', 'Mine.grad returned None, but it must return a dictionary with the names of `grads`'),
-    ('grad', 'grads', "{'head.weight': grads['head.weight']}", 'Mine.grad returned a dictionary with head.weight, but it must'),
+    ('grad', 'grads', "{'head.weight': grads['head.weight']}",
+     'Mine.grad returned a dictionary with head.weight, but it must'),
     ('use', 'params', 'None', 'Mine.use returned None, but it must return a dictionary'),
     ('output', 'logits', 'None', 'Mine.output returned None, but it must return a tensor'),
     ('done', 'client', 'client', 'Mine.done returned .*, but it must return two dictionaries'),
-    ('done', 'client, delta', 'dict(n=torch.zeros(())), {}', r"Mine.done returned a memory with n, but `init` made none; let init\(self, params\) return params, \{\}, dict\(n=...\)"),
+    ('done', 'client, delta', 'dict(n=torch.zeros(())), {}',
+     r"Mine.done returned a memory with n, but `init` made none; "
+     r"let init\(self, params\) return params, \{\}, dict\(n=...\)"),
     ('merge', 'delta, server', 'delta', 'Mine.merge returned .*, but it must return two dictionaries'),
-    ('merge', 'delta, server', "({'head.weight': delta['head.weight']}, server)", 'Mine.merge returned no step for body.1.bias'),
+    ('merge', 'delta, server', "({'head.weight': delta['head.weight']}, server)",
+     'Mine.merge returned no step for body.1.bias'),
     ('weigh', 'weights', 'None', 'Mine.weigh returned None, but it must return'),
     ('weigh', 'weights', 'weights.sum()', 'Mine.weigh returned .*, but it must return'),
     ('init', 'params', 'params', 'Mine.init returned .*, but it must return three dictionaries'),
     ('mask', '', 'None', 'Mine.mask returned None, but it must return a dictionary')])
 def test_wrong_answers_are_told_in_one_sentence(executor, hook, signature, answer, said):
-    with pytest.raises((TypeError, ValueError), match=said): go(one(hook, signature or '*, round', answer), executor=executor)
+    with pytest.raises((TypeError, ValueError), match=said):
+        go(one(hook, signature or '*, round', answer), executor=executor)
 
 # Files
 
@@ -89,27 +99,42 @@ def test_a_method_of_a_function_is_passed(tmp_path):
         def loss(self, features): return self.mu*features.square().mean()
     go(Local_(), rounds=1, checkpoint=tmp_path/'run')
     go(Local_(), rounds=2, checkpoint=tmp_path/'run')  # federate knows its own
-    with pytest.raises(ValueError, match=r'cannot be found here; pass the method: Run.load\(path, method=...\)') as e: Run.load(tmp_path/'run')
+    with pytest.raises(ValueError, match=r'cannot be found here; pass the method: Run.load\(path, method=...\)') as e:
+        Run.load(tmp_path/'run')
     assert not isinstance(e.value, Damaged) and 'remove' not in str(e.value)
     assert Run.load(tmp_path/'run', method=Local_()).method == Local_()
-    with pytest.raises(ValueError, match=r'holds Local_\(mu=0.01\), not Local_\(mu=1.0\)'): Run.load(tmp_path/'run', method=Local_(mu=1.))
+    with pytest.raises(ValueError, match=r'holds Local_\(mu=0.01\), not Local_\(mu=1.0\)'):
+        Run.load(tmp_path/'run', method=Local_(mu=1.))
 
 def test_another_process_finds_the_class(tmp_path):
-    (tmp_path/'mine.py').write_text('from fedlit.method import Method\nclass Own(Method):\n    lam: float = .1\n    def loss(self, features): return self.lam*features.square().mean()\n')
-    code = f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nfrom fedlit.data import load; from fedlit.run import *; from fedlit.models import build; from fedlit.partition import iid; from fedlit.round import Local\n"
-    train = code + f"import mine; t = load('digits').subset(60, seed=0); federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), mine.Own(), 1, Local(epochs=1), progress=False, checkpoint={str(tmp_path/'run')!r})"
+    (tmp_path/'mine.py').write_text('from fedlit.method import Method\n'
+                                    'class Own(Method):\n'
+                                    '    lam: float = .1\n'
+                                    '    def loss(self, features): return self.lam*features.square().mean()\n')
+    code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+            f"from fedlit.data import load; from fedlit.run import *; from fedlit.models import build; "
+            f"from fedlit.partition import iid; from fedlit.round import Local\n")
+    train = code + (f"import mine; t = load('digits').subset(60, seed=0); "
+                    f"federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), mine.Own(), 1, Local(epochs=1), "
+                    f"progress=False, checkpoint={str(tmp_path/'run')!r})")
     read = code + f"print(Run.load({str(tmp_path/'run')!r}).method)"
-    for text in (train, read): out = subprocess.run([sys.executable, '-c', text], capture_output=True, text=True, check=True).stdout
+    for text in (train, read):
+        out = subprocess.run([sys.executable, '-c', text], capture_output=True, text=True, check=True).stdout
     assert out.strip() == 'Own(lam=0.1)'
 
 @pytest.mark.parametrize('change, said', [
-    (dict(clients=iid(TASK.y_train, 4, seed=99)), None), (dict(model=build('mlp', TASK, seed=5)), 'other first weights'),
-    (dict(criterion=lambda logits, y: cross_entropy(logits, y)), 'another criterion'), (dict(task='labels'), 'other labels')])
+    (dict(clients=iid(TASK.y_train, 4, seed=99)), None),
+    (dict(model=build('mlp', TASK, seed=5)), 'other first weights'),
+    (dict(criterion=lambda logits, y: cross_entropy(logits, y)), 'another criterion'),
+    (dict(task='labels'), 'other labels')])
 def test_resume_knows_what_a_run_was_given(tmp_path, change, said):
     clients = iid(TASK.y_train, 4, seed=0)
     go(clients=clients, rounds=1, checkpoint=tmp_path/'run')
-    if change.get('task') == 'labels': from dataclasses import replace; change = dict(task=replace(TASK, y_train=TASK.y_train.flip(0)))
-    with pytest.raises(ValueError, match=said or 'another partition') as e: go(**{'clients': clients, **change}, checkpoint=tmp_path/'run')
+    if change.get('task') == 'labels':
+        from dataclasses import replace
+        change = dict(task=replace(TASK, y_train=TASK.y_train.flip(0)))
+    with pytest.raises(ValueError, match=said or 'another partition') as e:
+        go(**{'clients': clients, **change}, checkpoint=tmp_path/'run')
     assert 'remove' not in str(e.value)
     assert len(go(clients=clients, rounds=2, checkpoint=tmp_path/'run').history) == 2
 
@@ -123,50 +148,75 @@ def test_an_older_checkpoint_is_read_and_not_gone_on_from(tmp_path, monkeypatch)
 
 def test_rounds_are_values():
     runs = list(federating(NET, TASK, CLIENTS, FedAvg(), rounds=3, local=Local(epochs=1), progress=False))
-    assert [len(r.history) for r in runs] == [1, 2, 3] and len({id(r) for r in runs}) == len({id(r.model) for r in runs}) == 3
+    assert ([len(r.history) for r in runs] == [1, 2, 3]
+            and len({id(r) for r in runs}) == len({id(r.model) for r in runs}) == 3)
     assert not torch.equal(*(next(r.model.parameters()) for r in runs[:2]))
 
 # Networks
 
 class Recurrent(nn.Module):
-    def __init__(self, kind): super().__init__(); self.rnn, self.head = getattr(nn, kind)(8, 16, batch_first=True), nn.Linear(16, 10)
-    def forward(self, x): z = self.rnn(x.flatten(1, 2))[0][:, -1]; return z, self.head(z)
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.head = getattr(nn, kind)(8, 16, batch_first=True), nn.Linear(16, 10)
+    def forward(self, x):
+        z = self.rnn(x.flatten(1, 2))[0][:, -1]
+        return z, self.head(z)
 
 @pytest.mark.parametrize('kind', ['LSTM', 'GRU', 'RNN'])
 def test_recurrent_networks(kind):
-    with torch.random.fork_rng(): torch.manual_seed(0); net = Recurrent(kind)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        net = Recurrent(kind)
     plain = go(model=net, executor='loop', record=False)
-    with pytest.warns(UserWarning, match="cannot be stacked by vmap .*; going on with executor='loop'"): auto = go(model=net)
+    with pytest.warns(UserWarning, match="cannot be stacked by vmap .*; going on with executor='loop'"):
+        auto = go(model=net)
     for run in (auto, go(model=net, executor='loop')):
         assert max((run.state.params[k] - v).abs().max().item() for k, v in plain.state.params.items()) < 1e-6
 
 class Odd(nn.Module):
-    def __init__(self, how): super().__init__(); self.how, self.n, self.body, self.head = how, 0, nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10)
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.n, self.body, self.head = (
+            how, 0, nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10))
     def forward(self, x):
         import random
         z = self.body(x)
         if self.how == 'random': z = z*(1 + random.random())
-        if self.how == 'counter': self.n += 1; z = z*(1 + self.n)
+        if self.how == 'counter':
+            self.n += 1
+            z = z*(1 + self.n)
         return z, self.head(z)
 
-@pytest.mark.parametrize('how, said', [('random', 'random numbers of Python or NumPy'), ('counter', 'changes attributes')])
+@pytest.mark.parametrize('how, said', [('random', 'random numbers of Python or NumPy'),
+                                       ('counter', 'changes attributes')])
 def test_randomness_and_counters_in_forward_are_noticed(how, said):
     net = Odd(how)
     with pytest.warns(UserWarning, match=said): go(model=net, executor='loop')
     assert net.n == 0 # the user's own network is not touched
     import warnings
-    with warnings.catch_warnings(): warnings.simplefilter('error'); go(model=Odd('plain'))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(model=Odd('plain'))
 
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 def test_memory_goes_back_when_federate_returns():
     code = '''
 import torch
-from fedlit.data import load; from fedlit.run import federate; from fedlit.models import build; from fedlit.partition import iid; from fedlit.round import Local; from fedlit.methods import FedAvg
+from fedlit.data import load
+from fedlit.run import federate
+from fedlit.models import build
+from fedlit.partition import iid
+from fedlit.round import Local
+from fedlit.methods import FedAvg
 def rss(): return int(open('/proc/self/statm').read().split()[1])*4096/2**20
 t = load('digits').subset(60, seed=0)
 federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), FedAvg(), 1, Local(epochs=1), progress=False)
-before = rss(); big = torch.ones(2**28); high = rss(); del big
+before = rss()
+big = torch.ones(2**28)
+high = rss()
+del big
 print(high - before, rss() - before)
 '''
-    high, after = map(float, subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.split())
+    high, after = map(float, subprocess.run([sys.executable, '-c', code],
+                                            capture_output=True, text=True, check=True).stdout.split())
     assert high > 900 and after < 200

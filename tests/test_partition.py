@@ -8,17 +8,24 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity, iid, match, shards,
-                              show_partition)
+from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity,
+                              iid, match, shards, show_partition)
 
 matplotlib.use("Agg")
 Y = np.random.default_rng(0).integers(0, 10, 1200)
 INF = float("inf")
-EXACT = dict(iid=lambda y, K, s: iid(y, K, seed=s), even=lambda y, K, s: dirichlet(y, K, INF, seed=s, min_size=0),
-             released=lambda y, K, s: dirichlet(y, K, .3, seed=s, min_size=0), printed=lambda y, K, s: dirichlet(y, K, .05, seed=s, form="paper"),
-             shards=lambda y, K, s: shards(y, K, 1, seed=s), by_domain=lambda y, K, s: by_domain(y, seed=s))
-ALL = EXACT | dict(classes=lambda y, K, s: classes_per_client(y, K, 2, seed=s), pure=lambda y, K, s: shards(y, K, 2, seed=s, pure=True),
-                   mixture=lambda y, K, s: dirichlet_mixture(y, K, train=50, seed=s)[0], match=lambda y, K, s: match(iid(y, K), y, y, seed=s, size=20))
+EXACT = dict(
+    iid=lambda y, K, s: iid(y, K, seed=s),
+    even=lambda y, K, s: dirichlet(y, K, INF, seed=s, min_size=0),
+    released=lambda y, K, s: dirichlet(y, K, .3, seed=s, min_size=0),
+    printed=lambda y, K, s: dirichlet(y, K, .05, seed=s, form="paper"),
+    shards=lambda y, K, s: shards(y, K, 1, seed=s),
+    by_domain=lambda y, K, s: by_domain(y, seed=s))
+ALL = EXACT | dict(
+    classes=lambda y, K, s: classes_per_client(y, K, 2, seed=s),
+    pure=lambda y, K, s: shards(y, K, 2, seed=s, pure=True),
+    mixture=lambda y, K, s: dirichlet_mixture(y, K, train=50, seed=s)[0],
+    match=lambda y, K, s: match(iid(y, K), y, y, seed=s, size=20))
 labels = st.lists(st.integers(0, 6), min_size=12, max_size=200)
 quick = settings(max_examples=40, deadline=None)
 
@@ -35,33 +42,46 @@ def test_shape_type_and_order(name):
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_seed_is_all_the_chance_there_is(name):
-    np.random.seed(0); torch.manual_seed(0); random.seed(0)
-    a = ALL[name](Y, 10, 3); x = np.random.rand(), torch.rand(1).item(), random.random()
-    np.random.seed(1); torch.manual_seed(1)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    random.seed(0)
+    a = ALL[name](Y, 10, 3)
+    x = np.random.rand(), torch.rand(1).item(), random.random()
+    np.random.seed(1)
+    torch.manual_seed(1)
     b, c = ALL[name](torch.from_numpy(Y), 10, 3), ALL[name](Y.tolist(), 10, 3)
     assert all(torch.equal(p, q) and torch.equal(p, r) for p, q, r in zip(a, b, c))
-    np.random.seed(0); torch.manual_seed(0); random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    random.seed(0)
     assert x == (np.random.rand(), torch.rand(1).item(), random.random())  # the global generators did not move
-    if name != "by_domain": assert any(len(p) != len(q) or not torch.equal(p, q) for p, q in zip(a, ALL[name](Y, 10, 4)))
+    if name != "by_domain":
+        assert any(len(p) != len(q) or not torch.equal(p, q) for p, q in zip(a, ALL[name](Y, 10, 4)))
 
 
 @quick
 @given(y=labels, K=st.integers(1, 12), seed=st.integers(0, 99))
 def test_even_splits(y, K, seed):
     for parts in (iid(y, K, seed=seed), dirichlet(y, K, INF, seed=seed, min_size=0), shards(y, K, 1, seed=seed)):
-        n = [len(p) for p in parts]; assert max(n) - min(n) <= 1
-    t = counts(dirichlet(y, K, INF, seed=seed, min_size=0), y); assert (t.max(0)[0] - t.min(0)[0] <= 1).all()
+        n = [len(p) for p in parts]
+        assert max(n) - min(n) <= 1
+    t = counts(dirichlet(y, K, INF, seed=seed, min_size=0), y)
+    assert (t.max(0)[0] - t.min(0)[0] <= 1).all()
 
 
 @quick
-@given(alpha=st.floats(1e-320, 1e308), K=st.integers(1, 8), seed=st.integers(0, 99), form=st.sampled_from(["released", "paper"]))
-def test_no_alpha_breaks_dirichlet(alpha, K, seed, form): every_once(dirichlet(Y, K, alpha, seed=seed, min_size=0, form=form), len(Y))
+@given(alpha=st.floats(1e-320, 1e308), K=st.integers(1, 8), seed=st.integers(0, 99),
+       form=st.sampled_from(["released", "paper"]))
+def test_no_alpha_breaks_dirichlet(alpha, K, seed, form):
+    every_once(dirichlet(Y, K, alpha, seed=seed, min_size=0, form=form), len(Y))
 
 
 @quick
 @given(alpha=st.floats(.05, 5), K=st.integers(2, 10), seed=st.integers(0, 99))
 def test_cap_and_restart(alpha, K, seed):
-    parts = dirichlet(Y, K, alpha, seed=seed); t = counts(parts, Y); every_once(parts, len(Y))
+    parts = dirichlet(Y, K, alpha, seed=seed)
+    t = counts(parts, Y)
+    every_once(parts, len(Y))
     assert t.sum(1).min() >= 10
     before = t.cumsum(1) - t  # held before each class
     assert (t[before * K >= len(Y)] == 0).all()
@@ -74,7 +94,8 @@ def test_paper_form_has_neither():
 
 
 def test_shares_are_dirichlet():
-    y = np.zeros(10_000, int); p = torch.stack([counts(dirichlet(y, 5, 2., seed=s, form="paper"), y)[:, 0] for s in range(400)]) / 1e4
+    y = np.zeros(10_000, int)
+    p = torch.stack([counts(dirichlet(y, 5, 2., seed=s, form="paper"), y)[:, 0] for s in range(400)]) / 1e4
     mean, var = 1 / 5, (1 / 5) * (4 / 5) / (5 * 2 + 1)
     assert (p.mean(0) - mean).abs().max() < 4 * (var / 400)**.5 and p.var() == pytest.approx(var, rel=.15)
 
@@ -82,15 +103,18 @@ def test_shares_are_dirichlet():
 @quick
 @given(K=st.integers(1, 30), M=st.integers(1, 10), seed=st.integers(0, 99))
 def test_classes_per_client(K, M, seed):
-    t = counts(classes_per_client(Y, K, M, seed=seed), Y); has = t > 0
+    t = counts(classes_per_client(Y, K, M, seed=seed), Y)
+    has = t > 0
     assert (has.sum(1) == M).all() and has.sum(0).max() - has.sum(0).min() <= 1
-    owned = has.any(0); assert owned.sum() == min(10, K * M)
+    owned = has.any(0)
+    assert owned.sum() == min(10, K * M)
     assert torch.equal(t.sum(0)[owned], torch.from_numpy(np.bincount(Y))[owned])
     assert all(c[c > 0].max() - c[c > 0].min() <= 1 for c in t.T if c.any())
 
 
 def test_classes_may_have_gaps():
-    y = np.array([2, 7, 9] * 20); t = counts(classes_per_client(y, 3, 2), y)
+    y = np.array([2, 7, 9] * 20)
+    t = counts(classes_per_client(y, 3, 2), y)
     assert t.shape == (3, 10) and (t > 0).sum(1).tolist() == [2, 2, 2] and t.sum() == 60
 
 
@@ -98,7 +122,8 @@ def test_classes_may_have_gaps():
 @given(K=st.integers(5, 30), s=st.integers(2, 4), seed=st.integers(0, 99))
 def test_shards(K, s, seed):
     for pure in (False, True):
-        parts = shards(Y, K, s, seed=seed, pure=pure); every_once(parts, len(Y))
+        parts = shards(Y, K, s, seed=seed, pure=pure)
+        every_once(parts, len(Y))
         if pure: assert (counts(parts, Y) > 0).sum(1).max() <= s
         else: assert max(map(len, parts)) - min(map(len, parts)) <= s
 
@@ -106,15 +131,19 @@ def test_shards(K, s, seed):
 @quick
 @given(alpha=st.floats(.1, 50) | st.just(INF), K=st.integers(1, 12), seed=st.integers(0, 99))
 def test_mixture(alpha, K, seed):
-    a, b = dirichlet_mixture(Y, K, alpha, 60, 20, y_test=Y, seed=seed); p, q = counts(a, Y), counts(b, Y)
+    a, b = dirichlet_mixture(Y, K, alpha, 60, 20, y_test=Y, seed=seed)
+    p, q = counts(a, Y), counts(b, Y)
     assert (p.sum(1) == 60).all() and (q.sum(1) == 20).all() and ((p / 60 - q / 20).abs() < 1 / 60 + 1 / 20).all()
     assert dirichlet_mixture(Y, K, alpha, 60, seed=seed)[1] is None
     if alpha == INF: assert (p == 6).all()
 
 
 def test_domains():
-    d = torch.tensor([3, 1, 1, 3, 1, 1]); assert [p.tolist() for p in by_domain(d)] == [[1, 2, 4, 5], [0, 3]]
-    parts = by_domain(d, clients=4); every_once(parts, 6); assert [set(d[p].tolist()) for p in parts] == [{1}, {1}, {3}, {3}]
+    d = torch.tensor([3, 1, 1, 3, 1, 1])
+    assert [p.tolist() for p in by_domain(d)] == [[1, 2, 4, 5], [0, 3]]
+    parts = by_domain(d, clients=4)
+    every_once(parts, 6)
+    assert [set(d[p].tolist()) for p in parts] == [{1}, {1}, {3}, {3}]
     assert [p.tolist() for p in by_domain(["b", "a"])] == [[1], [0]]
 
 
@@ -122,17 +151,21 @@ def test_domains():
 @given(alpha=st.floats(.05, 5), seed=st.integers(0, 99), size=st.none() | st.integers(1, 20))
 def test_match(alpha, seed, size):
     y_test = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), 30))
-    parts = dirichlet(Y, 8, alpha, seed=seed, form="paper"); own = match(parts, Y, y_test, seed=seed, size=size)
+    parts = dirichlet(Y, 8, alpha, seed=seed, form="paper")
+    own = match(parts, Y, y_test, seed=seed, size=size)
     for row, got in zip(counts(parts, Y), counts(own, y_test)):
         m = got.sum()
-        if not row.any(): assert m == 0; continue
+        if not row.any():
+            assert m == 0
+            continue
         assert size is None or m == size
         assert ((got - row.double() * m / row.sum()).abs() < 1).all() and (got[row == 0] == 0).all()
         if size is None: assert (row * (m + 1) > 30 * row.sum()).any()  # one more would not fit
 
 
 def test_match_of_one_client_ignores_the_others():
-    parts = iid(Y, 4); y_test = Y[:300]
+    parts = iid(Y, 4)
+    y_test = Y[:300]
     assert torch.equal(match(parts, Y, y_test)[0], match(parts[:1] + [parts[3]], Y, y_test)[0])
 
 
@@ -148,32 +181,51 @@ def test_heterogeneity_has_its_bounds(y, K, seed):
     assert heterogeneity(parts, y) == pytest.approx(float(by_formula))
 
 
-@pytest.mark.parametrize("parts,kind", [(iid(Y, 10), None), (shards(Y, 100), None), (iid(Y, 100), "bubbles"), (iid(Y, 1), "image")])
+@pytest.mark.parametrize("parts,kind", [(iid(Y, 10), None), (shards(Y, 100), None),
+                                        (iid(Y, 100), "bubbles"), (iid(Y, 1), "image")])
 def test_pictures(parts, kind):
     import matplotlib.pyplot as plt
-    ax = show_partition(parts, Y, title="t", kind=kind); ax.figure.canvas.draw(); plt.close(ax.figure)
+    ax = show_partition(parts, Y, title="t", kind=kind)
+    ax.figure.canvas.draw()
+    plt.close(ax.figure)
 
 
 @pytest.mark.parametrize("call,says", [
-    (lambda: iid(Y, 0), "clients=0 .* between 1 and 1200"), (lambda: iid(Y, 1201), "clients=1201 .* 1200"), (lambda: iid(Y, 2.5), "clients=2.5"),
-    (lambda: iid([]), "non-empty"), (lambda: iid(torch.eye(4)), "one label a sample"), (lambda: iid([.5, 1.]), "whole numbers"),
+    (lambda: iid(Y, 0), "clients=0 .* between 1 and 1200"),
+    (lambda: iid(Y, 1201), "clients=1201 .* 1200"),
+    (lambda: iid(Y, 2.5), "clients=2.5"),
+    (lambda: iid([]), "non-empty"),
+    (lambda: iid(torch.eye(4)), "one label a sample"),
+    (lambda: iid([.5, 1.]), "whole numbers"),
     (lambda: iid([0, -1]), "0 or more"),
-    (lambda: dirichlet(Y, alpha=0), "alpha=0 "), (lambda: dirichlet(Y, alpha=-1), "alpha=-1 "), (lambda: dirichlet(Y, alpha=float("nan")), "alpha=nan"),
-    (lambda: dirichlet(Y, clients=-1), "clients=-1"), (lambda: dirichlet(Y, clients=1201, form="paper"), "clients=1201"),
-    (lambda: dirichlet(Y, min_size=121), "min_size=121 .* between 0 and 120"), (lambda: dirichlet(Y, alpha=INF, min_size=121), "min_size=121"),
-    (lambda: dirichlet(Y, form="code"), "form='code' .*released"), (lambda: dirichlet(Y, restarts=0), "restarts=0"),
+    (lambda: dirichlet(Y, alpha=0), "alpha=0 "),
+    (lambda: dirichlet(Y, alpha=-1), "alpha=-1 "),
+    (lambda: dirichlet(Y, alpha=float("nan")), "alpha=nan"),
+    (lambda: dirichlet(Y, clients=-1), "clients=-1"),
+    (lambda: dirichlet(Y, clients=1201, form="paper"), "clients=1201"),
+    (lambda: dirichlet(Y, min_size=121), "min_size=121 .* between 0 and 120"),
+    (lambda: dirichlet(Y, alpha=INF, min_size=121), "min_size=121"),
+    (lambda: dirichlet(Y, form="code"), "form='code' .*released"),
+    (lambda: dirichlet(Y, restarts=0), "restarts=0"),
     (lambda: dirichlet(Y, 50, 1e-6, restarts=5), "none of 5 tables .* raise alpha, lower clients or min_size"),
-    (lambda: classes_per_client(Y, classes=11), "classes=11 .* between 1 and 10"), (lambda: classes_per_client(Y, classes=0), "classes=0"),
+    (lambda: classes_per_client(Y, classes=11), "classes=11 .* between 1 and 10"),
+    (lambda: classes_per_client(Y, classes=0), "classes=0"),
     (lambda: classes_per_client([0, 0, 0, 0, 1], 4, 2), "class 1 has 1 samples for 4 owners"),
-    (lambda: shards(Y, 100, 13), "shards_per_client=13 .* between 1 and 12"), (lambda: shards(Y, 4, 2, pure=True), "at least 10 shards"),
-    (lambda: dirichlet_mixture(Y, 0), "clients=0"), (lambda: dirichlet_mixture(Y, alpha=0), "alpha=0 "),
+    (lambda: shards(Y, 100, 13), "shards_per_client=13 .* between 1 and 12"),
+    (lambda: shards(Y, 4, 2, pure=True), "at least 10 shards"),
+    (lambda: dirichlet_mixture(Y, 0), "clients=0"),
+    (lambda: dirichlet_mixture(Y, alpha=0), "alpha=0 "),
     (lambda: dirichlet_mixture(Y, alpha=float("nan")), "alpha=nan"),
     (lambda: dirichlet_mixture(Y, train=1300), "lower train=1300 or raise alpha"),
     (lambda: dirichlet_mixture(Y, train=20, test=90, y_test=Y[:100]), "lower test=90"),
-    (lambda: dirichlet_mixture(Y, train=0), "train=0"), (lambda: by_domain([0, 1] * 5, 3), "clients=3 .* multiple of the 2 domains, such as 4"),
-    (lambda: by_domain([0, 1] * 5, 0), "clients=0"), (lambda: by_domain([0] * 9 + [1], 4), "2 per domain, but the smallest has 1"),
-    (lambda: match(iid(Y, 3), Y, Y[Y != 7]), "class 7"), (lambda: match(iid(Y, 3), Y, Y, size=1300), "size=1300 is too large for client 0"),
-    (lambda: match(iid(Y, 3), Y, Y, size=0), "size=0"), (lambda: counts(iid(Y, 3), Y, classes=9), "classes=9 .* at least 10"),
+    (lambda: dirichlet_mixture(Y, train=0), "train=0"),
+    (lambda: by_domain([0, 1] * 5, 3), "clients=3 .* multiple of the 2 domains, such as 4"),
+    (lambda: by_domain([0, 1] * 5, 0), "clients=0"),
+    (lambda: by_domain([0] * 9 + [1], 4), "2 per domain, but the smallest has 1"),
+    (lambda: match(iid(Y, 3), Y, Y[Y != 7]), "class 7"),
+    (lambda: match(iid(Y, 3), Y, Y, size=1300), "size=1300 is too large for client 0"),
+    (lambda: match(iid(Y, 3), Y, Y, size=0), "size=0"),
+    (lambda: counts(iid(Y, 3), Y, classes=9), "classes=9 .* at least 10"),
 ])
 def test_errors_name_the_value_and_the_remedy(call, says):
     with pytest.raises(ValueError, match=says): call()

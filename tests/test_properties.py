@@ -13,26 +13,29 @@ from fedlit.axes import cut, extract, find_axes, masked, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
 from fedlit.parse import ParseError, known, method as parse
-from fedlit.partition import by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity, iid, match, shards
+from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity, iid,
+                              match, shards)
 from fedlit.round import Local, State, aggregate, start
 from fedlit.run import Run
 from fedlit.table import Store, Table
 from fedlit.tree import flatten
 
 pytestmark = pytest.mark.slow
-thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_check=list(HealthCheck)) for n in (1000, 250))
+thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_check=list(HealthCheck))
+                      for n in (1000, 250))
 
 # ---- partitions ----
 
 def row(classes, low=1, high=48):
     "Labels with gaps, few or many of a class."
-    return st.tuples(st.binary(min_size=low, max_size=high), st.integers(1, classes), st.integers(1, 3)).map(lambda b: np.frombuffer(b[0], np.uint8).astype(np.int64) % b[1]*b[2])
+    return st.tuples(st.binary(min_size=low, max_size=high), st.integers(1, classes), st.integers(1, 3)).map(
+        lambda b: np.frombuffer(b[0], np.uint8).astype(np.int64) % b[1]*b[2])
 
 labels, seeds, number = row(6), st.integers(0, 2**64), st.integers(-1, 12)
 alphas = st.sampled_from([0., -1., math.nan, math.inf, 1e-300, .05, .5, 1., 100., 1e308]) | st.floats(.01, 20)
 
 def names_a_value(error, **given):
-    "Does the message name one of the arguments with the value that was given, or a class or client that makes it impossible?"
+    "Does the message name an argument with the value it was given, or a class or client that makes it impossible?"
     said = str(error)
     return any(f'{k}={v!r}' in said or f'{k}={v}' in said for k, v in given.items()) or 'pure shards' in said
 
@@ -44,7 +47,8 @@ def checked(f, y, may_fail, **kw):
         assert may_fail, f'{kw}: {e}'
         return None
     assert all(torch.equal(a, b) for a, b in zip(parts, f(torch.from_numpy(y), **kw)))
-    assert all(p.dtype == torch.int64 and p.dim() == 1 and (p.diff() > 0).all() and (len(p) == 0 or 0 <= p[0] and p[-1] < len(y)) for p in parts)
+    assert all(p.dtype == torch.int64 and p.dim() == 1 and (p.diff() > 0).all()
+               and (len(p) == 0 or 0 <= p[0] and p[-1] < len(y)) for p in parts)
     return parts
 
 def once(parts, n): return sorted(i for p in parts for i in p.tolist()) == list(range(n))
@@ -83,7 +87,9 @@ def test_shards(y, K, s, seed, pure):
     bad = not 1 <= K <= len(y) or not 1 <= s <= len(y)//K
     parts = checked(shards, y, bad or pure, clients=K, shards_per_client=s, seed=seed, pure=pure)
     if bad: assert parts is None
-    elif parts: assert once(parts, len(y)) and len(parts) == K and min(map(len, parts)) >= s and (not pure or ((counts(parts, y) > 0).sum(1) <= s).all())
+    elif parts:
+        assert (once(parts, len(y)) and len(parts) == K and min(map(len, parts)) >= s
+                and (not pure or ((counts(parts, y) > 0).sum(1) <= s).all()))
 
 @thousand
 @given(labels, row(6), number, alphas, st.integers(0, 20), st.integers(0, 9), seeds)
@@ -100,7 +106,9 @@ def test_by_domain(y, K, seed):
     bad = K is not None and (not 1 <= K <= len(y) or K % domains or K//domains > smallest)
     parts = checked(by_domain, y, bad, clients=K, seed=seed)
     assert (parts is None) == bool(bad)
-    if parts is not None: assert once(parts, len(y)) and len(parts) == (K or domains) and all(len(set(y[p.numpy()])) == 1 for p in parts)
+    if parts is not None:
+        assert (once(parts, len(y)) and len(parts) == (K or domains)
+                and all(len(set(y[p.numpy()])) == 1 for p in parts))
 
 @thousand
 @given(labels, labels, st.integers(1, 6), seeds, st.none() | st.integers(0, 8))
@@ -114,8 +122,10 @@ def test_match(y, y_test, K, seed, size):
         return
     for part, mine in zip(parts, table):
         got = np.bincount(y_test[part.numpy()], minlength=len(mine))
-        assert len(set(part.tolist())) == len(part) and (got[:len(mine)][mine == 0] == 0).all() and got[len(mine):].sum() == 0
-        if mine.any(): assert (abs(got[:len(mine)] - mine*len(part)/mine.sum()) < 1).all() and size in (None, len(part))
+        assert (len(set(part.tolist())) == len(part) and (got[:len(mine)][mine == 0] == 0).all()
+                and got[len(mine):].sum() == 0)
+        if mine.any():
+            assert (abs(got[:len(mine)] - mine*len(part)/mine.sum()) < 1).all() and size in (None, len(part))
         else: assert len(part) == 0
 
 @hundreds
@@ -129,18 +139,24 @@ def test_heterogeneity_is_a_distance(y, K, alpha, seed):
     shuffled, names = [parts[k].flip(0) for k in chance.permutation(len(parts))], chance.permutation(50)
     assert heterogeneity(shuffled, names[y]) == pytest.approx(h) and counts(parts, y).sum() == len(y)
 
-WRONG = st.sampled_from([None, [], 3, 'abc', ['a', 'b'], [0., 1.], [[0, 1]], [-1, 2], [True, False], [math.nan], [10**12], [2**63], [[0], [1, 2]], {}, torch.zeros(0), torch.tensor([.5])])
-SPLITS = dict(iid=iid, dirichlet=dirichlet, classes=classes_per_client, shards=shards, mixture=lambda y, clients, **kw: dirichlet_mixture(y, clients, train=1, **kw))
+WRONG = st.sampled_from([
+    None, [], 3, 'abc', ['a', 'b'], [0., 1.], [[0, 1]], [-1, 2], [True, False], [math.nan], [10**12], [2**63],
+    [[0], [1, 2]], {}, torch.zeros(0), torch.tensor([.5])])
+SPLITS = dict(iid=iid, dirichlet=dirichlet, classes=classes_per_client, shards=shards,
+              mixture=lambda y, clients, **kw: dirichlet_mixture(y, clients, train=1, **kw))
 
 @hundreds
-@given(st.sampled_from(sorted(SPLITS)), st.tuples(st.just('y'), WRONG) | st.tuples(st.just('clients'), st.sampled_from([1.5, '3', None, -2, 0, 10**30]))
+@given(st.sampled_from(sorted(SPLITS)),
+       st.tuples(st.just('y'), WRONG)
+       | st.tuples(st.just('clients'), st.sampled_from([1.5, '3', None, -2, 0, 10**30]))
        | st.tuples(st.just('seed'), st.sampled_from([-1, 1.5, None, 'a', [1, 2]])))
 def test_input_that_is_no_partition_is_refused_by_name(split, wrong):
     "Labels that are none, clients and seeds that are no whole numbers: a ValueError that names the value."
     given = dict(y=[0, 1]*12, clients=2, seed=2**70)
     SPLITS[split](**given)
     with pytest.raises(ValueError) as e: SPLITS[split](**{**given, wrong[0]: wrong[1]})
-    assert 'y has' in str(e.value) if wrong[0] == 'y' else f'{wrong[0]}={wrong[1]!r} must be a whole number' in str(e.value)
+    assert ('y has' in str(e.value) if wrong[0] == 'y'
+            else f'{wrong[0]}={wrong[1]!r} must be a whole number' in str(e.value))
 
 # ---- masks ----
 
@@ -156,7 +172,8 @@ class Residual(nn.Module):
     "A sum, a depthwise convolution, a flattened image."
     def __init__(self):
         super().__init__()
-        self.a, self.n, self.b, self.d = nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1), nn.Conv2d(4, 4, 3, padding=1, groups=4)
+        self.a, self.n, self.b, self.d = (nn.Conv2d(1, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 1),
+                                          nn.Conv2d(4, 4, 3, padding=1, groups=4))
         self.fc, self.head = nn.Linear(4*4, 3), nn.Linear(3, 2)
     def forward(self, x):
         x = self.n(self.a(x)).relu()
@@ -167,7 +184,8 @@ class Joined(nn.Module):
     "Two branches side by side."
     def __init__(self):
         super().__init__()
-        self.a, self.b, self.fc, self.head = nn.Conv2d(1, 3, 1), nn.Conv2d(1, 2, 3, padding=1), nn.Linear(5, 4), nn.Linear(4, 2)
+        self.a, self.b, self.fc, self.head = (nn.Conv2d(1, 3, 1), nn.Conv2d(1, 2, 3, padding=1),
+                                              nn.Linear(5, 4), nn.Linear(4, 2))
     def forward(self, x):
         z = self.fc(torch.cat([self.a(x).relu(), self.b(x).relu()], 1).mean((2, 3)))
         return z, self.head(z)
@@ -197,7 +215,8 @@ def test_the_masked_network_is_the_extracted_one(kind, bits):
     net, axes, x = network(kind)
     chosen = choice(axes, bits)
     with torch.no_grad():
-        features, logits = functional_call(net, masked({k: v for k, v in tensors(net).items()}, masks(axes, chosen)), (x,))
+        features, logits = functional_call(
+            net, masked({k: v for k, v in tensors(net).items()}, masks(axes, chosen)), (x,))
         small_features, small_logits = extract(net, axes, chosen)(x)
     assert torch.allclose(logits, small_logits, atol=1e-12)
     kept = torch.cat([chosen[a].repeat_interleave(r) if a in chosen else torch.ones(n*r) for a, n, r in axes.features])
@@ -216,7 +235,8 @@ def test_cut_and_paste_are_inverse(kind, bits, stacked):
     assert all(torch.equal(v, new[k]) for k, v in cut(axes, pasted, chosen, lead).items())
     for k, m in ((k, m) for k, m in mask.items() if k in big):
         inside = m.reshape(m.shape + (1,)*(big[k].dim()-lead-m.dim())).expand(big[k].shape[lead:]).bool()
-        assert torch.equal(pasted[k] != big[k], inside.expand_as(big[k])) and inside.sum().item()*(2 if stacked else 1) == small[k].numel()
+        assert (torch.equal(pasted[k] != big[k], inside.expand_as(big[k]))
+                and inside.sum().item()*(2 if stacked else 1) == small[k].numel())
 
 @hundreds
 @given(networks, st.integers(0, 2**16 - 1), st.integers(0, 2**16 - 1))
@@ -224,25 +244,35 @@ def test_masks_are_nested_as_their_choices_are(kind, one, two):
     net, axes, _ = network(kind)
     wide, narrow = choice(axes, one | two), choice(axes, one)
     big, small = masks(axes, wide), masks(axes, {a: v*wide[a] for a, v in narrow.items()})
-    assert set(big) == set(small) == {k for k, dims in axes.of.items() if any(a in wide for segs in dims for a, _, _ in segs)}
+    assert set(big) == set(small) == {k for k, dims in axes.of.items()
+                                      if any(a in wide for segs in dims for a, _, _ in segs)}
     for k, v in tensors(net).items():
-        if k in big: assert ((small[k] == 0) | (small[k] == 1)).all() and (small[k] <= big[k]).all() and torch.broadcast_shapes(big[k].shape + (1,)*(v.dim()-big[k].dim()), v.shape) == v.shape
+        if k in big:
+            assert (((small[k] == 0) | (small[k] == 1)).all() and (small[k] <= big[k]).all()
+                    and torch.broadcast_shapes(big[k].shape + (1,)*(v.dim()-big[k].dim()), v.shape) == v.shape)
 
-rates = st.lists(st.integers(1, 16).map(lambda n: n/16), min_size=1, max_size=4).map(lambda r: tuple(sorted(r, reverse=True)))
+rates = (st.lists(st.integers(1, 16).map(lambda n: n/16), min_size=1, max_size=4)
+         .map(lambda r: tuple(sorted(r, reverse=True))))
 
 @hundreds
-@given(st.sampled_from([Chain, Joined]), rates, st.sampled_from([HeteroFL, FedRolex, FederatedDropout]), st.sampled_from(['fixed', 'dynamic']), st.integers(1, 99), st.integers(0, 40), seeds.map(lambda s: s % 2**31))
+@given(st.sampled_from([Chain, Joined]), rates, st.sampled_from([HeteroFL, FedRolex, FederatedDropout]),
+       st.sampled_from(['fixed', 'dynamic']), st.integers(1, 99), st.integers(0, 40), seeds.map(lambda s: s % 2**31))
 def test_sub_models_have_the_width_of_their_rate(kind, rates, family, assign, clients, round, seed):
-    "As wide as the rate says, rounded up; HeteroFL's nested, FedRolex's over all coordinates in as many rounds as an axis is long; the same when asked again."
-    axes, m, number = network(kind)[1], family(rates=rates, assign=assign, seed=seed), torch.tensor(seed % clients)
+    "As wide as the rate says, rounded up; HeteroFL's nested, FedRolex's over all coordinates in a turn; repeatable."
+    axes, m, number = (network(kind)[1], family(rates=rates, assign=assign, seed=seed),
+                       torch.tensor(seed % clients))
     at = lambda round, number=number: m.mask(axes, number, clients, round)
     chosen, rate = at(round), m.rate(number, clients, round).item()
-    assert rate in rates and {a: int(v.sum()) for a, v in chosen.items()} == {a: max(1, math.ceil(n*rate - 1e-6)) for a, n in axes.size.items()}
+    assert (rate in rates
+            and {a: int(v.sum()) for a, v in chosen.items()}
+            == {a: max(1, math.ceil(n*rate - 1e-6)) for a, n in axes.size.items()})
     assert all(torch.equal(v, chosen[a]) for a, v in at(round).items())
     if family is HeteroFL:
         other = at(round, torch.tensor(0))
         assert all((v <= other[a]).all() or (v >= other[a]).all() for a, v in chosen.items())
-    if family is FedRolex and assign == 'fixed': assert all(torch.stack([c[a] for c in map(at, range(round, round + max(axes.size.values())))]).any(0).all() for a in axes.size)
+    if family is FedRolex and assign == 'fixed':
+        assert all(torch.stack([c[a] for c in map(at, range(round, round + max(axes.size.values())))]).any(0).all()
+                   for a in axes.size)
 
 # ---- aggregation ----
 
@@ -250,19 +280,27 @@ class Plain(nn.Module):
     def __init__(self):
         super().__init__()
         self.a, self.b = nn.Parameter(torch.zeros(2, 3)), nn.Parameter(torch.zeros(()))
-        self.register_buffer('mean', torch.zeros(2)); self.register_buffer('seen', torch.tensor(0))
+        self.register_buffer('mean', torch.zeros(2))
+        self.register_buffer('seen', torch.tensor(0))
     def forward(self, x): return x, x
 
 STATE = start(FedAvg(), Plain(), 9)
 
-def rounds(masked=False): return st.tuples(st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([0., 1e-6, 1., 1e6]), st.sampled_from([0., 1., 1e4])).map(lambda case: a_round(masked, *case))
+def rounds(masked=False):
+    return st.tuples(st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([0., 1e-6, 1., 1e6]),
+                     st.sampled_from([0., 1., 1e4])).map(lambda case: a_round(masked, *case))
 def a_round(masked, seed, K, spread, at):
     "A server and what K clients return: numbers of any size, weights of any size, integer buffers, masks."
     g = torch.Generator().manual_seed(seed)
     some = lambda *shape: at + spread*torch.randn(shape, generator=g, dtype=torch.double)
-    old = STATE.__class__(dict(a=some(2, 3), b=some()), dict(mean=some(2), seen=torch.tensor(3)), STATE.server, STATE.client, {}, 9)
-    out = dict(params=dict(a=some(K, 2, 3), b=some(K)), buffers=dict(mean=some(K, 2), seen=torch.randint(0, 2**20, (K,), generator=g)), client={'FedAvg': {}}, uploads={'FedAvg': {}},
-               mask={k: torch.randint(0, 2, (K, *v.shape), generator=g).double() for k, v in (('a', torch.empty(2, 1)), ('mean', torch.empty(2))) if masked}, steps=torch.ones(K), loss=torch.ones(K))
+    old = STATE.__class__(dict(a=some(2, 3), b=some()), dict(mean=some(2), seen=torch.tensor(3)),
+                          STATE.server, STATE.client, {}, 9)
+    out = dict(params=dict(a=some(K, 2, 3), b=some(K)),
+               buffers=dict(mean=some(K, 2), seen=torch.randint(0, 2**20, (K,), generator=g)),
+               client={'FedAvg': {}}, uploads={'FedAvg': {}},
+               mask={k: torch.randint(0, 2, (K, *v.shape), generator=g).double()
+                     for k, v in (('a', torch.empty(2, 1)), ('mean', torch.empty(2))) if masked},
+               steps=torch.ones(K), loss=torch.ones(K))
     return old, out, 10**(12*torch.rand(K, generator=g, dtype=torch.double) - 6)
 
 def new(old, out, weights): # parameters and buffers after the round
@@ -271,7 +309,8 @@ def new(old, out, weights): # parameters and buffers after the round
 def trained(out): return {**out['params'], **out['buffers']}
 def near(a, b, old, out):
     "Equal up to single-precision weights, relative to the largest number that took part."
-    big = {k: max(v.double().abs().max().item(), {**old.params, **old.buffers}[k].double().abs().max().item()) for k, v in trained(out).items()}
+    big = {k: max(v.double().abs().max().item(), {**old.params, **old.buffers}[k].double().abs().max().item())
+           for k, v in trained(out).items()}
     return all((a[k].double() - b[k].double()).abs().max() <= 4e-6*big[k] + 1e-12 + (k == 'seen') for k in a)
 
 @thousand
@@ -279,13 +318,15 @@ def near(a, b, old, out):
 def test_an_aggregate_lies_in_the_hull_of_its_clients(case):
     old, out, weights = case
     for k, v in new(old, out, weights).items():
-        rows, slack = trained(out)[k].double(), 4e-6*(trained(out)[k].double().abs().max() + {**old.params, **old.buffers}[k].double().abs().max())
-        assert (v >= rows.min(0).values - slack).all() and (v <= rows.max(0).values + slack).all() and v.dtype == {**old.params, **old.buffers}[k].dtype
+        rows, slack = trained(out)[k].double(), 4e-6*(trained(out)[k].double().abs().max()
+                                                      + {**old.params, **old.buffers}[k].double().abs().max())
+        assert ((v >= rows.min(0).values - slack).all() and (v <= rows.max(0).values + slack).all()
+                and v.dtype == {**old.params, **old.buffers}[k].dtype)
 
 @thousand
 @given(rounds(masked=True), st.booleans())
 def test_masked_entries_are_averaged_over_those_who_trained_them(case, huge):
-    "In the hull of the clients that had an entry, exactly where it was if none had; and what a client holds outside its mask does not count."
+    "In the hull of the clients that had an entry, or where it was if none had; what is outside a mask does not count."
     old, out, weights = case
     first = new(old, out, weights)
     for k, m in out['mask'].items():
@@ -307,31 +348,40 @@ def test_neither_order_nor_unit_of_the_weights_matter(case, order, unit):
     order = [i for i in order if i < len(weights)]
     turn = lambda tree: {k: turn(v) if isinstance(v, dict) else v[order] for k, v in tree.items()}
     first = new(old, out, weights)
-    assert near(first, new(old, {k: turn(v) if isinstance(v, dict) else v[order] for k, v in out.items()}, weights[order]), old, out)
+    assert near(first, new(old, {k: turn(v) if isinstance(v, dict) else v[order] for k, v in out.items()},
+                           weights[order]), old, out)
     assert near(first, new(old, out, weights*unit), old, out)
 
 @thousand
 @given(rounds(), st.sampled_from([-2., 0., .5, 4.]), st.integers(0, 4))
 def test_the_step_is_linear_and_equal_clients_give_that_client(case, factor, i):
-    "Deltas that are c times as large make a step that is; where all clients return the same that is what comes out, so the weights sum to one."
+    "Deltas c times as large make a step that is; equal clients give that client, so the weights sum to one."
     old, out, weights = case
     sent, first = {**old.params, **old.buffers}, new(old, out, weights)
-    scaled = {part: {k: (sent[k] + factor*(v - sent[k])) if k != 'seen' else v for k, v in out[part].items()} for part in ('params', 'buffers')}
+    scaled = {part: {k: (sent[k] + factor*(v - sent[k])) if k != 'seen' else v for k, v in out[part].items()}
+              for part in ('params', 'buffers')}
     step = {k: (v - sent[k])*(factor if k != 'seen' else 1) + sent[k] for k, v in first.items()}
     assert near(new(old, {**out, **scaled}, weights), step, old, {**out, **scaled})
-    same = {part: {k: v[[i % len(weights)]*len(weights)] for k, v in out[part].items()} for part in ('params', 'buffers')}
-    assert near(new(old, {**out, **same}, weights), {k: v[i % len(weights)] for k, v in trained(out).items()}, old, out)
+    same = {part: {k: v[[i % len(weights)]*len(weights)] for k, v in out[part].items()}
+            for part in ('params', 'buffers')}
+    assert near(new(old, {**out, **same}, weights), {k: v[i % len(weights)] for k, v in trained(out).items()},
+                old, out)
 
 @hundreds
-@given(st.lists(st.sampled_from([0., -1., 1., 2., math.nan, math.inf, 1e300]), min_size=0, max_size=4), st.integers(0, 4))
+@given(st.lists(st.sampled_from([0., -1., 1., 2., math.nan, math.inf, 1e300]), min_size=0, max_size=4),
+       st.integers(0, 4))
 def test_weights_that_cannot_be_shares_are_refused(weights, K):
     old = STATE
-    out = dict(params={k: torch.ones(K, *v.shape) for k, v in old.params.items()}, buffers={k: torch.ones(K, *v.shape, dtype=v.dtype) for k, v in old.buffers.items()},
+    out = dict(params={k: torch.ones(K, *v.shape) for k, v in old.params.items()},
+               buffers={k: torch.ones(K, *v.shape, dtype=v.dtype) for k, v in old.buffers.items()},
                client={'FedAvg': {}}, uploads={'FedAvg': {}}, mask={}, steps=torch.ones(K), loss=torch.ones(K))
     good = len(weights) == K > 0 and all(0 <= w < 1e300 for w in weights) and sum(weights) > 0
-    if good: assert all((v == 1).all() for v in aggregate(FedAvg(), old, list(range(K)), out, weights, Local()).params.values())
+    if good:
+        assert all((v == 1).all()
+                   for v in aggregate(FedAvg(), old, list(range(K)), out, weights, Local()).params.values())
     else:
-        with pytest.raises(ValueError, match='weights='): aggregate(FedAvg(), old, list(range(K)), out, weights, Local())
+        with pytest.raises(ValueError, match='weights='):
+            aggregate(FedAvg(), old, list(range(K)), out, weights, Local())
 
 # ---- text ----
 
@@ -340,13 +390,14 @@ def value(default):
     "Values of the kind of a hyper-parameter's default, possible and impossible ones."
     if isinstance(default, bool): return st.booleans()
     if isinstance(default, int): return st.integers(-1, 100) | st.sampled_from([10**9, 2**70])
-    if isinstance(default, float): return st.floats(0, 2) | st.integers(0, 9) | st.sampled_from([-1., 1e-320, 1e308, math.inf, math.nan])
+    if isinstance(default, float):
+        return st.floats(0, 2) | st.integers(0, 9) | st.sampled_from([-1., 1e-320, 1e308, math.inf, math.nan])
     if isinstance(default, tuple): return st.lists(st.floats(0, 1) | st.integers(0, 4), max_size=3).map(tuple)
     return st.sampled_from(WORDS) | st.text(max_size=4)
 
 @st.composite
 def made(draw):
-    "A method with generated hyper-parameters; its default where they are refused, which only a ValueError or TypeError may do."
+    "A method with generated hyper-parameters; its default where a ValueError or TypeError, and no other, refuses them."
     cls = draw(st.sampled_from([c for _, c in sorted(known().items())]))
     kw = {f.name: draw(value(f.default)) for f in fields(cls) if draw(st.booleans())}
     try: return cls(**kw)
@@ -368,18 +419,22 @@ def test_numpy_numbers_print_as_numbers():
     m = parse(repr(HeteroFL(rates=(np.float64(1.), np.float32(.5)), seed=np.int64(3))))
     assert m == HeteroFL(rates=(1., .5), seed=3) and 'np.' not in repr(HeteroFL(rates=(np.float64(1.),)))
     assert parse('HeteroFL(rates=[1.0, 0.5])') == HeteroFL(rates=(1., .5)) and hash(parse('HeteroFL(rates=[1.0, 0.5])'))
-    for text in ('HeteroFL(seed={})', 'HeteroFL(seed={1})', 'FedProx(mu=1j)', 'FedProx(mu=b"1")', 'FedProx(mu=...)', 'FedProx(mu=-"a")'):
+    for text in ('HeteroFL(seed={})', 'HeteroFL(seed={1})', 'FedProx(mu=1j)', 'FedProx(mu=b"1")', 'FedProx(mu=...)',
+                 'FedProx(mu=-"a")'):
         with pytest.raises(ParseError, match='plain value'): parse(text)
 
 CANARY = Path(tempfile.gettempdir())/'fedlit-canary'
 EVENTS, WATCH = [], []
 def _audit(event, args):
-    if WATCH and event in ('exec', 'os.system', 'subprocess.Popen', 'open', 'os.exec', 'os.posix_spawn', 'import', 'socket.connect'): EVENTS.append((event, args))
+    if WATCH and event in ('exec', 'os.system', 'subprocess.Popen', 'open', 'os.exec', 'os.posix_spawn', 'import',
+                           'socket.connect'):
+        EVENTS.append((event, args))
 sys.addaudithook(_audit)
 
 def read(text):
-    "What the parser makes of a text: a method that is read back from its own text, or its own error with a short message; nothing was run, opened or imported."
-    EVENTS.clear(); WATCH.append(1)
+    "A method that reads back from its own text, or the parser's own short error; nothing was run, opened or imported."
+    EVENTS.clear()
+    WATCH.append(1)
     try: m = parse(text)
     except ParseError as e: m = str(e)
     finally: WATCH.clear()
@@ -388,23 +443,32 @@ def read(text):
     else: assert parse(repr(m)) == m and hash(m) == hash(parse(repr(m)))
     return m
 
-TOKENS = [*sorted(known()), *WORDS, *'()[]{}+-*/=,.:;@#%&|~^<>!', '**', ':=', ' ', '\n', '\t', '\0', '\\', "'", '"', '"""', 'mu', 'beta', 'rates', '0', '1', '.5', '1e999', '9'*40, '1j', '0x', '1_0', '...', 'None', 'True', 'inf', 'nan',
-          'lambda: 0', ' for x in ', ' if ', ' else ', 'not ', 'await ', 'yield ', 'f"{1}"', 'b"x"', 'é', '\u202e', '\ud800', '😀', '__class__', f'__import__("os").system("touch {CANARY}")', f'open("{CANARY}", "w")', 'exec("1")', 'eval("1")', 'print()']
+TOKENS = [
+    *sorted(known()), *WORDS, *'()[]{}+-*/=,.:;@#%&|~^<>!', '**', ':=', ' ', '\n', '\t', '\0', '\\', "'", '"', '"""',
+    'mu', 'beta', 'rates', '0', '1', '.5', '1e999', '9'*40, '1j', '0x', '1_0', '...', 'None', 'True', 'inf', 'nan',
+    'lambda: 0', ' for x in ', ' if ', ' else ', 'not ', 'await ', 'yield ', 'f"{1}"', 'b"x"',
+    'é', '\u202e', '\ud800', '😀',
+    '__class__', f'__import__("os").system("touch {CANARY}")', f'open("{CANARY}", "w")',
+    'exec("1")', 'eval("1")', 'print()']
 
 @thousand
-@given(st.text(max_size=80) | st.binary(max_size=60).map(lambda b: b.decode('latin-1')) | st.lists(st.sampled_from(TOKENS), max_size=14).map(''.join))
+@given(st.text(max_size=80) | st.binary(max_size=60).map(lambda b: b.decode('latin-1'))
+       | st.lists(st.sampled_from(TOKENS), max_size=14).map(''.join))
 def test_no_text_breaks_the_parser(text): read(text)
 
 @pytest.mark.filterwarnings('ignore:invalid decimal literal')
 @thousand
-@given(made(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.sampled_from(TOKENS)), min_size=1, max_size=4))
+@given(made(), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 3), st.sampled_from(TOKENS)),
+                        min_size=1, max_size=4))
 def test_no_change_of_a_method_breaks_the_parser(m, changes):
     text = repr(m)
     for at, drop, token in changes: text = text[:at % (len(text)+1)] + token + text[at % (len(text)+1) + drop:]
     read(text)
 
 @hundreds
-@given(st.sampled_from(['(', '[', '{', '-', '~', 'not ', 'FedAvg()+', '(FedAvg()+', 'MOON(', 'MOON(mu=(', 'MOON(mu=-', 'MOON(mu=[', 'a.', 'a[', '+', '\n', '\0', '9', 'MOON(mu=9', '1+', '"', 'x if x else ', 'lambda:', 'f(']),
+@given(st.sampled_from([
+           '(', '[', '{', '-', '~', 'not ', 'FedAvg()+', '(FedAvg()+', 'MOON(', 'MOON(mu=(', 'MOON(mu=-', 'MOON(mu=[',
+           'a.', 'a[', '+', '\n', '\0', '9', 'MOON(mu=9', '1+', '"', 'x if x else ', 'lambda:', 'f(']),
        st.integers(0, 3000), st.sampled_from(['', 'FedAvg()', ')', '1', ')'*40]))
 def test_neither_length_nor_depth_breaks_the_parser(piece, times, end):
     "Up to 30,000 characters, of which up to 2,000 are read."
@@ -412,8 +476,17 @@ def test_neither_length_nor_depth_breaks_the_parser(piece, times, end):
     got = read(text)
     assert isinstance(got, str) or len(text) <= 2000
 
-@pytest.mark.parametrize('harm', ['__import__("os").system("touch {}")', 'MOON(mu=__import__("os").system("touch {}"))', 'open("{}", "w")', 'MOON(mu=open("{}", "w"))', 'MOON(*[open("{}", "w")])', '[open("{}", "w") for _ in "a"]',
-                                  'MOON() + exec("open({!r}, chr(119))")', '(lambda: open("{}", "w"))()', 'MOON(mu=(1).__class__.__base__.__subclasses__())', 'f"{{open(\'{}\', \'w\')}}"'])
+@pytest.mark.parametrize('harm', [
+    '__import__("os").system("touch {}")',
+    'MOON(mu=__import__("os").system("touch {}"))',
+    'open("{}", "w")',
+    'MOON(mu=open("{}", "w"))',
+    'MOON(*[open("{}", "w")])',
+    '[open("{}", "w") for _ in "a"]',
+    'MOON() + exec("open({!r}, chr(119))")',
+    '(lambda: open("{}", "w"))()',
+    'MOON(mu=(1).__class__.__base__.__subclasses__())',
+    'f"{{open(\'{}\', \'w\')}}"'])
 def test_text_is_never_run(harm): assert isinstance(read(harm.format(CANARY)), str)
 
 @hundreds
@@ -430,7 +503,8 @@ def a_tensor(chance):
     "Any bits, those of NaN and infinity among them; scalars and empty tensors."
     shape, kind = chance.choice([(), (0,), (1,), (3,), (2, 3), (2, 0, 1)]), chance.choice(KINDS)
     n = math.prod(shape)*torch.empty((), dtype=kind).element_size()
-    return torch.tensor([chance.randrange(2 if kind == torch.bool else 256) for _ in range(n)], dtype=torch.uint8).view(kind).reshape(shape)
+    return (torch.tensor([chance.randrange(2 if kind == torch.bool else 256) for _ in range(n)], dtype=torch.uint8)
+            .view(kind).reshape(shape))
 
 def a_table(chance):
     row = a_tensor(chance)
@@ -441,16 +515,20 @@ def a_table(chance):
 def a_run(seed):
     chance = random.Random(seed)
     tree = lambda leaf: {k: leaf(chance) for k in chance.sample(NAMES, chance.randrange(3))}
-    state = State(tree(a_tensor), tree(a_tensor), dict(M=tree(a_tensor)), dict(M=tree(a_table)), tree(a_table), 5, chance.randrange(9))
-    history = pd.DataFrame([dict(round=r+1, loss=chance.choice([chance.random(), 1e-320, 1e308, -0.])) for r in range(chance.randrange(3))])
-    return Run(FedAvg(), history, state, dict(model='own', seed=chance.randrange(9), text=chance.choice(['', 'é😀', '"\\', '\n'])))
+    state = State(tree(a_tensor), tree(a_tensor), dict(M=tree(a_tensor)), dict(M=tree(a_table)), tree(a_table),
+                  5, chance.randrange(9))
+    history = pd.DataFrame([dict(round=r+1, loss=chance.choice([chance.random(), 1e-320, 1e308, -0.]))
+                            for r in range(chance.randrange(3))])
+    return Run(FedAvg(), history, state, dict(model='own', seed=chance.randrange(9),
+                                              text=chance.choice(['', 'é😀', '"\\', '\n'])))
 
 def content(run):
     "Everything that a run holds, as bytes."
     bits = lambda v: (str(v.dtype), tuple(v.shape), v.contiguous().reshape(-1).view(torch.uint8).tolist())
     s = run.state
     flat = flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal))
-    return ({k: (v.written(), v.clients, bits(v.row), [bits(v[i]) for i in v.written()]) if isinstance(v, Table) else bits(v) for k, v in flat.items()},
+    return ({k: (v.written(), v.clients, bits(v.row), [bits(v[i]) for i in v.written()]) if isinstance(v, Table)
+             else bits(v) for k, v in flat.items()},
             list(flat), s.clients, s.round, repr(run.method), run.history.to_dict('records'), run.settings)
 
 @pytest.fixture(scope='module')
@@ -467,7 +545,10 @@ def test_a_run_is_read_back_as_it_was_written(folder, seed):
 @given(st.integers(0, 10**6), st.sampled_from(['flip', 'cut', 'drop', 'add']), st.integers(1, 255))
 def test_a_changed_file_is_refused_or_the_same(folder, at, how, by):
     file, harmed = folder/'whole.safetensors', folder/'harmed.safetensors'
-    if not file.exists(): Run(FedAvg(), pd.DataFrame([dict(round=1, loss=.5)]), State(dict(a=torch.arange(6.).reshape(2, 3)), {}, {}, dict(M=dict(t=Table(torch.ones(2), 5))), {}, 5, 1), dict(model='own')).save(file)
+    if not file.exists():
+        Run(FedAvg(), pd.DataFrame([dict(round=1, loss=.5)]),
+            State(dict(a=torch.arange(6.).reshape(2, 3)), {}, {}, dict(M=dict(t=Table(torch.ones(2), 5))), {}, 5, 1),
+            dict(model='own')).save(file)
     raw = bytearray(file.read_bytes())
     i = at % len(raw)
     if how == 'flip': raw[i] ^= by

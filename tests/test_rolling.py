@@ -30,12 +30,15 @@ def tiny():
 
 def data(r):
     g = torch.Generator().manual_seed(r)
-    return dict(x=torch.randn(K, T, B, 3, generator=g, dtype=torch.double), y=torch.randint(0, 2, (K, T, B), generator=g))
+    return dict(x=torch.randn(K, T, B, 3, generator=g, dtype=torch.double),
+                y=torch.randint(0, 2, (K, T, B), generator=g))
 
 def fedlit_run(method, rounds, executor='loop'):
     net = tiny()
     state = start(method, net, K)
-    for r in range(rounds): state = fed_round(method, net, state, [0, 1, 2], data(r), WEIGHTS, Local(lr=LR, momentum=MOMENTUM, weight_decay=DECAY), executor=executor)
+    for r in range(rounds):
+        state = fed_round(method, net, state, [0, 1, 2], data(r), WEIGHTS,
+                          Local(lr=LR, momentum=MOMENTUM, weight_decay=DECAY), executor=executor)
     return state.params
 
 def run_small(p, x, k=None):
@@ -48,7 +51,9 @@ def run_small(p, x, k=None):
 def where(i, j):
     "Which rows and columns of each tensor a client has that keeps channels i and j."
     every = lambda n: list(range(n))
-    return {'a.weight': (i, every(3)), 'a.bias': (i,), 'b.weight': (j, i), 'b.bias': (j,), 'head.weight': (every(2), j), 'head.bias': (every(2),)}
+    return {'a.weight':    (i, every(3)), 'a.bias':    (i,),
+            'b.weight':    (j, i),        'b.bias':    (j,),
+            'head.weight': (every(2), j), 'head.bias': (every(2),)}
 
 def by_hand(keep, rounds, objective=lambda r, k, t, p, x, y: F.cross_entropy(run_small(p, x), y)):
     "`keep(round, client)` -> kept channels of both layers. Small tensors, SGD written out, an average entry by entry."
@@ -57,7 +62,8 @@ def by_hand(keep, rounds, objective=lambda r, k, t, p, x, y: F.cross_entropy(run
         d, sums = data(r), {k: (torch.zeros_like(v), torch.zeros_like(v)) for k, v in full.items()}
         for c in range(K):
             at = where(*keep(r, c))
-            small = {k: (full[k][at[k][0]] if len(at[k]) == 1 else full[k][at[k][0]][:, at[k][1]]).clone().requires_grad_() for k in full}
+            small = {k: (full[k][at[k][0]] if len(at[k]) == 1 else full[k][at[k][0]][:, at[k][1]])
+                     .clone().requires_grad_() for k in full}
             speed = {k: torch.zeros_like(v) for k, v in small.items()}
             for t in range(T):
                 grads = torch.autograd.grad(objective(r, c, t, small, d['x'][c, t], d['y'][c, t]), small.values())
@@ -66,30 +72,39 @@ def by_hand(keep, rounds, objective=lambda r, k, t, p, x, y: F.cross_entropy(run
                     small[k] = (v.detach() - LR*speed[k]).requires_grad_()
             for k, (total, weight) in sums.items():
                 if len(at[k]) == 1:
-                    for n, i in enumerate(at[k][0]): total[i] += WEIGHTS[c]*small[k][n].detach(); weight[i] += WEIGHTS[c]
+                    for n, i in enumerate(at[k][0]):
+                        total[i] += WEIGHTS[c]*small[k][n].detach()
+                        weight[i] += WEIGHTS[c]
                 else:
                     for n, i in enumerate(at[k][0]):
-                        for m, j in enumerate(at[k][1]): total[i, j] += WEIGHTS[c]*small[k][n, m].detach(); weight[i, j] += WEIGHTS[c]
-        full = {k: torch.where(weight > 0, total/weight.clamp(min=1e-9), full[k]) for k, (total, weight) in sums.items()}
+                        for m, j in enumerate(at[k][1]):
+                            total[i, j] += WEIGHTS[c]*small[k][n, m].detach()
+                            weight[i, j] += WEIGHTS[c]
+        full = {k: torch.where(weight > 0, total/weight.clamp(min=1e-9), full[k])
+                for k, (total, weight) in sums.items()}
     return full
 
 def differ(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)
 
 # ---- FedRolex ----
 
-def window(n, r, t, direction): return sorted({(i + (t if direction == 'forward' else -t)) % n for i in range(ceil(n*r - 1e-9))})
+def window(n, r, t, direction):
+    return sorted({(i + (t if direction == 'forward' else -t)) % n for i in range(ceil(n*r - 1e-9))})
 
 @pytest.mark.parametrize('direction', ['backward', 'forward'])
 def test_windows(direction):
     axes = SimpleNamespace(size={'a': 5, 'b': 4, 'c': 16})
     for t in range(35):
         for c, r in enumerate((1., .5, .25)):
-            mask = FedRolex(rates=(1., .5, .25), direction=direction).mask(axes=axes, number=torch.tensor(c), clients=3, round=t)
-            assert {a: v.nonzero()[:, 0].tolist() for a, v in mask.items()} == {a: window(n, r, t, direction) for a, n in axes.size.items()}
+            mask = FedRolex(rates=(1., .5, .25), direction=direction).mask(
+                axes=axes, number=torch.tensor(c), clients=3, round=t)
+            assert ({a: v.nonzero()[:, 0].tolist() for a, v in mask.items()}
+                    == {a: window(n, r, t, direction) for a, n in axes.size.items()})
 
 def test_first_windows_by_eye():
     axes, m = SimpleNamespace(size={'a': 5}), lambda **kw: FedRolex(rates=(.5,), **kw)
-    at = lambda t, **kw: m(**kw).mask(axes=axes, number=torch.tensor(0), clients=1, round=t)['a'].nonzero()[:, 0].tolist()
+    at = lambda t, **kw: (m(**kw).mask(axes=axes, number=torch.tensor(0), clients=1, round=t)['a']
+                          .nonzero()[:, 0].tolist())
     assert [at(t) for t in range(6)] == [[0, 1, 2], [0, 1, 4], [0, 3, 4], [2, 3, 4], [1, 2, 3], [0, 1, 2]]
     assert [at(t, direction='forward') for t in range(3)] == [[0, 1, 2], [1, 2, 3], [2, 3, 4]]
 
@@ -99,16 +114,20 @@ def test_fedrolex_by_hand(direction, rates):
     keep = lambda r, c: [window(n, rates[c*len(rates)//K], r, direction) for n in HIDDEN]
     ours = fedlit_run(FedRolex(rates=rates, direction=direction), 3)
     assert differ(ours, by_hand(keep, 3)) < 1e-5
-    assert differ(ours, fedlit_run(FedRolex(rates=rates, direction='forward' if direction == 'backward' else 'backward'), 3)) > 1e-3
+    assert differ(ours, fedlit_run(FedRolex(
+        rates=rates, direction='forward' if direction == 'backward' else 'backward'), 3)) > 1e-3
 
 def test_entries_outside_all_windows_stay():
     net, ours = tiny(), fedlit_run(FedRolex(rates=(.25,)), 1) # two channels of five, one of four, once
-    assert torch.equal(ours['a.weight'][2:], net.a.weight[2:]) and not torch.equal(ours['a.weight'][:2], net.a.weight[:2])
-    assert torch.equal(ours['b.weight'][:1, 2:], net.b.weight[:1, 2:]) and not torch.equal(ours['b.weight'][:1, :2], net.b.weight[:1, :2])
+    assert (torch.equal(ours['a.weight'][2:], net.a.weight[2:])
+            and not torch.equal(ours['a.weight'][:2], net.a.weight[:2]))
+    assert (torch.equal(ours['b.weight'][:1, 2:], net.b.weight[:1, 2:])
+            and not torch.equal(ours['b.weight'][:1, :2], net.b.weight[:1, :2]))
 
 # ---- Federated Dropout ----
 
-def kept(m, round, client, sizes, clients=3): return m.mask(axes=SimpleNamespace(size=sizes), number=torch.tensor(client), clients=clients, round=round)
+def kept(m, round, client, sizes, clients=3):
+    return m.mask(axes=SimpleNamespace(size=sizes), number=torch.tensor(client), clients=clients, round=round)
 
 def test_draws_have_the_size_they_should():
     sizes = {'a': 5, 'b': 4, 'c': 17, 'd': 1}
@@ -120,12 +139,15 @@ def test_draws_have_the_size_they_should():
 
 def test_draws_differ_and_repeat():
     m, sizes = FederatedDropout(rates=(.5,)), {'a': 64, 'b': 64}
-    draws = {(t, c, a, s): tuple(v.tolist()) for t in range(4) for c in range(4) for s in (0, 1) for a, v in kept(FederatedDropout(rates=(.5,), seed=s), t, c, sizes, 4).items()}
+    draws = {(t, c, a, s): tuple(v.tolist())
+             for t in range(4) for c in range(4) for s in (0, 1)
+             for a, v in kept(FederatedDropout(rates=(.5,), seed=s), t, c, sizes, 4).items()}
     assert len(set(draws.values())) == len(draws) == 64
     assert tuple(kept(m, 2, 3, sizes, 4)['b'].tolist()) == draws[2, 3, 'b', 0]
 
 def test_every_channel_is_as_likely():
-    counts = sum(kept(FederatedDropout(rates=(.25,)), t, c, {'a': 20})['a'].double() for t in range(200) for c in range(3))
+    counts = sum(kept(FederatedDropout(rates=(.25,)), t, c, {'a': 20})['a'].double()
+                 for t in range(200) for c in range(3))
     assert (counts/600 - .25).abs().max() < .07 # four standard deviations of 600 draws
 
 def test_federated_dropout_by_hand():
@@ -144,7 +166,8 @@ def test_widths_are_those_of_the_tier():
         fit = [p for p in (.2, .4, .6, .8, 1.) if p <= tier]
         assert set(drawn) == set(fit)
         assert max(abs(drawn.count(p)/200 - 1/len(fit)) for p in fit) < .13
-    assert len({tuple(m.width(torch.tensor(0), 5, r, t).item() for t in range(30)) for r in range(10)}) == 10 # every round draws anew
+    # every round draws anew
+    assert len({tuple(m.width(torch.tensor(0), 5, r, t).item() for t in range(30)) for r in range(10)}) == 10
 
 @pytest.mark.parametrize('distill', [True, False])
 def test_fjord_by_hand(distill):
@@ -166,12 +189,14 @@ def test_fjord_without_choice_is_fedavg():
     one = train(FjORD(rates=(1.,), widths=(1.,), distill=False), rounds=2)
     avg, all_widths = train(FedAvg(), rounds=2), train(FjORD(rates=(1.,), distill=False), rounds=2)
     assert max((one.params[k] - v).abs().max().item() for k, v in avg.params.items()) < 1e-9
-    assert max((one.buffers[k] - v).abs().max().item() for k, v in avg.buffers.items()) < 1e-7 # single-precision weights
+    # single-precision weights
+    assert max((one.buffers[k] - v).abs().max().item() for k, v in avg.buffers.items()) < 1e-7
     assert max((all_widths.params[k] - v).abs().max().item() for k, v in avg.params.items()) > 1e-3
 
 # ---- all ----
 
-ALL = [FedRolex(rates=(1., .5, .25)), FedRolex(assign='dynamic', direction='forward'), FederatedDropout(rates=(1., .5, .25)), FederatedDropout(assign='dynamic'),
+ALL = [FedRolex(rates=(1., .5, .25)), FedRolex(assign='dynamic', direction='forward'),
+       FederatedDropout(rates=(1., .5, .25)), FederatedDropout(assign='dynamic'),
        FjORD(), FjORD(rates=(.5, .3), assign='dynamic', distill=False)]
 
 @pytest.mark.parametrize('m', ALL, ids=repr)
@@ -185,6 +210,8 @@ def test_rate_one_is_fedavg(m):
     one, avg = train(m, rounds=2), train(FedAvg(), rounds=2)
     assert max((one.params[k] - v).abs().max().item() for k, v in avg.params.items()) < 1e-9
 
-@pytest.mark.parametrize('make', [lambda: FedRolex(direction='left'), lambda: FedRolex(rates=()), lambda: FederatedDropout(rates=(2.,)), lambda: FjORD(widths=(0.,)), lambda: FjORD(rates=(1.5,))])
+@pytest.mark.parametrize('make', [
+    lambda: FedRolex(direction='left'), lambda: FedRolex(rates=()), lambda: FederatedDropout(rates=(2.,)),
+    lambda: FjORD(widths=(0.,)), lambda: FjORD(rates=(1.5,))])
 def test_bad_hyperparameters_are_named(make):
     with pytest.raises(ValueError, match='but it must be'): make()

@@ -20,7 +20,9 @@ FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
 ALL = FedAvgM() + MOON() + FedDecorr()
 
 def net(): return build('mlp', TASK, seed=0, norm='batch')
-def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items()) and a.history.drop(columns=['seconds', 'peak_mb']).equals(b.history.drop(columns=['seconds', 'peak_mb']))
+def same(a, b):
+    return (all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
+            and a.history.drop(columns=['seconds', 'peak_mb']).equals(b.history.drop(columns=['seconds', 'peak_mb'])))
 
 @pytest.mark.parametrize('ex', ['loop', 'vmap'])
 def test_a_seed_makes_a_run_repeatable(ex):
@@ -28,7 +30,8 @@ def test_a_seed_makes_a_run_repeatable(ex):
     assert same(go(0), go(0)) and not same(go(0), go(1))
 
 def test_executors_agree_on_real_data():
-    a, b = (federate(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, executor=ex, **FAST) for ex in ('loop', 'vmap'))
+    a, b = (federate(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, executor=ex, **FAST)
+            for ex in ('loop', 'vmap'))
     assert max((v-b.state.params[k]).abs().max().item() for k, v in a.state.params.items()) < 1e-5
 
 def test_executors_agree_with_batchnorm_and_augmentation():
@@ -36,7 +39,8 @@ def test_executors_agree_with_batchnorm_and_augmentation():
     task = replace(TASK, augment=(Crop(padding=1), Flip()))
     m = build('small_cnn', task, seed=0, norm='batch')
     a, b = (federate(m, task, CLIENTS, ALL, rounds=2, participation=.5, executor=ex, **FAST) for ex in ('loop', 'vmap'))
-    gap = max((v.double()-{**b.state.params, **b.state.buffers}[k].double()).abs().max().item() for k, v in {**a.state.params, **a.state.buffers}.items())
+    gap = max((v.double()-{**b.state.params, **b.state.buffers}[k].double()).abs().max().item()
+              for k, v in {**a.state.params, **a.state.buffers}.items())
     assert gap < 1e-4, gap
 
 def test_resumed_is_uninterrupted(tmp_path):
@@ -54,9 +58,11 @@ def test_round_by_round_is_the_same_run(tmp_path):
     assert seen == [1, 2, 3] and same(whole, run)
     file = tmp_path/'ck.safetensors'
     next(federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST))
-    more = [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)]
+    more = [len(r.history)
+            for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)]
     assert more == [2, 3]
-    assert [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5, checkpoint=file, **FAST)] == [3] # nothing to do
+    assert [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5,
+                                               checkpoint=file, **FAST)] == [3] # nothing to do
 
 def test_round_by_round_takes_what_federate_takes():
     import inspect
@@ -66,7 +72,8 @@ def test_round_by_round_takes_what_federate_takes():
 
 @pytest.mark.parametrize('minutes', [None, 0])
 def test_the_clock_ends_a_run_after_its_round(tmp_path, minutes):
-    lengths = [len(r.history) for r in federating(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=tmp_path/'c.safetensors', minutes=minutes, **FAST)]
+    lengths = [len(r.history) for r in federating(net(), TASK, CLIENTS, FedAvg(), rounds=3,
+                                                  checkpoint=tmp_path/'c.safetensors', minutes=minutes, **FAST)]
     assert lengths == ([1, 2, 3] if minutes is None else [1])
 
 def test_two_runs_in_turn_do_not_disturb_each_other():
@@ -103,7 +110,8 @@ def faults(held):
         for _ in range(2): torch.ones(10**7)
         print(resident)
     """
-    return [int(v) for v in subprocess.run([sys.executable, '-c', code, str(held)], capture_output=True, text=True, check=True).stdout.split()]
+    return [int(v) for v in subprocess.run([sys.executable, '-c', code, str(held)],
+                                           capture_output=True, text=True, check=True).stdout.split()]
 
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='only glibc can be told')
 def test_memory_is_held_and_given_back():
@@ -147,17 +155,25 @@ def test_damaged_files_are_refused(tmp_path, harm):
 def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     file = tmp_path/'c.safetensors'
     federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, checkpoint=file, **FAST)
-    with pytest.raises(ValueError, match='FedProx'): federate(net(), TASK, CLIENTS, FedProx(), rounds=2, checkpoint=file, **FAST)
+    with pytest.raises(ValueError, match='FedProx'):
+        federate(net(), TASK, CLIENTS, FedProx(), rounds=2, checkpoint=file, **FAST)
 
-@pytest.mark.parametrize('kw,word', [(dict(rounds=0), 'rounds=0'), (dict(participation=0.), 'participation=0'), (dict(participation=2.), 'participation=2'), (dict(executor='vmop'), 'vmop')])
+@pytest.mark.parametrize('kw,word', [
+    (dict(rounds=0), 'rounds=0'), (dict(participation=0.), 'participation=0'),
+    (dict(participation=2.), 'participation=2'), (dict(executor='vmop'), 'vmop')])
 def test_bad_requests(kw, word):
-    with pytest.raises(ValueError, match=word): federate(net(), TASK, CLIENTS, FedAvg(), **{**dict(rounds=1), **FAST, **kw})
+    with pytest.raises(ValueError, match=word):
+        federate(net(), TASK, CLIENTS, FedAvg(), **{**dict(rounds=1), **FAST, **kw})
 
 def test_bad_clients():
-    with pytest.raises(ValueError, match='client 1 has no samples'): federate(net(), TASK, [CLIENTS[0], CLIENTS[1][:0]], FedAvg(), rounds=1, **FAST)
-    with pytest.raises(ValueError, match='index 5000'): federate(net(), TASK, [torch.tensor([5000])], FedAvg(), rounds=1, **FAST)
-    with pytest.raises(ValueError, match='clients is empty'): federate(net(), TASK, [], FedAvg(), rounds=1, **FAST)
-    with pytest.raises(TypeError, match='not a method'): federate(net(), TASK, CLIENTS, 'FedAvg()', rounds=1, **FAST)
+    with pytest.raises(ValueError, match='client 1 has no samples'):
+        federate(net(), TASK, [CLIENTS[0], CLIENTS[1][:0]], FedAvg(), rounds=1, **FAST)
+    with pytest.raises(ValueError, match='index 5000'):
+        federate(net(), TASK, [torch.tensor([5000])], FedAvg(), rounds=1, **FAST)
+    with pytest.raises(ValueError, match='clients is empty'):
+        federate(net(), TASK, [], FedAvg(), rounds=1, **FAST)
+    with pytest.raises(TypeError, match='not a method'):
+        federate(net(), TASK, CLIENTS, 'FedAvg()', rounds=1, **FAST)
 
 def test_an_exploding_client_is_named():
     with pytest.raises(FloatingPointError, match=r'client \d+ produced NaN or infinity in round 1'):
@@ -174,7 +190,9 @@ class Views(torch.nn.Module):
 
 def test_a_network_that_flattens_by_view_is_trained_in_the_usual_order():
     task = load('digits')
-    def ask(model, **kw): return federate(model, task, iid(task.y_train, 4), FedAvg(), rounds=1, local=Local(epochs=1), progress=False, device='cpu', executor='loop', **kw).settings['channels_last']
+    def ask(model, **kw):
+        return federate(model, task, iid(task.y_train, 4), FedAvg(), rounds=1, local=Local(epochs=1), progress=False,
+                        device='cpu', executor='loop', **kw).settings['channels_last']
     assert ask(build('small_cnn', task, seed=0)) and not ask(Views())
     with pytest.raises(RuntimeError, match='view'): ask(Views(), channels_last=True)
 
@@ -185,27 +203,54 @@ def test_the_given_model_is_not_touched():
     assert all(torch.equal(v, before[k]) for k, v in m.state_dict().items())
 
 def test_sampling():
-    assert len(draw_clients(100, .1, 0, 0)) == 10 and draw_clients(3, .01, 0, 0).__len__() == 1 and draw_clients(5, 1., 0, 7) == list(range(5))
+    assert (len(draw_clients(100, .1, 0, 0)) == 10 and draw_clients(3, .01, 0, 0).__len__() == 1
+            and draw_clients(5, 1., 0, 7) == list(range(5)))
     cnn = build('small_cnn', TASK)
-    assert [choose_executor(FedAvg(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'threads', 'vmap']
-    assert [choose_executor(HeteroFL(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))] == ['vmap', 'extract', 'vmap']
+    assert ([choose_executor(FedAvg(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))]
+            == ['vmap', 'threads', 'vmap'])
+    assert ([choose_executor(HeteroFL(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))]
+            == ['vmap', 'extract', 'vmap'])
 
 @pytest.mark.parametrize('text,word', [
-    ("__import__('os')", "no method is called '__import__'"), ("__import__('os').system('ls')", 'not a method'), ('FedDecor()', 'did you mean FedDecorr'), ('MOON(tua=1)', "did you mean 'tau'"),
-    ('MOON(mu=open("x"))', 'plain value'), ('MOON', 'parentheses'), ('MOON() - FedProx()', 'not a method'), ('', 'cannot be read'), ('(' * 5000, 'not read'), ('(' * 1500, 'cannot be read'),
-    ('MOON(**{"mu": 1})', 'not understood'), ('lambda: 0', 'not a method'), ('FedAvg().parts', 'not a method'), ('MOON(mu=-1)', 'at least 0'), ('MOON(mu="a")', '.'), ('Sum()', 'no method'), ('MOON(1, 2, "released", 4)', '.')])
+    ("__import__('os')", "no method is called '__import__'"),
+    ("__import__('os').system('ls')", 'not a method'),
+    ('FedDecor()', 'did you mean FedDecorr'),
+    ('MOON(tua=1)', "did you mean 'tau'"),
+    ('MOON(mu=open("x"))', 'plain value'),
+    ('MOON', 'parentheses'),
+    ('MOON() - FedProx()', 'not a method'),
+    ('', 'cannot be read'),
+    ('(' * 5000, 'not read'),
+    ('(' * 1500, 'cannot be read'),
+    ('MOON(**{"mu": 1})', 'not understood'),
+    ('lambda: 0', 'not a method'),
+    ('FedAvg().parts', 'not a method'),
+    ('MOON(mu=-1)', 'at least 0'),
+    ('MOON(mu="a")', '.'),
+    ('Sum()', 'no method'),
+    ('MOON(1, 2, "released", 4)', '.')])
 def test_text_that_is_not_a_method(text, word):
     with pytest.raises(ParseError, match=word): method(text)
 
-@pytest.mark.parametrize('args,word', [(['--method', 'FedDecor()'], 'did you mean FedDecorr'), (['--data', 'digit'], 'did you mean digits'), (['--rounds', '0'], 'rounds=0'), (['--alpha', '0'], 'alpha'),
-                                       (['--clients', '5000'], '5000'), (['--data', 'cifar10', '--root', '/nowhere'], 'nowhere'), (['--model', 'mpl'], 'mlp'), (['--executor', 'x'], 'executor')])
+@pytest.mark.parametrize('args,word', [
+    (['--method', 'FedDecor()'], 'did you mean FedDecorr'),
+    (['--data', 'digit'], 'did you mean digits'),
+    (['--rounds', '0'], 'rounds=0'),
+    (['--alpha', '0'], 'alpha'),
+    (['--clients', '5000'], '5000'),
+    (['--data', 'cifar10', '--root', '/nowhere'], 'nowhere'),
+    (['--model', 'mpl'], 'mlp'),
+    (['--executor', 'x'], 'executor')])
 def test_the_command_line_says_what_is_wrong(args, word):
     with pytest.raises(SystemExit, match=word): main(['run', '--quiet', '--rounds', '1', '--epochs', '1', *args])
 
 def test_the_command_line(tmp_path, capsys):
-    main(['run', '--quiet', '--rounds', '2', '--epochs', '1', '--method', 'MOON() + FedDecorr()', '--json', str(tmp_path/'r.json'), '--save', str(tmp_path/'r.safetensors')])
-    assert json.loads((tmp_path/'r.json').read_text())['history'][1]['round'] == 2 and Run.load(tmp_path/'r.safetensors').method == MOON() + FedDecorr()
-    main(['compare', '--quiet', '--rounds', '1', '--epochs', '1', '--methods', 'FedAvg()', 'FedProx()', '--seeds', '0', '1'])
+    main(['run', '--quiet', '--rounds', '2', '--epochs', '1', '--method', 'MOON() + FedDecorr()',
+          '--json', str(tmp_path/'r.json'), '--save', str(tmp_path/'r.safetensors')])
+    assert (json.loads((tmp_path/'r.json').read_text())['history'][1]['round'] == 2
+            and Run.load(tmp_path/'r.safetensors').method == MOON() + FedDecorr())
+    main(['compare', '--quiet', '--rounds', '1', '--epochs', '1', '--methods', 'FedAvg()', 'FedProx()',
+          '--seeds', '0', '1'])
     main(['list'])
     out = capsys.readouterr().out
     assert '±' in out and 'cifar10' in out and 'mobilenetv2' in out and 'FedDecorr(' in out
@@ -216,13 +261,15 @@ def test_help_is_quick_and_light():
 
 @pytest.mark.skipif(not (DATA/'cifar-10-batches-py').exists(), reason=f'no CIFAR-10 in {DATA}')
 def test_cifar10_through_the_command_line(capsys):
-    main(['run', '--quiet', '--data', 'cifar10', '--root', str(DATA), '--train-samples', '64', '--test-samples', '50', '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
+    main(['run', '--quiet', '--data', 'cifar10', '--root', str(DATA), '--train-samples', '64', '--test-samples', '50',
+          '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
           '--batch-size', '64', '--method', 'FedDecorr()', '--evaluate-every', '5'])
     assert 'Run of FedDecorr' in capsys.readouterr().out
 
 # ---- the main job ----
 
-SMALL = replace(DIGITS, seeds=(0, 1), alphas=(.1, float('inf')), table=(.1,), rounds=1, local=Local(epochs=1, batch_size=128))
+SMALL = replace(DIGITS, seeds=(0, 1), alphas=(.1, float('inf')), table=(.1,), rounds=1,
+                local=Local(epochs=1, batch_size=128))
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_the_main_job_small(tmp_path, capsys):
@@ -230,14 +277,17 @@ def test_the_main_job_small(tmp_path, capsys):
     assert len(df) == len(SMALL.jobs()) == 20
     report(tmp_path)
     printed = capsys.readouterr().out
-    assert all((tmp_path/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap')) and 'claims hold' in printed
+    assert (all((tmp_path/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
+            and 'claims hold' in printed)
     judged = table_of_claims(df)
     assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
     victim = sorted((tmp_path/'runs').glob('*.json'))[3]
     before = {f: f.stat().st_mtime_ns for f in (tmp_path/'runs').glob('*.json')}
     victim.write_text('{"half":')
     run_all(SMALL, tmp_path, processes=1, progress=False)
-    assert json.loads(victim.read_text())['seed'] in (0, 1) and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim)
+    assert (json.loads(victim.read_text())['seed'] in (0, 1)
+            and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
 
 def test_verdicts():
-    assert verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold' and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided'
+    assert (verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold'
+            and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided')

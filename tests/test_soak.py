@@ -1,4 +1,4 @@
-"Many rounds: memory and open files stay flat, the history is complete, Ctrl-C leaves a run that goes on. FEDLIT_SOAK=1 for the long form, 1,000 rounds."
+"Many rounds: memory and files stay flat, histories are whole, Ctrl-C leaves a run that goes on. FEDLIT_SOAK=1: 1,000."
 import os, signal, statistics, subprocess, sys, time
 import pytest
 from fedlit.cli import main
@@ -24,16 +24,24 @@ def content(path):
     rows = [{k: v for k, v in row.items() if k not in ('seconds', 'peak_mb')} for row in about['history']]
     return about['round'], rows, {k: v.tolist() for k, v in tensors.items()}
 
-def asked(file, rounds): return ['run', '--quiet', '--method', 'FedAvgM() + MOON()', '--partition', 'iid', '--clients', '100', '--participation', '.1', '--epochs', '1', '--rounds', str(rounds), '--evaluate-every', '10', '--checkpoint', str(file)]
+def asked(file, rounds):
+    return ['run', '--quiet', '--method', 'FedAvgM() + MOON()', '--partition', 'iid', '--clients', '100',
+            '--participation', '.1', '--epochs', '1', '--rounds', str(rounds), '--evaluate-every', '10',
+            '--checkpoint', str(file)]
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.name == 'nt', reason='Windows has no SIGINT for one process')
 def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
     file = tmp_path/'c.safetensors'
-    heard = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler)' # which is ignored by what runs in the background
-    child = subprocess.Popen([sys.executable, '-c', f'{heard}; import torch; torch.set_num_threads(1); from fedlit.cli import main; main({asked(file, 100_000)!r})'], stderr=subprocess.PIPE, text=True)
+    # what runs in the background ignores the signal
+    heard = 'import signal; signal.signal(signal.SIGINT, signal.default_int_handler)'
+    child = subprocess.Popen([sys.executable, '-c', f'{heard}; import torch; torch.set_num_threads(1); '
+                              f'from fedlit.cli import main; main({asked(file, 100_000)!r})'],
+                             stderr=subprocess.PIPE, text=True)
     try:
-        while not file.exists(): assert child.poll() is None, child.stderr.read(); time.sleep(.01)
+        while not file.exists():
+            assert child.poll() is None, child.stderr.read()
+            time.sleep(.01)
         time.sleep(.1)
         child.send_signal(signal.SIGINT)
         said = child.communicate(timeout=60)[1]
@@ -41,5 +49,6 @@ def test_ctrl_c_leaves_a_run_that_goes_on(tmp_path, capsys):
     finally: child.kill()
     at = content(file)[0]
     rounds = 10*(at//10 + 2)
-    main(asked(file, rounds)); main(asked(tmp_path/'calm.safetensors', rounds))
+    main(asked(file, rounds))
+    main(asked(tmp_path/'calm.safetensors', rounds))
     assert content(file) == content(tmp_path/'calm.safetensors') and content(file)[0] == rounds > at >= 1

@@ -7,20 +7,26 @@ HEAVY = 'matplotlib', 'sklearn', 'scipy', 'torchvision', 'torch._dynamo', 'sympy
 def loaded(code, *names):
     "Which modules of `names` a fresh process has after `code`."
     code += f"\nimport sys; print('loaded', *[n for n in {names!r} if n in sys.modules])"
-    return subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()[1:]
+    return subprocess.run([sys.executable, '-c', code],
+                          capture_output=True, text=True, check=True).stdout.splitlines()[-1].split()[1:]
 
-@pytest.mark.parametrize('code', ['import fedlit', "from fedlit.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"])
+@pytest.mark.parametrize('code', [
+    'import fedlit', "from fedlit.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"])
 def test_help_does_without_torch(code):
     assert loaded(code, 'torch', 'numpy', 'pandas', 'fastcore', *HEAVY) == []
 
 def test_a_short_job_imports_little():
-    code = "import fedlit.run, fedlit.data, fedlit.models, fedlit.partition\nfrom fedlit.data import load\nfrom fedlit.models import build\nbuild('mlp', load('digits'))"
+    code = ("import fedlit.run, fedlit.data, fedlit.models, fedlit.partition\n"
+            "from fedlit.data import load\n"
+            "from fedlit.models import build\n"
+            "build('mlp', load('digits'))")
     assert loaded(code, 'torch', *HEAVY) == ['torch']
 
 def test_digits_are_those_of_scikit_learn(monkeypatch):
     from sklearn.datasets import load_digits
     import fedlit.data as data
     ours, theirs = data._digits_table(), load_digits()
-    assert torch.equal(ours[:, :64], torch.tensor(theirs.data)) and torch.equal(ours[:, 64].long(), torch.tensor(theirs.target))
+    assert (torch.equal(ours[:, :64], torch.tensor(theirs.data))
+            and torch.equal(ours[:, 64].long(), torch.tensor(theirs.target)))
     monkeypatch.setattr(data.Path, 'exists', lambda self: False) # a scikit-learn that keeps its file elsewhere
     assert torch.equal(data._digits_table(), ours)

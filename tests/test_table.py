@@ -1,5 +1,5 @@
 "Tables: what a tensor would say, versions that stay, memory and disk that come back, files, and growth."
-import copy, json, os, subprocess, sys
+import copy, errno, json, os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
 from safetensors import safe_open
@@ -20,9 +20,12 @@ BUDGETS = [10**9, 0, 100] # all in memory, all on disk, both
 
 def net(): return build('mlp', TASK, seed=0, hidden=(8,), features=8)
 def same(a, b):
-    fa, fb = (flatten({k: getattr(s, k) for k in ('params', 'buffers', 'server', 'client', 'personal')}) for s in (a, b))
+    fa, fb = (flatten({k: getattr(s, k) for k in ('params', 'buffers', 'server', 'client', 'personal')})
+              for s in (a, b))
     return list(fa) == list(fb) and all(torch.equal(v, fb[k]) for k, v in fa.items())
-def on_disk(): return [f for f in os.listdir('/proc/self/fd') if os.path.islink(p := f'/proc/self/fd/{f}') and 'deleted' in os.readlink(p)]
+def on_disk():
+    return [f for f in os.listdir('/proc/self/fd')
+            if os.path.islink(p := f'/proc/self/fd/{f}') and 'deleted' in os.readlink(p)]
 linux = pytest.mark.skipif(not sys.platform.startswith('linux'), reason='reads /proc')
 
 # ---- as a tensor ----
@@ -41,7 +44,10 @@ def test_reads_and_writes_as_a_tensor(budget, dtype, shape):
     mask = torch.arange(300) % 5 == 0
     for i in (0, -1, 7, [7], [3, 4, 5], [], slice(None), slice(3, 60, 4), mask, torch.tensor([1, 2]), torch.tensor(5)):
         assert torch.equal(table[i], tensor[i]) and table[i].dtype == dtype, i
-    if shape: assert torch.equal(table[:, 0:1], tensor[:, 0:1]) and torch.equal(table[[1, 3], ..., :1], tensor[[1, 3], ..., :1]) and torch.equal(table[3, :1], tensor[3, :1])
+    if shape:
+        assert (torch.equal(table[:, 0:1], tensor[:, 0:1])
+                and torch.equal(table[[1, 3], ..., :1], tensor[[1, 3], ..., :1])
+                and torch.equal(table[3, :1], tensor[3, :1]))
     assert (len(table), table.shape, table.dtype, table.device) == (300, tensor.shape, dtype, tensor.device)
     assert len(list(table)) == 300
     for i in (300, -301, [1, 300]):
@@ -50,8 +56,10 @@ def test_reads_and_writes_as_a_tensor(budget, dtype, shape):
 def test_arithmetic_and_torch_functions():
     table = put(Table(torch.ones(2), 4), [1], torch.tensor([[2., 3.]]))
     tensor = table[:]
-    assert (table-table).abs().max() == 0 and torch.equal(table*2, tensor*2) and torch.equal(1-tensor, tensor.new_ones(())-table)
-    assert torch.equal(torch.cat([table, tensor]), torch.cat([tensor, tensor])) and (table == tensor).all() and table.tolist() == tensor.tolist() and table.numel() == 8
+    assert ((table-table).abs().max() == 0 and torch.equal(table*2, tensor*2)
+            and torch.equal(1-tensor, tensor.new_ones(())-table))
+    assert (torch.equal(torch.cat([table, tensor]), torch.cat([tensor, tensor])) and (table == tensor).all()
+            and table.tolist() == tensor.tolist() and table.numel() == 8)
     with pytest.raises(AttributeError, match='no_such_thing'): print(table.no_such_thing)
 
 def test_older_versions_stay():
@@ -60,15 +68,18 @@ def test_older_versions_stay():
     for r in range(20):
         ks = [(37*r+j*11) % 500 for j in range(4)]
         new = torch.randn(4, 2, generator=torch.Generator().manual_seed(r))
-        states.append(put(states[-1], ks, new)); tensors.append(put(tensors[-1], ks, new))
+        states.append(put(states[-1], ks, new))
+        tensors.append(put(tensors[-1], ks, new))
     assert all(torch.equal(s[:], t) for s, t in zip(states, tensors))
-    left, right = put(states[5], [1], torch.ones(1, 2)), put(states[5], [1], -torch.ones(1, 2)) # two futures of one past
+    # two futures of one past
+    left, right = put(states[5], [1], torch.ones(1, 2)), put(states[5], [1], -torch.ones(1, 2))
     assert left[1].tolist() == [1, 1] and right[1].tolist() == [-1, -1] and torch.equal(states[5][:], tensors[5])
 
 def test_what_was_written_is_a_copy():
     new, first = torch.ones(2, 3), torch.zeros(3)
     table = put(Table(first, 5), [0, 1], new)
-    new.fill_(7); first.fill_(7)
+    new.fill_(7)
+    first.fill_(7)
     assert table[0].tolist() == [1]*3 and table[4].tolist() == [0]*3
     kept = copy.deepcopy(table)
     kept[0] = torch.zeros(3)
@@ -81,7 +92,8 @@ def test_200_rounds_hold_one_row_a_client(budget):
     "Neither memory nor the file keep what no version refers to; two versions are alive while a round writes."
     store, g = Store(budget), torch.Generator().manual_seed(0)
     table = Table(torch.zeros(5), 40, store)
-    for _ in range(200): table = put(table, torch.randperm(40, generator=g)[:10].tolist(), torch.randn(10, 5, generator=g))
+    for _ in range(200):
+        table = put(table, torch.randperm(40, generator=g)[:10].tolist(), torch.randn(10, 5, generator=g))
     assert len(table.written()) == 40 and store.used <= budget and store.end <= 50*20
     assert store.used//20 + store.end//20 - sum(map(len, store.free.values())) == 40
     held = {k: table[k].untyped_storage().nbytes() for k in table.written()}
@@ -105,8 +117,10 @@ def test_the_file_has_no_name_and_vanishes(tmp_path, monkeypatch):
 @linux
 @pytest.mark.parametrize('end', ['pass', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'])
 def test_nothing_is_left_after_the_end(tmp_path, end):
-    code = f"import torch; from fedlit.table import *; t = Table(torch.zeros(9), 9, Store(0)); t[[1]] = torch.ones(1, 9); assert t.store.end == 36\n{end}"
-    subprocess.run([sys.executable, '-W', 'error', '-c', code], env={**os.environ, 'TMPDIR': str(tmp_path)}, stderr=subprocess.DEVNULL)
+    code = ("import torch; from fedlit.table import *; t = Table(torch.zeros(9), 9, Store(0)); "
+            f"t[[1]] = torch.ones(1, 9); assert t.store.end == 36\n{end}")
+    subprocess.run([sys.executable, '-W', 'error', '-c', code],
+                   env={**os.environ, 'TMPDIR': str(tmp_path)}, stderr=subprocess.DEVNULL)
     assert not list(tmp_path.iterdir())
 
 @linux
@@ -139,14 +153,18 @@ def test_the_budget_does_not_change_a_run(budget, monkeypatch):
 @pytest.mark.parametrize('budget', ['1e9', '0'])
 def test_save_load_and_resume(tmp_path, budget, monkeypatch):
     monkeypatch.setenv('FEDLIT_MEMORY', budget)
-    go = lambda rounds, file=None: federate(net(), TASK, CLIENTS, ALL, rounds=rounds, participation=.34, checkpoint=file, **FAST)
+    go = lambda rounds, file=None: federate(net(), TASK, CLIENTS, ALL, rounds=rounds, participation=.34,
+                                            checkpoint=file, **FAST)
     half = go(2, tmp_path/'c.safetensors')
     back = Run.load(tmp_path/'c.safetensors')
     mine, theirs = (s.client['MOON']['params']['head.weight'] for s in (half.state, back.state))
     assert same(half.state, back.state) and theirs.written() == mine.written() and 0 < len(mine.written()) < 6
     whole, resumed = go(4), go(4, tmp_path/'c.safetensors')
-    assert same(whole.state, resumed.state) and whole.history.drop(columns=['seconds', 'peak_mb']).equals(resumed.history.drop(columns=['seconds', 'peak_mb']))
-    assert all(torch.equal(a, b) for k in range(6) for a, b in zip(*(deployed(ALL, r.state, k)[0].values() for r in (whole, resumed))))
+    assert (same(whole.state, resumed.state)
+            and whole.history.drop(columns=['seconds', 'peak_mb'])
+            .equals(resumed.history.drop(columns=['seconds', 'peak_mb'])))
+    assert all(torch.equal(a, b) for k in range(6)
+               for a, b in zip(*(deployed(ALL, r.state, k)[0].values() for r in (whole, resumed))))
 
 def test_a_file_holds_the_written_rows_only(tmp_path):
     def size(clients):
@@ -161,22 +179,27 @@ def test_files_of_older_formats(tmp_path):
     from safetensors.torch import save_file
     run = federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.34, **FAST)
     s = run.state
-    dense = {k: v[:].contiguous().clone() for k, v in flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client, personal=s.personal)).items()}
-    with safe_open(run.save(tmp_path/'4.safetensors'), 'pt') as f: header, packed = json.loads(f.metadata()['fedlit']), {k: f.get_tensor(k) for k in f.keys()}
+    dense = {k: v[:].contiguous().clone()
+             for k, v in flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client,
+                                      personal=s.personal)).items()}
+    with safe_open(run.save(tmp_path/'4.safetensors'), 'pt') as f:
+        header, packed = json.loads(f.metadata()['fedlit']), {k: f.get_tensor(k) for k in f.keys()}
     assert header.pop('crc32') and header['format'] == 4
     save_file(packed, tmp_path/'2.safetensors', metadata=dict(fedlit=json.dumps({**header, 'format': 2})))
     assert same(s, Run.load(tmp_path/'2.safetensors').state)
     assert header.pop('tables')
     save_file(dense, tmp_path/'1.safetensors', metadata=dict(fedlit=json.dumps({**header, 'format': 1})))
     back = Run.load(tmp_path/'1.safetensors').state
-    assert same(s, back) and isinstance(back.personal['head.weight'], Table) and isinstance(back.client['MOON']['trained'], Table)
+    assert (same(s, back) and isinstance(back.personal['head.weight'], Table)
+            and isinstance(back.client['MOON']['trained'], Table))
 
 def test_pack_and_unpack():
     table = put(Table(torch.ones(2, dtype=torch.double), 9), [8, 1], torch.zeros(2, 2))
     held, numbers = pack(table)
     assert numbers.tolist() == [1, 8] and held.shape == (3, 2) and torch.equal(unpack(held, numbers, 9)[:], table[:])
     assert torch.equal(unpack(*pack(Table(torch.ones(2), 3)), 3)[:], torch.ones(3, 2)) # nobody has written
-    assert unflatten(flatten(dict(a=dict(b=table))))['a']['b'] is table and torch.equal(rows(dict(a=table), [8])['a'], table[[8]])
+    assert (unflatten(flatten(dict(a=dict(b=table))))['a']['b'] is table
+            and torch.equal(rows(dict(a=table), [8])['a'], table[[8]]))
 
 # ---- growth ----
 
@@ -216,4 +239,20 @@ def test_a_system_that_cannot_read_at_a_place(monkeypatch):
     t, rows = Table(torch.zeros(3), 50, Store(budget=24)), torch.randn(20, 3)
     t[list(range(20))] = rows
     assert t.store.end >= 17*12 and torch.equal(t[list(range(20))], rows)
-    with ThreadPoolExecutor(4) as pool: assert all(torch.equal(v, rows[k % 20]) for k, v in enumerate(pool.map(lambda k: t[k % 20], range(400))))
+    with ThreadPoolExecutor(4) as pool:
+        assert all(torch.equal(v, rows[k % 20]) for k, v in enumerate(pool.map(lambda k: t[k % 20], range(400))))
+
+def test_a_call_may_write_and_read_less_than_it_was_asked_for(monkeypatch):
+    "Linux takes at most 2 GiB a call."
+    write, read = os.pwrite, os.pread
+    monkeypatch.setattr(os, 'pwrite', lambda file, data, at: write(file, data[:100], at))
+    monkeypatch.setattr(os, 'pread', lambda file, n, at: read(file, min(n, 70), at))
+    store, v = Store(budget=0), torch.arange(123.)
+    assert torch.equal(store.read(store.write(v), v), v)
+
+def test_a_full_disk_is_said_to_be_full(monkeypatch):
+    def write(file, data, at):
+        if at >= 200: raise OSError(errno.ENOSPC, 'No space left on device')
+        return len(data[:200])
+    monkeypatch.setattr(os, 'pwrite', write)
+    with pytest.raises(OSError, match='is full; TMPDIR names another folder'): Store(budget=0).write(torch.arange(123.))

@@ -1,4 +1,4 @@
-"What is played from a tape is what would have run: to the bit, for every method, in every executor; and what cannot be repeated is not recorded."
+"What is played from a tape is what would have run: to the bit, for all methods and executors; or it is not recorded."
 import re, warnings
 import pytest, torch, torch.nn.functional as F
 from torch import nn
@@ -12,7 +12,8 @@ from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap
 
 ids = lambda m: repr(m)
 
-@pytest.mark.parametrize('executor,norm', [pytest.param('loop', False, marks=pytest.mark.slow), ('vmap', True)], ids=['loop', 'vmap'])
+@pytest.mark.parametrize('executor,norm', [pytest.param('loop', False, marks=pytest.mark.slow), ('vmap', True)],
+                         ids=['loop', 'vmap'])
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_a_tape_changes_nothing(m, norm, executor):
     assert gap(train(m, executor, norm=norm), train(m, executor, norm=norm, tapes=Tapes())) == 0
@@ -39,17 +40,22 @@ def test_stacks_may_be_of_any_size(m):
     assert gap(whole, train(m, 'vmap', tapes=Tapes())) < 1e-12
 
 @pytest.mark.filterwarnings('ignore:2 clients at once do not fit into memory')
-@pytest.mark.parametrize('error', [torch.OutOfMemoryError('CUDA out of memory'), RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")])
+@pytest.mark.parametrize('error', [
+    torch.OutOfMemoryError('CUDA out of memory'),
+    RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")])
 def test_a_stack_that_does_not_fit_is_halved(monkeypatch, error):
     whole, cohort = train(FedProx(mu=.1), 'vmap'), round_._cohort
     def small(method, model, criterion, state, who, *args):
         if len(who) > 1: raise error
         return cohort(method, model, criterion, state, who, *args)
     monkeypatch.setattr(round_, '_cohort', small)
-    with pytest.warns(UserWarning, match='4 clients at once do not fit into memory'): halved = train(FedProx(mu=.1), 'vmap')
+    with pytest.warns(UserWarning, match='4 clients at once do not fit into memory'):
+        halved = train(FedProx(mu=.1), 'vmap')
     assert gap(whole, halved) < 1e-12
     monkeypatch.setattr(round_, '_cohort', lambda *args: (_ for _ in ()).throw(error))
-    with pytest.raises(type(error)), warnings.catch_warnings(): warnings.simplefilter('ignore'); train(FedAvg(), 'vmap')
+    with pytest.raises(type(error)), warnings.catch_warnings():
+        warnings.simplefilter('ignore')
+        train(FedAvg(), 'vmap')
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):
     def broken(*args): raise RuntimeError('shapes do not match')
@@ -68,7 +74,8 @@ def test_what_looks_at_numbers_is_run_every_time():
 
 class Phases(Method):
     "A loss that depends on the step and the round, by Python."
-    def loss(self, features, step, round): return (step + 2*round)*features.square().mean() if step % 2 else 0*features.sum()
+    def loss(self, features, step, round):
+        return (step + 2*round)*features.square().mean() if step % 2 else 0*features.sum()
 
 def test_numbers_that_a_hook_asks_for_are_part_of_the_key():
     assert gap(train(Phases(), 'vmap', rounds=4), train(Phases(), 'vmap', rounds=4, tapes=Tapes())) == 0
@@ -76,7 +83,8 @@ def test_numbers_that_a_hook_asks_for_are_part_of_the_key():
 def test_one_collection_of_tapes_serves_several_methods():
     tapes = Tapes()
     for _ in range(2):
-        for m in (FedAvg(), FedProx(mu=.1), FedProx(mu=1.)): assert gap(train(m, 'vmap'), train(m, 'vmap', tapes=tapes)) == 0
+        for m in (FedAvg(), FedProx(mu=.1), FedProx(mu=1.)):
+            assert gap(train(m, 'vmap'), train(m, 'vmap', tapes=tapes)) == 0
 
 def filled(method, net, criterion=cross_entropy):
     data = Batches(**dict(batches(0), x=batches(0)['x'].double()))
@@ -88,8 +96,12 @@ def test_batches_are_filled_up_only_where_nobody_looks_across():
     assert not filled(FedDecorr(), model(norm=False)) and not filled(MOON(), model(norm=False))
     assert not filled(FedAvg(), model(norm=False), F.cross_entropy)
     class Centred(nn.Module):
-        def __init__(self): super().__init__(); self.net = model(norm=False)
-        def forward(self, x): z, logits = self.net(x); return z, logits - logits.mean(0)
+        def __init__(self):
+            super().__init__()
+            self.net = model(norm=False)
+        def forward(self, x):
+            z, logits = self.net(x)
+            return z, logits - logits.mean(0)
     assert not filled(FedAvg(), Centred())                    # no BatchNorm, and yet
 
 def test_filled_or_not_is_the_same(monkeypatch):
@@ -102,7 +114,8 @@ def test_padding_may_hold_anything():
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
         x[~round_.occupied(data['live'], x.shape[2])] = junk
-        out.append(fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), dict(data, x=x), SIZES, Local(lr=.1), executor='vmap'))
+        out.append(fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), dict(data, x=x), SIZES,
+                             Local(lr=.1), executor='vmap'))
     assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
 
 def test_criterion():
@@ -112,10 +125,13 @@ def test_criterion():
     masked = z.masked_fill(torch.arange(4) == 0, float('-inf'))[1:]     # as MaskedCE(fill='-inf') makes them
     assert torch.allclose(cross_entropy(masked, y[1:]), F.cross_entropy(masked, y[1:]), atol=1e-14)
     w = masked.clone().requires_grad_()
-    cross_entropy(w, y[1:]).backward(); assert w.grad.isfinite().all()
+    cross_entropy(w, y[1:]).backward()
+    assert w.grad.isfinite().all()
 
 def test_inputs_that_share_memory_stay_apart():
-    def f(a, b): a.add_(1); return a + b
+    def f(a, b):
+        a.add_(1)
+        return a + b
     v = torch.zeros(3)
     for steady in (0, 1, 2):
         _, bind = record(f, v, v, steady=steady)
@@ -136,7 +152,8 @@ def test_views_writes_and_constants():
         play = bind(two) if steady else lambda: bind()(two)
         for _ in range(3):
             x, y = f(one), play()
-            assert torch.equal(one, two) and all(torch.equal(u, v) for u, v in zip(flatten(x).values(), flatten(y).values()))
+            assert (torch.equal(one, two)
+                    and all(torch.equal(u, v) for u, v in zip(flatten(x).values(), flatten(y).values())))
         assert 'detach' not in bind.source
 
 def test_what_is_steady_is_worked_out_once():
@@ -188,12 +205,15 @@ def test_memory_is_used_again_where_nobody_looks():
         seen, kept = a.exp(), a.sin()
         rows, added = seen.T, kept + 1           # `seen` is looked at through `rows`, `kept` once more below
         grown = torch.ones(3, 1).exp() + a       # has no room
-        return dict(fresh=fresh, other=(seen.neg() + rows.T).cos(), added=added*kept, turned=(a + 1).T - b, grown=grown, kept=a.neg().view(9) + 1)
+        return dict(fresh=fresh, other=(seen.neg() + rows.T).cos(), added=added*kept,
+                    turned=(a + 1).T - b, grown=grown, kept=a.neg().view(9) + 1)
     a, b = torch.randn(3, 3), torch.randn(3, 3)
     for steady in (0, 1):
         _, bind = record(f, torch.randn(3, 3), torch.randn(3, 3), steady=steady)
         args = a.clone(), b.clone()
-        for _ in range(3): got = bind(*args[:steady])(*args[steady:]); assert all(torch.equal(got[k], v) for k, v in f(a, b).items())
+        for _ in range(3):
+            got = bind(*args[:steady])(*args[steady:])
+            assert all(torch.equal(got[k], v) for k, v in f(a, b).items())
         assert torch.equal(args[0], a) and torch.equal(args[1], b)
         reused = re.findall(r'aten_\w+__\w+\((t\d+)|out=(t\d+)', bind.source)
         assert len(reused) == (1 if steady else 7) and not re.search(r'__\w+\(i\d|out=i', bind.source)
@@ -209,7 +229,8 @@ def test_tapes_and_graphs_on_a_gpu(m, graphs):
         state = start(m, net, CLIENTS)
         for r in range(4):
             data = {k: v.double().cuda() if k == 'x' else v.cuda() if k == 'y' else v for k, v in batches(r).items()}
-            state = fed_round(m, net, state, who(r), data, SIZES, Local(lr=.1, momentum=.9), executor=executor, tapes=tapes)
+            state = fed_round(m, net, state, who(r), data, SIZES, Local(lr=.1, momentum=.9),
+                              executor=executor, tapes=tapes)
         return state
     played = go(Tapes(graphs))
     assert gap(go(None), played) < 1e-9 and gap(go(None, 'loop'), played) < 1e-9
@@ -219,8 +240,12 @@ def test_a_graph_needs_a_gpu():
     from fedlit.models import build
     from fedlit.run import federate
     task = load('digits')
-    with pytest.raises(ValueError, match="'graph'"): federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', record='graph', progress=False)
-    with pytest.raises(ValueError, match='bfloat8'): federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', precision='bfloat8', progress=False)
+    with pytest.raises(ValueError, match="'graph'"):
+        federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', record='graph',
+                 progress=False)
+    with pytest.raises(ValueError, match='bfloat8'):
+        federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', precision='bfloat8',
+                 progress=False)
 
 @pytest.mark.parametrize('kw', [dict(precision='bfloat16'), dict(channels_last=True)], ids=str)
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
@@ -231,6 +256,7 @@ def test_precision_and_order_of_numbers(kw, executor):
     if executor == 'vmap' and 'channels_last' in kw: pytest.skip('stacks have no such order')
     net, out = Net(), []
     for function in (round_.pure, partial(round_.pure, **kw)):
-        out.append(fed_round(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), who(0), batches(0), SIZES, Local(lr=.01), executor=executor, tapes=Tapes(), function=function))
+        out.append(fed_round(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), who(0), batches(0), SIZES,
+                             Local(lr=.01), executor=executor, tapes=Tapes(), function=function))
     d = gap(*out)
     assert (0 < d < .05) if 'precision' in kw else d < 1e-5

@@ -12,7 +12,8 @@ def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator()
 
 def correlation(z):
     "Zero rows for features that do not change"
-    c = z - z.mean(0); n = c.norm(dim=0)
+    c = z - z.mean(0)
+    n = c.norm(dim=0)
     c = torch.where(n > 1e-12, c/n.clamp(min=1e-12), torch.zeros_like(c))
     return c.T @ c
 
@@ -45,7 +46,8 @@ def test_proposition_1(d, n, seed):
 @given(d=st.integers(2, 30), dead=st.integers(1, 30), seed=seeds)
 def test_proposition_1_with_dead_features(d, dead, seed):
     m = max(d - dead, 0)
-    z = rand(50, d, seed=seed); z[:, m:] = 3.
+    z = rand(50, d, seed=seed)
+    z[:, m:] = 3.
     K = correlation(z)
     torch.testing.assert_close(spectral(K), K.square().sum() - m*m/d, rtol=1e-9, atol=1e-8)
     if m: torch.testing.assert_close(spectral(K[:m, :m]), K.square().sum() - m, rtol=1e-9, atol=1e-8)
@@ -89,13 +91,15 @@ def test_clients_side_by_side_flow_as_one_by_one():
 @pytest.mark.parametrize('L', (1, 2, 3))
 @pytest.mark.parametrize('M', (0., .3))
 def test_theorem_1_on_a_trajectory(L, M):
-    x, y = client(); n, dt = len(y), 2e-5
+    x, y = client()
+    n, dt = len(y), 2e-5
     W = flow(balanced([12] + [8]*(L - 1) + [5, 5], .6*torch.linspace(1, .6, 5, dtype=torch.float64), M), x, y, dt, 400)
     for a, b in zip(W[:-1], W[1:]):                                        # conservation
         D = b.mT @ b - a @ a.mT
         torch.testing.assert_close(D, D[:1].expand_as(D), rtol=0, atol=1e-9)
     torch.testing.assert_close(D[-1], M*torch.eye(5, dtype=D.dtype), rtol=0, atol=1e-9)
-    some = [w[1:-1:10] for w in W]; G = pull(some, x, y)
+    some = [w[1:-1:10] for w in W]
+    G = pull(some, x, y)
     close(measured(W, dt)[::10], theorem1(some, G, n, M), 2e-3)
     P = product(W[:-1])
     close(((P[2:] - P[:-2])/(2*dt))[::10], lemma2(some, G, n), 2e-3)

@@ -7,15 +7,18 @@ import typed
 
 PLANTED = {
     'spread': ['Left to run, it was at 0.78 ± 0.04.', r'FedAvg ends at $64.85\pm2.01$.'],
-    'unit': ['ahead by six points', 'it took twelve seconds', 'a round of 37.6 s', '40 % slower', 'fourteen and twenty points', 'ten times faster',
-             'rises by some forty MiB', 'seven per cent', 'two and 2.5 percent', 'two and a half minutes'],
+    'unit': ['ahead by six points', 'it took twelve seconds', 'a round of 37.6 s', '40 % slower',
+             'fourteen and twenty points', 'ten times faster', 'rises by some forty MiB',
+             'seven per cent', 'two and 2.5 percent', 'two and a half minutes'],
     'part': ['this took half a minute', 'a fifth of a second', 'a quarter better', 'wrong by a fifth or more'],
     'share': ['nine of ten test images are recognised', 'one in fourteen', '36 of the 360'],
     'decimal': ['printed the accuracies 0.3203 and 0.8078', 'better (.96 against the rest)', 'FedAvg reaches $0.83$.'],
 }
-CLEAN = ['`FedProx(mu=0.001)` after `12 s`', '```\nround 1: accuracy 0.3315, 94.4 s\n```', '    accuracy 0.3315', r'with $\eta=0.05$ and $\alpha > 0.026$',
-         'torch 2.6 and Python 3.10', 'alpha 0.05 and a learning rate of .01', 'Table 3.4 and Fig. 4.10', '[page](x_0.25.ipynb)', 'three seeds, ten clients, version 1.40',
-         'the small ones are left', 'a factor of $5/3$', 'momentum 0.99, batches of 64']
+CLEAN = ['`FedProx(mu=0.001)` after `12 s`', '```\nround 1: accuracy 0.3315, 94.4 s\n```', '    accuracy 0.3315',
+         r'with $\eta=0.05$ and $\alpha > 0.026$', 'torch 2.6 and Python 3.10',
+         'alpha 0.05 and a learning rate of .01', 'Table 3.4 and Fig. 4.10', '[page](x_0.25.ipynb)',
+         'three seeds, ten clients, version 1.40', 'the small ones are left', 'a factor of $5/3$',
+         'momentum 0.99, batches of 64']
 
 @pytest.mark.parametrize('kind, text', [(k, t) for k, ts in PLANTED.items() for t in ts])
 def test_finds(kind, text): assert kind in [k for k, *_ in typed.found(text)]
@@ -29,7 +32,8 @@ def page(folder, *cells):
     (folder/'methods'/'x.ipynb').write_text(json.dumps(dict(cells=cells)))
 
 def test_names_page_cell_and_words(tmp_path):
-    page(tmp_path, ('code', 'print("0.78 ± 0.04")'), ('markdown', '# Title'), ('markdown', 'Ahead by six points.'), ('code', '#| fig-alt: "falls to 0.25"'))
+    page(tmp_path, ('code', 'print("0.78 ± 0.04")'), ('markdown', '# Title'), ('markdown', 'Ahead by six points.'),
+         ('code', '#| fig-alt: "falls to 0.25"'))
     first, second = typed.check(tmp_path, {})
     assert first == 'methods/x[2]: Ahead by »six points«. (unit)' and second.startswith('methods/x[3]: falls to »0.25«')
 
@@ -41,6 +45,7 @@ def test_allows_by_line_and_by_page(tmp_path):
     assert len(elsewhere) == 5 and elsewhere[-1] == 'typed.txt: nothing needs methods/y | prints 0.71 ... 0.76'
 
 def test_a_line_has_a_reason():
-    with pytest.raises(ValueError, match='one of setting, definition'): typed.allowed('methods/x | six points | because')
+    with pytest.raises(ValueError, match='one of setting, definition'):
+        typed.allowed('methods/x | six points | because')
 
 def test_this_repository(): assert typed.check() == []

@@ -17,20 +17,24 @@ def _pem(key): return key.private_bytes(ser.Encoding.PEM, ser.PrivateFormat.PKCS
 def _certificate(name, key, issuer, signer, *extensions):
     start = datetime.now(UTC) - timedelta(hours=1)
     named = lambda n: x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, n)])
-    made = x509.CertificateBuilder(named(issuer), named(name), key.public_key(), x509.random_serial_number(), start, start + timedelta(days=30))
+    made = x509.CertificateBuilder(named(issuer), named(name), key.public_key(), x509.random_serial_number(),
+                                   start, start + timedelta(days=30))
     for e in extensions: made = made.add_extension(e, critical=isinstance(e, x509.BasicConstraints))
     return made.sign(signer, hashes.SHA256()).public_bytes(ser.Encoding.PEM)
 
 def certificates(folder, name='throw-away CA'):
     "A certificate authority, and the server's key and certificate for 127.0.0.1: ca.crt, server.key, server.crt."
     folder, ca, key = Path(folder), ec.generate_private_key(ec.SECP256R1()), ec.generate_private_key(ec.SECP256R1())
-    never = 'digital_signature content_commitment key_encipherment data_encipherment key_agreement encipher_only decipher_only'.split()
+    never = ('digital_signature content_commitment key_encipherment data_encipherment '
+             'key_agreement encipher_only decipher_only').split()
     usage = x509.KeyUsage(**dict.fromkeys(never, False), key_cert_sign=True, crl_sign=True)
     there = x509.SubjectAlternativeName([x509.DNSName('localhost'), x509.IPAddress(ipaddress.ip_address('127.0.0.1'))])
     signed_by = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca.public_key())
     itself = x509.SubjectKeyIdentifier.from_public_key(ca.public_key())
-    _write(folder/'ca.crt', _certificate(name, ca, name, ca, x509.BasicConstraints(ca=True, path_length=0), usage, itself))
-    _write(folder/'server.crt', _certificate('SuperLink', key, name, ca, x509.BasicConstraints(ca=False, path_length=None), there, signed_by))
+    _write(folder/'ca.crt', _certificate(name, ca, name, ca,
+                                         x509.BasicConstraints(ca=True, path_length=0), usage, itself))
+    _write(folder/'server.crt', _certificate('SuperLink', key, name, ca,
+                                             x509.BasicConstraints(ca=False, path_length=None), there, signed_by))
     _write(folder/'server.key', _pem(key))
 
 def site_key(path):

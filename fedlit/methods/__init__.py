@@ -39,5 +39,10 @@ from .fedgse import FedGSE
 from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
-_all_ = ['FedAvg', 'Method', 'SOLO', 'centralised', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD', 'FedAvgM', 'FedNova',
-         'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
+_all_ = ['FedAvg', 'Method', 'SOLO', 'centralised',
+         'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
+         'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
+         'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
+         'FedDF', 'DSFL', 'FedET',
+         'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
+         'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']

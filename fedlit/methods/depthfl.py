@@ -15,14 +15,15 @@ from ..models import Net, register, _basic, _colours, _conv_block, _kaiming, _po
 
 # %% ../../nbs/methods/55_depthfl.ipynb #660c0dc3
 class Exits(nn.Module):
-    "Stages in a row, each with a classifier of its own: logits (B, exits, classes) in training mode, their mean (B, classes) in use."
+    "Stages in a row, each with a classifier: logits (B, exits, classes) in training, their mean (B, classes) in use."
     def __init__(self,
         stages,     # modules; each takes what the one before returns
         exits,      # as many modules that map a stage's output to (features, logits), such as `Net`
         features=0, # whose features are returned: 0 is the first exit, -1 the last
     ):
         super().__init__()
-        if len(stages) != len(exits): raise ValueError(f"{len(stages)} stages and {len(exits)} exits, but every stage needs one exit")
+        if len(stages) != len(exits):
+            raise ValueError(f"{len(stages)} stages and {len(exits)} exits, but every stage needs one exit")
         self.stages, self.exits, self.features = nn.ModuleList(stages), nn.ModuleList(exits), features
     def each(self, x):
         "(features, logits) of every exit, from the first to the last."
@@ -63,10 +64,12 @@ def exits_cnn(
     features:int=-1, # whose features are returned
 )->Exits: # the last two exits' features are (B, `hidden`)
     "Four stages: convolution, convolution, linear, linear; each exit is a linear layer."
-    sizes = [c * max(shape[-2]//2**i, 1) * max(shape[-1]//2**i, 1) for i, c in enumerate(channels, 1)] # of the maps, flattened
+    # of the maps, flattened
+    sizes = [c * max(shape[-2]//2**i, 1) * max(shape[-1]//2**i, 1) for i, c in enumerate(channels, 1)]
     linear = lambda n: nn.Sequential(nn.Flatten(), nn.Linear(n, hidden), nn.ReLU())
     convs = [nn.Sequential(*_conv_block(*io, norm)) for io in zip((_colours(shape), channels[0]), channels)]
-    return Exits([*convs, linear(sizes[1]), linear(hidden)], [Net(nn.Flatten(), nn.Linear(n, classes)) for n in (*sizes, hidden, hidden)], features)
+    return Exits([*convs, linear(sizes[1]), linear(hidden)],
+                 [Net(nn.Flatten(), nn.Linear(n, classes)) for n in (*sizes, hidden, hidden)], features)
 
 # %% ../../nbs/methods/55_depthfl.ipynb #594bcd7a
 def _sep(c, out):
@@ -78,13 +81,17 @@ def _sep(c, out):
 # %% ../../nbs/methods/55_depthfl.ipynb #5b917cbc
 class _Attend(nn.Module):
     "x times a factor in [0.5, 1) that a small network computes from x at half the resolution."
-    def __init__(self, c): super().__init__(); self.look = nn.Sequential(_sep(c, c), nn.BatchNorm2d(c), nn.ReLU())
-    def forward(self, x): return x*F.interpolate(self.look(x), x.shape[-2:], mode='bilinear', align_corners=False).sigmoid()
+    def __init__(self, c):
+        super().__init__()
+        self.look = nn.Sequential(_sep(c, c), nn.BatchNorm2d(c), nn.ReLU())
+    def forward(self, x):
+        return x*F.interpolate(self.look(x), x.shape[-2:], mode='bilinear', align_corners=False).sigmoid()
 
 def _exit(channels, classes):
-    "Attention, then separable pairs through `channels`, pooled, and a linear head; with one number in `channels` only the last two."
+    "Attention, separable pairs through `channels`, pooling, a linear head; with one number in it only the last two."
     pairs = [_sep(*io) for io in zip(channels, channels[1:])]
-    return Net(nn.Sequential(*([_Attend(channels[0])] if pairs else []), *pairs, _pool()), nn.Linear(channels[-1], classes))
+    return Net(nn.Sequential(*([_Attend(channels[0])] if pairs else []), *pairs, _pool()),
+               nn.Linear(channels[-1], classes))
 
 # %% ../../nbs/methods/55_depthfl.ipynb #41e62dbe
 @register
@@ -97,7 +104,8 @@ def exits_resnet18(
 )->Exits: # each exit's features are (B, 512) at full width
     "ResNet18 with a 3x3 stem and DepthFL's four exits (Kim et al. 2023, as released)."
     channels, stages = _thin((64, 128, 256, 512), width), []
-    for i, (c, n) in enumerate(zip(channels, depths)): stages.append(_stages(_basic, channels[max(i-1, 0)], (c,), (n,), (2 if i else 1,)))
+    for i, (c, n) in enumerate(zip(channels, depths)):
+        stages.append(_stages(_basic, channels[max(i-1, 0)], (c,), (n,), (2 if i else 1,)))
     stages[0] = nn.Sequential(_stem(_colours(shape), channels[0]), stages[0])
     return _kaiming(Exits(stages, [_exit(channels[i:], classes) for i in range(len(stages))], features), 'fan_out')
 
@@ -124,16 +132,20 @@ def ramp(
 
 # %% ../../nbs/methods/55_depthfl.ipynb #aa13c494
 class DepthFL(Method):
-    "Clients of depth d train the first d stages of an `Exits` network, and their exits teach each other (Kim et al., ICLR 2023)."
+    "Clients of depth d train the first d stages of `Exits`, and their exits teach each other (Kim et al., ICLR 2023)."
     helpers = 'has',
     levels: tuple = (4, 3, 2, 1) # depths, from the first block of clients to the last; blocks are of equal size
     distill: bool = True         # do the exits imitate each other?
     ramp: int = 300              # rounds until that has full weight
-    exits: str = 'all'           # 'all' exits of the client are trained, or its 'last' only, as in InclusiveFL (Liu et al., KDD 2022)
+    exits: str = 'all'           # which exits train: 'all', or the 'last' as in InclusiveFL (Liu et al., KDD 2022)
     pinch: float = field(default=0., repr=False) # added to the teachers' probabilities; 1e-7 as released
     excludes = SubModel.excludes
-    def __post_init__(self): require(self, pinch=(0 <= self.pinch < 1, 'in [0, 1)'), levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
-                                     ramp=(self.ramp >= 1, 'at least 1'), exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
+    def __post_init__(self):
+        require(self,
+                pinch=(0 <= self.pinch < 1, 'in [0, 1)'),
+                levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
+                ramp=(self.ramp >= 1, 'at least 1'),
+                exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
     def has(self, number, clients, n):
         "Which of n stages, and which of n exits, does client `number` train? (n,) each, booleans."
         number = torch.as_tensor(number)
@@ -142,13 +154,17 @@ class DepthFL(Method):
         return dict(stages=i < d, exits=i < d if self.exits == 'all' else i == d-1)
     def mask(self, params, buffers, number, clients):
         place = {k: k.split('.')[:2] for k in (*params, *buffers) if k.startswith(('stages.', 'exits.'))}
-        if not place: raise ValueError("DepthFL needs a network with exits, and this one has no tensors named stages.* and exits.*; see fedlit.methods.depthfl.Exits")
+        if not place:
+            raise ValueError("DepthFL needs a network with exits, and this one has no tensors named stages.* "
+                             "and exits.*; see fedlit.methods.depthfl.Exits")
         n = 1 + max(int(i) for _, i in place.values())
         require(self, levels=(max(self.levels) <= n, f'depths up to {n}, the stages of this network'))
         has = self.has(number, clients, n)
         return {k: has[kind][int(i)] for k, (kind, i) in place.items()}
     def output(self, logits, number, clients, round):
-        own, logp = self.has(number, clients, logits.shape[1])['exits'].to(logits), logits.log_softmax(-1).clamp(min=-1e4)
+        own, logp = (self.has(number, clients, logits.shape[1])['exits'].to(logits),
+                     logits.log_softmax(-1).clamp(min=-1e4))
         z = (own[:, None]*logp).sum(1)
-        return z - ramp(round, self.ramp)/(own.sum() - 1).clamp(min=1)*mutual(logp, own, self.pinch)[:, None] if self.distill else z
+        return (z - ramp(round, self.ramp)/(own.sum() - 1).clamp(min=1)*mutual(logp, own, self.pinch)[:, None]
+                if self.distill else z)
     def loss(self, logits): return -logits.logsumexp(1).mean()

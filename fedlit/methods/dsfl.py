@@ -26,7 +26,11 @@ class DSFL(Method):
     steps: int = 100      # of the server's student in a round
     lr: float = 1e-3      # of the student's Adam
     batch_size: int = 32  # shared inputs in a client's step
-    def __post_init__(self): require(self, T=(self.T > 0, 'positive'), weight=(self.weight >= 0, 'at least 0'), steps=(self.steps >= 0, 'at least 0'))
+    def __post_init__(self):
+        require(self,
+                T=(self.T > 0, 'positive'),
+                weight=(self.weight >= 0, 'at least 0'),
+                steps=(self.steps >= 0, 'at least 0'))
     def keep(self, name): return True
     def loss(self, params, buffers, forward, public, server, step):
         if not server: return 0.                                             # first round: no opinions yet
@@ -38,4 +42,5 @@ class DSFL(Method):
         x, pick = unlabelled(self, proxy), lambda tree: {k: trained[k] for k in tree}
         said = sharpened(ensemble(forward, pick(params), pick(buffers), x), self.T)
         new = distill(forward, params, buffers, x, said, self.steps, self.lr, seed=round)
-        return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if v.is_floating_point()}, dict(said=said)
+        return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items()
+                if v.is_floating_point()}, dict(said=said)

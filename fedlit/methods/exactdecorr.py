@@ -14,13 +14,16 @@ class ExactDecorr(Method):
     "Penalise the variance of the singular values of the features' covariance or correlation (FedDecorr, eq. 6)."
     beta: float = .1        # weight of the penalty
     of: str = 'correlation' # 'covariance' is eq. (6) as printed; 'correlation' is what Proposition 1 makes cheap
-    def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), of=(self.of in ('correlation', 'covariance'), "'correlation' or 'covariance'"))
+    def __post_init__(self):
+        require(self, beta=(self.beta >= 0, 'at least 0'),
+                of=(self.of in ('correlation', 'covariance'), "'correlation' or 'covariance'"))
     def loss(self, features, live=None):
         n, d = features.shape
         if n < 2: return 0*features.sum()
         z = features - features.mean(0)
         if self.of == 'correlation': z = z/(features.var(0) + 1e-8).sqrt()
         c = z.T@z/(n-1)
-        s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0)) + 0*c.sum() # the solver stops the program at a NaN; the sum hands it on to `fedlit.guard`
-        if live is not None: d = live.sum()                    # in a sub-model the other columns are zero, and so are their values
+        # the solver stops the program at a NaN; the sum hands it on to `fedlit.guard`
+        s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0)) + 0*c.sum()
+        if live is not None: d = live.sum() # in a sub-model the other columns are zero, and so are their values
         return self.beta*(s.square().sum()/d - (s.sum()/d)**2)

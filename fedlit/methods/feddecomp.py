@@ -41,11 +41,13 @@ class FedDecomp(Method):
     seed: int = 0          # of the random A, the same for all clients
     alone = ('mask',)
     def __post_init__(self):
-        require(self, lora_epochs=(self.lora_epochs >= 0, 'at least 0'), r_c=(0 < self.r_c <= 1, 'in (0, 1]'), rank=(self.rank >= 1, 'at least 1'),
-                r_l=(0 < self.r_l <= 1, 'in (0, 1]'), form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+        require(self, lora_epochs=(self.lora_epochs >= 0, 'at least 0'), r_c=(0 < self.r_c <= 1, 'in (0, 1]'),
+                rank=(self.rank >= 1, 'at least 1'), r_l=(0 < self.r_l <= 1, 'in (0, 1]'),
+                form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
     def inner(self, shape): return inner(shape, self.form, self.rank, self.r_l, self.r_c)
     def init(self, params, model):
-        weights = {f'{n}.weight'.lstrip('.'): m for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
+        weights = {f'{n}.weight'.lstrip('.'): m for n, m in model.named_modules()
+                   if isinstance(m, (nn.Linear, nn.Conv2d))}
         g, new = torch.Generator().manual_seed(self.seed), {}
         for k, w in params.items():
             if k not in weights: continue
@@ -59,6 +61,8 @@ class FedDecomp(Method):
             return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
         return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
     def mask(self, params, step, steps, epochs):
-        if self.lora_epochs > epochs: raise ValueError(f"FedDecomp: lora_epochs={self.lora_epochs}, but it must be at most the {epochs} local epochs")
+        if self.lora_epochs > epochs:
+            raise ValueError(f"FedDecomp: lora_epochs={self.lora_epochs}, "
+                             f"but it must be at most the {epochs} local epochs")
         first = step*epochs < self.lora_epochs*steps
         return {k: (first == self.keep(k)).to(v) for k, v in params.items()}

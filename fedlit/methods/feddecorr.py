@@ -14,9 +14,10 @@ class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
     form: str = 'released' # 'released' reproduces the published numbers, 'paper' is eq. (8) as printed
-    floor: float = field(default=1e-8, repr=False) # added to the variance of every feature, in its units; .1 where no BatchNorm stands before them
-    def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
-                                     form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+    floor: float = field(default=1e-8, repr=False) # added to each feature's variance, in its units; .1 if no BatchNorm
+    def __post_init__(self):
+        require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
+                form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
     def loss(self, features, live=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
@@ -30,5 +31,6 @@ class FedDecorr(Method):
         v = features.var(0)
         weak = (v < 1e-4*v.mean()).sum().item()
         if weak <= len(v)/10 or self.floor >= 1e-3*v.mean(): return ''
-        return (f"{weak} of {len(v)} features{f' of layer {layer}' if layer else ''} hardly vary over a batch of {len(features)}. FedDecorr divides by their "
-                f"deviation and amplifies rounding: the result may differ from machine to machine. Put BatchNorm before them, or use FedDecorr(floor=0.1)")
+        return (f"{weak} of {len(v)} features{f' of layer {layer}' if layer else ''} hardly vary over a batch of "
+                f"{len(features)}. FedDecorr divides by their deviation and amplifies rounding: the result may differ "
+                f"from machine to machine. Put BatchNorm before them, or use FedDecorr(floor=0.1)")

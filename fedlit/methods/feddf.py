@@ -21,7 +21,8 @@ def ensemble(
     "The logits of K networks on the same inputs, in evaluation mode."
     pick = lambda tree, k: {n: v[k] for n, v in tree.items()}
     K = len(next(iter(params.values())))
-    with torch.no_grad(): return torch.stack([forward(pick(params, k), pick(buffers, k), x, train=False)[1] for k in range(K)])
+    with torch.no_grad():
+        return torch.stack([forward(pick(params, k), pick(buffers, k), x, train=False)[1] for k in range(K)])
 
 # %% ../../nbs/methods/60_feddf.ipynb #bb5384e5
 def distill(
@@ -44,13 +45,18 @@ def distill(
         i = torch.randperm(len(x), generator=gen)[:batch_size].to(x.device)
         _, logits, buffers = forward(params, buffers, x[i])
         loss = F.kl_div(logits.log_softmax(-1), target[i], log_target=True, reduction='batchmean')
-        opt.zero_grad(); loss.backward(); opt.step(); slower.step()
+        opt.zero_grad()
+        loss.backward()
+        opt.step()
+        slower.step()
     return {k: v.detach() for k, v in params.items()}, {k: v.detach() for k, v in buffers.items()}
 
 # %% ../../nbs/methods/60_feddf.ipynb #9e04e8e3
 def unlabelled(method, proxy):
     "The server's inputs, or an error that says how to give some."
-    if proxy is None: raise ValueError(f"{method!r}: proxy=None, but it must be unlabelled inputs (M, ...), prepared as the network wants them: federate(..., proxy=task.normalise(x))")
+    if proxy is None:
+        raise ValueError(f"{method!r}: proxy=None, but it must be unlabelled inputs (M, ...), "
+                         "prepared as the network wants them: federate(..., proxy=task.normalise(x))")
     return proxy[0] if isinstance(proxy, (tuple, list)) else proxy
 
 class FedDF(Method):
@@ -60,13 +66,17 @@ class FedDF(Method):
     lr: float = 1e-3      # of Adam
     batch_size: int = 128 # unlabelled inputs a step
     def __post_init__(self):
-        require(self, steps=(self.steps >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'), batch_size=(self.batch_size >= 1, 'at least 1'))
+        require(self,
+                steps=(self.steps >= 0, 'at least 0'),
+                lr=(self.lr > 0, 'positive'),
+                batch_size=(self.batch_size >= 1, 'at least 1'))
     def teach(self, logits): return logits.mean(0)                  # (K, M, classes) -> (M, classes)
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round):
         x, moved = unlabelled(self, proxy), lambda tree: {k: v + delta[k] if k in delta else v for k, v in tree.items()}
         pick = lambda tree: {k: trained[k] for k in tree}
         teacher = self.teach(ensemble(forward, pick(params), pick(buffers), x))
-        new = distill(forward, moved(params), moved(buffers), x, teacher, self.steps, self.lr, self.batch_size, seed=round)
+        new = distill(forward, moved(params), moved(buffers), x, teacher,
+                      self.steps, self.lr, self.batch_size, seed=round)
         return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if k in delta}, server
 
 # %% ../../nbs/methods/60_feddf.ipynb #d683e80e
@@ -86,5 +96,6 @@ def feddf_round(
     outs = [local_phase(method, m, s, w, b, local) for m, s, w, b, _ in kinds]
     new = [aggregate(method, s, w, o, p, local, pure(m)) for (m, s, w, _, p), o in zip(kinds, outs)]
     said = torch.cat([ensemble(pure(m), o['params'], o['buffers'], proxy) for m, o in zip(models, outs)])
-    ends = [distill(pure(m), s.params, s.buffers, proxy, said.mean(0), seed=s.round, **how) for m, s in zip(models, new)]
+    ends = [distill(pure(m), s.params, s.buffers, proxy, said.mean(0), seed=s.round, **how)
+            for m, s in zip(models, new)]
     return [replace(s, params=p, buffers=b) for s, (p, b) in zip(new, ends)]

@@ -21,25 +21,30 @@ def activity(
     x,       # (N, ...) samples of the client
     score='mean', # over samples, positions and points: 'mean', or 'sum' as released
 ):           # axis -> (n,) how active its neurons are
-    "How much each neuron answers to `x`: its activation behind the ReLU, or behind the layer that makes it if no ReLU follows."
+    "How much each neuron answers to `x`: its activation behind the ReLU, or behind its layer if no ReLU follows."
     seen, reduce, out = watch(params, buffers, x)[2], getattr(torch, score), {}
-    for p, a in watched(axes).items(): out.setdefault(a, []).append(reduce(seen[p].abs().transpose(0, 1).flatten(1), 1))
+    for p, a in watched(axes).items():
+        out.setdefault(a, []).append(reduce(seen[p].abs().transpose(0, 1).flatten(1), 1))
     return {a: reduce(torch.stack(v), 0) for a, v in out.items()}
 
 # %% ../../nbs/methods/56_feddse.ipynb #83b3317e
 class FedDSE(SubModel):
-    "Clients keep the neurons that their own data activate most, or draw them with such odds (Jia, thesis 2024, chapter 3)."
+    "Clients keep the neurons that their own data activate most, or draw them with such odds (Jia, thesis 2024, ch. 3)."
     helpers = *SubModel.helpers, 'preference'
-    temperature: float = 0. # T of equation (3-2): 0 keeps the most active, larger draws more evenly; in units of the score
+    temperature: float = 0. # T of eq. (3-2): 0 keeps the most active, larger draws more evenly; in units of the score
     samples: int = 0        # how many samples a client looks at; 0 is all
     score: str = 'mean'     # of the activations: 'mean', or 'sum' as released; the temperature's scale depends on it
-    mode: str = 'softmax'   # odds: 'softmax' is equation (3-2); 'probs' is proportional to the score, as released, without a temperature
+    mode: str = 'softmax'   # odds: 'softmax' is eq. (3-2); 'probs' proportional to the score, as released, without T
     def __post_init__(self):
         super().__post_init__()
-        require(self, temperature=(self.temperature >= 0, 'at least 0'), samples=(self.samples >= 0, 'at least 0'),
-                score=(self.score in ('mean', 'sum'), "'mean' or 'sum'"), mode=(self.mode in ('softmax', 'probs'), "'softmax' or 'probs'"))
+        require(self,
+                temperature=(self.temperature >= 0, 'at least 0'),
+                samples=(self.samples >= 0, 'at least 0'),
+                score=(self.score in ('mean', 'sum'), "'mean' or 'sum'"),
+                mode=(self.mode in ('softmax', 'probs'), "'softmax' or 'probs'"))
     def mask(self, params, buffers, axes, data, watch, number, clients, round):
-        h, r = activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score), self.rate(number, clients, round)
+        h, r = (activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score),
+                self.rate(number, clients, round))
         return {a: self.top(self.preference(s, round, number, i), r) for i, (a, s) in enumerate(h.items())}
     def preference(self, h, *keys):
         "What the neurons with activity `h` are ranked by; random numbers depend on `keys`."
@@ -49,7 +54,7 @@ class FedDSE(SubModel):
 
 # %% ../../nbs/methods/56_feddse.ipynb #b70bc9a7
 class OldCounts(Method):
-    "The server counts its old network as one more client that had every entry (released code of FedDSE; use with weighting='uniform')."
+    "The old network counts as one more client that had every entry (released code of FedDSE; use weighting='uniform')."
     def merge(self, delta, server, mask, participants):
         had = holders(mask, delta, participants)
         return {k: d*(had[k]/(had[k] + 1)) for k, d in delta.items()}, server

@@ -17,7 +17,8 @@ class FedDyn(Method):
     def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'))
     def init(self, params): return params, dict(h=zeros(params)), dict(g=zeros(params))
     def grad(self, grads, params, received, client, kept):
-        return {k: v if k in kept else v - client['g'][k] + self.alpha*(params[k] - received[k]) for k, v in grads.items()}
+        return {k: v if k in kept else v - client['g'][k] + self.alpha*(params[k] - received[k])
+                for k, v in grads.items()}
     def done(self, params, received, client):
         return dict(g={k: g - self.alpha*(params[k] - received[k]) for k, g in client['g'].items()}), {}
     def merge(self, delta, server, params, mask, participants, clients):

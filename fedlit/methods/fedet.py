@@ -21,7 +21,7 @@ def consensus(
     return ((v/v.sum(0).clamp(min=1e-12))[..., None]*logits).sum(0)
 
 def diversity(logits):
-    "The consensus among those whose answer differs from the consensus of all; theirs too where nobody differs (FedET, eq. 5)."
+    "The consensus of those whose answer differs from the consensus of all, or of all if nobody differs (FedET, eq. 5)."
     all_ = consensus(logits)
     differ = logits.argmax(-1) != all_.argmax(-1)
     return torch.where(differ.any(0)[:, None], consensus(logits, differ), all_)

@@ -15,20 +15,21 @@ from .submodels import SubModel, uniform
 # %% ../../nbs/methods/57_fedgse.ipynb #c98451f0
 def sensitivity(
     axes,      # Axes
-    watch,     # function (params, buffers, x, at=, taps=, train=) -> features, logits, {point: activation}; a round offers it
+    watch,     # (params, buffers, x, at=, taps=, train=) -> features, logits, {point: activation}; a round offers it
     params,    # name -> tensor
     buffers,   # name -> tensor
     x,         # (N, ...) samples
     y,         # (N,) their labels
     weight=1., # how much each sample counts, a number or (N,)
-    form='paper', # 'paper': equation (4-3), behind the ReLU; 'released': magnitudes of each sample's gradient, behind the layer
+    form='paper', # 'paper': equation (4-3), behind the ReLU; 'released': sizes of samples' gradients, behind the layer
 ):             # axis -> (n,) how strongly the loss depends on its neurons
     "Gradient of the cross-entropy with respect to each neuron's output, in evaluation mode."
     at, out = 'relu' if form == 'paper' else 'layer', {}
     look = lambda taps=None: watch(params, buffers, x, at=at, taps=taps, train=False)
     taps = {p: torch.zeros_like(h[:1] if form == 'paper' else h) for p, h in look()[2].items()}
     grads = torch.func.grad(lambda taps: (weight*F.cross_entropy(look(taps)[1], y, reduction='none')).sum())(taps)
-    for p, a in watched(axes, at).items(): out[a] = out.get(a, 0) + grads[p].abs().transpose(0, 1).flatten(1).sum(1)
+    for p, a in watched(axes, at).items():
+        out[a] = out.get(a, 0) + grads[p].abs().transpose(0, 1).flatten(1).sum(1)
     return out
 
 # %% ../../nbs/methods/57_fedgse.ipynb #2e1a71a4
@@ -46,27 +47,34 @@ def similar_data(
 
 # %% ../../nbs/methods/57_fedgse.ipynb #b05def03
 class FedGSE(SubModel):
-    "Clients get the neurons with the largest gradients on public samples like theirs (Jia, thesis 2024, chapter 4); needs federate(proxy=)."
+    "Clients get the neurons of largest gradient on public samples like theirs (Jia, thesis 2024, ch. 4); needs proxy=."
     helpers = *SubModel.helpers, 'public'
     similar: str = 'CSL' # how public samples are chosen: 'CSL' or 'SPL', which needs labels
     samples: int = 128   # how many of them, at most
     form: str = 'paper'  # of the score: 'paper' is equation (4-3), or 'released', see `sensitivity`
-    pool: int = 1024     # how many of the public samples are used at all; what the last model says of them is remembered
+    pool: int = 1024     # how many of the public samples are used; what the last model says of them is remembered
     def __post_init__(self):
         super().__post_init__()
-        require(self, similar=(self.similar in ('CSL', 'SPL'), "'CSL' or 'SPL'"), form=(self.form in ('paper', 'released'), "'paper' or 'released'"),
-                samples=(self.samples >= 1, 'at least 1'), pool=(self.pool >= 1, 'at least 1'))
+        require(self,
+                similar=(self.similar in ('CSL', 'SPL'), "'CSL' or 'SPL'"),
+                form=(self.form in ('paper', 'released'), "'paper' or 'released'"),
+                samples=(self.samples >= 1, 'at least 1'),
+                pool=(self.pool >= 1, 'at least 1'))
     def public(self, public):
         "The public inputs and their labels, which may be None for CSL."
         x, y = public if isinstance(public, (tuple, list)) else (public, None)
-        if x is None or y is None and self.similar == 'SPL': raise ValueError(f"FedGSE: similar={self.similar!r} needs public samples, federate(..., proxy=(x, y)), with inputs as the network wants them")
+        if x is None or y is None and self.similar == 'SPL':
+            raise ValueError(f"FedGSE: similar={self.similar!r} needs public samples, "
+                             "federate(..., proxy=(x, y)), with inputs as the network wants them")
         return x[:self.pool], None if y is None else y[:self.pool]
-    def init(self, params): return params, {}, dict(label=torch.full((self.pool,), -1, device=next(iter(params.values())).device))
+    def init(self, params):
+        return params, {}, dict(label=torch.full((self.pool,), -1, device=next(iter(params.values())).device))
     def mask(self, params, buffers, axes, watch, forward, public, client, number, clients, round):
         x, y = self.public(public)
         said = client['label'][:len(x)]
         said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
-        i, target, real = similar_data(said, y, self.similar, self.samples, uniform(len(x), self.seed, round, number, 1, device=x.device))
+        i, target, real = similar_data(said, y, self.similar, self.samples,
+                                       uniform(len(x), self.seed, round, number, 1, device=x.device))
         scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
         return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
     def done(self, client, params, buffers, forward, axes, chosen, public):

@@ -47,23 +47,29 @@ class FedPara(Method):
     alone = ('mask',)
     def __post_init__(self): require(self, gamma=(0 <= self.gamma <= 1, 'in [0, 1]'))
     def init(self, params, model):
-        layers = {f'{n}.weight'.lstrip('.') for n, m in model.named_modules() if isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1}
+        layers = {f'{n}.weight'.lstrip('.') for n, m in model.named_modules()
+                  if isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1}
         g, new = torch.Generator().manual_seed(self.seed), {}
         for k, w in params.items():
             r = factors(w.shape, self.gamma) if k in layers else 0
             new.update(self.split(k, w, r, g) if r else {k: w})
-        if set(new) == set(params): raise ValueError(f"{self!r}: no layer of this network becomes smaller; it needs layers of at least about 16 x 16")
+        if set(new) == set(params):
+            raise ValueError(f"{self!r}: no layer of this network becomes smaller; "
+                             "it needs layers of at least about 16 x 16")
         return new, {}, {}
     def split(self, k, w, r, g, parts=2):
         o, i, *size = w.shape
         s = deviation(w.shape, r, parts)
         draw = lambda *shape: s*torch.randn(*shape, generator=g).to(w)
-        return {f'{k}.{n}{j}': v for j in (1, 2) for n, v in dict(X=draw(o, r), Y=draw(i, r), **({'T': draw(r, r, *size)} if size else {})).items()}
+        return {f'{k}.{n}{j}': v for j in (1, 2)
+                for n, v in dict(X=draw(o, r), Y=draw(i, r),
+                                 **({'T': draw(r, r, *size)} if size else {})).items()}
     def join(self, one, two): return one*two
     def use(self, params):
         half = lambda k, j: compose(params[f'{k}.X{j}'], params[f'{k}.Y{j}'], params.get(f'{k}.T{j}'))
         whole = {k[:-3]: self.join(half(k[:-3], 1), half(k[:-3], 2)) for k in params if k.endswith('.X1')}
-        return {**{k: v for k, v in params.items() if k[-3:] not in ('.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2')}, **whole}
+        return {**{k: v for k, v in params.items()
+                   if k[-3:] not in ('.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2')}, **whole}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #1865af3b
 class pFedPara(FedPara):

@@ -17,7 +17,8 @@ def check_prefix(
     "Raise a `ValueError` where the prefix names nothing, or everything."
     prefix = getattr(method, field) + '.'
     if len({k.startswith(prefix) for k in params}) == 2: return
-    raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}")
+    raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, "
+                     f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}")
 
 class FedPer(Method):
     "The head stays at home (Arivazhagan et al., 2019, algorithm 1)."

@@ -11,10 +11,12 @@ from .fedper import FedPer
 
 # %% ../../nbs/methods/43_fedrep.ipynb #b1588196
 class FedRep(FedPer):
-    "Head epochs with the body held, then body epochs with the head held; heads stay at home (Collins et al., ICML 2021, algorithm 1)."
+    "Heads stay at home; head epochs, then body epochs, the other part held (Collins et al., ICML 2021, algorithm 1)."
     body_epochs: int = 1 # of the local epochs, the last ones, in which the body is trained
     def __post_init__(self): require(self, body_epochs=(self.body_epochs >= 0, 'at least 0'))
     def mask(self, params, step, steps, epochs):
-        if self.body_epochs > epochs: raise ValueError(f"FedRep: body_epochs={self.body_epochs}, but it must be at most the {epochs} local epochs")
+        if self.body_epochs > epochs:
+            raise ValueError(f"FedRep: body_epochs={self.body_epochs}, "
+                             f"but it must be at most the {epochs} local epochs")
         body = step*epochs >= (epochs - self.body_epochs)*steps
         return {k: (body != self.keep(k)).to(v) for k, v in params.items()}

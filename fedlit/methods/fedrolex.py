@@ -12,8 +12,8 @@ from .submodels import SubModel
 
 # %% ../../nbs/methods/52_fedrolex.ipynb #dfe891e5
 class FedRolex(SubModel):
-    "Keep a window of ceil(r n) neighbouring coordinates of every axis, which moves on by one each round (Alam et al., NeurIPS 2022)."
-    direction: str = 'backward' # 'backward': {(i - round) mod n}, as released; 'forward': {(i + round) mod n}, as in the paper
+    "Keep a window of ceil(r n) coordinates of every axis, moved on by one each round (Alam et al., NeurIPS 2022)."
+    direction: str = 'backward' # 'backward': (i - round) mod n, as released; 'forward': (i + round) mod n, in the paper
     def __post_init__(self):
         super().__post_init__()
         require(self, direction=(self.direction in ('backward', 'forward'), "'backward' or 'forward'"))

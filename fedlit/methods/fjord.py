@@ -22,21 +22,24 @@ def narrow(
 ):          # name -> tensor, zero outside the first ceil(p n) coordinates of every axis
     "The parameters of the network of width `p`, in the shapes of the wide one."
     whole = {a: n if a in chosen else (n/share[a]).round() for a, n in axes.size.items()}
-    return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil() for a, n in axes.size.items()}))
+    return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
+                                       for a, n in axes.size.items()}))
 
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):
-    "Clients hold the first channels of their tier and draw a width in every step; the widest network teaches (Horváth et al., NeurIPS 2021)."
+    "Clients hold the first channels and draw a width each step; the widest teaches (Horváth et al., NeurIPS 2021)."
     helpers = *HeteroFL.helpers, 'width'
     rates: tuple = (1., .8, .6, .4, .2)  # the tiers: shares that clients can hold, from the strongest to the weakest
-    widths: tuple = (.2, .4, .6, .8, 1.) # p_s, the shares that a step may use; those above the client's tier are left out
+    widths: tuple = (.2, .4, .6, .8, 1.) # p_s, the shares that a step may use; those above the tier are left out
     distill: bool = True                 # does the widest network teach the narrow one?
     def __post_init__(self):
         super().__post_init__()
-        require(self, widths=(len(self.widths) and all(0 < p <= 1 for p in self.widths), 'a tuple of numbers in (0, 1]'))
+        require(self, widths=(len(self.widths) and all(0 < p <= 1 for p in self.widths),
+                              'a tuple of numbers in (0, 1]'))
     def width(self, number, clients, round, step):
         "The share that client `number` uses in this step: at most its tier."
-        p = torch.tensor(sorted(self.widths), dtype=torch.double, device=number.device if isinstance(number, torch.Tensor) else None)
+        p = torch.tensor(sorted(self.widths), dtype=torch.double,
+                         device=number.device if isinstance(number, torch.Tensor) else None)
         fit = (p <= self.rate(number, clients, round) + 1e-9).sum().clamp(min=1)
         return entry(sorted(self.widths), (uniform(1, self.seed, round, number, step)[0]*fit).long(), torch.double)
     def output(self, logits, forward, params, buffers, x, axes, chosen, share, number, clients, round, step):

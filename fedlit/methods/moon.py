@@ -35,10 +35,12 @@ class MOON(Method):
     "Model-contrastive learning (Li et al., CVPR 2021, eq. 3 and 4), and the L2 term of its Table 5."
     mu: float = 1.         # weight of the term
     tau: float = .5        # temperature; 'l2' has none
-    form: str = 'released' # a client that comes late: 'released' contrasts with the initial model, 'paper' waits until it has trained
+    form: str = 'released' # a late client: 'released' contrasts with the initial model, 'paper' waits until it trained
     variant: str = 'contrastive' # or 'l2': the distance to the global features
-    def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'),
-        form=(self.form in ('released', 'paper'), "'released' or 'paper'"), variant=(self.variant in ('contrastive', 'l2'), "'contrastive' or 'l2'"))
+    def __post_init__(self):
+        require(self, mu=(self.mu >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'),
+                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
+                variant=(self.variant in ('contrastive', 'l2'), "'contrastive' or 'l2'"))
     def init(self, params, buffers):
         never = next(iter(params.values())).new_zeros(()) # on the parameters' device
         return params, {}, {} if self.variant == 'l2' else dict(params=params, buffers=buffers, trained=never)
@@ -49,6 +51,8 @@ class MOON(Method):
     def loss(self, features, frozen, client):
         if not frozen: return 0*features.sum() # round 0
         if self.variant == 'l2': return self.mu*distance(features, frozen['near'])
-        return self.mu*contrast(features, frozen['near'], frozen['far'], self.tau)*(client['trained'] if self.form == 'paper' else 1)
+        return (self.mu*contrast(features, frozen['near'], frozen['far'], self.tau)
+                *(client['trained'] if self.form == 'paper' else 1))
     def done(self, params, buffers, client):
-        return {} if self.variant == 'l2' else dict(params=params, buffers=buffers, trained=torch.ones_like(client['trained'])), {}
+        return ({} if self.variant == 'l2'
+                else dict(params=params, buffers=buffers, trained=torch.ones_like(client['trained']))), {}

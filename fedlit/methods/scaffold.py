@@ -19,7 +19,9 @@ def response(
 ):                # a, b: after K steps with a constant gradient g, SGD is at a*x - b*g
     "How far K steps of SGD carry, see the derivation above."
     steps = torch.as_tensor(steps)
-    m = torch.tensor([[1-lr*weight_decay, -lr*momentum, -lr], [weight_decay, momentum, 1.], [0., 0., 1.]], dtype=torch.double, device=steps.device)
+    m = torch.tensor([[1-lr*weight_decay, -lr*momentum, -lr],
+                      [weight_decay,      momentum,     1.],
+                      [0.,                0.,           1.]], dtype=torch.double, device=steps.device)
     power = torch.eye(3, dtype=torch.double, device=steps.device)
     for bit in range(20):
         power = torch.where((steps >> bit) & 1 > 0, m@power, power)
@@ -32,9 +34,11 @@ class SCAFFOLD(Method):
     form: str = 'corrected' # 'corrected' allows for momentum and weight decay, 'paper' divides by K*lr as printed
     def __post_init__(self): require(self, form=(self.form in ('corrected', 'paper'), "'corrected' or 'paper'"))
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
-    def grad(self, grads, server, client, kept): return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
+    def grad(self, grads, server, client, kept):
+        return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
     def done(self, params, received, server, client, steps, lr, momentum, weight_decay):
-        a, b = response(steps, lr, momentum, weight_decay) if self.form == 'corrected' else (1., steps.to(next(iter(params.values())))*lr)
+        a, b = (response(steps, lr, momentum, weight_decay) if self.form == 'corrected'
+                else (1., steps.to(next(iter(params.values())))*lr))
         moved = {k: (a*received[k] - y)/b for k, y in params.items()}
         new = {k: (client['c'][k] - server['c'][k] + v).to(client['c'][k]) for k, v in moved.items()}
         return dict(c=new), dict(change=sub(new, client['c']))

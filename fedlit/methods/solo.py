@@ -13,7 +13,7 @@ from ..round import Local
 
 # %% ../../nbs/methods/01_solo.ipynb #2114ec99
 class SOLO(Method):
-    "Every client trains its own copy of the network; nothing travels (the baseline SOLO of MOON, Li et al., CVPR 2021)."
+    "Every client trains its own copy of the network; nothing travels (baseline SOLO of MOON, Li et al., CVPR 2021)."
     def keep(self, name): return True
 
 # %% ../../nbs/methods/01_solo.ipynb #ace197c7
@@ -22,11 +22,12 @@ def centralised(
     task,       # Task
     epochs=60,  # int, passes over all training data
     local=None, # Local: its optimiser and batch size; its epochs are not used
-    rounds=1,   # int, in how many pieces the epochs are cut: momentum restarts, and there is one row of history for each
+    rounds=1,   # int, in how many pieces the epochs are cut: momentum restarts, and history has one row for each
     **kw,       # for `federate`: seed, device, statistics, ...
 ): # Run
     "Train on all data in one place."
     from fedlit.run import federate
     if epochs % rounds: raise ValueError(f"rounds={rounds}, but it must divide the {epochs} epochs")
     everything = [torch.arange(len(task.y_train))]
-    return federate(model, task, everything, FedAvg(), rounds=rounds, local=replace(local or Local(), epochs=epochs//rounds), **kw)
+    return federate(model, task, everything, FedAvg(), rounds=rounds,
+                    local=replace(local or Local(), epochs=epochs//rounds), **kw)

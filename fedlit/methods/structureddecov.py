@@ -15,10 +15,13 @@ class StructuredDeCov(Method):
     groups: int = 8     # how many groups; the number of features is the same as DeCov, 1 is no penalty
     within: float = 0.  # reward for mean squared correlation within groups, in [0, 1) of `weight`
     def __post_init__(self):
-        require(self, weight=(self.weight >= 0, 'at least 0'), groups=(self.groups >= 1, 'at least 1'), within=(0 <= self.within < 1, 'in [0, 1)'))
+        require(self, weight=(self.weight >= 0, 'at least 0'), groups=(self.groups >= 1, 'at least 1'),
+                within=(0 <= self.within < 1, 'in [0, 1)'))
     def loss(self, features):
         n, d = features.shape
-        if d % self.groups: raise ValueError(f"StructuredDeCov: groups={self.groups}, but it must divide the number of features, {d}")
+        if d % self.groups:
+            raise ValueError(f"StructuredDeCov: groups={self.groups}, "
+                             f"but it must divide the number of features, {d}")
         z = (features - features.mean(0)).unflatten(1, (self.groups, -1)).transpose(0, 1) # (groups, n, size)
         inside = z.mT@z                                                                   # the blocks of n C
         whole = (z.transpose(0, 1).flatten(1).T@z.transpose(0, 1).flatten(1)).square().sum()

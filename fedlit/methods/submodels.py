@@ -50,16 +50,18 @@ def entry(
 
 # %% ../../nbs/methods/50_submodels.ipynb #44ee5e18
 class SubModel(Method):
-    "Clients train the coordinates that rank highest on every axis; the base of this family (subclasses say how they score)."
+    "Clients train the coordinates that rank highest on every axis; a base whose subclasses say how they score."
     rates: tuple = (1., .5, .25, .125, .0625) # shares of each axis, from the strongest clients to the weakest
     assign: str = 'fixed'                     # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
     seed: int = 0                             # of what is drawn
-    rounding: str = field(default='up', repr=False, kw_only=True) # of the number of coordinates kept: 'up', or 'down' as in the thesis' code
+    rounding: str = field(default='up', repr=False, kw_only=True) # of the number kept: 'up', or 'down' (thesis' code)
     excludes = 'which coordinates a client has'
     helpers = 'rate', 'top'
-    def __post_init__(self): require(self, rates=(len(self.rates) and all(0 < r <= 1 for r in self.rates), 'a tuple of numbers in (0, 1]'),
-                                     assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"),
-                                     rounding=(self.rounding in ('up', 'down'), "'up' or 'down'"))
+    def __post_init__(self):
+        require(self,
+                rates=(len(self.rates) and all(0 < r <= 1 for r in self.rates), 'a tuple of numbers in (0, 1]'),
+                assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"),
+                rounding=(self.rounding in ('up', 'down'), "'up' or 'down'"))
     def rate(self, number, clients, round):
         "The rate of client `number` of `clients` in this round."
         L = len(self.rates)
@@ -71,7 +73,7 @@ class SubModel(Method):
 
 # %% ../../nbs/methods/50_submodels.ipynb #356666dd
 class Scaler(Method):
-    "Multiply the output of a layer that is cut to the share r by 1/r while training (Diao et al., ICLR 2021, section 3)."
+    "Multiply the output of a layer that is cut to the share r by 1/r while training (Diao et al., ICLR 2021)."
     def use(self, params, axes, share=None, train=True):
         if share is None or not train: return params
         return {k: v/share[axes.makes[k]] if axes.makes.get(k) in share else v for k, v in params.items()}
