@@ -137,10 +137,23 @@ def _must(good, right):
 
 def _dicts(out, *n): return isinstance(out, tuple) and len(out) in n and all(isinstance(v, dict) for v in out)
 
+def _no_tensor(tree, path=''):
+    "The first leaf of a tree of dictionaries that is no tensor, in words."
+    for k, v in tree.items():
+        said = _no_tensor(v, f'{path}{k}/') if isinstance(v, dict) else '' if hasattr(v, 'shape') else (
+            f"{v!r:.60} as {path}{k}, but what is remembered or sent must be a tensor, such as torch.tensor(0.)")
+        if said: return said
+    return ''
+
+def _init(out, offer):
+    if _dicts(out, 3): return _no_tensor(out[1]) or _no_tensor(out[2])
+    return f"{_what(out)}, but it must return three dictionaries: the parameters, the server's memory, a client's memory"
+
 def _done(out, offer):
     if not _dicts(out, 2):
         return (f"{_what(out)}, but it must return two dictionaries: "
                 "the client's memory, and what it sends besides `delta`")
+    if odd := _no_tensor(out[0]) or _no_tensor(out[1]): return odd
     new, old = sorted(out[0]), sorted(offer.get('client', {}))
     if new == old: return ''
     return (f"a memory with {', '.join(new) or 'nothing in it'}, but `init` made {', '.join(old) or 'none'}; "
@@ -154,9 +167,7 @@ def _merged(out, offer):
 
 _a_dict = _must(lambda out, offer: isinstance(out, dict), 'a dictionary')
 RETURNS.update(
-    init=_must(lambda out, offer: _dicts(out, 3),
-               "three dictionaries: the parameters, the server's memory, a client's memory"),
-    mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, merge=_merged,
+    init=_init, mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, merge=_merged,
     output=_must(lambda out, offer: hasattr(out, 'shape') or isinstance(out, (int, float)), 'a tensor'),
     loss=_must(lambda out, offer: isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0,
                'a number or a tensor without dimensions'),

@@ -4,10 +4,10 @@ from torch import nn
 from fedlit.data import load
 from fedlit.draws import rng
 from fedlit.method import Method
-from fedlit.methods import FedAvg
+from fedlit.methods import FedAvg, FedDecomp, FedPara
 from fedlit.models import build, wrap
 from fedlit.partition import dirichlet
-from fedlit.round import Local
+from fedlit.round import Local, start
 from fedlit.run import Run, federate, federating
 
 TASK = load('digits').subset(200, seed=0)
@@ -158,3 +158,27 @@ def test_augmentation_does_not_depend_on_who_else_takes_part():
     assert len(CLIENTS[0]) // 16 != len(CLIENTS[1]) // 16
     for a, b in zip(both.draws, one.draws):
         assert all(torch.equal(a[n][k, :v.shape[1]], v[0]) for n, v in b.items())
+
+class Fixed(Method):
+    "A projection that is meant to be the same in every step: its generator is seeded in the hook."
+    def loss(self, features):
+        fixed = torch.randn(features.shape[1], 2, generator=torch.Generator().manual_seed(5))
+        SEEN.append(fixed)
+        return 1e-3*(features@fixed.to(features)).square().mean()
+
+SEEN = []
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
+def test_a_generator_that_a_hook_seeds_gives_its_own_numbers(executor):
+    SEEN.clear()
+    run, wanted = go(executor, Fixed(), rounds=2), torch.randn(16, 2, generator=torch.Generator().manual_seed(5))
+    assert executor == 'vmap' or all(torch.equal(v, wanted) for v in SEEN) # vmap shows a stack from inside
+    assert far(run, go('loop', Fixed(), rounds=2)) < 1e-5
+
+@pytest.mark.parametrize('method', [FedDecomp, FedPara])
+def test_the_seed_of_a_method_decides_what_it_begins_with(method):
+    model = build('mlp', TASK, seed=0)
+    zero, again, one = (start(method(seed=s), model, 4) for s in (0, 0, 1))
+    tensors = lambda state: {**state.params, **{k: v[0] for k, v in state.personal.items()}}
+    differ = lambda a, b: any(not torch.equal(v, tensors(b)[k]) for k, v in tensors(a).items())
+    assert differ(zero, one) and not differ(zero, again)
