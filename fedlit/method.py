@@ -147,7 +147,8 @@ def _no_tensor(tree, path=''):
 
 def _init(out, offer):
     if _dicts(out, 3): return _no_tensor(out[1]) or _no_tensor(out[2])
-    return f"{_what(out)}, but it must return three dictionaries: the parameters, the server's memory, a client's memory"
+    return (f"{_what(out)}, but it must return three dictionaries: "
+            "the parameters, the server's memory, a client's memory")
 
 def _done(out, offer):
     if not _dicts(out, 2):
