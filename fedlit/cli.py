@@ -19,6 +19,10 @@ def _option(text):
     except (ValueError, SyntaxError): return name, value
 
 # %% ../nbs/11_cli.ipynb #7e0cc846
+def _with_options(p):
+    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
+                   help='options of the network, such as features=128')
+
 def _learned(p):
     p.add_argument('--data', default='digits', help='data set, see `fedlit list` (default: digits)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
@@ -26,8 +30,7 @@ def _learned(p):
     p.add_argument('--train-samples', type=int, metavar='N', help='use a stratified subset of the training set')
     p.add_argument('--test-samples', type=int, metavar='N', help='and of the test set')
     p.add_argument('--model', default='mlp', help='network, see `fedlit list` (default: mlp)')
-    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
-                   help='options of the network, such as features=128')
+    _with_options(p)
     p.add_argument('--partition', default='dirichlet',
                    choices=['dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'])
     p.add_argument('--clients', type=int, default=10, help='how many clients exist (default: 10)')
@@ -123,8 +126,7 @@ def _checked(p):
     p.add_argument('--data', help='data set to try it on, see `fedlit list` (default: random images)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
     p.add_argument('--model', help='network to try it on, see `fedlit list` (default: a small one)')
-    p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
-                   help='options of the network, such as features=128')
+    _with_options(p)
 
 # %% ../nbs/11_cli.ipynb #fc8ef294
 def _own(a, name, default, *partitions):

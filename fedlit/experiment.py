@@ -239,7 +239,7 @@ def update_gap(run, task, clients, tests, s):
         out.append(sum((part['params'][k] - full['params'][k]).sum(0).square().sum()
                        for k in state.params).sqrt().item())
         state = aggregate(method, state, who, part, sizes[who], s.local, pure(model), proxy)
-        if s.statistics in ('recomputed', 'static'):
+        if state.recomputes:
             state = recompute(method, model, state,
                               batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
     return out

@@ -20,7 +20,7 @@ from pathlib import Path
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from .method import HOOKS, FedAvg, Method, Sum, asks_for, overrides
-from .round import Batches, Local, aggregate, deployed, fed_round, holders, local_phase, start
+from .round import Batches, Local, aggregate, axes_of, deployed, fed_round, holders, local_phase, start
 from .table import Table
 from .tape import Tapes
 from .tree import flatten, tmap
@@ -297,7 +297,6 @@ def whole(method, world):
     return _look(method, world, 'all tensors come back', grad=grad, merge=merge, weigh=weigh, mask=mask)
 
 def _axes(model):
-    from fedlit.round import axes_of
     axes = axes_of(model)
     return {*axes.size, axes.logits}
 
@@ -498,15 +497,17 @@ def slope(method, world):
         if c.hook == 'loss': terms.setdefault(c.part, []).append(c)
     if not terms: return _skip('it adds no loss term')
     seen = {}
-    # eight of all calls: in a first step parameters are still those that were received
-    for part, c in ((part, c) for part, cs in terms.items() for c in cs[::max(1, len(cs)//8)]):
+    # some of a part's calls: in a first step parameters are still those that were received
+    for c in (c for calls in terms.values() for c in calls[::max(1, len(calls)//8)]):
         auto, quotient, stopped = _slopes(c)
-        if abs(auto - quotient) > 1e-3*abs(quotient) + 1e-6:
-            if stopped and not auto: return _no(f"{part}.loss has slope {quotient:.4g} in a random direction, "
-                                                "but nothing is learned from it: all of its gradient is stopped")
-            if stopped: return _skip(f"the loss of {part} stops a gradient on purpose, by detach, no_grad or data")
-            return _no(f"in a random direction {part}.loss has slope {quotient:.4g}, but its gradient says {auto:.4g}")
-        seen[part] = f"{part} {auto:.4g}"
+        seen[c.part] = f"{c.part} {auto:.4g}"
+        if abs(auto - quotient) <= 1e-3*abs(quotient) + 1e-6: continue
+        if not stopped:
+            return _no(f"in a random direction {c.part}.loss has slope {quotient:.4g}, "
+                       f"but its gradient says {auto:.4g}")
+        if auto: return _skip(f"the loss of {c.part} stops a gradient on purpose, by detach, no_grad or data")
+        return _no(f"{c.part}.loss has slope {quotient:.4g} in a random direction, "
+                   "but nothing is learned from it: all of its gradient is stopped")
     return _yes(f"slope in a random direction, by autograd and by difference: {', '.join(seen.values())}")
 
 # %% ../nbs/27_laws.ipynb #6c667308

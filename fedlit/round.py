@@ -75,6 +75,10 @@ class State:
     round: int = 0       # rounds done
     statistics: str = 'averaged' # what happens to BatchNorm's running statistics, see `start`
     seed: int = 0        # of what networks and hooks draw
+    @property
+    def recomputes(self):
+        "Does the averaged network collect statistics of its own?"
+        return self.statistics in ('recomputed', 'static')
 
 # %% ../nbs/05_round.ipynb #7c6c5974
 def start(
@@ -738,7 +742,7 @@ def fed_round(
     batches = data if isinstance(data, Batches) else Batches(**data)
     out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk, function)
     new = aggregate(method, state, list(map(int, who)), out, weights, local, pure(model), proxy)
-    return recompute(method, model, new, batches) if state.statistics in ('recomputed', 'static') else new
+    return recompute(method, model, new, batches) if new.recomputes else new
 
 # %% ../nbs/05_round.ipynb #146c343a
 PADDED = 256 # samples to which a batch is padded without asking whether it can become so full

@@ -489,8 +489,7 @@ def _work(a, device, executor):
             and (said := unstackable(model, x))):
         executor = 'loop'
         warn(f"{type(model).__name__} cannot be stacked by vmap ({said}); going on with executor='loop'")
-    side = executor != 'vmap' and (prefers_channels_last(model, task.normalise(task.x_train[:2]))
-                                   if a.channels_last is None else a.channels_last)
+    side = executor != 'vmap' and (prefers_channels_last(model, x) if a.channels_last is None else a.channels_last)
     return SimpleNamespace(**dict(
         vars(a), model=model, task=task, device=device, executor=executor, local=a.local or Local(), guard=guard,
         channels_last=side, source=normalised(task), test=_tester(model, task, side),
@@ -535,7 +534,7 @@ def _round(w, state, train, sums):
     who, notes, new = out['who'].tolist(), noted(w.guard, drawn, out), replace(state, round=state.round + 1)
     if who:
         new = aggregate(w.method, state, who, out, w.sizes[who], w.local, pure(w.model), w.proxy, sums)
-        if w.statistics in ('recomputed', 'static'):
+        if new.recomputes:
             new = recompute(w.method, w.model, new, _batches(w, who, state.round, epochs=1))
         new, notes = settle(w.guard, state, new, notes)
     return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **notes, participants=len(who))

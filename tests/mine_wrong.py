@@ -131,27 +131,16 @@ class Typo(Method):
     "Asks for something that a round does not have."
     def loss(self, feature): return feature.square().mean()
 
-
 @caught('slope')
 class NoGrad(Method):
     "The whole term under no_grad, so that nothing is learned from it."
     def loss(self, features):
         with torch.no_grad(): return features.square().mean()
 
-class HalfSquare(torch.autograd.Function):
-    "x^2 with the gradient of x^2/2."
-    generate_vmap_rule = True
-    @staticmethod
-    def forward(x): return x*x
-    @staticmethod
-    def setup_context(ctx, inputs, output): ctx.save_for_backward(*inputs)
-    @staticmethod
-    def backward(ctx, g): return g*ctx.saved_tensors[0]
-
 @caught('slope')
 class Later(Method):
     "A wrong gradient, which shows when parameters have left those that were received."
-    def loss(self, params, received): return sum(HalfSquare.apply(v - received[k]).sum() for k, v in params.items())
+    def loss(self, params, received): return sum(_Square.apply(v - received[k]).sum() for k, v in params.items())
 
 @caught('runs')
 class HeadAtHome(Method):
