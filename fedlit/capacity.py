@@ -22,7 +22,8 @@ from .methods import FedBN, MOON, SCAFFOLD
 from .methods.submodels import uniform
 from .models import build
 from .reproduce import measure_once
-from .round import Batches, Local, aggregate, local_phase, pure, rng, start
+from .draws import rng
+from .round import Batches, Local, aggregate, local_phase, pure, start
 from .run import federate
 from .tape import Tapes
 from .tree import tmap

@@ -21,7 +21,8 @@ from .methods.submodels import top
 from .models import build, count, macs
 from .files import read_json
 from .reproduce import measure_once
-from .round import Batches, Local, axes_of, local_phase, start
+from .axes import axes_of
+from .round import Batches, Local, local_phase, start
 from .run import release_memory
 
 # %% ../nbs/14_costs.ipynb #37fa75b9

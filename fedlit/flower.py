@@ -72,7 +72,7 @@ def _agreeable(self):
                  timeout=(self.timeout > 0, 'positive'))
     for k, (good, what) in right.items():
         if not good: raise ValueError(f"{k}={getattr(self, k)!r}, but it must be {what}")
-    if wants(self.method, 'proxy', 'public'):
+    if wants(self.method, 'proxy'):
         raise ValueError(f"{self.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
     if asks_for(self.method, 'merge', 'trained') and begin(self).personal:

@@ -20,7 +20,8 @@ from pathlib import Path
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from .method import HOOKS, FedAvg, Method, Sum, asks_for, overrides
-from .round import Batches, Local, aggregate, axes_of, deployed, fed_round, holders, local_phase, start
+from .axes import axes_of
+from .round import Batches, Local, aggregate, deployed, fed_round, holders, local_phase, start
 from .table import Table
 from .tape import Tapes
 from .tree import flatten, tmap

@@ -32,9 +32,9 @@ class DSFL(Method):
                 weight=(self.weight >= 0, 'at least 0'),
                 steps=(self.steps >= 0, 'at least 0'))
     def keep(self, name): return True
-    def loss(self, params, buffers, forward, public, server, step):
+    def loss(self, params, buffers, forward, proxy, server, step):
         if not server: return 0.                                             # first round: no opinions yet
-        x, n = unlabelled(self, public), len(server['said'])
+        x, n = unlabelled(self, proxy), len(server['said'])
         i = torch.arange(self.batch_size, device=x.device)
         i = (step*self.batch_size + i) % n
         return self.weight*F.cross_entropy(forward(params, buffers, x[i])[1], server['said'][i].softmax(-1))

@@ -60,25 +60,25 @@ class FedGSE(SubModel):
                 form=(self.form in ('paper', 'released'), "'paper' or 'released'"),
                 samples=(self.samples >= 1, 'at least 1'),
                 pool=(self.pool >= 1, 'at least 1'))
-    def public(self, public):
+    def public(self, proxy):
         "The public inputs and their labels, which may be None for CSL."
-        x, y = public if isinstance(public, (tuple, list)) else (public, None)
+        x, y = proxy if isinstance(proxy, (tuple, list)) else (proxy, None)
         if x is None or y is None and self.similar == 'SPL':
             raise ValueError(f"FedGSE: similar={self.similar!r} needs public samples, "
                              "federate(..., proxy=(x, y)), with inputs as the network wants them")
         return x[:self.pool], None if y is None else y[:self.pool]
     def init(self, params):
         return params, {}, dict(label=torch.full((self.pool,), -1, device=next(iter(params.values())).device))
-    def mask(self, params, buffers, axes, watch, forward, public, client, number, clients, round):
-        x, y = self.public(public)
+    def mask(self, params, buffers, axes, watch, forward, proxy, client, number, clients, round):
+        x, y = self.public(proxy)
         said = client['label'][:len(x)]
         said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
         i, target, real = similar_data(said, y, self.similar, self.samples,
                                        uniform(len(x), self.seed, round, number, 1, device=x.device))
         scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
         return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
-    def done(self, client, params, buffers, forward, axes, chosen, public):
-        x, _ = self.public(public)
+    def done(self, client, params, buffers, forward, axes, chosen, proxy):
+        x, _ = self.public(proxy)
         mine = masked(params, masks(axes, chosen)) if chosen else params
         says = forward(mine, buffers, x, train=False)[1].argmax(1)
         return dict(label=torch.cat([says, client['label'][len(says):]])), {}
