@@ -23,7 +23,7 @@ from .files import read_json
 from .reproduce import measure_once
 from .axes import axes_of
 from .round import Batches, Local, local_phase, start
-from .run import release_memory
+from .engine.memory import release_memory
 
 # %% ../nbs/14_costs.ipynb #37fa75b9
 RATES = 1., 1/2, 1/4, 1/8, 1/16 # the capacities of HeteroFL and of the thesis

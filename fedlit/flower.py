@@ -30,8 +30,10 @@ import fedlit
 from .tree import flatten, put, rows, stack, tmap, unflatten
 from .method import Method, asks_for, heard, wants
 from .round import Batches, Local, aggregate, deployed, local_phase, pure, start
-from .guard import Guard, length, lengths, sift
-from .run import WEIGHTING, Run, _resume, batches_of, draw_clients, least_batch, normalised, prefers_channels_last
+from .guard import Guard, length, lengths, check_clients
+from .engine.inputs import least_batch, prefers_channels_last
+from .result import Run, resume
+from .run import WEIGHTING, batches_of, draw_clients, normalised
 from .data import Task
 from .models import build
 from .measure import evaluate
@@ -194,7 +196,7 @@ def _trained(plan, task, number, state):
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
     out = local_phase(plan.method, plan.model, state, [number], batches, plan.local,
                       _executor(plan.method), function=function)
-    sift(Guard(), [number], out, state.params, state.round)
+    check_clients(Guard(), [number], out, state.params, state.round)
     return out
 
 # %% ../nbs/22_flower.ipynb #14bc97d0
@@ -356,7 +358,7 @@ def _begun(plan):
                     fedlit=fedlit.__version__, torch=torch.__version__,
                     **{k: getattr(plan, k)
                        for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
-    return (_resume(plan.checkpoint or None, plan.method, settings, 'cpu')
+    return (resume(plan.checkpoint or None, plan.method, settings, 'cpu')
             or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
 def _row(plan, state, test, good, who):
@@ -391,7 +393,7 @@ def serve(
         log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who),
                  history[-1]['accuracy'], history[-1]['seconds'])
         if plan.checkpoint: run.save(plan.checkpoint)
-    return run._with(plan.model)
+    return run.put_into(plan.model)
 
 # %% ../nbs/22_flower.ipynb #836a7f1c
 def server_app(

@@ -8,6 +8,7 @@ __all__ = ['Pages', 'free_memory', 'memory_budget', 'Store', 'Row', 'Table', 'pa
 # %% ../nbs/16_table.ipynb #c02f7915
 import errno, os, tempfile, threading, weakref
 import torch
+from fastcore.basics import patch
 
 # %% ../nbs/16_table.ipynb #0cb1f115
 class Pages:
@@ -123,48 +124,52 @@ class Table:
     def __repr__(self):
         return f'Table of {self.clients} rows {tuple(self.row.shape)}, {len(self.written())} of them written'
     def written(self): return self.pages.numbers()
+    def __getattr__(self, name): # what only a tensor has is read from all rows
+        if name.startswith('_'): raise AttributeError(name)
+        return getattr(self[:], name)
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        return func(*_dense(args), **{k: _dense(v) for k, v in (kwargs or {}).items()})
 
-def _at(self, k):
+def _dense(v):
+    "With the rows of tables in place of the tables, also inside of lists and tuples."
+    return v[:] if isinstance(v, Table) else type(v)(map(_dense, v)) if isinstance(v, (list, tuple)) else v
+
+@patch
+def _at(self:Table, k):
     "Row `k`, in the machine's memory."
     found = self.pages.get(k)
     return self.row if found is None else found.read(self.row)
 
-def _get(self, i):
+@patch
+def __getitem__(self:Table, i):
     first, *rest = i if isinstance(i, tuple) else (i,)
     ks = _numbers(first, len(self))
     one = isinstance(ks, int)
-    v = (_at(self, ks) if one
-         else torch.stack([_at(self, k) for k in ks]) if ks
+    v = (self._at(ks) if one
+         else torch.stack([self._at(k) for k in ks]) if ks
          else self.row.new_empty(0, *self.row.shape))
     return v.to(self.device)[tuple(rest) if one else (slice(None), *rest)] if rest else v.to(self.device)
 
-Table.__getitem__ = _get
-
 # %% ../nbs/16_table.ipynb #5db721b2
-def _set(self, i, new):
+@patch
+def __setitem__(self:Table, i, new):
     ks = _numbers(i, len(self))
     ks = [ks] if isinstance(ks, int) else ks
     new = torch.as_tensor(new).detach().to('cpu', self.dtype).expand(len(ks), *self.row.shape)
     self.pages = self.pages.plus(ks, [Row(self.store, v) for v in torch.unbind_copy(new)])
 
-def _clone(self):
+@patch
+def clone(self:Table):
     "A second table of the same rows; writing to one does not show in the other."
     other = object.__new__(Table)
     other.__dict__.update(self.__dict__)
     return other
 
-Table.__setitem__, Table.clone, Table.__deepcopy__ = _set, _clone, lambda self, memo: self.clone()
+@patch
+def __deepcopy__(self:Table, memo): return self.clone()
 
 # %% ../nbs/16_table.ipynb #129facd2
-def _torch_function(cls, func, types, args=(), kwargs=None):
-    dense = lambda v: v[:] if isinstance(v, Table) else type(v)(map(dense, v)) if isinstance(v, (list, tuple)) else v
-    return func(*dense(args), **{k: dense(v) for k, v in (kwargs or {}).items()})
-
-def _attribute(self, name):
-    if name.startswith('_'): raise AttributeError(name)
-    return getattr(self[:], name)
-
-Table.__torch_function__, Table.__getattr__ = classmethod(_torch_function), _attribute
 for op in 'add sub mul truediv pow neg eq ne lt le gt ge'.split():
     setattr(Table, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
 
@@ -174,7 +179,7 @@ def pack(
 ):         # (1 + W, ...): the default row and the W written ones; (W,) their numbers
     "All that a table consists of, as two tensors."
     ks = table.written()
-    return torch.stack([table.row, *(_at(table, k) for k in ks)]), torch.tensor(ks, dtype=torch.long)
+    return torch.stack([table.row, *(table._at(k) for k in ks)]), torch.tensor(ks, dtype=torch.long)
 
 def unpack(
     held,         # (1 + W, ...), the default row first

@@ -4,11 +4,12 @@ from datetime import timedelta
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 import pandas as pd, pytest, torch, torch.distributed as dist
 import federation as fed
 from fedlit.data import load
 from fedlit.distributed import Ranks, balanced
-from fedlit.guard import Guard, sift
+from fedlit.guard import Guard, check_clients
 from fedlit.method import asks_for
 from fedlit.methods import FedAvgM, FedBN, MOON
 from fedlit.models import build
@@ -70,16 +71,17 @@ def trained(method, ranks):
     net = fed.model()
     def train(who, state):
         data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
-        return sift(Guard(), who,
+        return check_clients(Guard(), who,
                     local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at),
                                 STEPS, 'vmap', proxy=fed.PROXY),
                     state.params, state.round)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
-    if ranks.rank: return ranks.follow(train, None, run).state
-    train, sums, _ = ranks.lead(train, None, run, [3, 2, 3, 1, 2, 3])
+    sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3])
+    if ranks.follows: return ranks.follow(sim, run).state
+    team = ranks.begin(sim, run)
     for r in range(3):
-        run.state = aggregate(method, run.state, fed.who(r), train(fed.who(r), run.state), fed.SIZES, STEPS, pure(net),
-                              fed.PROXY, sums)
+        run.state = aggregate(method, run.state, fed.who(r), team.train(fed.who(r), run.state), fed.SIZES, STEPS,
+                              pure(net), fed.PROXY, team.sums)
     ranks.end(run)
     return run.state
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.guard import Guard, bad_rows, finite_rows, lengths, noted, settle, sift
+from fedlit.guard import Guard, bad_rows, finite_rows, lengths, client_columns, check_server, check_clients
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
@@ -29,8 +29,8 @@ def quietly(f, *args, **kw):
         return f(*args, **kw), [str(w.message) for w in said]
 def sifted(guard, who, out, *more):
     "Who is left, what is left, and what the history says."
-    left = sift(guard, who, out, *more)
-    return left['who'].tolist(), left, noted(guard, who, left)
+    left = check_clients(guard, who, out, *more)
+    return left['who'].tolist(), left, client_columns(guard, who, left)
 
 def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
 
@@ -52,7 +52,7 @@ def test_a_skipped_client_was_not_drawn(m):
     assert left == [ks[i] for i in rest] and seen['bad'] == 1 and seen['bad_clients'] == str(ks[1])
     assert len(said) == 1 and f'client {ks[1]} produced NaN or infinity in round 1, first in ' in said[0]
     assert gap(one, end(rest)[-1]) < 1e-12
-    assert settle(Guard(), state, one, seen)[0] is one
+    assert check_server(Guard(), state, one, seen)[0] is one
 
 # ---- what is found ----
 
@@ -79,7 +79,7 @@ def test_one_bad_number_is_found_and_named_wherever_it_is(value, place, name):
     tensor[1].reshape(-1)[-1:] = value
     with pytest.raises(FloatingPointError,
                        match=f'client 8 produced NaN or infinity in round 5, first in {name};'):
-        sift(Guard(), [7, 8, 9], out, sent, 4)
+        check_clients(Guard(), [7, 8, 9], out, sent, 4)
     (left, kept, seen), said = quietly(sifted, Guard('skip'), [7, 8, 9], out, sent, 4)
     assert left == [7, 9] and seen['bad_clients'] == '8' and len(said) == 1 and math.isfinite(seen['drift'])
     assert (torch.equal(kept['params']['a'], out['params']['a'][[0, 2]])
@@ -102,7 +102,7 @@ def test_an_absurd_update_is_found_for_any_number_of_clients(K):
     assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True] + [False]*(K-1)
     with pytest.raises(FloatingPointError, match='client 0 made an update of length .* in round 1, '
                                                  'most of it in a, to a network'):
-        sift(Guard(), list(range(K)), out, sent, 0)
+        check_clients(Guard(), list(range(K)), out, sent, 0)
     assert sifted(Guard(update=math.inf), list(range(K)), out, sent, 0)[0] == list(range(K))
 
 @pytest.mark.parametrize('K', [1, 2, 5])
@@ -115,7 +115,7 @@ def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
     out['loss'][2] = 250.
     with pytest.raises(FloatingPointError, match='client 2 had a mean loss of 250 in round 1, '
                                                  'more than 100 times what a guess costs; a smaller lr'):
-        sift(Guard(), [0, 1, 2], out, sent, 0, math.log(10))
+        check_clients(Guard(), [0, 1, 2], out, sent, 0, math.log(10))
     assert (sifted(Guard(), [0, 1, 2], out, sent, 0)[0] == [0, 1, 2]
             and sifted(Guard(loss=200), [0, 1, 2], out, sent, 0, math.log(10))[0] == [0, 1, 2])
 

@@ -447,16 +447,16 @@ def test_names_match_without_case_and_dashes():
 
 def test_ctrl_c_keeps_what_was_finished(monkeypatch):
     whole = go(rounds=3)
-    real = runs._tested
-    def tested(w, history, *args):
+    real = runs.Simulation.tested
+    def tested(self, history, *args):
         if len(history) == 2: raise KeyboardInterrupt
-        return real(w, history, *args)
-    monkeypatch.setattr(runs, '_tested', tested)
+        return real(self, history, *args)
+    monkeypatch.setattr(runs.Simulation, 'tested', tested)
     with pytest.raises(KeyboardInterrupt, match='after round 2 of 3') as e: go(rounds=3)
     run = e.value.run
     assert (run.history.accuracy.tolist() == whole.history.accuracy[:2].tolist() and run.state.round == 2
             and run.model(TASK.x_test)[1].shape == (359, 10))
-    monkeypatch.setattr(runs, '_tested', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(runs.Simulation, 'tested', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match='nothing is finished'): go()
 
 def test_the_bar_shows_accuracy_and_loss(capsys):
@@ -468,12 +468,15 @@ def test_the_bar_shows_accuracy_and_loss(capsys):
 def test_compare_goes_on(tmp_path, monkeypatch):
     ask = lambda: runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1),
                                folder=tmp_path/'c')
-    first, real = ask(), runs._train
+    first, real = ask(), runs.Simulation.train
     assert len(list((tmp_path/'c').glob('*.safetensors'))) == 4
     next((tmp_path/'c').glob('MOON*seed1.safetensors')).unlink()
     next((tmp_path/'c').glob('MOON*seed1.safetensors.last')).unlink()
     trained = []
-    monkeypatch.setattr(runs, '_train', lambda w, *a: (trained.append((w.method.name, w.seed)), real(w, *a))[1])
+    def train(self, *args):
+        trained.append((self.asked.method.name, self.asked.seed))
+        return real(self, *args)
+    monkeypatch.setattr(runs.Simulation, 'train', train)
     assert ask().equals(first) and set(trained) == {('MOON', 1)}
     assert runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1)).equals(first)
 
@@ -502,7 +505,7 @@ def test_the_command_line_refuses(words, said):
 
 @pytest.mark.parametrize('option', ['--json', '--save', '--checkpoint'])
 def test_where_to_write_is_tried_first(option, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs, '_train', lambda *a: pytest.fail('it trains'))
+    monkeypatch.setattr(runs.Simulation, 'train', lambda *a: pytest.fail('it trains'))
     with pytest.raises(SystemExit, match='is a folder; name a file'): cli(*FAST, option, tmp_path)
 
 def test_version(capsys):
@@ -529,7 +532,7 @@ def test_a_run_is_repeated_from_its_file(words, tmp_path):
     assert two['settings']['asked'] == asked and same(one) == same(two) and same(three) != same(one)
 
 def test_ctrl_c_says_what_is_true(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs, '_train', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(runs.Simulation, 'train', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit, match='nothing is kept without --checkpoint'): cli(*FAST)
     with pytest.raises(SystemExit, match='c.st.*goes on'): cli(*FAST, '--checkpoint', tmp_path/'c.st')
     with pytest.raises(SystemExit, match='nothing is kept without --out'): cli('compare', *FAST[1:])
@@ -541,7 +544,7 @@ def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
     t = json.loads((tmp_path/'t.json').read_text())
     assert ([r['seed'] for r in t['runs']] == [0, 1] and t['asked']['alpha'] == .5 and t['asked']['seeds'] == [0, 1]
             and t['table'][0]['method'] == 'FedAvg()')
-    monkeypatch.setattr(runs, '_train', lambda *a: pytest.fail('it trains'))
+    monkeypatch.setattr(runs.Simulation, 'train', lambda *a: pytest.fail('it trains'))
     cli(*words)
 
 def test_list_knows_every_network(capsys):

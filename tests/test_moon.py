@@ -5,7 +5,8 @@ from torch import nn
 from fedlit.method import FedAvg, Method
 from fedlit.methods.feddecorr import FedDecorr
 from fedlit.methods.moon import MOON, contrast
-from fedlit.round import Local, fed_round, look, start
+from fedlit.cohort import look
+from fedlit.round import Local, fed_round, start
 from fedlit.tree import leaves
 
 devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
@@ -172,12 +173,11 @@ def test_l2_keeps_no_memory():
 def test_frozen_networks_get_no_gradient():
     z, w, v = (torch.randn(4, 3, requires_grad=True) for _ in range(3))
     echo = lambda params, buffers, x, train: (2*params['z'], None, buffers)
-    memory, whole = (dict(params=dict(z=v), buffers={}, trained=torch.ones(())),
-                     dict(chosen={}, spread={}, wide={}, share={}))
+    memory = dict(params=dict(z=v), buffers={}, trained=torch.ones(()))
     for variant in ('contrastive', 'l2'):
         method = MOON(variant=variant)
-        seen = look(method, dict(axes=None, forward=echo, first=False))(
-            dict(z=z), {}, dict(z=w), dict(whole, client=dict(MOON=memory)), None)
+        seen = look(method, dict(forward=echo, first=False, params=dict(z=z), buffers={}, received=dict(z=w),
+                                 client=dict(MOON=memory), x=None))
         loss = method.loss(z, seen['MOON'], memory)
         grads = torch.autograd.grad(loss, (z, w, v), allow_unused=True)
         assert grads[0] is not None and grads[1] is None and grads[2] is None
@@ -240,7 +240,8 @@ def test_looking_once_a_round_is_looking_every_time(monkeypatch, method, executo
     from fedlit.data import load
     from fedlit.models import build
     from fedlit.partition import dirichlet
-    from fedlit.run import TaskBatches, federate
+    from fedlit.batches import TaskBatches
+    from fedlit.run import federate
     task = load('digits').subset(300, seed=0)
     parts = dirichlet(task.y_train, 4, .3, seed=1)
     def go():

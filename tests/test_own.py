@@ -143,7 +143,7 @@ def test_resume_knows_what_a_run_was_given(tmp_path, change, said):
     assert len(go(clients=clients, rounds=2, checkpoint=tmp_path/'run').history) == 2
 
 def test_an_older_checkpoint_is_read_and_not_gone_on_from(tmp_path, monkeypatch):
-    import fedlit.run as r
+    import fedlit.result as r
     monkeypatch.setattr(r, 'FORMAT', 3)
     go(rounds=1).save(tmp_path/'run')
     monkeypatch.undo()

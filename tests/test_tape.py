@@ -3,6 +3,8 @@ import re, warnings
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 import fedlit.round as round_
+from fedlit.cohort import Broadcast, Cohort
+from fedlit.engine.ragged import fills
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
@@ -44,22 +46,23 @@ def test_stacks_may_be_of_any_size(m):
     torch.OutOfMemoryError('CUDA out of memory'),
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")])
 def test_a_stack_that_does_not_fit_is_halved(monkeypatch, error):
-    whole, cohort = train(FedProx(mu=.1), 'vmap'), round_._cohort
-    def small(method, model, criterion, state, who, *args):
-        if len(who) > 1: raise error
-        return cohort(method, model, criterion, state, who, *args)
-    monkeypatch.setattr(round_, '_cohort', small)
+    whole = train(FedProx(mu=.1), 'vmap')
+    class Small(Cohort):
+        def __init__(self, sent, who, *args):
+            if len(who) > 1: raise error
+            super().__init__(sent, who, *args)
+    monkeypatch.setattr(round_, 'Cohort', Small)
     with pytest.warns(UserWarning, match='4 clients at once do not fit into memory'):
         halved = train(FedProx(mu=.1), 'vmap')
     assert gap(whole, halved) < 1e-12
-    monkeypatch.setattr(round_, '_cohort', lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(round_, 'Cohort', lambda *args: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         train(FedAvg(), 'vmap')
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):
     def broken(*args): raise RuntimeError('shapes do not match')
-    monkeypatch.setattr(round_, '_cohort', broken)
+    monkeypatch.setattr(round_, 'Cohort', broken)
     with pytest.raises(RuntimeError, match='shapes do not match'): train(FedAvg(), 'vmap')
 
 class Peeks(Method):
@@ -88,7 +91,8 @@ def test_one_collection_of_tapes_serves_several_methods():
 
 def filled(method, net, criterion=cross_entropy):
     data = Batches(**dict(batches(0), x=batches(0)['x'].double()))
-    return round_._fills(method, net, criterion, start(method, net, CLIENTS), data.of([2, 0, 1, 3]))
+    sent = Broadcast(method, net, start(method, net, CLIENTS), Local(), criterion)
+    return fills(sent, data.of([2, 0, 1, 3]))
 
 def test_batches_are_filled_up_only_where_nobody_looks_across():
     assert filled(FedAvg(), model(norm=False)) and filled(FedProx(), model(norm=False))
@@ -106,7 +110,7 @@ def test_batches_are_filled_up_only_where_nobody_looks_across():
 
 def test_filled_or_not_is_the_same(monkeypatch):
     a = train(FedProx(mu=.1), 'vmap', norm=False)
-    monkeypatch.setattr(round_, '_fills', lambda *args: False)
+    monkeypatch.setattr(round_, 'fills', lambda *args: False)
     assert gap(a, train(FedProx(mu=.1), 'vmap', norm=False)) < 1e-12
 
 def test_padding_may_hold_anything():
