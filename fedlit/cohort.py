@@ -83,18 +83,19 @@ class Cohort:
         with self.hold(): self.descend(grads, buffers)
         self.loss.add_(losses.detach()/self.mine['steps'])
 
-# %% ../nbs/08_cohort.ipynb #fccc4fab
+# %% ../nbs/08_cohort.ipynb #e597c490
 @patch
 def objective(self:Cohort, params, batch):
     "The local objective of every client (K,), and the buffers that its forward pass leaves behind."
     method, criterion = self.sent.method, self.sent.criterion
     def of_one(offer):
+        y = offer.pop('y') # which no network gets to see
         features, logits, buffers = offer['forward'](offer['params'], offer['buffers'], offer['x'])
         frozen = offer.get('frozen') or look(method, offer)
-        offer.update(features=features, logits=logits, frozen=frozen)
+        offer.update(y=y, features=features, logits=logits, frozen=frozen)
         offer['logits'] = through(method, 'output', 'logits', offer)
         terms = each_part(method, 'loss', offer).values()
-        return dict(loss=sum(terms, start=criterion(offer['logits'], offer['y'])), buffers=buffers)
+        return dict(loss=sum(terms, start=criterion(offer['logits'], y)), buffers=buffers)
     out = self.apply(of_one, params=params, **batch)
     return out['loss'], out['buffers']
 
@@ -121,17 +122,17 @@ def hold(self:Cohort):
     "Inside of it, entries that a client does not train stay as they are. Here clients train them all."
     return nullcontext()
 
-# %% ../nbs/08_cohort.ipynb #160d9c61
+# %% ../nbs/08_cohort.ipynb #0c6f5adb
 @patch
 def offer(self:Cohort, own):
     "What a hook may ask for at one client, by name; `own` holds its tensors."
-    mine, part = own.pop('mine'), own.pop('part')
+    mine, part, y = own.pop('mine'), own.pop('part'), {k: own.pop(k) for k in ('y',) if k in own}
     offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, **mine, **own,
              **self.describe(part, own)}
     def forward(params, buffers, x, train=True):
         seen = {**offer, 'params': self.restrict(params, part), 'train': train}
         return self.forward(through(self.sent.method, 'use', 'params', seen), buffers, x, train)
-    return {**offer, 'forward': forward}
+    return {**offer, **y, 'forward': forward}
 
 @torch.no_grad()
 def look(

@@ -18,7 +18,8 @@ from math import prod
 from pathlib import Path
 from .tree import flatten, unflatten, leaves, tmap, put, rows
 from .table import Table
-from .method import heard, warn
+from .engine.messages import warn
+from .method import heard
 from .round import client_sums
 
 # %% ../nbs/21_distributed.ipynb #9cd4bd41

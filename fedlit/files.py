@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
-from .method import warn
+from .engine.messages import warn
 
 # %% ../nbs/23_files.ipynb #f61f427a
 def _sync_folder(folder):

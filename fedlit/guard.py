@@ -10,7 +10,7 @@ import math
 import torch
 from dataclasses import dataclass, replace
 from functools import reduce
-from .method import warn
+from .engine.messages import warn
 from .tree import flatten, leaves, rows, tmap
 
 # %% ../nbs/24_numbers.ipynb #7aea4898

@@ -8,7 +8,7 @@ __all__ = ['EXECUTORS', 'side_by_side', 'halved', 'local_phase', 'fed_round', 'B
            'holders', 'look', 'occupied', 'pixel_by_pixel', 'plan', 'PADDED', 'pure', 'recompute', 'sgd', 'single',
            'split_state', 'stacked', 'start', 'width']
 
-# %% ../nbs/10_round.ipynb #5a0899aa
+# %% ../nbs/10_round.ipynb #e626f50e
 import copy, threading, torch
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -17,9 +17,9 @@ from .batches import (PADDED, Batches, Local, TaskBatches, batches_of, cross_ent
                             sgd, width)
 from .cohort import Broadcast, Cohort, look
 from .engine import extract, frozen, masks, replay
+from .engine.messages import warn
 from .engine.ragged import fills
 from .engine.stacks import single, stacked
-from .method import warn
 from .server import aggregate, client_sums, deployed, holders, recompute
 from .state import STATISTICS, State, pixel_by_pixel, pure, split_state, start
 from .tree import rows, tmap

@@ -7,7 +7,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'draw_clie
            'Simulation', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised',
            'Local', 'Run', 'TaskBatches', 'batches_of', 'load_run', 'records', 'tests_of']
 
-# %% ../nbs/15_run.ipynb #6ea9fa79
+# %% ../nbs/15_run.ipynb #15ede14c
 import copy, hashlib, inspect, math, platform, re, time
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
@@ -23,10 +23,11 @@ from .batches import Local, TaskBatches, batches_of, cross_entropy
 from .draws import rng
 from .engine.inputs import (check_device, check_network, convolves, first_odd, impure, least_batch, parts,
                                   prefers_channels_last, unstackable, writable)
+from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
 from .guard import Guard, check_clients, check_server, client_columns
 from .measure import feature_layer, spread
-from .method import FedAvg, Method, ask, asks_for, warn
+from .method import FedAvg, Method, ask, asks_for
 from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
                            with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute

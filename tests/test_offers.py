@@ -1,0 +1,63 @@
+"A real round offers to every hook what the table of `fedlit.vocabulary` says, and nothing else."
+import re
+import pytest
+from federation import model
+from fedlit.laws import small
+from fedlit.method import Method
+from fedlit.round import deployed, fed_round, start
+from fedlit.vocabulary import HOOKS, OFFERS, RENAMED
+
+WHEN_ASKED = {'data', 'labels'} # they cost something, so they are made only where a hook asks for them
+IN_A_PART = {'live'}            # there only where a client has a part of the network
+
+def probe(hook, *names):
+    "A method whose `hook` asks for these names."
+    code = f"def {hook}(self, {', '.join(names)}): raise LookupError(sorted(k for k in locals() if k != 'self'))"
+    space = {}
+    exec(code, space)
+    return type('Probe', (Method,), {hook: space[hook], '__annotations__': {}})()
+
+def one_round(method):
+    world = small()
+    return fed_round(method, world.model, start(method, world.model, world.clients), world.who(0), world.data(0),
+                     world.sizes, world.local, proxy=world.proxy)
+
+def offered(hook):
+    with pytest.raises(TypeError, match='Offered') as e: one_round(probe(hook, 'nonsense'))
+    return set(re.findall(r"'(\w+)'", str(e.value).split('Offered:')[1]))
+
+@pytest.mark.parametrize('hook', HOOKS)
+def test_a_round_offers_what_the_table_says(hook):
+    rows = {n for n, o in OFFERS.items() if hook in o.hooks}
+    assert offered(hook) == rows - WHEN_ASKED - IN_A_PART
+
+@pytest.mark.parametrize('hook,name', [(h, n) for n in sorted(WHEN_ASKED) for h in OFFERS[n].hooks])
+def test_what_costs_something_is_made_where_it_is_asked_for(hook, name):
+    with pytest.raises(LookupError, match=name): one_round(probe(hook, name))
+
+def test_a_part_of_the_network_says_which_features_live():
+    seen = []
+    class Half(Method):
+        def mask(self, axes): return {a: (v := axes.size[a]) and (__import__('torch').arange(v) < v/2) for a in axes.size}
+        def loss(self, live=None):
+            seen.append(live)
+            return 0.
+    one_round(Half())
+    assert seen and all(v is not None and 0 < v.sum() < len(v) for v in seen)
+
+def test_outside_of_training_use_gets_what_a_method_can_rely_on():
+    class Reads(Method):
+        def use(self, params, buffers, received, client, server, round, clients, train, axes): return params
+    net = model()
+    for who in (None, 0): deployed(Reads(), start(Reads(), net, 3), who)
+
+@pytest.mark.parametrize('name', OFFERS)
+def test_every_row_says_what_it_is(name):
+    row = OFFERS[name]
+    assert set(row.hooks) <= set(HOOKS) and row.shape and len(row.meaning) > 8
+
+def test_a_wrong_name_is_answered_by_the_table():
+    for hook, name, said in (('grad', 'logits', "'logits' is offered to output, loss"),
+                             ('loss', 'feature', 'did you mean features'),
+                             ('mask', 'public', f"is called '{RENAMED['public']}' now")):
+        with pytest.raises(TypeError, match=re.escape(said)): one_round(probe(hook, name))
