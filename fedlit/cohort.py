@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['WORK', 'OWN', 'Broadcast', 'Cohort', 'look']
 
-# %% ../nbs/08_cohort.ipynb #25500c45
+# %% ../nbs/08_cohort.ipynb #83fdd2c8
 import copy, torch
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from fastcore.basics import patch
 from functools import cached_property, partial
 from .axes import axes_of, watch

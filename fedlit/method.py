@@ -11,7 +11,7 @@ import inspect
 from dataclasses import dataclass, fields
 from functools import cache
 from .engine.messages import NOTICE, RETURNS, check_class, check_names, check_values, warn
-from .vocabulary import CLIENT, HOOKS, OFFERS, SERVER, where
+from .vocabulary import CLIENT, HOOKS, OFFERS, where
 _all_ = ['HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
 
 # %% ../nbs/04_method.ipynb #1c79ef2b

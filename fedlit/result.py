@@ -189,7 +189,7 @@ def load_run(
                       **spec['options'])
     return run.put_into(copy.deepcopy(model).to(device)) if model is not None else run
 
-# %% ../nbs/14_result.ipynb #a2ceed78
+# %% ../nbs/14_result.ipynb #bf522f0d
 def _checksum(*tensors):
     crc = 0
     for v in tensors:
@@ -197,7 +197,7 @@ def _checksum(*tensors):
     return f'{crc:08x}'
 
 def _name_of(f):
-    if f is cross_entropy: return 'fedlit.round.cross_entropy' # as checkpoints have it that were written before it moved
+    if f is cross_entropy: return 'fedlit.round.cross_entropy' # where it was when the first checkpoints were written
     return f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__qualname__)}"
 
 def fingerprint(

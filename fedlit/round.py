@@ -8,7 +8,7 @@ __all__ = ['EXECUTORS', 'side_by_side', 'halved', 'local_phase', 'fed_round', 'B
            'holders', 'look', 'occupied', 'pixel_by_pixel', 'plan', 'PADDED', 'pure', 'recompute', 'sgd', 'single',
            'split_state', 'stacked', 'start', 'width']
 
-# %% ../nbs/10_round.ipynb #e626f50e
+# %% ../nbs/10_round.ipynb #48eb21b0
 import copy, threading, torch
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -16,7 +16,7 @@ from .axes import axes_of
 from .batches import (PADDED, Batches, Local, TaskBatches, batches_of, cross_entropy, groups, occupied, plan,
                             sgd, width)
 from .cohort import Broadcast, Cohort, look
-from .engine import extract, frozen, masks, replay
+from .engine import extract, frozen, masks, replay # noqa: F401, what they add to the cohort
 from .engine.messages import warn
 from .engine.ragged import fills
 from .engine.stacks import single, stacked
@@ -24,8 +24,8 @@ from .server import aggregate, client_sums, deployed, holders, recompute
 from .state import STATISTICS, State, pixel_by_pixel, pure, split_state, start
 from .tree import rows, tmap
 _all_ = ['Batches', 'Local', 'State', 'STATISTICS', 'TaskBatches', 'aggregate', 'axes_of', 'batches_of', 'client_sums',
-         'cross_entropy', 'deployed', 'groups', 'holders', 'look', 'occupied', 'pixel_by_pixel', 'plan', 'PADDED', 'pure',
-         'recompute', 'sgd', 'single', 'split_state', 'stacked', 'start', 'width']
+         'cross_entropy', 'deployed', 'groups', 'holders', 'look', 'occupied', 'pixel_by_pixel', 'plan', 'PADDED',
+         'pure', 'recompute', 'sgd', 'single', 'split_state', 'stacked', 'start', 'width']
 
 # %% ../nbs/10_round.ipynb #48684b52
 EXECUTORS = dict(loop=single, threads=single, vmap=stacked, extract=single)
@@ -61,7 +61,7 @@ def halved(
          f"going on with {len(who)//2} at once, with the same result")
     return [out for half in (who[:len(who)//2], who[len(who)//2:]) for out in halved(train, half)]
 
-# %% ../nbs/10_round.ipynb #c2595ab8
+# %% ../nbs/10_round.ipynb #442613c7
 def local_phase(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -81,7 +81,7 @@ def local_phase(
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
     sent, each, who = Broadcast(method, model, state, local, criterion, proxy, function), EXECUTORS[executor], list(who)
     training, threads, fill = model.training, torch.get_num_threads(), each is stacked and fills(sent, batches)
-    sent.offers # what all cohorts share is made here, once
+    _ = sent.offers # what all cohorts share is made here, once
     def train(at, model=model):
         cohort = Cohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
         cohort.forward = function(model)

@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'draw_clients', 'choose_executor', 'normalised',
            'Simulation', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised',
-           'Local', 'Run', 'TaskBatches', 'batches_of', 'load_run', 'records', 'tests_of']
+           'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run', 'records',
+           'release_memory', 'tests_of', 'writable']
 
-# %% ../nbs/15_run.ipynb #15ede14c
+# %% ../nbs/15_run.ipynb #8ea42f20
 import copy, hashlib, inspect, math, platform, re, time
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
@@ -33,7 +34,8 @@ from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, recor
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
 from .tape import Tapes
-_all_ = ['Local', 'Run', 'TaskBatches', 'batches_of', 'load_run', 'records', 'tests_of']
+_all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run', 'records',
+         'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/15_run.ipynb #e95bd7cb
 @dataclass(frozen=True, eq=False, repr=False)
@@ -353,7 +355,7 @@ def _shown(history):
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
-# %% ../nbs/15_run.ipynb #d196c011
+# %% ../nbs/15_run.ipynb #cc2c20a5
 class Alone:
     "A team of one process; `fedlit.distributed.Ranks` is one of several."
     follows = False                                 # does another process lead?
@@ -373,7 +375,7 @@ def running(self:Federation, team=None):
     asked, team, stop = self.checked(), team or Alone(), time.monotonic() + 60*(self.minutes or 0)
     with memory_held(asked.device):
         sim = Simulation(asked)
-        settings, state = sim.settings(team.named(sim.executor)), None
+        settings = sim.settings(team.named(sim.executor))
         run = resume(asked.checkpoint, asked.method, settings, asked.device) or Run(
             asked.method, pd.DataFrame(),
             start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed), settings)

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = []
 
-# %% ../../nbs/engine/extract.ipynb #35ea1fc5
-import copy, torch
+# %% ../../nbs/engine/extract.ipynb #971fddb1
+import copy
 from fastcore.basics import patch
 from ..axes import cut, extract, masks, paste, shrunk
 from ..cohort import Cohort

@@ -30,12 +30,13 @@ def mask_of(
     parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
     return reduce(times, (ask(p.mask, own(offer, n)) for n, p in parts), {})
 
-# %% ../../nbs/engine/masks.ipynb #ae3c67d0
+# %% ../../nbs/engine/masks.ipynb #4002c519
 @patch
 def asked_masks(self:Cohort, step):
     "What the `mask` hooks answer for every client: name of a tensor or axis -> (K, ...)."
     method = self.sent.method
-    ask_one = lambda offer, **more: mask_of(method, dict(offer, axes=self.sent.axes, step=step, **more), step is not None)
+    def ask_one(offer, **more):
+        return mask_of(method, dict(offer, axes=self.sent.axes, step=step, **more), step is not None)
     if step is not None or not asks_for(method, 'mask', 'data'):
         with self.draws('mask', step or 0): return self.apply(ask_one)
     each = []

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['Rowwise', 'single', 'stacked']
 
-# %% ../../nbs/engine/stacks.ipynb #c6cd29b3
-import torch, torch.nn.functional as F
+# %% ../../nbs/engine/stacks.ipynb #d7c8fdb0
+import torch.nn.functional as F
 from torch.func import vmap
 from torch.overrides import TorchFunctionMode
 from ..tree import tmap
