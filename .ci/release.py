@@ -1,5 +1,5 @@
 """May this tag be released? `python .ci/release.py v0.2.0` prints that version's part of the CHANGELOG, or says what
-disagrees and ends with 1: settings.ini, fedlit/__init__.py, CITATION.cff and CHANGELOG.md must name the tag's version."""
+disagrees and ends with 1: settings.ini, fedlit/__init__.py, CITATION.cff and CHANGELOG.md must name its version."""
 import re, sys
 from pathlib import Path
 
