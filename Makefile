@@ -8,7 +8,7 @@ export KINETO_LOG_LEVEL ?= 99
 # what `make test-machines` pretends to be; .ci/machines.py has the list
 MACHINES ?= default sse41 mkl threads
 
-.PHONY: install reproduce bench test test-slow test-all test-machines docs test-docs quarto lint check readme wheel clean
+.PHONY: install hooks reproduce bench test test-slow test-all test-machines docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -17,6 +17,11 @@ $(VENV)/installed: settings.ini setup.py pyproject.toml
 	$(BIN)/python -m pip install -q --disable-pip-version-check uv
 	$(BIN)/uv pip install -q --compile-bytecode --python $(BIN)/python -e '.[dev]'
 	@touch $@
+
+hooks: install  ## what git does by itself: .pre-commit-config.yaml at a commit, nbdev's merge of notebooks cell by cell
+	$(BIN)/uv pip install -q --python $(BIN)/python pre-commit
+	$(BIN)/pre-commit install
+	$(BIN)/nbdev_install_hooks
 
 reproduce: install  ## dimensional collapse and its cure, on digits: figures and a table of claims
 	$(BIN)/fedlit reproduce --out reproduced

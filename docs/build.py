@@ -2,7 +2,7 @@
 import json, os, shutil, sys
 from pathlib import Path
 from sphinx.cmd.build import main
-import pages
+import llms, pages
 from convert import Converter, page_of
 from api import markdown as reference
 
@@ -39,6 +39,7 @@ def write(src):
     pages.write(src, '.md', lambda text, page: Converter(page, targets, cites, names).markdown(text))
     shutil.copytree(pages.NBS/'images', src/'images', dirs_exist_ok=True)
     shutil.copytree(src/'images'/'gallery', src/'_extra'/'images'/'gallery')
+    llms.write(src/'_extra')
 
 if __name__ == '__main__':
     src = pages.ROOT/'_proc'/'_sphinx'

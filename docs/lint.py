@@ -66,7 +66,7 @@ def every_promise_names_a_test_that_exists():
     cells = json.loads(text('nbs/guides/rely.ipynb'))['cells']
     page = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'markdown')
     here = 'https://github.com/fedlit/fedlit/blob/main/'
-    named = re.findall(rf'\[([\w ]+)\]\({here}(tests/\w+\.py|docs/lint\.py)\)', page)
+    named = re.findall(rf'\[([\w ]+)\]\({here}(tests/[\w/]+\.py|docs/lint\.py)\)', page)
     if len(named) < 30: yield f'nbs/guides/rely.ipynb: only {len(named)} tests are named'
     for said, file in named:
         name = 'test_'*file.startswith('tests') + said.replace(' ', '_')

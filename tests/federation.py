@@ -37,7 +37,7 @@ TRIMMED = [HeteroFL(rates=HALVES) + t
                      FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [
            FedDSE(rates=HALVES) + OldCounts()]
 METHODS += CUTTING
-# trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/test_depthfl.py
+# trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/methods/submodels/test_depthfl.py
 ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),

@@ -9,7 +9,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
 from convert import Converter, directives, page_of, slug
-import api, pages
+import api, llms, pages
 
 SITE = Path(os.environ.get('FEDLIT_DOCS', ROOT/'_docs'))
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -99,6 +99,27 @@ def test_bibliography():
     assert (pages.short(found['mcmahan2017'][1]) == 'McMahan et al., 2017'
             and 'Agüera' in found['mcmahan2017'][1]['author'])
 
+# -- what a language model reads
+
+def test_llms_txt_lists_every_page_once_with_its_subtitle():
+    listed = re.findall(r'^- \[(.+)\]\((\S+)\): (.+)$', llms.listing(), re.M)
+    assert [link for _, link, _ in listed] == [f'{llms.SITE}/{page_of(p)}.html.md' for _, p in pages.sidebar()]
+    assert ('MOON', f'{llms.SITE}/methods/moon.html.md', 'Let the local features agree with the global ones') in listed
+
+def test_the_context_file_holds_the_prose_and_the_code_of_every_page():
+    text = llms.context()
+    for p in pages.notebooks():
+        held = text.split(f'url="{llms.url(p)}">\n')[1].split('\n</doc>')[0].splitlines()
+        cells = [''.join(c['source']) for c in pages.read(p)['cells']]
+        shown = [line for s in cells if 'hide' not in directives(s)[0] for line in s.splitlines()]
+        assert not [line for line in shown if line not in held and '](' not in line and not line.startswith('#|')], p
+
+def test_links_of_the_context_file_are_those_of_the_site():
+    assert llms.links('[a](../04_method.ipynb#x), `[b](c.ipynb)`', 'methods/12_moon.ipynb') == (
+        f'[a]({llms.SITE}/method.html#x), `[b](c.ipynb)`')
+    assert llms.links('[here](#why) [out](https://x.org/a.ipynb)', 'methods/12_moon.ipynb') == (
+        f'[here]({llms.SITE}/methods/moon.html#why) [out](https://x.org/a.ipynb)')
+
 # -- the pages as files
 
 built = pytest.mark.skipif(not (SITE/'index.html').exists(), reason=f'{SITE} is not built: make docs')
@@ -135,6 +156,17 @@ def test_internal_links_and_anchors_resolve(site):
             path, anchor = unquote(there.path).lstrip('/'), unquote(there.fragment)
             if not (SITE/path).is_file() or anchor and path in site and anchor not in site[path].ids:
                 broken.append((name, link))
+    assert not broken
+
+@built
+def test_files_for_language_models_are_served_and_their_links_resolve(site):
+    broken, files = [], [SITE/'llms.txt', SITE/'llms-ctx.txt', *SITE.rglob('*.html.md')]
+    assert len(files) == 2 + len(pages.sidebar())
+    for f in files:
+        for link in re.findall(r'\]\(' + re.escape(llms.SITE) + r'/([^)\s]*)\)', f.read_text(encoding='utf-8')):
+            path, _, anchor = link.partition('#')
+            if not (SITE/path).is_file() or anchor and unquote(anchor) not in site[path].ids:
+                broken.append((f.name, link))
     assert not broken
 
 @built

@@ -158,6 +158,7 @@ def test_an_array_is_not_copied(tmp_path):
 
 # --- inputs that are no images ------------------------------------------------------------------------------
 
+@pytest.mark.filterwarnings('ignore:.*hardly vary')
 @pytest.mark.parametrize('executor', ['loop', 'threads', 'vmap', 'extract', 'auto'])
 def test_a_table(executor):
     x, y = table()

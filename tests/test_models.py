@@ -64,7 +64,7 @@ def small(name, seed=0, **more):
     kw, shape, d = SMALL[name]
     return build(name, task(shape), seed=seed, **{**kw, **more}).double(), shape, d
 
-# networks of DepthFL join the list when fedlit.methods is imported; tests/test_depthfl.py has theirs
+# networks of DepthFL join the list when fedlit.methods is imported; tests/methods/submodels has theirs
 def test_every_network_has_a_small_version(): # a new one must join the tests below
     assert {n for n in models() if not n.startswith('exits_')} == set(SMALL)
 

@@ -1,5 +1,5 @@
 "Properties over at least a thousand generated cases each: partitions, masks, aggregation, text, files."
-import itertools, math, random, sys, tempfile
+import math, random, sys, tempfile
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -34,110 +34,129 @@ def row(classes, low=1, high=48):
 labels, seeds, number = row(6), st.integers(0, 2**64), st.integers(-1, 12)
 alphas = st.sampled_from([0., -1., math.nan, math.inf, 1e-300, .05, .5, 1., 100., 1e308]) | st.floats(.01, 20)
 
-def names_a_value(error, **given):
-    "Does the message name an argument with the value it was given, or a class or client that makes it impossible?"
-    said = str(error)
-    return any(f'{k}={v!r}' in said or f'{k}={v}' in said for k, v in given.items()) or 'pure shards' in said
+ANSWERED, REFUSED, EITHER = 'answered', 'refused', 'answered or refused'
 
-def checked(f, y, may_fail, **kw):
-    "The parts, the same a second time; or None after an error that names a value and was called for."
-    try: parts = f(y, **kw)
-    except ValueError as e:
-        assert names_a_value(e, **kw), f'{e} does not name one of {kw}'
-        assert may_fail, f'{kw}: {e}'
-        return None
-    assert all(torch.equal(a, b) for a, b in zip(parts, f(torch.from_numpy(y), **kw)))
-    assert all(p.dtype == torch.int64 and p.dim() == 1 and (p.diff() > 0).all()
+def blames_an_argument(error, arguments):
+    "Does the message name an argument with its value, or the class or client that makes pure shards impossible?"
+    said = str(error)
+    return (any(f'{k}={v!r}' in said or f'{k}={v}' in said for k, v in arguments.items())
+            or 'pure shards' in said)
+
+def are_parts_of(y, parts):
+    "Is every part a rising vector of different places in `y`?"
+    return all(p.dtype == torch.int64 and p.dim() == 1 and (p.diff() > 0).all()
                and (len(p) == 0 or 0 <= p[0] and p[-1] < len(y)) for p in parts)
+
+def ask(split, y, outcome, **arguments):
+    "What `split` makes of the labels, the same a second time; None if it refuses. `outcome` says which is right."
+    try: parts = split(y, **arguments)
+    except ValueError as e:
+        assert outcome != ANSWERED, f'{arguments}: {e}'
+        assert blames_an_argument(e, arguments), f'{e} does not name one of {arguments}'
+        return None
+    assert outcome != REFUSED, f'{arguments} got an answer'
+    again = split(torch.from_numpy(y), **arguments)
+    assert all(torch.equal(a, b) for a, b in zip(parts, again, strict=True)) and are_parts_of(y, parts)
     return parts
 
-def once(parts, n): return sorted(i for p in parts for i in p.tolist()) == list(range(n))
+def hold_every_sample_once(parts, y): return sorted(i for p in parts for i in p.tolist()) == list(range(len(y)))
+def sizes(parts): return [len(p) for p in parts]
 
 @thousand
 @given(labels, number, seeds)
-def test_iid(y, K, seed):
-    parts = checked(iid, y, not 1 <= K <= len(y), clients=K, seed=seed)
-    if parts: assert once(parts, len(y)) and len(parts) == K and max(map(len, parts)) - min(map(len, parts)) <= 1
+def test_iid(y, clients, seed):
+    parts = ask(iid, y, ANSWERED if 1 <= clients <= len(y) else REFUSED, clients=clients, seed=seed)
+    if parts is None: return
+    assert hold_every_sample_once(parts, y) and len(parts) == clients
+    assert max(sizes(parts)) - min(sizes(parts)) <= 1
 
 @thousand
 @given(labels, number, alphas, seeds, st.integers(-1, 4), st.sampled_from(['released', 'paper']))
-def test_dirichlet(y, K, alpha, seed, least, form):
-    bad = not 1 <= K <= len(y) or not alpha > 0 or form == 'released' and not 0 <= least <= len(y)//K
-    hard = form == 'released' and not bad # a table with `least` samples for everybody may not be found
-    parts = checked(dirichlet, y, bad or hard, clients=K, alpha=alpha, seed=seed, min_size=least, form=form, restarts=5)
-    if bad: assert parts is None
-    elif parts: assert once(parts, len(y)) and len(parts) == K and (form == 'paper' or min(map(len, parts)) >= least)
+def test_dirichlet(y, clients, alpha, seed, least, form):
+    "The released form draws until everybody has `least` samples, and may not find such a table."
+    redraws = form == 'released'
+    possible = 1 <= clients <= len(y) and alpha > 0 and (not redraws or 0 <= least <= len(y)//clients)
+    outcome = REFUSED if not possible else EITHER if redraws else ANSWERED
+    parts = ask(dirichlet, y, outcome, clients=clients, alpha=alpha, seed=seed, min_size=least, form=form, restarts=5)
+    if parts is None: return
+    assert hold_every_sample_once(parts, y) and len(parts) == clients
+    if redraws: assert min(sizes(parts)) >= least
 
 @thousand
 @given(labels, number, st.integers(0, 7), seeds)
-def test_classes_per_client(y, K, M, seed):
-    parts = checked(lambda y, **kw: classes_per_client(y, **kw), y, True, clients=K, classes=M, seed=seed)
-    have = np.bincount(y)
-    if not (1 <= K <= len(y) and 1 <= M <= (have > 0).sum()): assert parts is None
+def test_classes_per_client(y, clients, classes, seed):
+    in_all = np.bincount(y)
+    possible = 1 <= clients <= len(y) and 1 <= classes <= (in_all > 0).sum()
+    parts = ask(classes_per_client, y, EITHER if possible else REFUSED, clients=clients, classes=classes, seed=seed)
     if parts is None: return
-    table = counts(parts, y).numpy()
-    assert ((table > 0).sum(1) == M).all() and not set(np.concatenate(parts).tolist()) - set(range(len(y)))
-    for c in np.flatnonzero(table.sum(0)):
-        own = table[:, c][table[:, c] > 0]
-        assert own.sum() == have[c] and own.max() - own.min() <= 1
+    table, dealt = counts(parts, y).numpy(), np.concatenate(parts)
+    assert ((table > 0).sum(1) == classes).all() and len(set(dealt)) == len(dealt)
+    for c in np.flatnonzero(table.sum(0)): # a class that somebody has is dealt out evenly, and whole
+        shares = table[:, c][table[:, c] > 0]
+        assert shares.sum() == in_all[c] and shares.max() - shares.min() <= 1
 
 @thousand
 @given(labels, number, st.integers(0, 5), seeds, st.booleans())
-def test_shards(y, K, s, seed, pure):
-    bad = not 1 <= K <= len(y) or not 1 <= s <= len(y)//K
-    parts = checked(shards, y, bad or pure, clients=K, shards_per_client=s, seed=seed, pure=pure)
-    if bad: assert parts is None
-    elif parts:
-        assert (once(parts, len(y)) and len(parts) == K and min(map(len, parts)) >= s
-                and (not pure or ((counts(parts, y) > 0).sum(1) <= s).all()))
+def test_shards(y, clients, each, seed, pure):
+    possible = 1 <= clients <= len(y) and 1 <= each <= len(y)//clients
+    outcome = REFUSED if not possible else EITHER if pure else ANSWERED
+    parts = ask(shards, y, outcome, clients=clients, shards_per_client=each, seed=seed, pure=pure)
+    if parts is None: return
+    assert hold_every_sample_once(parts, y) and len(parts) == clients and min(sizes(parts)) >= each
+    if pure: assert ((counts(parts, y) > 0).sum(1) <= each).all()
 
 @thousand
 @given(labels, row(6), number, alphas, st.integers(0, 20), st.integers(0, 9), seeds)
-def test_dirichlet_mixture(y, y_test, K, alpha, train, test, seed):
-    f = lambda y, **kw: [p for side in dirichlet_mixture(y, y_test=y_test, **kw) for p in side]
-    parts = checked(f, np.concatenate([y, y_test]), True, clients=K, alpha=alpha, train=train, test=test, seed=seed)
-    if K < 1 or not alpha > 0 or train < 1 or test < 1: assert parts is None
-    elif parts: assert [len(p) for p in parts] == [train]*K + [test]*K and all(p[-1] < len(y_test) for p in parts[K:])
+def test_dirichlet_mixture(y, y_test, clients, alpha, train, test, seed):
+    def both_sides(y, **arguments):
+        return [p for side in dirichlet_mixture(y, y_test=y_test, **arguments) for p in side]
+    possible = clients >= 1 and alpha > 0 and train >= 1 and test >= 1
+    parts = ask(both_sides, np.concatenate([y, y_test]), EITHER if possible else REFUSED,
+                clients=clients, alpha=alpha, train=train, test=test, seed=seed)
+    if parts is None: return
+    assert sizes(parts) == [train]*clients + [test]*clients
+    assert all(p[-1] < len(y_test) for p in parts[clients:])
 
 @thousand
 @given(labels, st.none() | st.integers(-1, 20), seeds)
-def test_by_domain(y, K, seed):
+def test_by_domain(y, clients, seed):
     domains, smallest = len(set(y.tolist())), np.unique(y, return_counts=True)[1].min()
-    bad = K is not None and (not 1 <= K <= len(y) or K % domains or K//domains > smallest)
-    parts = checked(by_domain, y, bad, clients=K, seed=seed)
-    assert (parts is None) == bool(bad)
-    if parts is not None:
-        assert (once(parts, len(y)) and len(parts) == (K or domains)
-                and all(len(set(y[p.numpy()])) == 1 for p in parts))
+    possible = clients is None or (1 <= clients <= len(y) and clients % domains == 0
+                                   and clients//domains <= smallest)
+    parts = ask(by_domain, y, ANSWERED if possible else REFUSED, clients=clients, seed=seed)
+    if parts is None: return
+    assert hold_every_sample_once(parts, y) and len(parts) == (clients or domains)
+    assert all(len(set(y[p.numpy()])) == 1 for p in parts)
 
 @thousand
 @given(labels, labels, st.integers(1, 6), seeds, st.none() | st.integers(0, 8))
-def test_match(y, y_test, K, seed, size):
-    train = dirichlet(y, min(K, len(y)), .5, seed=0, form='paper')
+def test_match(y, y_test, clients, seed, size):
+    "Test parts with the proportions of the training parts, up to one sample a class."
+    train = dirichlet(y, min(clients, len(y)), .5, seed=0, form='paper')
     table = counts(train, y).numpy()
-    have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
+    there = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
     try: parts = match(train, y, y_test, seed=seed, size=size)
     except ValueError as e:
-        assert (table[:, have == 0] > 0).any() and 'class' in str(e) or f'size={size!r}' in str(e)
+        assert (table[:, there == 0] > 0).any() and 'class' in str(e) or f'size={size!r}' in str(e)
         return
-    for part, mine in zip(parts, table):
-        got = np.bincount(y_test[part.numpy()], minlength=len(mine))
-        assert (len(set(part.tolist())) == len(part) and (got[:len(mine)][mine == 0] == 0).all()
-                and got[len(mine):].sum() == 0)
-        if mine.any():
-            assert (abs(got[:len(mine)] - mine*len(part)/mine.sum()) < 1).all() and size in (None, len(part))
-        else: assert len(part) == 0
+    for part, wanted in zip(parts, table, strict=True):
+        got = np.bincount(y_test[part.numpy()], minlength=len(wanted))
+        got, unknown = got[:len(wanted)], got[len(wanted):]
+        assert len(set(part.tolist())) == len(part) and (got[wanted == 0] == 0).all() and unknown.sum() == 0
+        if not wanted.any(): assert len(part) == 0
+        else: assert (abs(got - wanted*len(part)/wanted.sum()) < 1).all() and size in (None, len(part))
 
 @hundreds
 @given(labels, st.integers(1, 12), alphas.filter(lambda a: a > 0), seeds)
-def test_heterogeneity_is_a_distance(y, K, alpha, seed):
+def test_heterogeneity_is_a_distance(y, clients, alpha, seed):
     "Between 0 and 1 - sum q^2; the order of clients, of samples in a part and the names of classes change nothing."
-    parts = dirichlet(y, min(K, len(y)), alpha, form='paper')
-    h, q = heterogeneity(parts, y), np.bincount(y)/len(y)
-    assert -1e-9 <= h <= 1 - (q**2).sum() + 1e-9
+    parts = dirichlet(y, min(clients, len(y)), alpha, form='paper')
+    distance, q = heterogeneity(parts, y), np.bincount(y)/len(y)
+    assert -1e-9 <= distance <= 1 - (q**2).sum() + 1e-9
     chance = np.random.default_rng(seed)
-    shuffled, names = [parts[k].flip(0) for k in chance.permutation(len(parts))], chance.permutation(50)
-    assert heterogeneity(shuffled, names[y]) == pytest.approx(h) and counts(parts, y).sum() == len(y)
+    shuffled = [parts[k].flip(0) for k in chance.permutation(len(parts))]
+    renamed = chance.permutation(50)[y]
+    assert heterogeneity(shuffled, renamed) == pytest.approx(distance) and counts(parts, y).sum() == len(y)
 
 WRONG = st.sampled_from([
     None, [], 3, 'abc', ['a', 'b'], [0., 1.], [[0, 1]], [-1, 2], [True, False], [math.nan], [10**12], [2**63],
@@ -289,6 +308,7 @@ STATE = start(FedAvg(), Plain(), 9)
 def rounds(masked=False):
     return st.tuples(st.integers(0, 2**31), st.integers(1, 5), st.sampled_from([0., 1e-6, 1., 1e6]),
                      st.sampled_from([0., 1., 1e4])).map(lambda case: a_round(masked, *case))
+
 def a_round(masked, seed, K, spread, at):
     "A server and what K clients return: numbers of any size, weights of any size, integer buffers, masks."
     g = torch.Generator().manual_seed(seed)
@@ -303,69 +323,69 @@ def a_round(masked, seed, K, spread, at):
                steps=torch.ones(K), loss=torch.ones(K))
     return old, out, 10**(12*torch.rand(K, generator=g, dtype=torch.double) - 6)
 
-def new(old, out, weights): # parameters and buffers after the round
+def after(old, out, weights):
+    "Parameters and buffers after the round."
     state = aggregate(FedAvg(), old, list(range(len(weights))), out, weights, Local())
     return {**state.params, **state.buffers}
-def trained(out): return {**out['params'], **out['buffers']}
-def near(a, b, old, out):
-    "Equal up to single-precision weights, relative to the largest number that took part."
-    big = {k: max(v.double().abs().max().item(), {**old.params, **old.buffers}[k].double().abs().max().item())
-           for k, v in trained(out).items()}
-    return all((a[k].double() - b[k].double()).abs().max() <= 4e-6*big[k] + 1e-12 + (k == 'seen') for k in a)
+def before(old): return {**old.params, **old.buffers}
+def returned(out): return {**out['params'], **out['buffers']}
+def largest(*tensors): return max(v.double().abs().max().item() for v in tensors)
+SINGLE = 4e-6 # weights are in single precision: how far off a mean may be, in units of its largest number
+
+def agree(a, b, old, out):
+    "Equal up to single-precision weights, relative to the largest number that took part; counters up to one."
+    return all((a[k].double() - b[k].double()).abs().max()
+               <= SINGLE*largest(returned(out)[k], before(old)[k]) + 1e-12 + (k == 'seen') for k in a)
+
+def picked(tree, order):
+    "Every stack of a tree with its clients in another order."
+    return {k: picked(v, order) if isinstance(v, dict) else v[order] for k, v in tree.items()}
 
 @thousand
 @given(rounds())
 def test_an_aggregate_lies_in_the_hull_of_its_clients(case):
     old, out, weights = case
-    for k, v in new(old, out, weights).items():
-        rows, slack = trained(out)[k].double(), 4e-6*(trained(out)[k].double().abs().max()
-                                                      + {**old.params, **old.buffers}[k].double().abs().max())
-        assert ((v >= rows.min(0).values - slack).all() and (v <= rows.max(0).values + slack).all()
-                and v.dtype == {**old.params, **old.buffers}[k].dtype)
+    for k, v in after(old, out, weights).items():
+        rows, was = returned(out)[k].double(), before(old)[k]
+        slack = SINGLE*(largest(rows) + largest(was))
+        assert (v >= rows.min(0).values - slack).all() and (v <= rows.max(0).values + slack).all()
+        assert v.dtype == was.dtype
 
 @thousand
 @given(rounds(masked=True), st.booleans())
 def test_masked_entries_are_averaged_over_those_who_trained_them(case, huge):
     "In the hull of the clients that had an entry, or where it was if none had; what is outside a mask does not count."
     old, out, weights = case
-    first = new(old, out, weights)
-    for k, m in out['mask'].items():
-        had = (m if m.dim() == trained(out)[k].dim() else m[..., None]).expand_as(trained(out)[k]).bool()
-        rows, before = trained(out)[k], {**old.params, **old.buffers}[k]
-        slack = 4e-6*(rows.abs().max() + before.abs().max())
+    first = after(old, out, weights)
+    for k, mask in out['mask'].items():
+        rows, was = returned(out)[k], before(old)[k]
+        had = (mask if mask.dim() == rows.dim() else mask[..., None]).expand_as(rows).bool()
+        slack = SINGLE*(largest(rows) + largest(was))
         low, high = torch.where(had, rows, math.inf).min(0).values, torch.where(had, rows, -math.inf).max(0).values
-        assert torch.equal(first[k][~had.any(0)], before[~had.any(0)])
+        assert torch.equal(first[k][~had.any(0)], was[~had.any(0)])
         assert ((first[k] >= low - slack) & (first[k] <= high + slack))[had.any(0)].all()
-        noise = torch.where(had, rows, rows + (1e5 if huge else 1.))
-        (out['params'] if k in out['params'] else out['buffers'])[k] = noise
-    assert all(torch.equal(v, first[k]) for k, v in new(old, out, weights).items())
+        out['params' if k in out['params'] else 'buffers'][k] = torch.where(had, rows, rows + (1e5 if huge else 1.))
+    assert all(torch.equal(v, first[k]) for k, v in after(old, out, weights).items())
 
 @thousand
-@given(rounds(masked=True), st.integers(0, 119), st.sampled_from([1e-6, .5, 3., 1e6]))
+@given(rounds(masked=True), st.permutations(range(5)), st.sampled_from([1e-6, .5, 3., 1e6]))
 def test_neither_order_nor_unit_of_the_weights_matter(case, order, unit):
     old, out, weights = case
-    order = list(list(itertools.permutations(range(5)))[order])
-    order = [i for i in order if i < len(weights)]
-    turn = lambda tree: {k: turn(v) if isinstance(v, dict) else v[order] for k, v in tree.items()}
-    first = new(old, out, weights)
-    assert near(first, new(old, {k: turn(v) if isinstance(v, dict) else v[order] for k, v in out.items()},
-                           weights[order]), old, out)
-    assert near(first, new(old, out, weights*unit), old, out)
+    order, first = [k for k in order if k < len(weights)], after(old, out, weights)
+    assert agree(first, after(old, picked(out, order), weights[order]), old, out)
+    assert agree(first, after(old, out, weights*unit), old, out)
 
 @thousand
 @given(rounds(), st.sampled_from([-2., 0., .5, 4.]), st.integers(0, 4))
-def test_the_step_is_linear_and_equal_clients_give_that_client(case, factor, i):
+def test_the_step_is_linear_and_equal_clients_give_that_client(case, factor, k):
     "Deltas c times as large make a step that is; equal clients give that client, so the weights sum to one."
     old, out, weights = case
-    sent, first = {**old.params, **old.buffers}, new(old, out, weights)
-    scaled = {part: {k: (sent[k] + factor*(v - sent[k])) if k != 'seen' else v for k, v in out[part].items()}
-              for part in ('params', 'buffers')}
-    step = {k: (v - sent[k])*(factor if k != 'seen' else 1) + sent[k] for k, v in first.items()}
-    assert near(new(old, {**out, **scaled}, weights), step, old, {**out, **scaled})
-    same = {part: {k: v[[i % len(weights)]*len(weights)] for k, v in out[part].items()}
-            for part in ('params', 'buffers')}
-    assert near(new(old, {**out, **same}, weights), {k: v[i % len(weights)] for k, v in trained(out).items()},
-                old, out)
+    sent, first, k = before(old), after(old, out, weights), k % len(weights)
+    def stretched(name, v): return v if name == 'seen' else sent[name] + factor*(v - sent[name]) # not the counter
+    scaled = {**out, **{part: {n: stretched(n, v) for n, v in out[part].items()} for part in ('params', 'buffers')}}
+    assert agree(after(old, scaled, weights), {n: stretched(n, v) for n, v in first.items()}, old, scaled)
+    alike = {**out, **{part: picked(out[part], [k]*len(weights)) for part in ('params', 'buffers')}}
+    assert agree(after(old, alike, weights), {n: v[k] for n, v in returned(out).items()}, old, out)
 
 @hundreds
 @given(st.lists(st.sampled_from([0., -1., 1., 2., math.nan, math.inf, 1e300]), min_size=0, max_size=4),
@@ -451,6 +471,7 @@ TOKENS = [
     '__class__', f'__import__("os").system("touch {CANARY}")', f'open("{CANARY}", "w")',
     'exec("1")', 'eval("1")', 'print()']
 
+@pytest.mark.filterwarnings('ignore:invalid decimal literal')
 @thousand
 @given(st.text(max_size=80) | st.binary(max_size=60).map(lambda b: b.decode('latin-1'))
        | st.lists(st.sampled_from(TOKENS), max_size=14).map(''.join))

@@ -3,11 +3,11 @@ import copy
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.method import FedAvg
-from fedlit.methods import DSFL, FedDF, FedET
+from fedlit.methods import DSFL, FedDF, FedET, SOLO
 from fedlit.methods.dsfl import sharpened
 from fedlit.methods.feddf import distill, feddf_round
 from fedlit.methods.fedet import consensus, diversity
-from fedlit.round import Local, fed_round, pure, start
+from fedlit.round import Batches, Local, fed_round, pure, start
 from federation import CLIENTS, PROXY, SIZES, batches, gap, model, train, who
 
 def test_teachers_by_loops():
@@ -61,10 +61,9 @@ def test_a_server_without_inputs_says_so(m):
 
 def test_dsfl_sends_no_weights_and_uses_the_opinions():
     one, two = train(DSFL(steps=3), rounds=1), train(DSFL(steps=3), rounds=2)
-    solo = train(__import__('fedlit.methods', fromlist=['SOLO']).SOLO(), rounds=1)
-    # first round: alone
+    alone = train(SOLO(), rounds=1) # as the first round is
     assert max((one.personal[k] - v).abs().max().item()
-               for k, v in solo.personal.items() if v.is_floating_point()) == 0
+               for k, v in alone.personal.items() if v.is_floating_point()) == 0
     weightless = train(DSFL(steps=3, weight=0.), rounds=2)
     assert max((two.personal[k] - weightless.personal[k]).abs().max().item() for k in two.params) > 1e-6
     assert two.server['DSFL']['said'].shape == (12, 3)
@@ -78,7 +77,6 @@ def test_two_kinds_of_networks_learn_from_each_other():
     torch.manual_seed(0)
     nets = [model(), Flat().double()]
     states = [start(FedAvg(), n, 2) for n in nets]
-    from fedlit.round import Batches
     both = [Batches(**{k: (v.double() if k == 'x' else v)[s] for k, v in batches(0).items()})
             for s in (slice(0, 2), slice(2, 4))]
     go = lambda steps: feddf_round(nets, states, [[0, 1]]*2, both, [SIZES[:2], SIZES[2:]], Local(lr=.1), PROXY,

@@ -1,19 +1,78 @@
-"""MOON beyond its page: executors, partial participation, an oracle, memory, degenerate features, neutral elements."""
+"Terms of the local objective: FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov."
 import copy, math
-import pytest, torch, torch.nn.functional as F
+import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
-from fedlit.method import FedAvg, Method
-from fedlit.methods.feddecorr import FedDecorr
-from fedlit.methods.moon import MOON, contrast
 from fedlit.cohort import look
+from fedlit.data import load
+from fedlit.method import FedAvg
+from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedProx, MOON, StructuredDeCov
+from fedlit.methods.fedprox import proximal
+from fedlit.methods.moon import contrast
+from fedlit.models import build
+from fedlit.parse import method as parse
+from fedlit.partition import dirichlet
 from fedlit.round import Local, fed_round, start
+from fedlit.run import TaskBatches, batches_of, federate
 from fedlit.tree import leaves
+from by_hand import EXECUTORS, batches, by_torch, classifier, classify, gap, same
+
+# ---- FedProx ----
+
+@pytest.mark.parametrize('mu', [0., .01, 3.])
+def test_fedprox_loss_and_gradient_by_hand(mu):
+    w, b, w0, b0 = [[1., -2.], [.5, 0.]], [3.], [[0., -1.], [.5, 2.]], [1.]
+    value = mu/2*((1-0)**2 + (-2+1)**2 + 0 + (0-2)**2 + (3-1)**2)  # = mu/2 * 10
+    params = dict(w=torch.tensor(w, requires_grad=True), b=torch.tensor(b, requires_grad=True))
+    received = dict(w=torch.tensor(w0), b=torch.tensor(b0), running_mean=torch.full((4,), 9.))
+    loss = proximal(params, received, mu)
+    assert abs(loss.item() - value) < 1e-6 and value == mu*5
+    data = dict(w=torch.full((2, 2), .5), b=torch.ones(1))
+    pulled = FedProx(mu=mu).grad(data, params, received)
+    for gw, gb in (torch.autograd.grad(loss, [params['w'], params['b']]), [pulled[k] - data[k] for k in 'wb']):
+        assert torch.allclose(gw, mu*torch.tensor([[1., -1.], [0., -2.]]), atol=1e-6) and abs(gb.item() - 2*mu) < 1e-6
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_fedprox_is_the_plain_loop_with_the_term(executor):
+    term = lambda net, received: .35*sum((p - received[n]).pow(2).sum() for n, p in net.named_parameters())
+    state, expected = classify(FedProx(mu=.7), 3, executor=executor), by_torch(3, term)
+    assert gap(state.params, {k: expected[k] for k in state.params}) < 1e-6
+    assert gap(state.params, classify(FedAvg(), 3).params) > 1e-3
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('norm', [False, True])
+def test_fedprox_at_zero_is_fedavg_to_the_bit(executor, norm):
+    zero, fedavg = (classify(m, 3, classifier(norm), executor=executor) for m in (FedProx(mu=0.), FedAvg()))
+    assert same(zero, fedavg)
+
+def test_fedprox_first_step_is_free():
+    "At the received parameters the spring has no length, so a single step is FedAvg's."
+    data = batches((1, 1, 1))
+    assert same(classify(FedProx(mu=50.), 1, data=data), classify(FedAvg(), 1, data=data))
+
+def test_fedprox_stability_limit():
+    "SGD on mu/2 (w-w0)^2 alone contracts exactly where lr*mu < 2 (1 + momentum)."
+    class Push(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = nn.Parameter(torch.zeros((), dtype=torch.double))
+        def forward(self, x): return x, self.w*x
+    def size(lrmu, rho):
+        x, m = torch.ones(1, 300, 1, dtype=torch.double), FedProx(mu=lrmu/.1)
+        state = fed_round(m, Push(), start(m, Push(), 1), [0], dict(x=x, y=x), [1.], Local(lr=.1, momentum=rho),
+                          criterion=lambda out, y: out.mean())
+        return abs(state.params['w'].item())
+    for rho in (0., .5, .9): assert size(2*(1 + rho)*.97, rho) < 1 < 10 < size(2*(1 + rho)*1.03, rho)
+
+@pytest.mark.parametrize('mu', [-1e-9, float('nan'), -3])
+def test_fedprox_refuses(mu):
+    with pytest.raises(ValueError, match='FedProx: mu=.*at least 0'): FedProx(mu=mu)
+
+# ---- MOON: five clients, of whom one comes late and one never ----
 
 devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
 variants = [MOON(), MOON(mu=5, tau=.1), MOON(form='paper'), MOON(variant='l2', mu=.5), MOON() + FedDecorr()]
 local = Local(lr=.1, momentum=.9, weight_decay=1e-3)
-who = [[0, 2], [1, 2, 3], [0, 3]]       # client 1 comes late, client 4 never
-
+who = [[0, 2], [1, 2, 3], [0, 3]]       # participants of three rounds
 
 class Net(nn.Module):
     def __init__(self, norm=False):
@@ -25,11 +84,9 @@ class Net(nn.Module):
         z = self.body(x)
         return z, self.head(z)
 
-
 def net(norm=False, seed=0):
     torch.manual_seed(seed)
     return Net(norm)
-
 
 def data(ks, r, ragged=True):
     "Batches of clients `ks` in round `r`, fixed by both: different numbers of steps, and short last batches."
@@ -41,7 +98,6 @@ def data(ks, r, ragged=True):
     live = torch.tensor([[7, 7, 7, 3] if k % 2 else [7, 7, 0, 0] for k in ks]) if ragged else None
     return dict(x=torch.stack(xs), y=torch.stack(ys), live=live)
 
-
 def train(method, model, executor, rounds=3, device='cpu'):
     model = model.to(device)
     dtype = model.head.weight.dtype
@@ -52,26 +108,24 @@ def train(method, model, executor, rounds=3, device='cpu'):
         state = fed_round(method, model, state, who[r], batch, [1. + k for k in who[r]], local, executor)
     return state
 
-
-def same(a, b, **tol):
+def agree(a, b, **tol):
+    "The tensors of two trees are close, wherever they are."
     for u, v in zip(leaves(a), leaves(b), strict=True): torch.testing.assert_close(u.cpu(), v.cpu(), **tol)
-
 
 @pytest.mark.parametrize('device', devices)
 @pytest.mark.parametrize('norm', [False, True])
 @pytest.mark.parametrize('method', variants, ids=repr)
-def test_loop_equals_vmap(method, norm, device):
+def test_moon_loop_equals_vmap(method, norm, device):
     # FedDecorr multiplies rounding errors on batches of three samples (1e-13 becomes 6e-5 in float32):
     # its sum is compared in double
     dtype = torch.float64 if method.parts[1:] else torch.float32
     a, b = (train(method, net(norm).to(dtype), e, device=device) for e in ('loop', 'vmap'))
-    for part in ('params', 'buffers', 'client'): same(getattr(a, part), getattr(b, part), rtol=1e-5, atol=1e-5)
-
+    for part in ('params', 'buffers', 'client'): agree(getattr(a, part), getattr(b, part), rtol=1e-5, atol=1e-5)
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('norm', [False, True])
 @pytest.mark.parametrize('method', [MOON(mu=2.), MOON(mu=2., form='paper'), MOON(mu=.7, variant='l2')], ids=repr)
-def test_against_plain_modules(method, norm, executor):
+def test_moon_against_plain_modules(method, norm, executor):
     "Networks copied, torch.optim.SGD, CosineSimilarity, a two-column cross-entropy: as the released code is organised."
     server, never = net(norm), net(norm)
     previous, trained = {k: copy.deepcopy(never) for k in range(5)}, set()
@@ -104,32 +158,28 @@ def test_against_plain_modules(method, norm, executor):
             trained.add(k)
     state = train(method, net(norm), executor)
     floats = {k: v for k, v in {**state.params, **state.buffers}.items() if v.is_floating_point()}
-    same(floats, {k: server.state_dict()[k] for k in floats}, rtol=1e-4, atol=1e-5)
+    agree(floats, {k: server.state_dict()[k] for k in floats}, rtol=1e-4, atol=1e-5)
 
-
-def test_oracle_sees_the_term(): # guards the test above against a term that does nothing
+def test_moon_oracle_sees_the_term(): # guards the test above against a term that does nothing
     plain = train(FedAvg(), net(), 'loop').params
     for m in variants:
         assert max((a-b).abs().max() for a, b in zip(leaves(plain), leaves(train(m, net(), 'loop').params))) > 1e-3
 
-
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('method', [MOON(mu=0), MOON(mu=0, form='paper'), MOON(mu=0, variant='l2')], ids=repr)
-def test_without_weight_is_fedavg(method, executor):
+def test_moon_without_weight_is_fedavg(method, executor):
     # in a stack, FedAvg's short batches are filled up and MOON's are not
     close = dict(rtol=0, atol=0 if executor == 'loop' else 1e-6)
-    same(train(method, net(), executor).params, train(FedAvg(), net(), executor).params, **close)
+    agree(train(method, net(), executor).params, train(FedAvg(), net(), executor).params, **close)
 
-
-def test_round_zero_is_fedavg_except_for_l2():
+def test_moon_round_zero_is_fedavg_except_for_l2():
     plain = train(FedAvg(), net(), 'loop', 1).params
-    same(train(MOON(mu=9), net(), 'loop', 1).params, plain, rtol=0, atol=0)
+    agree(train(MOON(mu=9), net(), 'loop', 1).params, plain, rtol=0, atol=0)
     assert any(not torch.equal(a, b)
                for a, b in zip(leaves(plain), leaves(train(MOON(mu=9, variant='l2'), net(), 'loop', 1).params)))
 
-
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_late_client(executor):
+def test_moon_late_client(executor):
     "Client 1 first trains in round 1: under 'paper' as in FedAvg, under 'released' not."
     def late(method):
         model = net()
@@ -137,13 +187,12 @@ def test_late_client(executor):
         for r, ks in enumerate([[0, 2], [1, 3]]):
             state = fed_round(method, model, state, ks, data(ks, r), [1., 1.], local, executor)
         return state.params
-    same(late(MOON(mu=5, form='paper')), late(FedAvg()), rtol=0, atol=1e-7)
+    agree(late(MOON(mu=5, form='paper')), late(FedAvg()), rtol=0, atol=1e-7)
     assert max((a-b).abs().max() for a, b in zip(leaves(late(MOON(mu=5))), leaves(late(FedAvg())))) > 1e-3
-
 
 @pytest.mark.parametrize('device', devices)
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_memory_is_the_last_local_model(executor, device):
+def test_moon_memory_is_the_last_local_model(executor, device):
     state, before = train(MOON(), net(True), executor, 3, device), start(MOON(), net(True), 5)
     m = state.client['MOON']
     assert m['trained'].tolist() == [1, 1, 1, 1, 0] and m['trained'].device.type == device
@@ -154,23 +203,20 @@ def test_memory_is_the_last_local_model(executor, device):
     # what was received (0, 2, 5.33 rounded), plus the steps taken
     assert m['buffers']['body.1.num_batches_tracked'].tolist() == [7, 6, 4, 9, 0]
 
-
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_l2_starts_at_rest(executor):
+def test_moon_l2_starts_at_rest(executor):
     "At the first step local and global features agree but for rounding, so one step is FedAvg's."
     def one_step(m):
         model = net()
         state = start(m, model, 5)
         batch = {k: v[:, :1] for k, v in data([0, 1, 2], 0, False).items() if v is not None}
         return fed_round(m, model, state, [0, 1, 2], batch, [1.]*3, local, executor).params
-    same(one_step(MOON(mu=50, variant='l2')), one_step(FedAvg()), rtol=0, atol=1e-6)
+    agree(one_step(MOON(mu=50, variant='l2')), one_step(FedAvg()), rtol=0, atol=1e-6)
 
-
-def test_l2_keeps_no_memory():
+def test_moon_l2_keeps_no_memory():
     assert not leaves(train(MOON(variant='l2'), net(), 'vmap').client)
 
-
-def test_frozen_networks_get_no_gradient():
+def test_moon_frozen_networks_get_no_gradient():
     z, w, v = (torch.randn(4, 3, requires_grad=True) for _ in range(3))
     echo = lambda params, buffers, x, train: (2*params['z'], None, buffers)
     memory = dict(params=dict(z=v), buffers={}, trained=torch.ones(()))
@@ -182,10 +228,8 @@ def test_frozen_networks_get_no_gradient():
         grads = torch.autograd.grad(loss, (z, w, v), allow_unused=True)
         assert grads[0] is not None and grads[1] is None and grads[2] is None
 
-
-# float16 cannot hold the 1e-8 that keeps a cosine from 0/0
 @pytest.mark.parametrize('dtype', [torch.bfloat16, torch.float32, torch.float64])
-def test_extremes_stay_finite(dtype):
+def test_moon_extremes_stay_finite(dtype):
     z = torch.tensor([[0., 0.], [1e-4, 0.], [1e2, -1e2], [0., 1.]], dtype=dtype, requires_grad=True)
     near, far = torch.tensor([[0., 1.]], dtype=dtype).expand(4, 2), torch.tensor([[0., -1.]], dtype=dtype).expand(4, 2)
     for tau in (.01, .5, 100.):
@@ -194,54 +238,28 @@ def test_extremes_stay_finite(dtype):
     if dtype in (torch.float32, torch.float64):
         assert torch.autograd.grad(contrast(z, near, far, .5), z)[0].isfinite().all()
 
-
-def test_dead_features_behind_a_relu_pass_no_gradient():
+def test_moon_dead_features_behind_a_relu_pass_no_gradient():
     pre = torch.full((2, 3), -1., requires_grad=True)
     loss = contrast(pre.relu(), torch.rand(2, 3), torch.rand(2, 3), .5)
     assert torch.equal(torch.autograd.grad(loss, pre)[0], torch.zeros(2, 3))
 
-
-def test_gradient_by_finite_differences():
+def test_moon_gradient_by_finite_differences():
     z, near, far = torch.randn(3, 4, 5, dtype=torch.double).unbind(0)
     assert torch.autograd.gradcheck(lambda z: contrast(z, near, far, .3), z.clone().requires_grad_())
 
-
-def test_sum_adds_the_terms():
-    seen = {}
-
-    class Peek(Method):
-        "Notes what a round offers."
-        def loss(self, features):
-            seen['features'] = features
-            return 0.
-    both = MOON() + FedDecorr() + Peek()
-    model = net()
-    state = start(both, model, 5)
-    fed_round(both, model, state, [0], data([0], 0), [1.], local)
-    assert seen['features'].shape == (7, 5)
-
-
 @pytest.mark.parametrize('bad', [dict(mu=-1), dict(tau=0), dict(tau=-.5), dict(form='Paper'), dict(variant='L2')])
-def test_bad_values_are_named(bad):
+def test_moon_bad_values_are_named(bad):
     (k, v), = bad.items()
     with pytest.raises(ValueError, match=f'{k}={v!r}'): MOON(**bad)
 
-
 @pytest.mark.parametrize('method', variants[:4], ids=repr)
-def test_repr_is_the_configuration(method):
-    from fedlit.parse import method as parse
+def test_moon_repr_is_the_configuration(method):
     assert parse(repr(method)) == method
-
 
 @pytest.mark.parametrize('method', [MOON(mu=2.), MOON(variant='l2'), MOON() + FedDecorr()], ids=repr)
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_looking_once_a_round_is_looking_every_time(monkeypatch, method, executor):
+def test_moon_looking_once_a_round_is_looking_every_time(monkeypatch, method, executor):
     "Frozen networks see every sample once if it stays the same; the result is that of asking them at every step."
-    from fedlit.data import load
-    from fedlit.models import build
-    from fedlit.partition import dirichlet
-    from fedlit.batches import TaskBatches
-    from fedlit.run import federate
     task = load('digits').subset(300, seed=0)
     parts = dirichlet(task.y_train, 4, .3, seed=1)
     def go():
@@ -251,12 +269,10 @@ def test_looking_once_a_round_is_looking_every_time(monkeypatch, method, executo
     once = go()
     looked = []
     monkeypatch.setattr(TaskBatches, 'once', lambda self: looked.append(1))
-    same(once.params, go().params, rtol=0, atol=2e-5)
+    agree(once.params, go().params, rtol=0, atol=2e-5)
     assert looked
 
 def test_samples_are_known_by_number():
-    from fedlit.data import load
-    from fedlit.run import batches_of
     task = load('digits').subset(100, seed=0)
     parts = [torch.arange(40), torch.arange(40, 47), torch.arange(47, 100)]
     batches = batches_of(task, parts, [0, 1, 2], Local(epochs=2, batch_size=16))
@@ -267,3 +283,75 @@ def test_samples_are_known_by_number():
         for t in range(batches.counts.shape[1]):
             m = int(batches.counts[k, t])
             if m: assert torch.equal(x[k, batches.place[k, t, :m]], batches.at(t, [k], m)[0][0])
+
+# ---- FedDecorr in both forms and the exact penalty, against NumPy ----
+
+def decorr_by_numpy(z, form):
+    n, d = z.shape
+    std = np.sqrt(z.var(0, ddof=1) + 1e-8)
+    zhat = (z - z.mean(0))/std
+    C = zhat.T@zhat
+    if form == 'paper': return ((C/(n-1))**2).sum()/d**2
+    off = C[~np.eye(d, dtype=bool)]
+    return (off**2).mean()/n
+
+@pytest.mark.parametrize('form', ['released', 'paper'])
+@pytest.mark.parametrize('shape', [(64, 128), (16, 4), (5, 7), (2, 3), (64, 1280), (130, 17)])
+def test_feddecorr_in_both_forms(shape, form):
+    z = np.random.default_rng(0).normal(size=shape) @ np.random.default_rng(1).normal(size=(shape[1], shape[1]))
+    got = FedDecorr(beta=.3, form=form).loss(features=torch.from_numpy(z)).item()
+    assert got == pytest.approx(.3*decorr_by_numpy(z, form), rel=1e-6)
+    single = FedDecorr(beta=.3, form=form).loss(features=torch.from_numpy(z).float()).item()
+    assert single == pytest.approx(got, rel=1e-4)
+
+@pytest.mark.parametrize('form', ['released', 'paper'])
+def test_feddecorr_of_a_constant_feature(form):
+    z = np.random.default_rng(0).normal(size=(20, 6))
+    z[:, 2] = 3.
+    t = torch.from_numpy(z).requires_grad_()
+    loss = FedDecorr(beta=1., form=form).loss(features=t)
+    loss.backward()
+    assert loss.item() == pytest.approx(decorr_by_numpy(z, form), rel=1e-6) and torch.isfinite(t.grad).all()
+
+@pytest.mark.parametrize('m', [FedDecorr(), FedDecorr(form='paper'), ExactDecorr(), ExactDecorr(of='covariance')],
+                         ids=repr)
+def test_a_batch_of_one_costs_nothing(m):
+    z = torch.randn(1, 5, requires_grad=True)
+    m.loss(features=z).backward()
+    assert m.loss(features=z).item() == 0 and z.grad.eq(0).all()
+
+@pytest.mark.parametrize('m', [FedDecorr(beta=1.), FedDecorr(beta=1., form='paper'),
+                               ExactDecorr(beta=1.), ExactDecorr(beta=1., of='covariance')], ids=repr)
+@pytest.mark.parametrize('shape', [(7, 4), (4, 7)])
+def test_decorrelation_gradients(m, shape):
+    z = torch.randn(*shape, dtype=torch.double, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda f: m.loss(features=f), z, atol=1e-5)
+
+@pytest.mark.parametrize('make,word', [(lambda: FedDecorr(beta=-1), 'beta=-1'),
+                                       (lambda: FedDecorr(form='x'), "form='x'"),
+                                       (lambda: ExactDecorr(of='x'), "of='x'")])
+def test_decorrelation_refuses(make, word):
+    with pytest.raises(ValueError, match=word): make()
+
+# ---- DeCov and Structured-DeCov, by loops over pairs of features ----
+
+def pairs(h, group):
+    "Half the squared covariances of pairs of features in different groups, and mean squared correlation within."
+    n, d = h.shape
+    mean = [sum(h[i][a] for i in range(n))/n for a in range(d)]
+    cov = [[sum((h[i][a]-mean[a])*(h[i][b]-mean[b]) for i in range(n))/n for b in range(d)] for a in range(d)]
+    between = sum(cov[a][b]**2 for a in range(d) for b in range(d) if a != b and group(a) != group(b))/2
+    inside = [cov[a][b]**2/(cov[a][a]*cov[b][b]) for a in range(d) for b in range(d) if group(a) == group(b)]
+    return float(between), float(sum(inside)/len(inside))
+
+@pytest.mark.parametrize('n,d', [(5, 6), (9, 4)])
+def test_decov(n, d):
+    h = torch.randn(n, d, dtype=torch.double, generator=torch.Generator().manual_seed(n))
+    assert DeCov(weight=.3).loss(h).item() == pytest.approx(.3*pairs(h, lambda a: a)[0], abs=1e-5)
+
+@pytest.mark.parametrize('groups,within', [(2, 0.), (3, 0.), (2, .5)])
+def test_structured_decov(groups, within):
+    h = torch.randn(8, 6, dtype=torch.double, generator=torch.Generator().manual_seed(groups))
+    between, inside = pairs(h, lambda a: a//(6//groups))
+    assert (StructuredDeCov(weight=.3, groups=groups, within=within).loss(h).item()
+            == pytest.approx(.3*(between - within*inside), abs=1e-5))

@@ -1,33 +1,12 @@
-"SCAFFOLD and FedNova against loops written out by hand: a linear model, two clients, no fedlit inside."
+"SCAFFOLD and FedDyn against loops written out by hand: a line or one number, a few clients, no fedlit inside."
 import pytest, torch
 from torch import nn
-from fedlit.methods import FedAvg, FedNova, FedProx, SCAFFOLD, FedAvgM
+from fedlit.methods import FedAvgM, FedDyn, FedProx, HeteroFL, SCAFFOLD
 from fedlit.round import Local, fed_round, start
+from by_hand import FULL, W0, X, Y, Line, fit, slope
+from federation import gap, train
 
-class Line(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.head = nn.Linear(3, 1, bias=False).double()
-        with torch.no_grad(): self.head.weight.copy_(torch.tensor([[.5, -1., .2]]))
-    def forward(self, x): return x, self.head(x)
-
-square = lambda out, y: (out[:, 0] - y).square().mean()/2
-g = torch.Generator().manual_seed(3)
-X, Y = torch.randn(2, 3, 4, 3, dtype=torch.double, generator=g), torch.randn(2, 3, 4, dtype=torch.double, generator=g)
-grad = lambda w, x, y: ((x@w - y)[:, None]*x).mean(0)
-W0 = torch.tensor([.5, -1., .2], dtype=torch.double)
-
-def run(method, rounds, who, live, local, sizes=(1., 1.), executor='loop', clients=2):
-    net = Line()
-    state = start(method, net, clients)
-    for r in range(rounds):
-        ks = who(r)
-        data = dict(x=X[ks], y=Y[ks], live=torch.tensor(live)[ks])
-        state = fed_round(method, net, state, ks, data, [sizes[k] for k in ks], local,
-                          criterion=square, executor=executor)
-    return state
-
-FULL = [[4, 4, 4], [4, 4, 4]]
+# ---- SCAFFOLD ----
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('participate', [lambda r: [0, 1], lambda r: [r % 2]], ids=['all', 'one in turn'])
@@ -39,7 +18,7 @@ def test_scaffold_option_two(participate, executor):
         ends, changes = [], []
         for k in participate(r):
             y = w.clone()
-            for t in range(3): y = y - lr*(grad(y, X[k, t], Y[k, t]) - cs[k] + c)
+            for t in range(3): y = y - lr*(slope(y, X[k, t], Y[k, t]) - cs[k] + c)
             new = cs[k] - c + (w - y)/(3*lr)
             ends.append(y)
             changes.append((k, new - cs[k]))
@@ -47,7 +26,7 @@ def test_scaffold_option_two(participate, executor):
         for k, d in changes: cs[k] = cs[k] + d
         c = c + sum(d for _, d in changes)/2
     for form in ('paper', 'corrected'):
-        s = run(SCAFFOLD(form=form), 3, participate, FULL, Local(lr=lr, momentum=0.), executor=executor)
+        s = fit(SCAFFOLD(form=form), 3, participate, FULL, Local(lr=lr, momentum=0.), executor=executor)
         assert torch.allclose(s.params['head.weight'][0], w, atol=1e-5)
         assert torch.allclose(s.server['SCAFFOLD']['c']['head.weight'][0], c, atol=1e-5)
         assert torch.allclose(s.client['SCAFFOLD']['c']['head.weight'][:, 0], torch.stack(cs), atol=1e-5)
@@ -79,31 +58,6 @@ def test_scaffold_correction_with_weight_decay_and_momentum(rho, decay):
     assert s.client['SCAFFOLD']['c']['head.weight'].abs().max() < 1e-5
     if decay: assert not torch.allclose(s.params['head.weight'][0], W0)
 
-@pytest.mark.parametrize('rho', [0., .9])
-def test_fednova_with_unequal_steps(rho):
-    "Client 0 takes three steps, client 1 one; update of (tau_eff sum p d), the d normalised by their length."
-    lr, p, live = .05, torch.tensor([.3, .7], dtype=torch.double), [[4, 4, 4], [4, 0, 0]]
-    d, a = [], []
-    for k, tau in enumerate((3, 1)):
-        y, v, length, weight = W0.clone(), torch.zeros(3, dtype=torch.double), 0., 0.
-        for t in range(tau):
-            v = rho*v + grad(y, X[k, t], Y[k, t])
-            y = y - lr*v
-            weight = rho*weight + 1.
-            length += weight          # how often each gradient so far counts
-        d.append((W0 - y)/length)
-        a.append(length)
-    want = W0 - sum(pk*ak for pk, ak in zip(p, a))*sum(pk*dk for pk, dk in zip(p, d))
-    s = run(FedNova(), 1, lambda r: [0, 1], live, Local(lr=lr, momentum=rho), sizes=(.3, .7))
-    assert torch.allclose(s.params['head.weight'][0], want, atol=1e-5)
-    fed = run(FedAvg(), 1, lambda r: [0, 1], live, Local(lr=lr, momentum=rho), sizes=(.3, .7))
-    assert not torch.allclose(s.params['head.weight'], fed.params['head.weight'], atol=1e-3)
-
-def test_fednova_with_equal_steps_is_fedavg():
-    a, b = (run(m, 2, lambda r: [0, 1], FULL, Local(lr=.05, momentum=.9), sizes=(.3, .7))
-            for m in (FedNova(), FedAvg()))
-    assert torch.allclose(a.params['head.weight'], b.params['head.weight'], atol=1e-9)
-
 def test_three_parts_at_once():
     "SCAFFOLD() + FedProx() + FedAvgM(): each does its part of a hand-written round."
     lr, mu, beta = .1, .3, .5
@@ -113,11 +67,47 @@ def test_three_parts_at_once():
         ends, new = [], []
         for k in range(2):
             y = w.clone()
-            for t in range(3): y = y - lr*(grad(y, X[k, t], Y[k, t]) + mu*(y - w) - cs[k] + c)
+            for t in range(3): y = y - lr*(slope(y, X[k, t], Y[k, t]) + mu*(y - w) - cs[k] + c)
             ends.append(y)
             new.append(cs[k] - c + (w - y)/(3*lr))
         v = beta*v + torch.stack(ends).mean(0) - w
         w, c, cs = w + v, c + sum(n - o for n, o in zip(new, cs))/2, new
-    s = run(SCAFFOLD() + FedProx(mu=mu) + FedAvgM(momentum=beta, form='paper'), 2, lambda r: [0, 1], FULL,
+    s = fit(SCAFFOLD() + FedProx(mu=mu) + FedAvgM(momentum=beta, form='paper'), 2, lambda r: [0, 1], FULL,
             Local(lr=lr, momentum=0.))
     assert torch.allclose(s.params['head.weight'][0], w, atol=1e-5)
+
+# ---- FedDyn ----
+
+def test_feddyn_two_rounds_by_hand():
+    "One parameter, two clients out of three, plain arithmetic."
+    class Point(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(1, 1, bias=False).double()
+            nn.init.zeros_(self.head.weight)
+        def forward(self, x): return x, self.head(x)
+    a, target, alpha, lr = [3., 1., .5], [1., -1., 2.], .7, .2
+    net, m = Point(), FedDyn(alpha)
+    state, w, g, h = start(m, net, 3), 0., [0.]*3, 0.
+    for round in ([0, 2], [1, 2], [0, 1]):
+        x = torch.tensor([a[k]**.5 for k in round]).double().reshape(2, 1, 1, 1).expand(2, 4, 1, 1)
+        y = torch.tensor([a[k]**.5*target[k] for k in round]).double().reshape(2, 1, 1).expand(2, 4, 1)
+        state = fed_round(m, net, state, round, dict(x=x, y=y), [1., 1.], Local(lr=lr, momentum=0.),
+                          criterion=lambda z, y: (z[:, 0] - y).square().mean()/2)
+        ends = []
+        for k in round:
+            v = w
+            for _ in range(4): v -= lr*(a[k]*(v - target[k]) - g[k] + alpha*(v - w))
+            g[k] -= alpha*(v - w)
+            ends.append(v)
+        h -= alpha*sum(v - w for v in ends)/3
+        w = sum(ends)/2 - h/alpha
+        assert abs(state.params['head.weight'].item() - w) < 1e-6
+        assert abs(state.server['FedDyn']['h']['head.weight'].item() - h) < 1e-6 and abs(h - sum(g)/3) < 1e-9
+        assert (state.client['FedDyn']['g']['head.weight'].flatten() - torch.tensor(g)).abs().max() < 1e-6
+    assert abs(w) > .1
+
+@pytest.mark.parametrize('m', [FedDyn(), HeteroFL() + FedDyn()], ids=repr)
+def test_feddyn_executors(m):
+    loop, *rest = (train(m, e, rounds=2) for e in ('loop', 'vmap', 'extract'))
+    assert all(gap(loop, r) < 1e-9 for r in rest)

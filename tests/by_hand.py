@@ -1,0 +1,104 @@
+"""Federations written out by hand, to compare with: plain torch and plain arithmetic, nothing of fedlit in the oracles.
+
+Two problems: a straight line, whose gradient is a formula, and a small classifier."""
+import copy
+import torch
+from torch import nn
+from torch.nn import functional as F
+from fedlit.round import Local, fed_round, start
+
+def gap(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)
+
+# ---- a straight line: features x, prediction x.w, loss (x.w - y)^2/2 ----
+
+W0 = torch.tensor([.5, -1., .2], dtype=torch.double)    # where the server begins
+_g = torch.Generator().manual_seed(3)
+X = torch.randn(2, 3, 4, 3, dtype=torch.double, generator=_g)   # (clients, steps, samples, features)
+Y = torch.randn(2, 3, 4, dtype=torch.double, generator=_g)
+FULL = [[4, 4, 4], [4, 4, 4]]                                   # samples of every step of both clients
+
+class Line(nn.Module):
+    "No fedlit needs to know that its only weights are `W0`."
+    def __init__(self):
+        super().__init__()
+        self.head = nn.Linear(3, 1, bias=False).double()
+        with torch.no_grad(): self.head.weight.copy_(W0[None])
+    def forward(self, x): return x, self.head(x)
+
+def square(out, y): return (out[:, 0] - y).square().mean()/2
+def slope(w, x, y): return ((x@w - y)[:, None]*x).mean(0)
+
+def fit(method, rounds, who, live, local, sizes=(1., 1.), executor='loop'):
+    "The state after `rounds` of fedlit on the line; `who(round)` are the participants."
+    net = Line()
+    state = start(method, net, 2)
+    for r in range(rounds):
+        ks = who(r)
+        data = dict(x=X[ks], y=Y[ks], live=torch.tensor(live)[ks])
+        state = fed_round(method, net, state, ks, data, [sizes[k] for k in ks], local,
+                          criterion=square, executor=executor)
+    return state
+
+# ---- a classifier of three inputs, with or without BatchNorm, in double precision ----
+
+EXECUTORS = 'loop', 'vmap'
+SIZES = torch.tensor([12., 9., 4.])     # samples of the three clients
+
+class Classifier(nn.Module):
+    def __init__(self, norm=False):
+        super().__init__()
+        self.body = nn.Linear(3, 5)
+        self.norm = nn.BatchNorm1d(5) if norm else nn.Identity()
+        self.head = nn.Linear(5, 2)
+        self.double()
+    def forward(self, x):
+        z = self.norm(self.body(x)).tanh()
+        return z, self.head(z)
+
+def classifier(norm=False):
+    torch.manual_seed(0)
+    return Classifier(norm)
+
+def batches(steps=(3, 3, 1), samples=4, seed=1):
+    "Random batches of clients that take different numbers of steps."
+    g, most = torch.Generator().manual_seed(seed), max(steps)
+    live = torch.tensor([[t < s for t in range(most)] for s in steps])
+    return dict(x=torch.randn(len(steps), most, samples, 3, generator=g, dtype=torch.double),
+                y=torch.randint(0, 2, (len(steps), most, samples), generator=g), live=live)
+
+def classify(method, rounds=1, model=None, data=None, local=None, executor='loop', weights=SIZES):
+    "The state after `rounds` of fedlit on the classifier."
+    model, data, local = (model or classifier(), data or batches(),
+                          local or Local(lr=.1, momentum=.9, weight_decay=.01))
+    everyone = list(range(len(data['y'])))
+    state = start(method, model, len(everyone))
+    for _ in range(rounds): state = fed_round(method, model, state, everyone, data, weights, local, executor)
+    return state
+
+def same(a, b):
+    "Are two states equal to the bit?"
+    return (all(torch.equal(a.params[k], v) for k, v in b.params.items())
+            and all(torch.equal(a.buffers[k], v) for k, v in b.buffers.items()))
+
+def by_torch(
+    rounds,
+    term=lambda net, received: 0.,                  # what a client adds to its loss
+    server=lambda before, mean, memory: mean,       # what the server makes of the clients' average
+    model=None,
+):
+    "The same federation in torch: deep copies, `optim.SGD`, averages of state dicts; the last state dict."
+    model, data, share, memory = copy.deepcopy(model or classifier()), batches(), (SIZES/SIZES.sum()).double(), {}
+    for _ in range(rounds):
+        mean, received = {}, {k: v.detach().clone() for k, v in model.named_parameters()}
+        for k in range(len(share)):
+            local = copy.deepcopy(model).train()
+            opt = torch.optim.SGD(local.parameters(), lr=.1, momentum=.9, weight_decay=.01)
+            for t in range(int(data['live'][k].sum())):
+                opt.zero_grad()
+                (F.cross_entropy(local(data['x'][k, t])[1], data['y'][k, t]) + term(local, received)).backward()
+                opt.step()
+            for n, v in local.state_dict().items():
+                if v.is_floating_point(): mean[n] = mean.get(n, 0) + share[k]*v
+        before = {n: v.clone() for n, v in model.state_dict().items() if n in mean}
+        model.load_state_dict({**model.state_dict(), **server(before, mean, memory)})
+    return model.state_dict()

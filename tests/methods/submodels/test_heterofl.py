@@ -1,0 +1,194 @@
+"HeteroFL: which coordinates a client has, averages by entry, parameters per capacity, every element accounted for."
+import pytest, torch
+from dataclasses import replace
+from itertools import product
+from math import ceil
+from types import SimpleNamespace
+from hypothesis import given, settings, strategies as st
+from torch import nn
+from fedlit.axes import extract, find_axes
+from fedlit.method import FedAvg
+from fedlit.methods import Clip, HeteroFL, MaskedCE, OwnLabels, Scaler
+from fedlit.models import build
+from fedlit.round import Batches, Local, aggregate, fed_round, local_phase, start
+from federation import Net, gap, train
+from oracle import BY_DATA, UNIFORM, differ, nested, perceptron, trained, written_out
+
+THREE = (1., .5, .25)
+
+def keep(axes, client=0, clients=1, round=0, **kw):
+    return HeteroFL(**kw).mask(axes=axes, number=torch.tensor(client), clients=clients, round=round)
+
+# ---- which coordinates ----
+
+@pytest.mark.parametrize('r', [1., .99, .75, .5, .3, .25, .125, .0625, .01])
+def test_the_first_ceil_of_every_axis(r):
+    axes = SimpleNamespace(size={'a': 64, 'b': 10, 'c': 5, 'd': 1, 'e': 100})
+    got = {a: v.nonzero()[:, 0].tolist() for a, v in keep(axes, rates=(r,)).items()}
+    assert got == {a: list(range(max(1, ceil(n*r - 1e-9)))) for a, n in axes.size.items()}
+
+def test_fixed_rates_are_blocks_of_clients():
+    axes = SimpleNamespace(size={'a': 16})
+    assert [int(keep(axes, k, 10)['a'].sum()) for k in range(10)] == [16, 16, 8, 8, 4, 4, 2, 2, 1, 1]
+
+def test_dynamic_rates_change_with_the_round_and_repeat():
+    axes = SimpleNamespace(size={'a': 16})
+    draws = [[int(keep(axes, k, 10, t, assign='dynamic')['a'].sum()) for k in range(10)] for t in range(20)]
+    assert len(set(map(tuple, draws))) == 20 and {n for d in draws for n in d} == {16, 8, 4, 2, 1}
+    assert draws[7] == [int(keep(axes, k, 10, 7, assign='dynamic')['a'].sum()) for k in range(10)]
+
+class Residual(nn.Module):
+    "A stem and a branch that are added, and a layer that reads the sum."
+    def __init__(self):
+        super().__init__()
+        self.stem, self.inner, self.outer, self.last, self.head = (
+            nn.Conv2d(1, 6, 3), nn.Conv2d(6, 8, 1), nn.Conv2d(8, 6, 1), nn.Linear(6, 4), nn.Linear(4, 3))
+    def forward(self, x):
+        h = self.stem(x).relu()
+        z = self.last((h + self.outer(self.inner(h).relu())).mean((-1, -2)))
+        return z, self.head(z)
+
+def test_inputs_are_the_outputs_of_the_layer_before_and_sums_agree():
+    net = Residual()
+    small = extract(net, (axes := find_axes(net)), keep(axes, rates=(.5,)))
+    for name, rows, columns in (('stem', 3, 1), ('inner', 4, 3), ('outer', 3, 4), ('last', 2, 3), ('head', 3, 2)):
+        assert torch.equal(small.get_parameter(f'{name}.weight'),
+                           net.get_parameter(f'{name}.weight')[:rows, :columns]), name
+        assert torch.equal(small.get_parameter(f'{name}.bias'), net.get_parameter(f'{name}.bias')[:rows]), name
+    small(torch.zeros(2, 1, 6, 6))
+
+# ---- averages, against small networks that plain torch trains ----
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap', 'extract'])
+@pytest.mark.parametrize('weights', [UNIFORM, BY_DATA], ids=['uniform', 'by data'])
+def test_aggregate(weights, executor):
+    ours = trained(HeteroFL(rates=THREE), weights, executor=executor)
+    assert differ(ours, written_out(nested(THREE), weights)) < 1e-5
+    assert differ(ours, written_out(nested(THREE), BY_DATA if weights is UNIFORM else UNIFORM)) > 1e-3
+    assert differ(ours, written_out(nested((1., 1., .25)), weights)) > 1e-3
+
+def test_what_nobody_had_stays():
+    ours, net = trained(HeteroFL(rates=(.5, .25)), UNIFORM), perceptron()
+    assert differ(ours, written_out(nested((.5, .5, .25)), UNIFORM)) < 1e-5
+    for k, (i, j) in {'a.weight': (4, 0), 'b.weight': (3, 4)}.items():
+        assert (torch.equal(ours[k][i:], net.get_parameter(k)[i:].detach())
+                and torch.equal(ours[k][:, j:][i:], net.get_parameter(k)[:, j:][i:].detach()))
+    assert (torch.equal(ours['head.weight'][:, 3:], net.head.weight[:, 3:].detach())
+            and (ours['b.weight'][:3, :4] != net.b.weight[:3, :4]).all())
+
+def test_rate_one_is_fedavg():
+    assert differ(trained(HeteroFL(rates=(1.,))), trained(FedAvg())) < 1e-6
+
+# ---- capacities: how many parameters they have is asserted by the page ----
+
+@pytest.mark.parametrize('name, classes', [('preact_resnet18', 10), ('feddse_resnet18', 10), ('feddse_resnet34', 200),
+                                           ('cnn4', 10)])
+def test_the_smallest_capacity_runs(name, classes):
+    shape = (1, 28, 28) if name == 'cnn4' else (3, 32, 32)
+    net = build(name, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)
+    axes = find_axes(net)
+    small = extract(net, axes, keep(axes, 4, 5))
+    assert small.eval()(torch.zeros(2, *shape))[1].shape == (2, classes)
+
+# ---- every element is accounted for ----
+
+@settings(max_examples=25, deadline=None)
+@given(rates=st.lists(st.sampled_from([1., .99, .5, .3, .25, .0625]), min_size=1, max_size=4),
+       assign=st.sampled_from(['fixed', 'dynamic']), seed=st.integers(0, 99), clients=st.integers(1, 6),
+       present=st.sets(st.integers(0, 5), min_size=1), round=st.integers(0, 5), own=st.booleans())
+def test_every_element_is_accounted_for(rates, assign, seed, clients, present, round, own):
+    who = sorted({p % clients for p in present})
+    m = HeteroFL(rates=tuple(rates), assign=assign, seed=seed)
+    net = build('small_cnn', SimpleNamespace(classes=3, x_train=torch.empty(0, 1, 4, 4)), seed=0, channels=(3, 4),
+                features=5, norm='batch').double()
+    g, n = torch.Generator().manual_seed(seed), len(who)
+    batches = dict(x=torch.randn(n, 1, 4, 1, 4, 4, generator=g, dtype=torch.double),
+                   y=torch.randint(0, 3, (n, 1, 4), generator=g))
+    method, local = m + OwnLabels() if own else m, Local(lr=.5)
+    state = start(method, net, clients)
+    state = replace(state, round=round)
+    out = local_phase(method, net, state, who, Batches(**batches), local)
+    new = aggregate(method, state, who, out, torch.rand(n, generator=g) + .1, local)
+    width = {'body.0': 3, 'body.4': 4, 'body.9': 5} # which layer makes which axis, typed by hand
+    kept = [{a: len([i for i in range(k)
+                     if i < max(1, ceil(k*m.rate(torch.tensor(c), clients, round).item() - 1e-9))])
+             for a, k in width.items()}
+            for c in who]
+    side = {'body.0': ('body.0', None), 'body.1': ('body.0',),
+            'body.4': ('body.4', 'body.0'), 'body.5': ('body.4',),
+            'body.9': ('body.9', 'body.4'), 'head': (None, 'body.9')}
+    changed = 0
+    for name, old in state.params.items():
+        layer, values = name.rsplit('.', 1)[0], out['params'][name]
+        for i in product(*map(range, old.shape)):
+            has = [k for k in range(n)
+                   if all(a is None or i[d] < kept[k][a] for d, a in zip(range(old.dim()), side[layer]))
+                   and not (own and layer == 'head' and i[0] not in batches['y'][k].flatten().tolist())]
+            if not has:
+                assert new.params[name][i] == old[i]
+                continue
+            theirs = [values[k][i].item() for k in has]
+            # weights are in single precision
+            assert min(theirs) - 1e-6 <= new.params[name][i].item() <= max(theirs) + 1e-6
+            changed += new.params[name][i].item() != old[i].item()
+    assert changed
+
+# ---- executors ----
+
+TRIMMED = HeteroFL() + Scaler() + MaskedCE() + OwnLabels() + Clip()
+
+@pytest.mark.parametrize('m', [HeteroFL(rates=THREE), HeteroFL(assign='dynamic', seed=3), TRIMMED],
+                         ids=['three', 'dynamic', 'trimmed'])
+def test_executors_agree(m):
+    loop = train(m, 'loop', rounds=2)
+    assert gap(loop, train(m, 'vmap', rounds=2)) < 1e-9
+    assert gap(loop, train(m, 'extract', rounds=2)) < 1e-9
+
+# ---- networks of one's own ----
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.mix, self.head = nn.Linear(4, 8), nn.MultiheadAttention(8, 2), nn.Linear(8, 3)
+    def forward(self, x):
+        z = self.mix(self.enc(x), self.enc(x), self.enc(x))[0]
+        return z, self.head(z)
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.memory, self.head = nn.GRU(4, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        z = self.memory(x)[0]
+        return z, self.head(z)
+
+class Sorted(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        z = torch.sort(self.enc(x), 1)[0]
+        return z, self.head(z)
+
+class Branching(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.enc, self.head = nn.Linear(4, 8), nn.Linear(8, 3)
+    def forward(self, x):
+        z = self.enc(x)
+        if z.sum() > 0: z = -z
+        return z, self.head(z)
+
+@pytest.mark.parametrize('kind, message', [(Attention, 'enc is used twice'),
+                                           (Recurrent, 'memory is a GRU'),
+                                           (Sorted, "calls 'sort'"),
+                                           (Branching, 'Branching cannot be traced')])
+def test_networks_that_cannot_be_followed(kind, message):
+    m, net = HeteroFL(rates=(.5,)), kind()
+    x = dict(x=torch.randn(1, 1, 5, 4), y=torch.randint(0, 3, (1, 1, 5)))
+    with pytest.raises(ValueError, match=message): fed_round(m, net, start(m, net, 1), [0], x, [1.], Local(lr=.1))
+
+def test_the_graph_that_is_watched_is_not_the_network():
+    "Or the tensors of whoever looks would stand in the network while another thread copies it."
+    net = Net()
+    assert not {*map(id, net.modules())} & {*map(id, find_axes(net).graph.modules())}

@@ -1,0 +1,128 @@
+"The trimmings that every sub-model method can have, on small networks that plain torch trains."
+import pytest, torch, torch.nn.functional as F
+from math import exp, log
+from types import SimpleNamespace
+from fedlit.axes import along, extract, find_axes, masked, masks
+from fedlit.methods import Clip, FedDecorr, HeteroFL, MaskedCE, OwnLabels, Scaler
+from fedlit.models import build
+from fedlit.round import Local, fed_round, start
+from oracle import OWNED, UNIFORM, differ, logits, nested, perceptron, trained, written_out
+
+THREE = (1., .5, .25)
+CUT = HeteroFL(rates=THREE)
+
+# ---- the scaler ----
+
+def scaled_loss(round, client, step, params, x, y): return F.cross_entropy(logits(params, x, rescale=True), y)
+
+def test_scaler():
+    ours = trained(CUT + Scaler(), UNIFORM)
+    assert differ(ours, written_out(nested(THREE), UNIFORM, loss=scaled_loss)) < 1e-5
+    assert differ(ours, written_out(nested(THREE), UNIFORM)) > 1e-3
+    assert differ(ours, trained(CUT + Scaler(), UNIFORM, executor='extract')) < 1e-9
+
+def test_scaler_is_for_training_only():
+    net = perceptron()
+    axes, params = find_axes(net), dict(net.named_parameters())
+    share = {'a': .5, 'b': .6}
+    used, idle = (Scaler().use(params, axes, share, train=t) for t in (True, False))
+    for k, v in params.items():
+        assert torch.allclose(used[k], v/{'a': .5, 'b': .6}.get(k[0], 1.)) and torch.equal(idle[k], v)
+
+# ---- cross-entropy over the labels that a client has ----
+
+def zeros(client, z): return torch.stack([z[:, i] if i in OWNED[client] else 0*z[:, i] for i in range(4)], 1)
+def holes(client, z): return torch.stack([z[:, i] if i in OWNED[client] else 0*z[:, i] - 1e30 for i in range(4)], 1)
+
+def masked_loss(filled, rescale=False):
+    "Cross-entropy of logits after `filled(client, logits)`."
+    def loss(round, client, step, params, x, y):
+        return F.cross_entropy(filled(client, logits(params, x, rescale=rescale)), y)
+    return loss
+
+@pytest.mark.parametrize('fill, right, wrong', [('zero', zeros, holes), ('inf', holes, zeros)])
+def test_masked_ce_in_training(fill, right, wrong):
+    ours = trained(CUT + MaskedCE(fill=fill))
+    assert differ(ours, written_out(nested(THREE), loss=masked_loss(right))) < 1e-5
+    assert differ(ours, written_out(nested(THREE), loss=masked_loss(wrong))) > 1e-3
+
+@pytest.mark.parametrize('fill, rest', [('zero', 1.), ('inf', 0.)])
+def test_masked_ce_loss_and_gradient(fill, rest):
+    z = [[.3, -1.2, 2., .7, 0.], [1.5, .1, -.4, -2., 3.]]
+    own, y = [0, 2, 3], [2, 0]
+    v = torch.tensor(z, dtype=torch.double, requires_grad=True)
+    loss = F.cross_entropy(MaskedCE(fill=fill).output(logits=v, labels=torch.tensor([c in own for c in range(5)])),
+                           torch.tensor(y))
+    loss.backward()
+    expected = 0.
+    for i in range(2):
+        Z = sum(exp(z[i][c]) for c in own) + 2*rest
+        expected += (log(Z) - z[i][y[i]])/2
+        for c in range(5):
+            slope = (exp(z[i][c])/Z - (c == y[i]))/2 if c in own else 0.
+            assert abs(v.grad[i, c].item() - slope) < 1e-9
+    assert abs(loss.item() - expected) < 1e-9
+
+# ---- rows of the head that a client owns ----
+
+def test_own_labels():
+    ours, net = trained(CUT + OwnLabels()), perceptron()
+    assert differ(ours, written_out(nested(THREE), owned=OWNED)) < 1e-5
+    assert differ(ours, written_out(nested(THREE))) > 1e-3
+    assert (torch.equal(ours['head.weight'][3], net.head.weight[3].detach())
+            and ours['head.bias'][3] == net.head.bias[3]) # nobody's class
+    rows = OwnLabels().mask(dict(net.named_parameters()), find_axes(net), torch.tensor([True, False, True, False]))
+    assert set(rows) == {'head.weight', 'head.bias'}
+    assert (rows['head.weight'].tolist() == [[c in (0, 2)]*5 for c in range(4)]
+            and rows['head.bias'].tolist() == [True, False, True, False])
+
+# ---- gradients of bounded length ----
+
+@pytest.mark.parametrize('norm', [.05, .3, 100.])
+def test_clip(norm):
+    ours = trained(CUT + Clip(norm=norm), UNIFORM)
+    assert differ(ours, written_out(nested(THREE), UNIFORM, clip=norm)) < 1e-5
+    assert (differ(ours, written_out(nested(THREE), UNIFORM)) > 1e-4) == (norm < 1)
+
+# ---- together ----
+
+def test_all_trimmings_together():
+    m = CUT + Scaler() + MaskedCE() + OwnLabels() + Clip(norm=.5)
+    theirs = written_out(nested(THREE), UNIFORM, loss=masked_loss(zeros, rescale=True), owned=OWNED, clip=.5)
+    for executor in ('loop', 'vmap', 'extract'): assert differ(trained(m, UNIFORM, executor=executor), theirs) < 1e-5
+
+# ---- a penalty on features sees those that are there ----
+
+def test_feddecorr_on_live_features():
+    def hand(z): # correlations of the columns, squared, off the diagonal, by loops
+        n, d = z.shape
+        z = (z - z.mean(0))/(z.var(0) + 1e-8).sqrt()
+        return sum((z[:, i]@z[:, j])**2/n for i in range(d) for j in range(d) if i != j)/(d*(d-1))
+    torch.manual_seed(0)
+    net = build('mlp', SimpleNamespace(classes=4, x_train=torch.empty(0, 3)), seed=0, hidden=(8,), features=12,
+                representation='linear').double()
+    axes, x, y = find_axes(net), torch.randn(10, 3).double(), torch.randint(0, 4, (10,))
+    on = HeteroFL(rates=(.5,)).mask(axes=axes, number=torch.tensor(0), clients=1, round=0)
+    small = extract(net, axes, on).train()
+    z = torch.func.functional_call(net, masked(dict(net.named_parameters()), masks(axes, on)), (x,))[0]
+    live = along(axes, axes.features, on)
+    mine, true = FedDecorr(beta=1.).loss(z, live), hand(small(x)[0])
+    assert live.sum() == 6 and abs((mine - true).item()) < 1e-6
+    assert abs((FedDecorr(beta=1.).loss(z) - true).item()) > 1e-2 # dead columns counted
+    old = {k: v.detach().clone() for k, v in small.named_parameters()}                  # and one step of a round
+    features, logits = small(x)
+    grads = torch.autograd.grad(F.cross_entropy(logits, y) + 3*hand(features), list(small.parameters()))
+    m = HeteroFL(rates=(.5,)) + FedDecorr(beta=3.)
+    for executor in ('loop', 'vmap', 'extract'):
+        new = fed_round(m, net, start(m, net, 1), [0], dict(x=x[None, None], y=y[None, None]), [1.],
+                        Local(lr=.1, momentum=0.), executor=executor).params
+        for (k, v), g in zip(old.items(), grads):
+            assert torch.allclose(new[k][tuple(map(slice, v.shape))], v - .1*g, atol=1e-6), (executor, k)
+
+# ---- refusals ----
+
+@pytest.mark.parametrize('make', [lambda: HeteroFL(rates=()), lambda: HeteroFL(rates=(0.,)),
+                                  lambda: HeteroFL(rates=(1.1,)), lambda: HeteroFL(assign='static'),
+                                  lambda: MaskedCE(fill='one'), lambda: Clip(norm=0.)])
+def test_bad_hyperparameters_are_named(make):
+    with pytest.raises(ValueError, match='but it must be'): make()

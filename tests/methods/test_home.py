@@ -1,0 +1,220 @@
+"What stays at home: exactly which tensors, phases, circles, low-rank corrections, and what the server averages."
+import pytest, torch
+from torch import nn
+from fedlit.method import FedAvg
+from fedlit.methods import (
+    FedBN, FedCAC, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+from fedlit.methods.fedcac import circles, critical
+from fedlit.methods.fedpara import factors
+from fedlit.models import alexnet_bn
+from fedlit.round import Local, deployed, fed_round, start
+from federation import CLIENTS, SIZES, batches, model, train, who
+
+# ---- FedBN ----
+
+def test_fedbn_keeps_exactly_the_norms_of_alexnet():
+    net = alexnet_bn((3, 64, 64), 10)
+    norms = {f'{n}.{k}' for n, m in net.named_modules() if isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d))
+             for k in m.state_dict()}
+    assert set(start(FedBN(), net, 2).personal) == norms and len(norms) == 35
+
+def test_fedbn_does_not_go_by_name():
+    class Odd(nn.Module):
+        def __init__(self):
+            super().__init__()
+            # a Linear called bn, a norm that is not
+            self.bn, self.calm, self.ln = nn.Linear(4, 4), nn.BatchNorm1d(4), nn.LayerNorm(4)
+        def forward(self, x): return (z := self.ln(self.calm(self.bn(x)))), z
+    assert set(start(FedBN(), Odd(), 2).personal) == {'calm.weight', 'calm.bias', 'calm.running_mean',
+                                                      'calm.running_var', 'calm.num_batches_tracked'}
+
+# ---- FedPer, LG-FedAvg, FedRep ----
+
+def test_fedper_and_lgfedavg_split_the_network():
+    net = model()
+    head, rest = set(start(FedPer(), net, 2).personal), set(start(LGFedAvg(), net, 2).personal)
+    assert head == {'head.weight', 'head.bias'} and head | rest == set(net.state_dict()) and not head & rest
+    for m in (FedPer(head='nose'), LGFedAvg(head='nose'), FedRep(head='nose')):
+        with pytest.raises(ValueError, match="head='nose' must name a part of the network"): start(m, net, 2)
+
+def test_fedper_averages_bodies_by_data_and_no_head():
+    net, m = model(), FedPer()
+    data, p = dict(batches(0), x=batches(0)['x'].double()), SIZES/SIZES.sum()
+    one = fed_round(m, net, start(m, net, CLIENTS), who(0), data, SIZES, Local(lr=.1))
+    alone = [fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), [who(0)[i]],
+                       {k: v[i:i+1] for k, v in data.items()}, [1.], Local(lr=.1))
+             for i in range(4)]
+    assert torch.allclose(one.params['c1.weight'],
+                          sum(pk.double()*s.params['c1.weight'] for pk, s in zip(p, alone)), atol=1e-5)
+    assert torch.equal(one.params['head.weight'], net.head.weight)
+    for i, k in enumerate(who(0)):
+        assert torch.allclose(one.personal['head.weight'][k], alone[i].params['head.weight'], atol=1e-5)
+
+def test_fedrep_trains_the_head_then_the_body():
+    "By hand: two head steps on frozen features, then one body step with the head held, momentum from rest."
+    class Two(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(2, 2, bias=False).double(), nn.Linear(2, 1, bias=False).double()
+        def forward(self, x): return (z := self.body(x)), self.head(z)
+    torch.manual_seed(0)
+    net, lr, rho = Two(), .1, .9
+    x, y = torch.randn(1, 3, 4, 2, dtype=torch.double), torch.randn(1, 3, 4, dtype=torch.double)
+    square = lambda out, y: (out[:, 0] - y).square().mean()/2
+    b, h, v = net.body.weight.detach().clone(), net.head.weight.detach().clone()[0], torch.zeros(2, dtype=torch.double)
+    for t in range(2):
+        z = x[0, t]@b.T
+        v = rho*v + ((z@h - y[0, t])[:, None]*z).mean(0)
+        h = h - lr*v
+    e = (x[0, 2]@b.T@h - y[0, 2])[:, None]
+    b = b - lr*torch.einsum('n,i,nj->ij', e[:, 0], h, x[0, 2])/4
+    s = fed_round(FedRep(), net, start(FedRep(), net, 1), [0], dict(x=x, y=y), [1.],
+                  Local(epochs=3, lr=lr, momentum=rho), criterion=square)
+    assert (torch.allclose(s.personal['head.weight'][0, 0], h, atol=1e-5)
+            and torch.allclose(s.params['body.weight'], b, atol=1e-5))
+
+def test_kept_tensors_are_exempt_from_scaffold():
+    a, b = train(FedPer() + SCAFFOLD(), rounds=1), train(FedPer(), rounds=1)
+    assert torch.allclose(a.personal['head.weight'], b.personal['head.weight'], atol=1e-12)
+    later, plain = train(FedPer() + SCAFFOLD(), rounds=3), train(FedPer(), rounds=3)
+    assert not torch.allclose(later.params['c1.weight'], plain.params['c1.weight'], atol=1e-6)
+
+def test_fedper_with_moon_uses_its_own_head():
+    state = train(FedPer() + MOON())
+    assert ({k.split('.')[0] for k in state.personal} == {'head'}
+            and len({tuple(v.flatten().tolist()) for v in state.personal['head.weight']}) == CLIENTS)
+
+# ---- FedCAC ----
+
+def test_fedcac_masks_and_circles_by_hand():
+    now, old = torch.tensor([[4., 1.], [-2., .1]]), torch.tensor([[3.9, 0.], [-1., .1]])         # |dw w| = .4, 1, 2, 0
+    assert critical({'w': now}, {'w': old}, .5)['w'].tolist() == [[0., 1.], [1., 0.]]
+    # overlaps: 01 .5, 02 0, 03 1, 12 .5, 13 .5, 23 0
+    masks = {'w': torch.tensor([[1., 1, 0, 0], [1, 0, 1, 0], [0, 0, 1, 1], [1., 1, 0, 0]])}
+    mean, most = (2*(.5+0+1+.5+.5+0))/12, 1.
+    for r, beta in ((0, 10.), (5, 10.), (9, 10.), (20, 10.)):
+        level = mean + (r+1)/beta*(most - mean)
+        o = torch.tensor([[0, .5, 0, 1], [.5, 0, .5, .5], [0, .5, 0, 0], [1, .5, 0, 0]])
+        want = (o >= level - 1e-9) & ~torch.eye(4, dtype=torch.bool) | torch.eye(4, dtype=torch.bool)
+        assert torch.equal(circles(masks, r, beta), want), (r, level)
+
+def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
+    net, m = model(norm=False), FedCAC(beta=5.)
+    data = dict(batches(0), x=batches(0)['x'].double())
+    local = Local(lr=.1)
+    s = fed_round(m, net, start(m, net, 4), range(4), data, SIZES, local)
+    ends = [fed_round(FedAvg(), net, start(FedAvg(), net, 1), [0], {k: v[i:i+1] for k, v in data.items()},
+                      [1.], local).params
+            for i in range(4)]
+    first, p = dict(net.named_parameters()), (SIZES/SIZES.sum()).double()
+    masks = [critical({k: v for k, v in e.items()}, first, .5) for e in ends]
+    circle = circles({k: torch.stack([m[k] for m in masks]) for k in first}, 0, 5.)
+    for k in first:
+        mean = sum(pk*e[k] for pk, e in zip(p, ends))
+        assert torch.allclose(s.params[k], mean, atol=1e-5)
+        for i in range(4):
+            own = torch.stack([ends[j][k] for j in range(4) if circle[i, j]]).mean(0)
+            assert torch.allclose(s.personal[k][i], torch.where(masks[i][k] > 0, own, mean), atol=1e-5)
+
+# ---- FedDecomp ----
+
+# weight, R_c, rank, R_l -> shapes of A and B, released and paper
+TABLE = [((64, 3, 7, 7), .6, 4, .6, (266, 21), (448, 266), (7, 21), (448, 7)),
+         ((64, 64, 3, 3), .6, 4, .6, (114, 192), (192, 114), (114, 192), (192, 114)),
+         ((128, 64, 3, 3), .6, 4, .6, (228, 192), (384, 228), (114, 192), (384, 114)),
+         ((128, 64, 1, 1), .6, 4, .6, (76, 64), (128, 76), (38, 64), (128, 38)),
+         ((10, 256), .6, 4, .6, (4, 256), (10, 4), (6, 256), (10, 6)),
+         ((100, 512), .8, 40, .5, (40, 512), (100, 40), (50, 512), (100, 50))]
+
+@pytest.mark.parametrize('shape,r_c,rank,r_l,a,b,pa,pb', TABLE, ids=str)
+def test_feddecomp_shapes(shape, r_c, rank, r_l, a, b, pa, pb):
+    layer = nn.Linear(shape[1], shape[0]) if len(shape) == 2 else nn.Conv2d(shape[1], shape[0], shape[2])
+    for form, want_a, want_b in (('released', a, b), ('paper', pa, pb)):
+        p = start(FedDecomp(r_c=r_c, rank=rank, r_l=r_l, form=form), nn.Sequential(layer), 1).params
+        assert (tuple(p['tau.0.weight.A'].shape), tuple(p['tau.0.weight.B'].shape)) == (want_a, want_b)
+        assert (not p['tau.0.weight.B'].any()
+                and p['tau.0.weight.A'].abs().max() <= shape[1]**-.5*(shape[2]**-.5 if len(shape) > 2 else 1))
+
+@pytest.mark.parametrize('form,scale', [('released', 1/2), ('paper', 1.)])
+def test_feddecomp_reconstructs_a_convolution(form, scale):
+    "Entry by entry, with a grouped convolution as well."
+    for groups in (1, 2):
+        conv = nn.Conv2d(4, 4, 3, groups=groups, bias=False)
+        m = FedDecomp(r_c=.5, form=form)
+        p = start(m, nn.Sequential(conv), 1).params
+        g = torch.Generator().manual_seed(0)
+        A, B = torch.randn(p['tau.0.weight.A'].shape, generator=g), torch.randn(p['tau.0.weight.B'].shape, generator=g)
+        s = scale if form == 'paper' or groups == 1 else 1/2
+        out = m.use({**p, 'tau.0.weight.A': A, 'tau.0.weight.B': B})
+        assert set(out) == {'0.weight'}
+        flat = [sum(B[i, r].item()*A[r, j].item() for r in range(A.shape[0]))*s
+                for i in range(B.shape[0]) for j in range(A.shape[1])]
+        assert torch.allclose(out['0.weight'].flatten(), conv.weight.detach().flatten() + torch.tensor(flat), atol=1e-5)
+
+@pytest.mark.parametrize('form', ['released', 'paper'])
+def test_feddecomp_ends(form):
+    net, fed = model(), train(FedAvg(), rounds=2)
+    none = train(FedDecomp(lora_epochs=0, form=form), rounds=2)
+    assert all(torch.equal(none.params[k], v) for k, v in fed.params.items())
+    every = train(FedDecomp(lora_epochs=5, form=form), rounds=2)          # Local() has five epochs
+    assert all(torch.equal(every.params[k], v) for k, v in net.named_parameters())
+    moved = [k for k, v in every.personal.items() if k.endswith('.B') and v.any()]
+    assert len(moved) == 4
+    params, _ = deployed(FedDecomp(lora_epochs=5, form=form), every, 0)
+    delta = (params['c2.weight'] - net.c2.weight).detach().reshape(8*3, 4*3)
+    assert torch.linalg.matrix_rank(delta) <= min(24, 12, every.personal['tau.c2.weight.A'].shape[1])
+
+def test_feddecomp_plus_feddecorr_is_another_method():
+    a, b = train(FedDecomp() + FedDecorr(), rounds=2), train(FedDecomp(), rounds=2)
+    assert (max((a.params[k] - b.params[k]).abs().max().item() for k in a.params) > 1e-6
+            and set(a.personal) == set(b.personal))
+
+# ---- FedPara and pFedPara ----
+
+def test_fedpara_product():
+    "By loops, a linear layer and a convolution."
+    g = torch.Generator().manual_seed(0)
+    net = nn.Sequential(nn.Linear(20, 16, bias=False), nn.Conv2d(8, 6, 3, bias=False))
+    for m, join in ((FedPara(), lambda a, b: a*b), (pFedPara(), lambda a, b: a*(b + 1))):
+        p = {k: torch.randn(v.shape, generator=g) for k, v in start(m, net, 1).params.items()}
+        assert not {'0.weight', '1.weight'} & set(p)
+        out = m.use(p)
+        X1, Y1, X2, Y2 = (p[f'0.weight.{n}'] for n in ('X1', 'Y1', 'X2', 'Y2'))
+        for o, i in ((0, 0), (3, 7), (15, 19)):
+            a, b = (sum(X[o, r]*Y[i, r] for r in range(X.shape[1])) for X, Y in ((X1, Y1), (X2, Y2)))
+            assert out['0.weight'][o, i].item() == pytest.approx(join(a, b).item(), abs=1e-5)
+        a, b = (sum(p[f'1.weight.X{j}'][2, r]*p[f'1.weight.Y{j}'][5, s]*p[f'1.weight.T{j}'][r, s, 1, 2]
+                    for r in range(p[f'1.weight.X{j}'].shape[1]) for s in range(p[f'1.weight.Y{j}'].shape[1]))
+                for j in (1, 2))
+        assert out['1.weight'][2, 5, 1, 2].item() == pytest.approx(join(a, b).item(), abs=1e-4)
+
+@pytest.mark.parametrize('shape', [(64, 64), (100, 40), (32, 16, 3, 3)])
+def test_fedpara_widths(shape):
+    "The smallest width reaches full rank, the largest still saves, one more would not."
+    o, i, *k = shape
+    low, high = factors(shape, 0.), factors(shape, 1.)
+    cost = lambda r: 2*r*(o + i + (r*9 if k else 0))
+    full = o*i*(9 if k else 1)
+    assert low**2 >= min(o, i) > (low-1)**2 and cost(high) < full <= cost(high+1) and low <= factors(shape, .5) <= high
+    if not k:
+        x = [torch.randn(n, low, dtype=torch.double, generator=torch.Generator().manual_seed(j))
+             for j, n in enumerate((o, i, o, i))]
+        assert torch.linalg.matrix_rank((x[0]@x[1].T)*(x[2]@x[3].T)) == min(o, i)
+    assert factors((4, 4), .1) == 0
+
+def test_pfedpara_sends_one_factor_and_keeps_the_other():
+    state = train(pFedPara())
+    assert (state.personal and {k[-1] for k in state.personal} == {'2'}
+            and len({tuple(v.flatten().tolist())
+                     for v in next(v for k, v in state.personal.items() if k.endswith('Y2'))}) == CLIENTS)
+    with pytest.raises(ValueError, match='no layer of this network becomes smaller'):
+        start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)
+
+# ---- all of them ----
+
+@pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
+                                       (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
+                                       (lambda: FedDecomp() + FedRep(), 'decide `mask` alone'),
+                                       (lambda: FedRep() + FedPara(), 'decide `mask` alone')])
+def test_impossible_sums_are_refused(make, word):
+    with pytest.raises(ValueError, match=word): make()

@@ -1,0 +1,24 @@
+"Text that is not a method, and what the parser says of it; generated texts are in test_properties.py."
+import pytest
+from fedlit.parse import ParseError, method
+
+@pytest.mark.parametrize('text,word', [
+    ("__import__('os')", "no method is called '__import__'"),
+    ("__import__('os').system('ls')", 'not a method'),
+    ('FedDecor()', 'did you mean FedDecorr'),
+    ('MOON(tua=1)', "did you mean 'tau'"),
+    ('MOON(mu=open("x"))', 'plain value'),
+    ('MOON', 'parentheses'),
+    ('MOON() - FedProx()', 'not a method'),
+    ('', 'cannot be read'),
+    ('(' * 5000, 'not read'),
+    ('(' * 1500, 'cannot be read'),
+    ('MOON(**{"mu": 1})', 'not understood'),
+    ('lambda: 0', 'not a method'),
+    ('FedAvg().parts', 'not a method'),
+    ('MOON(mu=-1)', 'at least 0'),
+    ('MOON(mu="a")', '.'),
+    ('Sum()', 'no method'),
+    ('MOON(1, 2, "released", 4)', '.')])
+def test_text_that_is_not_a_method(text, word):
+    with pytest.raises(ParseError, match=word): method(text)
