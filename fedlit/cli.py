@@ -99,6 +99,8 @@ def _entries(p):
     p.add_argument('--only', default='', metavar='LABELS', help='part of an entry, such as cifar10,alpha=0.05')
     p.add_argument('--out', help='folder of the results '
                                  '(default: reproduced for the main job, results/catalogue for entries)')
+    p.add_argument('--seeds', type=int, nargs='+', help='main job: seeds (default: 0 1 2)')
+    p.add_argument('--rounds', type=int, help='main job: communication rounds')
 
 # %% ../nbs/11_cli.ipynb #9ea0c255
 def _reproduce(rep):
@@ -109,8 +111,6 @@ def _reproduce(rep):
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
-    rep.add_argument('--seeds', type=int, nargs='+', help='main job: seeds (default: 0 1 2)')
-    rep.add_argument('--rounds', type=int, help='main job: communication rounds')
     rep.add_argument('--quiet', action='store_true', help='no progress bar')
 
 # %% ../nbs/11_cli.ipynb #b1a27362
@@ -260,29 +260,38 @@ def compare(a):
     if a.json: print('wrote', write_json(a.json, dict(asked=asked(a), table=rows, runs=every)))
 
 # %% ../nbs/11_cli.ipynb #f12f7a3d
+def _main_job(a):
+    "Give the main job the seeds and rounds that were asked for."
+    if not (a.seeds or a.rounds): return
+    if a.entry not in ([], ['collapse']):
+        raise ValueError('--seeds and --rounds belong to the main job; '
+                         'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
+    from fedlit.papers.collapse import main_job
+    from fedlit.papers.entries import SEEDS
+    main_job(tuple(a.seeds or SEEDS), a.rounds)
+
 def reproduce(a):
     "`fedlit reproduce`"
-    if a.entry or a.list: return _catalogue(a)
+    if not (a.entry or a.list): return _collapse(a)
+    from fedlit.papers import catalogue
+    if a.list: return print(catalogue.listing(a.out).to_string(index=False, justify='left'))
+    _main_job(a)
+    kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
+    catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, a.out, a.processes, a.minutes, not a.quiet, **kw)
+
+# %% ../nbs/11_cli.ipynb #e72e8d31
+def _collapse(a):
     if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]:
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
-    from dataclasses import replace
-    from fedlit import reproduce as job
-    exp = job.DIGITS
-    if a.seeds: exp = replace(exp, seeds=tuple(a.seeds))
-    if a.rounds: exp = replace(exp, rounds=a.rounds)
-    job.reproduce(a.out or 'reproduced', exp, a.processes, progress=not a.quiet)
-
-# %% ../nbs/11_cli.ipynb #e72e8d31
-def _catalogue(a):
-    from fedlit import catalogue
-    out = a.out or catalogue.RESULTS
-    if a.list: return print(catalogue.listing(out).to_string(index=False, justify='left'))
-    if a.seeds or a.rounds:
-        raise ValueError('--seeds and --rounds belong to the main job; '
-                         'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
-    kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
-    catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, out, a.processes, a.minutes, not a.quiet, **kw)
+    import time
+    from fedlit.papers import catalogue
+    began = time.perf_counter()
+    _main_job(a)
+    print(f"{catalogue.CATALOGUE['collapse'].caption} on digits:", end=' ')
+    catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
+    catalogue.report(['collapse'], out=a.out)
+    print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/11_cli.ipynb #44a1e833
 def listing(a):
@@ -297,14 +306,13 @@ def listing(a):
 # %% ../nbs/11_cli.ipynb #5ee0827d
 def report(a):
     "`fedlit report`"
-    from fedlit import catalogue, reproduce as job
-    main, out = Path(a.out or 'reproduced'), a.out or catalogue.RESULTS
-    both = (main/'runs').exists(), Path(out).exists() and not (Path(out)/'runs').exists()
-    if not a.entry and not any(both):
-        raise FileNotFoundError(f'no results in {main} or {out}; '
+    from fedlit.papers import catalogue
+    _main_job(a)
+    folders = [a.out] if a.out else list(dict.fromkeys(e.folder for e in catalogue.entries(*a.entry)))
+    if not a.entry and not any(Path(f).exists() for f in folders):
+        raise FileNotFoundError(f"no results in {' or '.join(folders)}; "
                                 '`fedlit reproduce` and `fedlit reproduce all` make them')
-    if not a.entry and both[0]: job.report(main)
-    if a.entry or both[1]: catalogue.report(a.entry, a.scale or 'embedded', a.only, out, a.to)
+    catalogue.report(a.entry, a.scale or 'embedded', a.only, a.out, a.to)
 
 # %% ../nbs/11_cli.ipynb #4f551b53
 def check(a):

@@ -9,7 +9,6 @@ from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.parse import ParseError, method
 from fedlit.partition import dirichlet, iid
-from fedlit.reproduce import DIGITS, report, run_all, table_of_claims, verdict
 from fedlit.round import Local
 from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate, federating
 from conftest import DATA
@@ -265,29 +264,3 @@ def test_cifar10_through_the_command_line(capsys):
           '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
           '--batch-size', '64', '--method', 'FedDecorr()', '--evaluate-every', '5'])
     assert 'Run of FedDecorr' in capsys.readouterr().out
-
-# ---- the main job ----
-
-SMALL = replace(DIGITS, seeds=(0, 1), alphas=(.1, float('inf')), table=(.1,), rounds=1,
-                local=Local(epochs=1, batch_size=128))
-
-@pytest.mark.filterwarnings('ignore:.*is damaged')
-def test_the_main_job_small(tmp_path, capsys):
-    df = run_all(SMALL, tmp_path, processes=1, progress=False)
-    assert len(df) == len(SMALL.jobs()) == 20
-    report(tmp_path)
-    printed = capsys.readouterr().out
-    assert (all((tmp_path/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
-            and 'claims hold' in printed)
-    judged = table_of_claims(df)
-    assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
-    victim = sorted((tmp_path/'runs').glob('*.json'))[3]
-    before = {f: f.stat().st_mtime_ns for f in (tmp_path/'runs').glob('*.json')}
-    victim.write_text('{"half":')
-    run_all(SMALL, tmp_path, processes=1, progress=False)
-    assert (json.loads(victim.read_text())['seed'] in (0, 1)
-            and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
-
-def test_verdicts():
-    assert (verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold'
-            and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided')
