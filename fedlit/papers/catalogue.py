@@ -44,7 +44,7 @@ def entries(
         out += known
     return list(dict.fromkeys(out))
 
-# %% ../../nbs/papers/catalogue.ipynb #a477383b
+# %% ../../nbs/papers/catalogue.ipynb #a3195bed
 def reproduce(
     names=(),         # of entries, see `entries`
     scale='embedded',
@@ -71,7 +71,7 @@ def reproduce(
     print(f'{left} runs are still missing; the same command goes on' if left else 'all results are there')
     return left
 
-# %% ../../nbs/papers/catalogue.ipynb #d16a7786
+# %% ../../nbs/papers/catalogue.ipynb #c41c41bc
 def listing(
     out=None, # folder of the results; None: each entry's own
 ):            # DataFrame
@@ -84,7 +84,7 @@ def listing(
     return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption)
                          for e in CATALOGUE.values()])
 
-# %% ../../nbs/papers/catalogue.ipynb #be905ff0
+# %% ../../nbs/papers/catalogue.ipynb #1ac8a7c7
 def report(
     names=(),         # of entries, see `entries`; none: all that have results
     scale='embedded',
@@ -116,7 +116,7 @@ def _tell(e, said, scale, out):
     if len(said.rows): print('  Runs:   ', out or e.folder)
     for line in said.news: print(f'  {line}')
 
-# %% ../../nbs/papers/catalogue.ipynb #6c963cbc
+# %% ../../nbs/papers/catalogue.ipynb #f0bc35d7
 def show(
     id,               # of an entry
     scale='embedded',

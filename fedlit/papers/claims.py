@@ -48,7 +48,7 @@ def with_columns(
     made.attrs['labels'] = rows.attrs['labels']
     return made
 
-# %% ../../nbs/papers/claims.ipynb #20574b68
+# %% ../../nbs/papers/claims.ipynb #26adead4
 def verdict(
     differences, # one number per seed: how far the claim is fulfilled, positive where it is
 ):               # "holds", "does not hold" or "undecided"
@@ -165,8 +165,8 @@ def judge(
             if missing: raise LookupError(f'{len(missing)} results are missing')
             d = numbers(derive(rows))
             s = spread(d)
-            measured = f'{s.mean:+.2f} ± {s.sd:.2f} {numbers.unit}' if s.n > 1 else f'{s.mean:+.2f} (n=1) {numbers.unit}'
-            out.append(dict(claim=text, measured=measured.rstrip(), seeds=s.n, verdict=numbers.by(d)))
+            spoken = f'{s.mean:+.2f} ' + (f'± {s.sd:.2f} ' if s.n > 1 else '(n=1) ')
+            out.append(dict(claim=text, measured=(spoken + numbers.unit).rstrip(), seeds=s.n, verdict=numbers.by(d)))
         except LookupError as e:
             out.append(dict(claim=text, measured='', seeds=0, verdict=f'cannot be evaluated: {e.args[0]}'))
     return pd.DataFrame(out, columns=['claim', 'measured', 'seeds', 'verdict'])

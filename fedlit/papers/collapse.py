@@ -14,7 +14,7 @@ from .drawings import axis_figure, rounds_figure, table
 from .entries import SEEDS, alphas, bases, changed, cross, entry
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
 
-# %% ../../nbs/papers/collapse.ipynb #eaf17151
+# %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = .05 # the alpha of most claims
 
 def collapse_runs(scale, seeds=SEEDS, rounds=None):
@@ -22,10 +22,11 @@ def collapse_runs(scale, seeds=SEEDS, rounds=None):
     ten_epochs = lambda s: dict(local=replace(s.local, epochs=10) if scale == 'embedded' else s.local,
                                 rounds=rounds or s.rounds)
     base = {data: changed(s, ten_epochs) for data, s in bases(DECORR, scale, 'cifar10').items()}
-    return (cross(base, seeds, alpha=alphas(*FOUR), method=PAIR)
+    runs = (cross(base, seeds, alpha=alphas(*FOUR), method=PAIR)
             + cross(base, seeds, alpha=alphas(STRONG), method=with_and_without(*ALL[1:])))
+    return sorted(runs, key=lambda run: run[0]['seed'])
 
-# %% ../../nbs/papers/collapse.ipynb #3e06664a
+# %% ../../nbs/papers/collapse.ipynb #7cbd66f0
 def curves(rows, value, method, alpha):
     "One quantity of one method at one alpha, an array with a row a seed."
     return np.array(rows[(rows.method == method) & (rows.alpha == alpha)][value].tolist(), float)

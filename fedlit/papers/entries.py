@@ -7,7 +7,7 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'cross', 'alpha
            'measuring', 'bases', 'grid', 'Entry', 'entry', 'unknown', 'select', 'all_published', 'published', 'beside',
            'command', 'file_of', 'write_drawing', 'write_table', 'about']
 
-# %% ../../nbs/papers/entries.ipynb #6132ce4a
+# %% ../../nbs/papers/entries.ipynb #645c4136
 import functools, re
 import pandas as pd, numpy as np
 from dataclasses import dataclass, field, replace
@@ -50,7 +50,7 @@ def setting_field(name, *values): return {v: {name: v} for v in values}
 def local_field(name, *values): return {v: (lambda s, v=v: dict(local=replace(s.local, **{name: v}))) for v in values}
 def measuring(*names): return lambda s: dict(measure=tuple(sorted({*s.measure, *names})))
 
-# %% ../../nbs/papers/entries.ipynb #36da7be2
+# %% ../../nbs/papers/entries.ipynb #7593c546
 def bases(
     family, # {scale: {data: Setting}}
     scale,  # one of SCALES
@@ -241,7 +241,7 @@ def write_drawing(
 
 def write_table(table, path): return write_file(path, table.to_csv(index=False).encode())
 
-# %% ../../nbs/papers/entries.ipynb #11e1b99b
+# %% ../../nbs/papers/entries.ipynb #a0df0241
 def about(
     entry,     # Entry
     scale,     # one of SCALES

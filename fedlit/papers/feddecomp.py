@@ -58,7 +58,7 @@ entry('feddecomp/main',
       note='Alphas, baselines and numbers of the paper are not in our text. A third party\'s log of the released '
            'code has 67.61% as its best round (ResNet8, R_c 0.8, rank 40, alpha 1).')
 
-# %% ../../nbs/papers/feddecomp.ipynb #73f620ca
+# %% ../../nbs/papers/feddecomp.ipynb #be9c5bcf
 entry('feddecomp/alternating',
       source='section 4.4 and supplement',
       caption='How many of the local epochs belong to the private part',

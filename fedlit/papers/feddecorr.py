@@ -84,7 +84,7 @@ entry('feddecorr/fig2a',
       claims=COLLAPSE,
       value='significant')
 
-# %% ../../nbs/papers/feddecorr.ipynb #5cdc394e
+# %% ../../nbs/papers/feddecorr.ipynb #722d8f88
 def each_client(rows):
     "Singular values of the local models, a row a client."
     return pd.DataFrame([dict(data=r.data, alpha=r.alpha, seed=r.seed, client=int(k), spectrum=v)
@@ -310,7 +310,7 @@ entry('feddecorr/fig5',
       claims={'accuracy first rises with beta (0.1 above 0.01)': ahead(dict(beta=.1), dict(beta=.01)),
               'and then falls (0.1 above 0.3)': ahead(dict(beta=.1), dict(beta=.3))})
 
-# %% ../../nbs/papers/feddecorr.ipynb #ae4f527e
+# %% ../../nbs/papers/feddecorr.ipynb #0853fac4
 def many_clients(n, **fields):
     "The change of a setting to n clients; on digits one may have as few as two images."
     def change(s):
@@ -390,12 +390,13 @@ entry('feddecorr/table10',
       published='Table 10',
       note='The second column\'s header is lost in our text; five classes are assumed.')
 
-# %% ../../nbs/papers/feddecorr.ipynb #1dc635bf
+# %% ../../nbs/papers/feddecorr.ipynb #265841c5
 def classes_by_data(scale):
     "TPAMI Table II's runs: three numbers of classes for each data set."
     numbers = dict(cifar10=(3, 4, 5), cifar100=(20, 30, 40), tiny_imagenet=(80, 90, 100))
     return [run for data in (numbers if scale == 'paper' else ['cifar10'])
-            for run in cross(bases(DECORR, scale, data), classes=holding(*numbers[data]), method=with_and_without(*ALL))]
+            for run in cross(bases(DECORR, scale, data), classes=holding(*numbers[data]),
+                             method=with_and_without(*ALL))]
 
 entry('feddecorr/tpami-table2',
       source='TPAMI Table II',
@@ -431,7 +432,7 @@ def domain_table(rows):
     return pd.concat({d: pd.DataFrame({m: one(g) for m, g in part.groupby('method', sort=False)}).T
                       for d, part in rows.groupby('data', sort=False)})
 
-# %% ../../nbs/papers/feddecorr.ipynb #b83a5e75
+# %% ../../nbs/papers/feddecorr.ipynb #9fd560a5
 FIVE = (*ALL, 'FedBN')
 
 entry('feddecorr/tpami-table3',
@@ -443,7 +444,7 @@ entry('feddecorr/tpami-table3',
       value='personal',
       note='The numbers are an image in our text.')
 
-# %% ../../nbs/papers/feddecorr.ipynb #fbc9d874
+# %% ../../nbs/papers/feddecorr.ipynb #712563f1
 def overhead(rows, method='FedAvg+FedDecorr', most=.1):
     "How far below 1 + `most` a method's seconds stay, as a multiple of FedAvg's."
     seconds = lambda m: pick(rows, dict(method=m), 'round_seconds').groupby('seed').mean()

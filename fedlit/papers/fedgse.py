@@ -20,7 +20,7 @@ from .settings import Setting
 GSE = 'FedGSE-CSL', 'FedGSE-SPL'
 RIVALS = 'HeteroFL', 'Federated Dropout', 'FedRolex'
 
-# %% ../../nbs/papers/fedgse.ipynb #4784c55a
+# %% ../../nbs/papers/fedgse.ipynb #f3639280
 NETWORKS = {
     'CONV': dict(task='blank(shape=(1, 28, 28), classes=10)', model='cnn4'),
     'ResNet18': dict(task='blank(shape=(3, 32, 32), classes=100)', model='feddse_resnet18'),
@@ -175,7 +175,7 @@ entry('fedgse/fig4.9',
       claims=plateau(method='FedGSE-CSL'),
       note='The thesis draws all methods.')
 
-# %% ../../nbs/papers/fedgse.ipynb #408dea30
+# %% ../../nbs/papers/fedgse.ipynb #acec569d
 def similar_samples(scale):
     pool, numbers = (200, (8, 64, 200)) if scale == 'embedded' else (1024, (64, 128, 256, 512))
     return {n: cutting('FedGSE', pool=pool, samples=n) for n in numbers}

@@ -45,7 +45,7 @@ def feature_spectra(run, task, clients, tests, s):
                 R=mean(lambda v: local_global_gap(v, whole)),
                 dead=(features().var(0) < 1e-6).double().mean().item())
 
-# %% ../../nbs/papers/measures.ipynb #c12f1a0e
+# %% ../../nbs/papers/measures.ipynb #58ce85ad
 def each_spectrum(run, task, clients, tests, s):
     "The spectrum of every client's last model, by client number."
     look = lambda i: spectrum(features_of(run.model, task.x_test, prepare=task.normalise, state=_last(run, i)), top=100)

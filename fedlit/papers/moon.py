@@ -48,7 +48,7 @@ def moon_row(name, mu=None):
             l2=f"MOON(mu={weight}, variant='l2')")[name])
     return alone if name == 'SOLO' else change
 
-# %% ../../nbs/papers/moon.ipynb #cacca770
+# %% ../../nbs/papers/moon.ipynb #98eca079
 def moon_rows(*names): return {n: moon_row(n) for n in names}
 ALL_SETS = 'cifar10', 'cifar100', 'tiny_imagenet'
 FEDERATED = 'FedAvg', 'FedProx', 'Scaffold', 'MOON'

@@ -212,7 +212,7 @@ def found(
              and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict))
     return r if whole and set(s.measure) <= set(r['measured']) else None
 
-# %% ../../nbs/papers/settings.ipynb #4ffec95d
+# %% ../../nbs/papers/settings.ipynb #8af51010
 def work_off(
     work,           # function of one item, importable by other processes
     todo,           # list of items
