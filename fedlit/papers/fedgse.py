@@ -111,7 +111,8 @@ def opposed(rows):
     return np.array([-kendall(part['added'][s].to_numpy(), part['accuracy'][s].to_numpy()) for s in part['added']])
 
 def gap_table(rows):
-    return table('method', 'data', 'added', 0)(rows).join(table('method', 'data')(rows), rsuffix=', accuracy')
+    "Accumulated difference and accuracy of every method."
+    return table('method', 'data', 'added', 0)(rows).join(table('method', 'data')(rows).add_suffix(', accuracy'))
 
 # %% ../../nbs/papers/fedgse.ipynb #c41ac8e9
 entry('fedgse/fig4.4',
