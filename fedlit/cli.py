@@ -7,7 +7,6 @@ __all__ = ['COMMANDS', 'asked', 'run', 'compare', 'reproduce', 'listing', 'repor
 
 # %% ../nbs/11_cli.ipynb #061c3b79
 import argparse, os, sys
-from pathlib import Path
 
 # %% ../nbs/11_cli.ipynb #38760ffe
 def _option(text):
@@ -99,8 +98,6 @@ def _entries(p):
     p.add_argument('--only', default='', metavar='LABELS', help='part of an entry, such as cifar10,alpha=0.05')
     p.add_argument('--out', help='folder of the results '
                                  '(default: reproduced for the main job, results/catalogue for entries)')
-    p.add_argument('--seeds', type=int, nargs='+', help='main job: seeds (default: 0 1 2)')
-    p.add_argument('--rounds', type=int, help='main job: communication rounds')
 
 # %% ../nbs/11_cli.ipynb #9ea0c255
 def _reproduce(rep):
@@ -111,6 +108,8 @@ def _reproduce(rep):
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
+    rep.add_argument('--seeds', type=int, nargs='+', help='main job: seeds (default: 0 1 2)')
+    rep.add_argument('--rounds', type=int, help='main job: communication rounds')
     rep.add_argument('--quiet', action='store_true', help='no progress bar')
 
 # %% ../nbs/11_cli.ipynb #b1a27362
@@ -260,22 +259,14 @@ def compare(a):
     if a.json: print('wrote', write_json(a.json, dict(asked=asked(a), table=rows, runs=every)))
 
 # %% ../nbs/11_cli.ipynb #f12f7a3d
-def _main_job(a):
-    "Give the main job the seeds and rounds that were asked for."
-    if not (a.seeds or a.rounds): return
-    if a.entry not in ([], ['collapse']):
-        raise ValueError('--seeds and --rounds belong to the main job; '
-                         'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
-    from fedlit.papers.collapse import main_job
-    from fedlit.papers.entries import SEEDS
-    main_job(tuple(a.seeds or SEEDS), a.rounds)
-
 def reproduce(a):
     "`fedlit reproduce`"
     if not (a.entry or a.list): return _collapse(a)
     from fedlit.papers import catalogue
     if a.list: return print(catalogue.listing(a.out).to_string(index=False, justify='left'))
-    _main_job(a)
+    if a.seeds or a.rounds:
+        raise ValueError('--seeds and --rounds belong to the main job; '
+                         'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
     kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
     catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, a.out, a.processes, a.minutes, not a.quiet, **kw)
 
@@ -286,8 +277,10 @@ def _collapse(a):
                          "without one, this is the main job")
     import time
     from fedlit.papers import catalogue
+    from fedlit.papers.collapse import main_job
+    from fedlit.papers.entries import SEEDS
     began = time.perf_counter()
-    _main_job(a)
+    main_job(tuple(a.seeds or SEEDS), a.rounds)
     print(f"{catalogue.CATALOGUE['collapse'].caption} on digits:", end=' ')
     catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
     catalogue.report(['collapse'], out=a.out)
@@ -307,11 +300,8 @@ def listing(a):
 def report(a):
     "`fedlit report`"
     from fedlit.papers import catalogue
-    _main_job(a)
-    folders = [a.out] if a.out else list(dict.fromkeys(e.folder for e in catalogue.entries(*a.entry)))
-    if not a.entry and not any(Path(f).exists() for f in folders):
-        raise FileNotFoundError(f"no results in {' or '.join(folders)}; "
-                                '`fedlit reproduce` and `fedlit reproduce all` make them')
+    from fedlit.papers.collapse import main_job, runs_in
+    if not a.entry or 'collapse' in a.entry: main_job(*runs_in(a.out or catalogue.CATALOGUE['collapse'].folder))
     catalogue.report(a.entry, a.scale or 'embedded', a.only, a.out, a.to)
 
 # %% ../nbs/11_cli.ipynb #4f551b53

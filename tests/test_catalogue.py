@@ -6,6 +6,7 @@ import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
 from fedlit.models import models
+from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import CATALOGUE, SCALES, Entry, about, plan, published, reproduce, select
 from fedlit.papers.claims import ahead, verdict
 from fedlit.papers.drawings import rounds_figure, table
@@ -256,13 +257,16 @@ def test_public_sets(how):
 @pytest.fixture
 def short_job(monkeypatch):
     "The main job with two seeds, two alphas and one round of one epoch."
-    whole = CATALOGUE['collapse']
-    grid = lambda scale: [(l, replace(s, rounds=1, local=Local(epochs=1, batch_size=128)))
-                          for l, s in whole.grid(scale) if l['alpha'] in (.05, float('inf')) and l['seed'] < 2]
-    monkeypatch.setitem(CATALOGUE, 'collapse', replace(whole, grid=grid))
+    whole = collapse.collapse_runs
+    def few(scale, seeds=(0, 1, 2), rounds=None):
+        return [(l, replace(s, rounds=rounds or 1, local=Local(epochs=1, batch_size=128)))
+                for l, s in whole(scale, seeds[:2]) if l['alpha'] in (.05, float('inf'))]
+    monkeypatch.setattr(collapse, 'collapse_runs', few)
     plan.cache_clear()
-    yield CATALOGUE['collapse']
+    yield few('embedded')
     plan.cache_clear()
+    monkeypatch.undo()
+    collapse.main_job()
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
@@ -270,11 +274,11 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
     main(['reproduce', '--processes', '1', '--quiet'])
     printed, out = capsys.readouterr().out, tmp_path/'reproduced'
     files = sorted(out.glob('digits/*.json'))
-    assert len(files) == len(short_job.grid('embedded')) == 20 and '20 runs at scale embedded' in printed
+    assert len(files) == len(short_job) == 20 and '20 runs at scale embedded' in printed
     assert (all((out/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
             and all((out/f'{n}.csv').exists() for n in ('accuracy', 'claims'))
             and 'claims hold' in printed and 'missing:' not in printed and re.search(r'\d s in all', printed))
-    judged = about(short_job, 'embedded').claims
+    judged = about(CATALOGUE['collapse'], 'embedded').claims
     assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
     victim = files[3]
     before = {f: f.stat().st_mtime_ns for f in files}
@@ -284,16 +288,23 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
             and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
 
 def test_seeds_and_rounds_of_the_main_job(short_job, monkeypatch, capsys):
-    from fedlit.papers import catalogue, collapse
     asked = []
     monkeypatch.setattr(catalogue, 'run_settings', lambda todo, *a, **kw: asked.extend(todo) or 0)
     monkeypatch.setattr(catalogue, 'report', lambda *a, **kw: None)
     main(['reproduce', '--seeds', '3', '4', '--rounds', '2', '--quiet'])
-    assert len(asked) == 28 and {s.seed for s in asked} == {3, 4} and {s.rounds for s in asked} == {2}
+    assert len(asked) == 20 and {s.seed for s in asked} == {3, 4} and {s.rounds for s in asked} == {2}
     assert CATALOGUE['collapse'].options == '--seeds 3 4 --rounds 2'
     for words, said in ((['--minutes', '5'], '--minutes belongs to entries'),
                         (['moon', '--seeds', '1'], '--seeds and --rounds belong to the main job')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
+
+def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
+    asked = [s for _, s in collapse.collapse_runs('embedded', (5,), 1)][:2]
+    run_settings([*asked, replace(asked[0], seed=7), Setting(rounds=1)], tmp_path, processes=1, progress=False)
+    assert collapse.runs_in(tmp_path) == ((5, 7), 1)
+    main(['report', '--out', str(tmp_path)])
+    out = capsys.readouterr().out
+    assert '3 of 28 runs' in out and 'fedlit reproduce collapse --scale embedded --seeds 5 7 --rounds 1 --out' in out
     collapse.main_job()
 
 def test_verdicts():

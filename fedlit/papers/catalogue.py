@@ -84,7 +84,7 @@ def listing(
     return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption)
                          for e in CATALOGUE.values()])
 
-# %% ../../nbs/papers/catalogue.ipynb #1ac8a7c7
+# %% ../../nbs/papers/catalogue.ipynb #b82d92fa
 def report(
     names=(),         # of entries, see `entries`; none: all that have results
     scale='embedded',
@@ -95,14 +95,19 @@ def report(
     "Print and write tables, drawings and verdicts of some entries."
     import matplotlib
     matplotlib.use('Agg')
-    verdicts = []
+    told, verdicts = [], []
     with pd.option_context('display.width', 200, 'display.max_colwidth', 110,
                            'display.max_columns', 20, 'display.max_rows', 200):
         for e in entries(*names):
             said = about(e, scale, only, out, to)
             if not names and not len(said.rows): continue
             _tell(e, said, scale, out)
+            told.append(e)
             verdicts += list(said.claims.verdict)
+    if not told:
+        folders = [out] if out else dict.fromkeys(e.folder for e in entries())
+        raise FileNotFoundError(f"no results at scale {scale} in {' or '.join(map(str, folders))}; "
+                                '`fedlit reproduce` and `fedlit reproduce all` make them')
     print(f'\n{tally(verdicts)}')
 
 def _tell(e, said, scale, out):

@@ -4,15 +4,20 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
-           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job']
+           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in']
 
-# %% ../../nbs/papers/collapse.ipynb #baa0ce31
+# %% ../../nbs/papers/collapse.ipynb #975a46cb
+import json
 import numpy as np
+from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from ..files import result
 from .claims import above_zero, ahead, level
 from .drawings import axis_figure, rounds_figure, table
 from .entries import SEEDS, alphas, bases, changed, cross, entry
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
+from .settings import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = .05 # the alpha of most claims
@@ -127,3 +132,15 @@ def main_job(
           options=' '.join(options))
 
 main_job()
+
+# %% ../../nbs/papers/collapse.ipynb #bced65f9
+def runs_in(out):
+    "The seeds and rounds of the main job's runs in a folder, as `main_job` takes them."
+    bare = lambda setting: json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True)
+    usual = [plain(s) for _, s in collapse_runs('embedded')]
+    known, read = {bare(s) for s in usual}, [result(f) or {} for f in sorted(Path(out).glob('*/*.json'))]
+    asked = [r['setting'] for r in read if 'setting' in r and bare(r['setting']) in known]
+    if not asked: return SEEDS, None
+    [(rounds, _)] = Counter(s['rounds'] for s in asked).most_common(1)
+    seeds = tuple(sorted({s['seed'] for s in asked if s['rounds'] == rounds}))
+    return seeds, None if rounds == usual[0]['rounds'] else rounds
