@@ -21,7 +21,7 @@ from .method import FedAvg, asks_for, heard, require
 from .methods import FedBN, MOON, SCAFFOLD
 from .methods.submodels import uniform
 from .models import build
-from .reproduce import measure_once
+from .papers.settings import measure_once
 from .draws import rng
 from .round import Batches, Local, aggregate, local_phase, pure, start
 from .run import federate

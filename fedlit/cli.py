@@ -7,7 +7,6 @@ __all__ = ['COMMANDS', 'asked', 'run', 'compare', 'reproduce', 'listing', 'repor
 
 # %% ../nbs/11_cli.ipynb #061c3b79
 import argparse, os, sys
-from pathlib import Path
 
 # %% ../nbs/11_cli.ipynb #38760ffe
 def _option(text):
@@ -262,27 +261,30 @@ def compare(a):
 # %% ../nbs/11_cli.ipynb #f12f7a3d
 def reproduce(a):
     "`fedlit reproduce`"
-    if a.entry or a.list: return _catalogue(a)
-    if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]:
-        raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
-                         "without one, this is the main job")
-    from dataclasses import replace
-    from fedlit import reproduce as job
-    exp = job.DIGITS
-    if a.seeds: exp = replace(exp, seeds=tuple(a.seeds))
-    if a.rounds: exp = replace(exp, rounds=a.rounds)
-    job.reproduce(a.out or 'reproduced', exp, a.processes, progress=not a.quiet)
-
-# %% ../nbs/11_cli.ipynb #e72e8d31
-def _catalogue(a):
-    from fedlit import catalogue
-    out = a.out or catalogue.RESULTS
-    if a.list: return print(catalogue.listing(out).to_string(index=False, justify='left'))
+    if not (a.entry or a.list): return _collapse(a)
+    from fedlit.papers import catalogue
+    if a.list: return print(catalogue.listing(a.out).to_string(index=False, justify='left'))
     if a.seeds or a.rounds:
         raise ValueError('--seeds and --rounds belong to the main job; '
                          'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
     kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
-    catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, out, a.processes, a.minutes, not a.quiet, **kw)
+    catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, a.out, a.processes, a.minutes, not a.quiet, **kw)
+
+# %% ../nbs/11_cli.ipynb #e72e8d31
+def _collapse(a):
+    if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]:
+        raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
+                         "without one, this is the main job")
+    import time
+    from fedlit.papers import catalogue
+    from fedlit.papers.collapse import main_job
+    from fedlit.papers.entries import SEEDS
+    began = time.perf_counter()
+    main_job(tuple(a.seeds or SEEDS), a.rounds)
+    print(f"{catalogue.CATALOGUE['collapse'].caption} on digits:", end=' ')
+    catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
+    catalogue.report(['collapse'], out=a.out)
+    print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/11_cli.ipynb #44a1e833
 def listing(a):
@@ -297,14 +299,10 @@ def listing(a):
 # %% ../nbs/11_cli.ipynb #5ee0827d
 def report(a):
     "`fedlit report`"
-    from fedlit import catalogue, reproduce as job
-    main, out = Path(a.out or 'reproduced'), a.out or catalogue.RESULTS
-    both = (main/'runs').exists(), Path(out).exists() and not (Path(out)/'runs').exists()
-    if not a.entry and not any(both):
-        raise FileNotFoundError(f'no results in {main} or {out}; '
-                                '`fedlit reproduce` and `fedlit reproduce all` make them')
-    if not a.entry and both[0]: job.report(main)
-    if a.entry or both[1]: catalogue.report(a.entry, a.scale or 'embedded', a.only, out, a.to)
+    from fedlit.papers import catalogue
+    from fedlit.papers.collapse import main_job, runs_in
+    if not a.entry or 'collapse' in a.entry: main_job(*runs_in(a.out or catalogue.CATALOGUE['collapse'].folder))
+    catalogue.report(a.entry, a.scale or 'embedded', a.only, a.out, a.to)
 
 # %% ../nbs/11_cli.ipynb #4f551b53
 def check(a):

@@ -20,7 +20,7 @@ from .methods.heterofl import HeteroFL
 from .methods.submodels import top
 from .models import build, count, macs
 from .files import read_json
-from .reproduce import measure_once
+from .papers.settings import measure_once
 from .axes import axes_of
 from .round import Batches, Local, local_phase, start
 from .engine.memory import release_memory

@@ -1,27 +1,45 @@
-"The catalogue: every entry runs; results are files that survive kills, damage and company."
+"The papers: every entry runs; results are files that survive kills, damage and company; the main job is an entry."
 import json, os, random, re, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
 import pytest, torch
-from fedlit import catalogue
-from fedlit.catalogue import CATALOGUE, SCALES, about, plan, published, select
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.experiment import (MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set,
-                               run_setting, run_settings, trained)
 from fedlit.models import models
+from fedlit.papers import catalogue, collapse
+from fedlit.papers.catalogue import CATALOGUE, SCALES, Entry, about, plan, published, reproduce, select
+from fedlit.papers.claims import ahead, verdict
+from fedlit.papers.drawings import rounds_figure, table
+from fedlit.papers.feddecorr import helps
+from fedlit.papers.settings import (MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set,
+                                    run_setting, run_settings, trained)
 from fedlit.partition import classes_per_client
 from fedlit.round import Local
 from fedlit.run import Run
 from fedlit.tree import flatten
 
+ROOT = Path(__file__).parents[1]
+
+def test_every_cell_with_an_entry_is_in_the_catalogue():
+    cells = [''.join(c['source']) for f in (ROOT/'nbs'/'papers').glob('*.ipynb')
+             for c in json.loads(f.read_text(encoding='utf-8'))['cells'] if c['cell_type'] == 'code']
+    exported = [s for s in cells if s.startswith('#| exports')]
+    named = [id for s in exported for id in re.findall(r"^ *entry\('([^']+)'", s, re.M)]
+    families = [f'{paper}/{id}' for s in exported for paper in re.findall(r"entry\(f'(\w+)/\{id\}'", s)
+                for id in re.findall(r"^more_\w+\('([^']+)'", s, re.M)]
+    assert sorted(named + families) == sorted(CATALOGUE)
+    for e in CATALOGUE.values():
+        assert e.source and e.caption and e.claims and all(callable(n) for n in e.claims.values()), e.id
+        if e.id != 'collapse': # which is drawn without the small pictures of the other pages
+            assert any(re.search(rf"^show\('{re.escape(e.id)}'\)", s, re.M) for s in cells), f'{e.id} is on no page'
+
 @pytest.mark.parametrize('scale', SCALES)
 def test_grids(scale):
-    whole = plan(scale)
     for e in CATALOGUE.values():
-        grid = e.grid(scale)
+        grid, whole = e.grid(scale), plan(scale, e.folder)
         assert all(list(l) == list(grid[0][0]) and address(s) in whole for l, s in grid)
         assert len({tuple(l.values()) for l, _ in grid}) == len(grid), e.id
+    whole = plan(scale)
     for s in whole.values(): assert s.model in models() and set(s.measure) <= set(MEASURES) and call(s.partition)
     if scale != 'embedded': assert {s.task for s in whole.values() if s.rounds} & {'cifar10', 'mnist'}
 
@@ -50,8 +68,8 @@ def small(monkeypatch, tmp_path):
     base = Setting(rounds=2, local=Local(epochs=1))
     grid = lambda scale: [(dict(data='digits', method=m, seed=i), replace(base, method=t, seed=i))
                           for m, t in (('FedAvg', 'FedAvg()'), ('FedAvg+FedDecorr', 'FedDecorr()')) for i in (0, 1)]
-    entry = catalogue.Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, catalogue.rounds_figure(),
-                            (('FedDecorr helps', catalogue.helps()), ('MOON helps', catalogue.helps('MOON'))))
+    entry = Entry('tiny/fig1', 'Fig. 1', 'Two methods', grid, rounds_figure(),
+                  {'FedDecorr helps': helps(), 'MOON helps': helps('MOON')})
     monkeypatch.setitem(CATALOGUE, entry.id, entry)
     plan.cache_clear()
     monkeypatch.chdir(tmp_path)
@@ -74,7 +92,7 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
     out = capsys.readouterr().out
     assert str(gone) in out and 'fedlit reproduce tiny/fig1 --scale embedded' in out and f'missing: {figure}' in out
     assert ('cannot be evaluated: 1 results are missing' in out
-            and ', 0 holds' not in out.partition('claims:')[2].replace(': 0', ', 0')[3:])
+            and out.splitlines()[-1].startswith('0 of 2 claims hold here'))
     before = {f: f.stat().st_mtime_ns for f in Path('results/catalogue/digits').glob('*.json')}
     main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet'])
     assert gone.exists() and before == {f: f.stat().st_mtime_ns for f in before}
@@ -110,12 +128,11 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     s = Setting(rounds=1, local=Local(epochs=1, lr=1e20), measure=('curve', 'spectra'))
     assert (run_settings([s], tmp_path, processes=1, progress=False) == 0
             and 'produced NaN or infinity' in found(tmp_path, s)['failed'])
-    e = catalogue.Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)],
-                        catalogue.table('method', 'data'),
-                        (('is good', catalogue.ahead(dict(method='FedAvg'), dict(method='FedAvg'))),))
+    e = Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)], table('method', 'data'),
+              {'is good': ahead(dict(method='FedAvg'), dict(method='FedAvg'))})
     said = about(e, 'embedded', out=tmp_path)
     assert (said.claims.verdict[0].startswith('cannot be evaluated')
-            and 'produced NaN or infinity' in said.table.to_string())
+            and 'produced NaN or infinity' in said.tables[0][1].to_string())
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork') or sys.platform == 'darwin', reason='kills forked processes')
 ROBUST = Setting('MOON() + FedAvgM(momentum=0.5, form="paper") + FedDecorr()', clients=6, participation=.5, rounds=12,
@@ -196,12 +213,15 @@ def test_checkpoints_of_the_papers_models():
     assert checkpoint_mib(replace(mobile, method='MOON()')) > 64 # a network a client: says so instead of hiding it
 
 def test_committed_results_have_their_addresses():
-    folder = Path(__file__).parents[1]/'results'/'catalogue'
-    files = [f for f in folder.glob('*/*.json')]
-    if not files: pytest.skip(f'no results in {folder}')
-    known = {a for s in SCALES for a in plan(s)}
-    for f in files: assert f.relative_to(folder) in known, f
-    for a, s in plan('embedded').items(): assert not (folder/a).exists() or found(folder, replace(s, measure=())), a
+    for name, own in (('catalogue', 'results/catalogue'), ('digits', 'reproduced')):
+        folder = ROOT/'results'/name
+        files = [f for f in folder.glob('*/*.json')]
+        if not files: pytest.skip(f'no results in {folder}')
+        known = {a for s in SCALES for a in plan(s, own)}
+        for f in files: assert f.relative_to(folder) in known, f
+        there = [(a, s) for a, s in plan('embedded', own).items() if (folder/a).exists()]
+        for a, s in there: assert found(folder, s), a
+    assert len(there) == 42 # of the main job, all
 
 def test_one_domain_a_client():
     task, s = load('digits_domains'), select(CATALOGUE['feddecorr/tpami-table3'], 'embedded')[0][1]
@@ -231,3 +251,62 @@ def test_public_sets(how):
             real = task.normalise(task.x_train[task.y_train == k]).mean(0)
             other = task.normalise(task.x_train[task.y_train == (k+1) % 10]).mean(0)
             assert (x[y == k].mean(0) - real).norm() < (x[y == k].mean(0) - other).norm()
+
+# ---- the main job ----
+
+@pytest.fixture
+def short_job(monkeypatch):
+    "The main job with two seeds, two alphas and one round of one epoch."
+    whole = collapse.collapse_runs
+    def few(scale, seeds=(0, 1, 2), rounds=None):
+        return [(l, replace(s, rounds=rounds or 1, local=Local(epochs=1, batch_size=128)))
+                for l, s in whole(scale, seeds[:2]) if l['alpha'] in (.05, float('inf'))]
+    monkeypatch.setattr(collapse, 'collapse_runs', few)
+    plan.cache_clear()
+    yield few('embedded')
+    plan.cache_clear()
+    monkeypatch.undo()
+    collapse.main_job()
+
+@pytest.mark.filterwarnings('ignore:.*is damaged')
+def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    main(['reproduce', '--processes', '1', '--quiet'])
+    printed, out = capsys.readouterr().out, tmp_path/'reproduced'
+    files = sorted(out.glob('digits/*.json'))
+    assert len(files) == len(short_job) == 20 and '20 runs at scale embedded' in printed
+    assert (all((out/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
+            and all((out/f'{n}.csv').exists() for n in ('accuracy', 'claims'))
+            and 'claims hold' in printed and 'missing:' not in printed and re.search(r'\d s in all', printed))
+    judged = about(CATALOGUE['collapse'], 'embedded').claims
+    assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
+    victim = files[3]
+    before = {f: f.stat().st_mtime_ns for f in files}
+    victim.write_text('{"half":')
+    assert reproduce(['collapse'], processes=1, progress=False) == 0
+    assert (json.loads(victim.read_text())['seed'] in (0, 1)
+            and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
+
+def test_seeds_and_rounds_of_the_main_job(short_job, monkeypatch, capsys):
+    asked = []
+    monkeypatch.setattr(catalogue, 'run_settings', lambda todo, *a, **kw: asked.extend(todo) or 0)
+    monkeypatch.setattr(catalogue, 'report', lambda *a, **kw: None)
+    main(['reproduce', '--seeds', '3', '4', '--rounds', '2', '--quiet'])
+    assert len(asked) == 20 and {s.seed for s in asked} == {3, 4} and {s.rounds for s in asked} == {2}
+    assert CATALOGUE['collapse'].options == '--seeds 3 4 --rounds 2'
+    for words, said in ((['--minutes', '5'], '--minutes belongs to entries'),
+                        (['moon', '--seeds', '1'], '--seeds and --rounds belong to the main job')):
+        with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
+
+def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
+    asked = [s for _, s in collapse.collapse_runs('embedded', (5,), 1)][:2]
+    run_settings([*asked, replace(asked[0], seed=7), Setting(rounds=1)], tmp_path, processes=1, progress=False)
+    assert collapse.runs_in(tmp_path) == ((5, 7), 1)
+    main(['report', '--out', str(tmp_path)])
+    out = capsys.readouterr().out
+    assert '3 of 28 runs' in out and 'fedlit reproduce collapse --scale embedded --seeds 5 7 --rounds 1 --out' in out
+    collapse.main_job()
+
+def test_verdicts():
+    assert (verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold'
+            and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided')

@@ -1,5 +1,5 @@
 "Runs: repeatable, resumable, refused where the request is bad; and the main job."
-import json, platform, struct, subprocess, sys
+import platform, struct, subprocess, sys
 from dataclasses import replace
 import pytest, torch
 from fedlit.data import load
@@ -7,7 +7,6 @@ from fedlit.method import FedAvg
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
-from fedlit.reproduce import DIGITS, report, run_all, table_of_claims, verdict
 from fedlit.round import Local
 from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate, federating
 
@@ -208,29 +207,3 @@ def test_sampling():
             == ['vmap', 'threads', 'vmap'])
     assert ([choose_executor(HeteroFL(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))]
             == ['vmap', 'extract', 'vmap'])
-
-# ---- the main job ----
-
-SMALL = replace(DIGITS, seeds=(0, 1), alphas=(.1, float('inf')), table=(.1,), rounds=1,
-                local=Local(epochs=1, batch_size=128))
-
-@pytest.mark.filterwarnings('ignore:.*is damaged')
-def test_the_main_job_small(tmp_path, capsys):
-    df = run_all(SMALL, tmp_path, processes=1, progress=False)
-    assert len(df) == len(SMALL.jobs()) == 20
-    report(tmp_path)
-    printed = capsys.readouterr().out
-    assert (all((tmp_path/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
-            and 'claims hold' in printed)
-    judged = table_of_claims(df)
-    assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
-    victim = sorted((tmp_path/'runs').glob('*.json'))[3]
-    before = {f: f.stat().st_mtime_ns for f in (tmp_path/'runs').glob('*.json')}
-    victim.write_text('{"half":')
-    run_all(SMALL, tmp_path, processes=1, progress=False)
-    assert (json.loads(victim.read_text())['seed'] in (0, 1)
-            and all(f.stat().st_mtime_ns == t for f, t in before.items() if f != victim))
-
-def test_verdicts():
-    assert (verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold'
-            and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided')

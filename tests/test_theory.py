@@ -1,7 +1,7 @@
 """The laws of the theory notebooks on random input: Proposition 1, the two lemmas, Theorem 1, the rank of the pull."""
 import pytest, torch, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
-from fedlit.theory import alignment, balanced, descent, flow, lemma2, product, pull, theorem1
+from fedlit.papers.theory import alignment, balanced, descent, flow, lemma2, product, pull, theorem1
 
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)
