@@ -6,7 +6,7 @@ import argparse, io, os, signal, statistics, time
 import numpy as np, torch, torch.nn.functional as F
 from pathlib import Path
 from fedlit.data import Task, load as load_data, recipe
-from fedlit.files import write_file
+from fedlit.engine.files import write_file
 from fedlit.methods import FedAvg
 from fedlit.models import build, count, macs
 from fedlit.partition import dirichlet

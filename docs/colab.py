@@ -4,7 +4,7 @@ import json, sys
 import pages
 
 SOURCE = 'git+' + pages.settings()['git_url']
-INSTALL = {'22_flower.ipynb': f'pip install -q "fedlit[flower] @ {SOURCE}"',       # notebook -> what it needs instead
+INSTALL = {'scale/flower.ipynb': f'pip install -q "fedlit[flower] @ {SOURCE}"', # notebook -> what it needs instead
            'guides/real_sites.ipynb': f'git clone -q {SOURCE[4:]} && pip install -q "./fedlit[flower]"'}
 
 def cell(path):

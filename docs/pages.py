@@ -125,7 +125,7 @@ def figures(path):
 
 def command(path):
     "What computes the figures anew: the command that the page names, or running the page."
-    named = re.findall(r'`((?:fedlit reproduce|python -m fedlit\.\w+)(?: [^`]*)?)`', prose(path))
+    named = re.findall(r'`((?:fedlit reproduce|python -m fedlit\.[\w.]+)(?: [^`]*)?)`', prose(path))
     return named[0] if named else f'jupyter execute nbs/{path}'
 
 def gallery(images):
@@ -157,4 +157,7 @@ def front_matter(text, page):
     "Quarto wants the title of a page in front of it."
     return re.sub(r'\A# (.+)\n> (.+)', lambda m: f'---\ntitle: "{m[1]}"\ndescription: "{m[2]}"\n---', text)
 
-if __name__ == '__main__': write(NBS, '.qmd', front_matter)
+if __name__ == '__main__':
+    import moved # late, as it imports this
+    write(NBS, '.qmd', front_matter)
+    moved.quarto(NBS)

@@ -3,12 +3,13 @@ import os, warnings
 from pathlib import Path
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
-import pages
+import moved, pages
 
 if __name__ == '__main__':
     os.chdir(pages.ROOT)
     warnings.filterwarnings('ignore', 'Found cells containing imports')   # they are run, and that is tried here
     pages.write(pages.NBS, '.qmd', pages.front_matter)
+    moved.quarto(pages.NBS)
     refresh_quarto_yml()
     made = proc_nbs(force=True, n_workers=0)
     missing = [p for _, p in pages.sidebar() if not (Path(made)/p).exists()]

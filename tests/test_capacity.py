@@ -3,10 +3,10 @@ import math
 from dataclasses import replace
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
-from fedlit import capacity
-from fedlit.capacity import (Population, answers, deadline, draw, everybody, first, invite, part_work, seconds,
+from fedlit.scale import capacity
+from fedlit.scale.capacity import (Population, answers, deadline, draw, everybody, first, invite, part_work, seconds,
                              simulate, traffic, truth)
-from fedlit.costs import narrow, read
+from fedlit.scale.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
                             HeteroFL, MOON, Method, OwnLabels, SCAFFOLD, pFedPara)
 from fedlit.round import Local, rng

@@ -2,10 +2,10 @@
 import copy, time
 import pytest, torch
 from torch import nn
-from fedlit import costs
-from fedlit.costs import (RATES, capacity_table, cost, depth_table, growth, main, narrow, readable, swelling,
+from fedlit.scale import costs
+from fedlit.scale.costs import (RATES, capacity_table, cost, depth_table, growth, main, narrow, readable, swelling,
                           take_turns, trainer)
-from fedlit.files import read_json
+from fedlit.engine.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import cnn4, feddse_resnet18, preact_resnet18
 

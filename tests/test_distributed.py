@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pandas as pd, pytest, torch, torch.distributed as dist
 import federation as fed
 from fedlit.data import load
-from fedlit.distributed import Ranks, balanced
-from fedlit.guard import Guard, check_clients
+from fedlit.scale.torchrun import Ranks, balanced
+from fedlit.engine.guard import Guard, check_clients
 from fedlit.method import asks_for
 from fedlit.methods import FedAvgM, FedBN, MOON
 from fedlit.models import build

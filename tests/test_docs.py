@@ -9,14 +9,14 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
 from convert import Converter, directives, page_of, slug
-import api, llms, pages
+import api, llms, moved, pages
 
 SITE = Path(os.environ.get('FEDLIT_DOCS', ROOT/'_docs'))
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 
 # -- the converter
 
-PAGES = {'04_method.ipynb': 'method.ipynb', 'methods/12_moon.ipynb': 'methods/moon.ipynb'}
+PAGES = {'06_method.ipynb': 'method.ipynb', 'methods/12_moon.ipynb': 'methods/moon.ipynb'}
 moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', shi2023='Shi et al., 2023'),
                  dict(federate=('run', 'federate'), MOON=('methods/moon', 'moon')))
 
@@ -41,12 +41,12 @@ def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == a
 @pytest.mark.parametrize('text, expected', [
     ('as in [@li2021; @shi2023].',
      'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
-    ('[how](../04_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
+    ('[how](../06_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
     ('[here](#why)', '[here](#why)'),
     ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
     ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'),
     ('a `federate` state', 'a `federate` state'),
-    ('[the `federate` loop](../04_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
+    ('[the `federate` loop](../06_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
     ('its own `MOON`', 'its own `MOON`'),
     ('$`federate`$ and\n\n    `federate` [@li2021]\n', '$`federate`$ and\n\n    `federate` [@li2021]\n'),
     ('# MOON\n> Let it agree', '# MOON\n\n{.lead}\nLet it agree')])
@@ -115,7 +115,7 @@ def test_the_context_file_holds_the_prose_and_the_code_of_every_page():
         assert not [line for line in shown if line not in held and '](' not in line and not line.startswith('#|')], p
 
 def test_links_of_the_context_file_are_those_of_the_site():
-    assert llms.links('[a](../04_method.ipynb#x), `[b](c.ipynb)`', 'methods/12_moon.ipynb') == (
+    assert llms.links('[a](../06_method.ipynb#x), `[b](c.ipynb)`', 'methods/12_moon.ipynb') == (
         f'[a]({llms.SITE}/method.html#x), `[b](c.ipynb)`')
     assert llms.links('[here](#why) [out](https://x.org/a.ipynb)', 'methods/12_moon.ipynb') == (
         f'[here]({llms.SITE}/methods/moon.html#why) [out](https://x.org/a.ipynb)')
@@ -141,7 +141,8 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope='module')
 def site():
-    return {p.relative_to(SITE).as_posix(): Page(p) for p in sorted(SITE.rglob('*.html')) if '_static' not in p.parts}
+    found = {p.relative_to(SITE).as_posix(): p for p in sorted(SITE.rglob('*.html')) if '_static' not in p.parts}
+    return {n: Page(p) for n, p in found.items() if n.removesuffix('.html') not in moved.MOVED}
 
 @built
 def test_every_page_is_there(site): assert {page_of(p) + '.html' for _, p in pages.sidebar()} <= site.keys()

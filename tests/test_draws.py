@@ -57,7 +57,7 @@ def test_the_process_generator_is_left_alone():
     assert torch.equal(torch.rand(3), a)
 
 def test_networks_without_draws_are_recorded_and_those_with_are_not():
-    from fedlit.tape import record
+    from fedlit.engine.tape import record
     assert record(lambda x: x*2, torch.ones(3))[1] is not None
     assert record(lambda x: F.dropout(x), torch.ones(3))[1] is None
 

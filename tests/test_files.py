@@ -2,10 +2,10 @@
 import io, itertools, json, os, signal, subprocess, sys, tarfile, time, warnings, zipfile
 from pathlib import Path
 import pytest, torch
-from fedlit import files
+from fedlit.engine import files
 from fedlit.data import load
-from fedlit.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack, write_file,
-                          write_json, write_tensors)
+from fedlit.engine.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack,
+                                 write_file, write_json, write_tensors)
 from fedlit.methods import FedAvgM, MOON
 from fedlit.models import build
 from fedlit.partition import iid

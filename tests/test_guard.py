@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.guard import Guard, bad_rows, finite_rows, lengths, client_columns, check_server, check_clients
+from fedlit.engine.guard import Guard, bad_rows, finite_rows, lengths, client_columns, check_server, check_clients
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build

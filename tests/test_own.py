@@ -3,7 +3,7 @@ import subprocess, sys
 import pytest, torch
 from torch import nn
 from fedlit.data import load
-from fedlit.files import Damaged
+from fedlit.engine.files import Damaged
 from fedlit.method import Method
 from fedlit.methods import FedAvg, MOON
 from fedlit.models import build

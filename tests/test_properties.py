@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
-from fedlit.axes import cut, extract, find_axes, masked, masks, paste
+from fedlit.engine.axes import cut, extract, find_axes, masked, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
 from fedlit.parse import ParseError, known, method as parse
@@ -17,7 +17,7 @@ from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, 
                               match, shards)
 from fedlit.round import Local, State, aggregate, start
 from fedlit.run import Run
-from fedlit.table import Store, Table
+from fedlit.engine.table import Store, Table
 from fedlit.tree import flatten
 
 pytestmark = pytest.mark.slow

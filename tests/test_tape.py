@@ -8,7 +8,7 @@ from fedlit.engine.ragged import fills
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
-from fedlit.tape import Tapes, record
+from fedlit.engine.tape import Tapes, record
 from fedlit.tree import flatten
 from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap, model, train, who
 

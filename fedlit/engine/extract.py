@@ -8,7 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/extract.ipynb #971fddb1
 import copy
 from fastcore.basics import patch
-from ..axes import cut, extract, masks, paste, shrunk
+from .axes import cut, extract, masks, paste, shrunk
 from ..cohort import Cohort
 from .masks import times
 from .stacks import single

@@ -10,7 +10,7 @@ import copy, torch
 from contextlib import contextmanager
 from fastcore.basics import patch
 from functools import reduce
-from ..axes import along, masked, masks
+from .axes import along, masked, masks
 from ..batches import beside
 from ..cohort import Cohort
 from ..method import ask, asks_for, overrides, own, part_names

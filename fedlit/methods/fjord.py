@@ -7,7 +7,7 @@ __all__ = ['narrow', 'FjORD']
 
 # %% ../../nbs/methods/54_fjord.ipynb #bfc33f67
 import torch, torch.nn.functional as F
-from ..axes import masked, masks
+from ..engine.axes import masked, masks
 from ..method import require
 from .heterofl import HeteroFL
 from .submodels import uniform, entry

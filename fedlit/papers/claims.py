@@ -10,7 +10,7 @@ __all__ = ['results', 'with_columns', 'verdict', 'counted', 'level', 'Numbers', 
 import itertools
 import numpy as np, pandas as pd
 from dataclasses import dataclass
-from ..files import shipped
+from ..engine.files import shipped
 from ..measure import spread
 from .settings import found
 

@@ -12,7 +12,7 @@ import numpy as np
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..files import result
+from ..engine.files import result
 from .claims import above_zero, ahead, level
 from .drawings import axis_figure, rounds_figure, table
 from .entries import SEEDS, alphas, bases, changed, cross, entry

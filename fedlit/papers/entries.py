@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from difflib import get_close_matches
-from ..files import write_figure, write_file
+from ..engine.files import write_figure, write_file
 from ..measure import spread
 from .claims import judge, results
 from .settings import address

@@ -10,7 +10,7 @@ __all__ = ['MEASURES', 'curve', 'feature_spectra', 'each_spectrum', 'own_accurac
 import numpy as np, torch
 from dataclasses import replace
 from torch import nn
-from ..axes import extract
+from ..engine.axes import extract
 from ..measure import effective_rank, features_of, local_global_gap, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler

@@ -17,13 +17,13 @@ from tqdm import tqdm
 import fedlit
 from .. import partition as split
 from ..data import load, recipe
-from ..files import forget, result, write_json
+from ..engine.files import forget, result, write_json
 from ..models import build
 from .measures import MEASURES
 from ..parse import method as parse
 from ..round import Local, start
 from ..run import federate, tests_of
-from ..table import Table
+from ..engine.table import Table
 from ..tree import flatten
 
 # %% ../../nbs/papers/settings.ipynb #00e4c76b
