@@ -11,7 +11,7 @@ from dataclasses import field
 from torch import nn
 from ..method import Method, require
 from .submodels import SubModel, entry
-from ..models import Net, register, _basic, _colours, _conv_block, _kaiming, _pool, _stages, _stem, _thin
+from ..models import Net, register, basic_block, colours, conv_block, kaiming, average_pool, stages_of, stem_of, thinned
 
 # %% ../../nbs/methods/55_depthfl.ipynb #660c0dc3
 class Exits(nn.Module):
@@ -67,7 +67,7 @@ def exits_cnn(
     # of the maps, flattened
     sizes = [c * max(shape[-2]//2**i, 1) * max(shape[-1]//2**i, 1) for i, c in enumerate(channels, 1)]
     linear = lambda n: nn.Sequential(nn.Flatten(), nn.Linear(n, hidden), nn.ReLU())
-    convs = [nn.Sequential(*_conv_block(*io, norm)) for io in zip((_colours(shape), channels[0]), channels)]
+    convs = [nn.Sequential(*conv_block(*io, norm)) for io in zip((colours(shape), channels[0]), channels)]
     return Exits([*convs, linear(sizes[1]), linear(hidden)],
                  [Net(nn.Flatten(), nn.Linear(n, classes)) for n in (*sizes, hidden, hidden)], features)
 
@@ -90,7 +90,7 @@ class _Attend(nn.Module):
 def _exit(channels, classes):
     "Attention, separable pairs through `channels`, pooling, a linear head; with one number in it only the last two."
     pairs = [_sep(*io) for io in zip(channels, channels[1:])]
-    return Net(nn.Sequential(*([_Attend(channels[0])] if pairs else []), *pairs, _pool()),
+    return Net(nn.Sequential(*([_Attend(channels[0])] if pairs else []), *pairs, average_pool()),
                nn.Linear(channels[-1], classes))
 
 # %% ../../nbs/methods/55_depthfl.ipynb #41e62dbe
@@ -103,11 +103,11 @@ def exits_resnet18(
     features:int=0, # whose features are returned
 )->Exits: # each exit's features are (B, 512) at full width
     "ResNet18 with a 3x3 stem and DepthFL's four exits (Kim et al. 2023, as released)."
-    channels, stages = _thin((64, 128, 256, 512), width), []
+    channels, stages = thinned((64, 128, 256, 512), width), []
     for i, (c, n) in enumerate(zip(channels, depths)):
-        stages.append(_stages(_basic, channels[max(i-1, 0)], (c,), (n,), (2 if i else 1,)))
-    stages[0] = nn.Sequential(_stem(_colours(shape), channels[0]), stages[0])
-    return _kaiming(Exits(stages, [_exit(channels[i:], classes) for i in range(len(stages))], features), 'fan_out')
+        stages.append(stages_of(basic_block, channels[max(i-1, 0)], (c,), (n,), (2 if i else 1,)))
+    stages[0] = nn.Sequential(stem_of(colours(shape), channels[0]), stages[0])
+    return kaiming(Exits(stages, [_exit(channels[i:], classes) for i in range(len(stages))], features), 'fan_out')
 
 # %% ../../nbs/methods/55_depthfl.ipynb #a97bce3f
 def mutual(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from .costs import RATES, _machine, narrow, take_turns
+from .costs import RATES, this_machine, narrow, take_turns
 from ..data import Task
 from ..method import FedAvg, asks_for, heard, require
 from ..methods import FedBN, MOON, SCAFFOLD
@@ -170,7 +170,7 @@ def _measured(name, repeats):
     model, shape = network(name)
     rows = measure(contenders(model), shape, 10, NETWORKS[name][3], repeats=repeats)
     return dict(rows=rows.rename_axis('method').reset_index().to_dict('records'),
-                federations=federations() if name == 'mlp' else None, machine=_machine())
+                federations=federations() if name == 'mlp' else None, machine=this_machine())
 
 def main(args=None):
     "`python -m fedlit.scale.capacity --out results/capacity`"

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RATES', 'NETWORKS', 'INSIDE', 'narrow', 'trainer', 'take_turns', 'growth', 'swelling', 'costs', 'cost',
-           'capacity_table', 'depth_table', 'readable', 'phase', 'measure', 'main', 'read']
+           'capacity_table', 'depth_table', 'readable', 'this_machine', 'phase', 'measure', 'main', 'read']
 
 # %% ../../nbs/scale/costs.ipynb #ba9c9250
 import argparse, os, platform, time
@@ -204,7 +204,8 @@ def _settings(name, batch_size, repeats, device):
     return dict(network=network, shape=list(shape), classes=classes, batch_size=batch_size, repeats=repeats,
                 device=device, threads=torch.get_num_threads())
 
-def _machine():
+def this_machine():
+    "What a measurement writes down about the machine it was made on."
     cpu = (next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines()
                  if l.startswith('model name')), '')
            if Path('/proc/cpuinfo').exists() else '')
@@ -249,7 +250,7 @@ def measure(
 ) -> dict:         # as JSON holds it
     "Everything that the command measures of one network."
     if name not in NETWORKS: raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
-    machine, began = _machine(), time.perf_counter()
+    machine, began = this_machine(), time.perf_counter()
     network, shape, classes = NETWORKS[name]
     model = build(network, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)
     deep = hasattr(model, 'first')
