@@ -6,7 +6,7 @@ import ast, configparser, json, os, re, sys
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
-from imports import circles, imports, modules
+from imports import circles, imports, modules, reached
 from pages import ROOT
 
 def text(path): return (ROOT/path).read_text(encoding='utf-8')
@@ -63,25 +63,44 @@ def every_paper_has_an_author_a_title_and_a_year():
 
 # -- the layout: the core is read in the order of its numbers, and imported in the same order
 
-# an import inside of a function that closes a circle, and why it is there
-LATE = {}
-
-def a_page_of_the_core_imports_lower_numbers():
-    number, graph = {}, imports()
+def core():
+    "Module -> number of its page, of the pages that are read in order."
+    found = {}
     for captions, p in pages.sidebar():
         if captions == ('The core',) and (m := re.match(r'(\d+)_', p)) and (module := pages.module_of(pages.read(p))):
-            number[module] = int(m[1])
+            found[module] = int(m[1])
+    return found
+
+def arrows_run_down():
+    "A page needs lower numbers only, also by way of the engine; and no page of the core needs papers or scale."
+    number, graph = core(), imports()
     for module, n in number.items():
-        for other in sorted(graph[module]):
+        for other in sorted(reached(graph, module)):
             if number.get(other, -1) >= n:
-                yield f'fedlit.{module}, page {n}, imports fedlit.{other}, page {number[other]}'
+                yield f'fedlit.{module}, page {n}, needs fedlit.{other}, page {number[other]}'
+            if other.startswith(('papers.', 'scale.')): yield f'fedlit.{module} needs fedlit.{other}'
 
 def no_circle_of_imports():
-    graph = imports()
-    for module, other in LATE:
-        if other not in graph.get(module, ()): yield f'docs/lint.py: LATE has {module} -> {other}, which is not there'
-        else: graph[module] = graph[module] - {other}
-    for circle in circles(graph): yield f"these modules import each other: {', '.join(circle)}"
+    for circle in circles(imports()): yield f"these modules import each other: {', '.join(circle)}"
+
+def no_private_name_crosses_a_module():
+    for module, file in modules(ROOT/'fedlit').items():
+        for n in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
+            if not isinstance(n, ast.ImportFrom) or not (n.level or (n.module or '').startswith('fedlit')): continue
+            for a in n.names:
+                if a.name.startswith('_') and a.name != '__version__' and n.module != '_moved':
+                    yield f'fedlit.{module} imports the private {a.name} of {n.module}'
+
+MANY = 8 # parameters; what users call may have more, and so may a hook, which asks for what it needs by name
+FRONT = 'aggregate', 'compare', 'distill', 'fed_round', 'local_phase'
+
+def no_function_has_too_many_parameters():
+    hooks = re.findall(r"'(\w+)'", re.search(r"CLIENT = .*\nSERVER = .*", text('fedlit/vocabulary.py'))[0])
+    for module, file in modules(ROOT/'fedlit').items():
+        for n in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
+            if not isinstance(n, ast.FunctionDef) or n.name in (*FRONT, *hooks): continue
+            given = [a.arg for a in n.args.posonlyargs + n.args.args + n.args.kwonlyargs if a.arg not in ('self', 'cls')]
+            if len(given) > MANY: yield f'fedlit.{module}: {n.name} has {len(given)} parameters, but at most {MANY}'
 
 def every_module_comes_from_a_notebook():
     "Except the old names of modules, which are written by hand."
@@ -181,8 +200,8 @@ def every_file_is_written_by_one_module():
             yield f'{name} writes a file by itself; fedlit.engine.files does it'
 
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
-          a_page_of_the_core_imports_lower_numbers, no_circle_of_imports, every_module_comes_from_a_notebook,
-          no_line_of_a_notebook_is_too_wide,
+          arrows_run_down, no_circle_of_imports, no_private_name_crosses_a_module, no_function_has_too_many_parameters,
+          every_module_comes_from_a_notebook, no_line_of_a_notebook_is_too_wide,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
           every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,
           every_file_is_written_by_one_module]

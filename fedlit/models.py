@@ -502,7 +502,8 @@ def mobilenetv2(
     for expand,out,depth,stride in _mobile:
         layers.append(stages_of(lambda *a, e=expand: InvertedResidual(*a, e), c, [out], [depth], [stride]))
         c = out
-    return _net(nn.Sequential(*layers, *_conv_norm(c, 1280), nn.ReLU(), average_pool()), 1280, classes, projector, hidden=640)
+    return _net(nn.Sequential(*layers, *_conv_norm(c, 1280),
+                               nn.ReLU(), average_pool()), 1280, classes, projector, hidden=640)
 
 # %% ../nbs/04_models.ipynb #6ee8addc
 # expansion, channels, blocks, stride of the first block

@@ -11,7 +11,8 @@ from dataclasses import field
 from torch import nn
 from ..method import Method, require
 from .submodels import SubModel, entry
-from ..models import Net, register, basic_block, colours, conv_block, kaiming, average_pool, stages_of, stem_of, thinned
+from ..models import (Net, average_pool, basic_block, colours, conv_block, kaiming, register, stages_of, stem_of,
+                           thinned)
 
 # %% ../../nbs/methods/55_depthfl.ipynb #660c0dc3
 class Exits(nn.Module):

@@ -132,15 +132,15 @@ def costs(
     wait = torch.cuda.synchronize if torch.device(device).type == 'cuda' else lambda: None
     both = lambda: np.array([time.perf_counter(), time.process_time()])
     seconds, looking = take_turns(steps, repeats, wait, both), take_turns(looks, max(2, repeats//2), wait, both)
-    return pd.DataFrame({k: _row(net, shape, x, y, steps[k], looks[k], seconds[k], looking[k], device)
+    return pd.DataFrame({k: _row(net, x, y, steps[k], looks[k], seconds[k], looking[k], device)
                          for k, net in nets.items()}).T
 
-def _row(net, shape, x, y, step, look, seconds, looking, device):
+def _row(net, x, y, step, look, seconds, looking, device):
     size = lambda tensors: sum(v.nbytes for v in tensors)
     travel = size([*net.parameters(), *net.buffers()])
     own = travel + size(net.parameters()) + size([x, y]) # momentum is as large as the parameters
     cpu, (wall, busy) = torch.device(device).type == 'cpu', np.array(seconds).T
-    return dict(parameters=count(net), macs=macs(net, shape),
+    return dict(parameters=count(net), macs=macs(net, tuple(x.shape[1:])),
                 step=np.median(wall), least=min(wall), processor=min(busy) if cpu else np.nan,
                 own=own, peak=own + growth(step, device), system=own + swelling(step) if cpu else np.nan,
                 look=min(t[0] for t in looking), look_processor=min(t[1] for t in looking) if cpu else np.nan,
