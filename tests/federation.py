@@ -16,27 +16,35 @@ def train(method, executor='loop', rounds=3, norm=True, local=None, **kw):
     "Some rounds in double precision with four of six clients; the state."
     return laws.train(method, small(norm, True), executor, rounds, local=local, **kw)
 
-METHODS = [FedAvg(), SOLO(), FedProx(mu=.1),
-           FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'),
-           MOON(mu=1.), MOON(mu=1., form='paper'),
-           FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'),
-           ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
-           DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5),
-           SCAFFOLD(), SCAFFOLD(form='paper'), FedNova(),
-           FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
-           FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
-           FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3), FedDyn(), FedDyn(alpha=1.)]
 HALVES = (1., .5)
-CUTTING = [HeteroFL(rates=HALVES), HeteroFL(rates=HALVES, assign='dynamic'),
-           FedRolex(rates=HALVES), FedRolex(rates=HALVES, direction='forward'), FederatedDropout(rates=HALVES),
-           FjORD(rates=HALVES), FjORD(rates=HALVES, distill=False),
-           FedDSE(rates=HALVES), FedDSE(rates=HALVES, temperature=1.),
-           FedGSE(rates=HALVES, pool=12), FedGSE(rates=HALVES, pool=12, form='released')]
+CUTTING = [
+    HeteroFL(rates=HALVES), HeteroFL(rates=HALVES, assign='dynamic'),
+    FedRolex(rates=HALVES), FedRolex(rates=HALVES, direction='forward'), FederatedDropout(rates=HALVES),
+    FjORD(rates=HALVES), FjORD(rates=HALVES, distill=False),
+    FedDSE(rates=HALVES), FedDSE(rates=HALVES, temperature=1.),
+    FedGSE(rates=HALVES, pool=12), FedGSE(rates=HALVES, pool=12, form='released')]
+METHODS = [
+    FedAvg(), SOLO(),
+    # local objective
+    FedProx(mu=.1), MOON(mu=1.), MOON(mu=1., form='paper'),
+    FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'),
+    ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
+    DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5),
+    # local gradient
+    SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
+    # aggregation
+    FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
+    # what stays at home
+    FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
+    FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
+    # server distillation
+    FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
+    # sub-models
+    *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
            for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
                      FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [
            FedDSE(rates=HALVES) + OldCounts()]
-METHODS += CUTTING
 # trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/methods/submodels/test_depthfl.py
 ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
