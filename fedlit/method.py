@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ask', 'Method', 'require', 'FedAvg', 'Sum', 'total', 'part_names', 'own', 'overrides', 'each_part', 'through',
-           'asks_for', 'wants', 'heard', 'HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
+           'asks_for', 'wants', 'server_readers', 'HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
 
 # %% ../nbs/06_method.ipynb #b3bac613
 import inspect
@@ -149,6 +149,6 @@ def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"
     return any(asks_for(method, hook, name) for hook in HOOKS for name in names)
 
-def heard(method):
+def server_readers(method):
     "The names of the parts whose hooks at a client read what the server remembers, which therefore has to travel."
     return [n for n, p in zip(part_names(method), method.parts) if any(asks_for(p, hook, 'server') for hook in CLIENT)]

@@ -8,6 +8,7 @@ __all__ = ['SILENT', 'Recorder', 'record', 'Tapes', 'graphed']
 # %% ../../nbs/engine/tape.ipynb #1190be76
 import torch
 from dataclasses import dataclass
+from functools import partial
 from math import isfinite
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..draws import draws
@@ -54,7 +55,7 @@ def _tensors(v):
 
 def _memory(v): return v.untyped_storage().data_ptr()
 
-def _look(v): return v.shape, v.stride(), v.dtype, v.device
+def _layout(v): return v.shape, v.stride(), v.dtype, v.device
 
 class _Names:
     "Names for tensors and constants, and the values that the code has to be given."
@@ -64,9 +65,9 @@ class _Names:
     def new(self, v, kind, root=None):
         self.of[id(v)] = name = f'{kind}{len(self.of)}'
         self.root[name] = root or name
-        if isinstance(v, torch.Tensor): self.views[self.look(name, v)], self.place[name] = name, _memory(v)
+        if isinstance(v, torch.Tensor): self.views[self.view(name, v)], self.place[name] = name, _memory(v)
         return name
-    def look(self, name, v): return self.root[name], v.data_ptr(), *_look(v)
+    def view(self, name, v): return self.root[name], v.data_ptr(), *_layout(v) # what `v` shows of which memory
     def __call__(self, v):
         if isinstance(v, (list, tuple)): return f"[{', '.join(map(self, v))}]"
         if isinstance(v, float) and not isfinite(v): return f"float('{v}')"
@@ -77,17 +78,17 @@ class _Names:
 
 # %% ../../nbs/engine/tape.ipynb #3897bd1f
 def _forms(op):
-    "Forms of an elementwise operation: in place, and told where to write; the name of what tells it. None for none."
+    "Forms of an elementwise operation: in place, and with a place for its result; the name of that argument."
     if torch.Tag.pointwise not in op.tags: return None, None, None
     name, overload = op.__name__.split('.')
     like = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments if not a.is_out]
-    inside = getattr(getattr(getattr(torch.ops, op.namespace), name + '_', None), overload, None)
-    for told in (getattr(op.overloadpacket, k) for k in op.overloadpacket.overloads()):
-        outs = [a.name for a in told._schema.arguments if a.is_out]
+    in_place = getattr(getattr(getattr(torch.ops, op.namespace), name + '_', None), overload, None)
+    for out_form in (getattr(op.overloadpacket, k) for k in op.overloadpacket.overloads()):
+        outs = [a.name for a in out_form._schema.arguments if a.is_out]
         # generated ones make new memory and copy
-        if len(outs) == 1 and like(told) == like(op) and torch.Tag.generated not in told.tags:
-            return inside, told, outs[0]
-    return inside, None, None
+        if len(outs) == 1 and like(out_form) == like(op) and torch.Tag.generated not in out_form.tags:
+            return in_place, out_form, outs[0]
+    return in_place, None, None
 
 # %% ../../nbs/engine/tape.ipynb #ae78568f
 @dataclass
@@ -105,28 +106,35 @@ def _lines(calls, names):
     "The calls as lines, without those whose result has a name already."
     for op, args, kwargs, out in calls:
         names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
-        view = (base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0
-                and _memory(outs[0]) == _memory(base))
-        root = names.root[names(base)] if view else None
-        if view and (known := names.views.get((root, *names.look(names(base), outs[0])[1:]))):
+        is_view = (base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0
+                   and _memory(outs[0]) == _memory(base))
+        root = names.root[names(base)] if is_view else None
+        if is_view and (known := names.views.get((root, *names.view(names(base), outs[0])[1:]))):
             names.of[id(out)] = known
             continue
-        asked = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
+        arguments = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
         # what is written in place has a name
         made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of}
-        each = [made.get(id(o), '_') for o in (out if isinstance(out, (tuple, list)) else [out])]
-        left = ', '.join(each) + (',' if isinstance(out, (tuple, list)) else '') + ' = ' if made else ''
-        memory, reads = (set(), set()) if view else ({_memory(o) for o in outs},
-                                                     {_memory(v) for v in _tensors([args, list(kwargs.values())])})
-        def line(op, *told):
-            names.given[name := str(op).replace('.', '_')] = op
-            return f"{left}{name}({', '.join([*asked, *told])})"
-        room = [n for v in _tensors(args)
-                if (n := names.of[id(v)])[0] == 't' and made and not view and _look(v) == _look(outs[0])]
-        inside, told, where = _forms(op) if room else (None, None, None)
-        into = {n: line(inside) if inside and n == asked[0] else line(told, f'{where}={n}')
-                for n in room if told or inside and n == asked[0]}
-        yield _Line(op, line(op), set(made.values()), names.used, memory, reads, into)
+        code = partial(_code, names, _targets(out, made), arguments)
+        memory, reads = (set(), set()) if is_view else ({_memory(o) for o in outs},
+                                                        {_memory(v) for v in _tensors([args, list(kwargs.values())])})
+        # arguments whose memory the result may take
+        fit = [k for v in _tensors(args)
+               if (k := names.of[id(v)])[0] == 't' and made and not is_view and _layout(v) == _layout(outs[0])]
+        in_place, out_form, place = _forms(op) if fit else (None, None, None)
+        into = {k: code(in_place) if in_place and k == arguments[0] else code(out_form, f'{place}={k}')
+                for k in fit if out_form or in_place and k == arguments[0]}
+        yield _Line(op, code(op), set(made.values()), names.used, memory, reads, into)
+
+def _targets(out, made):
+    "The left side of a line: the names of what is made, `_` for what has one."
+    if not made: return ''
+    many = isinstance(out, (tuple, list))
+    return ', '.join(made.get(id(o), '_') for o in (out if many else [out])) + (',' if many else '') + ' = '
+
+def _code(names, targets, arguments, op, *more):
+    names.given[name := str(op).replace('.', '_')] = op
+    return f"{targets}{name}({', '.join([*arguments, *more])})"
 
 # %% ../../nbs/engine/tape.ipynb #d8ffa4e7
 def _written(calls):

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from .costs import RATES, this_machine, narrow, take_turns
 from ..data import Task
-from ..method import FedAvg, asks_for, heard, require
+from ..method import FedAvg, asks_for, server_readers, require
 from ..methods import FedBN, MOON, SCAFFOLD
 from ..methods.submodels import uniform
 from ..models import build
@@ -63,7 +63,7 @@ def traffic(
                   for home in (False, True))
     touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
     written = {k: v for k, v in kept.items() if touched and k in state.params}
-    seen = {n: after.server[n] for n in heard(method)}
+    seen = {n: after.server[n] for n in server_readers(method)}
     read = (_answers(proxy, classes) if not sent and asks_for(method, 'merge', 'proxy')
             else kept if asks_for(method, 'merge', 'trained') else {})
     common = {} if any(asks_for(method, 'mask', k) for k in ('data', 'labels')) else out['mask']

@@ -28,7 +28,7 @@ from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 import fedlit
 from ..tree import flatten, put, rows, stack, tmap, unflatten
-from ..method import Method, asks_for, heard, wants
+from ..method import Method, asks_for, server_readers, wants
 from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
 from ..engine.guard import Guard, length, lengths, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
@@ -154,7 +154,7 @@ def _without(kept, tree):
 def to_sites(plan, state):
     "What the server sends: parameters and buffers but those kept at home, and the memory that local hooks read."
     return dict(_without(state.personal, dict(params=state.params, buffers=state.buffers)),
-                server={n: state.server[n] for n in heard(plan.method)})
+                server={n: state.server[n] for n in server_readers(plan.method)})
 
 # %% ../../nbs/scale/flower.ipynb #67624528
 def from_site(state, out):

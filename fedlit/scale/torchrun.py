@@ -19,7 +19,7 @@ from pathlib import Path
 from ..tree import flatten, unflatten, leaves, tmap, put, rows
 from ..engine.table import Table
 from ..engine.messages import warn
-from ..method import heard
+from ..method import server_readers
 from ..round import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41
@@ -268,7 +268,7 @@ def begin(self:Ranks,
 ):       # the ranks, whose `train`, `sums` and `seen` are those of all together
     "Rank 0 asks whether all ranks were given the same run, and leads."
     self.open, self.sim, self.round = True, sim, run.state.round + 1
-    self.reads = bool(heard(run.method))
+    self.reads = bool(server_readers(run.method))
     self._say('begin', asked=_asked(run), round=self.round)
     self._agree(None)
     return self
