@@ -10,15 +10,15 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 # %% ../nbs/05_vocabulary.ipynb #4c3333f6
-CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done' # the hooks that run at a client
-SERVER = 'weigh', 'merge'                                          # those that run at the server after training
-HOOKS = 'init', 'keep', *CLIENT, *SERVER                           # all, in the order of a round
+CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done' # the hooks at a client
+SERVER = 'weigh', 'merge'                    # those at the server, after training
+HOOKS = 'init', 'keep', *CLIENT, *SERVER     # all, in the order of a round
 
 # %% ../nbs/05_vocabulary.ipynb #d35b35cc
 @dataclass(frozen=True)
 class Offer:
     "A name that hooks may ask for."
-    shape: str   # of the value; at a client that of one client, B samples in a batch, K clients in the round
+    shape: str   # of the value, of one client where it is a client's; B samples, K clients
     hooks: tuple # to which it is offered
     meaning: str
 
@@ -29,25 +29,29 @@ def offers(
     **rows, # name -> (shape, meaning)
 ):
     "Add rows to the table."
-    OFFERS.update({name: Offer(shape, tuple(hooks), meaning) for name, (shape, meaning) in rows.items()})
+    for name, (shape, meaning) in rows.items(): OFFERS[name] = Offer(shape, tuple(hooks), meaning)
 
 # %% ../nbs/05_vocabulary.ipynb #27734357
 offers(('init', 'keep', *CLIENT, *SERVER),
        params=('tree', "the client's current parameters; at the server, those that it had sent"))
-offers(('init', *CLIENT, *SERVER), buffers=('tree', 'running statistics and other tensors without gradient'))
-offers(CLIENT, received=('tree', 'what the server sent at the start of the round, $w^t$: parameters and buffers'))
-offers(('use', 'output', 'frozen', 'loss'), x=('(B, ...)', 'a batch, normalised and augmented'))
+offers(('init', *CLIENT, *SERVER),
+       buffers=('tree', 'running statistics and other tensors without gradient'))
+offers(CLIENT,
+       received=('tree', 'what the server sent at the start of the round, $w^t$: '
+                         'parameters and buffers'),
+       criterion=('function', "the task's own loss, of `logits` and `y`"))
+offers(('use', 'output', 'frozen', 'loss'),
+       x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(('output', 'loss'),
        y=('(B,)', 'its labels; below zero where there is no sample'),
        features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
        logits=('(B, classes)', 'what it returns second'),
        frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
 offers(('mask', 'output', 'frozen', 'loss', 'grad', 'done', *SERVER),
-       forward=('function', 'the model, `forward(params, buffers, x, train=True) -> features, logits, buffers`, after '
-                            'the `use` of all parts; the network that was received answers '
-                            '`forward(received, {}, x, train=False)`'))
+       forward=('function', 'the model after the `use` of all parts: `forward(params, buffers, x, '
+                            'train=True) -> features, logits, buffers`; the network that was '
+                            'received answers `forward(received, {}, x, train=False)`'))
 offers(('use',), train=('bool', 'is the network used for training?'))
-offers(CLIENT, criterion=('function', "the task's own loss, of `logits` and `y`"))
 offers(('init', 'keep'), model=('module', 'the network itself'))
 offers(('keep',),
        name=('str', 'of the tensor in question'),
@@ -56,23 +60,29 @@ offers(('keep',),
 # %% ../nbs/05_vocabulary.ipynb #8c48123f
 offers(('grad',), grads=('tree', 'the gradient of the local objective'))
 offers(('done', 'merge'),
-       delta=('tree', 'what changed: `params - received` at a client, its weighted average at the server'))
-offers((*CLIENT, *SERVER), server=('tree', "this part's own memory on the server"))
-offers(CLIENT, client=('tree', "this part's own memory on this client; empty for the server's network"))
+       delta=('tree', 'what changed: `params - received` at a client, its weighted average '
+                      'at the server'))
+offers((*CLIENT, *SERVER),
+       server=('tree', "this part's own memory on the server"),
+       proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
+offers(CLIENT,
+       client=('tree', "this part's own memory on this client; empty for the server's network"),
+       labels=('(classes,)', 'which classes the client has samples of, booleans'))
 offers(SERVER,
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
-       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all trained in full is absent'),
+       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all of them '
+                                 'trained in full is absent'),
        participants=('int', 'how many clients take part in the round, $K$'))
-offers(('merge',), trained=('tree of (K, ...)', "the clients' parameters and buffers after training, stacked"))
-offers((*CLIENT, *SERVER), proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
+offers(('merge',),
+       trained=('tree of (K, ...)', "the clients' parameters and buffers after training, stacked"))
 offers(('mask',), data=('(n, ...), (n,)', "all of the client's samples and labels"))
-offers(CLIENT, labels=('(classes,)', 'which classes the client has samples of, booleans'))
 
 # %% ../nbs/05_vocabulary.ipynb #467a4c14
 offers(('init', *CLIENT, *SERVER),
        clients=('int', 'how many clients exist'),
-       generator=('torch.Generator', 'to pass to whatever draws, such as `torch.randn(4, generator=generator)`; '
+       generator=('torch.Generator', 'to pass to whatever draws, such as '
+                                     '`torch.randn(4, generator=generator)`; '
                                      'seed, round, client and step decide'))
 offers((*CLIENT, *SERVER),
        round=('int', 'how many rounds are done'),
@@ -93,9 +103,11 @@ offers(('mask', 'use', 'output', 'frozen', 'loss', 'grad'),
 offers(CLIENT,
        axes=('Axes', 'which dimensions of the weights belong together, see `fedlit.engine.axes`'),
        watch=('function', 'the network with its inner activations, see `fedlit.engine.axes.watch`'),
-       chosen=('axis -> (n,)', 'the coordinates of each axis that this client has, 0 or 1; empty where it has all'),
+       chosen=('axis -> (n,)', 'the coordinates of each axis that this client has, 0 or 1; '
+                               'empty where it has all'),
        share=('axis -> ()', 'the fraction of each axis that it has'),
-       live=('(d,)', 'which of its features exist; only where it has a part, so ask for `live=None`'))
+       live=('(d,)', 'which of its features exist; only where it has a part, '
+                     'so ask for `live=None`'))
 
 # %% ../nbs/05_vocabulary.ipynb #1bf6c520
 RENAMED = dict(public='proxy') # old name -> name
