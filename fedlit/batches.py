@@ -200,6 +200,7 @@ class TaskBatches(Batches):
         now = slice(live), slice(t, self.ready.stop)
         draws = [{k: v[now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
         self.x, self.y = self._images(self.index[now], draws or None), self.targets(now)
+        if (empty := self.y < 0).any(): self.x[empty] = 0
 
     def _images(self, index, draws=None):
         return prepare(self.task, self.task.x_train[index.flatten()], draws).unflatten(0, index.shape)

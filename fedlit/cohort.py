@@ -89,7 +89,7 @@ def objective(self:Cohort, params, batch):
     "The local objective of every client (K,), and the buffers that its forward pass leaves behind."
     method, criterion = self.sent.method, self.sent.criterion
     def of_one(offer):
-        y = offer.pop('y') # which no network gets to see
+        y = offer.pop('y') # `frozen` networks do not see labels
         features, logits, buffers = offer['forward'](offer['params'], offer['buffers'], offer['x'])
         frozen = offer.get('frozen') or look(method, offer)
         offer.update(y=y, features=features, logits=logits, frozen=frozen)
@@ -192,7 +192,7 @@ def move(self:Cohort, t, ks, batch):
 
 @patch
 def put(self:Cohort, ks, some):
-    "What the clients at positions `ks` have done as the cohort `some`, done here too; of views it is."
+    "Write back what the cohort `some` of the clients at positions `ks` has changed; views need no writing back."
     if isinstance(ks, slice): return
     at = torch.tensor(ks, device=self.loss.device)
     for k in WORK: tmap(lambda old, new: old.index_copy_(0, at, new), getattr(self, k), getattr(some, k))

@@ -28,7 +28,7 @@ def ask(
     names, needed = _wants(hook.__func__)
     if missing := [n for n in needed if n not in offer]:
         raise TypeError(f"{hook.__qualname__} asks for {missing}, which a round does not offer here"
-                        f"{where(missing[0], offer)} Offered: {sorted(offer)}")
+                        f"{where(missing[0], offer, hook.__name__)} Offered: {sorted(offer)}")
     out = hook(**{n: offer[n] for n in names if n in offer})
     if (rule := RETURNS.get(hook.__name__)) and (wrong := rule(out, offer)):
         raise TypeError(f"{hook.__qualname__} returned {wrong}")

@@ -50,7 +50,7 @@ class Run:
 # %% ../nbs/15_result.ipynb #fcd0b953
 @patch
 def put_into(self:Run, model):
-    "Put the server's final parameters into `model`, which becomes the run's; the run."
+    "Load the server's final parameters into `model`, keep it as `self.model`, and return the run."
     params, buffers = deployed(self.method, self.state)
     model.load_state_dict({**params, **buffers}, strict=False)
     self.model = model.eval()

@@ -284,8 +284,9 @@ def measured(self:Simulation, state):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
              "so its accuracy means nothing; "
              + (first_odd('x_test', x, torch.arange(len(x)))
-                or "finite clients with a broken average point to the running statistics, "
-                   "as with FedAvgM(form='released') on BatchNorm"))
+                or ("if the clients were finite, the average broke BatchNorm's running statistics, "
+                    "as FedAvgM(form='released') does" if self.min_batch > 1 else
+                    "look at the clients' updates, the column `drift`")))
     return seen
 
 @patch
@@ -358,10 +359,10 @@ def _locals(out): # what `Run.locals` keeps
 # %% ../nbs/16_run.ipynb #cc2c20a5
 class Alone:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
-    follows = False                                 # does another process lead?
-    def named(self, executor): return executor      # what `executor` is called in the settings
-    def begin(self, simulation, run): return simulation # who has `train`, `sums` and `seen`
-    def end(self, run): pass
+    follows = False # does another process lead? then `follow(simulation, run)` is all that is asked, and returns the run
+    def named(self, executor): return executor          # what `executor` is called in the settings
+    def begin(self, simulation, run): return simulation # what has `train`, `sums` and `seen`, for all rounds
+    def end(self, run): pass                            # after the last round
 
 BEYOND = dict(torchrun='fedlit.scale.torchrun:over_ranks') # executors that live elsewhere: name -> module:function
 
@@ -390,11 +391,11 @@ def running(self:Federation, team=None):
 
 # %% ../nbs/16_run.ipynb #8de87f5a
 @patch
-def run(self:Federation):
+def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
     kept = None
     try:
-        for run, net in self.running(): kept = replace(run) # noqa: B007, as it is after this round
+        for run, net in self.running(team): kept = replace(run) # noqa: B007, as it is after this round
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None

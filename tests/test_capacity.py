@@ -9,7 +9,8 @@ from fedlit.scale.capacity import (Population, answers, deadline, draw, everybod
 from fedlit.scale.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
                             HeteroFL, MOON, Method, OwnLabels, SCAFFOLD, pFedPara)
-from fedlit.round import Local, rng
+from fedlit.draws import rng
+from fedlit.round import Local
 
 class Net(nn.Module):
     "Two convolutions with BatchNorm and a head, on images of one channel."

@@ -5,7 +5,7 @@ from federation import model
 from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.round import deployed, fed_round, start
-from fedlit.vocabulary import HOOKS, OFFERS, RENAMED
+from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE, RENAMED
 
 WHEN_ASKED = {'data', 'labels'} # they cost something, so they are made only where a hook asks for them
 IN_A_PART = {'live'}            # there only where a client has a part of the network
@@ -46,10 +46,12 @@ def test_a_part_of_the_network_says_which_features_live():
     assert seen and all(v is not None and 0 < v.sum() < len(v) for v in seen)
 
 def test_outside_of_training_use_gets_what_a_method_can_rely_on():
-    class Reads(Method):
-        def use(self, params, buffers, received, client, server, round, clients, train, axes): return params
     net = model()
-    for who in (None, 0): deployed(Reads(), start(Reads(), net, 3), who)
+    for who in (None, 0):
+        with pytest.raises(LookupError, match=re.escape(str(sorted(OUTSIDE)))):
+            deployed(probe('use', *OUTSIDE), start(probe('use', *OUTSIDE), net, 3), who)
+    with pytest.raises(TypeError, match='used outside of training too: lr=None'):
+        deployed(probe('use', 'lr'), start(probe('use', 'lr'), net, 3))
 
 @pytest.mark.parametrize('name', OFFERS)
 def test_every_row_says_what_it_is(name):

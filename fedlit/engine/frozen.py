@@ -12,6 +12,7 @@ from functools import partial
 from ..cohort import Cohort, look
 from ..method import asks_for, overrides
 from ..tree import tmap
+from ..vocabulary import OFFERS, STEP
 
 # %% ../../nbs/engine/frozen.ipynb #cd93e03f
 SAMPLES = 256 # that frozen networks look at together, of each client
@@ -20,16 +21,18 @@ def changes(
     method, # a Method
 ):          # bool
     "May a step do something else than the step before, because a hook asks which step it is?"
-    return any(asks_for(method, h, 'step') for h in ('mask', 'use', 'output', 'frozen', 'loss', 'grad'))
+    names = [k for k, row in OFFERS.items() if row.varies == 'step']
+    return any(asks_for(method, h, k) for h in ('mask', *STEP) for k in names)
 
 @patch
 def look_ahead(self:Cohort):
     "What the `frozen` hooks say of all samples: part -> name -> (K, N, ...); {} if that may change."
     method = self.sent.method
     if changes(method) or not overrides(method, 'frozen') or (n := self.batches.once()) is None: return {}
-    said = [self.apply(partial(look, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
-            for i in range(0, n, SAMPLES)]
-    return tmap(lambda *v: torch.cat(v, 1), *said)
+    with self.draws('frozen') as drawn:
+        said = [self.apply(partial(look, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
+                for i in range(0, n, SAMPLES)]
+    return {} if drawn.count else tmap(lambda *v: torch.cat(v, 1), *said) # what is drawn is new every time
 
 @patch
 def batch(self:Cohort, t, ks, n):

@@ -38,7 +38,7 @@ def fills(
     batches, # Batches
 ):           # bool
     "May short batches be filled up?"
-    method, hooks = sent.method, [h for h in ('output', 'loss') if overrides(sent.method, h)]
+    method, hooks = sent.method, [h for h in ('use', 'output', 'loss') if overrides(sent.method, h)]
     if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
     if sent.model not in _filled:
         first = batches.at(0, [0], int(batches.counts[0, 0]))[0][0]
@@ -50,5 +50,6 @@ def fills(
 def moves(self:Cohort):
     "Who moves together, step by step: the step, the size of the batches, the clients' positions."
     counts, full = self.batches.counts, self.sent.local.batch_size
-    for t, live in enumerate((counts > 0).sum(0).tolist()):
-        for n, ks in [(full, slice(0, live))] if self.fill else groups(counts[:, t]): yield t, n, ks
+    if self.fill: counts = torch.where(counts > 0, full, 0)
+    for t, each in enumerate(counts.T):
+        for n, ks in groups(each): yield t, n, ks

@@ -13,6 +13,7 @@ from ..cohort import WORK, Cohort
 from .frozen import changes
 from ..method import asks_for
 from ..tree import leaves
+from ..vocabulary import OFFERS, STEP
 
 # %% ../../nbs/engine/replay.ipynb #6d2e5560
 @patch
@@ -34,10 +35,15 @@ def _kind(tree): return tuple((v.shape[1:], v.dtype, v.device) for v in leaves(t
 def key(self:Cohort, batch):
     "What decides which operations a step runs."
     sent, now = self.sent, {**self.sent.offers, **self.now}
-    hooks = 'use', 'output', 'frozen', 'loss', 'grad'
-    numbers = tuple(now[k] for k in ('round', 'first', 'step') if any(asks_for(sent.method, h, k) for h in hooks))
+    asked = {row.varies for k, row in OFFERS.items() if any(asks_for(sent.method, h, k) for h in STEP)}
+    numbers = tuple((k, now[k]) for k in sorted(asked - {''}))
     kinds = tuple(map(_kind, (batch['x'], batch.get('frozen', {}), *self.trees())))
-    return batch['x'].shape[:2], sent.method, sent.criterion, sent.local, numbers, kinds
+    network = sent.model, _plain(sent.function), batch['x'].shape[:2]
+    return network, sent.method, sent.criterion, sent.local, numbers, kinds
+
+def _plain(f):
+    "A function as a key: two partials are one where they hold the same."
+    return (f.func, f.args, tuple(sorted(f.keywords.items()))) if isinstance(f, partial) else f
 
 # %% ../../nbs/engine/replay.ipynb #b5f76790
 @patch
@@ -58,7 +64,7 @@ def bind(self:Cohort, t, ks, batch):
         if clock['draws'] is False: here.step(batch)
         else:
             with here.draws('step', clock['step']) as drawn: here.step(batch)
-            clock['draws'] = drawn.count > 0
+            clock['draws'] = drawn.count > 0 or changes(self.sent.method)
         return {}
     go = self.tapes.bind(some.key(batch), step, *some.trees()) if self.tapes else partial(step, *some.trees())
     if isinstance(ks, slice): return go

@@ -1,0 +1,149 @@
+"What a fresh reader broke: empty places, draws, recordings, filled batches, names that vary."
+import pytest, torch
+from functools import partial
+from torch import nn
+from fedlit.batches import Local, batches_of
+from fedlit.cohort import Broadcast, Cohort
+from fedlit.data import load
+from fedlit.engine.ragged import fills
+from fedlit.engine.stacks import stacked
+from fedlit.engine.tape import Tapes
+from fedlit.method import FedAvg, Method
+from fedlit.models import build
+from fedlit.partition import dirichlet
+from fedlit.round import fed_round, pure, start
+from fedlit.run import federate
+from fedlit.vocabulary import OFFERS, offers
+
+TASK = load('digits').subset(200, seed=0)
+CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=1)
+WHO = [0, 1, 2, 3]
+
+def net(**kw): return build('mlp', TASK, seed=0, **kw)
+
+def one(method, executor='loop', network=None, tapes=None, rounds=1, **kw):
+    network, local = network or net(), Local(epochs=2, batch_size=16, lr=.1)
+    state = start(method, network, 4)
+    for r in range(rounds):
+        data = batches_of(TASK, CLIENTS, WHO, local, round=r)
+        state = fed_round(method, network, state, WHO, data, [len(c) for c in CLIENTS], local, executor,
+                          tapes=tapes, **kw)
+    return state.params
+
+def apart(a, b): return max((v - b[k]).abs().max().item() for k, v in a.items())
+
+def test_empty_places_hold_zeros():
+    data = batches_of(TASK, CLIENTS, WHO, Local(epochs=1, batch_size=16))
+    for t in range(data.counts.shape[1]):
+        live = (data.counts[:, t] > 0).nonzero()[:, 0].tolist()
+        x, y = data.at(t, live, data.index.shape[2])
+        assert (x[y < 0] == 0).all()
+
+@pytest.mark.filterwarnings('ignore:client')
+def test_one_bad_sample_makes_one_client_bad():
+    x = TASK.x_train.clone()
+    x[0] = torch.nan
+    from dataclasses import replace
+    bad = replace(TASK, x_train=x)
+    owner = next(k for k, c in enumerate(CLIENTS) if 0 in c.tolist())
+    for executor in ('loop', 'vmap'):
+        run = federate(net(), bad, CLIENTS, FedAvg(), 1, Local(epochs=1, batch_size=16), executor=executor,
+                       bad_clients='skip', progress=False)
+        assert run.history.bad_clients.iloc[0] == str(owner), executor
+
+class Noisy(Method):
+    "A frozen hook that draws, with the generator that it is given."
+    def frozen(self, x, generator): return dict(noise=torch.randn(len(x), 1, generator=generator))
+    def loss(self, features, frozen): return (features*frozen['noise']).square().mean()
+
+def test_draws_of_frozen_hooks_are_named():
+    ends = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        ends.append(one(Noisy()))
+    assert apart(*ends) == 0
+
+def test_a_client_draws_the_same_in_every_company():
+    local, network = Local(epochs=2, batch_size=16, lr=.1), net()
+    def end(who):
+        sent = Broadcast(Noisy(), network, start(Noisy(), network, 4), local)
+        data = batches_of(TASK, CLIENTS, who, local)
+        from fedlit.round import local_phase
+        out = local_phase(Noisy(), network, sent.state, who, data, local, 'vmap')
+        return {k: v[who.index(1)] for k, v in out['params'].items()}
+    assert apart(end([1]), end([3, 1, 0])) < 1e-5
+
+class LateNoise(Method):
+    "Draws in later steps only."
+    def loss(self, features, step, generator):
+        return (features*torch.randn(1, generator=generator)).square().mean() if step > 0 else 0*features.sum()
+
+def test_a_step_that_draws_later_is_sealed_too():
+    ends = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        ends.append(one(LateNoise(), tapes=Tapes()))
+    assert apart(*ends) == 0
+
+def test_a_recording_belongs_to_its_network():
+    class Net(nn.Module):
+        def __init__(self, act):
+            super().__init__()
+            self.body, self.head, self.act = nn.Linear(64, 8), nn.Linear(8, 10), act
+        def forward(self, x):
+            z = self.act(self.body(x.flatten(1)))
+            return z, self.head(z)
+    torch.manual_seed(0)
+    relu, tanh = Net(torch.relu), Net(torch.tanh)
+    tanh.load_state_dict(relu.state_dict())
+    tapes = Tapes()
+    one(FedAvg(), network=relu, tapes=tapes, rounds=2)
+    assert apart(one(FedAvg(), network=tanh, tapes=tapes, rounds=2), one(FedAvg(), network=tanh, rounds=2)) == 0
+    half = partial(pure, precision=torch.bfloat16)
+    halves = [one(FedAvg(), network=relu, tapes=t, function=half) for t in (tapes, None)]
+    assert apart(*halves) == 0
+
+def test_recordings_are_played_where_the_function_is_made_anew():
+    tapes, network = Tapes(), net()
+    for _ in range(3): one(FedAvg(), network=network, tapes=tapes, function=partial(pure, channels_last=False))
+    many = len(tapes.kept)
+    one(FedAvg(), network=network, tapes=tapes, function=partial(pure, channels_last=False))
+    assert len(tapes.kept) == many and any(callable(v) for v in tapes.kept.values())
+
+def test_a_hook_that_uses_samples_keeps_batches_as_they_are():
+    class Scaled(Method):
+        def use(self, params, x=None):
+            return params if x is None else {k: v*(1 + .1*x.mean()) for k, v in params.items()}
+    network, local = net(norm='none'), Local(batch_size=16)
+    sent = Broadcast(Scaled(), network, start(Scaled(), network, 4), local)
+    assert not fills(sent, batches_of(TASK, CLIENTS, WHO, local))
+
+def test_clients_of_a_filled_cohort_stand_in_any_order():
+    network, local = net(norm='none'), Local(epochs=1, batch_size=16, lr=.1)
+    order = sorted(WHO, key=lambda k: len(CLIENTS[k])) # the shortest first
+    sent = Broadcast(FedAvg(), network, start(FedAvg(), network, 4), local)
+    torn, filled = (Cohort(sent, order, batches_of(TASK, CLIENTS, order, local), stacked, fill).train()
+                    for fill in (False, True))
+    assert apart(torn['params'], filled['params']) < 1e-5
+
+@pytest.fixture
+def fraction(monkeypatch):
+    "A new name to ask for: one row of the table, one place in the round."
+    offers(('loss',), varies='step', fraction=('()', 'the share of its steps that the client has done'))
+    real = Cohort.offer
+    def offer(self, own):
+        offer = real(self, own)
+        return {**offer, 'fraction': offer['step']/offer['steps']} if 'step' in offer else offer
+    monkeypatch.setattr(Cohort, 'offer', offer)
+    yield
+    del OFFERS['fraction']
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('recorded', [False, True])
+def test_a_new_name_that_varies_from_step_to_step(fraction, executor, recorded):
+    class Asks(Method):
+        def loss(self, features, fraction): return fraction*features.square().mean()
+    class ByHand(Method):
+        def loss(self, features, step, steps): return (step/steps)*features.square().mean()
+    tapes = Tapes() if recorded else None
+    assert apart(one(Asks(), executor, tapes=tapes, rounds=2), one(ByHand(), executor, rounds=2)) < 1e-6
