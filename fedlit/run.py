@@ -359,7 +359,7 @@ def _locals(out): # what `Run.locals` keeps
 # %% ../nbs/16_run.ipynb #cc2c20a5
 class Alone:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
-    follows = False # does another process lead? then `follow(simulation, run)` is all that is asked, and returns the run
+    follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
     def named(self, executor): return executor          # what `executor` is called in the settings
     def begin(self, simulation, run): return simulation # what has `train`, `sums` and `seen`, for all rounds
     def end(self, run): pass                            # after the last round
