@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ask', 'Method', 'require', 'FedAvg', 'Sum', 'total', 'part_names', 'own', 'overrides', 'each_part', 'through',
-           'asks_for', 'wants', 'server_readers', 'HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
+           'asks_for', 'varies_with', 'wants', 'server_readers', 'HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
 
 # %% ../nbs/06_method.ipynb #b3bac613
 import inspect
@@ -144,6 +144,12 @@ def through(method, hook, key, offer):
 def asks_for(method, hook, name):
     "Does `hook` of any part of `method` ask for `name`?"
     return any(name in _wants(getattr(type(p), hook))[0] for p in method.parts)
+
+@cache
+def varies_with(method, hooks):
+    "With which of 'round', 'first' and 'step' something varies that one of these hooks asks for."
+    names = {name for part in method.parts for hook in hooks for name in _wants(getattr(type(part), hook))[0]}
+    return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
 
 def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"

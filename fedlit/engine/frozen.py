@@ -10,9 +10,9 @@ import torch
 from fastcore.basics import patch
 from functools import partial
 from ..cohort import Cohort, look
-from ..method import asks_for, overrides
+from ..method import overrides, varies_with
 from ..tree import tmap
-from ..vocabulary import OFFERS, STEP
+from ..vocabulary import STEP
 
 # %% ../../nbs/engine/frozen.ipynb #cd93e03f
 SAMPLES = 256 # that frozen networks look at together, of each client
@@ -21,8 +21,7 @@ def changes(
     method, # a Method
 ):          # bool
     "May a step do something else than the step before, because a hook asks which step it is?"
-    names = [k for k, row in OFFERS.items() if row.varies == 'step']
-    return any(asks_for(method, h, k) for h in ('mask', *STEP) for k in names)
+    return 'step' in varies_with(method, ('mask', *STEP))
 
 @patch
 def look_ahead(self:Cohort):

@@ -50,6 +50,8 @@ def fills(
 def moves(self:Cohort):
     "Who moves together, step by step: the step, the size of the batches, the clients' positions."
     counts, full = self.batches.counts, self.sent.local.batch_size
-    if self.fill: counts = torch.where(counts > 0, full, 0)
-    for t, each in enumerate(counts.T):
-        for n, ks in groups(each): yield t, n, ks
+    moving = counts > 0
+    ordered = self.fill and (moving[:-1] >= moving[1:]).all()
+    for t, many in enumerate(moving.sum(0).tolist()):
+        if ordered: yield t, full, slice(0, many)
+        else: yield from ((t, n, ks) for n, ks in groups(moving[:, t]*full if self.fill else counts[:, t]))

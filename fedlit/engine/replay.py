@@ -11,9 +11,9 @@ from fastcore.basics import patch
 from functools import partial
 from ..cohort import WORK, Cohort
 from .frozen import changes
-from ..method import asks_for
+from ..method import varies_with
 from ..tree import leaves
-from ..vocabulary import OFFERS, STEP
+from ..vocabulary import STEP
 
 # %% ../../nbs/engine/replay.ipynb #6d2e5560
 @patch
@@ -35,8 +35,7 @@ def _kind(tree): return tuple((v.shape[1:], v.dtype, v.device) for v in leaves(t
 def key(self:Cohort, batch):
     "What decides which operations a step runs."
     sent, now = self.sent, {**self.sent.offers, **self.now}
-    asked = {row.varies for k, row in OFFERS.items() if any(asks_for(sent.method, h, k) for h in STEP)}
-    numbers = tuple((k, now[k]) for k in sorted(asked - {''}))
+    numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     kinds = tuple(map(_kind, (batch['x'], batch.get('frozen', {}), *self.trees())))
     network = sent.model, _plain(sent.function), batch['x'].shape[:2]
     return network, sent.method, sent.criterion, sent.local, numbers, kinds
@@ -49,8 +48,9 @@ def _plain(f):
 @patch
 def move(self:Cohort, t, ks, batch):
     "The clients at positions `ks` take step `t`, which is played from a tape where there is one."
-    bound, clock = self.memo.setdefault('bound', {}), self.memo.setdefault('clock', dict(draws=None))
-    clock['step'], again = t, isinstance(ks, slice) and not changes(self.sent.method)
+    if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(draws=None, changes=changes(self.sent.method)))
+    bound, clock = self.memo['bound'], self.memo['clock']
+    clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
     at = (ks.start, ks.stop, batch['x'].shape[1]) if again else None
     if at is None or at not in bound: bound[at] = self.bind(t, ks, batch)
     bound[at](batch)
@@ -64,7 +64,7 @@ def bind(self:Cohort, t, ks, batch):
         if clock['draws'] is False: here.step(batch)
         else:
             with here.draws('step', clock['step']) as drawn: here.step(batch)
-            clock['draws'] = drawn.count > 0 or changes(self.sent.method)
+            clock['draws'] = drawn.count > 0 or clock['changes']
         return {}
     go = self.tapes.bind(some.key(batch), step, *some.trees()) if self.tapes else partial(step, *some.trees())
     if isinstance(ks, slice): return go
