@@ -48,7 +48,7 @@ class Method:
     def mask(self): return {}                                 # what this client trains, or has of an axis; absent: all
     def use(self, params): return params                      # the parameters that the forward pass sees
     def output(self, logits): return logits                   # the logits that the criterion sees
-    def frozen(self): return {}                               # what fixed networks say of `x`: name -> (N, ...)
+    def frozen(self): return {}                               # what fixed networks return for `x`: name -> (B, ...)
     def loss(self): return 0.                                 # a term added to the local objective
     def grad(self, grads): return grads                       # a correction of the local gradient
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`

@@ -66,7 +66,7 @@ def aggregate(
     weights, # (K,) how much each client counts; scaled to sum to one here
     local,   # Local
     forward=None, # the pure model, for servers that train
-    proxy=None,   # (M, ...) unlabelled inputs that the server has, for servers that train
+    proxy=None,   # (M, ...) inputs that the server has, or a pair (x, y); for servers that train
     sums=client_sums, # adds up over the clients
 ) -> State: # after the round
     "The server's half of a round."

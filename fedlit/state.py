@@ -74,8 +74,8 @@ def start(
     method,  # a Method
     model,   # module whose forward returns (features, logits)
     clients, # int, how many clients exist
-    statistics='averaged', # BatchNorm's statistics: 'averaged' like weights, kept at 'home', 'recomputed', or 'static'
-                           # recomputed by the averaged model; static: every batch counted once, as in HeteroFL's code
+    statistics='averaged', # BatchNorm's: 'averaged' like weights, kept at 'home', 'recomputed' by the averaged model,
+                           # or 'static', which is recomputed with every batch counted once, as in HeteroFL's code
     seed=0,  # int; decides what networks and hooks draw, see `fedlit.draws`
 ) -> State:
     "The federation before round zero: all clients begin with the parameters of `model`."
