@@ -213,6 +213,7 @@ def batch(self:Cohort, t, ks, n):
 def train(self:Cohort):
     "All steps of all clients, and what they end with: name -> (K, ...)."
     for t, n, ks in self.moves(): self.move(t, ks, self.batch(t, ks, n))
+    self.memo.clear() # what is in it refers to the cohort, and would keep its memory
     return self.results()
 
 @patch
