@@ -101,7 +101,7 @@ def measure(
     merges = {name: _round(*job, shape, classes, 4, None)[2] for name, job in jobs.items()}
     best = {k: min(v) for k, v in take_turns({**phases, **merges}, repeats, clock=time.process_time).items()}
     def row(name, job):
-        seconds = np.array([best[name, *at] for at in a[:, 1:].astype(int).tolist()])
+        seconds = np.array([best[(name, *at)] for at in a[:, 1:].astype(int).tolist()])
         x = _fit(a, seconds)
         return {**traffic(*job, shape, classes, 1).loc[0], **dict(zip(('fixed', 'step', 'sample'), x)),
                 'merge': best[name]/4, 'misfit': abs(a@x/seconds - 1).max()}
