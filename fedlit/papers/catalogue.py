@@ -136,7 +136,7 @@ def show(
     display(Markdown(f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(rows)+len(missing)} runs). {e.note}'))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
-    made = [draw(rows) for _, draw in e.draws]
+    made = [m for _, draw in e.draws if (m := draw(rows)) is not None]
     judged = e.judge(rows, missing)
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(m) for m in made),

@@ -90,7 +90,7 @@ class Entry:
     source: str      # what the papers call it
     caption: str     # what it shows, in our words
     grid: object     # function of the scale -> list of (labels, Setting)
-    draw: object     # function of rows -> DataFrame or matplotlib Figure; or pairs of (name, such a function)
+    draw: object     # function of rows -> DataFrame, matplotlib Figure or None; or pairs of (name, such a function)
     claims: dict = field(default_factory=dict) # {sentence: Numbers}
     derive: object = lambda rows: rows         # adds columns to the rows of the results
     published: str = ''     # the table's name in published.csv, where its numbers are known
@@ -277,6 +277,7 @@ def about(
         except (LookupError, ValueError, AttributeError) as e:
             said.news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')
             continue
+        if made is None: continue
         before = [file(name, end) for end in ('.png', '.csv') if file(name, end).exists()]
         path = write_drawing(made, lambda end, name=name: file(name, end))
         if again and not before:

@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['DECORR', 'PAIR', 'ALL', 'FOUR', 'COLLAPSE', 'LOCAL_COLLAPSE', 'TEN_SEEDS', 'FIVE_SEEDS', 'STAND_INS', 'LINEAR',
-           'uneven', 'EACH_GAIN', 'EIGHT', 'TEN', 'AHEAD_OF_BOTH', 'DOMAINS', 'FIVE', 'decorr_row', 'decorr_rows',
-           'with_and_without', 'helps', 'fewer_dimensions', 'spectra_alphas', 'strongest', 'most_uneven', 'by_round',
-           'each_client', 'client_figure', 'architectures', 'resnets', 'first_pair', 'raises', 'loss_by_client',
-           'loss_figure', 'fall', 'main_table', 'many_clients', 'crowds', 'gain_along', 'epochs_help_fedavg',
-           'classes_by_data', 'domain_table', 'overhead']
+           'uneven', 'EACH_GAIN', 'EIGHT', 'TEN', 'AHEAD_OF_BOTH', 'RELU_END', 'DOMAINS', 'FIVE', 'decorr_row',
+           'decorr_rows', 'with_and_without', 'helps', 'fewer_dimensions', 'spectra_alphas', 'strongest', 'most_uneven',
+           'by_round', 'each_client', 'client_figure', 'architectures', 'resnets', 'both_models', 'both_spectra',
+           'ranks_by_round', 'with_curves', 'first_pair', 'raises', 'loss_by_client', 'loss_figure', 'fall',
+           'main_table', 'many_clients', 'crowds', 'gain_along', 'epochs_help_fedavg', 'classes_by_data',
+           'domain_table', 'overhead']
 
 # %% ../../nbs/papers/feddecorr.ipynb #a7bdd506
 import numpy as np, pandas as pd
@@ -167,13 +168,31 @@ entry('feddecorr/fig9',
       claims=COLLAPSE,
       value='significant')
 
+# %% ../../nbs/papers/feddecorr.ipynb #5c4e649f
+def both_models(rows, local, whole):
+    "Two rows of each: its column `local` under the name of local models, its column `whole` under the global one's."
+    return pd.concat([rows.assign(method=rows.method + f', {who}', curve=rows[column])
+                      for who, column in (('local models', local), ('global model', whole))])
+
+def both_spectra(rows):
+    "Singular values of local and of global models, a panel for each alpha."
+    return spectrum_figure('method', 'curve', 'alpha')(both_models(rows, 'local_spectrum', 'spectrum'))
+
+def ranks_by_round(rows):
+    "Effective ranks of local and of global models against rounds; None where runs have not written them down."
+    if 'rank_curve' not in rows or rows.rank_curve.isna().any(): return None
+    return rounds_figure(panel='alpha', ylabel='effective rank')(
+        both_models(rows, 'local_rank_curve', 'rank_curve'))
+
+def with_curves(draw): return (('', draw), ('spectra', both_spectra), ('rounds', ranks_by_round))
+
 # %% ../../nbs/papers/feddecorr.ipynb #75a6a2a5
 entry('feddecorr/tpami-fig4',
       source='TPAMI Fig. 4',
       caption='What averaging costs: R, the log ratio of local over global singular values, by heterogeneity',
       grid=grid(DECORR, 'cifar100', every=by_round, seeds=TEN_SEEDS, alpha=spectra_alphas,
                 method=decorr_rows('FedAvg')),
-      draw=axis_figure('alpha', value='R', ylabel='R (nats)'),
+      draw=with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')),
       claims={'averaging collapses further: R > 0': above_zero('R'),
               'R grows with heterogeneity': rising('alpha', 'R', -1)},
       value='R')
@@ -183,7 +202,7 @@ entry('feddecorr/tpami-fig6',
       source='TPAMI Fig. 6',
       caption='R with and without FedDecorr',
       grid=grid(DECORR, 'cifar100', every=by_round, seeds=TEN_SEEDS, alpha=strongest, method=PAIR),
-      draw=axis_figure('alpha', value='R', ylabel='R (nats)'),
+      draw=with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')),
       claims={'FedDecorr makes R smaller': ahead(dict(method='FedAvg'), dict(method='FedAvg+FedDecorr'), 'R', 'nats')},
       value='R')
 
@@ -320,6 +339,22 @@ entry('feddecorr/fig4',
       draw=rounds_figure(panel='alpha'),
       claims={'FedDecorr ends higher': helps()})
 
+# %% ../../nbs/papers/feddecorr.ipynb #3892da17
+RELU_END = {scale: {data: replace(s, model='small_cnn', options=(('norm', 'batch'),)) for data, s in part.items()}
+            for scale, part in DECORR.items()}
+RELU_END['short']['cifar10'] = replace(RELU_END['short']['cifar10'], task='cifar10', rounds=10,
+                                       local=replace(_sgd, epochs=2, weight_decay=1e-5))
+
+entry('feddecorr/relu-end',
+      source='not in the papers',
+      caption='FedAvg with and without FedDecorr where features come out of a ReLU that follows a linear layer',
+      grid=grid(RELU_END, 'cifar10', alpha=alphas(.05), method=PAIR),
+      draw=(('rounds', rounds_figure()), ('spectra', spectrum_figure('method'))),
+      claims={'FedDecorr leaves more features dead': helps(value='dead', unit='of all features'),
+              'and fewer singular values are significant':
+                  ahead(dict(method='FedAvg'), dict(method='FedAvg+FedDecorr'), 'significant', '')},
+      value='dead')
+
 # %% ../../nbs/papers/feddecorr.ipynb #12f6c960
 entry('feddecorr/fig5',
       source='ICLR Fig. 5, TPAMI Fig. 9',
@@ -437,8 +472,8 @@ DOMAINS = dict(
         digits_domains=replace(_alex, task='digits_domains', model='mlp', options=Setting.options, rounds=15,
                                local=Local(epochs=3, batch_size=32, lr=.05, momentum=.9))),
     short=dict(
-        office_caltech10=replace(_alex, model='small_cnn', options=(('channels', (8, 16)), ('norm', 'batch')),
-                                 rounds=10, local=replace(_alex.local, batch_size=32))),
+        office_caltech10=replace(_alex, task='office_caltech10(size=32)', model='cnn_bn', rounds=60,
+                                 local=replace(_alex.local, batch_size=32))),
     paper=dict(
         office_caltech10=_alex,
         domainnet=replace(_alex, task='domainnet', clients=6)))
@@ -459,7 +494,7 @@ FIVE = (*ALL, 'FedBN')
 entry('feddecorr/tpami-table3',
       source='TPAMI Table III',
       caption='One domain a client: accuracy of each client\'s own network on its own domain',
-      grid=grid(DOMAINS, 'office_caltech10', 'domainnet', method=with_and_without(*FIVE)),
+      grid=grid(DOMAINS, 'office_caltech10', 'domainnet', seeds=FIVE_SEEDS, method=with_and_without(*FIVE)),
       draw=domain_table,
       claims={f'FedDecorr raises the mean over domains of {b}': helps(b, 'personal') for b in FIVE},
       value='personal',
