@@ -5,11 +5,13 @@
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'Entry', 'entry', 'unknown', 'select',
-           'all_published', 'published', 'beside', 'command', 'file_of', 'write_drawing', 'write_table', 'about']
+           'all_published', 'published', 'beside', 'command', 'file_of', 'data_in_words', 'network_in_words',
+           'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #645c4136
 import functools, re
 import pandas as pd, numpy as np
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
@@ -18,7 +20,7 @@ from difflib import get_close_matches
 from ..engine.files import write_figure, write_file
 from ..measure import spread
 from .claims import judge, results
-from .settings import address
+from .settings import address, call
 
 # %% ../../nbs/papers/entries.ipynb #6c9fc2e4
 SCALES = 'embedded', 'short', 'paper'
@@ -237,6 +239,57 @@ def file_of(
     if entry.folder != RESULTS and not to: return out/f'{name or entry.id}{part}{end}'
     return Path(to or out/'report')/scale/(entry.id + part + (f'.{name}' if name else '') + end)
 
+# %% ../../nbs/papers/entries.ipynb #7e266a27
+def _listed(values, unit='', most=4):
+    "Different values in words: all of them, or from where to where."
+    seen = list(dict.fromkeys(values))
+    if len(seen) > most and all(isinstance(v, (int, float)) for v in seen): seen = [f'{min(seen)} to {max(seen)}']
+    words = [f'{v:,}' if isinstance(v, int) else str(v) for v in seen]
+    said = ', '.join(words[:most]) + (f' and {len(words)-most} more' if len(words) > most else '')
+    return f"{said} {unit}{'' if said == '1' or not unit else 's'}".strip()
+
+def data_in_words(
+    task, # as in a Setting
+):        # such as "cifar10 (16x16 pixels, 10,000 for training, 2,000 for tests)"
+    "The data of a setting."
+    if '(' not in task: return task
+    name, kw = call(task)
+    if name == 'blank': return f"no data, but inputs of {'x'.join(map(str, kw['shape']))}"
+    forms = dict(size='{0}x{0} pixels', train='{:,} for training', test='{:,} for tests')
+    return f"{name} ({', '.join(forms[k].format(v) for k, v in kw.items())})"
+
+def network_in_words(
+    s, # Setting
+):     # such as "mlp(hidden=(64,), features=64)"
+    "The network of a setting, with its options."
+    options = ', '.join(f'{k}={v!r}' for k, v in s.options)
+    return f'{s.model}({options})' if options else s.model
+
+def stands_on(
+    grid, # list of (labels, Setting)
+):        # str
+    "Data, networks, clients and length of runs, from their settings."
+    each = [s for _, s in grid]
+    length = ('nothing trained' if not any(s.rounds for s in each) else
+              f"{_listed((s.clients for s in each), 'client')}; {_listed((s.rounds for s in each), 'round')} of "
+              f"{_listed((s.local.epochs for s in each), 'epoch')}")
+    return '; '.join((_listed(data_in_words(s.task) for s in each), _listed(map(network_in_words, each)), length))
+
+def seeds_of(grid):
+    "How many seeds a row has, in words."
+    rows = Counter(tuple((k, v) for k, v in labels.items() if k != 'seed') for labels, _ in grid)
+    return _listed(rows.values(), 'seed')
+
+def signed(
+    fig,  # matplotlib Figure
+    text, # what it stands on
+):        # the same figure
+    "A figure with a small line of text under it."
+    import textwrap
+    fig.text(0, -.04, textwrap.fill(text, int(14*fig.get_figwidth())), fontsize=6, color='0.45', va='top',
+             transform=fig.transFigure)
+    return fig
+
 # %% ../../nbs/papers/entries.ipynb #ea161e67
 def write_drawing(
     made, # DataFrame or matplotlib Figure, which is closed
@@ -258,12 +311,13 @@ def about(
     only='',   # see `select`
     out=None,  # folder of the results; None: the entry's own
     to=None,   # folder of drawings and tables; None: beside the results
-):             # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing)
+):             # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
     "Everything that a report says of an entry; drawings and tables are written."
     out = out or entry.folder
-    rows, missing = results(select(entry, scale, only), out)
+    runs = select(entry, scale, only)
+    rows, missing = results(runs, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
-                           claims=entry.judge(rows, missing))
+                           here=f'{stands_on(runs)}; {seeds_of(runs)}', claims=entry.judge(rows, missing))
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
     if missing:
@@ -279,6 +333,7 @@ def about(
             continue
         if made is None: continue
         before = [file(name, end) for end in ('.png', '.csv') if file(name, end).exists()]
+        if not isinstance(made, pd.DataFrame): signed(made, said.here)
         path = write_drawing(made, lambda end, name=name: file(name, end))
         if again and not before:
             said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')

@@ -27,9 +27,10 @@ DECOMP = dict(
                        partition='dirichlet_mixture(alpha=1.0, train=60, test=20)', clients=10, rounds=8,
                        local=Local(epochs=5, batch_size=20, lr=.05, momentum=.9))),
     short=dict(
-        cifar10=replace(_decomp, task=DECORR['short']['cifar10'].task, model='cnn_bn', rounds=20, clients=20,
-                        partition='dirichlet_mixture(alpha=0.1, train=500, test=100)',
-                        local=replace(_decomp.local, batch_size=64, lr=.01))),
+        small_cifar10=replace(_decomp, task=DECORR['short']['small_cifar10'].task, model='cnn_bn',
+                              clients=20, rounds=20,
+                              partition='dirichlet_mixture(alpha=0.1, train=500, test=100)',
+                              local=replace(_decomp.local, batch_size=64, lr=.01))),
     paper=dict(
         cifar10=_decomp,
         cifar100=replace(_decomp, task='cifar100', model='feddecomp_resnet10'),

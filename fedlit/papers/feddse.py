@@ -34,7 +34,7 @@ THESIS = dict(
                        clients=20, participation=.25, rounds=30, public='held(samples=200)',
                        local=replace(_dse.local, lr=.05))),
     short=dict(
-        mnist=replace(_dse, task='mnist(size=14)', recipe='', model='cnn_bn', rounds=40,
+        small_mnist=replace(_dse, task='mnist(size=14)', recipe='', model='cnn_bn', rounds=40,
                       local=Local(epochs=1, batch_size=32, lr=.05, momentum=.9, weight_decay=5e-4))),
     paper=dict(
         mnist=_dse,
@@ -205,7 +205,7 @@ def more_strong_clients(id, data):
     "Figures 3.6 and 3.7, which differ in their data."
     entry(f'feddse/{id}',
           source=f'Fig. {id[3:]}',
-          caption=f'More strong clients (1/2 among 1/16), {data}',
+          caption=f'More strong clients (1/2 among 1/16); the thesis has {data}',
           grid=grid(THESIS, data, heterogeneity=heterogeneity, method=named('FedRolex', 'FedDSE'), rho=shares_of(.5)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
           claims={'more strong clients are better': rising('rho', method='FedDSE')},

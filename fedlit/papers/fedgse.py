@@ -143,7 +143,7 @@ def more_whole_clients(id, data):
     "Figures 4.6 and 4.7, which differ in their data."
     entry(f'fedgse/{id}',
           source=f'Fig. {id[3:]}',
-          caption=f'More whole clients (1 among 1/16), {data}',
+          caption=f'More whole clients (1 among 1/16); the thesis has {data}',
           grid=grid(THESIS, data, heterogeneity=heterogeneity, method=named('FedRolex', 'FedGSE-CSL'),
                     rho=shares_of(1.)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),

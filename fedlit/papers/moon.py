@@ -22,8 +22,8 @@ PARTIES = dict(
     embedded=dict(
         digits=DECORR['embedded']['digits']),
     short=dict(
-        cifar10=replace(_r50, task=DECORR['short']['cifar10'].task, model='cnn_bn', options=(('projector', True),),
-                        rounds=20, local=replace(_moon_sgd, epochs=5))),
+        small_cifar10=replace(_r50, task=DECORR['short']['small_cifar10'].task, model='cnn_bn',
+                              options=(('projector', True),), rounds=20, local=replace(_moon_sgd, epochs=5))),
     paper=dict(
         cifar10=replace(_r50, task='cifar10', model='moon_cnn'),
         cifar100=_r50,
