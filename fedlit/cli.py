@@ -93,7 +93,7 @@ def _compare(compare):
 # %% ../nbs/cli.ipynb #b664e05a
 def _entries(p):
     p.add_argument('entry', nargs='*', help='such as feddecorr/table1, moon or all; none: the main job')
-    p.add_argument('--scale', help='embedded: digits; short: real CIFAR-10 or MNIST, few rounds; '
+    p.add_argument('--scale', help='embedded: digits; short: real images, made small; '
                                    'paper: as published (default: embedded)')
     p.add_argument('--only', default='', metavar='LABELS', help='part of an entry, such as cifar10,alpha=0.05')
     p.add_argument('--out', help='folder of the results '

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['Net', 'count', 'register', 'models', 'moon_projector', 'mlp', 'build', 'colours', 'average_pool', 'conv_block',
-           'small_cnn', 'moon_cnn', 'thinned', 'cnn4', 'stages_of', 'stem_of', 'basic_block', 'kaiming', 'resnet18',
-           'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecomp_resnet8', 'feddecomp_resnet10', 'PreActBlock',
-           'preact_resnet18', 'preact_resnet34', 'DoubleBlock', 'feddse_resnet18', 'feddse_resnet34',
+           'small_cnn', 'moon_cnn', 'thinned', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block', 'kaiming',
+           'resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecomp_resnet8', 'feddecomp_resnet10',
+           'PreActBlock', 'preact_resnet18', 'preact_resnet34', 'DoubleBlock', 'feddse_resnet18', 'feddse_resnet34',
            'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap']
 
 # %% ../nbs/04_models.ipynb #1973641e
@@ -217,6 +217,12 @@ def thinned(
     return [math.ceil(c*width - 1e-9) for c in channels]
 
 # %% ../nbs/04_models.ipynb #804b4f55
+def _averaged(shape, channels, width, norm):
+    "Convolutions with a norm and ReLU, pooled in between, and the mean over positions; and how many features that are."
+    widths,layers = [colours(shape), *thinned(channels, width)],[]
+    for c,out in zip(widths, widths[1:]): layers += conv_block(c, out, norm)
+    return nn.Sequential(*layers[:-1], average_pool()), widths[-1]
+
 @register
 def cnn4(
     shape:tuple, # (C, H, W), at least 8x8
@@ -226,9 +232,20 @@ def cnn4(
     norm:str="batch", # after each convolution: "none", "batch" or "group"
 )->Net: # features (N, last of the channels)
     "The convolutional network of HeteroFL, FedDSE and FedGSE."
-    widths,layers = [colours(shape), *thinned(channels, width)],[]
-    for c,out in zip(widths, widths[1:]): layers += conv_block(c, out, norm)
-    return Net(nn.Sequential(*layers[:-1], average_pool()), nn.Linear(widths[-1], classes))
+    body,features = _averaged(shape, channels, width, norm)
+    return Net(body, nn.Linear(features, classes))
+
+# %% ../nbs/04_models.ipynb #b4d3907e
+@register
+def cnn_bn(
+    shape:tuple, # (C, H, W), at least 4x4
+    classes:int, # number of classes
+    width:float=1., # share of the channels to keep, rounded up
+    channels:tuple=(32, 64, 256), # of the convolutions at full width; the last are the features
+    projector:bool=False, # MOON's projector before the head?
+)->Net: # features (N, last of the channels), or (N, 256) with a projector
+    "Convolutions with BatchNorm, ReLU and pooling in between; features are the means of the last maps."
+    return _net(*_averaged(shape, channels, width, "batch"), classes, projector)
 
 # %% ../nbs/04_models.ipynb #9686ddf2
 def stages_of(

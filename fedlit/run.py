@@ -68,6 +68,7 @@ class Federation:
     chunk: int = None           # with "vmap", at most so many clients at once; None is no limit
     proxy: object = None        # what the server has, prepared for the network: images (M, ...), or a pair (x, y)
     ranks: object = None        # `fedlit.scale.torchrun.Ranks` to share the clients; "torchrun" makes it
+    watch: Callable = None      # function of (network, task, state, clients' models) -> columns for a tested round
 
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
@@ -338,6 +339,7 @@ def rounds(self:Simulation, run, team, stop):
         self.notice(run.state, out['who'].tolist())
         if (r+1) % a.evaluate_every == 0 or last:
             row.update(self.tested(history, before, out, run.state, team))
+            if a.watch: row.update(a.watch(self.model, self.task, run.state, _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
         run.history = pd.DataFrame(history)
         bar.set_postfix_str(_shown(history))

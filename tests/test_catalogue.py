@@ -4,15 +4,16 @@ from dataclasses import replace
 from pathlib import Path
 import pytest, torch
 from fedlit.cli import main
-from fedlit.data import load
+from fedlit.data import Crop, Flip, load
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import CATALOGUE, SCALES, Entry, about, plan, published, reproduce, select
 from fedlit.papers.claims import ahead, verdict
 from fedlit.papers.drawings import rounds_figure, table
-from fedlit.papers.feddecorr import helps
-from fedlit.papers.settings import (MEASURES, Setting, address, call, checkpoint_mib, clients_of, found, public_set,
-                                    run_setting, run_settings, trained)
+from fedlit.papers.entries import stands_on
+from fedlit.papers.feddecorr import PAIR, helps
+from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
+                                    public_set, run_setting, run_settings, task_of, trained)
 from fedlit.partition import classes_per_client
 from fedlit.round import Local
 from fedlit.run import Run
@@ -41,7 +42,7 @@ def test_grids(scale):
         assert len({tuple(l.values()) for l, _ in grid}) == len(grid), e.id
     whole = plan(scale)
     for s in whole.values(): assert s.model in models() and set(s.measure) <= set(MEASURES) and call(s.partition)
-    if scale != 'embedded': assert {s.task for s in whole.values() if s.rounds} & {'cifar10', 'mnist'}
+    if scale != 'embedded': assert {s.data for s in whole.values() if s.rounds} & {'cifar10', 'mnist'}
 
 def tiny(s): return replace(s, rounds=min(s.rounds, 1), local=replace(s.local, epochs=1))
 
@@ -222,6 +223,52 @@ def test_committed_results_have_their_addresses():
         there = [(a, s) for a, s in plan('embedded', own).items() if (folder/a).exists()]
         for a, s in there: assert found(folder, s), a
     assert len(there) == 42 # of the main job, all
+
+def test_addresses_stay():
+    # written down before data could be made smaller: whatever Setting learns, old results must be found
+    assert address(Setting()).as_posix() == 'digits/FedAvg-d2f421b79155.json'
+    whole = Setting('MOON()', task='cifar10', model='resnet18', options=())
+    assert address(whole).as_posix() == 'cifar10/MOON-53075e970f27.json'
+    small = replace(Setting(), task='digits(size=4, train=500, test=100)')
+    assert address(small).parent.name == small.data == 'digits' and address(small) != address(Setting())
+
+def test_smaller_data():
+    task, whole = task_of('digits(size=4, train=500, test=100)'), load('digits')
+    assert (task.x_train.shape, task.x_test.shape) == ((500, 1, 4, 4), (100, 1, 4, 4))
+    assert (task.y_train.bincount() - whole.y_train.bincount()*500/len(whole.y_train)).abs().max() < 1.5
+    bytes_ = replace(whole, x_train=(whole.x_train*255).to(torch.uint8), augment=(Crop(4), Flip()))
+    small = averaged(bytes_, 4)
+    exact = bytes_.x_train[7, 0].float().view(4, 2, 4, 2).mean((1, 3))
+    assert small.x_train.dtype == torch.uint8 and (small.x_train[7, 0] - exact).abs().max() <= .5
+    assert small.augment == (Crop(2), Flip()) and torch.equal(small.y_train, whole.y_train)
+
+def test_what_is_watched_survives_a_stop(tmp_path):
+    s = replace(ROBUST, rounds=3, measure=('curve', 'spectra_by_round'))
+    whole = run_setting(s)
+    file = tmp_path/'c.safetensors'
+    assert run_setting(s, file, minutes=1e-9) is None and Run.load(file).state.round == 1
+    again = run_setting(s, file)
+    seen = again['measured']['spectra_by_round']
+    assert seen == whole['measured']['spectra_by_round'] and {len(v) for v in seen.values()} == {3}
+    assert {'rank_curve', 'local_rank_curve', 'R_curve'} <= set(seen)
+
+def test_the_short_scale_shares_its_runs():
+    pair = {address(s) for l, s in select(CATALOGUE['feddecorr/table1'], 'short') if l['method'] in PAIR}
+    assert len(pair) == 2*4*10
+    for id in ('fig2a', 'fig2b', 'fig10', 'fig9', 'fig3', 'fig3-local', 'fig4', 'tpami-fig4', 'tpami-fig6', 'fig11'):
+        assert {address(s) for _, s in select(CATALOGUE[f'feddecorr/{id}'], 'short')} <= pair, id
+
+def test_it_is_said_what_a_figure_stands_on():
+    said = {scale: stands_on(CATALOGUE['feddecorr/table7'].grid(scale)) for scale in SCALES}
+    assert said['embedded'].startswith('digits; mlp(') and 'resnet' not in said['embedded']
+    assert said['short'].startswith('cifar10 (16x16 pixels, 10,000 for training, 2,000 for tests); cnn_bn')
+    assert 'mobilenetv2, resnet18, resnet32' in said['paper']
+    for e in CATALOGUE.values(): # no label has the name of data or of a network that a run does not have
+        for labels, s in (run for scale in ('embedded', 'short') for run in e.grid(scale) if run[1].rounds):
+            data = labels['data'].removeprefix('small_')
+            assert data == s.data and (labels['data'] == data) == ('size=' not in s.task), (e.id, labels)
+            network = str(labels.get('model', '')).lower()
+            assert not network or network.startswith(('perceptron', 'convolutions')), (e.id, labels)
 
 def test_one_domain_a_client():
     task, s = load('digits_domains'), select(CATALOGUE['feddecorr/tpami-table3'], 'embedded')[0][1]

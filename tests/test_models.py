@@ -45,6 +45,7 @@ SMALL = {'mlp':                (dict(representation='tanh'), (1, 8, 8), 64),
          'small_cnn':          (dict(norm='batch', pool='avg'), (1, 8, 8), 64),
          'moon_cnn':           ({}, (3, 16, 16), 256),
          'cnn4':               (dict(width=.125), (1, 8, 8), 64),
+         'cnn_bn':             (dict(width=.125), (3, 8, 8), 32),
          'mobilenetv2':        ({}, (3, 16, 16), 1280),
          'resnet18':           (dict(width=.125), (3, 16, 16), 64),
          'resnet34':           (dict(width=.125), (3, 16, 16), 64),
@@ -126,7 +127,8 @@ def test_trial_moves_nothing():
     net = build('small_cnn', task((1, 8, 8)), norm='batch')
     assert net.training and net.body[1].num_batches_tracked == 0 and (net.body[1].running_mean == 0).all()
 
-@pytest.mark.parametrize('name', ['mlp', 'small_cnn', 'moon_cnn', 'resnet18', 'resnet20', 'resnet50', 'mobilenetv2'])
+@pytest.mark.parametrize('name', ['mlp', 'small_cnn', 'moon_cnn', 'cnn_bn', 'resnet18', 'resnet20', 'resnet50',
+                                  'mobilenetv2'])
 def test_projector(name):
     net, shape, d = small(name, projector=True)
     assert net(torch.randn(2, *shape).double())[0].shape == (2, 256) and net.projector is not None

@@ -7,6 +7,7 @@ __all__ = ['inner', 'layout', 'FedDecomp']
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #6e5bb0eb
 import torch
+from dataclasses import field
 from torch import nn
 from ..method import Method, require
 
@@ -39,11 +40,13 @@ class FedDecomp(Method):
     r_l: float = .6        # paper form: the same relative to full rank
     form: str = 'released' # 'released' or 'paper'
     seed: int = 0          # of the random A, the same for all clients
+    order: str = field(default='in turn', repr=False, kw_only=True) # or 'together': both parts in all epochs
     alone = ('mask',)
     def __post_init__(self):
         require(self, lora_epochs=(self.lora_epochs >= 0, 'at least 0'), r_c=(0 < self.r_c <= 1, 'in (0, 1]'),
                 rank=(self.rank >= 1, 'at least 1'), r_l=(0 < self.r_l <= 1, 'in (0, 1]'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
+                order=(self.order in ('in turn', 'together'), "'in turn' or 'together'"))
     def inner(self, shape): return inner(shape, self.form, self.rank, self.r_l, self.r_c)
     def init(self, params, model):
         weights = {f'{n}.weight'.lstrip('.'): m for n, m in model.named_modules()
@@ -61,6 +64,7 @@ class FedDecomp(Method):
             return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
         return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
     def mask(self, params, step, steps, epochs):
+        if self.order == 'together': return {}
         if self.lora_epochs > epochs:
             raise ValueError(f"FedDecomp: lora_epochs={self.lora_epochs}, "
                              f"but it must be at most the {epochs} local epochs")

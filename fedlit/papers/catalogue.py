@@ -13,7 +13,8 @@ from dataclasses import replace
 from . import collapse, feddecorr, moon, feddecomp, feddse, fedgse # noqa: F401, each fills CATALOGUE
 from .claims import judge, results, tally
 from .drawings import small_picture
-from .entries import CATALOGUE, RESULTS, SCALES, Entry, about, beside, command, published, select, unknown
+from .entries import (CATALOGUE, RESULTS, SCALES, Entry, about, beside, command, published, select,
+                                   seeds_of, signed, stands_on, unknown)
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'published', 'results', 'select']
 
@@ -112,7 +113,8 @@ def report(
 
 def _tell(e, said, scale, out):
     print(f'\n{e.id} ({e.source}), {scale}: {e.caption}. '
-          f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.' + (f'\n  {e.note}' if e.note else ''))
+          f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.\n  On {said.here}.'
+          + (f'\n  {e.note}' if e.note else ''))
     tables = [*said.tables, ('beside the paper', said.beside), ('claims', said.claims if len(said.rows) else None)]
     for name, t in tables:
         if t is not None and len(t): print(f'\n{name}'.rstrip(), t.to_string(justify='left'), sep='\n')
@@ -131,15 +133,18 @@ def show(
     "In a notebook: an entry's caption, drawings, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
-    rows, missing = results(select(e, scale, only), out)
+    runs = select(e, scale, only)
+    (rows, missing), here = results(runs, out), f'{stands_on(runs)}; {seeds_of(runs)}'
     part = f'{scale}, {only}' if only else scale
-    display(Markdown(f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(rows)+len(missing)} runs). {e.note}'))
+    paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
+    display(Markdown(f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {e.note}\n\n'
+                     f'*Here:* {here}.{paper}'))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
-    made = [draw(rows) for _, draw in e.draws]
+    made = [m for _, draw in e.draws if (m := draw(rows)) is not None]
     judged = e.judge(rows, missing)
     with pd.option_context('display.max_colwidth', None): # whole sentences
-        for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(m) for m in made),
+        for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(signed(m, here)) for m in made),
                      beside(e, rows) if e.published else None,
                      judged.set_index('claim') if len(judged) else None):
             if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)

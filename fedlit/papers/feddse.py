@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['TRIM', 'RATES', 'THESIS', 'FOUR_SETS', 'CLASSES', 'BY_NAME', 'BASELINES', 'TABLE_ROWS', 'CAPACITIES', 'labels_of',
-           'cutting', 'depth', 'named', 'with_rates', 'wins', 'alike', 'activation_figure', 'five_clients', 'easier',
-           'strong_share', 'shares_of', 'heterogeneity', 'more_strong_clients', 'participations', 'plateau',
-           'samples_looked_at', 'all_above_fewest', 'by_capacity', 'among_small']
+           'cutting', 'depth', 'named', 'almost_whole', 'as_in_chapter_3', 'with_rates', 'wins', 'alike',
+           'activation_figure', 'five_clients', 'easier', 'strong_share', 'shares_of', 'heterogeneity',
+           'more_strong_clients', 'participations', 'plateau', 'samples_looked_at', 'all_above_fewest', 'by_capacity',
+           'among_small']
 
 # %% ../../nbs/papers/feddse.ipynb #3c94e76f
 import itertools, re
@@ -15,6 +16,7 @@ from dataclasses import replace
 from .claims import Numbers, ahead, levels_off, minus, rising, with_columns
 from .drawings import axis_figure, table
 from .entries import entry, grid, holding, setting_field
+from .feddecorr import FIVE_SEEDS
 from .settings import Setting
 from ..round import Local
 
@@ -32,8 +34,7 @@ THESIS = dict(
                        clients=20, participation=.25, rounds=30, public='held(samples=200)',
                        local=replace(_dse.local, lr=.05))),
     short=dict(
-        mnist=replace(_dse, recipe='', model='small_cnn', options=(('channels', (8, 16)), ('norm', 'batch')),
-                      participation=.05, rounds=12,
+        small_mnist=replace(_dse, task='mnist(size=14)', recipe='', model='cnn_bn', rounds=40,
                       local=Local(epochs=1, batch_size=32, lr=.05, momentum=.9, weight_decay=5e-4))),
     paper=dict(
         mnist=_dse,
@@ -49,15 +50,14 @@ def labels_of(*levels):
     "How uneven labels are: 2 or 4 of ten classes a client, 8 or 16 of a hundred, 16 or 32 of two hundred; or all."
     def classes(level):
         return lambda s: dict(partition=f"classes_per_client(classes="
-                                        f"{CLASSES[level].get(s.task, dict(high=2, low=4)[level])})")
+                                        f"{CLASSES[level].get(s.data, dict(high=2, low=4)[level])})")
     return {level: dict(partition='iid()') if level == 'iid' else classes(level) for level in levels}
 
 # %% ../../nbs/papers/feddse.ipynb #0929ddc7
 def cutting(name, rates=RATES, **kw):
     "The change of a setting that makes a row of the thesis' tables."
     def change(s):
-        size = (dict(pool=1024, samples=128) if s.model in ('cnn4', 'feddse_resnet18', 'feddse_resnet34')
-                else dict(pool=200, samples=64))
+        size = dict(pool=200, samples=64) if s.model == 'mlp' else dict(pool=1024, samples=128)
         more = dict(size, **kw) if name == 'FedGSE' else kw
         text = ', '.join(f'{k}={v!r}' for k, v in dict(rates=rates, **more).items())
         return dict(method=f'{name}({text}) + {TRIM}')
@@ -66,8 +66,8 @@ def cutting(name, rates=RATES, **kw):
 # %% ../../nbs/papers/feddse.ipynb #4e2b78d6
 def depth(s):
     "DepthFL on the network with exits that is nearest to the setting's."
-    model, options = dict(mlp=('exits_mlp', ()),
-                          small_cnn=('exits_cnn', s.options)).get(s.model, ('exits_resnet18', ()))
+    exits = dict(mlp=('exits_mlp', ()), cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))))
+    model, options = exits.get(s.model, ('exits_resnet18', ()))
     return dict(method='DepthFL() + Clip()', model=model, options=options)
 
 # %% ../../nbs/papers/feddse.ipynb #0e127a33
@@ -86,6 +86,17 @@ BY_NAME = {
     'everybody whole': dict(method='MaskedCE()'),
 }
 def named(*names): return {n: BY_NAME[n] for n in names}
+
+def almost_whole(row):
+    "The row in which the strongest clients keep 0.99 of every layer, rounded down, as this chapter has it."
+    def change(s):
+        fields = row(s) if callable(row) else row
+        return dict(fields, method=fields['method'].replace('rates=(1.0,', "rounding='down', rates=(0.99,"))
+    return change
+
+def as_in_chapter_3(*names):
+    "Rows by name: at short scale those of `almost_whole`, at the others with the whole network as strongest capacity."
+    return lambda scale: {n: almost_whole(BY_NAME[n]) if scale == 'short' else BY_NAME[n] for n in names}
 
 def with_rates(*rates):
     "The change of a setting to other capacities of the clients; to be crossed after the method."
@@ -141,23 +152,23 @@ entry('feddse/fig3.2',
            'The case of even labels is ours, to compare.')
 
 # %% ../../nbs/papers/feddse.ipynb #8e2041e3
-TABLE_ROWS = named(*BASELINES, 'FjORD', 'FedDSE', 'FedDSE T=1', 'everybody whole')
+TABLE_ROWS = as_in_chapter_3(*BASELINES, 'FjORD', 'FedDSE', 'FedDSE T=1', 'everybody whole')
 
 entry('feddse/table3.4',
       source='Table 3.4',
       caption='Sub-models, high heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, heterogeneity=labels_of('high'), method=TABLE_ROWS),
+      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'), method=TABLE_ROWS),
       draw=table('method', 'data'),
       claims=wins('FedDSE', *BASELINES),
       published='Table 3.4',
       note='FjORD, T=1 and the ceiling (every client has the whole network) are additions. '
-           'The strongest capacity is 1 here, 0.99 in the thesis.')
+           'The strongest capacity is 0.99 in the thesis and at short scale, 1 at the others.')
 
 # %% ../../nbs/papers/feddse.ipynb #ab13bea0
 entry('feddse/table3.5',
       source='Table 3.5',
       caption='Sub-models, low heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, heterogeneity=labels_of('low'), method=TABLE_ROWS),
+      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'), method=TABLE_ROWS),
       draw=table('method', 'data'),
       claims=wins('FedDSE', *BASELINES),
       published='Table 3.5')
@@ -170,7 +181,8 @@ def easier(**where):
 entry('feddse/fig3.5',
       source='Fig. 3.5',
       caption='High beside low heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, heterogeneity=labels_of('high', 'low'), method=named(*BASELINES, 'FedDSE')),
+      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
+                method=as_in_chapter_3(*BASELINES, 'FedDSE')),
       draw=table('method', 'heterogeneity'),
       claims={'low heterogeneity is easier': easier(),
               'labels matter less for FedDSE (HeteroFL\'s gap from low to high minus FedDSE\'s)':
@@ -193,7 +205,7 @@ def more_strong_clients(id, data):
     "Figures 3.6 and 3.7, which differ in their data."
     entry(f'feddse/{id}',
           source=f'Fig. {id[3:]}',
-          caption=f'More strong clients (1/2 among 1/16), {data}',
+          caption=f'More strong clients (1/2 among 1/16); the thesis has {data}',
           grid=grid(THESIS, data, heterogeneity=heterogeneity, method=named('FedRolex', 'FedDSE'), rho=shares_of(.5)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
           claims={'more strong clients are better': rising('rho', method='FedDSE')},

@@ -12,6 +12,7 @@ import numpy as np, pandas as pd
 from .claims import Numbers, ahead, counted, kendall, pick, rising, with_columns
 from .drawings import axis_figure, rounds_figure, table
 from .entries import entry, grid, holding, measuring, published
+from .feddecorr import FIVE_SEEDS
 from .feddse import (BASELINES, FOUR_SETS, RATES, THESIS, cutting, easier, heterogeneity, labels_of, named,
                                   participations, plateau, shares_of, strong_share, wins)
 from .settings import Setting
@@ -66,7 +67,8 @@ BOTH_WIN = wins('FedGSE-CSL', *BASELINES) | wins('FedGSE-SPL', *BASELINES)
 entry('fedgse/table4.3',
       source='Table 4.3',
       caption='Sub-models, high heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, heterogeneity=labels_of('high'), method=named(*BASELINES, *GSE)),
+      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
+                method=named(*BASELINES, *GSE)),
       draw=table('method', 'data'),
       claims=BOTH_WIN,
       published='Table 4.3',
@@ -76,7 +78,8 @@ entry('fedgse/table4.3',
 entry('fedgse/table4.4',
       source='Table 4.4',
       caption='Sub-models, low heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, heterogeneity=labels_of('low'), method=named(*BASELINES, *GSE)),
+      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
+                method=named(*BASELINES, *GSE)),
       draw=table('method', 'data'),
       claims=BOTH_WIN,
       published='Table 4.4')
@@ -86,7 +89,8 @@ def hundred_rounds(s):
     "The change of a setting to a hundred rounds at most, with the gap of every round."
     return dict(rounds=min(s.rounds, 100), measure=('curve', 'update_gap'))
 
-GAPS = grid(THESIS, 'mnist', every=hundred_rounds, heterogeneity=labels_of('high'), method=named(*RIVALS, 'FedGSE-CSL'))
+GAPS = grid(THESIS, 'mnist', every=hundred_rounds, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
+            method=named(*RIVALS, 'FedGSE-CSL'))
 
 def added_up(rows):
     "The gaps of all rounds as they add up, and their sum."
@@ -139,7 +143,7 @@ def more_whole_clients(id, data):
     "Figures 4.6 and 4.7, which differ in their data."
     entry(f'fedgse/{id}',
           source=f'Fig. {id[3:]}',
-          caption=f'More whole clients (1 among 1/16), {data}',
+          caption=f'More whole clients (1 among 1/16); the thesis has {data}',
           grid=grid(THESIS, data, heterogeneity=heterogeneity, method=named('FedRolex', 'FedGSE-CSL'),
                     rho=shares_of(1.)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
