@@ -121,8 +121,9 @@ def quantity(
     rows,  # DataFrame of its results
 ):         # a sentence, or '' where no accuracy is judged
     "What the accuracies of an entry are, and what stands behind the ±."
-    if not entry.value.endswith('_late') or not len(rows): return ''
-    return f"Accuracy: {rows.attrs['judged']}; mean over seeds ± half its 95 % interval."
+    name, late, _ = entry.value.partition('_late')
+    if not late or name not in rows: return ''
+    return f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval."
 
 def report(
     names=(),         # of entries, see `entries`; none: all that have results
