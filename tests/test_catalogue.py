@@ -358,6 +358,12 @@ def test_many_claims_ask_more_of_each():
     among = judge({'B': gain('B', 'A'), **{f'X{i}': gain(f'X{i}', 'A') for i in range(12)}}, rows)
     assert alone.verdict[0] == 'holds' and among.verdict[0] == 'undecided'
     assert among.p[0] == alone.p[0] < among.adjusted[0]
+    again = judge({'B': gain('B', 'A'), **{f'X0 again {i}': gain('X0', 'A') for i in range(12)}}, rows)
+    assert again.verdict[0] == 'holds' and again.verdict[1] == 'undecided'          # two claims, not thirteen
+    unsure = judge({'B': gain('B', 'A', of=lambda rows: [1., -1., 2., .5, 3., -.5, 1., 0.])}, rows)
+    as_well = judge({'B': gain('B', 'A', of=lambda rows: [1., -1., 2., .5, 3., -.5, 1., 0.]),
+                     **{f'X{i}': gain(f'X{i}', 'A') for i in range(12)}}, rows)
+    assert 8 < int(unsure['seeds to decide'][0]) < int(as_well['seeds to decide'][0])
     repeats = judge({'B': gain('B', 'A'), **{f'B again {i}': gain('B', 'A') for i in range(12)}}, rows)
     assert set(repeats.verdict) == {'holds'} and repeats.same.nunique() == 1       # repeats are one claim
     assert tally(repeats) == '1 of 1 claims hold here, 0 do not, 0 are undecided, 0 not evaluated.'
