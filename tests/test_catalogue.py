@@ -459,6 +459,12 @@ def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys)
     printed = capsys.readouterr().out
     assert str(gone) in printed and '2 not evaluated' in printed
 
+def test_a_further_seed_measures_what_all_entries_want(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(catalogue, 'run_settings', lambda todo, *a, **kw: asked.extend(todo) or 0)
+    reproduce(['feddecorr/fig2a'], out=tmp_path, seeds=5)
+    assert {s.seed for s in asked} == set(range(5)) and all('each_spectrum' in s.measure for s in asked) # for fig2b
+
 def fake(monkeypatch, effect):
     "Runs that take no time: FedDecorr is ahead by `effect` standard deviations."
     def instead(todo, out, *a, **kw):

@@ -67,7 +67,8 @@ def reproduce(
         folder = out or e.folder
         note_look(e, scale, folder, only, seeds)
         for _, s in select(e, scale, only, seeds or looks(e, scale, folder, only)[0][-1]):
-            wanted[folder, address(s)] = plan(scale, e.folder).get(address(s), s)
+            like = plan(scale, e.folder).get(address(replace(s, seed=SEEDS[0])), s) # a further seed measures as much
+            wanted[folder, address(s)] = replace(s, measure=tuple(sorted({*s.measure, *like.measure})))
     left = 0
     for folder in dict.fromkeys(f for f, _ in wanted):
         asked = [s for (f, _), s in wanted.items() if f == folder]
