@@ -108,7 +108,12 @@ def _reproduce(rep):
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
-    rep.add_argument('--seeds', type=int, nargs='+', help='main job: seeds (default: 0 1 2)')
+    rep.add_argument('--seeds', type=int, nargs='+',
+                     help='main job: seeds (default: 0 1 2); entries: how many (default: 3)')
+    rep.add_argument('--until-decided', action='store_true',
+                     help='entries: three more seeds, and again, until the claims are decided; '
+                          'the verdicts allow for looking again')
+    rep.add_argument('--max-seeds', type=int, help='with --until-decided: no more than so many (default: 30)')
     rep.add_argument('--rounds', type=int, help='main job: communication rounds')
     rep.add_argument('--quiet', action='store_true', help='no progress bar')
 
@@ -264,15 +269,23 @@ def reproduce(a):
     if not (a.entry or a.list): return _collapse(a)
     from fedlit.papers import catalogue
     if a.list: return print(catalogue.listing(a.out).to_string(index=False, justify='left'))
-    if a.seeds or a.rounds:
-        raise ValueError('--seeds and --rounds belong to the main job; '
-                         'of an entry, --only seed=0 picks a seed, and --scale decides the rounds')
+    if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')
+    if a.seeds and (len(a.seeds) > 1 or a.seeds[0] < 1):
+        raise ValueError(f"--seeds {' '.join(map(str, a.seeds))}, but of an entry it is how many, such as --seeds 10; "
+                         '--only seed=0 picks a seed')
+    if a.until_decided and a.seeds: raise ValueError('--until-decided chooses the seeds; leave --seeds out')
+    if a.max_seeds is not None and not (a.until_decided and a.max_seeds > 0):
+        raise ValueError(f'--max-seeds {a.max_seeds} belongs to --until-decided and is at least 1')
     kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
-    catalogue.reproduce(a.entry, a.scale or 'embedded', a.only, a.out, a.processes, a.minutes, not a.quiet, **kw)
+    kw |= dict(scale=a.scale or 'embedded', only=a.only, out=a.out, processes=a.processes, minutes=a.minutes,
+               progress=not a.quiet)
+    if a.until_decided: catalogue.until_decided(a.entry, a.max_seeds or 30, **kw)
+    else: catalogue.reproduce(a.entry, seeds=a.seeds and a.seeds[0], **kw)
 
 # %% ../nbs/cli.ipynb #e72e8d31
 def _collapse(a):
-    if given := [f'--{k}' for k in ('scale', 'only', 'minutes', 'device', 'executor') if getattr(a, k)]:
+    if given := [f"--{k.replace('_', '-')}" for k in
+                ('scale', 'only', 'minutes', 'device', 'executor', 'until_decided', 'max_seeds') if getattr(a, k)]:
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
     import time

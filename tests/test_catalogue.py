@@ -1,19 +1,22 @@
 "The papers: every entry runs; results are files that survive kills, damage and company; the main job is an entry."
-import json, os, random, re, signal, sys, time
+import json, math, os, random, re, signal, sys, time
 from dataclasses import replace
 from pathlib import Path
-import pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
 from fedlit.data import Crop, Flip, load
+from fedlit.engine.files import write_json
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
-from fedlit.papers.catalogue import CATALOGUE, SCALES, Entry, about, plan, published, reproduce, select
-from fedlit.papers.claims import ahead, verdict
+from fedlit.papers.catalogue import (CATALOGUE, SCALES, Entry, about, plan, published, reproduce, select, tally,
+                                     until_decided, verdicts)
+from fedlit.papers.claims import Numbers, ahead, counted, judge, ours, results, within
 from fedlit.papers.drawings import rounds_figure, table
-from fedlit.papers.entries import stands_on
+from fedlit.papers.entries import beside, judged, looks, stands_on, with_seeds
+from fedlit.papers.evidence import LEVEL, paired
 from fedlit.papers.feddecorr import PAIR, helps
 from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
-                                    public_set, run_setting, run_settings, task_of, trained)
+                                    plain, public_set, run_setting, run_settings, task_of, trained)
 from fedlit.partition import classes_per_client
 from fedlit.round import Local
 from fedlit.run import Run
@@ -44,7 +47,9 @@ def test_grids(scale):
     for s in whole.values(): assert s.model in models() and set(s.measure) <= set(MEASURES) and call(s.partition)
     if scale != 'embedded': assert {s.data for s in whole.values() if s.rounds} & {'cifar10', 'mnist'}
 
-def tiny(s): return replace(s, rounds=min(s.rounds, 1), local=replace(s.local, epochs=1))
+def tiny(s):
+    epochs = s.local.epochs if 'FedDecomp' in s.method else 1 # its private part takes some of them
+    return replace(s, rounds=min(s.rounds, 1), local=replace(s.local, epochs=epochs))
 
 DONE = {} # entries that begin with the same run share it
 
@@ -83,8 +88,8 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
     assert '4 of 4 runs' in capsys.readouterr().out
     main(['report', 'tiny/fig1'])
     out = capsys.readouterr().out
-    assert ('missing' not in out and re.search('MOON helps .*cannot be evaluated: there is no method=MOON', out)
-            and '1 cannot be evaluated' in out)
+    assert ('missing' not in out and re.search('MOON helps .*there is no method=MOON.*not evaluated', out)
+            and '1 not evaluated' in out)
     figure = Path('results/catalogue/report/embedded/tiny/fig1.png')
     gone = Path('results/catalogue')/address(select(small, 'embedded')[1][1])
     figure.unlink()
@@ -92,7 +97,7 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
     main(['report', 'tiny/fig1'])
     out = capsys.readouterr().out
     assert str(gone) in out and 'fedlit reproduce tiny/fig1 --scale embedded' in out and f'missing: {figure}' in out
-    assert ('cannot be evaluated: 1 results are missing' in out
+    assert ('1 results are missing' in out and '2 not evaluated' in out
             and out.splitlines()[-1].startswith('0 of 2 claims hold here'))
     before = {f: f.stat().st_mtime_ns for f in Path('results/catalogue/digits').glob('*.json')}
     main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet'])
@@ -106,7 +111,11 @@ def test_only_and_its_errors(small, capsys):
                         (['tiny/fig1', '--scale', 'papers'], "no scale 'papers'.*paper"),
                         (['tiny/fig1', '--only', 'methd=FedAvg'], "no label 'methd'.*method"),
                         (['tiny/fig1', '--only', 'seed=7'], "seed=7.*seed=0"),
-                        (['tiny/fig1', '--rounds', '3'], '--rounds belong to the main job')):
+                        (['tiny/fig1', '--rounds', '3'], '--rounds belongs to the main job'),
+                        (['tiny/fig1', '--seeds', '1', '2'], '--seeds 1 2, but of an entry it is how many'),
+                        (['tiny/fig1', '--seeds', '0'], '--seeds 0, but of an entry it is how many'),
+                        (['tiny/fig1', '--until-decided', '--seeds', '5'], 'leave --seeds out'),
+                        (['tiny/fig1', '--max-seeds', '5'], 'belongs to --until-decided')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
@@ -132,7 +141,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
     e = Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)], table('method', 'data'),
               {'is good': ahead(dict(method='FedAvg'), dict(method='FedAvg'))})
     said = about(e, 'embedded', out=tmp_path)
-    assert (said.claims.verdict[0].startswith('cannot be evaluated')
+    assert (said.claims.verdict[0] == 'not evaluated' and 'NaN or infinity' in said.claims.measured[0]
             and 'produced NaN or infinity' in said.tables[0][1].to_string())
 
 needs_fork = pytest.mark.skipif(not hasattr(os, 'fork') or sys.platform == 'darwin', reason='kills forked processes')
@@ -325,8 +334,8 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
     assert (all((out/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
             and all((out/f'{n}.csv').exists() for n in ('accuracy', 'claims'))
             and 'claims hold' in printed and 'missing:' not in printed and re.search(r'\d s in all', printed))
-    judged = about(CATALOGUE['collapse'], 'embedded').claims
-    assert set(judged.verdict) <= {'holds', 'does not hold', 'undecided'} and len(judged) >= 15
+    claims = about(CATALOGUE['collapse'], 'embedded').claims
+    assert set(claims.verdict) <= {'holds', 'does not hold', 'undecided'} and len(claims) >= 15
     victim = files[3]
     before = {f: f.stat().st_mtime_ns for f in files}
     victim.write_text('{"half":')
@@ -342,7 +351,8 @@ def test_seeds_and_rounds_of_the_main_job(short_job, monkeypatch, capsys):
     assert len(asked) == 20 and {s.seed for s in asked} == {3, 4} and {s.rounds for s in asked} == {2}
     assert CATALOGUE['collapse'].options == '--seeds 3 4 --rounds 2'
     for words, said in ((['--minutes', '5'], '--minutes belongs to entries'),
-                        (['moon', '--seeds', '1'], '--seeds and --rounds belong to the main job')):
+                        (['--until-decided'], '--until-decided belongs to entries'),
+                        (['moon', '--rounds', '1'], '--rounds belongs to the main job')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
 
 def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
@@ -354,6 +364,182 @@ def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
     assert '3 of 28 runs' in out and 'fedlit reproduce collapse --scale embedded --seeds 5 7 --rounds 1 --out' in out
     collapse.main_job()
 
-def test_verdicts():
-    assert (verdict([.1, .11, .12]) == 'holds' and verdict([-.1, -.11, -.12]) == 'does not hold'
-            and verdict([1, -1, 1]) == 'undecided' and verdict([3.]) == 'undecided')
+# ---- claims and verdicts ----
+
+def labelled(rows):
+    rows.attrs['labels'] = ['data', 'method', 'seed']
+    return rows
+
+def given(**accuracies):
+    "Rows of invented runs: the accuracies of each method, one a seed."
+    return labelled(pd.DataFrame([dict(run=f'{m}-{i}', data='digits', method=m, seed=i, accuracy_late=float(v))
+                                  for m, vs in accuracies.items() for i, v in enumerate(vs)]))
+
+def invented(means, seeds=8, noise=.5):
+    rng = np.random.default_rng(0)
+    return given(**{m: v + noise*rng.standard_normal(seeds) for m, v in means.items()})
+
+def gain(a, b, **more): return replace(ahead(dict(method=a), dict(method=b)), **more)
+
+def test_the_four_verdicts():
+    rows = given(A=[70.]*8, B=75 + np.arange(8)/10, C=70.1 + np.array([.5, -.4]*4))
+    t = judge({'B': gain('B', 'A'), 'A': gain('A', 'B'), 'C': gain('C', 'A'), 'D': gain('D', 'A')}, rows)
+    assert t.verdict.tolist() == ['holds', 'does not hold', 'undecided', 'not evaluated']
+    assert t.test.tolist()[:3] == ['sign flips']*3 and t.measured[3] == 'there is no method=D here'
+    needs = t['seeds to decide'].tolist()
+    assert needs == ['', '', needs[2], ''] and 50 < int(needs[2]) < 200
+    assert judge({'B': gain('B', 'A')}, rows, missing=[1]).verdict[0] == 'not evaluated'
+    one = judge({'B': gain('B', 'A')}, labelled(rows[rows.seed == 0]))
+    assert (one.verdict[0], one['seeds to decide'][0]) == ('undecided', 'one seed has no spread')
+
+def test_three_seeds_rarely_decide_and_say_so():
+    rows = given(A=[70, 71, 72], B=[71, 73, 73])          # ahead in every seed, by more than two standard errors
+    t = judge({'B': gain('B', 'A')}, rows)
+    assert t.test[0] == 't' and t.verdict[0] == 'undecided' and t.p[0] > LEVEL
+    low, high = map(float, t.interval[0].split(' to '))
+    assert low < 0 < high
+
+def test_many_claims_ask_more_of_each():
+    none = {f'X{i}': 70 + np.roll([.5, -.5, .3, -.4, .2, -.1, .6, -.6], i) for i in range(12)}
+    rows = given(A=[70]*8, B=70 + np.array([1, 1.2, .8, 1.1, .9, 1, 1.3, -.2]), **none)
+    alone = judge({'B': gain('B', 'A')}, rows)
+    among = judge({'B': gain('B', 'A'), **{f'X{i}': gain(f'X{i}', 'A') for i in range(12)}}, rows)
+    assert alone.verdict[0] == 'holds' and among.verdict[0] == 'undecided'
+    assert among.p[0] == alone.p[0] < among.adjusted[0]
+    again = judge({'B': gain('B', 'A'), **{f'X0 again {i}': gain('X0', 'A') for i in range(12)}}, rows)
+    assert again.verdict[0] == 'holds' and again.verdict[1] == 'undecided'          # two claims, not thirteen
+    unsure = judge({'B': gain('B', 'A', of=lambda rows: [1., -1., 2., .5, 3., -.5, 1., 0.])}, rows)
+    as_well = judge({'B': gain('B', 'A', of=lambda rows: [1., -1., 2., .5, 3., -.5, 1., 0.]),
+                     **{f'X{i}': gain(f'X{i}', 'A') for i in range(12)}}, rows)
+    assert 8 < int(unsure['seeds to decide'][0]) < int(as_well['seeds to decide'][0])
+    repeats = judge({'B': gain('B', 'A'), **{f'B again {i}': gain('B', 'A') for i in range(12)}}, rows)
+    assert set(repeats.verdict) == {'holds'} and repeats.same.nunique() == 1       # repeats are one claim
+    assert tally(repeats) == '1 of 1 claims hold here, 0 do not, 0 are undecided, 0 not evaluated.'
+
+def test_our_questions_are_not_counted_as_the_papers():
+    rows = invented(dict(A=70., B=75.))
+    t = judge({'B': gain('B', 'A')} | ours({'ours': gain('A', 'B')}), rows)
+    assert t.whose.tolist() == ['paper', 'ours'] and t.verdict.tolist() == ['holds', 'does not hold']
+    assert tally(t).startswith('1 of 1 claims hold here, 0 do not')
+
+def test_equal_numbers_of_other_runs_are_another_claim():
+    rows = invented(dict(A=70., B=71.), noise=0.)
+    twin = labelled(pd.concat([rows, rows.assign(method=rows.method + '2', run=rows.run + '2')]))
+    t = judge({'1': gain('B', 'A'), '2': gain('B2', 'A2'), '3': gain('B', 'A', unit='%')}, twin)
+    assert t.same.tolist() == [0, 1, 0]
+
+def test_a_claim_of_no_difference_needs_evidence():
+    rows = invented(dict(A=70., B=70., C=73.), noise=.3)
+    level = lambda a, b, rows=rows: judge({'': gain(a, b, by=within(1.))}, rows).verdict[0]
+    assert (level('B', 'A'), level('C', 'A'), level('A', 'C')) == ('holds', 'does not hold', 'does not hold')
+    assert level('B', 'A', invented(dict(A=70., B=70.), seeds=3, noise=3.)) == 'undecided'
+
+def test_false_alarms_of_a_claim_of_no_difference():
+    rng = np.random.default_rng(0)
+    at_the_edge = rng.standard_normal((600, 8)) + 1.
+    holds = [e.side > 0 and e.p <= LEVEL for e in (within(1.)(d, paired) for d in at_the_edge)]
+    against = [e.side < 0 and e.p <= LEVEL for e in (within(1.)(d, paired) for d in at_the_edge)]
+    assert np.mean(holds) < LEVEL and np.mean(against) < LEVEL
+
+def test_what_is_counted_has_no_seeds():
+    one = given(A=[3])
+    t = judge({'large': Numbers(lambda rows: [2.], '', by=counted)}, one)
+    assert t.verdict[0] == 'holds' and math.isnan(t.p[0]) and t.interval[0] == ''
+
+def test_the_claims_of_a_paper_are_judged_together():
+    whole = verdicts('feddecorr')
+    one = about_claims('feddecorr/table6')
+    part = whole[whole.entry == 'feddecorr/table6']
+    assert one.adjusted.tolist() == part.adjusted.tolist() and one.verdict.tolist() == part.verdict.tolist()
+    alone = CATALOGUE['feddecorr/table6'].judge(*results(select(CATALOGUE['feddecorr/table6'], 'embedded')))
+    assert alone.p.tolist() == part.p.tolist() and (alone.adjusted.to_numpy() < part.adjusted.to_numpy()).all()
+    pairs = [('fig2b', 'fig10'), ('fig2a', 'fig9'), ('table1', 'table2'), ('table8', 'table9'), ('fig3', 'fig3-local')]
+    for a, b in pairs:
+        first, again = (set(whole[whole.entry == f'feddecorr/{e}'].same) for e in (a, b))
+        assert again <= first, (a, b)
+
+def about_claims(id): return judged([CATALOGUE[id]], 'embedded')
+
+def test_a_run_that_was_tested_only_at_its_end_is_compared_at_its_end(tmp_path):
+    grid = [(dict(data='digits', method=m, seed=0), Setting(seed=k)) for k, m in enumerate('AB')]
+    history = dict(A=[.5, .6, .9, .7, .2, .8], B=[None]*5 + [.6])
+    for labels, s in grid:
+        write_json(tmp_path/address(s), dict(setting=plain(s), history=dict(accuracy=history[labels['method']]),
+                                             measured=dict(curve=[])))
+    rows = results(grid, tmp_path)[0]
+    assert rows.accuracy_late.tolist() == [80., 60.] and 'last round' in rows.attrs['judged']['accuracy']
+    alone = results(grid[:1], tmp_path)[0]
+    assert alone.accuracy_late.tolist() == [50.] and alone.accuracy_best.tolist() == [90.]
+    assert 'last third' in alone.attrs['judged']['accuracy']
+
+def test_intervals_stand_beside_the_papers_numbers(tmp_path):
+    e = CATALOGUE['feddecorr/table10']
+    t = beside(e, results(select(e, 'embedded'))[0])
+    assert {'ours', 'margin', 'last', 'best', 'seeds'} <= set(t) and (t.best >= t.ours).all() and (t.margin > 0).all()
+
+# ---- more seeds ----
+
+def test_more_seeds_are_the_same_settings():
+    for e in CATALOGUE.values():
+        grid = e.grid('embedded')
+        n = len({s.seed for _, s in grid})
+        if all(s.rounds for _, s in grid): assert sorted(map(str, with_seeds(grid, n))) == sorted(map(str, grid)), e.id
+        more = with_seeds(grid, 5)
+        assert {address(s) for _, s in grid} <= {address(s) for _, s in more}
+        assert len(more) == (len(grid)*5/3 if any(s.rounds for _, s in grid) else len(grid)), e.id
+
+def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys):
+    main(['reproduce', 'tiny/fig1', '--seeds', '4', '--processes', '1', '--quiet'])
+    assert '8 runs at scale embedded, 8 of them missing' in capsys.readouterr().out
+    main(['report', 'tiny/fig1'])
+    assert '8 of 8 runs' in capsys.readouterr().out
+    out = Path('results/catalogue')
+    assert looks(small, 'embedded', out) == ([4], False) and judged([small], 'embedded', out=out).test[0] == 't'
+    assert judged([small], 'embedded', out=out).seeds[0] == 4
+    main(['reproduce', 'tiny/fig1', '--seeds', '5', '--processes', '1', '--quiet'])
+    assert '10 runs at scale embedded, 2 of them missing' in capsys.readouterr().out
+    assert looks(small, 'embedded', out) == ([4, 5], True)
+    assert judged([small], 'embedded', out=out).test[0] == 'sequential'
+    main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet']) # without a number: those that were asked for last
+    assert '10 runs at scale embedded, 0 of them missing' in capsys.readouterr().out
+    gone = out/address(select(small, 'embedded', seeds=5)[-1][1])
+    gone.unlink()
+    main(['report', 'tiny/fig1'])
+    printed = capsys.readouterr().out
+    assert str(gone) in printed and '2 not evaluated' in printed
+
+def test_a_further_seed_measures_what_all_entries_want(monkeypatch, tmp_path):
+    asked = []
+    monkeypatch.setattr(catalogue, 'run_settings', lambda todo, *a, **kw: asked.extend(todo) or 0)
+    reproduce(['feddecorr/fig2a'], out=tmp_path, seeds=5)
+    assert {s.seed for s in asked} == set(range(5)) and all('each_spectrum' in s.measure for s in asked) # for fig2b
+
+def fake(monkeypatch, effect):
+    "Runs that take no time: FedDecorr is ahead by `effect` standard deviations."
+    def instead(todo, out, *a, **kw):
+        for s in todo:
+            rng = np.random.default_rng([s.seed, len(s.method)])
+            accuracy = .5 + .01*rng.standard_normal() + (.01*effect if 'FedDecorr' in s.method else 0)
+            write_json(Path(out)/address(s), dict(setting=plain(s), history=dict(accuracy=[accuracy]*s.rounds),
+                                                  measured={k: [] for k in s.measure}))
+        return 0
+    monkeypatch.setattr(catalogue, 'run_settings', instead)
+
+def test_until_decided_stops_when_it_is(small, monkeypatch, capsys):
+    fake(monkeypatch, 6)
+    main(['reproduce', 'tiny/fig1', '--until-decided', '--max-seeds', '40', '--quiet'])
+    out = capsys.readouterr().out
+    seeds = [int(n) for n in re.findall(r'(\d+) seeds,', out)]
+    assert seeds == list(range(3, seeds[-1]+1, 3)) and 6 < seeds[-1] < 40 and '1 of 1 claims decided' in out
+    assert looks(small, 'embedded', 'results/catalogue') == (seeds, True)
+    t = judged([small], 'embedded', out='results/catalogue')
+    assert t.verdict[0] == 'holds' and t.test[0] == 'sequential' and t.verdict[1] == 'not evaluated'
+    files = len(list(Path('results').rglob('*.json')))
+    main(['reproduce', 'tiny/fig1', '--until-decided', '--quiet'])                # nothing more to do
+    assert files == len(list(Path('results').rglob('*.json')))
+
+def test_until_decided_gives_up(small, monkeypatch, capsys):
+    fake(monkeypatch, 0)
+    assert until_decided(['tiny/fig1'], max_seeds=7, progress=False) == 0
+    assert re.findall(r'(\d+) seeds, 0 of 1', capsys.readouterr().out) == ['3', '6', '7']
+    assert judged([small], 'embedded', out='results/catalogue').verdict[0] == 'undecided'

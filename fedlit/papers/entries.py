@@ -4,11 +4,12 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
-           'local_field', 'measuring', 'bases', 'grid', 'differently', 'Entry', 'entry', 'unknown', 'select',
-           'all_published', 'published', 'beside', 'command', 'file_of', 'data_in_words', 'network_in_words',
-           'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
+           'local_field', 'measuring', 'bases', 'grid', 'differently', 'Entry', 'entry', 'unknown', 'with_seeds',
+           'select', 'all_published', 'published', 'beside', 'looks', 'note_look', 'asked', 'found_rows', 'judged',
+           'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'signed',
+           'write_drawing', 'write_table', 'about']
 
-# %% ../../nbs/papers/entries.ipynb #645c4136
+# %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, re
 import pandas as pd, numpy as np
 from collections import Counter
@@ -17,9 +18,9 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from difflib import get_close_matches
-from ..engine.files import write_figure, write_file
-from ..measure import spread
-from .claims import judge, results
+from ..engine.files import result, shipped, write_figure, write_file, write_json
+from .claims import decide, judge, results, shown, weigh
+from .evidence import margin, paired, repeated
 from .settings import address, call
 
 # %% ../../nbs/papers/entries.ipynb #6c9fc2e4
@@ -84,7 +85,7 @@ def differently(
     "An entry whose runs are chosen in another way at some scale."
     return lambda scale: grids.get(scale, grids.get('other'))(scale)
 
-# %% ../../nbs/papers/entries.ipynb #e355f104
+# %% ../../nbs/papers/entries.ipynb #40c074c1
 @dataclass(frozen=True, eq=False)
 class Entry:
     "One figure or table of a paper."
@@ -96,7 +97,7 @@ class Entry:
     claims: dict = field(default_factory=dict) # {sentence: Numbers}
     derive: object = lambda rows: rows         # adds columns to the rows of the results
     published: str = ''     # the table's name in published.csv, where its numbers are known
-    value: str = 'accuracy' # the column that is tabulated beside the paper's
+    value: str = 'accuracy_late' # the column that is tabulated beside the paper's
     note: str = ''          # what is not known, and what stands in for what
     folder: str = RESULTS   # where its results are kept; entries with one folder share their runs
     options: str = ''       # what to type beside its id to get its runs, such as "--seeds 0 1"
@@ -111,7 +112,7 @@ class Entry:
         pairs = self.draw if isinstance(self.draw, tuple) else (('', self.draw),)
         return [(name, lambda rows, draw=draw: draw(self.derive(rows))) for name, draw in pairs]
     def judge(self, rows, missing=()):
-        "The claims on these results, with their verdicts: a DataFrame."
+        "The claims on these results, judged by themselves: a DataFrame."
         return judge(self.claims, rows, missing, self.derive)
 
 # %% ../../nbs/papers/entries.ipynb #aade9d93
@@ -128,6 +129,17 @@ def unknown(what, name, known):
     return ValueError(f"no {what} {name!r}" + (f"; did you mean {', '.join(near)}?" if near
                                                else f"; there are {', '.join(map(str, known))}"))
 
+# %% ../../nbs/papers/entries.ipynb #e8306dc6
+def with_seeds(
+    grid, # list of (labels, Setting)
+    n,    # how many seeds; None: as they are
+):        # list of (labels, Setting)
+    "A grid with n seeds, from its first one on."
+    if n is None or not any(s.rounds for _, s in grid): return grid
+    start = grid[0][0]['seed']
+    first = [(labels, s) for labels, s in grid if labels['seed'] == start]
+    return [({**labels, 'seed': i}, replace(s, seed=i)) for labels, s in first for i in range(start, start+n)]
+
 # %% ../../nbs/papers/entries.ipynb #8eb4599a
 def _same(value, text):
     try: return float(value) == float(text)
@@ -138,10 +150,11 @@ def select(
     entry,   # Entry
     scale,   # one of SCALES
     only='', # such as "cifar10,alpha=0.05"
+    seeds=None, # how many; None: those of the entry
 ):           # list of (labels, Setting)
     "The grid of an entry, or the part of it that `only` names."
     if scale not in SCALES: raise unknown('scale', scale, SCALES)
-    grid = entry.grid(scale)
+    grid = with_seeds(entry.grid(scale), seeds)
     for word in filter(None, only.split(',')):
         label, eq, text = word.strip().rpartition('=')
         if eq and label not in grid[0][0]: raise unknown('label', label, grid[0][0])
@@ -193,11 +206,12 @@ def beside(
 ):         # DataFrame: labels, ours, paper's, difference
     "Our means beside the paper's numbers."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
-    value = entry.value if entry.value in rows else 'accuracy'
-    ours = rows.groupby(labels, sort=False)[value].agg(lambda v: spread(v.dropna()) if v.notna().any() else None)
-    out = pd.DataFrame(dict(ours=[s and s.mean for s in ours],
-                            sd=[s and s.sd for s in ours],
-                            seeds=[s.n if s else 0 for s in ours]), index=ours.index).reset_index()
+    value = entry.value if entry.value in rows else 'accuracy_late'
+    name, late, _ = value.partition('_late')
+    more = {'last': name, 'best': f'{name}_best'} if late and name in rows else {}
+    part = rows.groupby(labels, sort=False)
+    out = part[value].agg(ours='mean', margin=lambda v: margin(v.dropna()), seeds='count')
+    out = out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
     theirs = published(entry.published, entry.paper)
     keys = [k for k in labels if k in theirs and k != 'data' and theirs[k].notna().any()]
     for data, part in theirs.groupby('data', sort=False):
@@ -210,6 +224,58 @@ def beside(
             [np.nan if h is None else h[c] for h in hits] for c in ('value', 'sd'))
         if mine.any(): out.loc[mine, 'difference'] = out.ours[mine] - out[f'paper, {data}'][mine]
     return out.dropna(axis=1, how='all').round(3)
+
+# %% ../../nbs/papers/entries.ipynb #a979033a
+def looks(
+    entry,   # Entry
+    scale,   # one of SCALES
+    out,     # folder of the results
+    only='', # see `select`
+):           # numbers of seeds that were asked for, one after the other; is it the sequential test that judges?
+    "How the seeds of an entry came about; None is the entry's own number."
+    seen = (result(Path(out)/'looks.json') or {}).get(f'{entry.id} {scale} {only}'.strip())
+    return (seen['seeds'], seen['repeated']) if seen else ([None], False)
+
+def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
+    "Remember that an entry is asked for so many seeds; more than were there before is one more look."
+    if seeds is None: return
+    before, again = looks(entry, scale, out, only)
+    if before == [None]: # the seeds of the entry count as a look if they are there
+        before = [] if results(select(entry, scale, only), out)[1] else [len(SEEDS)]
+    now = before + [seeds]*(seeds > max(before, default=0))
+    file, key = Path(out)/'looks.json', f'{entry.id} {scale} {only}'.strip()
+    write_json(file, (result(file) or {}) | {key: dict(seeds=now, repeated=again or until_decided or len(now) > 1)})
+
+# %% ../../nbs/papers/entries.ipynb #ae8646fc
+def asked(
+    entry,    # Entry
+    scale,    # one of SCALES
+    only='',  # see `select`
+    out=None, # folder of the results; None: those that come with fedlit
+):            # list of (labels, Setting)
+    "The runs of an entry, with as many seeds as were asked for last."
+    return select(entry, scale, only, looks(entry, scale, out or shipped('catalogue'), only)[0][-1])
+
+def found_rows(entry, scale, only='', out=None):
+    "The results of the runs that were `asked` for, see `results`."
+    return results(asked(entry, scale, only, out), out or shipped('catalogue'))
+
+def judged(
+    entries,  # list of Entry
+    scale,    # one of SCALES
+    only='',  # see `select`; the part of an entry is judged without the rest of its paper
+    out=None, # folder of the results; None: those that come with fedlit
+):            # DataFrame of `decide`
+    "The verdicts on the claims of entries, among all claims of their papers."
+    wanted, papers = {e.id: e for e in entries}, {e.paper for e in entries}
+    family = wanted if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **wanted}
+    weighed = []
+    for e in family.values():
+        here = out or shipped('catalogue')
+        test = repeated if looks(e, scale, here, only)[1] else paired
+        weighed += weigh(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
+    table = decide(weighed)
+    return table[table.entry.isin(wanted)]
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
 def command(
@@ -304,20 +370,22 @@ def write_drawing(
 
 def write_table(table, path): return write_file(path, table.to_csv(index=False).encode())
 
-# %% ../../nbs/papers/entries.ipynb #a0df0241
+# %% ../../nbs/papers/entries.ipynb #bf89ef82
 def about(
     entry,     # Entry
     scale,     # one of SCALES
     only='',   # see `select`
     out=None,  # folder of the results; None: the entry's own
     to=None,   # folder of drawings and tables; None: beside the results
+    claims=None, # what `judged` says of them, if it is known
 ):             # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
     "Everything that a report says of an entry; drawings and tables are written."
     out = out or entry.folder
-    runs = select(entry, scale, only)
-    rows, missing = results(runs, out)
+    runs = asked(entry, scale, only, out)
+    rows, missing = found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
-                           here=f'{stands_on(runs)}; {seeds_of(runs)}', claims=entry.judge(rows, missing))
+                           here=f'{stands_on(runs)}; {seeds_of(runs)}',
+                           claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
     if missing:
@@ -344,5 +412,5 @@ def about(
     if entry.published:
         said.beside = beside(entry, rows)
         said.written.append(write_table(said.beside, file('beside')))
-    said.written.append(write_table(said.claims, file('claims')))
+    said.written.append(write_table(shown(said.claims), file('claims')))
     return said

@@ -1,0 +1,109 @@
+"The statistics behind the verdicts: exact, calibrated, and valid when one looks again; larger than on the page."
+import itertools, math
+import numpy as np, pytest
+from scipy import stats
+from fedlit.papers.evidence import (FEW, LEVEL, capital, interval, paired, repeated, seeds_needed, sign_flips,
+                                    subset_means, together)
+
+def draws(times, n, seed=0):
+    rng = np.random.default_rng(seed)
+    return dict(normal=rng.standard_normal((times, n)), laplace=rng.laplace(size=(times, n)),
+                cauchy=rng.standard_cauchy((times, n)), signs=rng.choice([-1., 1.], (times, n)),
+                growing=rng.standard_normal((times, n))*1.2**np.arange(n))
+
+def most(share, times): return share + 4*math.sqrt(share*(1-share)/times)
+
+@pytest.mark.parametrize('n', [2, 6, 9])
+def test_the_sign_flip_test_counts_all_signs(n):
+    d = np.random.default_rng(n).standard_normal(n) + .4
+    sums = np.array([np.dot(s, d) for s in itertools.product((-1, 1), repeat=n)])
+    assert sign_flips(d) == pytest.approx(min(1, 2*min((sums >= d.sum() - 1e-12).mean(),
+                                                       (sums <= d.sum() + 1e-12).mean())))
+
+def test_the_smallest_p_value_and_who_judges():
+    assert [paired(np.arange(1., n+1)).test for n in (1, 2, 5, 6, 9)] == ['one seed', 't', 't', *['sign flips']*2]
+    assert sign_flips(np.ones(FEW-1)) > LEVEL >= sign_flips(np.ones(FEW))
+    assert paired([1., 1., 1.]) == (.25, 1, 'sign flips')          # no spread: t would call it certain
+    assert paired([1., 1. + 1e-15, 1.]).test == 'sign flips'
+    assert paired([-1., -1.1, -.9]).side == -1 and paired([0., 0., 0.]) == (1., 0, 'sign flips')
+
+@pytest.mark.parametrize('n', [3, 5, 6, 8])
+def test_false_alarms_of_one_look(n):
+    times = 1000
+    for name, d in draws(times, n).items():
+        if n < FEW and name != 'normal': continue                   # t assumes it
+        alarms = np.mean([paired(row).p <= LEVEL for row in d])
+        assert alarms <= most(LEVEL, times), (name, alarms)
+        if n == 3: assert alarms > LEVEL/2                          # it does fire
+
+def test_two_standard_errors_fire_too_often():
+    d = draws(20000, 3)['normal']
+    assert (abs(d.mean(1)) > 2*d.std(1, ddof=1)/math.sqrt(3)).mean() > .15
+
+@pytest.mark.parametrize('n', [3, 5, 6, 7, 11])
+def test_the_interval_is_what_the_test_does_not_reject(n):
+    d = np.random.default_rng(n).standard_normal(n)*3 + 1
+    low, high = interval(d)
+    step = 1e-6*(high - low)
+    for c in (low + step, high - step): assert paired(d - c).p > LEVEL - 1e-4
+    for c in (low - step, high + step): assert paired(d - c).p <= LEVEL + 1e-4
+
+def test_the_interval_with_many_and_with_one():
+    d = np.random.default_rng(0).standard_normal(40) + .5
+    low, high = interval(d)
+    t = stats.ttest_1samp(d, 0).confidence_interval()
+    assert abs(low - t.low) < .1 and abs(high - t.high) < .1 and len(subset_means(d)) == 2**16 - 1
+    assert all(map(math.isnan, interval([3.])))
+
+@pytest.mark.parametrize('effect', [.9, 1.2, 1.7])
+def test_the_seeds_that_are_promised(effect):
+    d = np.array([-1., 0, 1]) + effect
+    n, rng = int(seeds_needed(d)), np.random.default_rng(1)
+    found = np.mean([paired(rng.standard_normal(n) + effect).p <= LEVEL for _ in range(500)])
+    assert .7 < found < .93
+    assert seeds_needed(d, LEVEL/20) > n                          # among many claims it takes more
+
+def test_seeds_needed_at_the_edges():
+    assert math.isnan(seeds_needed([2.]))
+    assert math.isinf(seeds_needed([1., -1., 0.])) and math.isinf(seeds_needed([0.]*3))
+    assert seeds_needed([1., 1., 1.]) == 6 and seeds_needed([1., 1., 1.], LEVEL/100) == 12
+    assert seeds_needed([1e9, 1e9 + 1, 1e9 - 1]) == 4             # one more than there are
+    assert seeds_needed([.1, 1.9, 2.], null=1.) > seeds_needed([.1, 1.9, 2.])
+
+def test_many_claims():
+    rng = np.random.default_rng(0)
+    assert np.isnan(together([math.nan, .01])[0]) and together([math.nan, .01])[1] == .01 and len(together([])) == 0
+    wrong = []
+    for _ in range(300):                                           # ten claims, four of them true
+        d = rng.standard_normal((10, 8)) + 2*(np.arange(10) < 4)[:, None]
+        decided = together([paired(row).p for row in d]) <= LEVEL
+        wrong.append(decided[4:].sum()/max(1, decided.sum()))
+    assert np.mean(wrong) <= LEVEL
+
+def test_the_game_is_fair():
+    sizes = np.random.default_rng(3).lognormal(size=9)
+    signs = np.array(list(itertools.product((-1., 1.), repeat=9)))
+    assert np.allclose(capital(signs*sizes).mean(1), 1, atol=1e-12)
+    assert np.array_equal(capital(np.zeros(4)), np.ones((2, 4)))
+
+@pytest.mark.parametrize('kind', list(draws(1, 2)))
+def test_false_alarms_stay_at_the_level_when_one_looks_after_every_seed(kind):
+    times = 20000
+    d = draws(times, 80, seed=5)[kind]
+    assert (2/capital(d).max((0, -1)) <= LEVEL).mean() <= most(LEVEL, times)
+
+def test_a_claim_that_is_worse_than_empty_is_not_called_true():
+    d = draws(20000, 80, seed=6)['normal'] - .1
+    assert (2/capital(d)[0].max(-1) <= LEVEL).mean() <= LEVEL/2
+
+def test_looking_again_with_the_fixed_tests_does_not_stay_there():
+    d = draws(1500, 60)['normal']
+    looks = [stats.ttest_1samp(d[:, :n], 0, axis=1).pvalue <= LEVEL for n in range(3, 61)]
+    assert np.any(looks, 0).mean() > .2
+
+def test_what_the_sequential_test_says():
+    d = np.random.default_rng(0).standard_normal(30) + 1
+    p = [repeated(d[:n]).p for n in range(1, 31)]
+    assert p == sorted(p, reverse=True) and p[-1] <= LEVEL          # what is decided stays decided
+    assert repeated(d).side == 1 and repeated(-d) == (repeated(d).p, -1, 'sequential')
+    assert repeated(np.ones(6)).p > LEVEL >= repeated(np.ones(7)).p
