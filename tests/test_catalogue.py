@@ -486,7 +486,7 @@ def test_more_seeds_are_the_same_settings():
         if all(s.rounds for _, s in grid): assert sorted(map(str, with_seeds(grid, n))) == sorted(map(str, grid)), e.id
         more = with_seeds(grid, 5)
         assert {address(s) for _, s in grid} <= {address(s) for _, s in more}
-        assert len(more) == (len(grid)*5/3 if any(s.rounds for _, s in grid) else len(grid)), e.id
+        assert len(more) == (len(grid)*5/n if any(s.rounds for _, s in grid) else len(grid)), e.id
 
 def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys):
     main(['reproduce', 'tiny/fig1', '--seeds', '4', '--processes', '1', '--quiet'])
