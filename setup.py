@@ -16,14 +16,18 @@ def short(value, exact=False):
     if isinstance(value, list): return [short(v, exact) for v in value]
     return float(f'{value:.6g}') if isinstance(value, float) and not exact else value
 
+def lean(content):
+    "A result without what only the repository checks."
+    if isinstance(content, dict): content = {k: v for k, v in content.items() if k not in ('format', 'crc32')}
+    return json.dumps(short(content), separators=(',', ':')).encode()
+
 def packed(folder):
     "The JSON files of `folder` as a tar.xz, without their own checksums and always the same bytes."
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode='w') as tar:
-        for f in sorted(folder.rglob('*.json')):
-            content = short(json.loads(f.read_bytes()))
-            if isinstance(content, dict): content = {k: v for k, v in content.items() if k not in ('format', 'crc32')}
-            data = json.dumps(content, separators=(',', ':')).encode()
+        for f in sorted((*folder.rglob('*.json'), *folder.rglob('*.jsonl'))):
+            texts = f.read_bytes().splitlines(keepends=True) if f.suffix == '.jsonl' else [f.read_bytes()]
+            data = b''.join(lean(json.loads(t)) + b'\n'*(f.suffix == '.jsonl') for t in texts)
             member = tarfile.TarInfo(f'results/{f.relative_to(folder).as_posix()}')
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))

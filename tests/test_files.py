@@ -319,3 +319,35 @@ def test_downloads_are_known_by_their_checksum(tmp_path, monkeypatch):
     # the second time it is there
     assert get().read_bytes() == b'data' and get().read_bytes() == b'data' and len(asked) == 3
     with pytest.raises(ValueError, match='not an https address'): fetch('file:///etc/passwd', tmp_path/'y', right)
+
+# ---- packed results ----
+
+def test_every_changed_bit_of_a_packed_result_is_refused_or_changes_nothing(tmp_path):
+    said = {f'{n}.json': dict(seed=n, accuracy=[.5, n/4]) for n in range(2)}
+    for name, r in said.items(): write_json(tmp_path/'runs'/name, r)
+    raw = bytearray(files.pack(tmp_path/'runs').read_bytes())
+    for i in range(len(raw)):
+        raw[i] ^= 4
+        files.packed(tmp_path/'runs').write_bytes(raw)
+        files._lines.cache_clear()
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter('always')
+            try: seen = {name: result(tmp_path/'runs'/name) for name in said}
+            except ValueError as e:
+                assert 'a newer one wrote it' in str(e) # the number of the format was hit
+                seen = said
+        assert all(seen[name] in (None, r) for name, r in said.items()), (i, seen)
+        assert sum(r is not None for r in seen.values()) >= (1 if raw[i] ^ 4 != ord('\n') else 0)
+        if seen != said: assert heard or files._lines(files.packed(tmp_path/'runs'), 0).keys() != said.keys()
+        raw[i] ^= 4
+
+def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_path):
+    for n in (3, 1, 2): write_json(tmp_path/'runs'/f'{n}.json', dict(seed=n, accuracy=1/n, setting=dict(lr=.1+.2)))
+    (tmp_path/'runs'/'bad.json').write_text('{')
+    with pytest.warns(UserWarning, match='bad.json is damaged'): one = files.pack(tmp_path/'runs')
+    first = one.read_bytes()
+    assert [f.name for f in (tmp_path/'runs').iterdir()] == ['bad.json'] # for a person to look at
+    (tmp_path/'runs'/'bad.json').unlink()
+    assert files.pack(tmp_path/'runs').read_bytes() == first
+    assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.333333333, setting=dict(lr=.1+.2))
+    with pytest.raises(ValueError, match='no results in'): files.pack(tmp_path/'none')

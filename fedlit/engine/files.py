@@ -4,12 +4,13 @@
 
 # %% auto #0
 __all__ = ['DEAD', 'FULL', 'SPARING', 'JSON', 'ZERO', 'last', 'write_file', 'write_figure', 'Damaged', 'write_json', 'read_json',
-           'result', 'write_tensors', 'read_tensors', 'newest', 'forget', 'digest', 'fetch', 'unpack', 'shipped']
+           'packed', 'result', 'all_results', 'pack', 'write_tensors', 'read_tensors', 'newest', 'forget', 'digest',
+           'fetch', 'unpack', 'shipped']
 
 # %% ../../nbs/engine/files.ipynb #258acf37
 import errno, hashlib, io, json, math, os, re, secrets, shutil, tarfile, tempfile, time, zipfile, zlib
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, lru_cache
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from .messages import warn
@@ -123,29 +124,87 @@ def write_json(
     return write_file(path, json.dumps(dict(content, format=JSON, crc32=_sum(content)), indent=1).encode())
 
 # %% ../../nbs/engine/files.ipynb #c87578bc
+def _sound(
+    text,  # str or bytes of JSON
+    where, # they were read, for messages
+):         # what was told to `write_json`
+    try:
+        content = json.loads(text)
+        form, told = content.pop('format', 1), content.pop('crc32', None)
+        sound = _sum(content) == told if told or form != 1 else True
+    except (ValueError, TypeError, AttributeError, RecursionError) as e:
+        raise Damaged(f"{where} is damaged: {e}") from None
+    if not sound: raise Damaged(f"{where} is damaged: its content does not have the checksum {told}")
+    if form > JSON:
+        raise ValueError(f"{where} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
+    return content
+
 def read_json(
     path, # file that `write_json` or an older fedlit wrote
 ):        # its content
     "Read a result; `Damaged` where it is not as it was written, ValueError where a newer fedlit wrote it."
-    try:
-        content = json.loads(Path(path).read_bytes())
-        form, told = content.pop('format', 1), content.pop('crc32', None)
-        sound = _sum(content) == told if told or form != 1 else True
-    except (ValueError, TypeError, AttributeError, RecursionError) as e:
-        raise Damaged(f"{path} is damaged: {e}") from None
-    if not sound: raise Damaged(f"{path} is damaged: its content does not have the checksum {told}")
-    if form > JSON:
-        raise ValueError(f"{path} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
-    return content
+    return _sound(Path(path).read_bytes(), path)
+
 
 # %% ../../nbs/engine/files.ipynb #30632e4a
+def packed(folder):
+    "Where `pack` puts the results of a folder."
+    return Path(folder).with_name(f'{Path(folder).name}.jsonl')
+
+@lru_cache(maxsize=16)
+def _lines(path, stamp):
+    "The lines of a packed file by the names that the results had."
+    known, begins = {}, b'{"file":"'
+    for n, line in enumerate(path.read_bytes().splitlines(), 1):
+        if line.startswith(begins): known[line[len(begins):].partition(b'"')[0].decode(errors='replace')] = line
+        else: warn(f"{path} is damaged in line {n}, which counts as missing")
+    return known
+
+def _packed_lines(folder):
+    try: return _lines(packed(folder), packed(folder).stat().st_mtime_ns)
+    except FileNotFoundError: return {}
+
+def _packed_result(folder, name):
+    line = _packed_lines(folder).get(name)
+    return line and {k: v for k, v in _sound(line, f'{name} in {packed(folder)}').items() if k != 'file'}
+
 def result(
-    path, # file that `write_json` or an older fedlit wrote
+    path, # file that `write_json` or an older fedlit wrote, or would be if it were not packed
 ):        # its content, or None
     "A result, if it is there and whole; a warning where it is damaged."
-    try: return read_json(path)
-    except FileNotFoundError: return None
+    path = Path(path)
+    try: return read_json(path) if path.exists() else _packed_result(path.parent, path.name)
     except Damaged as e: warn(f"{e}; it counts as missing")
+
+
+# %% ../../nbs/engine/files.ipynb #0efaaf72
+def _rounded(value, exact=('setting', 'settings')):
+    "A value of JSON with nine digits a number, but for what was typed."
+    if isinstance(value, dict): return {k: v if k in exact else _rounded(v) for k, v in value.items()}
+    if isinstance(value, list): return [_rounded(v) for v in value]
+    return float(f'{value:.9g}') if isinstance(value, float) else value
+
+def all_results(
+    folder, # where results were written, packed or not
+):          # dict of their contents by file name, without those that are damaged
+    "Every result of a folder."
+    names = {*_packed_lines(folder), *(f.name for f in Path(folder).glob('*.json'))}
+    return {n: r for n in sorted(names) if (r := result(Path(folder)/n)) is not None}
+
+def pack(
+    folder, # where results were written
+):          # the file, of a line a result
+    "Make one file of the results of a folder, which goes away; the last process should have written before."
+    there, folder = all_results(folder), Path(folder)
+    if not there: raise ValueError(f"no results in {folder}, or none that can be read")
+    def line(name, content):
+        content = dict(file=name, **_rounded(content))
+        return json.dumps(dict(content, format=JSON, crc32=_sum(content)), separators=(',', ':'))
+    written = write_file(packed(folder), ''.join(f'{line(n, r)}\n' for n, r in there.items()).encode())
+    for n in there: (folder/n).unlink(missing_ok=True)
+    if folder.exists() and not any(folder.iterdir()): folder.rmdir()
+    return written
+
 
 # %% ../../nbs/engine/files.ipynb #9edd13d9
 ZERO = b'00000000'

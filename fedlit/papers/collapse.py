@@ -12,7 +12,7 @@ import numpy as np
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..engine.files import result
+from ..engine.files import all_results
 from .claims import above_zero, ahead, ours, within
 from .drawings import axis_figure, rounds_figure, table
 from .entries import SEEDS, alphas, bases, changed, cross, entry
@@ -137,7 +137,8 @@ def runs_in(out):
     "The seeds and rounds of the main job's runs in a folder, as `main_job` takes them."
     bare = lambda setting: json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True)
     usual = [plain(s) for _, s in collapse_runs('embedded')]
-    known, read = {bare(s) for s in usual}, [result(f) or {} for f in sorted(Path(out).glob('*/*.json'))]
+    known = {bare(s) for s in usual}
+    read = [r for folder in dict.fromkeys(s['task'] for s in usual) for r in all_results(Path(out)/folder).values()]
     asked = [r['setting'] for r in read if 'setting' in r and bare(r['setting']) in known]
     if not asked: return SEEDS, None
     [(rounds, _)] = Counter(s['rounds'] for s in asked).most_common(1)
