@@ -17,6 +17,7 @@ from fedlit.papers.evidence import LEVEL, paired
 from fedlit.papers.feddecorr import PAIR, helps
 from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
                                     plain, public_set, run_setting, run_settings, task_of, trained)
+from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.round import Local
 from fedlit.run import Run
@@ -289,11 +290,28 @@ def test_one_domain_a_client():
 def test_sub_model_rows():
     pick = lambda id, **labels: next(s for l, s in CATALOGUE[id].grid('embedded')
                                      if all(l[k] == v for k, v in labels.items())).method
-    assert (pick('feddse/table3.4', method='FedRolex').startswith('FedRolex(rates=(1.0, 0.5, 0.25, 0.125, 0.0625)')
+    assert (pick('feddse/table3.4', method='FedRolex').startswith('FedRolex(rates=(0.99, 0.5, 0.25, 0.125, 0.0625)')
             and 'MaskedCE' in pick('feddse/table3.4', method='FedRolex'))
+    assert pick('fedgse/table4.3', method='FedRolex').startswith('FedRolex(rates=(1.0, 0.5, 0.25, 0.125, 0.0625)')
     assert ('rates=(0.25,)' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4')
             and 'temperature=1.0' in pick('feddse/table3.6', method='FedDSE T=1', capacity='all clients 1/4'))
-    assert pick('feddse/fig3.6', method='FedDSE', rho=.5).count('0.0625') == 5
+    assert pick('feddse/fig3.6', method='FedDSE', rho=.2).count('0.0625') == 8
+
+@pytest.mark.parametrize('scale', SCALES)
+def test_no_client_of_fed_dse_s_chapter_has_the_whole_network(scale):
+    # thesis 3.3.2: no client reaches the server; 4.4: a fifth of the clients has the whole network
+    cut = [s.method for id in CATALOGUE if id.startswith('feddse/') for _, s in CATALOGUE[id].grid(scale)
+           if 'rates=' in s.method]
+    assert cut and all(float(re.search(r'rates=\(([\d.]+)', m)[1]) < 1 and "rounding='down'" in m for m in cut)
+    n, clients = 64, 10 # the strongest client of a layer of 64 neurons keeps 63
+    dse = parse(next(m for m in cut if m.startswith('FedDSE') and '0.99' in m)).parts[0]
+    assert dse.top(torch.arange(float(n)), dse.rate(0, clients, 0)).sum() == 63
+
+@pytest.mark.parametrize('scale', ['embedded', 'short'])
+def test_the_thesis_is_judged_by_the_last_third_of_the_rounds(scale):
+    for id, e in CATALOGUE.items():
+        if e.paper in ('feddse', 'fedgse') and e.value == 'accuracy_late':
+            assert all('curve' in s.measure for _, s in e.grid(scale)), id
 
 @pytest.mark.parametrize('how', ['held', 'uploaded', 'broader', 'generated'])
 def test_public_sets(how):

@@ -14,7 +14,7 @@ from .claims import Numbers, ahead, counted, kendall, ours, pick, rising, with_c
 from .drawings import axis_figure, rounds_figure, table
 from .entries import entry, grid, holding, measuring, published
 from .feddecorr import FIVE_SEEDS
-from .feddse import (BASELINES, FOUR_SETS, RATES, THESIS, cutting, easier, heterogeneity, labels_of, named,
+from .feddse import (BASELINES, BOTH_LEVELS, FOUR_SETS, RATES, THESIS, cutting, easier, labels_of, named,
                                   participations, plateau, shares_of, strong_share, wins)
 from .settings import Setting
 
@@ -134,7 +134,7 @@ entry('fedgse/fig4.4',
 entry('fedgse/fig4.5',
       source='Fig. 4.5',
       caption='FedGSE with more whole clients, high beside low heterogeneity',
-      grid=grid(THESIS, 'mnist', 'cifar10', heterogeneity=labels_of('high', 'low'), method=named('FedGSE-CSL'),
+      grid=grid(THESIS, 'mnist', 'cifar10', heterogeneity=BOTH_LEVELS, method=named('FedGSE-SPL'),
                 rho=shares_of(1.)),
       draw=axis_figure('rho', by='heterogeneity', xlabel='share of clients with the whole network'),
       claims={'low heterogeneity is easier': easier(),
@@ -147,11 +147,11 @@ def more_whole_clients(id, data):
     entry(f'fedgse/{id}',
           source=f'Fig. {id[3:]}',
           caption=f'More whole clients (1 among 1/16); the thesis has {data}',
-          grid=grid(THESIS, data, heterogeneity=heterogeneity, method=named('FedRolex', 'FedGSE-CSL'),
+          grid=grid(THESIS, data, heterogeneity=BOTH_LEVELS, method=named(*RIVALS, 'FedGSE-SPL'),
                     rho=shares_of(1.)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
-          claims={'FedGSE is ahead of FedRolex': ahead(dict(method='FedGSE-CSL'), dict(method='FedRolex')),
-                  'more whole clients are better': rising('rho', method='FedGSE-CSL')},
+          claims={'FedGSE is ahead of FedRolex': ahead(dict(method='FedGSE-SPL'), dict(method='FedRolex')),
+                  'more whole clients are better': rising('rho', method='FedGSE-SPL')},
           note='The thesis draws all methods.')
 
 more_whole_clients('fig4.6', 'mnist')
@@ -178,15 +178,16 @@ entry('fedgse/fig4.8',
 entry('fedgse/fig4.9',
       source='Fig. 4.9',
       caption='Share of clients in a round',
-      grid=grid(THESIS, 'mnist', participation=participations, method=named('FedRolex', *GSE)),
-      draw=axis_figure('participation'),
+      grid=grid(THESIS, 'mnist', heterogeneity=BOTH_LEVELS, participation=participations,
+                method=named(*RIVALS, *GSE)),
+      draw=axis_figure('participation', panel='heterogeneity'),
       claims=plateau(method='FedGSE-CSL'),
       note='The thesis draws all methods.')
 
 # %% ../../nbs/papers/fedgse.ipynb #acec569d
 def similar_samples(scale):
     pool, numbers = (200, (8, 64, 200)) if scale == 'embedded' else (1024, (64, 128, 256, 512))
-    return {n: cutting('FedGSE', pool=pool, samples=n) for n in numbers}
+    return {n: cutting('FedGSE', similar='SPL', pool=pool, samples=n) for n in numbers}
 
 def swing(rows):
     "How much further apart numbers of samples lie in accuracy under high than low heterogeneity, one number a seed."
