@@ -4,17 +4,18 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'ends', 'results', 'with_columns', 'tested', 'counted', 'within', 'Numbers', 'ours', 'pick',
-           'above_zero', 'ahead', 'minus', 'kendall', 'rising', 'levels_off', 'Weighed', 'weigh', 'decide', 'shown',
-           'judge', 'tally']
+           'above_zero', 'ahead', 'minus', 'kendall', 'rising', 'levels_off', 'Weighed', 'Noted', 'complete', 'weigh',
+           'decide', 'shown', 'judge', 'tally']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math
+from contextlib import suppress
 import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 from ..engine.files import shipped
 from ..measure import spread
-from .evidence import LEVEL, Evidence, interval, paired, seeds_needed, together
+from .evidence import LEVEL, Evidence, interval, paired, repeated, seeds_needed, together
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
@@ -99,6 +100,7 @@ class Numbers:
     unit: str = ''
     by: object = tested  # the rule that judges them: `tested`, `counted` or `within(margin)`
     ours: bool = False   # is the question ours and not the paper's?
+    whole: bool = True   # does it take all runs? False: the seeds of which nothing is missing that `pick` hands out
     def __call__(self, rows): return np.asarray(self.of(rows), float)
 
 def ours(claims):
@@ -114,6 +116,8 @@ def pick(
     "One column of the rows that have certain labels."
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])] if where else rows
     said = ', '.join(f'{k}={v}' for k, v in where.items())
+    rows.attrs.get('lacking', set()).update(labels['seed'] for labels in rows.attrs.get('gaps', ())
+                                            if all(labels.get(k) == v for k, v in where.items()))
     if not len(part): raise LookupError(f'there is no {said} here')
     if value not in part: raise LookupError(f'{value} was not measured')
     if part[value].isna().any(): raise LookupError(f'a run with {said} produced NaN or infinity')
@@ -123,7 +127,7 @@ def pick(
 # %% ../../nbs/papers/claims.ipynb #db804123
 def above_zero(value, unit='', **where):
     "The numbers of `value`, averaged to one a seed."
-    return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit)
+    return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit, whole=False)
 
 # %% ../../nbs/papers/claims.ipynb #46577c32
 def ahead(
@@ -136,14 +140,14 @@ def ahead(
         left, right = pick(rows, a, value), pick(rows, b, value)
         if set(left.index) != set(right.index): raise LookupError('the two sides have different runs')
         return (left - right).groupby('seed').mean().to_numpy()
-    return Numbers(differences, unit)
+    return Numbers(differences, unit, whole=False)
 
 # %% ../../nbs/papers/claims.ipynb #d8b206a5
 def minus(
     f, g, # Numbers
 ):        # Numbers
     "The difference of two claims' numbers."
-    return replace(f, of=lambda rows: f(rows) - g(rows))
+    return replace(f, of=lambda rows: f(rows) - g(rows), whole=f.whole or g.whole)
 
 # %% ../../nbs/papers/claims.ipynb #1233426a
 def kendall(
@@ -167,7 +171,7 @@ def rising(
         groups = part.groupby([k for k in rows.attrs['labels'] if k not in (axis, *where)])
         taus = groups[[axis, value]].apply(lambda g: kendall(*g.sort_values(axis)[[axis, value]].to_numpy(float).T))
         return sign*taus.groupby('seed').mean().to_numpy()
-    return Numbers(differences, 'tau')
+    return Numbers(differences, 'tau', whole=False)
 
 # %% ../../nbs/papers/claims.ipynb #6f9cede0
 def levels_off(
@@ -197,6 +201,28 @@ class Weighed(NamedTuple):
         "Equal for claims that come to the same numbers from the same runs."
         return (self.entry, self.claim) if self.why else (self.read, tuple(self.differences), self.numbers.ours)
 
+class Noted(set):
+    "A set that stays the same one when pandas copies what a table carries."
+    def __deepcopy__(self, memo): return self
+
+def complete(
+    rows,    # DataFrame of `results`
+    missing, # list of (labels, Setting)
+    numbers, # Numbers
+    derive=lambda rows: rows, # see `weigh`
+):           # the rows of the seeds of which nothing is missing that the claim reads
+    "What a claim can be weighed by when runs are missing."
+    if not missing: return rows
+    said, lacking = f'{len(missing)} results are missing', Noted()
+    if numbers.whole or not len(rows): raise LookupError(said)
+    for _ in range(rows.seed.nunique()):
+        before, part = len(lacking), with_columns(rows[~rows.seed.isin(lacking)])
+        part.attrs.update(rows.attrs, gaps=[labels for labels, _ in missing], lacking=lacking)
+        with suppress(LookupError): numbers(derive(part))
+        if len(lacking) == before: break
+    if part.seed.nunique() < 2: raise LookupError(said)
+    return part
+
 def weigh(
     claims,      # {sentence: Numbers}
     rows,        # DataFrame of `results`
@@ -209,14 +235,13 @@ def weigh(
     out = []
     for text, numbers in claims.items():
         try:
-            if missing: raise LookupError(f'{len(missing)} results are missing')
-            seen = derive(rows)
-            seen.attrs['read'] = read = set()
+            seen = with_columns(derive(complete(rows, missing, numbers, derive)))
+            seen.attrs['read'] = read = Noted()
             d = numbers(seen)
             read = read or {(run, '') for run in seen.get('run', seen.index)}
-            out.append(Weighed(entry, text, numbers, d, numbers.by(d, test), frozenset(read)))
+            evidence = numbers.by(d, repeated if missing else test)
+            out.append(Weighed(entry, text, numbers, d, evidence, frozenset(read)))
         except LookupError as e: out.append(Weighed(entry, text, numbers, why=str(e.args[0])))
-        finally: rows.attrs.pop('read', None)
     return out
 
 # %% ../../nbs/papers/claims.ipynb #7e13aa91
