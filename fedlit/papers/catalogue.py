@@ -154,7 +154,7 @@ def _tell(e, said, scale, out):
           f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.\n  On {said.here}.'
           + (f'\n  {e.note}' if e.note else ''))
     if line := quantity(e, said.rows): print(f'  {line}')
-    tables = [*said.tables, ('beside the paper', said.beside),
+    tables = [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside),
               ('claims', shown(said.claims).drop(columns='entry') if len(said.rows) else None)]
     for name, t in tables:
         if t is not None and len(t): print(f'\n{name}'.rstrip(), t.to_string(justify='left'), sep='\n')

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
-           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in']
+           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'committed', 'verdicts_on_real_images',
+           'beside_real_images']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json
-import numpy as np
+import numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..engine.files import all_results
-from .claims import above_zero, ahead, ours, within
+from ..engine.files import all_results, shipped
+from .claims import above_zero, ahead, judge, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
 from .entries import SEEDS, alphas, bases, changed, cross, entry
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
@@ -144,3 +145,27 @@ def runs_in(out):
     [(rounds, _)] = Counter(s['rounds'] for s in asked).most_common(1)
     seeds = tuple(sorted({s['seed'] for s in asked if s['rounds'] == rounds}))
     return seeds, None if rounds == usual[0]['rounds'] else rounds
+
+def committed(
+    scale='embedded', # or 'short': real images
+):                    # DataFrame of `results`, and what is missing
+    "The main job's results that come with fedlit."
+    out, seeds, rounds = (shipped('digits'), *runs_in(shipped('digits'))) if scale == 'embedded' else (
+        shipped('catalogue'), range(10), None)
+    return results(collapse_runs(scale, seeds, rounds), out)
+
+
+# %% ../../nbs/papers/collapse.ipynb #1a9a66c6
+def verdicts_on_real_images():
+    "The verdicts on the main job's claims by the committed runs on CIFAR-10: DataFrame of `decide`."
+    return judge({**COLLAPSE, **CURE, **GAINS}, *committed('short'))
+
+def beside_real_images(
+    table, # DataFrame of `decide`, of the main job
+):         # DataFrame, a row a claim: what was measured and the verdict, here and on CIFAR-10
+    "The verdicts of a run of the main job beside the committed ones on CIFAR-10."
+    def columns(t, where):
+        said = t.measured + [f', {n} seeds' if n else '' for n in t.seeds]
+        return pd.DataFrame({f'verdict {where}': t.verdict.values, f'measured {where}': said.values}, t.claim.values)
+    return columns(table, 'here').join(columns(verdicts_on_real_images(), 'on CIFAR-10')).rename_axis('claim')
+

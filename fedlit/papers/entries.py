@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'Entry', 'entry', 'unknown', 'with_seeds',
-           'select', 'all_published', 'published', 'beside', 'looks', 'note_look', 'asked', 'found_rows', 'judged',
-           'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'signed',
+           'select', 'all_published', 'published', 'means', 'beside', 'looks', 'note_look', 'asked', 'found_rows',
+           'judged', 'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'signed',
            'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from difflib import get_close_matches
 from ..engine.files import result, shipped, write_figure, write_file, write_json
 from .claims import decide, judge, results, shown, weigh
-from .evidence import margin, paired, repeated
+from .evidence import margin, next_run, paired, repeated
 from .settings import address, call
 
 # %% ../../nbs/papers/entries.ipynb #6c9fc2e4
@@ -200,18 +200,28 @@ def published(
     return t[here]
 
 # %% ../../nbs/papers/entries.ipynb #d5e9fd7a
-def beside(
+def means(
     entry, # Entry
     rows,  # DataFrame of its results
-):         # DataFrame: labels, ours, paper's, difference
-    "Our means beside the paper's numbers."
+):         # DataFrame: labels, mean over seeds, half its 95 % interval, where 99 of 100 new seeds lie, last and best round
+    "What was measured, a row a setting."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
     value = entry.value if entry.value in rows else 'accuracy_late'
     name, late, _ = value.partition('_late')
     more = {'last': name, 'best': f'{name}_best'} if late and name in rows else {}
     part = rows.groupby(labels, sort=False)
+    end = lambda i: lambda v: next_run(v.dropna())[i]
     out = part[value].agg(ours='mean', margin=lambda v: margin(v.dropna()), seeds='count')
-    out = out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
+    out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
+    return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
+
+def beside(
+    entry, # Entry
+    rows,  # DataFrame of its results
+):         # DataFrame: that of `means`, the paper's numbers, difference
+    "Our means beside the paper's numbers, where it prints some."
+    out, labels = means(entry, rows), [k for k in rows.attrs['labels'] if k != 'seed']
+    if not entry.published: return out.dropna(axis=1, how='all').round(3)
     theirs = published(entry.published, entry.paper)
     keys = [k for k in labels if k in theirs and k != 'data' and theirs[k].notna().any()]
     for data, part in theirs.groupby('data', sort=False):
@@ -409,7 +419,7 @@ def about(
             said.tables.append((name, made))
             said.written.append(path)
         else: said.figures.append(path)
-    if entry.published:
+    if entry.value in rows and pd.api.types.is_numeric_dtype(rows[entry.value]):
         said.beside = beside(entry, rows)
         said.written.append(write_table(said.beside, file('beside')))
     said.written.append(write_table(shown(said.claims), file('claims')))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ALL_SIGNS', 'LEVEL', 'FEW', 'BETS', 'sign_flips', 'Evidence', 'equal', 'paired', 'subset_means', 'interval', 'margin',
-           'mean_and_margin', 'seeds_needed', 'together', 'capital', 'repeated']
+           'mean_and_margin', 'next_run', 'seeds_needed', 'together', 'capital', 'repeated']
 
 # %% ../../nbs/papers/evidence.ipynb #c60017a0
 import math, numpy as np
@@ -78,6 +78,18 @@ def mean_and_margin(values, digits=1):
     "Such as `62.0 ± 5.0`."
     mean, half = float(np.mean(values)), margin(values)
     return f'{mean:.{digits}f} (n=1)' if math.isnan(half) else f'{mean:.{digits}f} ± {half:.{digits}f}'
+
+# %% ../../nbs/papers/evidence.ipynb #0645855e
+def next_run(
+    values,    # (n,), one a seed
+    level=.01, # how often a new run may lie outside
+):             # its two ends; NaN for a single seed
+    "Where the run of a seed lies that is not among these."
+    v = np.asarray(values, float)
+    if len(v) < 2: return math.nan, math.nan
+    half = stats.t.isf(level/2, len(v)-1)*v.std(ddof=1)*math.sqrt(1 + 1/len(v))
+    return float(v.mean() - half), float(v.mean() + half)
+
 
 # %% ../../nbs/papers/evidence.ipynb #ec84a8cb
 def seeds_needed(
