@@ -210,7 +210,7 @@ BOTH_LEVELS = labels_of('high', 'low')
 # %% ../../nbs/papers/feddse.ipynb #81ef9a2b
 RISES = {'low heterogeneity is easier': easier(method='FedDSE'),
          'more strong clients are better': rising('rho', method='FedDSE')}
-LEVELS_OFF = {'from a fifth of strong clients on it hardly matters (gain from none to a fifth minus gain from there to all)':
+LEVELS_OFF = {'from a fifth of strong clients on it hardly matters (gain up to a fifth minus gain beyond)':
                   minus(gain('rho', 0, 1, method='FedDSE'), gain('rho', 1, -1, method='FedDSE'))}
 KEEPS_RISING = {'it still rises beyond a fifth': gain('rho', 1, -1, method='FedDSE')}
 
