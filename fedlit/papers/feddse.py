@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'BY_NAME', 'BASELINES', 'TABLE_ROWS', 'BOTH_LEVELS',
-           'CAPACITIES', 'labels_of', 'cutting', 'depth', 'named', 'almost_whole', 'as_in_chapter_3', 'with_rates',
-           'wins', 'alike', 'activation_figure', 'five_clients', 'easier', 'strong_share', 'shares_of',
-           'more_strong_clients', 'participations', 'plateau', 'samples_looked_at', 'all_above_fewest', 'by_capacity',
-           'among_small']
+           'RISES', 'LEVELS_OFF', 'KEEPS_RISING', 'SECOND', 'REST', 'ALL_HIGH', 'ALL_LOW', 'CAPACITIES', 'DRAWN',
+           'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'named', 'almost_whole', 'as_in_chapter_3', 'with_rates',
+           'wins', 'alike', 'activation_figure', 'five_clients', 'easier', 'gain', 'strong_share', 'shares_of',
+           'more_strong_clients', 'participations', 'plateau', 'matters_less_when_low', 'samples_looked_at',
+           'by_capacity', 'among']
 
 # %% ../../nbs/papers/feddse.ipynb #0f3e6d3f
 import itertools, re
 import numpy as np
 from dataclasses import replace
-from .claims import Numbers, ahead, levels_off, minus, ours, rising, with_columns
+from .claims import Numbers, ahead, minus, ours, rising, with_columns
 from .drawings import axis_figure, table
 from .entries import entry, grid, holding, setting_field
 from .feddecorr import FIVE_SEEDS
@@ -89,7 +90,7 @@ BY_NAME = {
 def named(*names): return {n: BY_NAME[n] for n in names}
 
 def almost_whole(row):
-    "The row in which the strongest clients keep 0.99 of every layer, rounded down, as this chapter has it."
+    "The row in which the strongest clients keep 0.99 of every layer, rounded down (section 3.3.2)."
     def change(s):
         fields = row(s) if callable(row) else row
         return dict(fields, method=fields['method'].replace('rates=(1.0,', "rounding='down', rates=(0.99,"))
@@ -161,7 +162,7 @@ entry('feddse/table3.4',
       claims=wins('FedDSE', *BASELINES),
       published='Table 3.4',
       note='FjORD, T=1 and the ceiling (every client has the whole network) are additions. '
-           'The strongest capacity is 0.99 in the thesis and at short scale, 1 at the others.')
+           'DepthFL\'s strongest clients have all stages: 0.99 of a depth is not defined in the thesis.')
 
 # %% ../../nbs/papers/feddse.ipynb #ab13bea0
 entry('feddse/table3.5',
@@ -177,15 +178,22 @@ def easier(**where):
     "The claim's numbers: how far low heterogeneity lies above high."
     return ahead(dict(heterogeneity='low', **where), dict(heterogeneity='high', **where))
 
+def gain(axis, start, to, **where):
+    "The claim's numbers: how far one place on an axis lies above another; 0 is the first place, -1 the last."
+    def difference(rows):
+        values = list(dict.fromkeys(rows[axis]))
+        return ahead({**where, axis: values[to]}, {**where, axis: values[start]})(rows)
+    return Numbers(difference, 'points')
+
 entry('feddse/fig3.5',
       source='Fig. 3.5',
       caption='High beside low heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
                 method=as_in_chapter_3(*BASELINES, 'FedDSE')),
       draw=table('method', 'heterogeneity'),
-      claims={'low heterogeneity is easier': easier(),
-              'labels matter less for FedDSE (HeteroFL\'s gap from low to high minus FedDSE\'s)':
-                  minus(easier(method='HeteroFL'), easier(method='FedDSE'))})
+      claims={'low heterogeneity is easier': easier()}
+             | ours({'labels matter less for FedDSE (HeteroFL\'s gap from low to high minus FedDSE\'s)':
+                         minus(easier(method='HeteroFL'), easier(method='FedDSE'))}))
 
 # %% ../../nbs/papers/feddse.ipynb #a45faa7d
 def strong_share(capacity, *shares):
@@ -200,18 +208,25 @@ def shares_of(capacity):
 BOTH_LEVELS = labels_of('high', 'low')
 
 # %% ../../nbs/papers/feddse.ipynb #81ef9a2b
-def more_strong_clients(id, data):
-    "Figures 3.6 and 3.7, which differ in their data."
+RISES = {'low heterogeneity is easier': easier(method='FedDSE'),
+         'more strong clients are better': rising('rho', method='FedDSE')}
+LEVELS_OFF = {'from a fifth of strong clients on it hardly matters (gain up to a fifth minus gain beyond)':
+                  minus(gain('rho', 0, 1, method='FedDSE'), gain('rho', 1, -1, method='FedDSE'))}
+KEEPS_RISING = {'it still rises beyond a fifth': gain('rho', 1, -1, method='FedDSE')}
+
+def more_strong_clients(id, data, after_a_fifth):
+    "Figures 3.6 and 3.7, which differ in their data and in what the thesis reads off them."
     entry(f'feddse/{id}',
           source=f'Fig. {id[3:]}',
           caption=f'More strong clients (1/2 among 1/16); the thesis has {data}',
-          grid=grid(CHAPTER_3, data, heterogeneity=BOTH_LEVELS, method=as_in_chapter_3('FedRolex', 'FedDSE'), rho=shares_of(.5)),
+          grid=grid(CHAPTER_3, data, heterogeneity=BOTH_LEVELS, method=as_in_chapter_3('FedRolex', 'FedDSE'),
+                    rho=shares_of(.5)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
-          claims={'more strong clients are better': rising('rho', method='FedDSE')},
-          note='Few points are known from the text. FedRolex is an addition.')
+          claims=RISES | after_a_fifth,
+          note='FedRolex is an addition.')
 
-more_strong_clients('fig3.6', 'mnist')
-more_strong_clients('fig3.7', 'cifar10')
+more_strong_clients('fig3.6', 'mnist', LEVELS_OFF)
+more_strong_clients('fig3.7', 'cifar10', KEEPS_RISING)
 
 # %% ../../nbs/papers/feddse.ipynb #4dc9e95e
 entry('feddse/fig3.8',
@@ -219,9 +234,9 @@ entry('feddse/fig3.8',
       caption='Classes a client',
       grid=grid(CHAPTER_3, 'mnist', classes=holding(2, 4, 6, 8, 10), method=as_in_chapter_3('FedDSE')),
       draw=axis_figure('classes', xlabel='classes a client'),
-      claims=levels_off('four classes are easier than two',
-                        'beyond four it hardly matters (gain of 4 over 2 minus gain of 10 over 4)',
-                        'classes'),
+      claims={'four classes are easier than two': gain('classes', 0, 1),
+              'beyond four it hardly matters (gain of 4 over 2 minus gain of 10 over 4)':
+                  minus(gain('classes', 0, 1), gain('classes', 1, -1))},
       note='Known from the text: 95.34 with two, 98.55 with four.')
 
 # %% ../../nbs/papers/feddse.ipynb #3c721493
@@ -230,9 +245,15 @@ def participations(scale):
 
 def plateau(**where):
     "The thesis' two claims about the share of clients in a round."
-    return levels_off('a small participation costs accuracy (the second share above the first)',
-                      'beyond it hardly matters (that gain minus the gain from there to the largest)',
-                      'participation', **where)
+    first, rest = gain('participation', 0, 1, **where), gain('participation', 1, -1, **where)
+    return {'a small participation costs accuracy (the second share above the first)': first,
+            'beyond it hardly matters (that gain minus the gain from there to the largest)': minus(first, rest)}
+
+def matters_less_when_low(axis, to=1):
+    "The thesis' claim that what is gained along an axis is gained under high heterogeneity."
+    return {'and matters less under low heterogeneity (gain under high minus gain under low)':
+                minus(gain(axis, 0, to, heterogeneity='high', method='FedDSE'),
+                      gain(axis, 0, to, heterogeneity='low', method='FedDSE'))}
 
 entry('feddse/fig3.9',
       source='Fig. 3.9',
@@ -240,8 +261,8 @@ entry('feddse/fig3.9',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=BOTH_LEVELS, participation=participations,
                 method=as_in_chapter_3('FedRolex', 'FedDSE')),
       draw=axis_figure('participation', panel='heterogeneity'),
-      claims=plateau(method='FedDSE'),
-      note='Known from the text: 93.62 at 5%, 95.34 at 10%. FedRolex is an addition.')
+      claims=plateau(method='FedDSE', heterogeneity='high') | matters_less_when_low('participation'),
+      note='Known from the text: 93.62 at 5%, 95.34 at 10%, high heterogeneity. FedRolex is an addition.')
 
 # %% ../../nbs/papers/feddse.ipynb #74fbb15b
 def samples_looked_at(scale):
@@ -249,17 +270,19 @@ def samples_looked_at(scale):
     fewer = {n: almost_whole(cutting('FedDSE', samples=n)) for n in numbers}
     return fewer | {'all': almost_whole(cutting('FedDSE'))}
 
-def all_above_fewest(rows):
-    fewest = min(v for v in rows.samples if v != 'all')
-    return ahead(dict(samples='all'), dict(samples=fewest))(rows)
+SECOND, REST = gain('samples', 0, 1, heterogeneity='high'), gain('samples', 1, -1, heterogeneity='high')
+ALL_HIGH, ALL_LOW = (gain('samples', 0, -1, heterogeneity=level) for level in BOTH_LEVELS)
 
 entry('feddse/fig3.10',
       source='Fig. 3.10',
       caption='How many samples FedDSE looks at',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=BOTH_LEVELS, samples=samples_looked_at),
       draw=axis_figure('samples', by='heterogeneity', xlabel='samples looked at'),
-      claims={'all samples are better than the fewest': Numbers(all_above_fewest, 'points')},
-      note='Known from the text: 93.99 with 64, 95.13 with 128.')
+      claims={'the second amount is better than the fewest': SECOND,
+              'and more hardly matter (that gain minus the gain from there to all)': minus(SECOND, REST),
+              'under low heterogeneity the fewest do (gain of all under high minus under low)':
+                  minus(ALL_HIGH, ALL_LOW)},
+      note='Known from the text: 93.99 with 64, 95.13 with 128, high heterogeneity.')
 
 # %% ../../nbs/papers/feddse.ipynb #204e86fe
 CAPACITIES = {'all clients 1/4': with_rates(.25), 'all clients 1/2': with_rates(.5), 'mixed': {}}
@@ -268,9 +291,10 @@ def by_capacity(rows):
     "A row a capacity and method, a column a heterogeneity."
     return table('row', 'heterogeneity')(rows.assign(row=rows.capacity + ', ' + rows.method))
 
-def among_small(a, b):
-    small = dict(capacity='all clients 1/4')
-    return ahead(dict(method=a, **small), dict(method=b, **small))
+def among(capacity, a, b): return ahead(dict(method=a, capacity=capacity), dict(method=b, capacity=capacity))
+
+DRAWN, CHOSEN = 'FedDSE T=1', 'FedDSE T=0'
+SMALL = [c for c in CAPACITIES if c != 'mixed']
 
 entry('feddse/table3.6',
       source='Table 3.6',
@@ -278,7 +302,9 @@ entry('feddse/table3.6',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=labels_of('high', 'low', 'iid'),
                 method=as_in_chapter_3('FedRolex', 'FedDSE T=0', 'FedDSE T=1'), capacity=CAPACITIES),
       draw=by_capacity,
-      claims={'among equally small clients choosing the most active neurons falls behind the rolling window':
-                  among_small('FedRolex', 'FedDSE T=0'),
-              'and drawing neurons repairs it': among_small('FedDSE T=1', 'FedDSE T=0')},
+      claims={f'{c}: drawing neurons is ahead of choosing the most active': among(c, DRAWN, CHOSEN) for c in SMALL}
+             | {f'{c}: drawing neurons is ahead of the rolling window': among(c, DRAWN, 'FedRolex') for c in SMALL}
+             | {'mixed capacities: choosing is ahead of drawing': among('mixed', CHOSEN, DRAWN),
+                'mixed capacities: choosing is ahead of the rolling window': among('mixed', CHOSEN, 'FedRolex')}
+             | ours({f'{c}: choosing falls behind the rolling window': among(c, 'FedRolex', CHOSEN) for c in SMALL}),
       published='Table 3.6')
