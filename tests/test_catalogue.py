@@ -409,7 +409,13 @@ def test_the_four_verdicts():
     assert t.test.tolist()[:3] == ['sign flips']*3 and t.measured[3] == 'there is no method=D here'
     needs = t['seeds to decide'].tolist()
     assert needs == ['', '', needs[2], ''] and 50 < int(needs[2]) < 200
-    assert judge({'B': gain('B', 'A')}, rows, missing=[1]).verdict[0] == 'not evaluated'
+    lost = [(dict(method='B', seed=0), None)]
+    part = judge({'B': gain('B', 'A'), 'C': gain('C', 'A')}, labelled(rows[(rows.method != 'B') | (rows.seed != 0)]), lost)
+    assert part.seeds.tolist() == [7, 8] and set(part.test) == {'sequential'}
+    counts = {'B': replace(gain('B', 'A'), by=counted, whole=True)}
+    assert judge(counts, rows, lost).verdict[0] == 'not evaluated'
+    few = [(dict(method=m, seed=i), None) for m in 'AB' for i in range(7)]
+    assert judge({'B': gain('B', 'A')}, labelled(rows[rows.seed == 7]), few).measured[0] == '14 results are missing'
     one = judge({'B': gain('B', 'A')}, labelled(rows[rows.seed == 0]))
     assert (one.verdict[0], one['seeds to decide'][0]) == ('undecided', 'one seed has no spread')
 
@@ -549,7 +555,7 @@ def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys)
     gone.unlink()
     main(['report', 'tiny/fig1'])
     printed = capsys.readouterr().out
-    assert str(gone) in printed and '2 not evaluated' in printed
+    assert str(gone) in printed and '9 of 10 runs' in printed and judged([small], 'embedded', out=out).seeds[0] == 4
 
 def test_a_further_seed_measures_what_all_entries_want(monkeypatch, tmp_path):
     asked = []

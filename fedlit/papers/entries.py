@@ -203,7 +203,7 @@ def published(
 def means(
     entry, # Entry
     rows,  # DataFrame of its results
-):         # DataFrame: labels, mean over seeds, half its 95 % interval, where 99 of 100 new seeds lie, last and best round
+):         # DataFrame: labels; mean over seeds, half its 95 % interval, where 99 of 100 new seeds lie; last and best
     "What was measured, a row a setting."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
     value = entry.value if entry.value in rows else 'accuracy_late'

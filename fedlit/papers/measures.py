@@ -29,7 +29,7 @@ def curve(run, task, clients, tests, s):
     return run.history.accuracy.tolist() if len(run.history) else []
 
 # %% ../../nbs/papers/measures.ipynb #7372db8e
-def _of(locals, i):
+def _kept(locals, i):
     "Parameters and buffers of the i-th client of a round, before averaging."
     return tuple({k: v[i] for k, v in locals[part].items()} for part in ('params', 'buffers'))
 
@@ -42,7 +42,7 @@ def both_spectra(
     "Spectra of the features of the test images."
     look = lambda net: spectrum(features_of(model, task.x_test, prepare=task.normalise, state=net))
     return (look((state.params, state.buffers)),
-            torch.stack([look(_of(locals, i)) for i in range(len(locals['who']))]))
+            torch.stack([look(_kept(locals, i)) for i in range(len(locals['who']))]))
 
 def spectral_numbers(
     whole, # (d,)
@@ -66,7 +66,7 @@ def feature_spectra(run, task, clients, tests, s):
 def each_spectrum(run, task, clients, tests, s):
     "The spectrum of every client's last model, by client number."
     look = lambda i: spectrum(features_of(run.model, task.x_test, prepare=task.normalise,
-                                          state=_of(run.locals, i)), top=100)
+                                          state=_kept(run.locals, i)), top=100)
     return {str(k): _clip(look(i), 5) for i, k in enumerate(run.locals['who'])}
 
 # %% ../../nbs/papers/measures.ipynb #72c9cd90
@@ -129,7 +129,7 @@ def activations(run, task, clients, tests, s):
         hooks = [m.register_forward_hook(lambda m, _, h: seen.append(_clip(h.mean(0).flatten(), 4))) for m in layers]
         try:
             features_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
-                        state=_of(run.locals, i))
+                        state=_kept(run.locals, i))
         finally: [h.remove() for h in hooks]
         out.append(seen)
     return out
