@@ -370,78 +370,78 @@ def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
 # entries, without some of them | rows, as for `select` | fields of their settings | all values; ... for more | source:
 # TPAMI, ICLR: FedDecorr's two versions; MOON: its paper; code: released code, where the paper's text has no numbers
 PRINTED = '''
-feddecorr                                       |                | local.lr           | .01          | TPAMI V-A
-feddecorr                                       |                | local.momentum     | .9           | TPAMI V-A
-feddecorr                                       |                | local.batch_size   | 64           | TPAMI V-A
-feddecorr -table4 -tpami-table3                 |                | local.epochs       | 10           | TPAMI V-A
-feddecorr/table4                                |                | local.epochs       | 1 5 10 20    | TPAMI V-F
-feddecorr                                       | cifar10        | local.weight_decay | 1e-5         | TPAMI V-A
-feddecorr                                       | cifar100       | local.weight_decay | 1e-4         | TPAMI V-A
-feddecorr                                       | tiny_imagenet  | local.weight_decay | 1e-4         | TPAMI V-A
-feddecorr                                       | cifar10        | rounds             | 100          | TPAMI V-A
-feddecorr                                       | cifar100       | rounds             | 100          | TPAMI V-A
-feddecorr -table3                               | tiny_imagenet  | rounds             | 50           | TPAMI V-A
-feddecorr -table3 -tpami-table3                 |                | clients/participation | 10/1      | TPAMI III-A, V-B
-feddecorr/table3        | | clients/rounds/participation | 10/50/1 20/50/1 30/50/1 50/100/.2 100/100/.2 | TPAMI V-D
-feddecorr -fig6 -fig8 -table7 -tpami-table3     |                | model              | mobilenetv2  | TPAMI V-A
-feddecorr/fig8                                  |                | model              | resnet18 resnet32 | ICLR D.2
-feddecorr/table7                                |                | model              | mobilenetv2 resnet18 resnet32 | TPAMI V-I
-feddecorr/fig2a fig2b fig7 fig8 fig9 fig10 tpami-fig4 |          | alpha              | .01 .05 .25 inf | TPAMI III-A
-feddecorr/fig3 fig3-local tpami-fig6            |                | alpha              | .01 .05      | TPAMI IV-B
-feddecorr/table1 table2 table8 table9           |                | alpha              | .05 .1 .5 inf | TPAMI V-B
-feddecorr/fig5 table4 table7                    |                | alpha              | .05 .1       | TPAMI V-E, V-F, V-I
-feddecorr/table5                                |                | alpha              | .5           | TPAMI V-G
-feddecorr/tpami-table2                          | cifar10        | classes            | 3 4 5        | TPAMI V-B
-feddecorr/tpami-table2                          | cifar100       | classes            | 20 30 40     | TPAMI V-B
-feddecorr/tpami-table2                          | tiny_imagenet  | classes            | 80 90 100    | TPAMI V-B
-feddecorr/table10                               |                | classes            | 2 ...        | ICLR C.5
-feddecorr -fig5                                 |                | FedDecorr.beta     | .1           | TPAMI V-A
-feddecorr/fig5                                  |                | FedDecorr.beta     | .01 .05 .1 .2 .3 | TPAMI V-E
-feddecorr                                       |                | FedProx.mu         | 1e-3         | TPAMI V-A
-feddecorr                                       |                | MOON.mu            | 1            | TPAMI V-A
-feddecorr                                       |                | FedAvgM.momentum   | .5           | TPAMI V-A
-feddecorr/tpami-table3                          |                | model              | alexnet_bn   | TPAMI V-A
-feddecorr/tpami-table3                          |                | rounds/local.epochs | 300/1       | TPAMI V-A
-feddecorr/tpami-table3                          |                | local.weight_decay | 1e-5         | TPAMI V-A
-feddecorr/tpami-table3                          | office_caltech10 | clients          | 4            | TPAMI V-A
-feddecorr/tpami-table3                          | domainnet      | clients            | 6            | TPAMI V-A
-moon                                            |                | local.lr           | .01          | MOON 4.1
-moon                                            |                | local.weight_decay | 1e-5         | MOON 4.1
-moon                                            |                | local.momentum     | .9           | MOON 4.1
-moon                                            |                | local.batch_size   | 64           | MOON 4.1
-moon                                            | cifar10        | model              | moon_cnn     | MOON 4.1
-moon                                            | cifar100       | model              | resnet50     | MOON 4.1
-moon                                            | tiny_imagenet  | model              | resnet50     | MOON 4.1
-moon/table1                                     | method=SOLO    | local.epochs       | 300          | MOON 4.1
-moon/table1 table2 table5 fig6                  | cifar10,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
-moon/table1 table2 table5 fig6                  | cifar100,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
-moon/table1 table2 table5 fig6                  | tiny_imagenet,method=MOON | rounds/local.epochs | 20/10 | MOON 4.1
-moon/fig7                                       |                | local.epochs       | 1 10 ...     | MOON 4.4
-moon                                            |                | MOON.tau           | .5           | MOON 4.1
-moon -table4 -fig2                              |                | alpha              | .5           | MOON 4.1
-moon/fig2                                       | network=a party alone | alpha       | .5           | MOON 3.2, 4.1
-moon/table4                                     |                | alpha              | 5. ...       | MOON 4.6
-moon -table3 -fig8 -fig2                        |                | clients/participation | 10/1      | MOON 4.1
-moon/table3 fig8                                |                | clients/rounds/participation | 50/200/1 100/500/.2 | MOON 4.5
-moon/table3 fig8                                |                | MOON.mu            | 1 10         | MOON 4.5
-moon -table3 -fig8 -tuning                      | cifar10        | MOON.mu            | 5            | MOON 4.2
-moon -table3 -fig8                              | cifar100       | MOON.mu            | 1            | MOON 4.2
-moon -table3 -fig8                              | tiny_imagenet  | MOON.mu            | 1            | MOON 4.2
-moon/tuning                                     |                | MOON.mu            | .1 1 5 10    | MOON 4.2
-moon -tuning                                    | cifar10        | FedProx.mu         | .01          | MOON 4.2
-moon                                            | cifar100       | FedProx.mu         | .001         | MOON 4.2
-moon                                            | tiny_imagenet  | FedProx.mu         | .001         | MOON 4.2
-moon/tuning                                     |                | FedProx.mu         | .001 .01 .1 1 | MOON 4.2
-feddecomp                                       |                | clients/rounds     | 40/300       | code
-feddecomp                                       |                | train/test         | 500/100      | code
-feddecomp                                       |                | local.epochs/local.batch_size | 5/100 | code
-feddecomp                                       |                | local.lr/local.momentum/local.weight_decay | .1/.9/0 | code
-feddecomp                                       | cifar10        | model              | feddecomp_resnet8 | code
-feddecomp                                       | cifar100       | model              | feddecomp_resnet10 | code
-feddecomp/main                                  | cifar10        | FedDecomp.r_c/FedDecomp.rank | .6/4 | code
-feddecomp/main                                  | cifar100       | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
-feddecomp/main                                  | tiny_imagenet  | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
-feddecomp/main ratios                           |                | FedDecomp.lora_epochs | 2         | code
+feddecorr | | local.lr | .01 | TPAMI V-A
+feddecorr | | local.momentum | .9 | TPAMI V-A
+feddecorr | | local.batch_size | 64 | TPAMI V-A
+feddecorr -table4 -tpami-table3 | | local.epochs | 10 | TPAMI V-A
+feddecorr/table4 | | local.epochs | 1 5 10 20 | TPAMI V-F
+feddecorr | cifar10 | local.weight_decay | 1e-5 | TPAMI V-A
+feddecorr | cifar100 | local.weight_decay | 1e-4 | TPAMI V-A
+feddecorr | tiny_imagenet | local.weight_decay | 1e-4 | TPAMI V-A
+feddecorr | cifar10 | rounds | 100 | TPAMI V-A
+feddecorr | cifar100 | rounds | 100 | TPAMI V-A
+feddecorr -table3 | tiny_imagenet | rounds | 50 | TPAMI V-A
+feddecorr -table3 -tpami-table3 | | clients/participation | 10/1 | TPAMI III-A, V-B
+feddecorr/table3 | | clients/rounds/participation | 10/50/1 20/50/1 30/50/1 50/100/.2 100/100/.2 | TPAMI V-D
+feddecorr -fig6 -fig8 -table7 -tpami-table3 | | model | mobilenetv2 | TPAMI V-A
+feddecorr/fig8 | | model | resnet18 resnet32 | ICLR D.2
+feddecorr/table7 | | model | mobilenetv2 resnet18 resnet32 | TPAMI V-I
+feddecorr/fig2a fig2b fig7 fig8 fig9 fig10 tpami-fig4 | | alpha | .01 .05 .25 inf | TPAMI III-A
+feddecorr/fig3 fig3-local tpami-fig6 | | alpha | .01 .05 | TPAMI IV-B
+feddecorr/table1 table2 table8 table9 | | alpha | .05 .1 .5 inf | TPAMI V-B
+feddecorr/fig5 table4 table7 | | alpha | .05 .1 | TPAMI V-E, V-F, V-I
+feddecorr/table5 | | alpha | .5 | TPAMI V-G
+feddecorr/tpami-table2 | cifar10 | classes | 3 4 5 | TPAMI V-B
+feddecorr/tpami-table2 | cifar100 | classes | 20 30 40 | TPAMI V-B
+feddecorr/tpami-table2 | tiny_imagenet | classes | 80 90 100 | TPAMI V-B
+feddecorr/table10 | | classes | 2 ... | ICLR C.5
+feddecorr -fig5 | | FedDecorr.beta | .1 | TPAMI V-A
+feddecorr/fig5 | | FedDecorr.beta | .01 .05 .1 .2 .3 | TPAMI V-E
+feddecorr | | FedProx.mu | 1e-3 | TPAMI V-A
+feddecorr | | MOON.mu | 1 | TPAMI V-A
+feddecorr | | FedAvgM.momentum | .5 | TPAMI V-A
+feddecorr/tpami-table3 | | model | alexnet_bn | TPAMI V-A
+feddecorr/tpami-table3 | | rounds/local.epochs | 300/1 | TPAMI V-A
+feddecorr/tpami-table3 | | local.weight_decay | 1e-5 | TPAMI V-A
+feddecorr/tpami-table3 | office_caltech10 | clients | 4 | TPAMI V-A
+feddecorr/tpami-table3 | domainnet | clients | 6 | TPAMI V-A
+moon | | local.lr | .01 | MOON 4.1
+moon | | local.weight_decay | 1e-5 | MOON 4.1
+moon | | local.momentum | .9 | MOON 4.1
+moon | | local.batch_size | 64 | MOON 4.1
+moon | cifar10 | model | moon_cnn | MOON 4.1
+moon | cifar100 | model | resnet50 | MOON 4.1
+moon | tiny_imagenet | model | resnet50 | MOON 4.1
+moon/table1 | method=SOLO | local.epochs | 300 | MOON 4.1
+moon/table1 table2 table5 fig6 | cifar10,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
+moon/table1 table2 table5 fig6 | cifar100,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
+moon/table1 table2 table5 fig6 | tiny_imagenet,method=MOON | rounds/local.epochs | 20/10 | MOON 4.1
+moon/fig7 | | local.epochs | 1 10 ... | MOON 4.4
+moon | | MOON.tau | .5 | MOON 4.1
+moon -table4 -fig2 | | alpha | .5 | MOON 4.1
+moon/fig2 | network=a party alone | alpha | .5 | MOON 3.2, 4.1
+moon/table4 | | alpha | 5. ... | MOON 4.6
+moon -table3 -fig8 -fig2 | | clients/participation | 10/1 | MOON 4.1
+moon/table3 fig8 | | clients/rounds/participation | 50/200/1 100/500/.2 | MOON 4.5
+moon/table3 fig8 | | MOON.mu | 1 10 | MOON 4.5
+moon -table3 -fig8 -tuning | cifar10 | MOON.mu | 5 | MOON 4.2
+moon -table3 -fig8 | cifar100 | MOON.mu | 1 | MOON 4.2
+moon -table3 -fig8 | tiny_imagenet | MOON.mu | 1 | MOON 4.2
+moon/tuning | | MOON.mu | .1 1 5 10 | MOON 4.2
+moon -tuning | cifar10 | FedProx.mu | .01 | MOON 4.2
+moon | cifar100 | FedProx.mu | .001 | MOON 4.2
+moon | tiny_imagenet | FedProx.mu | .001 | MOON 4.2
+moon/tuning | | FedProx.mu | .001 .01 .1 1 | MOON 4.2
+feddecomp | | clients/rounds | 40/300 | code
+feddecomp | | train/test | 500/100 | code
+feddecomp | | local.epochs/local.batch_size | 5/100 | code
+feddecomp | | local.lr/local.momentum/local.weight_decay | .1/.9/0 | code
+feddecomp | cifar10 | model | feddecomp_resnet8 | code
+feddecomp | cifar100 | model | feddecomp_resnet10 | code
+feddecomp/main | cifar10 | FedDecomp.r_c/FedDecomp.rank | .6/4 | code
+feddecomp/main | cifar100 | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
+feddecomp/main | tiny_imagenet | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
+feddecomp/main ratios | | FedDecomp.lora_epochs | 2 | code
 '''
 PRINTED = [[c.strip() for c in line.split('|')] for line in PRINTED.strip().splitlines()]
 

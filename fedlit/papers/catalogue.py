@@ -181,7 +181,8 @@ def show(
     (rows, missing), here = found_rows(e, scale, only, out), f'{stands_on(runs)}; {seeds_of(runs)}'
     part = f'{scale}, {only}' if only else scale
     paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
-    told = f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} {quantity(e, rows)}'
+    told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
+            f'{quantity(e, rows)}')
     display(Markdown(f'{told.rstrip()}\n\n*Here:* {here}.{paper}'))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return

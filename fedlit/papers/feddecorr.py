@@ -301,7 +301,7 @@ EACH_GAIN = {f'FedDecorr raises the accuracy of {b} (alpha 0.05)': helps(b, alph
 EIGHT = with_and_without(*ALL)
 
 def main_table(*data, rows=EIGHT, pair=TEN_SEEDS):
-    "The runs of Table 1, at paper scale in both ways; at short scale only FedAvg's two rows at all four alphas, and with more seeds."
+    "The runs of Table 1; at short scale only FedAvg's two rows at all four alphas, and with more seeds."
     others = {n: row for n, row in rows.items() if n not in PAIR}
     even, steep = (grid(DECORR, *data, seeds=pair, alpha=alphas(*FOUR), method=PAIR),
                    grid(DECORR, *data, seeds=FIVE_SEEDS, alpha=alphas(.05), method=others))

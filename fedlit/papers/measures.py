@@ -123,10 +123,8 @@ def decorr_by_epoch(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #85dfff70
 def class_counts(run, task, clients, tests, s):
     "How many images of every class each client has, and the share of pairs that have few or none."
-    from fedlit.papers.settings import clients_of # which imports this module
-    parts = clients or clients_of(s, task)[0]
-    seen = torch.stack([task.y_train[c].bincount(minlength=task.classes) for c in parts])
-    few = seen < seen.sum(0)/len(parts)/10
+    seen = torch.stack([task.y_train[c].bincount(minlength=task.classes) for c in clients])
+    few = seen < seen.sum(0)/len(clients)/10
     return dict(counts=seen.tolist(), lacking=few.double().mean().item())
 
 # %% ../../nbs/papers/measures.ipynb #07df14df
@@ -140,7 +138,7 @@ def separated(
     return (torch.cdist(z, centres).argmin(1) == y).double().mean().item()
 
 def feature_maps(run, task, clients, tests, s):
-    "Test features of the global model and of the first client's last one: a map by t-SNE, and how separate classes are."
+    "Maps of test features by t-SNE, of the global model and the first client's last one; how separate classes are."
     from sklearn.manifold import TSNE
     y = task.y_test.cpu()
     some = torch.arange(0, len(y), -(-len(y)//500))
@@ -199,4 +197,5 @@ def sizes(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #143a5c39
 MEASURES = dict(curve=curve, spectra=feature_spectra, spectra_by_round=spectra_by_round, each_spectrum=each_spectrum,
                 own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment, decorr_by_epoch=decorr_by_epoch,
-                class_counts=class_counts, feature_maps=feature_maps, activations=activations, update_gap=update_gap, sizes=sizes)
+                class_counts=class_counts, feature_maps=feature_maps, activations=activations, update_gap=update_gap,
+                sizes=sizes)

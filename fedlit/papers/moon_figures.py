@@ -74,7 +74,7 @@ def better(a, b): return ahead(dict(network=a), dict(network=b), 'separated', 'o
 
 entry('moon/fig2',
       source='Fig. 2',
-      caption='Test features of four networks by t-SNE; above them, how often the nearest class centre is the right one',
+      caption='Test features of four networks by t-SNE, and how often the nearest class centre is the right one',
       grid=grid(PARTIES, 'cifar10', every=mapped,
                 alpha=lambda scale: alphas(dict(embedded=.1, short=.05, paper=.5)[scale]),
                 network={'all data': everything, 'a party alone': alone,
