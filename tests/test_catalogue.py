@@ -2,7 +2,7 @@
 import json, math, os, pickle, random, re, signal, subprocess, sys, time
 from dataclasses import replace
 from pathlib import Path
-import numpy as np, pandas as pd, pytest, torch
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from scipy import stats
 from fedlit.cli import main
 from fedlit.data import Crop, Flip, load
@@ -13,7 +13,8 @@ from fedlit.papers.catalogue import (CATALOGUE, SCALES, Entry, about, plan, publ
                                      until_decided, verdicts)
 from fedlit.papers.claims import Numbers, ahead, counted, judge, ours, results, within
 from fedlit.papers.drawings import rounds_figure, table
-from fedlit.papers.entries import beside, found_rows, judged, looks, means, stands_on, with_seeds
+from fedlit.papers.entries import (beside, found_rows, judged, looks, means, repeats, row_name, stands_on,
+                                   with_seeds)
 from fedlit.papers.evidence import LEVEL, paired
 from fedlit.papers.feddecorr import PAIR, helps
 from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
@@ -385,6 +386,178 @@ def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
     assert '3 of 28 runs' in out and 'fedlit reproduce collapse --scale embedded --seeds 5 7 --rounds 1 --out' in out
     collapse.main_job()
 
+# ---- settings as they are printed ----
+
+# entries, without some of them | rows, as for `select` | fields of their settings | all values; ... for more | source:
+# TPAMI, ICLR: FedDecorr's two versions; MOON: its paper; code: released code, where the paper's text has no numbers
+PRINTED = '''
+feddecorr | | local.lr | .01 | TPAMI V-A
+feddecorr | | local.momentum | .9 | TPAMI V-A
+feddecorr | | local.batch_size | 64 | TPAMI V-A
+feddecorr -table4 -tpami-table3 | | local.epochs | 10 | TPAMI V-A
+feddecorr/table4 | | local.epochs | 1 5 10 20 | TPAMI V-F
+feddecorr | cifar10 | local.weight_decay | 1e-5 | TPAMI V-A
+feddecorr | cifar100 | local.weight_decay | 1e-4 | TPAMI V-A
+feddecorr | tiny_imagenet | local.weight_decay | 1e-4 | TPAMI V-A
+feddecorr | cifar10 | rounds | 100 | TPAMI V-A
+feddecorr | cifar100 | rounds | 100 | TPAMI V-A
+feddecorr -table3 | tiny_imagenet | rounds | 50 | TPAMI V-A
+feddecorr -table3 -tpami-table3 | | clients/participation | 10/1 | TPAMI III-A, V-B
+feddecorr/table3 | | clients/rounds/participation | 10/50/1 20/50/1 30/50/1 50/100/.2 100/100/.2 | TPAMI V-D
+feddecorr -fig6 -fig8 -table7 -tpami-table3 | | model | mobilenetv2 | TPAMI V-A
+feddecorr/fig8 | | model | resnet18 resnet32 | ICLR D.2
+feddecorr/table7 | | model | mobilenetv2 resnet18 resnet32 | TPAMI V-I
+feddecorr/fig2a fig2b fig7 fig8 fig9 fig10 tpami-fig4 | | alpha | .01 .05 .25 inf | TPAMI III-A
+feddecorr/fig3 fig3-local tpami-fig6 | | alpha | .01 .05 | TPAMI IV-B
+feddecorr/table1 table2 table8 table9 | | alpha | .05 .1 .5 inf | TPAMI V-B
+feddecorr/fig5 table4 table7 | | alpha | .05 .1 | TPAMI V-E, V-F, V-I
+feddecorr/table5 | | alpha | .5 | TPAMI V-G
+feddecorr/tpami-table2 | cifar10 | classes | 3 4 5 | TPAMI V-B
+feddecorr/tpami-table2 | cifar100 | classes | 20 30 40 | TPAMI V-B
+feddecorr/tpami-table2 | tiny_imagenet | classes | 80 90 100 | TPAMI V-B
+feddecorr/table10 | | classes | 2 ... | ICLR C.5
+feddecorr -fig5 | | FedDecorr.beta | .1 | TPAMI V-A
+feddecorr/fig5 | | FedDecorr.beta | .01 .05 .1 .2 .3 | TPAMI V-E
+feddecorr | | FedProx.mu | 1e-3 | TPAMI V-A
+feddecorr | | MOON.mu | 1 | TPAMI V-A
+feddecorr | | FedAvgM.momentum | .5 | TPAMI V-A
+feddecorr/tpami-table3 | | model | alexnet_bn | TPAMI V-A
+feddecorr/tpami-table3 | | rounds/local.epochs | 300/1 | TPAMI V-A
+feddecorr/tpami-table3 | | local.weight_decay | 1e-5 | TPAMI V-A
+feddecorr/tpami-table3 | office_caltech10 | clients | 4 | TPAMI V-A
+feddecorr/tpami-table3 | domainnet | clients | 6 | TPAMI V-A
+moon | | local.lr | .01 | MOON 4.1
+moon | | local.weight_decay | 1e-5 | MOON 4.1
+moon | | local.momentum | .9 | MOON 4.1
+moon | | local.batch_size | 64 | MOON 4.1
+moon | cifar10 | model | moon_cnn | MOON 4.1
+moon | cifar100 | model | resnet50 | MOON 4.1
+moon | tiny_imagenet | model | resnet50 | MOON 4.1
+moon/table1 | method=SOLO | local.epochs | 300 | MOON 4.1
+moon/table1 table2 table5 fig6 | cifar10,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
+moon/table1 table2 table5 fig6 | cifar100,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
+moon/table1 table2 table5 fig6 | tiny_imagenet,method=MOON | rounds/local.epochs | 20/10 | MOON 4.1
+moon/fig7 | | local.epochs | 1 10 ... | MOON 4.4
+moon | | MOON.tau | .5 | MOON 4.1
+moon -table4 -fig2 | | alpha | .5 | MOON 4.1
+moon/fig2 | network=a party alone | alpha | .5 | MOON 3.2, 4.1
+moon/table4 | | alpha | 5. ... | MOON 4.6
+moon -table3 -fig8 -fig2 | | clients/participation | 10/1 | MOON 4.1
+moon/table3 fig8 | | clients/rounds/participation | 50/200/1 100/500/.2 | MOON 4.5
+moon/table3 fig8 | | MOON.mu | 1 10 | MOON 4.5
+moon -table3 -fig8 -tuning | cifar10 | MOON.mu | 5 | MOON 4.2
+moon -table3 -fig8 | cifar100 | MOON.mu | 1 | MOON 4.2
+moon -table3 -fig8 | tiny_imagenet | MOON.mu | 1 | MOON 4.2
+moon/tuning | | MOON.mu | .1 1 5 10 | MOON 4.2
+moon -tuning | cifar10 | FedProx.mu | .01 | MOON 4.2
+moon | cifar100 | FedProx.mu | .001 | MOON 4.2
+moon | tiny_imagenet | FedProx.mu | .001 | MOON 4.2
+moon/tuning | | FedProx.mu | .001 .01 .1 1 | MOON 4.2
+feddecomp | | clients/rounds | 40/300 | code
+feddecomp | | train/test | 500/100 | code
+feddecomp | | local.epochs/local.batch_size | 5/100 | code
+feddecomp | | local.lr/local.momentum/local.weight_decay | .1/.9/0 | code
+feddecomp | cifar10 | model | feddecomp_resnet8 | code
+feddecomp | cifar100 | model | feddecomp_resnet10 | code
+feddecomp/main | cifar10 | FedDecomp.r_c/FedDecomp.rank | .6/4 | code
+feddecomp/main | cifar100 | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
+feddecomp/main | tiny_imagenet | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
+feddecomp/main ratios | | FedDecomp.lora_epochs | 2 | code
+'''
+PRINTED = [[c.strip() for c in line.split('|')] for line in PRINTED.strip().splitlines()]
+
+def entries_of(text):
+    "'moon', 'moon -fig7' or 'moon/table1 table2': entries of a paper, without what only this library asks."
+    first, *more = text.split()
+    paper, _, name = first.partition('/')
+    if name: return [CATALOGUE[f'{paper}/{n}'] for n in (name, *more)]
+    out = {e.id: e for e in CATALOGUE.values() if e.paper == paper and e.source != 'not in the papers'}
+    return [e for e in out.values() if f"-{e.id.partition('/')[2]}" not in more]
+
+def settings_of(e, only):
+    "Settings of an entry at paper scale as the paper has them; none where the rows are not there."
+    try: return [s for l, s in select(e, 'paper', only) if l.get('method') == row_name(l.get('method'))]
+    except ValueError: return []
+
+def valued(s, field):
+    "The value of a field, such as local.lr, alpha (of the partition) or MOON.mu; None where there is none."
+    if field in ('alpha', 'classes', 'train', 'test'): return call(s.partition)[1].get(field)
+    if field[0].isupper():
+        part, field = field.split('.')
+        return next((getattr(p, field) for p in parse(s.method).parts if type(p).__name__ == part), None)
+    for name in field.split('.'): s = getattr(s, name)
+    return s
+
+def number(text):
+    try: return float(text)
+    except ValueError: return text
+
+@pytest.mark.parametrize('which, only, fields, values, source', PRINTED, ids=[f'{r[0]} {r[1]} {r[2]}' for r in PRINTED])
+def test_settings_at_paper_scale_are_the_printed_ones(which, only, fields, values, source):
+    printed = {tuple(map(number, v.split('/'))) for v in values.split() if v != '...'}
+    seen = {e.id: {tuple(valued(s, f) for f in fields.split('/')) for s in settings_of(e, only)}
+            for e in entries_of(which)}
+    seen = {id: there for id, have in seen.items() if (there := {v for v in have if None not in v})}
+    assert seen, f'no run of {which} has {fields}'
+    for id, have in seen.items(): assert printed <= have if '...' in values else have == printed, (id, have, source)
+
+def test_paper_and_released_code_stand_side_by_side():
+    def methods(id, **where):
+        return {l['method']: s.method for l, s in CATALOGUE[id].grid('paper')
+                if all(l[k] == v for k, v in where.items())}
+    both = methods('feddecorr/table1', data='cifar100')
+    assert "beta=0.1" in both['MOON+FedDecorr'] and "beta=0.05" in both['MOON+FedDecorr (released)']
+    assert "tau=0.5" in both['MOON'] and "tau=1.0" in both['MOON (released)']
+    assert both['FedProx (released)'] == both['FedAvg'] != both['FedProx']
+    assert "form='paper'" in both['FedAvg+FedDecorr (as printed)']
+    ten = methods('feddecorr/tpami-table2', data='cifar10')
+    assert 'momentum=0.9' in ten['FedAvgM (released)'] and 'FedNova' in ten
+    for id in ('feddecorr/table8', 'feddecorr/tpami-table2', 'moon/table1', 'moon/table3'):
+        form = methods(id, data='cifar10' if 'feddecorr' in id else 'cifar100')
+        assert 'corrected' in form['Scaffold'] and "form='paper'" in form['Scaffold (as printed)'], id
+    for e in CATALOGUE.values(): # elsewhere a run is meant in one way, and no second row repeats the first
+        rows = [(l, s) for l, s in e.grid('paper') if l.get('method') != row_name(l.get('method'))]
+        assert all((*l.items(), s) not in {(*{**l, 'method': row_name(l['method'])}.items(), s)} for l, s in rows), e.id
+        assert all(l.get('method') == row_name(l.get('method')) for c in ('embedded', 'short') for l, _ in e.grid(c))
+
+def test_published_numbers_stand_beside_every_way_to_mean_a_row():
+    rows = labelled(pd.DataFrame([dict(data='cifar100', alpha=.05, method=m, seed=0, accuracy_late=60.)
+                                  for m in ('FedAvg+FedDecorr', 'FedAvg+FedDecorr (released)', 'FedAvgM')]))
+    rows.attrs['labels'] = ['data', 'alpha', 'method', 'seed']
+    t = beside(CATALOGUE['feddecorr/table1'], rows).set_index('method')
+    paper = t['paper, cifar100']
+    assert paper['FedAvg+FedDecorr'] == paper['FedAvg+FedDecorr (released)'] == 61.53 != paper['FedAvgM']
+    assert t.difference.notna().all()
+
+def looked(made):
+    "What a drawing shows: the table, or the pixels."
+    if isinstance(made, pd.DataFrame): return made.to_csv()
+    made.set_dpi(40)
+    made.canvas.draw()
+    pixels = bytes(made.canvas.buffer_rgba())
+    plt.close(made)
+    return pixels
+
+@pytest.mark.parametrize('paper', ['feddecorr', 'moon', 'feddecomp'])
+def test_no_picture_is_drawn_twice(paper):
+    groups = {}
+    for e in CATALOGUE.values():
+        if e.paper == paper: groups.setdefault(frozenset(address(s) for _, s in e.grid('embedded')), []).append(e)
+    seen = {}
+    for e in (e for group in groups.values() if len(group) > 1 for e in group if not repeats(e, 'embedded')):
+        rows = results(e.grid('embedded'))[0]
+        for name, draw in e.draws:
+            if (made := draw(rows)) is None: continue
+            shown = looked(made)
+            assert shown not in seen, f'{e.id} {name} is {seen[shown]} once more: name it in as_in'
+            seen[shown] = e.id
+
+def test_what_is_not_drawn_again_says_where_it_is(tmp_path):
+    e = CATALOGUE['feddecorr/table2']
+    said = about(e, 'embedded', to=tmp_path, out=ROOT/'results'/'catalogue')
+    assert 'feddecorr/table1' in said.remarks and not said.tables and len(said.beside)
+    assert repeats(e, 'paper') is None
+
 # ---- claims and verdicts ----
 
 def labelled(rows):
@@ -410,7 +583,8 @@ def test_the_four_verdicts():
     needs = t['seeds to decide'].tolist()
     assert needs == ['', '', needs[2], ''] and 50 < int(needs[2]) < 200
     lost = [(dict(method='B', seed=0), None)]
-    part = judge({'B': gain('B', 'A'), 'C': gain('C', 'A')}, labelled(rows[(rows.method != 'B') | (rows.seed != 0)]), lost)
+    left = labelled(rows[(rows.method != 'B') | (rows.seed != 0)])
+    part = judge({'B': gain('B', 'A'), 'C': gain('C', 'A')}, left, lost)
     assert part.seeds.tolist() == [7, 8] and set(part.test) == {'sequential'}
     counts = {'B': replace(gain('B', 'A'), by=counted, whole=True)}
     assert judge(counts, rows, lost).verdict[0] == 'not evaluated'

@@ -11,12 +11,13 @@ __all__ = ['plan', 'entries', 'reproduce', 'until_decided', 'listing', 'quantity
 import functools
 import pandas as pd, torch
 from dataclasses import replace
-from . import collapse, feddecorr, moon, feddecomp, feddse, fedgse # noqa: F401, each fills CATALOGUE
+from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noqa: F401, each fills
+                           fedgse)                                                      # CATALOGUE
 from .claims import judge, results, shown, tally
 from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
-                                   found_rows, judged, looks, note_look, published, seeds_of, select, signed,
-                                   stands_on, unknown)
+                                   found_rows, judged, looks, note_look, published, remarks, repeats, seeds_of, select,
+                                   signed, stands_on, unknown)
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'judged', 'published', 'results',
          'select', 'shown', 'tally']
@@ -152,7 +153,7 @@ def report(
 def _tell(e, said, scale, out):
     print(f'\n{e.id} ({e.source}), {scale}: {e.caption}. '
           f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.\n  On {said.here}.'
-          + (f'\n  {e.note}' if e.note else ''))
+          + (f'\n  {said.remarks}' if said.remarks else ''))
     if line := quantity(e, said.rows): print(f'  {line}')
     tables = [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside),
               ('claims', shown(said.claims).drop(columns='entry') if len(said.rows) else None)]
@@ -180,11 +181,12 @@ def show(
     (rows, missing), here = found_rows(e, scale, only, out), f'{stands_on(runs)}; {seeds_of(runs)}'
     part = f'{scale}, {only}' if only else scale
     paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
-    told = f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {e.note} {quantity(e, rows)}'
+    told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
+            f'{quantity(e, rows)}')
     display(Markdown(f'{told.rstrip()}\n\n*Here:* {here}.{paper}'))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
-    made = [m for _, draw in e.draws if (m := draw(rows)) is not None]
+    made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(rows)) is not None]
     table = judged([e], scale, only, out) if out or only else _shipped(e.paper, scale)
     claims = shown(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences

@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
-           'local_field', 'measuring', 'bases', 'grid', 'differently', 'Entry', 'entry', 'unknown', 'with_seeds',
-           'select', 'all_published', 'published', 'means', 'beside', 'looks', 'note_look', 'asked', 'found_rows',
-           'judged', 'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'signed',
-           'write_drawing', 'write_table', 'about']
+           'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
+           'repeats', 'remarks', 'unknown', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside',
+           'looks', 'note_look', 'asked', 'found_rows', 'judged', 'command', 'file_of', 'data_in_words',
+           'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, re
@@ -85,6 +85,21 @@ def differently(
     "An entry whose runs are chosen in another way at some scale."
     return lambda scale: grids.get(scale, grids.get('other'))(scale)
 
+def in_other_ways(
+    grid, # function of the scale -> list of (labels, Setting)
+    ways, # function of a Setting -> {name: Setting}
+):        # function of the scale -> list of (labels, Setting)
+    "At paper scale, runs also in the other ways in which they can be meant, each a row such as 'MOON (released)'."
+    def both(labels, s):
+        named = {f"{labels['method']} ({name})": other for name, other in ways(s).items() if other != s}
+        return [(labels, s), *(({**labels, 'method': method}, other) for method, other in named.items())]
+    return lambda scale: [run for labels, s in grid(scale) for run in (both(labels, s) if scale == 'paper'
+                                                                       else [(labels, s)])]
+
+def row_name(label):
+    "A label without the way in which its run is meant: 'MOON' of 'MOON (released)'."
+    return re.sub(r' \([^()]+\)$', '', label) if isinstance(label, str) else label
+
 # %% ../../nbs/papers/entries.ipynb #40c074c1
 @dataclass(frozen=True, eq=False)
 class Entry:
@@ -98,6 +113,7 @@ class Entry:
     derive: object = lambda rows: rows         # adds columns to the rows of the results
     published: str = ''     # the table's name in published.csv, where its numbers are known
     value: str = 'accuracy_late' # the column that is tabulated beside the paper's
+    as_in: str = ''         # id of the entry that draws the same of other data; nothing is drawn twice
     note: str = ''          # what is not known, and what stands in for what
     folder: str = RESULTS   # where its results are kept; entries with one folder share their runs
     options: str = ''       # what to type beside its id to get its runs, such as "--seeds 0 1"
@@ -121,6 +137,24 @@ CATALOGUE = {}
 def entry(id, **fields):
     "An experiment of the catalogue; the fields are those of `Entry`."
     CATALOGUE[id] = Entry(id, **fields)
+
+# %% ../../nbs/papers/entries.ipynb #3e30f3c4
+def repeats(
+    entry, # Entry
+    scale, # one of SCALES
+):         # Entry or None
+    "The entry whose drawing would come out again, because both have the same runs at this scale."
+    first, runs = CATALOGUE.get(entry.as_in), lambda e: {address(s) for _, s in e.grid(scale)}
+    return first if first and runs(first) == runs(entry) else None
+
+def remarks(
+    entry, # Entry
+    scale, # one of SCALES
+):         # str
+    "What is written under an entry: its note, and where its drawing is found if it is not drawn again."
+    first = repeats(entry, scale)
+    again = f"At this scale its runs are those of {first.id}, and it is not drawn again." if first else ''
+    return ' '.join(filter(None, (entry.note, again)))
 
 # %% ../../nbs/papers/entries.ipynb #509c0478
 def unknown(what, name, known):
@@ -226,7 +260,7 @@ def beside(
     keys = [k for k in labels if k in theirs and k != 'data' and theirs[k].notna().any()]
     for data, part in theirs.groupby('data', sort=False):
         same = {tuple(r[k] for k in keys): r for _, r in part.iterrows()}
-        hits = [same.get(tuple(r[k] for k in keys)) for _, r in out.iterrows()]
+        hits = [same.get(tuple(row_name(r[k]) for k in keys)) for _, r in out.iterrows()]
         mine = out.data == data
         if (rows.data == data).any(): hits = [h if m else None for h, m in zip(hits, mine)]
         if not any(h is not None for h in hits): continue
@@ -394,6 +428,7 @@ def about(
     runs = asked(entry, scale, only, out)
     rows, missing = found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
+                           remarks=remarks(entry, scale),
                            here=f'{stands_on(runs)}; {seeds_of(runs)}',
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
@@ -404,7 +439,7 @@ def about(
     file = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to)
     again = file('claims').exists()
     if not len(rows): return said
-    for name, draw in entry.draws:
+    for name, draw in () if repeats(entry, scale) else entry.draws:
         try: made = draw(rows)
         except (LookupError, ValueError, AttributeError) as e:
             said.news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')

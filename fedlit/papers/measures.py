@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WATCHES', 'MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spectra', 'each_spectrum',
            'watch_spectra', 'spectra_by_round', 'own_accuracy', 'everywhere', 'alignment', 'decorr_by_epoch',
-           'activations', 'update_gap', 'sizes']
+           'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
 import numpy as np, torch
@@ -120,6 +120,35 @@ def decorr_by_epoch(run, task, clients, tests, s):
                      for k in who])
     return [list(c) for c in zip(*seen)]
 
+# %% ../../nbs/papers/measures.ipynb #85dfff70
+def class_counts(run, task, clients, tests, s):
+    "How many images of every class each client has, and the share of pairs that have few or none."
+    seen = torch.stack([task.y_train[c].bincount(minlength=task.classes) for c in clients])
+    few = seen < seen.sum(0)/len(clients)/10
+    return dict(counts=seen.tolist(), lacking=few.double().mean().item())
+
+# %% ../../nbs/papers/measures.ipynb #07df14df
+def separated(
+    z, # (N, d) features
+    y, # (N,) classes
+):     # from 0 to 1
+    "How often the nearest class centre is the right one; the centres are means of the same features."
+    classes, y = y.unique(return_inverse=True)
+    centres = torch.stack([z[y == c].mean(0) for c in range(len(classes))])
+    return (torch.cdist(z, centres).argmin(1) == y).double().mean().item()
+
+def feature_maps(run, task, clients, tests, s):
+    "Maps of test features by t-SNE, of the global model and the first client's last one; how separate classes are."
+    from sklearn.manifold import TSNE
+    y = task.y_test.cpu()
+    some = torch.arange(0, len(y), -(-len(y)//500))
+    out = dict(map_classes=y[some].tolist())
+    for name, net in (('', (run.state.params, run.state.buffers)), ('local_', _of(run.locals, 0))):
+        z = features_of(run.model, task.x_test, prepare=task.normalise, state=net).cpu()
+        at = TSNE(perplexity=30, init='pca', random_state=0, max_iter=300).fit_transform(z[some].numpy())
+        out |= {f'{name}map': [_clip(xy, 4) for xy in at.tolist()], f'{name}separated': separated(z, y)}
+    return out
+
 # %% ../../nbs/papers/measures.ipynb #db1521e9
 def activations(run, task, clients, tests, s):
     "Mean activation of every neuron, by layer and client: of the client's last model, on its own images."
@@ -168,4 +197,5 @@ def sizes(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #143a5c39
 MEASURES = dict(curve=curve, spectra=feature_spectra, spectra_by_round=spectra_by_round, each_spectrum=each_spectrum,
                 own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment, decorr_by_epoch=decorr_by_epoch,
-                activations=activations, update_gap=update_gap, sizes=sizes)
+                class_counts=class_counts, feature_maps=feature_maps, activations=activations, update_gap=update_gap,
+                sizes=sizes)

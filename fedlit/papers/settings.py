@@ -177,8 +177,8 @@ def _prepared(s):
     "Task, clients, their tests, the server's samples and the initial network of a setting."
     task = task_of(s.task, s.recipe)
     model = build(s.model, task, seed=s.seed, **dict(s.options))
-    if s.rounds == 0: return task, [], None, None, model
-    clients, tests = clients_of(s, task)
+    clients, tests = clients_of(s, task) if hasattr(task, 'y_train') else ([], None) # `blank` has nothing to divide
+    if s.rounds == 0: return task, clients, None, None, model
     how, kw = call(s.public) if s.public else (None, {})
     *proxy, clients = public_set(task, clients, how, kw['samples'], s.seed) if how else (clients,)
     if 'own_accuracy' in s.measure and tests is None: tests = tests_of(task, clients, s.seed)
