@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 import numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
-from fedlit.data import Crop, Flip, load
+from fedlit.data import Crop, Flip, load, recipe
 from fedlit.engine.files import write_json
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
@@ -15,6 +15,7 @@ from fedlit.papers.drawings import rounds_figure, table
 from fedlit.papers.entries import beside, judged, looks, stands_on, with_seeds
 from fedlit.papers.evidence import LEVEL, paired
 from fedlit.papers.feddecorr import PAIR, helps
+from fedlit.papers.feddse import THESIS
 from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
                                     plain, public_set, run_setting, run_settings, task_of, trained)
 from fedlit.parse import method as parse
@@ -251,6 +252,27 @@ def test_smaller_data():
     exact = bytes_.x_train[7, 0].float().view(4, 2, 4, 2).mean((1, 3))
     assert small.x_train.dtype == torch.uint8 and (small.x_train[7, 0] - exact).abs().max() <= .5
     assert small.augment == (Crop(2), Flip()) and torch.equal(small.y_train, whole.y_train)
+
+def test_pictures_as_large_as_a_paper_has_them(monkeypatch):
+    asked, few = [], load('digits').subset(4, test=2)
+    def pictures(name, **kw):
+        asked.append((name, kw))
+        side = kw.get('size', 64)
+        return replace(few, name=name, x_train=torch.zeros(4, 3, side, side), x_test=torch.zeros(2, 3, side, side))
+    monkeypatch.setattr('fedlit.papers.settings.load', pictures)
+    task_of.cache_clear()
+    assert task_of('office_caltech10(size=256)').x_train.shape[2:] == (256, 256)
+    assert task_of('domainnet').x_train.shape[2:] == (64, 64)
+    assert task_of('office_caltech10(size=32)').x_train.shape[2:] == (32, 32) # means of squares, as ever
+    assert [kw for _, kw in asked] == [dict(size=256), {}, {}]
+    task_of.cache_clear()
+
+def test_the_augmentation_that_the_thesis_prints():
+    for d, s in THESIS['paper'].items(): # thesis 3.3.2: crops on all four data sets
+        channels = 1 if d == 'mnist' else 3
+        task = replace(load('digits').subset(4, test=2), name=d, x_train=torch.zeros(4, channels, 8, 8),
+                       x_test=torch.zeros(2, channels, 8, 8))
+        assert recipe(task, s.recipe).augment == (Crop(),) and len(recipe(task, s.recipe).mean) == channels
 
 def test_what_is_watched_survives_a_stop(tmp_path):
     s = replace(ROBUST, rounds=3, measure=('curve', 'spectra_by_round'))
