@@ -536,12 +536,14 @@ _recipes = dict(
                    tiny_imagenet=_constants(*_cifar100_constants, Flip(), Rotate(15))),
     heterofl=dict(mnist=_constants(*_mnist_constants), cifar10=_constants(*_cifar10_hetero, Crop(), Flip())),
     feddse=dict(mnist=_constants(*_mnist_constants), cifar10=_constants(*_cifar10_hetero, Crop(), Flip())),
+    thesis=dict(mnist=_constants(*_mnist_constants, Crop()), cifar10=_constants(*_cifar10_hetero, Crop()),
+                cifar100=_constants(*_cifar100_constants, Crop()), tiny_imagenet=_constants(*_half, Crop())),
     fedbn=dict(office_caltech10=_domains_recipe, domainnet=_domains_recipe))
 
 # %% ../nbs/02_data.ipynb #b330faf1
 def recipe(
     task: Task, # whose name and images to use
-    paper, # "feddecorr", "moon", "feddecomp", "heterofl", "feddse", "fedbn", or "none"
+    paper, # "feddecorr", "moon", "feddecomp", "heterofl", "feddse", "thesis", "fedbn", or "none"
 ) -> Task: # with the normalisation and the augmentation of that paper
     "The task as the released code of `paper` feeds it to a network."
     if paper == "none": return replace(task, mean=None, std=None, augment=())

@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from scipy import stats
 from fedlit.cli import main
-from fedlit.data import Crop, Flip, load
+from fedlit.data import Crop, Flip, load, recipe
 from fedlit.engine.files import all_results, write_json
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
@@ -16,7 +16,8 @@ from fedlit.papers.drawings import rounds_figure, table
 from fedlit.papers.entries import (beside, found_rows, judged, looks, means, repeats, row_name, stands_on,
                                    with_seeds)
 from fedlit.papers.evidence import LEVEL, paired
-from fedlit.papers.feddecorr import PAIR, helps
+from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
+from fedlit.papers.feddse import FOUR_SETS, THESIS
 from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
                                     plain, public_set, run_setting, run_settings, task_of, trained)
 from fedlit.parse import method as parse
@@ -256,6 +257,28 @@ def test_smaller_data():
     assert small.x_train.dtype == torch.uint8 and (small.x_train[7, 0] - exact).abs().max() <= .5
     assert small.augment == (Crop(2), Flip()) and torch.equal(small.y_train, whole.y_train)
 
+def test_pictures_as_large_as_a_paper_has_them(monkeypatch):
+    asked, few = [], load('digits').subset(4, test=2)
+    def pictures(name, **kw):
+        asked.append((name, kw))
+        side = kw.get('size', 64)
+        return replace(few, name=name, x_train=torch.zeros(4, 3, side, side), x_test=torch.zeros(2, 3, side, side))
+    monkeypatch.setattr('fedlit.papers.settings.load', pictures)
+    task_of.cache_clear()
+    assert task_of('office_caltech10(size=256)').x_train.shape[2:] == (256, 256)
+    assert task_of('domainnet').x_train.shape[2:] == (64, 64)
+    assert task_of('office_caltech10(size=32)').x_train.shape[2:] == (32, 32) # means of squares, as ever
+    assert [kw for _, kw in asked] == [dict(size=256), {}, {}]
+    assert all(call(s.task)[1] == dict(size=256) for s in DOMAINS['paper'].values()) # FedBN's, which TPAMI V-A follows
+    task_of.cache_clear()
+
+def test_the_augmentation_that_the_thesis_prints():
+    for d, s in THESIS['paper'].items(): # thesis 3.3.2: crops on all four data sets
+        channels = 1 if d == 'mnist' else 3
+        task = replace(load('digits').subset(4, test=2), name=d, x_train=torch.zeros(4, channels, 8, 8),
+                       x_test=torch.zeros(2, channels, 8, 8))
+        assert recipe(task, s.recipe).augment == (Crop(),) and len(recipe(task, s.recipe).mean) == channels
+
 def test_what_is_watched_survives_a_stop(tmp_path):
     s = replace(ROBUST, rounds=3, measure=('curve', 'spectra_by_round'))
     whole = run_setting(s)
@@ -314,6 +337,103 @@ def test_the_thesis_is_judged_by_the_last_third_of_the_rounds(scale):
     for id, e in CATALOGUE.items():
         if e.paper in ('feddse', 'fedgse') and e.value == 'accuracy_late':
             assert all('curve' in s.measure for _, s in e.grid(scale)), id
+
+# ---- the thesis' settings as they are printed ----
+
+# entries, without some of them | rows, as for `select` | fields of their settings | all values; ... for more | section
+THESIS_PRINTED = """
+feddse -fig3.2 -fig3.9 | | clients/participation | 100/.1 | 3.3.2
+feddse/fig3.9 | | participation | .05 .1 .15 .2 | 3.4.3
+fedgse -table4.2 -fig4.9 | | clients/participation | 100/.1 | 3.3.2, 4.4
+fedgse/fig4.9 | | participation | .05 .1 .15 .2 | 4.5.2
+feddse fedgse -table4.2 | | local.epochs/local.lr | 2/.001 | Tables 3.3, 4.1
+feddse fedgse -table4.2 | | local.momentum/local.weight_decay | .9/5e-4 | Tables 3.3, 4.1
+feddse -fig3.2 | mnist | rounds | 800 | Table 3.3
+feddse/table3.6 fig3.8 fig3.10 | | model | cnn4 | 3.3.1
+fedgse -fig4.3 -fig4.4 -table4.2 | mnist | rounds | 800 | Table 4.1
+fedgse/fig4.3 fig4.4 | mnist | rounds | 100 | 4.4.3
+feddse fedgse | cifar10 | rounds | 2500 | Tables 3.3, 4.1
+feddse fedgse | cifar100 | rounds | 2500 | Tables 3.3, 4.1
+feddse fedgse | tiny_imagenet | rounds | 2500 | Tables 3.3, 4.1
+feddse/table3.4 | cifar10,method=FedDSE | model | feddse_resnet18 | 3.3.1
+feddse/table3.4 | cifar100,method=FedDSE | model | feddse_resnet18 | 3.3.1
+feddse/table3.4 | tiny_imagenet,method=FedDSE | model | feddse_resnet34 | 3.3.1
+feddse fedgse -table4.2 | | recipe | thesis | 3.3.2
+feddse fedgse -table4.2 -fig3.2 | | statistics | recomputed | 3.3.3
+feddse | | public | none | 3.2.2
+feddse/fig3.2 | heterogeneity=high | clients/classes | 5/2 | 3.1.2
+feddse/table3.4 | mnist | classes | 2 | Table 3.2
+feddse/table3.4 | cifar10 | classes | 2 | Table 3.2
+feddse/table3.4 | cifar100 | classes | 8 | Table 3.2
+feddse/table3.4 | tiny_imagenet | classes | 16 | Table 3.2
+feddse/table3.5 | mnist | classes | 4 | Table 3.2
+feddse/table3.5 | cifar10 | classes | 4 | Table 3.2
+feddse/table3.5 | cifar100 | classes | 16 | Table 3.2
+feddse/table3.5 | tiny_imagenet | classes | 32 | Table 3.2
+fedgse/table4.3 fig4.3 fig4.4 | mnist | classes | 2 | Table 3.2, 4.4
+fedgse/table4.3 | tiny_imagenet | classes | 16 | Table 3.2, 4.4
+fedgse/table4.4 | mnist | classes | 4 | Table 3.2, 4.4
+fedgse/table4.4 | tiny_imagenet | classes | 32 | Table 3.2, 4.4
+feddse/fig3.6 fig3.7 fig3.9 fig3.10 | | classes | 2 4 | 3.4.1, 3.4.3, 3.4.4
+fedgse/fig4.5 fig4.6 fig4.7 fig4.8 fig4.9 fig4.10 | | classes | 2 4 | 4.5.1, 4.5.3
+feddse/fig3.8 | | classes | 2 4 6 8 10 | 3.4.2
+fedgse/table4.5 | | classes | 2 4 6 8 10 | Table 4.5
+feddse/table3.4 table3.5 fig3.5 fig3.8 fig3.9 fig3.10 | | rates | .99,.5,.25,.125,.0625 | 3.3.2
+feddse/table3.6 | capacity=mixed | rates | .99,.5,.25,.125,.0625 | 3.4.5
+feddse/table3.6 | capacity=all clients 1/4 | rates | .25, | 3.4.5
+feddse/table3.6 | capacity=all clients 1/2 | rates | .5, | 3.4.5
+fedgse/table4.3 table4.4 fig4.3 fig4.4 fig4.9 fig4.10 table4.5 public | | rates | 1,.5,.25,.125,.0625 | 4.4
+feddse/fig3.6 fig3.7 | | rho | 0 .2 .4 .6 .8 1 | 3.4.1
+fedgse/fig4.5 fig4.6 fig4.7 | | rho | 0 .2 .4 .6 .8 1 | 4.5.1
+fedgse/fig4.8 | | rho | .2 .4 .6 .8 | Fig. 4.8
+feddse/fig3.6 fig3.7 | rho=.4 | rates | .5,.5,.5,.5,.0625,.0625,.0625,.0625,.0625,.0625 | 3.4.1
+fedgse/fig4.5 fig4.6 fig4.7 | rho=.4 | rates | 1,1,1,1,.0625,.0625,.0625,.0625,.0625,.0625 | 4.5.1
+feddse -table3.6 -table3.4 -table3.5 | | FedDSE.temperature | 0 | 3.3.4
+feddse/table3.6 | | FedDSE.temperature | 0 1 | 3.4.5
+feddse/table3.4 table3.5 fig3.5 fig3.6 fig3.7 fig3.8 fig3.9 table3.6 | | FedDSE.samples | 0 | Table 3.3 (0 is all)
+feddse/fig3.10 | | FedDSE.samples | 64 128 256 0 | 3.4.4
+fedgse -fig4.10 | | FedGSE.samples | 128 | Table 4.1
+fedgse/fig4.10 | | FedGSE.samples | 64 128 256 512 | 4.5.3
+fedgse/table4.5 fig4.5 fig4.6 fig4.7 fig4.10 | | FedGSE.similar | SPL | 4.4.1, Table 4.5
+fedgse/fig4.3 fig4.4 | | FedGSE.similar | CSL | 4.4.3
+"""
+THESIS_PRINTED = [[c.strip() for c in line.split('|')] for line in THESIS_PRINTED.strip().splitlines()]
+
+def thesis_entries(text):
+    "'feddse -fig3.2', 'feddse fedgse' or 'fedgse/fig4.3 fig4.4': entries of chapters, without some, or by name."
+    first, *more = text.split()
+    paper, _, name = first.partition('/')
+    if name: return [CATALOGUE[f'{paper}/{n}'] for n in (name, *more)]
+    papers, out = [w for w in (first, *more) if w[0] != '-'], [w[1:] for w in more if w[0] == '-']
+    return [e for e in CATALOGUE.values() if e.paper in papers and e.id.partition('/')[2] not in out]
+
+def thesis_value(labels, s, field):
+    "The value of a field, such as local.lr, classes (of the partition) or FedGSE.samples; None where there is none."
+    parts = parse(s.method).parts
+    if field == 'rho': return labels['rho']
+    if field == 'classes': return call(s.partition)[1].get('classes')
+    if field == 'rates': return next((p.rates for p in parts if hasattr(p, 'rates')), None)
+    if field == 'public': return s.public or 'none'
+    if field[0].isupper():
+        part, field = field.split('.')
+        return next((getattr(p, field) for p in parts if type(p).__name__ == part), None)
+    for name in field.split('.'): s = getattr(s, name)
+    return s
+
+def printed_value(text):
+    number = lambda v: float(v) if re.fullmatch(r'[\d.e-]+', v) else v
+    return tuple(map(number, filter(None, text.split(',')))) if ',' in text else number(text)
+
+@pytest.mark.parametrize('which, only, fields, values, section', THESIS_PRINTED,
+                         ids=[f'{r[0]} {r[1]} {r[2]}' for r in THESIS_PRINTED])
+def test_the_thesis_has_its_printed_settings_at_paper_scale(which, only, fields, values, section):
+    printed, seen = {tuple(map(printed_value, v.split('/'))) for v in values.split()}, {}
+    for e in thesis_entries(which):
+        if only in FOUR_SETS and only not in {l['data'] for l, _ in e.grid('paper')}: continue
+        rows = [tuple(thesis_value(l, s, f) for f in fields.split('/')) for l, s in select(e, 'paper', only)]
+        if rows := {r for r in rows if None not in r}: seen[e.id] = rows
+    assert seen, f'no run of {which} has {fields}'
+    for id, have in seen.items(): assert have == printed, (id, have, section)
 
 @pytest.mark.parametrize('how', ['held', 'uploaded', 'broader', 'generated'])
 def test_public_sets(how):

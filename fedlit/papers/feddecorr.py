@@ -507,8 +507,8 @@ DOMAINS = dict(
         small_office_caltech10=replace(_alex, task='office_caltech10(size=32)', model='cnn_bn', rounds=60,
                                        local=replace(_alex.local, batch_size=32))),
     paper=dict(
-        office_caltech10=_alex,
-        domainnet=replace(_alex, task='domainnet', clients=6)))
+        office_caltech10=replace(_alex, task='office_caltech10(size=256)'),
+        domainnet=replace(_alex, task='domainnet(size=256)', clients=6)))
 
 # %% ../../nbs/papers/feddecorr.ipynb #199327e4
 def domain_table(rows):

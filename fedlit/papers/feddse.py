@@ -23,7 +23,7 @@ from ..round import Local
 
 # %% ../../nbs/papers/feddse.ipynb #ec1bbb2c
 TRIM, RATES = 'Scaler() + MaskedCE() + Clip()', (1., .5, .25, .125, .0625)
-_dse = Setting(task='mnist', recipe='feddse', model='cnn4', options=(),
+_dse = Setting(task='mnist', recipe='thesis', model='cnn4', options=(),
                partition='classes_per_client(classes=2)', clients=100, participation=.1, rounds=800,
                weighting='uniform', statistics='recomputed', public='held(samples=1000)',
                local=Local(epochs=2, batch_size=16, lr=.001, momentum=.9, weight_decay=5e-4, drop_last=True))
@@ -39,8 +39,8 @@ THESIS = dict(
     paper=dict(
         mnist=_dse,
         cifar10=_rn,
-        cifar100=replace(_rn, task='cifar100', recipe=''),
-        tiny_imagenet=replace(_rn, task='tiny_imagenet', recipe='', model='feddse_resnet34')))
+        cifar100=replace(_rn, task='cifar100'),
+        tiny_imagenet=replace(_rn, task='tiny_imagenet', model='feddse_resnet34')))
 CHAPTER_3 = {scale: {d: replace(s, public=s.public if scale == 'short' else '') for d, s in family.items()}
              for scale, family in THESIS.items()}
 
@@ -68,8 +68,12 @@ def cutting(name, rates=RATES, **kw):
 # %% ../../nbs/papers/feddse.ipynb #4e2b78d6
 def depth(s):
     "DepthFL on the network with exits that is nearest to the setting's."
-    exits = dict(mlp=('exits_mlp', ()), cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))))
-    model, options = exits.get(s.model, ('exits_resnet18', ()))
+    model, options = dict(
+        mlp=('exits_mlp', ()),
+        cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))),
+        cnn4=('exits_cnn4', ()),
+        feddse_resnet18=('exits_resnet18', ()),
+        feddse_resnet34=('exits_resnet18', (('depths', (3, 4, 6, 3)),)))[s.model]
     return dict(method='DepthFL() + Clip()', model=model, options=options)
 
 # %% ../../nbs/papers/feddse.ipynb #0e127a33

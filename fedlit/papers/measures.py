@@ -143,7 +143,7 @@ def feature_maps(run, task, clients, tests, s):
     y = task.y_test.cpu()
     some = torch.arange(0, len(y), -(-len(y)//500))
     out = dict(map_classes=y[some].tolist())
-    for name, net in (('', (run.state.params, run.state.buffers)), ('local_', _of(run.locals, 0))):
+    for name, net in (('', (run.state.params, run.state.buffers)), ('local_', _kept(run.locals, 0))):
         z = features_of(run.model, task.x_test, prepare=task.normalise, state=net).cpu()
         at = TSNE(perplexity=30, init='pca', random_state=0, max_iter=300).fit_transform(z[some].numpy())
         out |= {f'{name}map': [_clip(xy, 4) for xy in at.tolist()], f'{name}separated': separated(z, y)}

@@ -3,7 +3,8 @@ import copy, math
 import pytest, torch
 from torch.nn import functional as F
 from fedlit.methods import DepthFL, FedDyn, HeteroFL, MaskedCE
-from fedlit.methods.depthfl import Exits, exits_cnn, exits_mlp, exits_resnet18, mutual, ramp
+from fedlit.methods.depthfl import Exits, exits_cnn, exits_cnn4, exits_mlp, exits_resnet18, mutual, ramp
+from fedlit.models import cnn4, count
 from fedlit.round import Local, fed_round, start
 from federation import gap
 
@@ -231,6 +232,23 @@ def test_convolutions_with_exits(shape):
     moved = lambda state: {k.split('.')[1] for k, v in net.named_parameters() if not torch.equal(v, state.params[k])}
     assert moved(shallow) == {'0', '1'} and moved(deep) == {'0', '1', '2', '3'}
     assert net.eval()(x[0, 0])[1].shape == (8, 10)
+
+def test_sizes_of_the_thesis():
+    # Table 4.2: 4.48M and 8.54M, the means over four depths at 100 classes, cut off after two digits
+    for depths, printed in (((2, 2, 2, 2), 4.48), ((3, 4, 6, 3), 8.54)):
+        with torch.device('meta'): net = exits_resnet18((3, 32, 32), 100, depths=depths)
+        assert int(sum(count(net.first(d)) for d in (1, 2, 3, 4))/4/1e4)/100 == printed
+
+def test_four_convolutions_with_exits():
+    net = exits_cnn4((1, 8, 8), 4, channels=(4, 4, 8, 8)).double()
+    x, y = torch.randn(4, 2, 6, 1, 8, 8, dtype=torch.double), torch.randint(4, (4, 2, 6))
+    ends = [fed_round(DepthFL(), net, start(DepthFL(), net, 4), [0, 1, 2, 3], dict(x=x, y=y), [1.]*4, Local(lr=.1), e)
+            for e in ('loop', 'vmap')]
+    assert max((v - ends[1].params[k]).abs().max() for k, v in ends[0].params.items()) < 1e-9
+    assert net.eval()(x[0, 0])[1].shape == (6, 4)
+    grey = cnn4((1, 28, 28), 10) # the stages are the thesis' network without its last mean and its head
+    whole = sum(count(s) for s in exits_cnn4((1, 28, 28), 10).stages)
+    assert whole == count(grey) - count(grey.head)
 
 def test_convolutions_with_exits_are_one_in_all_executors():
     net = exits_cnn((1, 8, 8), 4, channels=(3, 4), hidden=5).double()
