@@ -474,7 +474,7 @@ def compare(
 
 def table(
     runs, # what `compare` returned
-) -> pd.DataFrame: # one row a method: mean ± standard deviation over seeds
+) -> pd.DataFrame: # one row a method: mean ± half its 95 % interval over seeds
     "A comparison in a form to read."
     columns = [c for c in runs.columns if c not in ('method', 'seed')]
     return pd.DataFrame({c: {m: format(spread(g[c]), '.3f') for m, g in runs.groupby('method', sort=False)}
