@@ -42,6 +42,7 @@ def plain(text):
     text = re.sub(r'^(?: {4,}|\t)(?![-*\d]).*$', '', text, flags=re.M)
     text = re.sub(r'`[^`\n]*`', 'code', text)
     text = re.sub(r'\$(\d[\d.,]*(?:\s*\\pm\s*\d[\d.,]*)?)\$', r'\1', text)
+    text = re.sub(r'95 % (?=intervals?\b|\[)', '', text) # which is the one of `fedlit.papers.evidence` everywhere
     return re.sub(r'\]\([^)\s]*\)|<[^>\n]*>', ']', re.sub(r'\$[^$\n]*\$', 'formula', text))
 
 def found(text):

@@ -139,13 +139,12 @@ def against_rounds(
     ylabel='test accuracy (share)', # quantity and unit
     rounds=None,                    # the round of each value; 1, 2, ... by default
 ):                                  # the Axes
-    "A quantity over the rounds of a run, named at the ends, with a band of one standard deviation over seeds"
+    "A quantity over the rounds of a run, named at the ends; the band is the 95 % interval of the mean over seeds"
     if hasattr(curves, 'columns'):
         curves, rounds = {c: curves[c] for c in curves.columns}, curves.index if rounds is None else rounds
     def middle(v):
-        y = v.mean(0)
-        sd = v.std(0, ddof=1) if len(v) > 1 else 0*y
-        return y, y - sd, y + sd
+        y, half = v.mean(0), np.nan_to_num([spread(c).margin for c in v.T])
+        return y, y - half, y + half
     with style():
         ax, lines = _draw(ax, curves, accent, middle, rounds)
         ax.set(xlabel='communication round', ylabel=ylabel)
@@ -176,7 +175,7 @@ def bars(
     accent=None,                    # the series in colour; the last one by default
     ylabel='test accuracy (share)', # quantity and unit
 ):                                  # the Axes
-    "Grouped bars with the sample standard deviation over seeds, from zero"
+    "Grouped bars from zero, with the 95 % interval of the mean over seeds"
     keys, series = list(table), list(next(iter(table.values()), {}))
     if not series: raise ValueError("an empty table: expected {key: {series: values}}")
     xs, mid = _places(keys)
@@ -187,7 +186,7 @@ def bars(
         for i, s in enumerate(series):
             v = [_spread(table[k][s]) for k in keys]
             ax.bar(xs + (i - (len(series) - 1)/2)*width, [a.mean for a in v], .92*width,
-                   yerr=[np.nan_to_num(a.sd) for a in v], label=s,
+                   yerr=[np.nan_to_num(a.margin) for a in v], label=s,
                    color=colours[s][0] if s == (accent or series[-1]) else palette['light'],
                    error_kw=dict(lw=.8, ecolor=palette['ink']))
         ax.set_xticks(xs, [k[1] if isinstance(k, tuple) else k for k in keys])
@@ -214,7 +213,7 @@ def claims(
     with style():
         ax = _axes(ax, 6, min(3, 1 + .3*len(rows)))
         ax.axvline(0, color=palette['light'], lw=.8, zorder=1)
-        ax.errorbar([g.mean for g in got], y, xerr=[np.nan_to_num(g.sd) for g in got],
+        ax.errorbar([g.mean for g in got], y, xerr=[np.nan_to_num(g.margin) for g in got],
                     fmt='o', ms=5, color=palette['accent'], label=names[1], lw=1.2)
         ax.plot(said, y, 'o', ms=9, mfc='none', mec=palette['grey'], label=names[0])
         ax.set_yticks(y, rows)

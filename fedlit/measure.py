@@ -178,23 +178,30 @@ def feature_layer(
 
 # %% ../nbs/12_measure.ipynb #ca4158a2
 class Spread(NamedTuple):
-    "Mean, sample standard deviation and number of values; prints as `0.875 ± 0.012`"
+    "Mean, sample standard deviation and number of values; prints mean ± `margin`, such as `0.875 ± 0.030`"
     mean: float # in the unit of the values
     sd: float   # with n - 1 in the denominator; nan for one value
     n: int      # number of values
+    @property
+    def margin(self):
+        "Half the width of the 95 % interval of the mean, by Student's t; nan for one value"
+        from scipy.special import stdtrit
+        return float(stdtrit(self.n-1, .975)*self.sd/math.sqrt(self.n)) if self.n > 1 else math.nan
     def __str__(self): return format(self, '.3f')
     def __format__(self, spec):
         f = spec or '.3f'
-        return f'{self.mean:{f}} ± {self.sd:{f}}' if self.n > 1 else f'{self.mean:{f}} (n=1)'
+        behind = f.lstrip('+')
+        return f'{self.mean:{f}} ± {self.margin:{behind}}' if self.n > 1 else f'{self.mean:{f}} (n=1)'
 
 # %% ../nbs/12_measure.ipynb #2b2d457a
 def spread(
     values, # numbers, one a seed: list, array or tensor
 ):          # Spread(mean, sd, n)
-    "Mean and sample standard deviation over seeds"
+    "Mean and sample standard deviation over seeds; the deviation is nan where a value is not finite"
     v = [float(a) for a in values]
     if not v: raise ValueError("spread of no values: no run has finished")
-    return Spread(statistics.fmean(v), statistics.stdev(v) if len(v) > 1 else math.nan, len(v))
+    finite = len(v) > 1 and all(map(math.isfinite, v))
+    return Spread(statistics.fmean(v), statistics.stdev(v) if finite else math.nan, len(v))
 
 # %% ../nbs/12_measure.ipynb #94a46535
 def nudged(

@@ -473,12 +473,18 @@ def compare(
     return pd.DataFrame(rows)
 
 def table(
-    runs, # what `compare` returned
-) -> pd.DataFrame: # one row a method: mean ± standard deviation over seeds
+    runs,         # what `compare` returned
+    against=None, # the Method that all are compared with, seed by seed; None: no differences
+) -> pd.DataFrame: # one row a method: mean ± half its 95 % interval over seeds
     "A comparison in a form to read."
     columns = [c for c in runs.columns if c not in ('method', 'seed')]
-    return pd.DataFrame({c: {m: format(spread(g[c]), '.3f') for m, g in runs.groupby('method', sort=False)}
-                         for c in columns})
+    seen = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
+    means = {c: {m: str(spread(g[c])) for m, g in seen.items()} for c in columns}
+    if against is None: return pd.DataFrame(means)
+    base = seen[repr(against)]
+    less = {f'{c} - {against.name}': {m: '' if g is base else format(spread(g[c] - base[c]), '+.3f')
+                                      for m, g in seen.items()} for c in columns}
+    return pd.DataFrame({**means, **less})
 
 # %% ../nbs/16_run.ipynb #cf0b2634
 def centralised(

@@ -2,6 +2,7 @@
 import math, subprocess, sys
 import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
+from scipy import stats
 from torch import nn
 from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, features_of,
                             local_global_gap, participation_ratio, significant, spectrum, spread)
@@ -226,7 +227,8 @@ def test_evaluate_refuses(net, xy):
 # ---- spread
 
 def test_spread():
-    assert spread(torch.tensor([1., 2., 3.])) == Spread(2, 1, 3) and f'{spread([1, 2, 3]):.1f}' == '2.0 ± 1.0'
+    assert spread(torch.tensor([1., 2., 3.])) == Spread(2, 1, 3) and f'{spread([1, 2, 3]):.1f}' == '2.0 ± 2.5'
+    assert f'{spread([1, 3]):+.1f}' == '+2.0 ± 12.7'
     assert math.isnan(spread([1]).sd) and str(spread([1])) == '1.000 (n=1)'
     with pytest.raises(ValueError): spread([])
 
@@ -288,6 +290,16 @@ def test_bars_hold_the_means_and_start_at_zero(fig):
     assert (sorted(round(p.get_height(), 6) for p in ax.patches) == [.2, .5, .7, .9]
             and all(p.get_y() == 0 for p in ax.patches))
     assert [t.get_text() for t in ax.texts] == ['FedAvg'] and [t.get_text() for t in ax.get_xticklabels()] == ['a', 'b']
+
+
+def test_lines_and_bands_are_intervals_of_the_mean(fig):
+    seen = np.random.default_rng(0).normal(size=(5, 4))
+    ends = [stats.ttest_1samp(seen[:, k], 0).confidence_interval() for k in range(4)]
+    band = fig.against_rounds({'a': seen}, accent='a').collections[0].get_paths()[0].get_extents()
+    assert np.allclose([band.ymin, band.ymax], [min(e.low for e in ends), max(e.high for e in ends)])
+    for ax in fig.bars({'x': {'a': seen[:, 0]}}), fig.claims({'x': (None, seen[:, 0])}):
+        line, = [c.get_segments()[0] for c in ax.collections]
+        assert np.allclose(sorted(line.max(0) - line.min(0)), [0, ends[0].high - ends[0].low])
 
 
 def test_claims_and_an_axes_of_the_callers(fig):

@@ -258,15 +258,15 @@ def beside(
     if not entry.published: return out.dropna(axis=1, how='all').round(3)
     theirs = published(entry.published, entry.paper)
     keys = [k for k in labels if k in theirs and k != 'data' and theirs[k].notna().any()]
-    for data, part in theirs.groupby('data', sort=False):
+    for (data, by), part in theirs.groupby(['data', 'by'], sort=False):
         same = {tuple(r[k] for k in keys): r for _, r in part.iterrows()}
         hits = [same.get(tuple(row_name(r[k]) for k in keys)) for _, r in out.iterrows()]
         mine = out.data == data
         if (rows.data == data).any(): hits = [h if m else None for h, m in zip(hits, mine)]
         if not any(h is not None for h in hits): continue
-        out[f'paper, {data}'], out[f'sd, {data}'] = (
-            [np.nan if h is None else h[c] for h in hits] for c in ('value', 'sd'))
-        if mine.any(): out.loc[mine, 'difference'] = out.ours[mine] - out[f'paper, {data}'][mine]
+        who = f"{by or 'paper'}, {data}"
+        out[who], out[f'sd, {data}'] = ([np.nan if h is None else h[c] for h in hits] for c in ('value', 'sd'))
+        if mine.any(): out.loc[mine, 'difference'] = out.ours[mine] - out[who][mine]
     return out.dropna(axis=1, how='all').round(3)
 
 # %% ../../nbs/papers/entries.ipynb #a979033a

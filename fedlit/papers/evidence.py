@@ -10,6 +10,7 @@ __all__ = ['ALL_SIGNS', 'LEVEL', 'FEW', 'BETS', 'sign_flips', 'Evidence', 'equal
 import math, numpy as np
 from scipy import stats
 from typing import NamedTuple
+from ..measure import spread
 
 # %% ../../nbs/papers/evidence.ipynb #165ffa10
 ALL_SIGNS = 2**16 # the most ways to put signs that are gone through, or drawn
@@ -71,13 +72,11 @@ def margin(
     values, # (n,), one a seed
 ):          # half the width of the 95 % interval of their mean, by Student's t; NaN for one value
     "How far the true mean may be from the one that is seen."
-    v = np.asarray(values, float)
-    return float(stats.t.isf(LEVEL/2, len(v)-1)*v.std(ddof=1)/math.sqrt(len(v))) if len(v) > 1 else math.nan
+    return spread(values).margin
 
 def mean_and_margin(values, digits=1):
     "Such as `62.0 ± 5.0`."
-    mean, half = float(np.mean(values)), margin(values)
-    return f'{mean:.{digits}f} (n=1)' if math.isnan(half) else f'{mean:.{digits}f} ± {half:.{digits}f}'
+    return format(spread(values), f'.{digits}f')
 
 # %% ../../nbs/papers/evidence.ipynb #0645855e
 def next_run(
