@@ -245,7 +245,8 @@ def means(
     more = {'last': name, 'best': f'{name}_best'} if late and name in rows else {}
     part = rows.groupby(labels, sort=False)
     end = lambda i: lambda v: next_run(v.dropna())[i]
-    out = part[value].agg(ours='mean', margin=lambda v: margin(v.dropna()), seeds='count')
+    half = lambda v: margin(v.dropna()) if v.notna().any() else np.nan
+    out = part[value].agg(ours='mean', margin=half, seeds='count')
     out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
     return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
 
