@@ -292,7 +292,7 @@ entry('feddecorr/fig11',
       draw=loss_figure,
       claims={'the loss falls during the local phase': above_zero('fall')},
       value='fall',
-      note='The published alpha is lost in our text; 0.5 is used.')
+      note='The published alpha is not known; 0.5 is used.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #9bf8e93c
 uneven = minus(helps(alpha=.05), helps(alpha=float('inf')))
@@ -476,7 +476,7 @@ entry('feddecorr/table10',
       draw=table('method', 'classes'),
       claims={'FedDecorr helps': helps()},
       published='Table 10',
-      note='The second column\'s header is lost in our text; five classes are assumed.')
+      note='The second column\'s number of classes is not known; five are assumed.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #265841c5
 def classes_by_data(scale):
@@ -529,7 +529,7 @@ entry('feddecorr/tpami-table3',
       draw=domain_table,
       claims={f'FedDecorr raises the mean over domains of {b}': helps(b, 'personal_late') for b in FIVE},
       value='personal_late',
-      note='The numbers are an image in our text. The table shows the last round.')
+      note='The published numbers are not known here. The table shows the last round.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #712563f1
 def overhead(rows, method='FedAvg+FedDecorr', most=.1):
