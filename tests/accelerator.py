@@ -1,15 +1,20 @@
-"""A stand-in for an accelerator: tensors of the device 'dev' lie in the machine's memory, and PyTorch takes them for a GPU's.
+"""A stand-in for an accelerator: tensors of the device 'dev' lie in the machine's memory, and PyTorch takes them for a
+GPU's.
 
-Importing this module registers the device, once and for good, so tests import it in processes of their own (`UNABLE` says why
-where PyTorch is too old). What it guarantees:
+Importing this module registers the device, once and for good, so tests import it in processes of their own (`UNABLE`
+says why where PyTorch is too old). What it guarantees:
 
-- **Numbers.** Every operation is the CPU's, on the same memory: results agree with the CPU's to the last bit. Views, strides,
-  data pointers and what is written in place are real, so a recorder that looks at memory sees what it would see on a GPU.
-- **Refusals.** An operation that mixes 'dev' and 'cpu' fails as on CUDA: with `RuntimeError: Expected all tensors to be on the
-  same device`. Numbers without dimensions may come from the CPU, and so may indices. A generator of the CPU draws nothing here.
-- **Counts.** `counts` has every operation by name; 'SYNC', how often the host waited for a number or a shape; 'TO CPU' and 'FROM
-  CPU', how many tensors crossed. `places` says where in fedlit the host read something.
+- **Numbers.** Every operation is the CPU's, on the same memory: results agree with the CPU's to the last bit. Views,
+  strides, data pointers and what is written in place are real, so a recorder that looks at memory sees what it would
+  see on a GPU. Convolutions may be done by another of the CPU's kernels, and then differ by rounding.
+- **Refusals.** An operation that mixes 'dev' and 'cpu' fails as on CUDA: with `RuntimeError: Expected all tensors to be
+  on the same device`. Numbers without dimensions may come from the CPU, and so may indices. A generator of the CPU
+  draws nothing here.
+- **Counts.** `counts` has every operation by name; 'SYNC', how often the host waited for a number or a shape; 'TO CPU'
+  and 'FROM CPU', how many tensors crossed. `places` says where in fedlit the host read something.
 - **No double precision**, inside of `limits(double=False)`: float64 is refused as on Apple's devices.
+
+There is no autocast, and nothing is said about speed or memory.
 """
 import sys
 from collections import Counter
@@ -80,8 +85,9 @@ def lifted(cpu, known):
 # ---- operations ----
 
 SHAPES = 'as_strided', 'view', 'set_' # of the CPU's kernels, those that look at no numbers
-SCALARS = 'fill_', 'masked_fill', 'masked_fill_', 'index_put_', 'index_put', '_index_put_impl_' # besides elementwise ones
-INDEXING = 'index', 'index_put', 'index_put_', '_index_put_impl_', '_unsafe_index'
+PUTTING = 'index_put', 'index_put_', '_index_put_impl_'
+SCALARS = 'fill_', 'masked_fill', 'masked_fill_', *PUTTING # take numbers from the CPU, as elementwise operations do
+INDEXING = 'index', '_unsafe_index', *PUTTING
 WAITS = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} # for numbers, or for how many there are
 
 def _map(f, v): return type(v)(_map(f, u) for u in v) if isinstance(v, (list, tuple)) else f(v)
@@ -99,8 +105,8 @@ def _refuse(op, name, args, given):
         if isinstance(v, torch.Generator) and v is not torch.default_generator:
             raise RuntimeError(f"Expected a 'dev' device type for generator but found '{v.device}' ({op})")
 
-def _masked(name, args):
-    return name in INDEXING and any(here(i) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
+def _masked(name, args): # elsewhere PyTorch calls `nonzero`
+    return name in PUTTING and any(here(i) and i.dtype in (torch.bool, torch.uint8) for i in args[1])
 
 def _note(kind):
     "Count, and where the host reads, say where in fedlit."
@@ -130,7 +136,8 @@ def dispatch(op, *args, **kwargs):
     ours = {id(c): v for v, c in pairs.values()}
     down = lambda v: pairs[id(v)][1] if id(v) in pairs else torch.device('cpu') if isinstance(v, torch.device) else v
     up = lambda c: c if not isinstance(c, torch.Tensor) else ours[id(c)] if id(c) in ours else lifted(c, known)
-    numbers = any(isinstance(v, (bool, int, float)) and str(a.type) == 'Tensor' for a, v in zip(op._schema.arguments, args))
+    numbers = any(isinstance(v, (bool, int, float)) and str(a.type) == 'Tensor'
+                  for a, v in zip(op._schema.arguments, args))
     out = CONVOLUTION.get(name, op.overloadpacket if numbers else op)(
         *_map(down, args), **{k: _map(down, v) for k, v in kwargs.items()})
     if op._schema.is_mutable: # `out=` may have grown
@@ -176,5 +183,6 @@ if not UNABLE:
     _own = torch.library.Library('aten', 'IMPL')
     for _name in BY_NAME:
         _packet, _, _overload = _name.partition('.')
-        _own.impl(_name, partial(dispatch, getattr(getattr(torch.ops.aten, _packet), _overload or 'default')), 'PrivateUse1')
+        _op = getattr(getattr(torch.ops.aten, _packet), _overload or 'default')
+        _own.impl(_name, partial(dispatch, _op), 'PrivateUse1')
     torch.UntypedStorage.clone = _cloned

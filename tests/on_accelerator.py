@@ -1,4 +1,4 @@
-"""Groups of checks on the stand-in accelerator, `python on_accelerator.py GROUP [ARGUMENTS]`: one JSON object is printed.
+"""Groups of checks on the stand-in accelerator: `python on_accelerator.py GROUP [ARGUMENTS]` prints one JSON object.
 
 `tests/test_accelerator.py` starts them, since registering a device changes a process for good.
 """
@@ -32,8 +32,8 @@ def world(device, of=None):
     "The small federation of the laws on a device."
     w = of or small(True, True)
     data = lambda r: {k: v if k == 'live' else on(v, device) for k, v in w.data(r).items()}
-    return laws.World(on(w.model, device), data, w.clients, w.sizes, w.proxy if w.proxy is None else on(w.proxy, device),
-                      local=w.local)
+    proxy = None if w.proxy is None else on(w.proxy, device)
+    return laws.World(on(w.model, device), data, w.clients, w.sizes, proxy, local=w.local)
 
 def exits():
     "A federation for DepthFL, whose network has exits."
@@ -50,8 +50,8 @@ def apart(a, b):
     "The largest difference of two states, wherever they lie; their names must agree."
     a, b = there(a), there(b)
     assert list(a) == list(b), set(a) ^ set(b)
-    return max(((a[k].double() - b[k].double()).abs().nan_to_num(nan=torch.inf).max().item() for k in a if a[k].numel()),
-               default=0.)
+    far = [(a[k].double() - b[k].double()).abs().nan_to_num(nan=torch.inf).max().item() for k in a if a[k].numel()]
+    return max(far, default=0.)
 
 def lost(state): return [k for k, v in laws.contents(state).items() if v.device.type != 'dev' and v.numel()]
 
@@ -65,8 +65,9 @@ def one(method, executor, record, rounds, worlds):
 def methods(whole=''):
     "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
     usual, deep = {d: world(d) for d in BOTH}, {d: world(d, exits()) for d in BOTH}
-    firsts = list({type(m): m for m in [*METHODS, DepthFL(levels=(3, 3, 1, 2)), *(p for s in SUMS for p in s.parts)]}.values())
-    asked = ([(m, e, r) for m in [*METHODS, *SUMS, DepthFL(levels=(3, 3, 1, 2))] for e in EXECUTORS for r in (False, True)] if whole
+    alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2))]
+    firsts = list({type(m): m for m in [*alone, *(p for s in SUMS for p in s.parts)]}.values())
+    asked = ([(m, e, r) for m in [*alone, *SUMS] for e in EXECUTORS for r in (False, True)] if whole
              else [(m, EXECUTORS[i % 4], i//4 % 2 == 0) for i, m in enumerate(firsts)])
     said = {}
     for m, e, r in asked:
@@ -211,12 +212,14 @@ def device():
         try: f()
         except (RuntimeError, TypeError) as e: return f'{type(e).__name__}: {e}'
         return ''
-    with accelerator.limits(double=False): double = refused(a.double), refused(lambda: torch.ones(2, dtype=torch.double).to('dev'))
+    with accelerator.limits(double=False):
+        double = refused(a.double), refused(lambda: torch.ones(2, dtype=torch.double).to('dev'))
     return dict(values=a.cpu().tolist(), stride=a.t().stride(), same=a.t().data_ptr() == a.data_ptr(), shape=shape,
                 counts={k: seen.get(k, 0) for k in ('SYNC', 'TO CPU', 'FROM CPU', 'reads')},
                 mixed=refused(lambda: a + torch.ones(3, 2)), index=refused(lambda: torch.ones(3)[a[:, 0].long()]),
                 generator=refused(lambda: torch.randn(2, device='dev', generator=torch.Generator().manual_seed(0))),
-                double=double, number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]))
+                number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
+                double=double)
 
 GROUPS = dict(device=device, methods=methods, runs=runs, guard=guard, kept=kept, planted=planted)
 
