@@ -84,20 +84,20 @@ def methods(whole=''):
 def task(images=False):
     "Random images, or rows of numbers, with labels that can be learned."
     gen = torch.Generator().manual_seed(0)
-    y, x = torch.arange(180) % 3, torch.randn(180, *((1, 8, 8) if images else (6,)), generator=gen)
-    x.flatten(1)[torch.arange(180), y] += 2.
+    y, x = torch.arange(90) % 3, torch.randn(90, *((1, 8, 8) if images else (6,)), generator=gen)
+    x.flatten(1)[torch.arange(90), y] += 2.
     if images: x = (x - x.min())/(x.max() - x.min())
     augment = (Crop(padding=1), Flip()) if images else ()
-    return Task('made', x[:120], y[:120], x[120:], y[120:], 3, augment=augment)
+    return Task('made', x[:60], y[:60], x[60:], y[60:], 3, augment=augment)
 
 def ran(method, device, t=None, rounds=2, **kw):
     "A whole run of six clients, with personal tests."
     t = t or task()
     net = (build('small_cnn', t, seed=0, norm='batch') if t.x_train.dim() == 4
            else build('mlp', t, seed=0, hidden=(8,), features=6, norm='batch'))
-    clients = [torch.arange(k, 120, 6)[:20 - 2*k] for k in range(6)]
-    tests = [torch.arange(k, 60, 6) for k in range(6)]
-    return federate(net, t, clients, method, rounds, Local(epochs=2, batch_size=8, lr=.1), progress=False,
+    clients = [torch.arange(k, 60, 6)[:10 - k] for k in range(6)]
+    tests = [torch.arange(k, 30, 6) for k in range(6)]
+    return federate(net, t, clients, method, rounds, Local(epochs=1, batch_size=5, lr=.1), progress=False,
                     device=device, **{'tests': tests, **kw})
 
 def columns(run): return run.history.drop(columns=['seconds', 'peak_mb']).to_dict('list')
@@ -180,6 +180,27 @@ def kept():
                                                      at=next(read.model.parameters()).device.type)
     return said
 
+# ---- how often the host waits ----
+
+READS = {
+    'FedAvg, vmap': (FedAvg(), dict(executor='vmap')), 'FedAvg, loop': (FedAvg(), dict(executor='loop')),
+    'MOON + FedDecorr, vmap': (MOON() + FedDecorr(), dict(executor='vmap')),
+    'HeteroFL, extract': (HeteroFL(rates=(1., .5)), dict(executor='extract')),
+    'HeteroFL, vmap': (HeteroFL(rates=(1., .5)), dict(executor='vmap')),
+    'FedAvg, skipping': (FedAvg(), dict(executor='vmap', bad_clients='skip'))}
+
+def waits():
+    "Reads of the host in a round: what two rounds more cost, halved; of a run that tests after every round."
+    said = {}
+    for name, (method, kw) in READS.items():
+        def cost(rounds):
+            with accelerator.counted() as seen: ran(method, 'dev', tests=None, rounds=rounds, **kw)
+            return seen
+        few, many = cost(2), cost(4)
+        places = {k: (v - few['places'].get(k, 0))/2 for k, v in many['places'].items()}
+        said[name] = dict(reads=(many['reads'] - few['reads'])/2, places={k: v for k, v in places.items() if v})
+    return said
+
 # ---- planted faults ----
 
 class ThroughTheHost(Method):
@@ -221,7 +242,7 @@ def device():
                 number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
                 double=double)
 
-GROUPS = dict(device=device, methods=methods, runs=runs, guard=guard, kept=kept, planted=planted)
+GROUPS = dict(device=device, methods=methods, runs=runs, guard=guard, kept=kept, waits=waits, planted=planted)
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
