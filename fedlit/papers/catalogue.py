@@ -17,7 +17,7 @@ from .claims import judge, results, shown, tally
 from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
                                    found_rows, judged, looks, note_look, published, remarks, repeats, seeds_of, select,
-                                   signed, stands_on, unknown)
+                                   signed, stands_on, unknown, whole)
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'judged', 'published', 'results',
          'select', 'shown', 'tally']
@@ -178,7 +178,8 @@ def show(
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
     runs = asked(e, scale, only, out)
-    (rows, missing), here = found_rows(e, scale, only, out), f'{stands_on(runs)}; {seeds_of(runs)}'
+    rows, missing = found_rows(e, scale, only, out)
+    here = f'{stands_on(runs)}; {seeds_of([r for r in runs if r not in missing] or runs)}'
     part = f'{scale}, {only}' if only else scale
     paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
@@ -186,12 +187,13 @@ def show(
     display(Markdown(f'{told.rstrip()}\n\n*Here:* {here}.{paper}'))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
-    made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(rows)) is not None]
+    drawn = whole(rows, missing)
+    made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(drawn)) is not None]
     table = judged([e], scale, only, out) if out or only else _shipped(e.paper, scale)
     claims = shown(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(signed(m, here)) for m in made),
-                     beside(e, rows) if e.published else None,
+                     beside(e, drawn) if e.published else None,
                      claims.set_index('claim') if len(claims) else None):
             if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
 

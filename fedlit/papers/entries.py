@@ -6,7 +6,7 @@
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
            'repeats', 'remarks', 'unknown', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside',
-           'looks', 'note_look', 'asked', 'found_rows', 'judged', 'command', 'file_of', 'data_in_words',
+           'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'command', 'file_of', 'data_in_words',
            'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from difflib import get_close_matches
 from ..engine.files import result, shipped, write_figure, write_file, write_json
-from .claims import decide, judge, results, shown, weigh
+from .claims import decide, judge, results, shown, weigh, with_columns
 from .evidence import margin, next_run, paired, repeated
 from .settings import address, call
 
@@ -305,6 +305,15 @@ def found_rows(entry, scale, only='', out=None):
     "The results of the runs that were `asked` for, see `results`."
     return results(asked(entry, scale, only, out), out or shipped('catalogue'))
 
+def whole(
+    rows,    # DataFrame of `results`
+    missing, # list of (labels, Setting)
+):           # DataFrame
+    "The rows of the seeds of which nothing is missing; all rows where those would be fewer than two seeds."
+    lacking = {labels['seed'] for labels, _ in missing}
+    if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
+    return with_columns(rows[~rows.seed.isin(lacking)])
+
 def judged(
     entries,  # list of Entry
     scale,    # one of SCALES
@@ -430,7 +439,7 @@ def about(
     rows, missing = found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
                            remarks=remarks(entry, scale),
-                           here=f'{stands_on(runs)}; {seeds_of(runs)}',
+                           here=f'{stands_on(runs)}; {seeds_of([r for r in runs if r not in missing] or runs)}',
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
@@ -441,7 +450,7 @@ def about(
     again = file('claims').exists()
     if not len(rows): return said
     for name, draw in () if repeats(entry, scale) else entry.draws:
-        try: made = draw(rows)
+        try: made = draw(whole(rows, missing))
         except (LookupError, ValueError, AttributeError) as e:
             said.news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')
             continue
@@ -456,7 +465,7 @@ def about(
             said.written.append(path)
         else: said.figures.append(path)
     if entry.value in rows and pd.api.types.is_numeric_dtype(rows[entry.value]):
-        said.beside = beside(entry, rows)
+        said.beside = beside(entry, whole(rows, missing))
         said.written.append(write_table(said.beside, file('beside')))
     said.written.append(write_table(shown(said.claims), file('claims')))
     return said
