@@ -72,9 +72,10 @@ def aggregate(
     "The server's half of a round."
     # as the parameters, or finer
     exact = reduce(torch.promote_types, (v.dtype for v in state.params.values()), torch.float32)
-    p = torch.as_tensor(weights, dtype=exact, device=out['steps'].device)
+    p = torch.as_tensor(weights, dtype=exact) # where they are, mostly on the CPU: looked at without waiting
     if not (len(p) == len(who) and (p >= 0).all() and 0 < p.sum() < float('inf')):
         raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} finite numbers >= 0 that do not all vanish")
+    p = p.to(out['steps'].device)
     p = p/p.sum()
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,

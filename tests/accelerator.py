@@ -113,8 +113,9 @@ def _note(kind):
     counts[kind] += 1
     if kind not in READS: return
     frame = sys._getframe(2)
-    while frame and not frame.f_globals.get('__name__', '').startswith('fedlit.'): frame = frame.f_back
-    places[f"{frame.f_globals['__name__']}:{frame.f_lineno}" if frame else 'elsewhere'] += 1
+    name = lambda f: f.f_globals.get('__name__', '')
+    while frame and (not name(frame).startswith('fedlit.') or name(frame) == 'fedlit.tree'): frame = frame.f_back
+    places[f'{name(frame)}:{frame.f_lineno}' if frame else 'elsewhere'] += 1
 
 def _copied(source, target):
     "`target`, with the numbers of `source`; one of them is on the device, or both are."

@@ -11,7 +11,7 @@ HERE, NEAR = Path(__file__).parent, 3e-6
 @cache
 def seen(group, *given):
     "What a group of checks has to say."
-    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'KINETO_LOG_LEVEL': '99'}
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'KINETO_LOG_LEVEL': '99', 'PYTHONPATH': str(HERE.parent)}
     told = subprocess.run([sys.executable, '-c', 'import accelerator; print(accelerator.UNABLE)'], cwd=HERE, env=env,
                           capture_output=True, text=True)
     if unable := told.stdout.strip(): pytest.skip(unable)
@@ -59,6 +59,16 @@ def test_tables_on_disk_and_checkpoints_go_from_one_device_to_the_other():
     agree(said)
     assert said['past the budget']['on_disk']
     assert [said[f'{k}, loaded']['at'] for k in ('cpu to dev', 'dev to cpu')] == ['dev', 'cpu']
+
+@pytest.mark.parametrize('name,most', {
+    'FedAvg, vmap': 2, 'FedAvg, loop': 2, 'FedAvg, skipping': 2, 'HeteroFL, vmap': 2,
+    'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
+    'MOON + FedDecorr, vmap': 1 + 17 + 1 + 2, # which samples, memories written to tables, what FedDecorr notices
+    }.items())
+def test_a_round_waits_for_the_device(name, most):
+    "Once for the clients' numbers, once for the server's and the test; bounds from above."
+    said = seen('waits')[name]
+    assert said['reads'] <= most, said
 
 @pytest.mark.parametrize('name', ['LeftBehind', 'Homeless'])
 def test_a_tensor_on_the_wrong_device_is_refused(name):
