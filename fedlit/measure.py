@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['spectrum', 'doubles', 'exactly', 'significant', 'effective_rank', 'participation_ratio', 'local_global_gap', 'drift',
-           'agreement', 'accuracy', 'score_sums', 'scores', 'evaluate', 'features_of', 'feature_layer', 'Spread',
+           'agreement', 'accuracy', 'score_sums', 'score_of', 'evaluate', 'features_of', 'feature_layer', 'Spread',
            'spread', 'nudged', 'Rounding', 'rounding']
 
 # %% ../nbs/12_measure.ipynb #7566420b
@@ -164,7 +164,7 @@ def score_sums(
         hits, loss = hits + (logits.argmax(1) == yb).sum(), loss + F.cross_entropy(logits.double(), yb, reduction='sum')
     return torch.stack([hits.double(), loss])
 
-def scores(
+def score_of(
     sums, # (2,) of `score_sums`, on the CPU
     n,    # int, samples
 ):        # dict(accuracy=share, loss=mean cross-entropy in nats)
@@ -181,7 +181,7 @@ def evaluate(
     state=None,   # (params, buffers) to use in place of the model's own
 ):                # dict(accuracy=share, loss=mean cross-entropy in nats)
     "Accuracy and loss in evaluation mode, without gradients"
-    return scores(score_sums(model, x, y, batch, prepare, state).cpu(), len(y))
+    return score_of(score_sums(model, x, y, batch, prepare, state).cpu(), len(y))
 
 # %% ../nbs/12_measure.ipynb #192d34eb
 def features_of(

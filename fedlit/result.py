@@ -14,7 +14,7 @@ from fastcore.basics import patch
 from functools import partial
 from types import SimpleNamespace
 from .engine.files import newest, read_tensors, write_tensors
-from .measure import score_sums, scores, spread
+from .measure import score_of, score_sums, spread
 from .method import Method
 from .parse import ParseError, classes, homes, method as parse
 from .partition import match
@@ -84,7 +84,7 @@ def tester(
     ready = (lambda x: pixel_by_pixel(task.normalise(x))) if channels_last else task.normalise
     def test(net, at=slice(None), read=True):
         sums = score_sums(model, task.x_test[at], y := task.y_test[at], prepare=ready, state=net)
-        return scores(sums.cpu(), len(y)) if read else sums
+        return score_of(sums.cpu(), len(y)) if read else sums
     return test
 
 def accuracies(
@@ -97,7 +97,7 @@ def accuracies(
     "Accuracy on each test set of `tests`: of the clients `who`, or of the server where it says None."
     nets = [deployed(method, state, k) for k in who]
     sums = told(*(test(net, i, read=False) for i, net in zip(tests, nets))) # of all of them at once
-    return [scores(s, len(i))['accuracy'] for i, s in zip(tests, sums)]
+    return [score_of(s, len(i))['accuracy'] for i, s in zip(tests, sums)]
 
 @patch
 def per_client(self:Run, task, tests):

@@ -27,7 +27,7 @@ from .engine.inputs import (check_device, check_network, convolves, first_odd, i
 from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
-from .measure import feature_layer, scores, spread
+from .measure import feature_layer, score_of, spread
 from .method import FedAvg, Method, ask, asks_for
 from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
                            with_spread)
@@ -281,7 +281,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
-    return new, out, row, scores(*seen, len(self.task.y_test)) if seen else None
+    return new, out, row, score_of(*seen, len(self.task.y_test)) if seen else None
 
 # %% ../nbs/16_run.ipynb #86356a4e
 @patch
