@@ -22,8 +22,8 @@ from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
 from .draws import rng
-from .engine.inputs import (check_device, check_network, convolves, first_odd, impure, least_batch, parts,
-                                  prefers_channels_last, unstackable, writable)
+from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
+                                  least_batch, parts, prefers_channels_last, unstackable, writable)
 from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
@@ -52,7 +52,7 @@ class Federation:
     seed: int = 0               # decides every draw, see `fedlit.draws`
     # extract: small networks for clients that have only a part; torchrun: several processes
     executor: str = "auto"      # "loop", "threads", "vmap", "extract", "auto"; or "torchrun", "torchrun:vmap", ...
-    device: str = "auto"        # "cpu", "cuda", ... or "auto"
+    device: str = "auto"        # "cpu", "cuda", "mps", ... or "auto"
     checkpoint: str = None      # file to resume from if it is there, and to write after every round
     minutes: float = None       # stop after the round in which so many have passed; the checkpoint goes on from there
     progress: bool = True       # show a progress bar?
@@ -146,7 +146,7 @@ def check_data(self:Federation):
 @patch
 def checked(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that cannot be."
-    device = ('cuda' if torch.cuda.is_available() else 'cpu') if self.device == 'auto' else str(self.device)
+    device = best_device() if self.device == 'auto' else str(self.device)
     asked = replace(self, device=device)
     asked.check_choices()
     asked.check_numbers()

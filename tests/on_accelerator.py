@@ -3,11 +3,12 @@
 `tests/test_accelerator.py` starts them, since registering a device changes a process for good.
 """
 import copy, json, os, sys, tempfile, warnings
+from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import accelerator
-from fedlit import laws
+from fedlit import laws, tree
 from fedlit.data import Crop, Flip, Task
 from fedlit.engine.guard import Guard
 from fedlit.engine.tape import Tapes
@@ -201,6 +202,68 @@ def waits():
         said[name] = dict(reads=(many['reads'] - few['reads'])/2, places={k: v for k, v in places.items() if v})
     return said
 
+# ---- a device without double precision ----
+
+def single():
+    "Every method, and whole runs, where float64 is refused; beside the CPU, which has it."
+    said = {}
+    with accelerator.limits(double=False):
+        for name, v in methods()['seen'].items(): said[name] = v
+        for name, (method, kw) in RUNS.items():
+            if 'watch' in kw: continue
+            try: said[name] = same(*(ran(method, d, **run_options(kw, d)) for d in BOTH))
+            except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
+        finest = str(tree.finest(torch.device('dev')))
+    return dict(seen=said, finest=finest)
+
+# ---- the first hour with a GPU ----
+
+PLAN = [['feddecorr/table1', 'cifar10,alpha=0.05'], ['feddecorr/fig3', ''], ['moon/table1', ''], ['feddse/table3.4', '']]
+
+def small_data(name):
+    "Random images of the form of a data set, a few of every class."
+    side, channels, classes = dict(mnist=(28, 1, 10), cifar10=(32, 3, 10), cifar100=(32, 3, 100),
+                                   tiny_imagenet=(64, 3, 200))[name]
+    gen, n = torch.Generator().manual_seed(0), 20*10
+    x = torch.randint(0, 256, (n + 20, channels, side, side), generator=gen, dtype=torch.uint8)
+    y = torch.arange(n + 20) % 10
+    return Task(name, x[:n], y[:n], x[n:], y[n:], classes)
+
+def shortened(s):
+    "A setting of the paper's with its method, clients and measurements, and a network and data that take a second."
+    clients = min(s.clients, 10)
+    model = s.model if s.model.startswith('exits') else 'small_cnn'
+    return replace(s, task=s.task.partition('(')[0], model='exits_cnn' if model != 'small_cnn' else model, options=(),
+                   rounds=2, clients=clients, participation=max(s.participation, .5), recipe='',
+                   partition='iid()', local=replace(s.local, epochs=1, batch_size=8))
+
+def plan(device='dev'):
+    "The commands of the first hour, each in slices until nothing is missing: what they said, and what is there."
+    import contextlib, io
+    from fedlit import cli
+    from fedlit.engine.files import read_json
+    from fedlit.papers import catalogue, settings
+    whole, known = catalogue.select, {}
+    def part(entry, *given): # one seed of the first data set
+        grid = whole(entry, *given)
+        first = [(l, shortened(s)) for l, s in grid if (l['data'], l['seed']) == (grid[0][0]['data'], 0)]
+        return [known.setdefault((entry.id, str(l)), (l, s)) for l, s in first]
+    catalogue.select, settings.load, said = part, small_data, {}
+    for id, only in PLAN:
+        with tempfile.TemporaryDirectory() as out:
+            ask = ['reproduce', id, '--scale', 'paper', '--only', only, '--device', device, '--out', out, '--quiet']
+            left = []
+            for minutes in [*['0.01']*3, *['9']*2]: # a slice stops after a round or two; the last finds nothing to do
+                with contextlib.redirect_stdout(io.StringIO()) as told: cli.main([*ask, '--minutes', minutes])
+                left.append(told.getvalue().splitlines()[-1])
+            files = [read_json(f) for f in Path(out).rglob('*.json') if 'looks' not in f.name]
+            done = [f for f in files if 'measured' in f]
+            said[id] = dict(left=left, runs=len([k for k in known if k[0] == id]), done=len(done),
+                            rounds=sorted({len(f['history'].get('round', ())) for f in done}),
+                            device=sorted({f.get('device') or f['failed'] for f in done}),
+                            measured=sorted({k for f in done for k, v in f['measured'].items() if v}))
+    return said
+
 # ---- planted faults ----
 
 class ThroughTheHost(Method):
@@ -242,7 +305,7 @@ def device():
                 number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
                 double=double)
 
-GROUPS = dict(device=device, methods=methods, runs=runs, guard=guard, kept=kept, waits=waits, planted=planted)
+GROUPS = dict(device=device, methods=methods, runs=runs, guard=guard, kept=kept, waits=waits, single=single, plan=plan, planted=planted)
 
 if __name__ == '__main__':
     torch.set_num_threads(1)
