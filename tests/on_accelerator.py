@@ -8,8 +8,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import accelerator
-from fedlit import laws, tree
-from fedlit.data import Crop, Flip, Task
+from fedlit import laws, models, tree
+from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task
 from fedlit.engine.guard import Guard
 from fedlit.engine.tape import Tapes
 from fedlit.method import Method
@@ -19,6 +19,7 @@ from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.round import Local
 from fedlit.run import Run, federate
+from fedlit.tree import tmap
 from federation import METHODS, SUMS, small
 
 EXECUTORS = 'loop', 'vmap', 'extract', 'threads'
@@ -63,13 +64,14 @@ def one(method, executor, record, rounds, worlds):
     a, b = (laws.train(method, worlds[d], executor, rounds, tapes=Tapes() if record else None) for d in BOTH)
     return dict(apart=apart(a, b), lost=lost(b))
 
-def methods(whole=''):
+def methods(whole='', only=()):
     "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
     usual, deep = {d: world(d) for d in BOTH}, {d: world(d, exits()) for d in BOTH}
     alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2))]
     firsts = list({type(m): m for m in [*alone, *(p for s in SUMS for p in s.parts)]}.values())
     asked = ([(m, e, r) for m in [*alone, *SUMS] for e in EXECUTORS for r in (False, True)] if whole
-             else [(m, EXECUTORS[i % 4], i//4 % 2 == 0) for i, m in enumerate(firsts)])
+             else [(m, EXECUTORS[i % 4], i//4 % 2 == 0) for i, m in enumerate(firsts)
+                   if not only or type(m).__name__ in only])
     said = {}
     for m, e, r in asked:
         if type(m).__name__ in ('Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts'): # trimmings of sub-models
@@ -160,7 +162,7 @@ def guard():
         said[then] = dict(words=words, **(same(*runs) if runs else {}))
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
-        huge = [ran(FedAvg(), d, bad_clients=Guard('skip', update=.3)) for d in BOTH]
+        huge = [ran(FedAvg(), d, bad_clients=Guard('skip', update=.1)) for d in BOTH]
     return dict(said, huge=dict(same(*huge), skipped=columns(huge[0])['bad']))
 
 def kept():
@@ -204,13 +206,15 @@ def waits():
 
 # ---- a device without double precision ----
 
-def single():
-    "Every method, and whole runs, where float64 is refused; beside the CPU, which has it."
-    said = {}
+DOUBLE = 'FedNova', 'SCAFFOLD', 'HeteroFL', 'FederatedDropout', 'FjORD' # ask for it where it is
+
+def single(whole=''):
+    "Methods and whole runs where float64 is refused, beside the CPU, which has it; if asked for the `whole`, all."
+    said, some = {}, ('FedAvg, loop', 'HeteroFL + Scaler, extract', 'FedBN, personal', 'FedRep, images')
     with accelerator.limits(double=False):
-        for name, v in methods()['seen'].items(): said[name] = v
+        said.update(methods(whole, only=() if whole else DOUBLE)['seen'])
         for name, (method, kw) in RUNS.items():
-            if 'watch' in kw: continue
+            if 'watch' in kw or not whole and name not in some: continue
             try: said[name] = same(*(ran(method, d, **run_options(kw, d)) for d in BOTH))
             except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
         finest = str(tree.finest(torch.device('dev')))
@@ -218,7 +222,7 @@ def single():
 
 # ---- the first hour with a GPU ----
 
-PLAN = [['feddecorr/table1', 'cifar10,alpha=0.05'], ['feddecorr/fig3', ''], ['moon/table1', ''], ['feddse/table3.4', '']]
+PLAN = {'feddecorr/table1': 'cifar10,alpha=0.05', 'feddecorr/fig3': '', 'moon/table1': '', 'feddse/table3.4': ''}
 
 def small_data(name):
     "Random images of the form of a data set, a few of every class."
@@ -240,6 +244,7 @@ def shortened(s):
 def plan(device='dev'):
     "The commands of the first hour, each in slices until nothing is missing: what they said, and what is there."
     import contextlib, io
+    warnings.simplefilter('ignore')
     from fedlit import cli
     from fedlit.engine.files import read_json
     from fedlit.papers import catalogue, settings
@@ -249,7 +254,7 @@ def plan(device='dev'):
         first = [(l, shortened(s)) for l, s in grid if (l['data'], l['seed']) == (grid[0][0]['data'], 0)]
         return [known.setdefault((entry.id, str(l)), (l, s)) for l, s in first]
     catalogue.select, settings.load, said = part, small_data, {}
-    for id, only in PLAN:
+    for id, only in PLAN.items():
         with tempfile.TemporaryDirectory() as out:
             ask = ['reproduce', id, '--scale', 'paper', '--only', only, '--device', device, '--out', out, '--quiet']
             left = []
@@ -258,10 +263,35 @@ def plan(device='dev'):
                 left.append(told.getvalue().splitlines()[-1])
             files = [read_json(f) for f in Path(out).rglob('*.json') if 'looks' not in f.name]
             done = [f for f in files if 'measured' in f]
-            said[id] = dict(left=left, runs=len([k for k in known if k[0] == id]), done=len(done),
+            runs = {settings.address(s) for (e, _), (_, s) in known.items() if e == id}
+            said[id] = dict(left=left, runs=len(runs), done=len(done),
                             rounds=sorted({len(f['history'].get('round', ())) for f in done}),
                             device=sorted({f.get('device') or f['failed'] for f in done}),
                             measured=sorted({k for f in done for k, v in f['measured'].items() if v}))
+    return said
+
+def far(a, b): return ((a - b.cpu()).norm()/a.norm().clamp(min=1e-12)).item()
+
+def networks(*names):
+    "Networks, the plan's by default, `all` of them if asked: a step forward and backward beside the CPU's."
+    said = {}
+    usual = 'mobilenetv2', 'moon_cnn', 'cnn4', 'feddse_resnet18'
+    for name in models.models() if names == ('all',) else names or usual:
+        task = small_data('tiny_imagenet' if name == 'alexnet_bn' else 'cifar10') # which wants larger images
+        net = build(name, task, seed=0).double().train() # else depth makes much of rounding
+        made = {}
+        for d in BOTH:
+            there = copy.deepcopy(net).to(d)
+            features, logits = there(task.normalise(task.x_train[:4].to(d)).double())
+            (features.square().mean() + logits.square().mean()).backward()
+            made[d] = features.detach(), logits.detach(), torch.cat([p.grad.flatten() for p in there.parameters()
+                                                                     if p.grad is not None])
+        said[name] = dict(apart=max(map(far, made['cpu'], made['dev'])))
+    for augment in (Crop(padding=4), Flip(), Rotate(), AutoAugment(), AutoAugment(form='torchvision')):
+        drawn = augment.draw((32,), torch.Generator().manual_seed(0))
+        x = small_data('cifar10').x_train[:32]
+        one, two = augment(x, drawn), augment(x.to('dev'), tmap(lambda v: v.to('dev'), drawn))
+        said[repr(augment)] = dict(apart=(one.float() - two.cpu().float()).abs().max().item())
     return said
 
 # ---- planted faults ----
@@ -305,7 +335,7 @@ def device():
                 number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
                 double=double)
 
-GROUPS = dict(device=device, methods=methods, runs=runs, guard=guard, kept=kept, waits=waits, single=single, plan=plan, planted=planted)
+GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted)}
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

@@ -70,6 +70,24 @@ def test_a_round_waits_for_the_device(name, most):
     said = seen('waits')[name]
     assert said['reads'] <= most, said
 
+@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_a_device_without_double_precision(whole):
+    "Apple's: methods and whole runs, none of which puts a float64 there."
+    said = seen('single', *whole)
+    assert said['finest'] == 'torch.float32'
+    agree(said['seen'])
+
+def test_the_plan_of_the_first_hour():
+    "The four commands in slices: none is refused the device, each goes on where the one before it stopped."
+    for id, said in seen('plan').items():
+        assert said['left'][-2:] == ['all results are there']*2, (id, said)
+        assert said['done'] == said['runs'] > 1 and said['device'] == ['dev'] and said['rounds'] == [2], (id, said)
+        assert {'feddecorr': ['curve', 'spectra'], 'moon': ['curve', 'everywhere']}.get(
+            id.partition('/')[0], ['curve']) == said['measured'], (id, said)
+
+@pytest.mark.parametrize('names', [(), pytest.param(('all',), marks=pytest.mark.slow)], ids=['plan', 'all'])
+def test_networks_and_augmentations(names): agree(seen('networks', *names))
+
 @pytest.mark.parametrize('name', ['LeftBehind', 'Homeless'])
 def test_a_tensor_on_the_wrong_device_is_refused(name):
     assert 'Expected all tensors to be on the same device' in seen('planted')[name]['error']
