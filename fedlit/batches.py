@@ -200,7 +200,7 @@ class TaskBatches(Batches):
         now = slice(live), slice(t, self.ready.stop)
         draws = [{k: v[now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
         self.x, self.y = self._images(self.index[now], draws or None), self.targets(now)
-        if (empty := self.y < 0).any(): self.x[empty] = 0
+        if (self.counts[now] < self.index.shape[2]).any(): self.x[self.y < 0] = 0 # the counts are at hand
 
     def _images(self, index, draws=None):
         return prepare(self.task, self.task.x_train[index.flatten()], draws).unflatten(0, index.shape)
@@ -215,10 +215,11 @@ class TaskBatches(Batches):
 
     def once(self):
         if self.draws: return None
-        each = [i[r].unique()
-                for i, r in zip(self.index, occupied(self.counts, self.index.shape[2]).to(self.index.device))]
-        self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1) for u, i in zip(each, self.index)])
-        self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True)
+        index, device = self.index.cpu(), self.index.device # read once; how many there are is known only then
+        each = [i[r].unique() for i, r in zip(index, occupied(self.counts, index.shape[2]))]
+        self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1)
+                                  for u, i in zip(each, index)]).to(device)
+        self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True).to(device)
         return self.all.shape[1]
 
     def samples(self, start, stop):

@@ -55,7 +55,7 @@ class Cohort:
         fill=False,  # fill up short batches? see `fedlit.engine.ragged`
         tapes=None,  # Tapes to play steps from, see `fedlit.engine.replay`
     ):
-        state, home = sent.state, sent.state.personal
+        state, home, self.who = sent.state, sent.state.personal, list(who)
         own = lambda k, v: home[k][who] if k in home else v
         begin = lambda k, v: own(k, v).expand(len(who), *v.shape).clone(memory_format=torch.contiguous_format)
         self.sent, self.batches, self.each, self.fill, self.tapes = sent, batches, each, fill, tapes
@@ -172,6 +172,7 @@ def at(self:Cohort, ks, **now):
     "The clients at positions `ks`, as a cohort: views of its tensors where `ks` is a slice, copies for a list."
     new, home = copy.copy(self), self.sent.state.personal
     for k in OWN: setattr(new, k, rows(getattr(self, k), ks))
+    new.who = self.who[ks] if isinstance(ks, slice) else [self.who[k] for k in ks]
     new.received = {k: v[ks] if k in home else v for k, v in self.received.items()}
     new.each, new.now = single if len(new.loss) == 1 else self.each, now
     return new.take_part(now['step']) if 'step' in now else new
@@ -180,7 +181,7 @@ def at(self:Cohort, ks, **now):
 def draws(self:Cohort, what, *step):
     "Inside of it, draws depend on the federation's seed, the round, the client, and the step."
     state = self.sent.state
-    return Seeded(*((what, state.seed, state.round, k, *step) for k in self.mine['number'].tolist()),
+    return Seeded(*((what, state.seed, state.round, k, *step) for k in self.who),
                   stacked=self.each is stacked)
 
 @patch

@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from importlib.util import find_spec
 from pathlib import Path
 from .engine.files import digest, fetch, unpack, write_file
+from .tree import finest
 
 # %% ../nbs/02_data.ipynb #22d9af13
 def _stratified(
@@ -338,7 +339,7 @@ def _warp(
 
 # %% ../nbs/02_data.ipynb #d59af38f
 def _turn(degrees): # (N,) counter-clockwise -> (N, 2, 3)
-    a = degrees.double().deg2rad()
+    a = degrees.to(finest(degrees.device)).deg2rad()
     row = lambda *v: torch.stack(v, -1)
     return torch.stack([row(a.cos(), -a.sin(), 0 * a), row(a.sin(), a.cos(), 0 * a)], -2).float()
 
@@ -461,8 +462,8 @@ def _bumps(x, dim): # spline weights of x along dim, mirrored ends
     n = x.shape[dim]
     a = 4 * torch.eye(n, dtype=torch.float64) + torch.diag(torch.ones(n - 1), 1) + torch.diag(torch.ones(n - 1), -1)
     a[0, 1] = a[-1, -2] = 2
-    inverse = (6 * torch.linalg.inv(a)).to(x.device)
-    return (inverse @ x.double().transpose(dim, -2)).transpose(dim, -2)
+    inverse = (6 * torch.linalg.inv(a)).to(finest(x.device)).to(x.device)
+    return (inverse @ x.to(inverse).transpose(dim, -2)).transpose(dim, -2)
 
 def _taps(t, n): # (N, H, W) positions -> four times the index of a bump and its weight there
     i, f = t.floor().long(), t - t.floor()
@@ -473,8 +474,8 @@ def _taps(t, n): # (N, H, W) positions -> four times the index of a bump and its
 # %% ../nbs/02_data.ipynb #ba3ad4fa
 def _spline(x, m): # as `_warp`, for levels, by cubic splines; black outside the centres of the border pixels
     n, ch, h, w = x.shape
-    r, c = (torch.arange(s, device=x.device, dtype=torch.float64) - (s - 1) / 2 for s in (h, w))
-    m = m.to(x.device, torch.float64)[..., None, None]
+    r, c = (torch.arange(s, device=x.device, dtype=finest(x.device)) - (s - 1) / 2 for s in (h, w))
+    m = m.to(x.device).to(finest(x.device))[..., None, None]
     col, row = (m[:, k, 0] * c + m[:, k, 1] * r[:, None] + m[:, k, 2] + ((w, h)[k] - 1) / 2 for k in (0, 1))
     flat = _bumps(_bumps(x, -2), -1).flatten(2)
     pick = lambda i, j: flat.gather(2, (i * w + j).view(n, 1, h * w).expand(-1, ch, -1)).view(n, ch, h, w)

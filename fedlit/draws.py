@@ -42,6 +42,7 @@ def draws(op, args=(), kwargs=None):
 def _generator(device):
     if device.type == 'cpu': return torch.default_generator
     module = getattr(torch, device.type)
+    if device.type == 'mps': return module._get_default_mps_generator() # Apple's has no list of them
     return module.default_generators[module.current_device() if device.index is None else device.index]
 
 FRESH = torch.Generator().initial_seed() # of a generator that nobody has seeded

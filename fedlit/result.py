@@ -14,14 +14,14 @@ from fastcore.basics import patch
 from functools import partial
 from types import SimpleNamespace
 from .engine.files import newest, read_tensors, write_tensors
-from .measure import evaluate, spread
+from .measure import score_of, score_sums, spread
 from .method import Method
 from .parse import ParseError, classes, homes, method as parse
 from .partition import match
 from .server import deployed
 from .state import State, pixel_by_pixel
 from .engine.table import Store, Table, pack, unpack
-from .tree import flatten, unflatten
+from .tree import flatten, told, unflatten
 
 # %% ../nbs/15_result.ipynb #e72e41bd
 @dataclass
@@ -79,10 +79,13 @@ def tester(
     model, # network that returns (features, logits)
     task,  # Task, on the device of the network
     channels_last, # keep a pixel's channels together?
-):         # function of (params, buffers) and of test indices -> dict(accuracy, loss)
+):         # function of (params, buffers) and of test indices -> dict(accuracy, loss), or unread their sums
     "A function of a network's parameters and buffers, and of the test images to look at: `evaluate` on them."
     ready = (lambda x: pixel_by_pixel(task.normalise(x))) if channels_last else task.normalise
-    return lambda net, at=slice(None): evaluate(model, task.x_test[at], task.y_test[at], prepare=ready, state=net)
+    def test(net, at=slice(None), read=True):
+        sums = score_sums(model, task.x_test[at], y := task.y_test[at], prepare=ready, state=net)
+        return score_of(sums.cpu(), len(y)) if read else sums
+    return test
 
 def accuracies(
     method, # a Method
@@ -93,7 +96,8 @@ def accuracies(
 ) -> list:  # of accuracies
     "Accuracy on each test set of `tests`: of the clients `who`, or of the server where it says None."
     nets = [deployed(method, state, k) for k in who]
-    return [test(net, i)['accuracy'] for i, net in zip(tests, nets)]
+    sums = told(*(test(net, i, read=False) for i, net in zip(tests, nets))) # of all of them at once
+    return [score_of(s, len(i))['accuracy'] for i, s in zip(tests, sums)]
 
 @patch
 def per_client(self:Run, task, tests):

@@ -22,18 +22,19 @@ from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
 from .draws import rng
-from .engine.inputs import (check_device, check_network, convolves, first_odd, impure, least_batch, parts,
-                                  prefers_channels_last, unstackable, writable)
+from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
+                                  least_batch, parts, prefers_channels_last, unstackable, writable)
 from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
-from .engine.guard import Guard, check_clients, check_server, client_columns
-from .measure import feature_layer, spread
+from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
+from .measure import feature_layer, score_of, spread
 from .method import FedAvg, Method, ask, asks_for
 from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
                            with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
 from .engine.tape import Tapes
+from .tree import told
 _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run', 'records',
          'release_memory', 'tests_of', 'writable']
 
@@ -51,7 +52,7 @@ class Federation:
     seed: int = 0               # decides every draw, see `fedlit.draws`
     # extract: small networks for clients that have only a part; torchrun: several processes
     executor: str = "auto"      # "loop", "threads", "vmap", "extract", "auto"; or "torchrun", "torchrun:vmap", ...
-    device: str = "auto"        # "cpu", "cuda", ... or "auto"
+    device: str = "auto"        # "cpu", "cuda", "mps", ... or "auto"
     checkpoint: str = None      # file to resume from if it is there, and to write after every round
     minutes: float = None       # stop after the round in which so many have passed; the checkpoint goes on from there
     progress: bool = True       # show a progress bar?
@@ -145,7 +146,7 @@ def check_data(self:Federation):
 @patch
 def checked(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that cannot be."
-    device = ('cuda' if torch.cuda.is_available() else 'cpu') if self.device == 'auto' else str(self.device)
+    device = best_device() if self.device == 'auto' else str(self.device)
     asked = replace(self, device=device)
     asked.check_choices()
     asked.check_numbers()
@@ -245,7 +246,8 @@ def train(self:Simulation, who, state):
     a = self.asked
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
-    return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess, self.advice(who, out))
+    return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess,
+                         partial(self.advice, who, out))
 
 @patch
 def sums(self:Simulation, *args):
@@ -263,24 +265,29 @@ def advice(self:Simulation, who, out):
 
 # %% ../nbs/16_run.ipynb #8267a1a4
 @patch
-def one_round(self:Simulation, state, team):
-    "The state after one more round, what the clients returned, and the row of the history as far as it is known."
+def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
+    "The state after one more round, what the clients returned, the row of the history so far, and what a test says."
     a = self.asked
     drawn = draw_clients(len(a.clients), a.participation, a.seed, state.round)
     out = team.train(drawn, state)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, drawn, out)
-    new = replace(state, round=state.round + 1)
+    new, seen = replace(state, round=state.round + 1), None
     if who:
         new = aggregate(a.method, state, who, out, self.sizes[who], a.local, pure(self.model), a.proxy, team.sums)
         if new.recomputes: new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1))
-        new, columns = check_server(a.bad_clients, state, new, columns)
-    return new, out, dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
+        # read together: is the step sound, and how good is the network if it is?
+        asked = [server_sound(a.bad_clients, state, new, columns)]
+        if look: asked.append(self.test(deployed(a.method, new), read=False))
+        sound, *seen = told(*asked)
+        if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
+    row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
+    return new, out, row, score_of(*seen, len(self.task.y_test)) if seen else None
 
 # %% ../nbs/16_run.ipynb #86356a4e
 @patch
-def measured(self:Simulation, state):
+def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, where they are known
     "Global accuracy and loss on the test set; a warning where the loss is not a number."
-    seen, x = self.test(deployed(self.asked.method, state)), self.task.x_test
+    seen, x = seen or self.test(deployed(self.asked.method, state)), self.task.x_test
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
              "so its accuracy means nothing; "
@@ -300,11 +307,11 @@ def seen(self:Simulation, who, before, out, after):
                 personal_before=score(before, who), personal_after=score(ended, range(len(who))))
 
 @patch
-def tested(self:Simulation, history, before, out, after, team):
+def tested(self:Simulation, history, before, out, after, team, seen=None):
     "What a test adds to the row of a round."
     past, who = history[-1].get('accuracy') if history else None, out['who'].tolist()
     if past is None or past != past: past = self.measured(before)['accuracy']
-    row = dict(accuracy_before=past, **self.measured(after))
+    row = dict(accuracy_before=past, **self.measured(after, seen))
     if self.tests is None or not who: return row
     everyone = accuracies(self.asked.method, self.test, after, self.tests, range(len(self.tests)))
     return {**row, **with_spread(dict(team.seen(who, before, out, after), personal=everyone))}
@@ -335,10 +342,11 @@ def rounds(self:Simulation, run, team, stop):
                disable=not a.progress, desc=a.method.name, unit='round')
     for r in bar:
         began, before, last = time.perf_counter(), run.state, r+1 == a.rounds
-        run.state, out, row = self.one_round(before, team)
+        look = (r+1) % a.evaluate_every == 0 or last
+        run.state, out, row, seen = self.one_round(before, team, look)
         self.notice(run.state, out['who'].tolist())
-        if (r+1) % a.evaluate_every == 0 or last:
-            row.update(self.tested(history, before, out, run.state, team))
+        if look:
+            row.update(self.tested(history, before, out, run.state, team, seen))
             if a.watch: row.update(a.watch(self.model, self.task, run.state, _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
         run.history = pd.DataFrame(history)

@@ -14,12 +14,12 @@ from .batches import beside, groups
 from .draws import Seeded
 from .method import ask, asks_for, own, part_names, through
 from .state import State, pure
-from .tree import put, rows, tmap
+from .tree import finest, put, rows, tmap
 
 # %% ../nbs/10_server.ipynb #427b26c6
 def _sums(q, p, new, old, mask=None):
     "Over the clients, the sum of q_k (new_k - old); where they train in part, also of the p_k that trained an entry."
-    d = (new if new.is_floating_point() else new.double()) - old
+    d = (new if new.is_floating_point() else new.to(finest(new.device))) - old
     d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
     if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
     mask = beside(mask, d).to(d)
@@ -72,9 +72,10 @@ def aggregate(
     "The server's half of a round."
     # as the parameters, or finer
     exact = reduce(torch.promote_types, (v.dtype for v in state.params.values()), torch.float32)
-    p = torch.as_tensor(weights, dtype=exact, device=out['steps'].device)
+    p = torch.as_tensor(weights, dtype=exact) # where they are, mostly on the CPU: looked at without waiting
     if not (len(p) == len(who) and (p >= 0).all() and 0 < p.sum() < float('inf')):
         raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} finite numbers >= 0 that do not all vanish")
+    p = p.to(out['steps'].device)
     p = p/p.sum()
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,

@@ -3,6 +3,7 @@ import json, warnings
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fedlit import methods
+from fedlit.engine.inputs import best_device
 from fedlit.data import Flip, Task, load
 from fedlit.methods import FedAvg, FedBN, FedDecorr, MOON
 from fedlit.models import build, unwrap, wrap
@@ -551,3 +552,9 @@ def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
 def test_list_knows_every_network(capsys):
     cli('list')
     assert 'exits_mlp' in capsys.readouterr().out
+
+@pytest.mark.parametrize('cuda,apple,best', [(True, True, 'cuda'), (False, True, 'mps'), (False, False, 'cpu')])
+def test_auto_is_the_best_device_there_is(monkeypatch, cuda, apple, best):
+    monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda)
+    monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: apple)
+    assert best_device() == best

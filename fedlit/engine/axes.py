@@ -230,11 +230,12 @@ def masks(
 def coordinates(
     axes,   # Axes
     name,   # name of a tensor
-    chosen, # axis -> 0/1 vector
+    chosen, # axis -> 0/1 vector; on the CPU, nothing waits for a GPU
+    device=None, # where the positions are wanted; None: where the vectors are
 ):          # for each leading dimension the chosen positions, or None for all
     "Where the entries of the small tensor are in the big one."
     vectors = [along(axes, segs, chosen) for segs in axes.of.get(name, ())]
-    return [None if v is None else v.nonzero()[:, 0] for v in vectors]
+    return [None if v is None else v.nonzero()[:, 0].to(device) for v in vectors]
 
 def cut(
     axes, tree, chosen,
@@ -242,7 +243,8 @@ def cut(
 ):
     "The chosen entries of every tensor of `tree`; names that have no axes pass through."
     def one(k, v):
-        for d, i in enumerate(coordinates(axes, k, chosen)): v = v if i is None else v.index_select(d+lead, i)
+        for d, i in enumerate(coordinates(axes, k, chosen, v.device)):
+            v = v if i is None else v.index_select(d+lead, i)
         return v
     return {k: cut(axes, v, chosen, lead) if isinstance(v, dict) else one(k, v) for k, v in tree.items()}
 
@@ -253,7 +255,7 @@ def paste(
 ):
     "`big` with the chosen entries replaced by those of `small`."
     def one(k, b, s):
-        where = coordinates(axes, k, chosen)
+        where = coordinates(axes, k, chosen, b.device)
         if all(i is None for i in where): return s
         full = ([torch.arange(n, device=b.device) for n in b.shape[:lead]]
                 + [torch.arange(n, device=b.device) if i is None else i for i, n in zip(where, b.shape[lead:])])

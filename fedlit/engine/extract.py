@@ -12,31 +12,33 @@ from .axes import cut, extract, masks, paste, shrunk
 from ..cohort import Cohort
 from .masks import times
 from .stacks import single
+from ..tree import told
 
 # %% ../../nbs/engine/extract.ipynb #a506b8c6
 @patch
-def cut_out(self:Cohort):
+def cut_out(self:Cohort, on=None): # on: what `cuts` says, where it was asked before
     "The one client of this cohort on the network that it has, whose tensors really are small."
     axes, part, home = self.axes, self.part, self.sent.state.personal
-    on, small = self.cuts(), copy.copy(self)
+    on, small = on or self.cuts(), copy.copy(self)
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
     small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
     small.server, small.axes, small.where = cut(axes, self.server, on), shrunk(axes, on), _positions(on)
     small.forward = self.sent.function(extract(self.sent.model, axes, on))
     small.each, small.tapes, small.memo = single, None, {}
-    sizes = {**self.params, **self.buffers}
+    sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
     tensors = cut(axes, {k: v.expand_as(sizes[k]) for k, v in part['tensors'].items()}, on, 1)
     rest = {k: v for k, v in part['chosen'].items() if k not in on}
     spread = single(lambda c: masks(small.axes, c), (0,))(rest) if rest else {}
-    share = {a: v.to(next(iter(sizes.values())).dtype).mean()[None] for a, v in on.items()}
+    share = {a: v.to(like.dtype).mean()[None].to(like.device) for a, v in on.items()}
     small.part = dict(chosen=rest, tensors=tensors, spread=spread, mask=times(tensors, spread), share=share)
     return small
 
 @patch
 def cuts(self:Cohort):
-    "What there is to cut: axis -> 0/1 vector, of the one client of this cohort."
-    return {a: v[0] for a, v in self.part.get('chosen', {}).items() if a in self.axes.size}
+    "What there is to cut: axis -> 0/1 vector on the CPU, of the one client of this cohort."
+    on = {a: v[0] for a, v in self.part.get('chosen', {}).items() if a in self.axes.size}
+    return dict(zip(on, told(*on.values()))) # shapes depend on it
 
 def _positions(on): return {a: v.nonzero()[:, 0] for a, v in on.items()}
 
@@ -46,7 +48,7 @@ def train_small(self:Cohort):
     "`train` for one client on the network that it has; the results have the full network's shapes."
     if not (on := self.cuts()): return self.train()
     back = lambda big, small: paste(self.axes, big, small, on, 1)
-    out, sizes = self.cut_out().train(), {**self.params, **self.buffers}
+    out, sizes = self.cut_out(on).train(), {**self.params, **self.buffers}
     return dict(out, params=back(self.params, out['params']), buffers=back(self.buffers, out['buffers']),
                 mask=self.part['mask'], client=back(self.mine['client'], out['client']),
                 uploads=back(_blank(self.axes, out['uploads'], sizes), out['uploads']))

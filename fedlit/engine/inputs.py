@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['indices', 'parts', 'tried', 'check_network', 'unstackable', 'impure', 'least_batch', 'convolves',
-           'prefers_channels_last', 'writable', 'check_device', 'first_odd']
+           'prefers_channels_last', 'writable', 'best_device', 'check_device', 'first_odd']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
 import copy, random, tempfile
@@ -179,13 +179,18 @@ def writable(
         raise OSError(f"{path} cannot be written: {e.strerror or e}; name a file in a folder of yours") from None
     return path
 
+def best_device():
+    "What `auto` means: a GPU of NVIDIA or AMD where there is one, else one of Apple, else the CPU."
+    return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
+
 def check_device(
     device, # such as "cuda:1"
 ):
     "Refuse a device that is not there."
     try: torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, TypeError) as e:
-        there = ['cpu', *(f'cuda:{k}' for k in range(torch.cuda.device_count()))]
+        there = ['cpu', *(f'cuda:{k}' for k in range(torch.cuda.device_count())),
+                 *(['mps'] if torch.backends.mps.is_available() else [])]
         raise ValueError(f"device={device!r} cannot be used here ({str(e).partition(chr(10))[0][:80]}); "
                          f"there is {', '.join(there)}") from None
 

@@ -10,11 +10,12 @@ import torch
 from dataclasses import field
 from ..method import Method, require
 from .scaffold import response
+from ..tree import finest
 
 # %% ../../nbs/methods/31_fednova.ipynb #7414b089
 def length(steps, momentum):
     "How many gradients the update of `steps` steps of SGD with `momentum` contains (FedNova, section 4.2)."
-    rho, tau = momentum, steps.double()
+    rho, tau = momentum, steps.to(finest(steps.device))
     return (tau - rho*(1 - rho**tau)/(1 - rho))/(1 - rho)
 
 class FedNova(Method):

@@ -11,6 +11,7 @@ from ..engine.axes import masked, masks
 from ..method import require
 from .heterofl import HeteroFL
 from .submodels import uniform, entry
+from ..tree import finest
 
 # %% ../../nbs/methods/54_fjord.ipynb #586c8f91
 def narrow(
@@ -38,10 +39,10 @@ class FjORD(HeteroFL):
                               'a tuple of numbers in (0, 1]'))
     def width(self, number, clients, round, step):
         "The share that client `number` uses in this step: at most its tier."
-        p = torch.tensor(sorted(self.widths), dtype=torch.double,
-                         device=number.device if isinstance(number, torch.Tensor) else None)
+        device = number.device if isinstance(number, torch.Tensor) else None
+        p = torch.tensor(sorted(self.widths), dtype=finest(device), device=device)
         fit = (p <= self.rate(number, clients, round) + 1e-9).sum().clamp(min=1)
-        return entry(sorted(self.widths), (uniform(1, self.seed, round, number, step)[0]*fit).long(), torch.double)
+        return entry(sorted(self.widths), (uniform(1, self.seed, round, number, step)[0]*fit).long(), exact=True)
     def output(self, logits, forward, params, buffers, x, axes, chosen, share, number, clients, round, step):
         if self.distill: return logits
         return forward(narrow(self.width(number, clients, round, step), params, axes, chosen, share), buffers, x)[1]

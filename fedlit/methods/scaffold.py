@@ -8,7 +8,7 @@ __all__ = ['response', 'SCAFFOLD']
 # %% ../../nbs/methods/20_scaffold.ipynb #ad71d56d
 import torch
 from ..method import Method, require
-from ..tree import tmap, sub, zeros
+from ..tree import finest, tmap, sub, zeros
 
 # %% ../../nbs/methods/20_scaffold.ipynb #5726b846
 def response(
@@ -19,10 +19,11 @@ def response(
 ):                # a, b: after K steps with a constant gradient g, SGD is at a*x - b*g
     "How far K steps of SGD carry, see the derivation above."
     steps = torch.as_tensor(steps)
+    exact = dict(dtype=finest(steps.device), device=steps.device)
     m = torch.tensor([[1-lr*weight_decay, -lr*momentum, -lr],
                       [weight_decay,      momentum,     1.],
-                      [0.,                0.,           1.]], dtype=torch.double, device=steps.device)
-    power = torch.eye(3, dtype=torch.double, device=steps.device)
+                      [0.,                0.,           1.]], **exact)
+    power = torch.eye(3, **exact)
     for bit in range(20):
         power = torch.where((steps >> bit) & 1 > 0, m@power, power)
         m = m@m

@@ -10,14 +10,14 @@ import torch
 from dataclasses import field
 from ..method import Method, require
 from ..round import holders
-from ..tree import sqnorm
+from ..tree import finest, sqnorm
 
 # %% ../../nbs/methods/50_submodels.ipynb #1c83d0b9
 def uniform(
     n,     # how many numbers
     *keys, # what they depend on: integers or integer tensors, such as seed, round, client
     device=None,
-):         # (n,) float64 in [0, 1)
+):         # (n,) in [0, 1), float64 where the device has it
     "Random numbers that depend on `keys` and on nothing else."
     x = torch.arange(n, device=device or next((k.device for k in keys if isinstance(k, torch.Tensor)), None))
     for k in keys:
@@ -25,7 +25,8 @@ def uniform(
         x = (x ^ ((x >> 30) & 0x3ffffffff))*-4658895280553007687
         x = (x ^ ((x >> 27) & 0x1fffffffff))*-7723592293110705685
         x = x ^ ((x >> 31) & 0x1ffffffff)
-    return ((x >> 11) & 0x1fffffffffffff).double()/2**53
+    digits = 53 if finest(x.device) == torch.double else 24 # of a number's mantissa
+    return ((x >> 64-digits) & 2**digits-1).to(finest(x.device))/2**digits
 
 # %% ../../nbs/methods/50_submodels.ipynb #f0c1566b
 def top(
@@ -36,16 +37,19 @@ def top(
     "Keep the coordinates with the highest scores."
     if isinstance(rate, torch.Tensor): scores = scores.to(rate.device)
     place, size = scores.argsort(descending=True, stable=True).argsort(), torch.as_tensor(len(scores)*rate)
-    return place < ((size - 1e-6).ceil() if rounding == 'up' else (size + 1e-6).floor()).clamp(min=1)
+    short = isinstance(rate, torch.Tensor) and rate.dtype == torch.float32
+    slack = 1e-6 + (3e-7*size if short else 0) # 0.1 of 640 is 64
+    return place < ((size - slack).ceil() if rounding == 'up' else (size + slack).floor()).clamp(min=1)
 
 # %% ../../nbs/methods/50_submodels.ipynb #63dda7c1
 def entry(
     values, # list or tuple of numbers
     i,      # int, or integer tensor of any shape, also under `vmap`
-    dtype=None,
+    exact=False, # in the device's finest type?
 ):          # tensor of the shape of `i`, on its device
     "The `i`-th of the values."
     i = torch.as_tensor(i)
+    dtype = finest(i.device) if exact else None
     return torch.tensor(values, dtype=dtype, device=i.device).index_select(0, i.reshape(-1)).reshape(i.shape)
 
 # %% ../../nbs/methods/50_submodels.ipynb #44ee5e18
@@ -66,7 +70,7 @@ class SubModel(Method):
         "The rate of client `number` of `clients` in this round."
         L = len(self.rates)
         i = number*L//clients if self.assign == 'fixed' else (uniform(1, self.seed, round, number)[0]*L).long()
-        return entry(self.rates, i, torch.double)
+        return entry(self.rates, i, exact=True)
     def top(self, scores, rate):
         "Which coordinates of an axis with these scores a client of this rate keeps."
         return top(scores, rate, self.rounding)

@@ -9,7 +9,7 @@ __all__ = ['plan', 'entries', 'reproduce', 'until_decided', 'listing', 'quantity
 
 # %% ../../nbs/papers/catalogue.ipynb #eba78abe
 import functools
-import pandas as pd, torch
+import pandas as pd
 from dataclasses import replace
 from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noqa: F401, each fills
                            fedgse)                                                      # CATALOGUE
@@ -18,6 +18,7 @@ from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
                                    found_rows, judged, looks, note_look, published, remarks, repeats, seeds_of, select,
                                    signed, stands_on, unknown, whole)
+from ..engine.inputs import best_device
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'judged', 'published', 'results',
          'select', 'shown', 'tally']
@@ -63,7 +64,8 @@ def reproduce(
 ):                    # how many results are still missing
     "Run what is missing of some entries."
     kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
-    if kw.get('device', 'auto') != 'cpu' and torch.cuda.is_available(): processes = processes or 1
+    device = kw.get('device', 'auto')
+    if (best_device() if device == 'auto' else device) != 'cpu': processes = processes or 1 # they would share it
     wanted = {}
     for e in entries(*names):
         folder = out or e.folder

@@ -12,7 +12,7 @@ import numpy as np, torch
 from dataclasses import replace
 from torch import nn
 from ..engine.axes import extract
-from ..measure import effective_rank, features_of, local_global_gap, significant, spectrum
+from ..measure import effective_rank, exactly, features_of, local_global_gap, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
 from ..methods.submodels import SubModel, top
@@ -95,7 +95,7 @@ def everywhere(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #4596ab5c
 def _aligned(model, top=5):
-    mats = [m.weight.detach().double() for m in model.modules() if isinstance(m, nn.Linear)]
+    mats = [exactly(m.weight.detach()) for m in model.modules() if isinstance(m, nn.Linear)]
     sides = [torch.linalg.svd(w, full_matrices=False) for w in mats]
     return [(a[0][:, :top]*b[2][:top].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
 

@@ -1,0 +1,98 @@
+"""fedlit on the stand-in accelerator of `tests/accelerator.py`, in processes of their own: every method, executor and
+choice as on the CPU, faults that only an accelerator shows, and how often the host waits for it."""
+import json, os, subprocess, sys
+from functools import cache
+from pathlib import Path
+import pytest
+from fedlit.parse import known
+
+HERE, NEAR = Path(__file__).parent, 3e-6
+
+@cache
+def seen(group, *given):
+    "What a group of checks has to say."
+    env = {**os.environ, 'OMP_NUM_THREADS': '1', 'KINETO_LOG_LEVEL': '99', 'PYTHONPATH': str(HERE.parent)}
+    told = subprocess.run([sys.executable, '-c', 'import accelerator; print(accelerator.UNABLE)'], cwd=HERE, env=env,
+                          capture_output=True, text=True)
+    if unable := told.stdout.strip(): pytest.skip(unable)
+    done = subprocess.run([sys.executable, str(HERE/'on_accelerator.py'), group, *given], env=env, capture_output=True,
+                          text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+def agree(said):
+    "No run that failed, none that is further from the CPU than rounding."
+    bad = {k: v for k, v in said.items() if 'error' in v or not v['apart'] <= NEAR or v.get('differ') or v.get('lost')}
+    assert not bad, bad
+
+def test_the_device_is_what_it_says():
+    d = seen('device')
+    assert d['values'] == [[1., 5.]]*3 and d['stride'] == [1, 2] and d['same'] and d['shape'] == 3 + 18 + 3
+    # a mask, a number; a list
+    assert d['counts'] == {'SYNC': 2, 'TO CPU': 1, 'FROM CPU': 0, 'reads': 3}
+    assert 'same device' in d['mixed'] and 'indices' in d['index'] and "'dev' device type for gen" in d['generator']
+    assert all('float64' in v for v in d['double']) and not d['number'] and not d['indices']
+
+def test_every_method_is_on_the_device_what_it_is_on_the_cpu():
+    said = seen('methods')
+    assert set(said['classes']) == set(known())
+    agree(said['seen'])
+
+@pytest.mark.slow
+def test_every_form_and_sum_in_every_executor_recorded_and_not():
+    said = seen('methods', 'whole')
+    agree(said['seen'])
+
+def test_whole_runs(): agree(seen('runs'))
+
+def test_bad_clients_are_met_with_the_same_words():
+    said = seen('guard')
+    for then, v in said.items():
+        words = v.get('words', [])
+        assert words[:len(words)//2] == words[len(words)//2:], then
+        assert then == 'huge' or 'client 2 produced NaN' in str(words)
+    agree({k: v for k, v in said.items() if 'apart' in v})
+    assert 0 < said['huge']['skipped'][0] < 6
+
+def test_tables_on_disk_and_checkpoints_go_from_one_device_to_the_other():
+    said = seen('kept')
+    agree(said)
+    assert said['past the budget']['on_disk']
+    assert [said[f'{k}, loaded']['at'] for k in ('cpu to dev', 'dev to cpu')] == ['dev', 'cpu']
+
+@pytest.mark.parametrize('name,most', {
+    'FedAvg, vmap': 2, 'FedAvg, loop': 2, 'FedAvg, skipping': 2, 'HeteroFL, vmap': 2,
+    'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
+    'MOON + FedDecorr, vmap': 1 + 17 + 1 + 2, # which samples, memories written to tables, what FedDecorr notices
+    }.items())
+def test_a_round_waits_for_the_device(name, most):
+    "Once for the clients' numbers, once for the server's and the test; bounds from above."
+    said = seen('waits')[name]
+    assert said['reads'] <= most, said
+
+@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=pytest.mark.slow)], ids=['some', 'all'])
+def test_a_device_without_double_precision(whole):
+    "Apple's: methods and whole runs, none of which puts a float64 there."
+    said = seen('single', *whole)
+    assert said['finest'] == 'torch.float32'
+    agree(said['seen'])
+
+def test_the_plan_of_the_first_hour():
+    "The four commands in slices: none is refused the device, each goes on where the one before it stopped."
+    for id, said in seen('plan').items():
+        assert said['left'][-2:] == ['all results are there']*2, (id, said)
+        assert said['done'] == said['runs'] > 1 and said['device'] == ['dev'] and said['rounds'] == [2], (id, said)
+        assert {'feddecorr': ['curve', 'spectra'], 'moon': ['curve', 'everywhere']}.get(
+            id.partition('/')[0], ['curve']) == said['measured'], (id, said)
+
+@pytest.mark.parametrize('names', [(), pytest.param(('all',), marks=pytest.mark.slow)], ids=['plan', 'all'])
+def test_networks_and_augmentations(names): agree(seen('networks', *names))
+
+@pytest.mark.parametrize('name', ['LeftBehind', 'Homeless'])
+def test_a_tensor_on_the_wrong_device_is_refused(name):
+    assert 'Expected all tensors to be on the same device' in seen('planted')[name]['error']
+
+def test_a_hook_that_goes_through_the_host_shows_in_the_count():
+    said = seen('planted')
+    assert not said['FedAvg']['error'] and not said['ThroughTheHost']['error']
+    assert said['ThroughTheHost']['reads'] > 5*said['FedAvg']['reads']
