@@ -291,7 +291,7 @@ def _collapse(a):
     import time
     import pandas as pd
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import beside_real_images, main_job
+    from fedlit.papers.collapse import committed_verdicts, main_job, verdicts_beside
     from fedlit.papers.entries import SEEDS
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
@@ -299,8 +299,10 @@ def _collapse(a):
     catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
     catalogue.report(['collapse'], out=a.out)
     here = catalogue.verdicts('collapse', out=a.out or catalogue.CATALOGUE['collapse'].folder)
-    with pd.option_context('display.width', 250, 'display.max_colwidth', 110, 'display.max_columns', 9):
-        print('\nBeside the committed runs on CIFAR-10:', beside_real_images(here).to_string(justify='left'), sep='\n')
+    beside = verdicts_beside({'here': here, 'committed, digits': committed_verdicts(),
+                              'committed, CIFAR-10': committed_verdicts('short')})
+    with pd.option_context('display.width', 250, 'display.max_colwidth', 110):
+        print('\nBeside the committed runs:', beside.to_string(justify='left'), sep='\n')
     print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/cli.ipynb #44a1e833

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
-           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'committed', 'verdicts_on_real_images',
-           'beside_real_images']
+           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'committed', 'committed_verdicts',
+           'verdicts_beside']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json
@@ -156,16 +156,16 @@ def committed(
 
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
-def verdicts_on_real_images():
-    "The verdicts on the main job's claims by the committed runs on CIFAR-10: DataFrame of `decide`."
-    return judge({**COLLAPSE, **CURE, **GAINS}, *committed('short'))
+def committed_verdicts(
+    scale='embedded', # or 'short': real images
+):                    # DataFrame of `decide`, a row a claim of the main job
+    "The verdicts by the results that come with fedlit."
+    return judge({**COLLAPSE, **CURE, **GAINS}, *committed(scale))
 
-def beside_real_images(
-    table, # DataFrame of `decide`, of the main job
-):         # DataFrame, a row a claim: what was measured and the verdict, here and on CIFAR-10
-    "The verdicts of a run of the main job beside the committed ones on CIFAR-10."
-    def columns(t, where):
-        said = t.measured + [f', {n} seeds' if n else '' for n in t.seeds]
-        return pd.DataFrame({f'verdict {where}': t.verdict.values, f'measured {where}': said.values}, t.claim.values)
-    return columns(table, 'here').join(columns(verdicts_on_real_images(), 'on CIFAR-10')).rename_axis('claim')
-
+def verdicts_beside(
+    tables, # by name: DataFrames of `decide`, of the main job
+):          # DataFrame, a row a claim and a column a name: verdict, effect and seeds in words
+    "What several sets of runs say of the same claims."
+    def words(t):
+        return [f'{v}, {m} ({s} seeds)' if s else v for v, m, s in zip(t.verdict, t.measured, t.seeds)]
+    return pd.DataFrame({name: pd.Series(words(t), t.claim.values) for name, t in tables.items()}).rename_axis('claim')

@@ -6,9 +6,9 @@
 __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'BY_NAME', 'BASELINES', 'TABLE_ROWS', 'BOTH_LEVELS',
            'RISES', 'LEVELS_OFF', 'KEEPS_RISING', 'SECOND', 'REST', 'ALL_HIGH', 'ALL_LOW', 'CAPACITIES', 'DRAWN',
            'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'named', 'almost_whole', 'as_in_chapter_3', 'with_rates',
-           'wins', 'alike', 'activation_figure', 'five_clients', 'easier', 'gain', 'strong_share', 'shares_of',
-           'more_strong_clients', 'participations', 'plateau', 'matters_less_when_low', 'samples_looked_at',
-           'by_capacity', 'among']
+           'wins', 'alike', 'activation_figure', 'five_clients', 'easier', 'gain', 'bars_by_labels', 'strong_share',
+           'shares_of', 'more_strong_clients', 'participations', 'plateau', 'matters_less_when_low',
+           'samples_looked_at', 'by_capacity', 'among']
 
 # %% ../../nbs/papers/feddse.ipynb #0f3e6d3f
 import itertools, re
@@ -121,17 +121,21 @@ def alike(rows):
 
 # %% ../../nbs/papers/feddse.ipynb #e4eaae2a
 def activation_figure(rows):
-    "Mean activation of every neuron of three layers, two clients with uneven labels."
+    "Mean activation of every neuron of three layers, for all pairs of clients with uneven labels."
     import matplotlib.pyplot as plt
     from fedlit.figure import style, palette
     seen = rows[(rows.heterogeneity == 'high')].iloc[0].activations
+    pairs = list(itertools.combinations(range(len(seen)), 2))
     with style():
-        fig, axs = plt.subplots(1, 3, figsize=(10, 2.4), layout='constrained')
-        for l, ax in enumerate(axs):
-            for k, colour in ((0, palette['accent']), (1, palette['grey'])):
-                ax.plot(seen[k][l], color=colour, marker='o', ms=2, lw=.8, label=f'client {k}')
-            ax.set(xlabel=f'neuron of layer {l+1}', ylabel='mean activation' if l == 0 else '')
-        axs[0].legend(fontsize=7)
+        fig, axs = plt.subplots(len(pairs), 3, figsize=(9, 1.15*len(pairs)), layout='constrained',
+                                sharex='col', sharey='col', squeeze=False)
+        for (j, k), row in zip(pairs, axs):
+            for l, ax in enumerate(row):
+                ax.plot(seen[j][l], color=palette['accent'], marker='o', ms=2, lw=.8)
+                ax.plot(seen[k][l], color=palette['grey'], marker='o', ms=2, lw=.8)
+            row[0].set_ylabel(f'{j} and {k}', rotation=0, ha='right', va='center')
+        for l, ax in enumerate(axs[-1]): ax.set_xlabel(f'neuron of layer {l+1}')
+        fig.suptitle('mean activation; of each pair of clients, the first in colour', x=.01, ha='left', fontsize=9)
     return fig
 
 # %% ../../nbs/papers/feddse.ipynb #07fc1015
@@ -189,12 +193,23 @@ def gain(axis, start, to, **where):
         return ahead({**where, axis: values[to]}, {**where, axis: values[start]})(rows)
     return Numbers(difference, 'points')
 
+def bars_by_labels(rows):
+    "Accuracy of every method with high and with low heterogeneity, a group a data set."
+    import matplotlib.pyplot as plt
+    from fedlit.figure import bars, style
+    share = lambda method, data, level: rows[(rows.method == method) & (rows['data'] == data)
+                                             & (rows.heterogeneity == level)].accuracy_late.to_numpy()/100
+    with style(): fig, ax = plt.subplots(figsize=(1 + 1.4*rows.groupby(['data', 'method']).ngroups, 3))
+    bars({(d, m): {f'{level} heterogeneity': share(m, d, level) for level in ('high', 'low')}
+          for d in rows['data'].unique() for m in rows.method.unique()}, ax=ax)
+    return fig
+
 entry('feddse/fig3.5',
       source='Fig. 3.5',
       caption='High beside low heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
                 method=as_in_chapter_3(*BASELINES, 'FedDSE')),
-      draw=table('method', 'heterogeneity'),
+      draw=(('bars', bars_by_labels), ('accuracy', table('method', 'heterogeneity'))),
       claims={'low heterogeneity is easier': easier()}
              | ours({'labels matter less for FedDSE (HeteroFL\'s gap from low to high minus FedDSE\'s)':
                          minus(easier(method='HeteroFL'), easier(method='FedDSE'))}))
