@@ -17,7 +17,7 @@ from fedlit.papers.entries import (all_published, beside, found_rows, judged, lo
                                    stands_on, with_seeds)
 from fedlit.papers.evidence import LEVEL, paired
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
-from fedlit.papers.feddse import FOUR_SETS, THESIS
+from fedlit.papers.feddse import THESIS
 from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
                                     plain, public_set, run_setting, run_settings, task_of, trained)
 from fedlit.parse import method as parse
@@ -348,103 +348,6 @@ def test_the_thesis_is_judged_by_the_last_third_of_the_rounds(scale):
         if e.paper in ('feddse', 'fedgse') and e.value == 'accuracy_late':
             assert all('curve' in s.measure for _, s in e.grid(scale)), id
 
-# ---- the thesis' settings as they are printed ----
-
-# entries, without some of them | rows, as for `select` | fields of their settings | all values; ... for more | section
-THESIS_PRINTED = """
-feddse -fig3.2 -fig3.9 | | clients/participation | 100/.1 | 3.3.2
-feddse/fig3.9 | | participation | .05 .1 .15 .2 | 3.4.3
-fedgse -table4.2 -fig4.9 | | clients/participation | 100/.1 | 3.3.2, 4.4
-fedgse/fig4.9 | | participation | .05 .1 .15 .2 | 4.5.2
-feddse fedgse -table4.2 | | local.epochs/local.lr | 2/.001 | Tables 3.3, 4.1
-feddse fedgse -table4.2 | | local.momentum/local.weight_decay | .9/5e-4 | Tables 3.3, 4.1
-feddse -fig3.2 | mnist | rounds | 800 | Table 3.3
-feddse/table3.6 fig3.8 fig3.10 | | model | cnn4 | 3.3.1
-fedgse -fig4.3 -fig4.4 -table4.2 | mnist | rounds | 800 | Table 4.1
-fedgse/fig4.3 fig4.4 | mnist | rounds | 100 | 4.4.3
-feddse fedgse | cifar10 | rounds | 2500 | Tables 3.3, 4.1
-feddse fedgse | cifar100 | rounds | 2500 | Tables 3.3, 4.1
-feddse fedgse | tiny_imagenet | rounds | 2500 | Tables 3.3, 4.1
-feddse/table3.4 | cifar10,method=FedDSE | model | feddse_resnet18 | 3.3.1
-feddse/table3.4 | cifar100,method=FedDSE | model | feddse_resnet18 | 3.3.1
-feddse/table3.4 | tiny_imagenet,method=FedDSE | model | feddse_resnet34 | 3.3.1
-feddse fedgse -table4.2 | | recipe | thesis | 3.3.2
-feddse fedgse -table4.2 -fig3.2 | | statistics | recomputed | 3.3.3
-feddse | | public | none | 3.2.2
-feddse/fig3.2 | heterogeneity=high | clients/classes | 5/2 | 3.1.2
-feddse/table3.4 | mnist | classes | 2 | Table 3.2
-feddse/table3.4 | cifar10 | classes | 2 | Table 3.2
-feddse/table3.4 | cifar100 | classes | 8 | Table 3.2
-feddse/table3.4 | tiny_imagenet | classes | 16 | Table 3.2
-feddse/table3.5 | mnist | classes | 4 | Table 3.2
-feddse/table3.5 | cifar10 | classes | 4 | Table 3.2
-feddse/table3.5 | cifar100 | classes | 16 | Table 3.2
-feddse/table3.5 | tiny_imagenet | classes | 32 | Table 3.2
-fedgse/table4.3 fig4.3 fig4.4 | mnist | classes | 2 | Table 3.2, 4.4
-fedgse/table4.3 | tiny_imagenet | classes | 16 | Table 3.2, 4.4
-fedgse/table4.4 | mnist | classes | 4 | Table 3.2, 4.4
-fedgse/table4.4 | tiny_imagenet | classes | 32 | Table 3.2, 4.4
-feddse/fig3.6 fig3.7 fig3.9 fig3.10 | | classes | 2 4 | 3.4.1, 3.4.3, 3.4.4
-fedgse/fig4.5 fig4.6 fig4.7 fig4.8 fig4.9 fig4.10 | | classes | 2 4 | 4.5.1, 4.5.3
-feddse/fig3.8 | | classes | 2 4 6 8 10 | 3.4.2
-fedgse/table4.5 | | classes | 2 4 6 8 10 | Table 4.5
-feddse/table3.4 table3.5 fig3.5 fig3.8 fig3.9 fig3.10 | | rates | .99,.5,.25,.125,.0625 | 3.3.2
-feddse/table3.6 | capacity=mixed | rates | .99,.5,.25,.125,.0625 | 3.4.5
-feddse/table3.6 | capacity=all clients 1/4 | rates | .25, | 3.4.5
-feddse/table3.6 | capacity=all clients 1/2 | rates | .5, | 3.4.5
-fedgse/table4.3 table4.4 fig4.3 fig4.4 fig4.9 fig4.10 table4.5 public | | rates | 1,.5,.25,.125,.0625 | 4.4
-feddse/fig3.6 fig3.7 | | rho | 0 .2 .4 .6 .8 1 | 3.4.1
-fedgse/fig4.5 fig4.6 fig4.7 | | rho | 0 .2 .4 .6 .8 1 | 4.5.1
-fedgse/fig4.8 | | rho | .2 .4 .6 .8 | Fig. 4.8
-feddse/fig3.6 fig3.7 | rho=.4 | rates | .5,.5,.5,.5,.0625,.0625,.0625,.0625,.0625,.0625 | 3.4.1
-fedgse/fig4.5 fig4.6 fig4.7 | rho=.4 | rates | 1,1,1,1,.0625,.0625,.0625,.0625,.0625,.0625 | 4.5.1
-feddse -table3.6 -table3.4 -table3.5 | | FedDSE.temperature | 0 | 3.3.4
-feddse/table3.6 | | FedDSE.temperature | 0 1 | 3.4.5
-feddse/table3.4 table3.5 fig3.5 fig3.6 fig3.7 fig3.8 fig3.9 table3.6 | | FedDSE.samples | 0 | Table 3.3 (0 is all)
-feddse/fig3.10 | | FedDSE.samples | 64 128 256 0 | 3.4.4
-fedgse -fig4.10 | | FedGSE.samples | 128 | Table 4.1
-fedgse/fig4.10 | | FedGSE.samples | 64 128 256 512 | 4.5.3
-fedgse/table4.5 fig4.5 fig4.6 fig4.7 fig4.10 | | FedGSE.similar | SPL | 4.4.1, Table 4.5
-fedgse/fig4.3 fig4.4 | | FedGSE.similar | CSL | 4.4.3
-"""
-THESIS_PRINTED = [[c.strip() for c in line.split('|')] for line in THESIS_PRINTED.strip().splitlines()]
-
-def thesis_entries(text):
-    "'feddse -fig3.2', 'feddse fedgse' or 'fedgse/fig4.3 fig4.4': entries of chapters, without some, or by name."
-    first, *more = text.split()
-    paper, _, name = first.partition('/')
-    if name: return [CATALOGUE[f'{paper}/{n}'] for n in (name, *more)]
-    papers, out = [w for w in (first, *more) if w[0] != '-'], [w[1:] for w in more if w[0] == '-']
-    return [e for e in CATALOGUE.values() if e.paper in papers and e.id.partition('/')[2] not in out]
-
-def thesis_value(labels, s, field):
-    "The value of a field, such as local.lr, classes (of the partition) or FedGSE.samples; None where there is none."
-    parts = parse(s.method).parts
-    if field == 'rho': return labels['rho']
-    if field == 'classes': return call(s.partition)[1].get('classes')
-    if field == 'rates': return next((p.rates for p in parts if hasattr(p, 'rates')), None)
-    if field == 'public': return s.public or 'none'
-    if field[0].isupper():
-        part, field = field.split('.')
-        return next((getattr(p, field) for p in parts if type(p).__name__ == part), None)
-    for name in field.split('.'): s = getattr(s, name)
-    return s
-
-def printed_value(text):
-    number = lambda v: float(v) if re.fullmatch(r'[\d.e-]+', v) else v
-    return tuple(map(number, filter(None, text.split(',')))) if ',' in text else number(text)
-
-@pytest.mark.parametrize('which, only, fields, values, section', THESIS_PRINTED,
-                         ids=[f'{r[0]} {r[1]} {r[2]}' for r in THESIS_PRINTED])
-def test_the_thesis_has_its_printed_settings_at_paper_scale(which, only, fields, values, section):
-    printed, seen = {tuple(map(printed_value, v.split('/'))) for v in values.split()}, {}
-    for e in thesis_entries(which):
-        if only in FOUR_SETS and only not in {l['data'] for l, _ in e.grid('paper')}: continue
-        rows = [tuple(thesis_value(l, s, f) for f in fields.split('/')) for l, s in select(e, 'paper', only)]
-        if rows := {r for r in rows if None not in r}: seen[e.id] = rows
-    assert seen, f'no run of {which} has {fields}'
-    for id, have in seen.items(): assert have == printed, (id, have, section)
-
 @pytest.mark.parametrize('how', ['held', 'uploaded', 'broader', 'generated'])
 def test_public_sets(how):
     task = load('digits')
@@ -519,7 +422,8 @@ def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
 # ---- settings as they are printed ----
 
 # entries, without some of them | rows, as for `select` | fields of their settings | all values; ... for more | source:
-# TPAMI, ICLR: FedDecorr's two versions; MOON: its paper; code: released code, where the paper's text has no numbers
+# TPAMI, ICLR: FedDecorr's two versions; MOON: its paper; thesis: FedDSE (3) and FedGSE (4), where 0 samples are all;
+# code: released code, where the paper's text has no numbers
 PRINTED = '''
 feddecorr | | local.lr | .01 | TPAMI V-A
 feddecorr | | local.momentum | .9 | TPAMI V-A
@@ -593,39 +497,100 @@ feddecomp/main | cifar10 | FedDecomp.r_c/FedDecomp.rank | .6/4 | code
 feddecomp/main | cifar100 | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
 feddecomp/main | tiny_imagenet | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
 feddecomp/main ratios | | FedDecomp.lora_epochs | 2 | code
+feddse -fig3.2 -fig3.9 | | clients/participation | 100/.1 | thesis 3.3.2
+feddse/fig3.9 | | participation | .05 .1 .15 .2 | thesis 3.4.3
+fedgse -table4.2 -fig4.9 | | clients/participation | 100/.1 | thesis 3.3.2, 4.4
+fedgse/fig4.9 | | participation | .05 .1 .15 .2 | thesis 4.5.2
+feddse fedgse -table4.2 | | local.epochs/local.lr | 2/.001 | thesis Tables 3.3, 4.1
+feddse fedgse -table4.2 | | local.momentum/local.weight_decay | .9/5e-4 | thesis Tables 3.3, 4.1
+feddse -fig3.2 | mnist | rounds | 800 | thesis Table 3.3
+feddse/table3.6 fig3.8 fig3.10 | | model | cnn4 | thesis 3.3.1
+fedgse -fig4.3 -fig4.4 -table4.2 | mnist | rounds | 800 | thesis Table 4.1
+fedgse/fig4.3 fig4.4 | mnist | rounds | 100 | thesis 4.4.3
+feddse fedgse | cifar10 | rounds | 2500 | thesis Tables 3.3, 4.1
+feddse fedgse | cifar100 | rounds | 2500 | thesis Tables 3.3, 4.1
+feddse fedgse | tiny_imagenet | rounds | 2500 | thesis Tables 3.3, 4.1
+feddse/table3.4 | cifar10,method=FedDSE | model | feddse_resnet18 | thesis 3.3.1
+feddse/table3.4 | cifar100,method=FedDSE | model | feddse_resnet18 | thesis 3.3.1
+feddse/table3.4 | tiny_imagenet,method=FedDSE | model | feddse_resnet34 | thesis 3.3.1
+feddse fedgse -table4.2 | | recipe | thesis | thesis 3.3.2
+feddse fedgse -table4.2 -fig3.2 | | statistics | recomputed | thesis 3.3.3
+feddse | | public | none | thesis 3.2.2
+feddse/fig3.2 | heterogeneity=high | clients/classes | 5/2 | thesis 3.1.2
+feddse/table3.4 | mnist | classes | 2 | thesis Table 3.2
+feddse/table3.4 | cifar10 | classes | 2 | thesis Table 3.2
+feddse/table3.4 | cifar100 | classes | 8 | thesis Table 3.2
+feddse/table3.4 | tiny_imagenet | classes | 16 | thesis Table 3.2
+feddse/table3.5 | mnist | classes | 4 | thesis Table 3.2
+feddse/table3.5 | cifar10 | classes | 4 | thesis Table 3.2
+feddse/table3.5 | cifar100 | classes | 16 | thesis Table 3.2
+feddse/table3.5 | tiny_imagenet | classes | 32 | thesis Table 3.2
+fedgse/table4.3 fig4.3 fig4.4 | mnist | classes | 2 | thesis Table 3.2, 4.4
+fedgse/table4.3 | tiny_imagenet | classes | 16 | thesis Table 3.2, 4.4
+fedgse/table4.4 | mnist | classes | 4 | thesis Table 3.2, 4.4
+fedgse/table4.4 | tiny_imagenet | classes | 32 | thesis Table 3.2, 4.4
+feddse/fig3.6 fig3.7 fig3.9 fig3.10 | | classes | 2 4 | thesis 3.4.1, 3.4.3, 3.4.4
+fedgse/fig4.5 fig4.6 fig4.7 fig4.8 fig4.9 fig4.10 | | classes | 2 4 | thesis 4.5.1, 4.5.3
+feddse/fig3.8 | | classes | 2 4 6 8 10 | thesis 3.4.2
+fedgse/table4.5 | | classes | 2 4 6 8 10 | thesis Table 4.5
+feddse/table3.4 table3.5 fig3.5 fig3.8 fig3.9 fig3.10 | | rates | .99,.5,.25,.125,.0625 | thesis 3.3.2
+feddse/table3.6 | capacity=mixed | rates | .99,.5,.25,.125,.0625 | thesis 3.4.5
+feddse/table3.6 | capacity=all clients 1/4 | rates | .25, | thesis 3.4.5
+feddse/table3.6 | capacity=all clients 1/2 | rates | .5, | thesis 3.4.5
+fedgse/table4.3 table4.4 fig4.3 fig4.4 fig4.9 fig4.10 table4.5 public | | rates | 1,.5,.25,.125,.0625 | thesis 4.4
+feddse/fig3.6 fig3.7 | | rho | 0 .2 .4 .6 .8 1 | thesis 3.4.1
+fedgse/fig4.5 fig4.6 fig4.7 | | rho | 0 .2 .4 .6 .8 1 | thesis 4.5.1
+fedgse/fig4.8 | | rho | .2 .4 .6 .8 | thesis Fig. 4.8
+feddse/fig3.6 fig3.7 | rho=.4 | rates | .5,.5,.5,.5,.0625,.0625,.0625,.0625,.0625,.0625 | thesis 3.4.1
+fedgse/fig4.5 fig4.6 fig4.7 | rho=.4 | rates | 1,1,1,1,.0625,.0625,.0625,.0625,.0625,.0625 | thesis 4.5.1
+feddse -table3.6 -table3.4 -table3.5 | | FedDSE.temperature | 0 | thesis 3.3.4
+feddse/table3.6 | | FedDSE.temperature | 0 1 | thesis 3.4.5
+feddse/table3.4 table3.5 fig3.5 fig3.6 fig3.7 fig3.8 fig3.9 table3.6 | | FedDSE.samples | 0 | thesis Table 3.3
+feddse/fig3.10 | | FedDSE.samples | 64 128 256 0 | thesis 3.4.4
+fedgse -fig4.10 | | FedGSE.samples | 128 | thesis Table 4.1
+fedgse/fig4.10 | | FedGSE.samples | 64 128 256 512 | thesis 4.5.3
+fedgse/table4.5 fig4.5 fig4.6 fig4.7 fig4.10 | | FedGSE.similar | SPL | thesis 4.4.1, Table 4.5
+fedgse/fig4.3 fig4.4 | | FedGSE.similar | CSL | thesis 4.4.3
 '''
 PRINTED = [[c.strip() for c in line.split('|')] for line in PRINTED.strip().splitlines()]
 
 def entries_of(text):
-    "'moon', 'moon -fig7' or 'moon/table1 table2': entries of a paper, without what only this library asks."
+    "'moon', 'feddse fedgse', 'moon -fig7' or 'moon/table1 table2': entries of papers, without some, or by name."
     first, *more = text.split()
     paper, _, name = first.partition('/')
     if name: return [CATALOGUE[f'{paper}/{n}'] for n in (name, *more)]
-    out = {e.id: e for e in CATALOGUE.values() if e.paper == paper and e.source != 'not in the papers'}
-    return [e for e in out.values() if f"-{e.id.partition('/')[2]}" not in more]
+    papers, out = [w for w in (first, *more) if w[0] != '-'], [w[1:] for w in more if w[0] == '-']
+    return [e for e in CATALOGUE.values()
+            if e.paper in papers and e.source != 'not in the papers' and e.id.partition('/')[2] not in out]
 
 def settings_of(e, only):
-    "Settings of an entry at paper scale as the paper has them; none where the rows are not there."
-    try: return [s for l, s in select(e, 'paper', only) if l.get('method') == row_name(l.get('method'))]
+    "Labels and settings of an entry at paper scale as the paper has them; none where the rows are not there."
+    try: return [(l, s) for l, s in select(e, 'paper', only) if l.get('method') == row_name(l.get('method'))]
     except ValueError: return []
 
-def valued(s, field):
-    "The value of a field, such as local.lr, alpha (of the partition) or MOON.mu; None where there is none."
+def valued(labels, s, field):
+    "The value of a field, such as local.lr, alpha (of the partition), MOON.mu or rho; None where there is none."
+    parts = parse(s.method).parts
+    if field == 'rho': return labels['rho']
+    if field == 'public': return s.public or 'none'
+    if field == 'rates': return next((p.rates for p in parts if hasattr(p, 'rates')), None)
     if field in ('alpha', 'classes', 'train', 'test'): return call(s.partition)[1].get(field)
     if field[0].isupper():
         part, field = field.split('.')
-        return next((getattr(p, field) for p in parse(s.method).parts if type(p).__name__ == part), None)
+        return next((getattr(p, field) for p in parts if type(p).__name__ == part), None)
     for name in field.split('.'): s = getattr(s, name)
     return s
 
-def number(text):
+def printed_value(text):
+    "A number, a word, or with a comma a tuple of them."
+    if ',' in text: return tuple(map(printed_value, filter(None, text.split(','))))
     try: return float(text)
     except ValueError: return text
 
 @pytest.mark.parametrize('which, only, fields, values, source', PRINTED, ids=[f'{r[0]} {r[1]} {r[2]}' for r in PRINTED])
 def test_settings_at_paper_scale_are_the_printed_ones(which, only, fields, values, source):
-    printed = {tuple(map(number, v.split('/'))) for v in values.split() if v != '...'}
-    seen = {e.id: {tuple(valued(s, f) for f in fields.split('/')) for s in settings_of(e, only)}
+    printed = {tuple(map(printed_value, v.split('/'))) for v in values.split() if v != '...'}
+    seen = {e.id: {tuple(valued(l, s, f) for f in fields.split('/')) for l, s in settings_of(e, only)}
             for e in entries_of(which)}
     seen = {id: there for id, have in seen.items() if (there := {v for v in have if None not in v})}
     assert seen, f'no run of {which} has {fields}'
