@@ -27,7 +27,7 @@ def write(src):
     shutil.rmtree(src, ignore_errors=True)
     s, cites, names = (pages.settings(), {k: pages.short(f) for k, (_, f) in pages.bibliography().items()},
                        pages.name_links())
-    targets = {p: page_of(p) + '.ipynb' for p in pages.notebooks()}
+    targets = {p: page_of(p) + '.ipynb' for p in pages.notebooks()} | {f'{p}.qmd': f'{p}.md' for p in pages.GENERATED}
     for p in pages.notebooks():
         nb, out, raw = pages.read(p), src/targets[p], src/'_extra'/p
         for f in (out, raw): f.parent.mkdir(parents=True, exist_ok=True)

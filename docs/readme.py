@@ -13,6 +13,9 @@ nb = nbformat.read(ROOT/'nbs/index.ipynb', as_version=4)
 said = [directives(c.source) if c.cell_type == 'code' else ({}, c.source) for c in nb.cells]
 nb.cells = [nbformat.NotebookNode(c, source=s if d.get('echo') != 'false' else '')
             for c, (d, s) in zip(nb.cells, said) if 'hide' not in d]
+for c in nb.cells:
+    for o in c.get('outputs', ()): # what moves on the site is a picture here
+        if 'image/png' in o.get('data', {}): o['data'].pop('text/html', None)
 body, made = MarkdownExporter().from_notebook_node(nb)
 alts = [d['fig-alt'] for d, _ in said if 'fig-alt' in d]
 # figures become files
@@ -21,7 +24,7 @@ for i, (alt, (name, image)) in enumerate(zip(alts, sorted(made['outputs'].items(
     body = re.sub(rf'!\[\w*\]\({name}\)', f'![{alt}](images/index-{i}.png)', body)
 body = re.sub(r'```\w*\s+```\n', '', body)                          # what is left of a cell whose code is not shown
 page = lambda m: f"]({site}/{page_of(m[1])}.html"
-body = re.sub(r'\]\((?!https?:|#)([\w/.-]+?)\.ipynb', page, body)   # pages live on the site
+body = re.sub(r'\]\((?!https?:|#)([\w/.-]+?)\.(?:ipynb|qmd)', page, body)   # pages live on the site
 body = re.sub(r'\]\((?!https?:|#)(images/)', r'](nbs/\1', body)
 body = re.sub(r'\n{3,}', '\n\n', re.sub(r'^ +$', '', body, flags=re.M)).strip()
 (ROOT/'README.md').write_text('<!-- Made from nbs/index.ipynb by docs/readme.py: edit there. -->\n\n' + body + '\n',
