@@ -277,3 +277,31 @@ def test_text_stands_out_and_figures_lie_on_white_in(tab, scheme):
     assert abs(light(style('article p', 'color')) - light(style('body', 'backgroundColor'))) > .6
     assert (light(style('body', 'backgroundColor')) < .3) == (scheme == 'dark')
     if scheme == 'dark': assert light(style('article .cell_output img', 'backgroundColor')) == 1
+
+@built
+@browsed
+def test_the_first_screen_moves(tab):
+    "Three doors; the slider takes the labels apart, the switch brings FedDecorr; nothing plays against one's hand."
+    tab.emulate_media(color_scheme='light', reduced_motion='reduce')
+    tab.set_viewport_size(dict(width=1280, height=900))
+    tab.goto((SITE/'index.html').as_uri())
+    said, curve = lambda: tab.inner_text('.fedlit-moving .said'), lambda: tab.get_attribute('.curves > .average', 'd')
+    settled = lambda words: tab.wait_for_function(
+        "words => document.querySelector('.fedlit-moving .said').textContent.startsWith(words)", arg=words)
+    settled('alpha = 0.05:')
+    uneven = curve()
+    tab.focus('.fedlit-moving input[type=range]')
+    tab.keyboard.press('Home')
+    settled('even labels:')
+    even = curve()
+    height = lambda path: sum(float(p.split()[1]) for p in path[1:].split('L')) # downwards
+    assert height(even) < height(uneven)
+    tab.keyboard.press('End')
+    settled('alpha = 0.05:')
+    tab.check('.fedlit-moving input[type=checkbox]')
+    settled('alpha = 0.05, with FedDecorr:')
+    tab.wait_for_timeout(100)
+    assert height(curve()) < height(uneven) and '%' in said()
+    assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
+    assert not tab.faults
+    tab.emulate_media(reduced_motion='no-preference')
