@@ -72,7 +72,8 @@ def test_a_round_waits_for_the_device(name, most):
     said = seen('waits')[name]
     assert said['reads'] <= most, said
 
-@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=[pytest.mark.slow, at_leisure])], ids=['some', 'all'])
+@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=[pytest.mark.slow, at_leisure])],
+                         ids=['some', 'all'])
 def test_a_device_without_double_precision(whole):
     "Apple's: methods and whole runs, none of which puts a float64 there."
     said = seen('single', *whole)
