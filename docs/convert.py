@@ -25,6 +25,11 @@ def prose(text, change):
     parts = re.split(r'(^```.*?^```|^(?: {4}[^\n]*\n?)+|``.+?``|\$\$.+?\$\$|\$[^$\n]+\$)', text, flags=re.S | re.M)
     return ''.join(p if i % 2 else change(p) for i, p in enumerate(parts))
 
+def inline(output):
+    "An output whose SVG names itself becomes part of the page: its text is found by search, its ink is the page's."
+    svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
+    return dict(output, data={'text/html': svg}) if '<title>' in svg else output
+
 class Converter:
     "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
     def __init__(self, path, pages, cites=None, names=None):
@@ -66,7 +71,7 @@ class Converter:
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d)) if on]
         outputs = ([] if d.get('output') == 'false' else
-                   [dict(o, metadata={}) if 'data' in o else o for o in cell['outputs']])
+                   [dict(inline(o), metadata={}) if 'data' in o else o for o in cell['outputs']])
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
         image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}

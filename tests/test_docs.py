@@ -75,6 +75,21 @@ def test_directives():
     png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
     assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image']['alt'] == 'A line'
 
+def test_an_svg_that_names_itself_becomes_part_of_the_page():
+    def shown(svg):
+        out = dict(output_type='execute_result', data={'image/svg+xml': [svg], 'text/plain': 'x'}, metadata={})
+        cell = dict(cell_type='code', source='#| fig-alt: A scheme\nx', outputs=[out])
+        return moon.code(cell)['outputs'][0]['data']
+    assert shown('<svg><title>MOON</title></svg>') == {'text/html': '<svg><title>MOON</title></svg>'}
+    assert shown('<svg><path/></svg>')['image/svg+xml'] == ['<svg><path/></svg>']
+
+def test_a_figure_is_a_png_or_an_svg(monkeypatch):
+    cells = [dict(cell_type='markdown', source='## Here'),
+             *(dict(cell_type='code', source=f'#| fig-alt: "{kind}"\nx', outputs=[dict(data={kind: 'aGk='})])
+               for kind in ('image/png', 'image/svg+xml', 'text/plain'))]
+    monkeypatch.setattr(pages, 'read', lambda path: dict(cells=cells))
+    assert pages.figures('x') == [('image/png', 'aGk=', 'Here'), ('image/svg+xml', 'aGk=', 'Here')]
+
 def test_docments():
     source = ('__all__ = ["f", "C"]\n'
               'def f(\n'
@@ -182,6 +197,15 @@ def test_images_have_alternative_texts(site):
     assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
 
 @built
+def test_schemes_name_and_describe_themselves(site):
+    drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="scheme".*?</svg>',
+                                                           (SITE/n).read_text(encoding='utf-8'), re.S)]
+    assert len({n for n, _ in drawn}) > 6
+    for n, svg in drawn:
+        assert 'role="img"' in svg and ' id="' not in svg, n # drawn twice on a page, an id would not be unique
+        assert all(len(re.search(f'<{tag}>(.*?)</{tag}>', svg)[1]) > 10 for tag in ('title', 'desc')), n
+
+@built
 def test_the_sidebar_is_in_the_order_of_reading(site):
     order = [page_of(p) + '.html' for _, p in pages.sidebar() if p != 'index.ipynb']
     assert [link for link in site['index.html'].sidebar] == order
@@ -277,3 +301,32 @@ def test_text_stands_out_and_figures_lie_on_white_in(tab, scheme):
     assert abs(light(style('article p', 'color')) - light(style('body', 'backgroundColor'))) > .6
     assert (light(style('body', 'backgroundColor')) < .3) == (scheme == 'dark')
     if scheme == 'dark': assert light(style('article .cell_output img', 'backgroundColor')) == 1
+
+SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
+    const out = s.getBoundingClientRect(), rect = e => e.getBoundingClientRect(),
+        boxes = [...s.querySelectorAll('rect[rx="8"]')].map(rect),
+        texts = [...s.querySelectorAll('text')].map(e => [e.textContent, rect(e)]),
+        hit = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    return {wide: out.width, ink: getComputedStyle(s.querySelector('text')).fill,
+            accent: getComputedStyle(s.querySelector('.accent')).color,
+            outside: texts.filter(([t, r]) => r.left < out.left - 1 || r.right > out.right + 1
+                                              || r.bottom > out.bottom + 1).map(([t]) => t),
+            on: texts.filter(([t, r], i) => t != 'server' && boxes.some(b => hit(r, b))
+                                            || texts.some(([_, q], j) => j > i && hit(r, q))).map(([t]) => t)} })"""
+
+@built
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_schemes_can_be_read(tab, width, scheme):
+    tab.set_viewport_size(dict(width=width, height=900))
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto((SITE/'scheme.html').as_uri())
+    tab.wait_for_timeout(500)
+    lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
+    ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))
+    found = tab.evaluate(SCHEME)
+    assert len(found) >= 3
+    for s in found:
+        assert s['wide'] <= width and not s['outside'] and not s['on'], s
+        assert abs(lightness(s['ink']) - ground) > .5 and abs(lightness(s['accent']) - ground) > .35, s
