@@ -128,16 +128,16 @@ def _lines(s, part, x, y, width, anchor='start', label=''):
     if label: drawn = drawn.replace(f'>{label}', f'><tspan font-weight="600">{label}</tspan>', 1)
     return _accent(part in s.change, drawn), len(rows)
 
-# %% ../nbs/scheme.ipynb #8132cde0
-_ALONE = ('<style>svg:root{color:#222} @media (prefers-color-scheme:dark){svg:root{color:#ddd} '
-          'svg:root .accent{color:#f2875a}}</style>')
+# %% ../nbs/scheme.ipynb #aaf46e8a
+_ALONE = ('<style>svg:root{color:#222;font-family:system-ui,sans-serif} '
+          '@media (prefers-color-scheme:dark){svg:root{color:#ddd} svg:root .accent{color:#f2875a}}</style>')
 
 class Drawing:
     "An SVG with a title and a description, which a notebook shows; `svg` is its text."
     def __init__(self, title, says, width, height, drawn):
         self.title = title
         self.svg = (f'<svg xmlns="http://www.w3.org/2000/svg" class="scheme" role="img" width="{width}" '
-                    f'height="{height}" viewBox="0 0 {width} {height}" font-family="system-ui, sans-serif">'
+                    f'height="{height}" viewBox="0 0 {width} {height}">'
                     f'<title>{escape(title)}</title><desc>{escape(says)}</desc>{_ALONE}{drawn}</svg>')
     def __repr__(self): return f'<{self.title}>'
     def _repr_svg_(self): return self.svg

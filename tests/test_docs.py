@@ -1,6 +1,6 @@
 """The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and
 Chromium is there). `make test-docs` builds and runs all of it."""
-import importlib.util, os, re, shutil, sys
+import base64, importlib.util, os, re, shutil, sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -73,7 +73,16 @@ def test_directives():
             and cell('#| exports\nx = 1')['source'] == 'x = 1')
     assert cell('#| echo: false\nx')['metadata']['tags'] == ['remove-input']
     png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
-    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image']['alt'] == 'A line'
+    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image'] == dict(alt='A line')
+    assert cell('#| code-fold: true\nx')['metadata']['tags'] == ['hide-input']
+
+@pytest.mark.parametrize('dpi, width', [(100, None), (200, '540px'), (300, '360px')])
+def test_a_figure_of_more_dots_per_inch_is_sharper_and_not_larger(dpi, width):
+    number = lambda n: n.to_bytes(4, 'big')
+    png = b'\x89PNG\r\n\x1a\n' + number(13) + b'IHDR' + number(1080) + number(500) + b'pHYs' + number(round(dpi/.0254))
+    out = dict(output_type='display_data', data={'image/png': base64.b64encode(png).decode()}, metadata={})
+    cell = moon.code(dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[out]))
+    assert cell['metadata']['mystnb']['image'].get('width') == width
 
 def test_an_svg_that_names_itself_becomes_part_of_the_page():
     def shown(svg):
