@@ -1,6 +1,6 @@
 """The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and
 Chromium is there). `make test-docs` builds and runs all of it."""
-import importlib.util, os, re, shutil, sys
+import base64, importlib.util, os, re, shutil, sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -73,7 +73,31 @@ def test_directives():
             and cell('#| exports\nx = 1')['source'] == 'x = 1')
     assert cell('#| echo: false\nx')['metadata']['tags'] == ['remove-input']
     png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
-    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image']['alt'] == 'A line'
+    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image'] == dict(alt='A line')
+    assert cell('#| code-fold: true\nx')['metadata']['tags'] == ['hide-input']
+
+@pytest.mark.parametrize('dpi, width', [(100, None), (200, '540px'), (300, '360px')])
+def test_a_figure_of_more_dots_per_inch_is_sharper_and_not_larger(dpi, width):
+    number = lambda n: n.to_bytes(4, 'big')
+    png = b'\x89PNG\r\n\x1a\n' + number(13) + b'IHDR' + number(1080) + number(500) + b'pHYs' + number(round(dpi/.0254))
+    out = dict(output_type='display_data', data={'image/png': base64.b64encode(png).decode()}, metadata={})
+    cell = moon.code(dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[out]))
+    assert cell['metadata']['mystnb']['image'].get('width') == width
+
+def test_an_svg_that_names_itself_becomes_part_of_the_page():
+    def shown(svg):
+        out = dict(output_type='execute_result', data={'image/svg+xml': [svg], 'text/plain': 'x'}, metadata={})
+        cell = dict(cell_type='code', source='#| fig-alt: A scheme\nx', outputs=[out])
+        return moon.code(cell)['outputs'][0]['data']
+    assert shown('<svg><title>MOON</title></svg>') == {'text/html': '<svg><title>MOON</title></svg>'}
+    assert shown('<svg><path/></svg>')['image/svg+xml'] == ['<svg><path/></svg>']
+
+def test_a_figure_is_a_png_or_an_svg(monkeypatch):
+    cells = [dict(cell_type='markdown', source='## Here'),
+             *(dict(cell_type='code', source=f'#| fig-alt: "{kind}"\nx', outputs=[dict(data={kind: 'aGk='})])
+               for kind in ('image/png', 'image/svg+xml', 'text/plain'))]
+    monkeypatch.setattr(pages, 'read', lambda path: dict(cells=cells))
+    assert pages.figures('x') == [('image/png', 'aGk=', 'Here'), ('image/svg+xml', 'aGk=', 'Here')]
 
 def test_docments():
     source = ('__all__ = ["f", "C"]\n'
@@ -180,6 +204,15 @@ def test_pages_load_nothing_from_elsewhere(site):
 @built
 def test_images_have_alternative_texts(site):
     assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
+
+@built
+def test_schemes_name_and_describe_themselves(site):
+    drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="scheme".*?</svg>',
+                                                           (SITE/n).read_text(encoding='utf-8'), re.S)]
+    assert len({n for n, _ in drawn}) > 6
+    for n, svg in drawn:
+        assert 'role="img"' in svg and ' id="' not in svg, n # drawn twice on a page, an id would not be unique
+        assert all(len(re.search(f'<{tag}>(.*?)</{tag}>', svg)[1]) > 10 for tag in ('title', 'desc')), n
 
 @built
 def test_the_sidebar_is_in_the_order_of_reading(site):
@@ -305,3 +338,32 @@ def test_the_first_screen_moves(tab):
     assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
     assert not tab.faults
     tab.emulate_media(reduced_motion='no-preference')
+
+SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
+    const out = s.getBoundingClientRect(), rect = e => e.getBoundingClientRect(),
+        boxes = [...s.querySelectorAll('rect[rx="8"]')].map(rect),
+        texts = [...s.querySelectorAll('text')].map(e => [e.textContent, rect(e)]),
+        hit = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    return {wide: out.width, ink: getComputedStyle(s.querySelector('text')).fill,
+            accent: getComputedStyle(s.querySelector('.accent')).color,
+            outside: texts.filter(([t, r]) => r.left < out.left - 1 || r.right > out.right + 1
+                                              || r.bottom > out.bottom + 1).map(([t]) => t),
+            on: texts.filter(([t, r], i) => t != 'server' && boxes.some(b => hit(r, b))
+                                            || texts.some(([_, q], j) => j > i && hit(r, q))).map(([t]) => t)} })"""
+
+@built
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_schemes_can_be_read(tab, width, scheme):
+    tab.set_viewport_size(dict(width=width, height=900))
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto((SITE/'scheme.html').as_uri())
+    tab.wait_for_timeout(500)
+    lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
+    ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))
+    found = tab.evaluate(SCHEME)
+    assert len(found) >= 3
+    for s in found:
+        assert s['wide'] <= width and not s['outside'] and not s['on'], s
+        assert abs(lightness(s['ink']) - ground) > .5 and abs(lightness(s['accent']) - ground) > .35, s
