@@ -22,7 +22,7 @@ from ..run import Simulation, draw_clients
 from ..scale.capacity import traffic
 from ..server import deployed
 
-# %% ../../nbs/after/report.ipynb #34a9f426
+# %% ../../nbs/after/report.ipynb #f03fb5f1
 def known(
     run,     # Run
     **given, # for `Federation`: `task` and `clients` of a run from a file, `tests`, ...
@@ -46,7 +46,9 @@ def took_part(
     drawn = [[k for k in draw_clients(s['clients'], s['participation'], s['seed'], int(row['round'])-1) if k not in left]
              for row in rows]
     skips = s.get('bad_clients', '').startswith("Guard(then='skip'")
-    agree = all(row['participants'] == len(who) - (row.get('bad', 0) if skips else 0) for row, who in zip(rows, drawn))
+    bad = lambda row: {int(k) for k in str(row.get('bad_clients') or '').split() if k != 'server'}
+    agree = all(bad(row) <= set(who) and row['participants'] == len(who) - (len(bad(row)) if skips else 0)
+                for row, who in zip(rows, drawn))
     return drawn if agree else None
 
 # %% ../../nbs/after/report.ipynb #ee9537f3
