@@ -136,9 +136,9 @@ def _report_run(p):
 
 def _interactions(p):
     for part in (_learned, _trained, _machine): part(p)
-    p.set_defaults(rounds=10, epochs=3, option=[('hidden', (64,)), ('features', 64), ('norm', 'batch')])
+    p.set_defaults(rounds=6, epochs=3, option=[('hidden', (64,)), ('features', 64), ('norm', 'batch')])
     p.add_argument('methods', nargs='+', help='at least two, such as "FedProx(mu=0.1)" "FedDecorr()"')
-    p.add_argument('--seeds', type=int, default=6, help='how many: 0, 1, ... (default: 6, the fewest that can decide)')
+    p.add_argument('--seeds', type=int, help='how many: 0, 1, ... (default: the fewest that can decide a pair)')
     p.add_argument('--out', metavar='FOLDER', help='folder of the runs, the table and the figure; '
                                                    'the same command goes on from it')
     p.add_argument('--json', help='file for the table and what was asked')
@@ -368,8 +368,8 @@ def interactions(a):
     from pathlib import Path
     def train(m, seed, checkpoint):
         return _federate(a, m, seed, checkpoint=checkpoint)
-    seen = measure([method(m) for m in a.methods], seeds=range(a.seeds), folder=a.out, train=train,
-                   progress=not a.quiet)
+    seen = measure([method(m) for m in a.methods], seeds=a.seeds and range(a.seeds), folder=a.out, train=train,
+                   asked={k: str(v) for k, v in asked(a).items() if k not in ('methods', 'seeds')}, progress=not a.quiet)
     if _follows(): return
     print(seen)
     if a.out: print('wrote', write_figure(Path(a.out)/'interactions.png', seen.plot().figure))
@@ -412,9 +412,9 @@ COMMANDS = dict(
     list=('data sets, networks and methods', lambda p: None, listing),
     report=('figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing',
             _report, report),
+    **{'report-run': ('a page of what happened in a saved run, for a browser', _report_run, report_run)},
     interactions=('train methods alone and in pairs: does a pair do more or less than its parts?',
                   _interactions, interactions),
-    **{'report-run': ('a page of what happened in a saved run, for a browser', _report_run, report_run)},
     check=('try the laws on the methods of a Python file: which hold, which are broken', _checked, check))
 
 # %% ../nbs/cli.ipynb #f626eac3
@@ -452,16 +452,16 @@ def _interrupted(a, e):
     "What is kept when Ctrl-C ends a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     place = getattr(a, 'checkpoint', None) or getattr(a, 'out', None)
-    if a.command not in ('run', 'compare') or not place:
+    if a.command not in ('run', 'compare', 'interactions') or not place:
         return 'interrupted; nothing is kept' + (f" without {'--checkpoint' if a.command == 'run' else '--out'}"
-                                                 if a.command in ('run', 'compare') else '')
+                                                 if a.command in ('run', 'compare', 'interactions') else '')
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
 # %% ../nbs/cli.ipynb #e44d294b
 def main(argv=None):
     "The `fedlit` command."
     a = _parsed(argv)
-    if _follows() and a.command not in ('run', 'compare'): return
+    if _follows() and a.command not in ('run', 'compare', 'interactions'): return
     try: COMMANDS[a.command][-1](a)
     except ConnectionError as e: sys.exit(f'fedlit: {e}') # of another rank, which may be the one that prints
     except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(1 if _follows() else f'fedlit: {e}')
