@@ -29,7 +29,7 @@ def drawn(n=9, seed=0, lift=0.):
     return {**out, A + B: base + .05 + lift + noise(), A + C: base + .02 + noise(), B + C: base + .03 + noise()}
 
 def test_it_is_the_arithmetic_of_four_runs_a_seed():
-    curves = drawn(seed=3, lift=.04)
+    curves = drawn(seed=1, lift=.04)
     t, e = made(curves).pairs(), made(curves).effects()
     d = 100*(curves[A + B] - curves[A] - curves[B] + curves[FedAvg()])
     row = t.iloc[0]

@@ -173,10 +173,11 @@ def facts(
         labels=labels, partition=None if held is None else held.tolist(), clients=clients, spectra=spectra,
         source=SOURCES[source], missing=list(_lacking(run, asked, source, drawn, no_bytes))))
 
-# %% ../../nbs/after/report.ipynb #16da488a
+# %% ../../nbs/after/report.ipynb #cf9e56e0
 class Html(str):
     "Text that is markup; a notebook shows it as such."
     def _repr_html_(self): return str(self)
+    def __repr__(self): return f'{len(self)} characters of HTML'
 
 def tag(
     name,    # of the element
@@ -646,11 +647,11 @@ def report(
     "Write what happened to a run, and to every client, into one HTML file."
     return write_file(path, page(facts(run, again, most, **given)).encode())
 
-# %% ../../nbs/after/report.ipynb #855a716a
+# %% ../../nbs/after/report.ipynb #5621e750
 def shown(
     *figures, # of `FIGURES`, drawn
 ) -> Html:
     "Figures of a report, to look at in a notebook."
     light = re.sub(r'@media [(]prefers-color-scheme.*?[}] [}]', '', STYLE, flags=re.S).replace(':root', '&')
-    return Html(f'<style>.report {{ {light} & {{ color-scheme: light; background: #fff; padding: .5rem }} }}</style>'
+    return Html(f'<style>.report {{ {light} & {{ color-scheme: light; color: #222; background: #fff; padding: .5rem }} }}</style>'
                 + tag('div', figures, class_='report'))
