@@ -12,6 +12,7 @@ import pandas as pd, torch
 from dataclasses import dataclass
 from fastcore.basics import patch
 from functools import partial
+from importlib import import_module
 from types import SimpleNamespace
 from .engine.files import newest, read_tensors, write_tensors
 from .measure import score_of, score_sums, spread
@@ -33,6 +34,7 @@ class Run:
     settings: dict             # everything else that was asked, and versions, device, seconds
     model: torch.nn.Module = None # the network with the server's final parameters
     locals: dict = None        # of the last round: `who`, stacked `params` and `buffers` of clients before averaging
+    asked: object = None       # the Federation that ran, where it did so in this process; no file has it
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'
@@ -61,6 +63,24 @@ def plot(self:Run, ax=None):
     from fedlit.figure import against_rounds
     h = self.history.dropna(subset='accuracy')
     return against_rounds({self.method.name: h['accuracy'].to_numpy()}, ax=ax)
+
+# %% ../nbs/15_result.ipynb #a562acf5
+def _later(module, name): return getattr(import_module(f'fedlit.after.{module}'), name)
+
+@patch
+def report(self:Run, path, **given):
+    "Write what happened to one HTML file, see `fedlit.after.report.report`."
+    return _later('report', 'report')(self, path, **given)
+
+@patch
+def without(self:Run, client, **given):
+    "The same run without a client, or several, and what changed: `fedlit.after.without.without`."
+    return _later('without', 'without')(self, client, **given)
+
+@patch
+def influence(self:Run, clients=None, **given):
+    "What changes without each client in turn: `fedlit.after.without.influence`."
+    return _later('without', 'influence')(self, clients, **given)
 
 # %% ../nbs/15_result.ipynb #08e6336b
 def tests_of(

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'draw_clients', 'choose_executor', 'normalised',
-           'Simulation', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised',
-           'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run', 'records',
-           'release_memory', 'tests_of', 'writable']
+           'Simulation', 'no_one', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table',
+           'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run',
+           'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #8ea42f20
 import copy, hashlib, inspect, math, platform, re, time
@@ -70,6 +70,7 @@ class Federation:
     proxy: object = None        # what the server has, prepared for the network: images (M, ...), or a pair (x, y)
     ranks: object = None        # `fedlit.scale.torchrun.Ranks` to share the clients; "torchrun" makes it
     watch: Callable = None      # function of (network, task, state, clients' models) -> columns for a tested round
+    without: tuple = ()         # clients that exist and never take part, such as (3,); see `Run.without`
 
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
@@ -142,6 +143,16 @@ def check_data(self:Federation):
                          f"for {len(clients)} clients; it must be one index tensor into the test set per client")
     return clients, parts('tests', tests, len(task.y_test))
 
+@patch
+def check_without(self:Federation):
+    "Refuse to leave out clients that are not there, or all of them."
+    left, n, number = self.without, len(self.clients), lambda k: isinstance(k, (int, np.integer))
+    if not isinstance(left, (tuple, list, set, frozenset)) or not all(map(number, left)):
+        raise TypeError(f"without={left!r}, but it must be client numbers, such as (3,)")
+    if bad := [k for k in left if not 0 <= k < n]:
+        raise ValueError(f"without={left!r}: there is no client {bad[0]}; the {n} clients are 0 to {n-1}")
+    if len(set(left)) == n: raise ValueError(f"without={left!r} leaves none of the {n} clients")
+
 # %% ../nbs/16_run.ipynb #9f493ab9
 @patch
 def checked(self:Federation):
@@ -153,6 +164,7 @@ def checked(self:Federation):
     check_device(device)
     if asked.checkpoint: writable(asked.checkpoint)
     clients, tests = asked.check_data()
+    asked.check_without()
     check_network(asked.model, asked.task, asked.method, device)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
     return replace(asked, clients=clients, tests=tests, local=asked.local or Local(), bad_clients=guard)
@@ -193,7 +205,7 @@ class Simulation:
     def __init__(self,
         asked, # Federation, checked
     ):
-        self.asked, self.noticed, self.tests = asked, [], asked.tests
+        self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> what was bad
         self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
         x = self.task.normalise(self.task.x_train[:2])
         self.tapes, self.executor = self._tapes(x), self._executor(x)
@@ -234,6 +246,7 @@ def settings(self:Simulation, executor):
                 clients=len(sizes), sizes=sizes, rounds=a.rounds, local=asdict(a.local),
                 participation=a.participation, seed=a.seed, executor=executor, device=a.device,
                 weighting=a.weighting, statistics=a.statistics, precision=a.precision,
+                without=sorted(map(int, a.without)) or None, # None, as older runs say by saying nothing
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients),
                 fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if a.device.startswith('cuda') else platform.machine(),
@@ -247,7 +260,7 @@ def train(self:Simulation, who, state):
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
     return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess,
-                         partial(self.advice, who, out))
+                         partial(self.advice, who, out), partial(self.why.__setitem__, state.round))
 
 @patch
 def sums(self:Simulation, *args):
@@ -264,12 +277,20 @@ def advice(self:Simulation, who, out):
     return 'a smaller lr or a smaller penalty would help' + (finer if self.asked.precision != 'float32' else '')
 
 # %% ../nbs/16_run.ipynb #8267a1a4
+def no_one(
+    state, # State before the round
+):         # as `Simulation.train` returns it
+    "What the clients of a round return where there are none, since all who were drawn are left out."
+    none = lambda tree: {k: v.new_empty(0, *v.shape) for k, v in tree.items()}
+    return dict(params=none(state.params), buffers=none(state.buffers), who=torch.arange(0), loss=torch.empty(0),
+                drift=torch.empty(0), bad=torch.empty(0, dtype=torch.bool))
+
 @patch
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
     "The state after one more round, what the clients returned, the row of the history so far, and what a test says."
     a = self.asked
-    drawn = draw_clients(len(a.clients), a.participation, a.seed, state.round)
-    out = team.train(drawn, state)
+    drawn = [k for k in draw_clients(len(a.clients), a.participation, a.seed, state.round) if k not in a.without]
+    out = team.train(drawn, state) if drawn else no_one(state)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, drawn, out)
     new, seen = replace(state, round=state.round + 1), None
     if who:
@@ -281,6 +302,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
+    if state.round in self.why: row['why'] = self.why[state.round]
     return new, out, row, score_of(*seen, len(self.task.y_test)) if seen else None
 
 # %% ../nbs/16_run.ipynb #86356a4e
@@ -390,6 +412,7 @@ def running(self:Federation, team=None):
         run = resume(asked.checkpoint, asked.method, settings, asked.device) or Run(
             asked.method, pd.DataFrame(),
             start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed), settings)
+        run.asked = asked
         if sim.tests is None and run.state.personal: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
         if team.follows:
             yield team.follow(sim, run), sim.model
@@ -409,7 +432,7 @@ def run(self:Federation, team=None):
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
-        e.run = kept.put_into(net)
+        e.run = kept.put_into(copy.deepcopy(self.model).to(kept.asked.device)) # the one at work may be half changed
         e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
                   'this exception has the run so far, as sys.last_value.run or e.run',)
         raise

@@ -111,6 +111,7 @@ def check_clients(
     round,   # int, from 0
     guess=math.inf, # the loss of a guess, ln(classes)
     advice='a smaller lr or a smaller penalty would help', # or a function of no arguments that returns such a sentence
+    note=lambda said: None, # told what is wrong, of all bad clients
 ):           # `out` of the clients that count; on the CPU (K,) `who`, the `loss`, the update's length `drift`, if `bad`
     "Look at each client's result and do what `guard` says. FloatingPointError names client, round and first bad layer."
     bad, drift, loss = told(*bad_rows(guard, out, params, guess, finite_sums), out['loss'])
@@ -120,6 +121,7 @@ def check_clients(
     if at:
         moved, advice = drift.to(device), advice() if callable(advice) else advice
         more = f"; {len(at)-1} more of {len(who)} clients are bad too" if len(at) > 1 else ''
+        note('; '.join(f"client {who[i]} {_why(guard, out, params, moved, i, round)}" for i in at))
         _act(guard, f"client {who[at[0]]} {_why(guard, out, params, moved, at[0], round)}{more}; {advice}")
     return rows(out, (~bad).nonzero()[:, 0].tolist()) if at and guard.then == 'skip' else out
 
