@@ -12,7 +12,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'draw_clie
 import copy, hashlib, inspect, math, platform, re, time
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
@@ -21,6 +21,7 @@ from tqdm import tqdm
 from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
+from .cohort import check_local
 from .draws import rng
 from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
                                   least_batch, parts, prefers_channels_last, unstackable, writable)
@@ -111,6 +112,7 @@ def check_choices(self:Federation):
         raise ValueError(f"minutes={self.minutes} needs checkpoint=, a file to go on from")
     if not (self.local is None or isinstance(self.local, Local)):
         raise TypeError(f"local={self.local!r}, but it must be a Local, such as Local(epochs=5, lr=0.05)")
+    if self.local: check_local(self.method, self.local)
     if self.executor not in ('auto', *EXECUTORS):
         raise ValueError(f"executor={self.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, "
                          "or torchrun, torchrun:vmap and so on")
@@ -155,7 +157,10 @@ def checked(self:Federation):
     clients, tests = asked.check_data()
     check_network(asked.model, asked.task, asked.method, device)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
-    return replace(asked, clients=clients, tests=tests, local=asked.local or Local(), bad_clients=guard)
+    local = asked.local or Local()
+    for k in range(len(clients)): local.work(k, asked.seed)
+    for r in range(asked.rounds): local.at(r)
+    return replace(asked, clients=clients, tests=tests, local=local, bad_clients=guard)
 
 # %% ../nbs/16_run.ipynb #08695817
 def draw_clients(
@@ -203,7 +208,8 @@ class Simulation:
         self.source, self.test = normalised(self.task), tester(self.model, self.task, self.channels_last)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
-        self.steps = [asked.local.epochs*-(-len(c)//asked.local.batch_size) for c in asked.clients] # of each client
+        per = [-(-len(c)//asked.local.batch_size) for c in asked.clients]
+        self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
 
     def _tapes(self, x):
         "Where steps are recorded; None where they are not, or must not be."
@@ -231,7 +237,7 @@ def settings(self:Simulation, executor):
     "What a run of this simulation writes down; `executor` by the name that it is known by."
     a, sizes = self.asked, [len(c) for c in self.asked.clients]
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
-                clients=len(sizes), sizes=sizes, rounds=a.rounds, local=asdict(a.local),
+                clients=len(sizes), sizes=sizes, rounds=a.rounds, local=a.local.plain(),
                 participation=a.participation, seed=a.seed, executor=executor, device=a.device,
                 weighting=a.weighting, statistics=a.statistics, precision=a.precision,
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients),
@@ -274,7 +280,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     new, seen = replace(state, round=state.round + 1), None
     if who:
         new = aggregate(a.method, state, who, out, self.sizes[who], a.local, pure(self.model), a.proxy, team.sums)
-        if new.recomputes: new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1))
+        if new.recomputes: new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None))
         # read together: is the step sound, and how good is the network if it is?
         asked = [server_sound(a.bad_clients, state, new, columns)]
         if look: asked.append(self.test(deployed(a.method, new), read=False))
@@ -389,7 +395,7 @@ def running(self:Federation, team=None):
         settings = sim.settings(team.named(sim.executor))
         run = resume(asked.checkpoint, asked.method, settings, asked.device) or Run(
             asked.method, pd.DataFrame(),
-            start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed), settings)
+            start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed, asked.local), settings)
         if sim.tests is None and run.state.personal: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
         if team.follows:
             yield team.follow(sim, run), sim.model
@@ -507,4 +513,4 @@ def centralised(
     if epochs % rounds: raise ValueError(f"rounds={rounds}, but it must divide the {epochs} epochs")
     everything = [torch.arange(len(task.y_train))]
     return federate(model, task, everything, FedAvg(), rounds=rounds,
-                    local=replace(local or Local(), epochs=epochs//rounds), **kw)
+                    local=replace(local or Local(), epochs=epochs//rounds, steps=None), **kw)

@@ -15,7 +15,7 @@ except ImportError as e:
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
 import ast, logging, time, torch
 import numpy as np, pandas as pd
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -83,7 +83,7 @@ def _agreeable(self):
 
 def begin(plan):
     "The federation before round zero: what every side computes for itself."
-    return start(plan.method, plan.model, plan.clients, plan.statistics)
+    return start(plan.method, plan.model, plan.clients, plan.statistics, local=plan.local)
 
 # %% ../../nbs/scale/flower.ipynb #dc5e72a5
 def _plain(v):
@@ -341,7 +341,7 @@ def _answers(grid, plan, state, book, accepted, like, r):
                 for n, k in asked.items()}
     for node, content in _ask(grid, contents, MessageType.TRAIN, r+1, plan.timeout):
         k = asked[node]
-        try: good[k] = _checked(content, like, plan.local.epochs*book[node][1], state.params)
+        try: good[k] = _checked(content, like, plan.local.length(book[node][1], k, plan.seed, r), state.params)
         except Exception as e:
             log.warning('round %s: the answer of client %s (node %s) is refused: %s', r+1, k, node, e)
     for k in who:
@@ -354,7 +354,7 @@ def _answers(grid, plan, state, book, accepted, like, r):
 def _begun(plan):
     "The run to go on with: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
-                    task=plan.task.name, local=asdict(plan.local),
+                    task=plan.task.name, local=plan.local.plain(),
                     fedlit=fedlit.__version__, torch=torch.__version__,
                     **{k: getattr(plan, k)
                        for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
