@@ -18,7 +18,7 @@ from .engine.stacks import single, stacked
 from .local import Local, SGD
 from .method import Method, asks_for, each_part, overrides, through, wants
 from .state import OPTIMIZER, State, pure
-from .tree import rows, sub, tmap, zeros
+from .tree import rows, sub, tmap
 
 # %% ../nbs/09_cohort.ipynb #44c3afa2
 def check_local(

@@ -162,7 +162,7 @@ def adam(
 # %% ../nbs/07_local.ipynb #521bab36
 class Optimizer(Value):
     "What a client remembers between steps, and how it takes one."
-    def begin(self, local, params, *clients): raise NotImplementedError # before the first step; clients: how many, if any
+    def begin(self, local, params, *clients): raise NotImplementedError # clients: how many stand in the stack, if any
     def step(self, local, params, state, grads): raise NotImplementedError # writes over `params` and `state`
 
 class SGD(Optimizer):

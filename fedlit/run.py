@@ -37,7 +37,8 @@ from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, rec
 from .state import pure, start
 from .engine.tape import Tapes
 from .tree import told
-_all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records',
+_all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
+         'records',
          'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #e95bd7cb
@@ -287,7 +288,8 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     new, seen = replace(state, round=state.round + 1), None
     if who:
         new = aggregate(a.method, state, who, out, self.sizes[who], a.local, pure(self.model), a.proxy, team.sums)
-        if new.recomputes: new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None))
+        if new.recomputes:
+            new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None))
         # read together: is the step sound, and how good is the network if it is?
         asked = [server_sound(a.bad_clients, state, new, columns)]
         if look: asked.append(self.test(deployed(a.method, new), read=False))

@@ -23,7 +23,9 @@ OPTIMISERS = [SGD(nesterov=True), Adam(), AdamW(), Adam(betas=(0., .9), eps=1e-6
 
 def net(norm='batch'): return build('mlp', TASK, seed=0, hidden=(12,), features=6, norm=norm)
 
-def trained(method=FedAvg(), rounds=3, local=Local(epochs=2, batch_size=16), **kw):
+PLAIN, TWO = FedAvg(), Local(epochs=2, batch_size=16)
+
+def trained(method=PLAIN, rounds=3, local=TWO, **kw):
     return federate(net(), TASK, CLIENTS, method, rounds, local, **{**dict(progress=False, executor='loop'), **kw})
 
 def same(a, b): return all(torch.equal(u, v[:] if hasattr(v, 'pages') else v)
@@ -54,7 +56,8 @@ def test_a_local_prints_as_the_call_that_makes_it():
 @pytest.mark.parametrize('make,word', [
     (lambda: Local(epochs=0.), 'epochs=0.0'), (lambda: Local(epochs=()), r'epochs=\(\)'),
     (lambda: Local(epochs=(1, -1)), r'epochs=\(1, -1\)'), (lambda: Local(epochs=float('nan')), 'epochs=nan'),
-    (lambda: Local(steps=1.5), 'steps=1.5'), (lambda: Local(steps=0), 'steps=0'), (lambda: Local(lr='fast'), "lr='fast'"),
+    (lambda: Local(steps=1.5), 'steps=1.5'), (lambda: Local(steps=0), 'steps=0'),
+    (lambda: Local(lr='fast'), "lr='fast'"),
     (lambda: Local(optimizer='adam'), "optimizer='adam'.*Adam"), (lambda: Local(optimizer=Adam), 'optimizer='),
     (lambda: Local(optimizer=Adam(), momentum=.5), 'momentum=0.5.*betas'),
     (lambda: Milestones(.1, at=(5, 3)), r'Milestones: at=\(5, 3\)'), (lambda: Milestones(0, at=(5,)), 'lr=0'),
@@ -74,7 +77,7 @@ class Own(Schedule):
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_a_schedule_is_every_round_with_its_own_rate_to_the_last_bit(executor):
     model, local, lr = net(), Local(epochs=2, batch_size=16), Own(.1)
-    state, tapes = start(FedAvg(), model, 5), Tapes()
+    state = start(FedAvg(), model, 5)
     for r in range(4):
         batches = batches_of(TASK, CLIENTS, list(range(5)), local, 0, r, 2)
         state = fed_round(FedAvg(), model, state, list(range(5)), batches, [len(c) for c in CLIENTS],

@@ -224,7 +224,7 @@ def record(
     *trees,    # what to call it with: dictionaries of tensors, or tensors
     steady=0,  # the first so many trees are the same from call to call; numbers in them change only where `f` writes
     numbers=(), # names of the numbers that `dial` computes with; the recording is bound to them too
-):             # what `f(*trees)` returned, and the recording: `bind(*steady, **numbers)(*others)`; None if it is not repeatable
+):             # what `f(*trees)` returned, and `bind(*steady, **numbers)(*others)`; None if it is not repeatable
     "Run `f` once and write down what it does."
     # new tensors on the same memory, so that no two inputs are one
     inputs = [tmap(lambda v: v.detach(), t) for t in trees]
