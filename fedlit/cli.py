@@ -40,15 +40,30 @@ def _learned(p):
     p.add_argument('--proxy-samples', type=int, default=0, metavar='N',
                    help='withhold N training images as the unlabelled set of a server that distils')
 
-# %% ../nbs/cli.ipynb #0412ec69
+# %% ../nbs/cli.ipynb #515f65fc
+def _number(text, number=float):
+    "A number, or the text of a value, which is read where it is used."
+    try: return number(text)
+    except ValueError: return text
+
+def _whole(text): return _number(text, lambda t: int(t) if t.strip().isdigit() else float(t))
+
 def _trained(p):
     p.add_argument('--rounds', type=int, default=20, help='communication rounds (default: 20)')
-    p.add_argument('--epochs', type=int, default=5, help='local epochs a round (default: 5)')
+    p.add_argument('--epochs', type=_whole, default=5,
+                   help='local epochs a round, such as 5, .5, "(1, 2, 4)" or "Between(2, 5)" (default: 5)')
+    p.add_argument('--steps', type=_whole, help='local steps a round instead of epochs; as for them')
     p.add_argument('--batch-size', type=int, default=32)
-    p.add_argument('--lr', type=float, default=.05)
+    p.add_argument('--lr', type=_number, default=.05,
+                   help='learning rate; or by round, such as "Milestones(.1, at=(800, 1250))", "Decay(.1, .998)", '
+                        '"Cosine(.1, rounds=100)" (default: 0.05)')
+    p.add_argument('--optimizer', default='sgd',
+                   help='sgd, adam or adamw; or with what they have, such as "SGD(nesterov=True)" (default: sgd)')
     p.add_argument('--momentum', type=float, default=.9)
     p.add_argument('--weight-decay', type=float, default=0.)
-    p.add_argument('--participation', type=float, default=1., help='share of the clients in a round (default: 1)')
+    p.add_argument('--participation', type=_number, default=1.,
+                   help='share of the clients in a round; or who takes part, such as "BySize(.1)", "RoundRobin(.1)", '
+                        '"PowerOfChoice(.1, candidates=20)" (default: 1)')
     p.add_argument('--without', type=int, nargs='*', default=[], metavar='CLIENT',
                    help='clients that never take part, all else the same')
     p.add_argument('--weighting', default='samples', choices=['samples', 'uniform'],
@@ -167,7 +182,7 @@ def _setup(a, seed):
     from fedlit import partition
     from fedlit.data import load, prepare
     from fedlit.models import build
-    from fedlit.round import Local
+    from fedlit.parse import local
     task = load(a.data, root=a.root, download=a.download)
     if not (a.train_samples is None and a.test_samples is None):
         task = task.subset(len(task.y_train) if a.train_samples is None else a.train_samples,
@@ -185,8 +200,9 @@ def _setup(a, seed):
                    shards=lambda: partition.shards(y, a.clients, classes, seed=seed),
                    by_domain=lambda: partition.by_domain(_domains(task)[free], a.clients, seed=seed))[a.partition]()
     clients, proxy = [free[c] for c in clients], prepare(task, task.x_train[held]) if len(held) else None
-    local = Local(epochs=a.epochs, batch_size=a.batch_size, lr=a.lr, momentum=a.momentum, weight_decay=a.weight_decay)
-    return build(a.model, task, seed=seed, **dict(a.option)), task, clients, local, proxy
+    train = local(**{k: getattr(a, k) for k in ('epochs', 'batch_size', 'lr', 'momentum', 'weight_decay',
+                                                'steps', 'optimizer')})
+    return build(a.model, task, seed=seed, **dict(a.option)), task, clients, train, proxy
 
 # %% ../nbs/cli.ipynb #4a986c57
 # what does not belong to the experiment
@@ -236,8 +252,9 @@ def _shared(a):
     return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}",
                 ranks=Ranks(a.device, a.timeout))
 
-# %% ../nbs/cli.ipynb #a36f0e87
+# %% ../nbs/cli.ipynb #095057f1
 def _federate(a, method, seed, **kw):
+    from fedlit.parse import value
     from fedlit.run import federate, hold_memory, writable
     for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None)):
         if path and not _follows(): writable(path)
@@ -245,7 +262,7 @@ def _federate(a, method, seed, **kw):
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
     return federate(model, task, clients, method, rounds=a.rounds, local=local,
-                    participation=a.participation, seed=seed, precision=a.precision,
+                    participation=value(a.participation), seed=seed, precision=a.precision,
                     bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
                     device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every,
                     weighting=a.weighting, statistics=a.statistics, proxy=proxy, without=tuple(a.without), **kw)

@@ -95,7 +95,7 @@ def train(
     **kw,            # for `fed_round`
 ): # the State after the last round
     "Some rounds of `method` in a small federation."
-    state = state or start(method, world.model, world.clients)
+    state = state or start(method, world.model, world.clients, local=local or world.local)
     for r in range(state.round, rounds):
         data, ks = {k: v[order] for k, v in world.data(r).items()}, torch.tensor(world.who(r))[order].tolist()
         state = fed_round(method, world.model, state, ks, data, world.sizes[order], local or world.local,

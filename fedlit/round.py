@@ -15,7 +15,7 @@ from functools import partial
 from .engine.axes import axes_of
 from .batches import (PADDED, Batches, Local, TaskBatches, batches_of, cross_entropy, groups, occupied, plan,
                             sgd, width)
-from .cohort import Broadcast, Cohort, look
+from .cohort import Broadcast, Cohort, check_local, look
 from .engine import extract, frozen, masks, replay # noqa: F401, what they add to the cohort
 from .engine.messages import warn
 from .engine.ragged import fills
@@ -79,7 +79,9 @@ def local_phase(
     "Every client in `who` trains on its batches, starting from what the server sent and what it kept."
     if executor not in EXECUTORS:
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
-    sent, each, who = Broadcast(method, model, state, local, criterion, proxy, function), EXECUTORS[executor], list(who)
+    check_local(method, local)
+    sent = Broadcast(method, model, state, local.at(state.round), criterion, proxy, function)
+    each, who = EXECUTORS[executor], list(who)
     training, threads, fill = model.training, torch.get_num_threads(), each is stacked and fills(sent, batches)
     _ = sent.offers # what all cohorts share is made here, once
     def train(at, model=model):

@@ -92,12 +92,14 @@ offers((*CLIENT, *SERVER), varies='round', round=('int', 'how many rounds are do
 offers((*CLIENT, *SERVER),
        steps=('(); (K,) at the server', "the client's number of steps in this round, a tensor"),
        kept=('set of str', 'the names of the tensors that stay at home'),
-       lr=('float', "learning rate of the client's SGD"),
-       momentum=('float', "of the client's SGD"),
-       weight_decay=('float', "of the client's SGD"))
+       lr=('float', "the client's learning rate in this round"),
+       momentum=('float', "of the client's SGD; not offered where it trains with Adam"),
+       nesterov=('bool', "is that momentum Nesterov's? Not offered where it trains with Adam"),
+       weight_decay=('float', "of the client's SGD; not offered where it trains with Adam"))
 offers(CLIENT,
        number=('()', 'which client this is, from 0; under `vmap` a tensor like the others'),
-       epochs=('int', 'passes over the data in a round'),
+       epochs=('number', 'passes over the data in a round; not offered where clients '
+                         'differ in them, or count steps'),
        seed=('int', "the federation's"))
 offers(CLIENT, varies='first', first=('bool', 'is this round 0?'))
 offers(('mask', *STEP), varies='step',

@@ -3,6 +3,7 @@ from fedlit import laws
 from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
 from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
+    FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
     Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
@@ -34,6 +35,7 @@ METHODS = [
     SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
     # aggregation
     FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
+    FedAdagrad(), FedAdam(), FedYogi(tau=1e-2),
     # what stays at home
     FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
@@ -50,7 +52,8 @@ ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
-        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(), *TRIMMED]
+        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
+        FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),

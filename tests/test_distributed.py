@@ -11,8 +11,10 @@ from fedlit.data import load
 from fedlit.scale.torchrun import Ranks, balanced
 from fedlit.engine.guard import Guard, check_clients
 from fedlit.method import asks_for
+from fedlit.local import Adam, Decay
 from fedlit.methods import FedAvgM, FedBN, MOON
 from fedlit.models import build
+from fedlit.participation import PowerOfChoice
 from fedlit.partition import dirichlet
 from fedlit.round import Batches, Local, aggregate, cross_entropy, local_phase, pure, start
 from fedlit.run import Run, federate
@@ -135,6 +137,26 @@ def test_a_run_on_ranks_is_the_run(launched):
     assert state < 1e-5 and history < 1e-5
     seen = [pd.read_json(path/f'history{rank}').drop(columns=['seconds', 'peak_mb']) for rank in range(ranks)]
     assert all(h.equals(seen[0]) for h in seen) and len(seen[0]) == 4
+
+def ways(executor='vmap', **kw):
+    "Adam whose means stay with the client, a rate for every round, uneven steps, and clients of the largest loss."
+    task = load('digits').subset(300, seed=0)
+    clients, local = dirichlet(task.y_train, clients=6, alpha=.5, seed=0), Local(
+        steps=(2, 5, 1, 7, 3, 4), batch_size=32, lr=Decay(.01, .8), optimizer=Adam(kept=True))
+    return federate(build('mlp', task, seed=0), task, clients, FedBN() + FedAvgM(), 4, local, executor=executor,
+                    participation=PowerOfChoice(.5, candidates=5), progress=False, device='cpu', **kw)
+
+def ways_on_ranks(rank, path):
+    ways('torchrun:vmap', checkpoint=path/'run')
+
+@pytest.mark.slow
+def test_local_training_and_participation_on_ranks(tmp_path):
+    launch(ways_on_ranks, 2, tmp_path)
+    alone = ways()
+    there = Run.load(tmp_path/'run', model=alone.model)
+    assert apart(there, alone)[0] < 1e-5 and there.settings['participation'] == alone.settings['participation']
+    taken = alone.state.client['optimizer']['.steps'][:]
+    assert torch.equal(there.state.client['optimizer']['.steps'][:], taken) and taken.sum() > 0
 
 @pytest.mark.slow
 def test_skipped_clients_are_skipped_on_ranks(launched):

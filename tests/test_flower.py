@@ -74,6 +74,34 @@ class Overheard(ff.Rehearsal):
         super().__init__(*args)
         self.heard = []
 
+@pytest.mark.parametrize('local,participation', [
+    ({'local.lr': 'Decay(.05, .8)', 'local.optimizer': 'Adam(kept=True)'}, .5),
+    ({'local.steps': '(3, 9, 1, 4)', 'local.lr': 'Milestones(.05, at=(1, 2))', 'local.momentum': .5}, 'BySize(.5)'),
+    ({'local.epochs': 'Between(1, 3)', 'local.optimizer': 'SGD(nesterov=True)'}, 'RoundRobin(.5)'),
+    ({'local.epochs': .6}, "Available(1., rows=('1001', '0110'))")])
+def test_local_training_and_participation_are_those_of_the_simulation(home, local, participation):
+    from fedlit.parse import local as local_of, value
+    task, parts, config = home
+    config = {k: v for k, v in config.items() if k not in local} | {**local, 'participation': participation}
+    run, grid = rehearse(config)
+    plan = ff.read_plan(config)
+    fields = {k.removeprefix('local.').replace('-', '_'): v for k, v in config.items() if k.startswith('local.')}
+    assert plan.local == local_of(**fields)
+    other = federate(plan.model, task, parts, plan.method, 3, plan.local, value(participation), seed=0,
+                     executor='loop', progress=False)
+    assert [*run.history['participants']] == [*other.history['participants']]
+    for k, v in other.state.params.items(): assert torch.allclose(run.state.params[k], v, atol=1e-6, rtol=0), k
+    for k, context in enumerate(grid.contexts.values()): # what a site keeps of its optimiser is there and nowhere else
+        for leaf, v in ff.flatten(ff.memory(other.state, k)).items():
+            seen = [r[leaf].numpy() for r in context.state.values() if leaf in r]
+            assert not seen or torch.allclose(torch.from_numpy(seen[-1]), v, atol=1e-6, rtol=0), leaf
+
+def test_losses_are_not_asked_for_at_sites(home):
+    with pytest.raises(ValueError, match='PowerOfChoice.*asks for losses.*`federate` runs it'):
+        ff.read_plan({**home[2], 'participation': 'PowerOfChoice(.5)'})
+    with pytest.raises(ValueError, match='SCAFFOLD reads gradients'):
+        ff.read_plan({**home[2], 'method': 'SCAFFOLD()', 'local.optimizer': 'adam'})
+
 def test_what_is_personal_is_in_no_message(home):
     _, _, config = home
     run, grid = rehearse({**config, 'method': 'SCAFFOLD() + FedBN()'}, Overheard)

@@ -77,7 +77,7 @@ class Setting:
 # %% ../../nbs/papers/settings.ipynb #f2219fdc
 def plain(s):
     "What decides the run, as JSON would give it back."
-    return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': vars(s.local)}))
+    return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': s.local.plain()}))
 
 # %% ../../nbs/papers/settings.ipynb #1d9b405b
 def address(
@@ -302,7 +302,7 @@ def checkpoint_mib(
 ):     # MiB of its tensors
     "How large the checkpoint of a setting becomes, without training."
     state = start(parse(s.method), build(s.model, task_of(s.task, s.recipe), seed=0, **dict(s.options)),
-                  s.clients, s.statistics)
+                  s.clients, s.statistics, local=s.local)
     flat = flatten(dict(params=state.params, buffers=state.buffers, server=state.server,
                         client=state.client, personal=state.personal))
     size = lambda v: v.row.nbytes*(s.clients+1) if isinstance(v, Table) else v.nbytes

@@ -15,7 +15,7 @@ except ImportError as e:
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
 import ast, logging, time, torch
 import numpy as np, pandas as pd
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -33,11 +33,13 @@ from ..round import Batches, Local, aggregate, deployed, local_phase, pure, star
 from ..engine.guard import Guard, length, lengths, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
 from ..result import Run, resume
-from ..run import WEIGHTING, batches_of, draw_clients, normalised
+from ..run import WEIGHTING, batches_of, normalised
+from ..cohort import check_local
+from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
 from ..models import build
 from ..measure import evaluate
-from ..parse import method as parse
+from ..parse import local, method as parse, value
 
 # %% ../../nbs/scale/flower.ipynb #228d003a
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class Plan:
     local: Local            # how a site trains
     clients: int            # how many clients exist; sites are numbered 0 to clients-1
     rounds: int = 5         # communication rounds
-    participation: float = 1. # share of the clients that are asked in a round
+    participation: float = 1. # share of the clients that are asked in a round, or a Participation
     seed: int = 0           # decides sampling, batches and augmentation
     weighting: str = 'samples' # how much a client counts: by the 'samples' that it says it has, or 'uniform'
     statistics: str = 'averaged' # BatchNorm's running statistics: 'averaged', or kept at 'home'
@@ -66,7 +68,6 @@ def _agreeable(self):
     "A ValueError where this cannot be run."
     right = dict(clients=(self.clients >= 1, 'at least 1'),
                  rounds=(self.rounds >= 1, 'at least 1'),
-                 participation=(0 < self.participation <= 1, 'in (0, 1]'),
                  weighting=(self.weighting in WEIGHTING, ' or '.join(WEIGHTING)),
                  statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
                  least=(1 <= self.least <= self.clients, f'from 1 to the {self.clients} clients'),
@@ -74,6 +75,13 @@ def _agreeable(self):
                  timeout=(self.timeout > 0, 'positive'))
     for k, (good, what) in right.items():
         if not good: raise ValueError(f"{k}={getattr(self, k)!r}, but it must be {what}")
+    check_participation(self.participation, self.clients)
+    if needs(self.participation, 'losses'):
+        raise ValueError(f"{self.participation!r} asks for losses before a round, which sites are not asked for; "
+                         "`federate` runs it")
+    check_local(self.method, self.local)
+    for k in range(self.clients): self.local.work(k, self.seed)
+    for r in range(self.rounds): self.local.at(r)
     if wants(self.method, 'proxy'):
         raise ValueError(f"{self.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
@@ -83,7 +91,7 @@ def _agreeable(self):
 
 def begin(plan):
     "The federation before round zero: what every side computes for itself."
-    return start(plan.method, plan.model, plan.clients, plan.statistics)
+    return start(plan.method, plan.model, plan.clients, plan.statistics, local=plan.local)
 
 # %% ../../nbs/scale/flower.ipynb #dc5e72a5
 def _plain(v):
@@ -106,9 +114,9 @@ def read_plan(
         raise ValueError(f"the run config lacks {', '.join(gone)}")
     x, y = torch.empty(0, *seen.pop('shape')), torch.empty(0, dtype=torch.long)
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
-    return Plan(**{**own, 'method': parse(own['method'])},
+    return Plan(**{**own, 'method': parse(own['method']), 'participation': value(own.get('participation', 1.))},
                 model=network(net.pop('name'), task, seed=own.get('seed', 0), **net),
-                task=task, local=Local(**part('local.')))
+                task=task, local=local(**part('local.')))
 
 # %% ../../nbs/scale/flower.ipynb #3a82bdad
 def to_record(
@@ -333,15 +341,15 @@ def _roll_call(grid, plan, book, round):
 # %% ../../nbs/scale/flower.ipynb #1cdec441
 def _answers(grid, plan, state, book, accepted, like, r):
     "One round of asking: the good answers by client number, and those who were drawn."
-    here, who, arrays = (_roll_call(grid, plan, book, r+1),
-                         draw_clients(plan.clients, plan.participation, plan.seed, r),
-                         to_record(to_sites(plan, state)))
+    here, arrays = _roll_call(grid, plan, book, r+1), to_record(to_sites(plan, state))
+    told = dict(filter(None, book.values())) # a site that has not said how much it has is taken to have nothing
+    who = draw_clients(plan.clients, plan.participation, plan.seed, r, [told.get(k, 0) for k in range(plan.clients)])
     asked, good = {here[k]: k for k in who if k in here}, {}
     contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))})
                 for n, k in asked.items()}
     for node, content in _ask(grid, contents, MessageType.TRAIN, r+1, plan.timeout):
         k = asked[node]
-        try: good[k] = _checked(content, like, plan.local.epochs*book[node][1], state.params)
+        try: good[k] = _checked(content, like, plan.local.length(book[node][1], k, plan.seed, r), state.params)
         except Exception as e:
             log.warning('round %s: the answer of client %s (node %s) is refused: %s', r+1, k, node, e)
     for k in who:
@@ -354,10 +362,11 @@ def _answers(grid, plan, state, book, accepted, like, r):
 def _begun(plan):
     "The run to go on with: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
-                    task=plan.task.name, local=asdict(plan.local),
+                    task=plan.task.name, local=plan.local.plain(),
                     fedlit=fedlit.__version__, torch=torch.__version__,
                     **{k: getattr(plan, k)
-                       for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
+                       for k in ('clients', 'rounds', 'seed', 'weighting', 'statistics')},
+                    participation=plain(plan.participation))
     return (resume(plan.checkpoint or None, plan.method, settings, 'cpu')
             or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
