@@ -409,11 +409,11 @@ def run(self:Federation, team=None):
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
-        e.run = kept.put_into(net)
+        e.run = kept.put_into(net, checked=False)
         e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
                   'this exception has the run so far, as sys.last_value.run or e.run',)
         raise
-    return run.put_into(net)
+    return run.put_into(net, checked=False)
 
 _P, _R = ParamSpec('_P'), TypeVar('_R')
 
@@ -434,7 +434,7 @@ def federate(*args, **kwargs) -> Run:
 def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
     for run, net in Federation(*args, **kwargs).running():
-        yield replace(run).put_into(copy.deepcopy(net))
+        yield replace(run).put_into(copy.deepcopy(net), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(
