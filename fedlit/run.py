@@ -247,7 +247,7 @@ def train(self:Simulation, who, state):
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
     return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess,
-                         partial(self.advice, who, out))
+                         partial(self.advice, who, out), state.buffers)
 
 @patch
 def sums(self:Simulation, *args):

@@ -90,6 +90,9 @@ def check_network(
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {model!r}, but it must be a torch.nn.Module, such as build('mlp', task)")
     name, classes, x = type(model).__name__, task.classes, task.normalise(task.x_train[:2].to(device))
+    if odd := next((k for k, v in model.named_parameters() if v.is_complex()), None):
+        raise ValueError(f"{odd} of {name} is a parameter of complex numbers, which cannot be trained here; "
+                         "keep its real and imaginary part as two, and join them with torch.complex in forward")
     features, logits = tried(model, x)
     if not all(isinstance(v, torch.Tensor) for v in (features, logits)):
         raise TypeError(f"{name} must return two tensors (features, logits), "
