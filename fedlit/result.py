@@ -16,6 +16,7 @@ from functools import partial
 from math import inf, nan, prod
 from types import SimpleNamespace
 from .engine.files import newest, read_tensors, write_tensors
+from .engine.memory import moved_out
 from .measure import score_of, score_sums, spread
 from .method import Method, overrides
 from .parse import ParseError, classes, homes, method as parse
@@ -23,7 +24,7 @@ from .partition import match
 from .server import deployed
 from .state import STATISTICS, State, pixel_by_pixel
 from .engine.table import Store, Table, pack, unpack
-from .tree import flatten, tmap, told, unflatten
+from .tree import flatten, leaves, tmap, told, unflatten
 
 # %% ../nbs/15_result.ipynb #e72e41bd
 @dataclass
@@ -76,6 +77,15 @@ def put_into(self:Run, model, checked=True): # checked: refuse a network with ot
         for k in own.keys() & tensors.keys(): own[k].copy_(tensors[k])
     self.model = model.eval()
     return self
+
+@patch
+def move_out(self:Run):
+    "Put what outlives a federation into memory of its own, see `fedlit.engine.memory`; the numbers stay."
+    s = self.state
+    for v in leaves(dict(client=s.client, personal=s.personal)):
+        if isinstance(v, Table): v.move_out()
+    self.state = replace(s, **tmap(moved_out, dict(params=s.params, buffers=s.buffers, server=s.server)))
+    if self.locals: self.locals = {k: tmap(moved_out, v) if isinstance(v, dict) else v for k, v in self.locals.items()}
 
 @patch
 def plot(self:Run, ax=None):
@@ -161,7 +171,7 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, beside the one be
     tables = {k: pack(v) for k, v in flat.items() if isinstance(v, Table)}
     tensors = {k: v for k, v in flat.items() if k not in tables}
     tensors.update({k+end: v for k, both in tables.items() for end, v in zip(('', ROWS), both)})
-    header = dict(format=4, method=repr(self.method), classes=homes(self.method), settings=self.settings,
+    header = dict(format=min(FORMAT, 4), method=repr(self.method), classes=homes(self.method), settings=self.settings,
                   history=records(self.history), round=s.round, clients=s.clients,
                   order=list(flat), tables=list(tables))
     if len(text := json.dumps(header['history'])) > LONG:

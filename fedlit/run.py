@@ -21,11 +21,11 @@ from tqdm import tqdm
 from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
-from .draws import rng
+from .draws import rng, undrawn
 from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
-                                  least_batch, parts, prefers_channels_last, unstackable, writable)
+                                  least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
 from .engine.messages import warn
-from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
+from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
 from .measure import feature_layer, score_of, spread
 from .method import FedAvg, Method, ask, asks_for
@@ -211,7 +211,8 @@ class Simulation:
             warn(f"{type(self.model).__name__}'s forward {said}: "
                  "its steps are not recorded, and the same seed may give another result")
             return None
-        return Tapes(graphs=self.asked.record == 'graph') if self.asked.record else None
+        state = partial(python_state, network=self.model, criterion=self.asked.criterion)
+        return Tapes(self.asked.record == 'graph', state) if self.asked.record else None
 
     def _executor(self, x):
         if self.asked.executor != 'auto': return self.asked.executor
@@ -326,7 +327,7 @@ def notice(self:Simulation, state, who):
     first = torch.as_tensor(a.clients[who[0]][:a.local.batch_size], device=train.device)
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), undrawn():
         features = pure(self.model)(*deployed(a.method, state, who[0]), x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
@@ -395,9 +396,14 @@ def running(self:Federation, team=None):
             yield team.follow(sim, run), sim.model
             return
         at_work = team.begin(sim, run)
-        for _ in sim.rounds(run, at_work, stop): yield run, sim.model
+        for _ in sim.rounds(run, at_work, stop):
+            with memory_lent(asked.device): yield run, sim.model
         team.end(run)
-        yield run, sim.model
+    net, sim, at_work = sim.model, None, None
+    if asked.device == 'cpu':
+        run.move_out()
+        for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
+    yield run, net
 
 # %% ../nbs/16_run.ipynb #8de87f5a
 @patch
@@ -413,6 +419,8 @@ def run(self:Federation, team=None):
         e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
                   'this exception has the run so far, as sys.last_value.run or e.run',)
         raise
+    kept = None
+    trim_memory()
     return run.put_into(net, checked=False)
 
 _P, _R = ParamSpec('_P'), TypeVar('_R')

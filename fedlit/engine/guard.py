@@ -37,13 +37,16 @@ def finite_rows(
 
 # %% ../../nbs/engine/guard.ipynb #2ae8277e
 def as_sent(
-    stacked, # name -> (K, ...), buffers of K clients
-    sent,    # name -> (...), those that the server sent; None: not known
-):           # the buffers, with a zero in place of every infinity that was sent
+    tree, # of K clients: buffers, or a memory that holds some under their names
+    sent, # name -> (...), the buffers that the server sent; None: not known
+):        # the tree, with a zero in place of every infinity that was sent
     "What is left to be judged of buffers."
-    if sent is None: return stacked
-    return {k: v.masked_fill(v.isinf() & (v == sent[k]), 0) if v.is_floating_point() and k in sent else v
-            for k, v in stacked.items()}
+    if sent is None: return tree
+    def one(k, v):
+        if isinstance(v, dict): return as_sent(v, sent)
+        if k not in sent or not v.is_floating_point() or v.shape[1:] != sent[k].shape: return v
+        return v.masked_fill(v.isinf() & (v == sent[k]), 0)
+    return {k: one(k, v) for k, v in tree.items()}
 
 # %% ../../nbs/engine/guard.ipynb #2c37675c
 def lengths(
@@ -92,14 +95,12 @@ def bad_rows(
     moved = lengths(out['params'], params)
     good = ((moved <= guard.update*_yardstick(params, moved)) & moved.isfinite()
             & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite())
-    left = dict(out, buffers=as_sent(out['buffers'], buffers))
-    return ~(good & finite({k: left[k] for k in CHECKED[1:]}, moved)), moved
+    return ~(good & finite({k: as_sent(out[k], buffers) for k in CHECKED[1:]}, moved)), moved
 
 # %% ../../nbs/engine/guard.ipynb #3b9d1203
 def _why(guard, out, params, moved, i, round, buffers=None):
     "What is wrong with the client in row `i`."
-    out = dict(out, buffers=as_sent(out['buffers'], buffers))
-    for name, v in flatten({k: rows(out[k], i) for k in CHECKED}).items():
+    for name, v in flatten({k: rows(as_sent(out[k], buffers), i) for k in CHECKED}).items():
         if not v.isfinite().all():
             return (f"produced NaN or infinity in round {round+1}, "
                     f"first in {name.removeprefix('params/').removeprefix('buffers/')}")
@@ -150,6 +151,11 @@ def client_columns(
                                 if guard.then != 'stop' else {}))
 
 # %% ../../nbs/engine/guard.ipynb #81a40e2e
+def _held(before, after):
+    "What the server holds after a round, as of one client, without the infinities that it held before."
+    held = dict(params=after.params, buffers=after.buffers, server=after.server)
+    return as_sent(tmap(lambda v: v[None], held), before.buffers)
+
 def server_sound(
     guard,  # Guard
     before, # State before the round
@@ -159,10 +165,9 @@ def server_sound(
 ):          # a boolean, on the device, which nobody waits for
     "Is the server's step sound? By sums, one that is may seem not to be."
     if guard.then == 'report' and seen['bad']: return torch.tensor(True) # the warning has been given
-    held = dict(params=after.params, buffers=as_sent(after.buffers, before.buffers), server=after.server)
     step = lengths({k: v[None] for k, v in after.params.items()}, before.params)
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
-    return (near & finite(tmap(lambda v: v[None], held), step))[0]
+    return (near & finite(_held(before, after), step))[0]
 
 def check_server(
     guard,  # Guard
@@ -172,7 +177,7 @@ def check_server(
 ):          # the State to go on from; `seen`, with the word `server` among the bad clients where it belongs there
     "Look at the server's step and do what `guard` says. FloatingPointError names the round and the first bad layer."
     if server_sound(guard, before, after, seen, finite_rows): return after, seen
-    held = flatten(dict(params=after.params, buffers=as_sent(after.buffers, before.buffers), server=after.server))
+    held = flatten(_held(before, after))
     first = next((k for k, v in held.items() if not v.isfinite().all()), None)
     size = lengths({k: v[None] for k, v in after.params.items()}, before.params).item()
     what = (f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first

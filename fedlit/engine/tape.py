@@ -12,6 +12,7 @@ from functools import partial
 from math import isfinite
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..draws import draws
+from .messages import warn
 from ..tree import tmap, leaves
 
 # %% ../../nbs/engine/tape.ipynb #ab97c7de
@@ -223,7 +224,8 @@ class Tapes:
     "Runs functions by a key: the first time as they are, the second time recording, from then on playing back."
     def __init__(self,
         graphs=False, # on CUDA, launch a recording as one graph?
-    ): self.kept, self.graphs = {}, graphs
+        state=None,   # function that says what Python remembers; what changes it in a step is not played back
+    ): self.kept, self.graphs, self.state, self.changed = {}, graphs, state, ''
 
     def bind(self,
         key,     # hashable; calls with the same key do the same operations on tensors of the same shapes
@@ -247,7 +249,14 @@ class Tapes:
         return go
 
     def _record(self, f, steady, trees):
+        if self.changed: return f(*steady, *trees), None
+        before = self.state() if self.state else {}
         out, bind = record(f, *steady, *trees, steady=len(steady))
+        after = self.state() if self.state else {}
+        if where := next((k for k in after if before.get(k) != after[k]), ''):
+            self.changed, bind = where, None
+            warn(f"a step changes what Python remembers ({where}), so steps are run and not played back; "
+                 "the same seed may give another result with another executor")
         return out, graphed(bind, steady, trees) if bind and self.graphs else bind
 
 # %% ../../nbs/engine/tape.ipynb #7d45ac27
