@@ -8,7 +8,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'choose_ex
            'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records',
            'release_memory', 'tests_of', 'writable']
 
-# %% ../nbs/16_run.ipynb #8ea42f20
+# %% ../nbs/16_run.ipynb #5abb5458
 import copy, hashlib, inspect, math, platform, re, time
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
@@ -24,10 +24,11 @@ from .batches import Local, TaskBatches, batches_of, cross_entropy
 from .cohort import check_local
 from .local import is_number
 from .participation import check_participation, draw_clients, plain
+from .draws import undrawn
 from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
-                                  least_batch, parts, prefers_channels_last, unstackable, writable)
+                                  least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
 from .engine.messages import warn
-from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
+from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
 from .measure import feature_layer, score_of, spread
 from .method import FedAvg, Method, ask, asks_for
@@ -185,7 +186,7 @@ def choose_executor(
     return ('vmap' if not heavy or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
-# %% ../nbs/16_run.ipynb #e6c17bb8
+# %% ../nbs/16_run.ipynb #b3273a94
 def normalised(
     task, # Task
 ):        # Task
@@ -217,7 +218,8 @@ class Simulation:
             warn(f"{type(self.model).__name__}'s forward {said}: "
                  "its steps are not recorded, and the same seed may give another result")
             return None
-        return Tapes(graphs=self.asked.record == 'graph') if self.asked.record else None
+        state = partial(python_state, network=self.model, criterion=self.asked.criterion)
+        return Tapes(self.asked.record == 'graph', state) if self.asked.record else None
 
     def _executor(self, x):
         if self.asked.executor != 'auto': return self.asked.executor
@@ -246,7 +248,7 @@ def settings(self:Simulation, executor):
                 machine=torch.cuda.get_device_name() if a.device.startswith('cuda') else platform.machine(),
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion))
 
-# %% ../nbs/16_run.ipynb #f71b4c82
+# %% ../nbs/16_run.ipynb #c92fcbc5
 @patch
 def train(self:Simulation, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
@@ -254,7 +256,7 @@ def train(self:Simulation, who, state):
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
     return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess,
-                         partial(self.advice, who, out), partial(self.why.__setitem__, state.round))
+                         partial(self.advice, state.round, who, out), state.buffers)
 
 @patch
 def sums(self:Simulation, *args):
@@ -262,8 +264,9 @@ def sums(self:Simulation, *args):
     return client_sums(*args)
 
 @patch
-def advice(self:Simulation, who, out):
+def advice(self:Simulation, round, who, out, wrong): # wrong: what is, a sentence a bad client
     "What may help a client that produced NaN or infinity."
+    self.why[round] = '; '.join(wrong)
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
         if odd := first_odd('x_train', self.task.x_train, self.asked.clients[k]):
             return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
@@ -363,7 +366,7 @@ def notice(self:Simulation, state, who):
     first = torch.as_tensor(a.clients[who[0]][:a.local.batch_size], device=train.device)
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
-    with torch.no_grad(), torch.random.fork_rng():
+    with torch.no_grad(), undrawn():
         features = pure(self.model)(*deployed(a.method, state, who[0]), x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
@@ -403,7 +406,7 @@ def _shown(history):
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
-# %% ../nbs/16_run.ipynb #01d7c331
+# %% ../nbs/16_run.ipynb #e8a73304
 class Alone:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
@@ -433,11 +436,16 @@ def running(self:Federation, team=None):
             yield team.follow(sim, run), sim.model
             return
         at_work = team.begin(sim, run)
-        for _ in sim.rounds(run, at_work, stop): yield run, sim.model
+        for _ in sim.rounds(run, at_work, stop):
+            with memory_lent(asked.device): yield run, sim.model
         team.end(run)
-        yield run, sim.model
+    net, sim, at_work = sim.model, None, None
+    if asked.device == 'cpu':
+        run.move_out()
+        for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
+    yield run, net
 
-# %% ../nbs/16_run.ipynb #8de87f5a
+# %% ../nbs/16_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
@@ -447,11 +455,13 @@ def run(self:Federation, team=None):
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
-        e.run = kept.put_into(copy.deepcopy(self.model).to(kept.asked.device)) # the one at work may be half changed
+        e.run = kept.put_into(copy.deepcopy(self.model).to(kept.asked.device), checked=False) # the one at work may be half changed
         e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
                   'this exception has the run so far, as sys.last_value.run or e.run',)
         raise
-    return run.put_into(net)
+    kept = None
+    trim_memory()
+    return run.put_into(net, checked=False)
 
 _P, _R = ParamSpec('_P'), TypeVar('_R')
 
@@ -472,7 +482,7 @@ def federate(*args, **kwargs) -> Run:
 def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
     for run, net in Federation(*args, **kwargs).running():
-        yield replace(run).put_into(copy.deepcopy(net))
+        yield replace(run).put_into(copy.deepcopy(net), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(

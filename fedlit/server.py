@@ -17,9 +17,20 @@ from .state import State, pure
 from .tree import finest, put, rows, tmap
 
 # %% ../nbs/10_server.ipynb #427b26c6
-def _sums(q, p, new, old, mask=None):
+def _difference(new, old):
+    "How buffers have changed, in real numbers: zero where they are equal, also where that is infinite."
+    if new.is_complex(): return torch.view_as_real(new - old)
+    if not new.is_floating_point(): return (new.long() - old.long()).to(finest(new.device))
+    return (new - old).masked_fill(new == old, 0)
+
+def _changed(old, moved):
+    "Buffers that are no real numbers, after they have `moved`."
+    if old.is_complex(): return old + torch.view_as_complex(moved).to(old)
+    return torch.where(moved == 0, old, (old.long() + moved).round().to(old.dtype))
+
+def _sums(q, p, new, old, mask=None, trained=True): # trained: is it a parameter?
     "Over the clients, the sum of q_k (new_k - old); where they train in part, also of the p_k that trained an entry."
-    d = (new if new.is_floating_point() else new.to(finest(new.device))) - old
+    d = new - old if trained else _difference(new, old)
     d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
     if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
     mask = beside(mask, d).to(d)
@@ -33,7 +44,7 @@ def client_sums(
 ):         # name of a tensor -> dict(moved=(...), and where clients train it in part share=(...))
     "All that the server's average needs of the clients: sums over them, which may be added up in parts."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
-    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k))
+    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k), k in state.params)
             for k, v in sent.items() if k not in state.personal}
 
 def _mean(moved, share=None):
@@ -99,7 +110,7 @@ def _merged(method, state, who, out, offer, moved):
         with Seeded(('merge', state.seed, state.round)):
             delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained=ends), name))
         home.update(*more)
-    new = {k: v + delta[k] if k in delta else v if k in state.personal else (v + moved[k]).round().to(v)
+    new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
                    server=server, client=put(state.client, who, out['client']),

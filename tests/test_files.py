@@ -1,5 +1,5 @@
 "Files: killed at each step of writing, every byte changed, cut anywhere, a full disk, archives and downloads that lie."
-import io, itertools, json, os, signal, subprocess, sys, tarfile, time, warnings, zipfile
+import io, itertools, json, os, signal, subprocess, sys, tarfile, warnings, zipfile
 from pathlib import Path
 import pytest, torch
 from fedlit.engine import files
@@ -248,14 +248,6 @@ def test_symbolic_links_are_not_written_through(tmp_path):
     (tmp_path/'here').symlink_to(tmp_path/'there')
     # a folder that is a link is the user's own arrangement
     assert write_json(tmp_path/'here'/'r.json', dict(a=1)).exists()
-
-def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path):
-    old, young, other, own = (
-        tmp_path/f for f in ('.a.json.1-00.part', '.a.json.2-00.part', '.b.json.1-00.part', '.a.json.notes'))
-    for f in (old, young, other, own): f.write_text('half')
-    for f in (old, other, own): os.utime(f, (time.time() - 2*files.DEAD,)*2)
-    write_json(tmp_path/'a.json', dict(a=1))
-    assert not old.exists() and young.exists() and other.exists() and own.exists()
 
 # ---- from elsewhere ----
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SILENT', 'Dial', 'dial', 'Recorder', 'record', 'Tapes', 'graphed']
 
-# %% ../../nbs/engine/tape.ipynb #1190be76
+# %% ../../nbs/engine/tape.ipynb #6c506a4c
 import threading, torch
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +13,7 @@ from functools import partial
 from math import isfinite
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..draws import draws
+from .messages import warn
 from ..tree import tmap, leaves
 
 # %% ../../nbs/engine/tape.ipynb #e149a416
@@ -243,12 +244,13 @@ def _player(bind, shape, source):
     bound.source = source
     return bound
 
-# %% ../../nbs/engine/tape.ipynb #58dad8bd
+# %% ../../nbs/engine/tape.ipynb #2421bdb1
 class Tapes:
     "Runs functions by a key: the first time as they are, the second time recording, from then on playing back."
     def __init__(self,
         graphs=False, # on CUDA, launch a recording as one graph?
-    ): self.kept, self.graphs = {}, graphs
+        state=None,   # function that says what Python remembers; what changes it in a step is not played back
+    ): self.kept, self.graphs, self.state, self.changed = {}, graphs, state, ''
 
     def bind(self,
         key,     # hashable; calls with the same key do the same operations on tensors of the same shapes
@@ -274,7 +276,14 @@ class Tapes:
         return go
 
     def _record(self, f, steady, trees, numbers):
+        if self.changed: return f(*steady, *trees), None
+        before = self.state() if self.state else {}
         out, bind = record(f, *steady, *trees, steady=len(steady), numbers=tuple(numbers))
+        after = self.state() if self.state else {}
+        if where := next((k for k in after if before.get(k) != after[k]), ''):
+            self.changed, bind = where, None
+            warn(f"a step changes what Python remembers ({where}), so steps are run and not played back; "
+                 "the same seed may give another result with another executor")
         return out, graphed(partial(bind, **numbers), steady, trees) if bind and self.graphs else bind
 
 # %% ../../nbs/engine/tape.ipynb #7d45ac27
