@@ -14,6 +14,7 @@ import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from scipy.optimize import nnls
 from types import SimpleNamespace
 from .costs import RATES, this_machine, narrow, take_turns
 from ..data import Task
@@ -78,12 +79,8 @@ def _answers(proxy, classes):
 
 # %% ../../nbs/scale/capacity.ipynb #b5e34d4a
 def _fit(a, t):
-    "Coefficients >= 0 of the columns of `a` (n, m) that give `t` (n,) with the least squared relative error, about."
-    keep = np.arange(a.shape[1])
-    while True:
-        x = np.linalg.lstsq(a[:, keep]/t[:, None], np.ones(len(t)), rcond=None)[0]
-        if (x >= 0).all(): return np.bincount(keep, x, a.shape[1])
-        keep = keep[x > 0]
+    "Coefficients >= 0 of the columns of `a` (n, m) that give `t` (n,) with the least squared relative error."
+    return nnls(a/t[:, None], np.ones(len(t)))[0]
 
 # %% ../../nbs/scale/capacity.ipynb #53ea2614
 def measure(
