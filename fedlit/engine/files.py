@@ -366,16 +366,18 @@ def unpack(
 
 # %% ../../nbs/engine/files.ipynb #9e644f37
 def _extract(file, part):
-    if isinstance(file, zipfile.ZipFile):
-        for m in file.infolist():
-            m.filename = m.filename.replace('\\', '/')
-            file.extract(m, part)
-        return
+    if isinstance(file, zipfile.ZipFile): return [_member(file, m, part) for m in file.infolist()]
     if not hasattr(tarfile, 'data_filter'):
         raise RuntimeError(f"Python {platform.python_version()} cannot unpack a tar file safely; 3.10.12, 3.11.4 "
                            "and all from 3.12 on can")
     bare = dict.fromkeys(('mode', 'mtime', 'uid', 'gid', 'uname', 'gname'))
     file.extractall(part, filter=lambda m, to: tarfile.data_filter(m, to).replace(**bare, deep=False))
+
+def _member(file, m, part):
+    path = part/m.filename.replace('\\', '/')
+    (path if m.is_dir() else path.parent).mkdir(parents=True, exist_ok=True)
+    if not m.is_dir():
+        with file.open(m) as there, open(path, 'xb') as here: shutil.copyfileobj(there, here)
 
 # %% ../../nbs/engine/files.ipynb #03a98e92
 def _package(): return Path(find_spec('fedlit').origin).parent
