@@ -371,7 +371,7 @@ def _extract(file, part):
         raise RuntimeError(f"Python {platform.python_version()} cannot unpack a tar file safely; 3.10.12, 3.11.4 "
                            "and all from 3.12 on can")
     bare = dict.fromkeys(('mode', 'mtime', 'uid', 'gid', 'uname', 'gname'))
-    file.extractall(part, filter=lambda m, to: tarfile.data_filter(m, to).replace(**bare, deep=False))
+    file.extractall(part, [m.replace(**bare, deep=False) for m in file.getmembers()], filter='data')
 
 def _member(file, m, part):
     path = part/m.filename.replace('\\', '/')
