@@ -226,7 +226,7 @@ PLACES = ( # height, side, what happens, hooks
     (2.95, 1, 'forward pass', 'use, output'),
     (2.55, 1, 'networks that stand still', 'frozen'),
     (2.15, 1, 'objective, gradient', 'loss, grad'),
-    (1.65, 1, 'remembers, sends', 'done'),
+    (1.65, 1, 'remembers, sends', 'done, send'),
     (.75, 0, 'averages, steps', 'weigh, merge'))
 
 def round_picture(

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'draw_clients', 'choose_executor', 'normalised',
-           'Simulation', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised',
-           'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run', 'records',
-           'release_memory', 'tests_of', 'writable']
+           'Simulation', 'part_columns', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table',
+           'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'hold_memory', 'load_run',
+           'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #8ea42f20
 import copy, hashlib, inspect, math, platform, re, time
@@ -28,7 +28,7 @@ from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
 from .measure import feature_layer, score_of, spread
-from .method import FedAvg, Method, ask, asks_for
+from .method import FedAvg, Method, ask, asks_for, own, part_names
 from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
                            with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
@@ -263,6 +263,17 @@ def advice(self:Simulation, who, out):
     finer = f", or precision='float32' instead of {self.asked.precision!r}"
     return 'a smaller lr or a smaller penalty would help' + (finer if self.asked.precision != 'float32' else '')
 
+# %% ../nbs/16_run.ipynb #cols0002
+def part_columns(
+    method, # a Method
+    state,  # State after the round
+    drawn,  # int, how many clients were drawn
+) -> dict:  # for the row of the history
+    "What the parts of `method` add to the history; each sees its own memory on the server and on all clients."
+    offer = dict(round=state.round, clients=state.clients, drawn=drawn, server=state.server, client=state.client)
+    return {k: v for name, p in zip(part_names(method), method.parts) if hasattr(p, 'columns')
+            for k, v in ask(p.columns, own(offer, name)).items()}
+
 # %% ../nbs/16_run.ipynb #8267a1a4
 @patch
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
@@ -280,6 +291,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if look: asked.append(self.test(deployed(a.method, new), read=False))
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
+    columns |= part_columns(a.method, new, len(drawn))
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     return new, out, row, score_of(*seen, len(self.task.y_test)) if seen else None
 
