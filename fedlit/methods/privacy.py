@@ -149,7 +149,7 @@ class DP(Method):
         return replace(wire, numbers=wire.whole, bits=wire.full, beside=0) if self.at == 'client' else wire
     def columns(self, round, clients, drawn, client):
         if self.at == 'server': return _column(self, round, clients=clients, drawn=drawn)
-        return _column(self, int(client['times'][:].max()))
+        return _column(self, int(client['times'][:].max()) if client else round) # sites keep their counts
 
 def _column(method, times, **kw):
     "The column `epsilon`; none where nothing counts it."
@@ -203,10 +203,10 @@ class DPSGD(Method):
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
         def of_each(x, y): return clipped(grad(of_one)(params, x, y), self.clip)
-        real = y >= 0
-        each = vmap(of_each, randomness='different')(x, y.clamp(min=0))
+        real = torch.ones_like(y, dtype=torch.bool) if y.is_floating_point() else y >= 0
+        each = vmap(of_each, randomness='different')(x, torch.where(real, y, 0))
         total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
         if self.noise: total = {k: v + self.noise*self.clip*SOURCES[self.source](v) for k, v in total.items()}
         return tmap(lambda v: v/real.sum(), total)
     def done(self, client, epochs): return dict(passes=client['passes'] + epochs), {}
-    def columns(self, client): return _column(self, math.ceil(client['passes'][:].max()))
+    def columns(self, client): return _column(self, math.ceil(client['passes'][:].max())) if client else {}

@@ -33,7 +33,7 @@ from ..round import Batches, Local, aggregate, deployed, local_phase, pure, star
 from ..engine.guard import Guard, length, lengths, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
 from ..result import Run, resume
-from ..run import WEIGHTING, batches_of, draw_clients, normalised
+from ..run import WEIGHTING, batches_of, draw_clients, normalised, part_columns
 from ..data import Task
 from ..models import build
 from ..measure import evaluate
@@ -77,6 +77,9 @@ def _agreeable(self):
     if wants(self.method, 'proxy'):
         raise ValueError(f"{self.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
+    if known := [p for p in self.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
+        raise ValueError(f"{known[0]!r} draws its noise from the seed, which all sides know and could take away again; "
+                         "between real sites it must be source='system'")
     if asks_for(self.method, 'merge', 'trained') and begin(self).personal:
         raise ValueError(f"{self.method!r} mixes on the server what it keeps at home, "
                          "and here personal tensors never leave their site; `federate` runs it")
@@ -365,7 +368,7 @@ def _row(plan, state, test, good, who):
     "A row of the history."
     row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
                participants=len(good), left_out=' '.join(str(k) for k in who if k not in good),
-               accuracy=float('nan'))
+               accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), len(who)))
     return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
                                state=deployed(plan.method, state))}
             if test else row)
