@@ -10,6 +10,7 @@ __all__ = ['ask', 'Method', 'require', 'FedAvg', 'Sum', 'total', 'part_names', '
 import inspect
 from dataclasses import dataclass, fields
 from functools import cache
+from itertools import permutations
 from .engine.messages import NOTICE, RETURNS, check_class, check_names, check_values, warn
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
 _all_ = ['HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
@@ -52,6 +53,7 @@ class Method:
     def loss(self): return 0.                                 # a term added to the local objective
     def grad(self, grads): return grads                       # a correction of the local gradient
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
+    def send(self, delta, client): return delta, client       # what it sends of its update; what it remembers
     def weigh(self, weights): return weights                  # how much each client's step counts
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
 
@@ -95,6 +97,8 @@ class Sum(Method):
     def name(self): return ' + '.join(p.name for p in self.ps)
     def __repr__(self): return ' + '.join(map(repr, self.ps))
 
+def _nothing(other, before): return ''
+
 def total(
     *methods, # methods or sums of methods
 ):
@@ -110,6 +114,9 @@ def total(
         if clash := [(q, h) for q in ps if q is not p
                      for h in p.alone if getattr(type(q), h) is not getattr(Method, h)]:
             raise ValueError(f"{clash[0][0]!r} cannot be added to {p!r}, which has to decide `{clash[0][1]}` alone")
+    for (i, p), (j, q) in permutations(enumerate(ps), 2):
+        if said := getattr(p, 'refuses', _nothing)(q, j < i):
+            raise ValueError(f"{q!r} cannot be added to {p!r}: {said}")
     return ps[0] if len(ps) == 1 else Sum(ps) if ps else FedAvg()
 
 # %% ../nbs/06_method.ipynb #e81442ac

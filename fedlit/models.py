@@ -548,17 +548,13 @@ def alexnet_bn(
 
 # %% ../nbs/04_models.ipynb #ef55a13d
 def macs(
-    model:nn.Module, # a network of convolutions and linear layers
+    model:nn.Module, # any network
     shape:tuple, # of one sample
 )->int: # multiply-accumulate operations for one sample; norms, activations and pooling are left out
     "How many multiply-accumulate operations `model` spends on one sample."
-    total,hooks = [],[]
-    def add(m, inputs, output): total.append(output[0].numel() * m.weight[0].numel())
-    for m in model.modules():
-        if isinstance(m, (nn.Conv2d, nn.Linear)): hooks.append(m.register_forward_hook(add))
-    try: _trial(model, shape)
-    finally: [h.remove() for h in hooks]
-    return sum(total)
+    from torch.utils.flop_counter import FlopCounterMode
+    with FlopCounterMode(display=False) as seen: _trial(model, shape)
+    return seen.get_total_flops()//2
 
 # %% ../nbs/04_models.ipynb #84ff374a
 def _cut(model, head):

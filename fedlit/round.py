@@ -88,7 +88,7 @@ def local_phase(
         cohort = Cohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
         cohort.forward = function(model)
         cohort = cohort.take_part()
-        return cohort.train_small() if executor == 'extract' else cohort.train()
+        return cohort.send(cohort.train_small() if executor == 'extract' else cohort.train())
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
     most = (chunk or len(order)) if each is stacked else 1
     pieces = [order[i:i+most] for i in range(0, len(order), most)]

@@ -70,7 +70,7 @@ class State:
         "Does the averaged network collect statistics of its own?"
         return self.statistics in ('recomputed', 'static')
 
-# %% ../nbs/07_state.ipynb #7c6c5974
+# %% ../nbs/07_state.ipynb #0d738ed0
 def start(
     method,  # a Method
     model,   # module whose forward returns (features, logits)
@@ -85,16 +85,17 @@ def start(
         raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
     params, buffers = split_state(model)
     server, client = {}, {}
-    # those that add parameters come first
-    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
-        with Seeded(('init', seed)):
-            params, server[name], client[name] = ask(part.init, dict(
-                params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator()))
-    if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
     owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
     kept = lambda k: (
         any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model, params=params)).values())
         or statistics == 'home' and k in buffers and isinstance(owner.get(k), _BatchNorm))
+    # those that add parameters come first
+    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
+        with Seeded(('init', seed)):
+            params, server[name], client[name] = ask(part.init, dict(
+                params=params, buffers=buffers, clients=clients, model=model, keeps=kept,
+                generator=torch.Generator()))
+    if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
     store = Store()
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
     return State(params, buffers, server, everyone(client),

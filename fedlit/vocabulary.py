@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 
 # %% ../nbs/05_vocabulary.ipynb #4c3333f6
-CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done' # the hooks at a client
+CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done', 'send' # the hooks at a client
 STEP = 'use', 'output', 'frozen', 'loss', 'grad'                   # those of them in every step
 SERVER = 'weigh', 'merge'                    # those at the server, after training
 HOOKS = 'init', 'keep', *CLIENT, *SERVER     # all
@@ -44,28 +44,32 @@ offers(CLIENT,
        received=('tree', 'what the server sent at the start of the round, $w^t$: '
                          'parameters and buffers'),
        criterion=('function', "the task's own loss, of `logits` and `y`"))
-offers(('use', 'output', 'frozen', 'loss'),
+offers(('use', 'output', 'frozen', 'loss', 'grad'),
        x=('(B, ...)', 'a batch, normalised and augmented'))
+offers(('output', 'loss', 'grad'),
+       y=('(B,)', 'its labels; below zero where there is no sample'))
 offers(('output', 'loss'),
-       y=('(B,)', 'its labels; below zero where there is no sample'),
        features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
        logits=('(B, classes)', 'what it returns second'),
        frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
-offers(('mask', 'output', 'frozen', 'loss', 'grad', 'done', *SERVER),
+offers(('mask', 'output', 'frozen', 'loss', 'grad', 'done', 'send', *SERVER),
        forward=('function', 'the model after the `use` of all parts: `forward(params, buffers, x, '
                             'train=True) -> features, logits, buffers`; the network that was '
                             'received answers `forward(received, {}, x, train=False)`'))
 offers(('use',), train=('bool', 'is the network used for training?'))
 offers(('init', 'keep'), model=('module', 'the network itself'))
+offers(('init',), keeps=('function', 'of the name of a tensor: does it stay at home?'))
 offers(('keep',),
        name=('str', 'of the tensor in question'),
        module=('module', 'that owns it'))
 
 # %% ../nbs/05_vocabulary.ipynb #8c48123f
 offers(('grad',), grads=('tree', 'the gradient of the local objective'))
-offers(('done', 'merge'),
+offers(('done', 'send', 'merge'),
        delta=('tree', 'what changed: `params - received` at a client, its weighted average '
-                      'at the server'))
+                      'at the server; `send` sees only what is sent of it'))
+offers(('send',),
+       others=('part -> tree', 'what other parts of the method send besides `delta`'))
 offers((*CLIENT, *SERVER),
        server=('tree', "this part's own memory on the server"),
        proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
@@ -75,11 +79,12 @@ offers(CLIENT,
 offers(SERVER,
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
-       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all of them '
-                                 'trained in full is absent'),
        participants=('int', 'how many clients take part in the round, $K$'))
+offers(('send', *SERVER),
+       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all of them '
+                                 'trained in full is absent. `send` sees those of one client'))
 offers(('merge',),
-       trained=('tree of (K, ...)', "the clients' parameters and buffers after training, stacked"))
+       trained=('tree of (K, ...)', "the clients' parameters and buffers as they were sent, stacked"))
 offers(('mask',), data=('(n, ...), (n,)', "all of the client's samples and labels"))
 
 # %% ../nbs/05_vocabulary.ipynb #467a4c14

@@ -6,7 +6,7 @@ from fedlit.methods import (
     FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
+    Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -41,21 +41,26 @@ METHODS = [
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
+    # what is sent
+    TopK(share=.1), Quantize(),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
            for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
-                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [
+                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1), TopK(share=.1) + Quantize())] + [
            FedDSE(rates=HALVES) + OldCounts()]
+# networks without BatchNorm only, tests/methods/test_privacy.py
+PRIVATE = [DP(clip=.1), DP(clip=.1, at='client', per='tensor'), DPSGD(), DP(clip=.1) + FedAvgM(), DPSGD() + SCAFFOLD()]
 # trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/methods/submodels/test_depthfl.py
-ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
+ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL(), DP(), DPSGD()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
         FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
-        FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(), *TRIMMED]
+        FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(),
+        FedBN() + TopK(share=.1) + DP(clip=.1), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
-           FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
+           TopK(share=1.), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]

@@ -20,7 +20,7 @@ from fedlit.models import build
 from fedlit.round import Local
 from fedlit.run import Run, federate
 from fedlit.tree import tmap
-from federation import METHODS, SUMS, small
+from federation import METHODS, PRIVATE, SUMS, small
 
 EXECUTORS = 'loop', 'vmap', 'extract', 'threads'
 BOTH = 'cpu', 'dev'
@@ -67,7 +67,8 @@ def one(method, executor, record, rounds, worlds):
 def methods(whole='', only=()):
     "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
     usual, deep = {d: world(d) for d in BOTH}, {d: world(d, exits()) for d in BOTH}
-    alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2))]
+    bare = {d: world(d, small(False, True)) for d in BOTH}
+    alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2)), *PRIVATE]
     firsts = list({type(m): m for m in [*alone, *(p for s in SUMS for p in s.parts)]}.values())
     asked = ([(m, e, r) for m in [*alone, *SUMS] for e in EXECUTORS for r in (False, True)] if whole
              else [(m, EXECUTORS[i % 4], i//4 % 2 == 0) for i, m in enumerate(firsts)
@@ -78,7 +79,8 @@ def methods(whole='', only=()):
             m = HeteroFL(rates=(1., .5)) + m
         torch.set_num_threads(2 if e == 'threads' else 1)
         name = f"{m!r}, {e}{', recorded' if r else ''}"
-        try: said[name] = one(m, e, r, 3 if whole else 2, deep if isinstance(m, DepthFL) else usual)
+        try: said[name] = one(m, e, r, 3 if whole else 2,
+                             deep if isinstance(m, DepthFL) else bare if m in PRIVATE else usual)
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
     return dict(seen=said, classes=sorted({type(p).__name__ for m, _, _ in asked for p in m.parts}))
 

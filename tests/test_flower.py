@@ -38,7 +38,8 @@ def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     return ff.serve(grid, ff.read_plan(config)), grid
 
 METHODS = ('FedAvg()', 'FedProx(mu=0.1)', 'FedAvgM()', 'MOON()', 'FedDecorr()', 'SCAFFOLD()', 'FedBN()',
-           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()')
+           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()',
+           'FedBN() + TopK(share=0.2) + DP(clip=0.5, noise=0.0)', 'Quantize()')
 
 @pytest.mark.parametrize('text', METHODS)
 def test_the_same_model_as_the_simulation(home, text):
@@ -273,6 +274,13 @@ def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
     (dict(statistics='recomputed'), 'at real sites'),
     (dict(timeout=0), 'positive'),
     (dict(weighting='x'), 'samples or uniform')])
+def test_noise_between_sites_comes_from_the_system(home):
+    config = {**home[2], 'method': "FedBN() + DP(at='client')"}
+    with pytest.raises(ValueError, match="all sides know and could take away again"): ff.read_plan(config)
+    m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
+    a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
+    assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
+
 def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
     with pytest.raises(ValueError, match=line): ff.read_plan({**home[2], **change})
 

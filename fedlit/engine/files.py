@@ -7,8 +7,8 @@ __all__ = ['FULL', 'SPARING', 'JSON', 'ZERO', 'last', 'write_file', 'write_figur
            'read_json', 'packed', 'result', 'all_results', 'pack', 'write_tensors', 'read_tensors', 'newest', 'forget',
            'digest', 'fetch', 'unpack', 'shipped']
 
-# %% ../../nbs/engine/files.ipynb #258acf37
-import errno, hashlib, io, itertools, json, math, os, re, secrets, shutil, stat, tarfile, tempfile, time
+# %% ../../nbs/engine/files.ipynb #858de5f2
+import errno, hashlib, io, itertools, json, math, os, platform, re, secrets, shutil, stat, tarfile, tempfile, time
 import zipfile, zlib
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
@@ -237,7 +237,6 @@ def read_json(
     "Read a result; `Damaged` where it is not as it was written, ValueError where a newer fedlit wrote it."
     return _sound(_bytes(path), path)
 
-
 # %% ../../nbs/engine/files.ipynb #30632e4a
 def packed(folder):
     "Where `pack` puts the results of a folder."
@@ -270,7 +269,6 @@ def result(
         return read_json(path) if there else _packed_result(path.parent, path.name)
     except Damaged as e: warn(f"{e}; it counts as missing")
 
-
 # %% ../../nbs/engine/files.ipynb #0efaaf72
 def _rounded(value, exact=('setting', 'settings')):
     "A value of JSON with nine digits a number, but for what was typed."
@@ -298,7 +296,6 @@ def pack(
     for n in there: (folder/n).unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()): folder.rmdir()
     return written
-
 
 # %% ../../nbs/engine/files.ipynb #9edd13d9
 ZERO = b'00000000'
@@ -442,20 +439,20 @@ def fetch(
         return write_file(path, _checked(pieces(), url, sha256))
 
 # %% ../../nbs/engine/files.ipynb #ece81bcb
-def _inside(name, kind):
-    p = PurePosixPath(name.replace('\\', '/'))
-    if kind == 'other': raise ValueError(f"{name!r} is a link or a device")
-    if p.is_absolute() or '..' in p.parts or ':' in name: raise ValueError(f"{name!r} leads out of the folder")
-    return Path(*p.parts)
+def _refuse(members):
+    "Look at all members, triples of name, is it a file?, is it a folder?; a ValueError names the first bad one."
+    files = set()
+    for name, file, folder in members:
+        p = PurePosixPath(name.replace('\\', '/'))
+        if not (file or folder): raise ValueError(f"{name!r} is a link or a device")
+        if p.is_absolute() or '..' in p.parts or ':' in name: raise ValueError(f"{name!r} leads out of the folder")
+        if file and p in files: raise ValueError(f"{name!r} is there twice")
+        if file: files.add(p)
 
 def _members(file):
-    "What an archive holds, and a function that opens a member: {name: (kind, open)}."
-    if isinstance(file, tarfile.TarFile):
-        return {m.name: ('file' if m.isreg() else 'folder' if m.isdir() else 'other', lambda m=m: file.extractfile(m))
-                for m in file.getmembers()}
+    if isinstance(file, tarfile.TarFile): return [(m.name, m.isreg(), m.isdir()) for m in file.getmembers()]
     # the file type of Unix, where there is one
-    kind = lambda m: 'folder' if m.is_dir() else 'file' if (m.external_attr >> 28) in (0, 8) else 'other'
-    return {m.filename: (kind(m), lambda m=m: file.open(m)) for m in file.infolist()}
+    return [(m.filename, not m.is_dir() and (m.external_attr >> 28) in (0, 8), m.is_dir()) for m in file.infolist()]
 
 # %% ../../nbs/engine/files.ipynb #c83eec48
 def unpack(
@@ -468,19 +465,28 @@ def unpack(
     if (folder/top).exists():
         raise FileExistsError(f"{folder/top} is there already; remove it to unpack {archive} again")
     with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as file, _named(folder):
-        try: members = [(_inside(n, kind), kind, opened) for n, (kind, opened) in _members(file).items()]
+        try: _refuse(_members(file))
         except ValueError as e: raise ValueError(f"{archive} is refused: {e}") from None
         try:
-            for name, kind, opened in members: _member(part/name, kind, opened)
+            _extract(file, part)
             os.replace(part/top, folder/top)
         finally: shutil.rmtree(part, ignore_errors=True)
     return folder/top
 
 # %% ../../nbs/engine/files.ipynb #9e644f37
-def _member(path, kind, opened):
-    (path if kind == 'folder' else path.parent).mkdir(parents=True, exist_ok=True)
-    if kind == 'file':
-        with opened() as there, open(path, 'xb') as here: shutil.copyfileobj(there, here)
+def _extract(file, part):
+    if isinstance(file, zipfile.ZipFile): return [_member(file, m, part) for m in file.infolist()]
+    if not hasattr(tarfile, 'data_filter'):
+        raise RuntimeError(f"Python {platform.python_version()} cannot unpack a tar file safely; 3.10.12, 3.11.4 "
+                           "and all from 3.12 on can")
+    bare = dict.fromkeys(('mode', 'mtime', 'uid', 'gid', 'uname', 'gname'))
+    file.extractall(part, [m.replace(**bare, deep=False) for m in file.getmembers()], filter='data')
+
+def _member(file, m, part):
+    path = part/m.filename.replace('\\', '/')
+    (path if m.is_dir() else path.parent).mkdir(parents=True, exist_ok=True)
+    if not m.is_dir():
+        with file.open(m) as there, open(path, 'xb') as here: shutil.copyfileobj(there, here)
 
 # %% ../../nbs/engine/files.ipynb #03a98e92
 def _package(): return Path(find_spec('fedlit').origin).parent

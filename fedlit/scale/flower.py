@@ -6,7 +6,7 @@
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
            'recall', 'folder', 'client_app', 'blank', 'merged', 'serve', 'server_app', 'Rehearsal']
 
-# %% ../../nbs/scale/flower.ipynb #f46b25b0
+# %% ../../nbs/scale/flower.ipynb #dfd11d8a
 try:
     from flwr.app import (Array, ArrayRecord, ConfigRecord, Context, Error,
                           Message, MessageType, MetricRecord, RecordDict)
@@ -33,7 +33,7 @@ from ..round import Batches, Local, aggregate, deployed, local_phase, pure, star
 from ..engine.guard import Guard, length, lengths, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
 from ..result import Run, resume
-from ..run import WEIGHTING, batches_of, normalised
+from ..run import WEIGHTING, batches_of, normalised, part_columns
 from ..cohort import check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
@@ -63,7 +63,7 @@ class Plan:
     checkpoint: str = ''    # file that is written after every round, and resumed from; '' is none
     def __post_init__(self): _agreeable(self)
 
-# %% ../../nbs/scale/flower.ipynb #ad5896d0
+# %% ../../nbs/scale/flower.ipynb #13ac688a
 def _agreeable(self):
     "A ValueError where this cannot be run."
     right = dict(clients=(self.clients >= 1, 'at least 1'),
@@ -85,6 +85,9 @@ def _agreeable(self):
     if wants(self.method, 'proxy'):
         raise ValueError(f"{self.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
+    if known := [p for p in self.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
+        raise ValueError(f"{known[0]!r} draws its noise from the seed, which all sides know and could take away again; "
+                         "between real sites it must be source='system'")
     if asks_for(self.method, 'merge', 'trained') and begin(self).personal:
         raise ValueError(f"{self.method!r} mixes on the server what it keeps at home, "
                          "and here personal tensors never leave their site; `federate` runs it")
@@ -358,7 +361,7 @@ def _answers(grid, plan, state, book, accepted, like, r):
                         f'node {here[k]}' if k in here else 'not connected')
     return good, who, {k: book[n][1] for n, k in asked.items()}
 
-# %% ../../nbs/scale/flower.ipynb #b9575692
+# %% ../../nbs/scale/flower.ipynb #45e08341
 def _begun(plan):
     "The run to go on with: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
@@ -374,7 +377,7 @@ def _row(plan, state, test, good, who):
     "A row of the history."
     row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
                participants=len(good), left_out=' '.join(str(k) for k in who if k not in good),
-               accuracy=float('nan'))
+               accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), len(who)))
     return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
                                state=deployed(plan.method, state))}
             if test else row)
