@@ -45,6 +45,7 @@ class Method:
     helpers = ()                                              # functions of a subclass that are no hooks
     def init(self, params): return params, {}, {}             # before round 0: parameters, server's and client's memory
     def keep(self, name): return False                        # does this tensor stay on its client?
+    def begin(self, params, client): return params, client    # where a client's training starts; what it remembers
     def mask(self): return {}                                 # what this client trains, or has of an axis; absent: all
     def use(self, params): return params                      # the parameters that the forward pass sees
     def output(self, logits): return logits                   # the logits that the criterion sees
@@ -54,6 +55,7 @@ class Method:
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
     def weigh(self, weights): return weights                  # how much each client's step counts
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
+    def deploy(self, params): return params                   # between rounds, the parameters of a client's own network
 
     @property
     def parts(self): return (self,)
@@ -157,4 +159,5 @@ def wants(method, *names):
 
 def server_readers(method):
     "The names of the parts whose hooks at a client read what the server remembers, which therefore has to travel."
-    return [n for n, p in zip(part_names(method), method.parts) if any(asks_for(p, hook, 'server') for hook in CLIENT)]
+    return [n for n, p in zip(part_names(method), method.parts)
+            if any(asks_for(p, hook, 'server') for hook in (*CLIENT, 'deploy'))]

@@ -85,7 +85,7 @@ def local_phase(
     def train(at, model=model):
         cohort = Cohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
         cohort.forward = function(model)
-        cohort = cohort.take_part()
+        cohort = cohort.begin().take_part()
         return cohort.train_small() if executor == 'extract' else cohort.train()
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
     most = (chunk or len(order)) if each is stacked else 1

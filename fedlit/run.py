@@ -29,8 +29,8 @@ from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
 from .measure import feature_layer, score_of, spread
 from .method import FedAvg, Method, ask, asks_for
-from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
-                           with_spread)
+from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, own_samples, records, resume, tester,
+                           tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
 from .engine.tape import Tapes
@@ -302,9 +302,16 @@ def seen(self:Simulation, who, before, out, after):
     "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
-    score = lambda state, nets: accuracies(self.asked.method, self.test, state, own, nets)
+    score = lambda state, nets, **more: accuracies(self.asked.method, self.test, state, own, nets, **more)
+    samples = self.own_samples(who)
     return dict(global_before=score(before, none), global_after=score(after, none),
-                personal_before=score(before, who), personal_after=score(ended, range(len(who))))
+                personal_before=score(before, who, **samples), personal_after=score(ended, range(len(who)), **samples))
+
+@patch
+def own_samples(self:Simulation, who):
+    "`fedlit.result.own_samples` of the clients `who`."
+    a = self.asked
+    return own_samples(a.method, self.model, self.task, a.clients, who)
 
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
@@ -313,7 +320,8 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if past is None or past != past: past = self.measured(before)['accuracy']
     row = dict(accuracy_before=past, **self.measured(after, seen))
     if self.tests is None or not who: return row
-    everyone = accuracies(self.asked.method, self.test, after, self.tests, range(len(self.tests)))
+    everyone = range(len(self.tests))
+    everyone = accuracies(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
     return {**row, **with_spread(dict(team.seen(who, before, out, after), personal=everyone))}
 
 # %% ../nbs/16_run.ipynb #84bcc512
@@ -327,7 +335,8 @@ def notice(self:Simulation, state, who):
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
     with torch.no_grad(), torch.random.fork_rng():
-        features = pure(self.model)(*deployed(a.method, state, who[0]), x)[0]
+        net = deployed(a.method, state, who[0], **{n: v[0] for n, v in self.own_samples(who[:1]).items()})
+        features = pure(self.model)(*net, x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
             self.noticed.append(p)

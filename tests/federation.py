@@ -5,7 +5,8 @@ from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
+    Scaler, MaskedCE, OwnLabels, Clip, OldCounts,
+    Ditto)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -39,6 +40,8 @@ METHODS = [
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
+    # a network for each client
+    Ditto(lam=1., lr=.02),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
@@ -50,9 +53,10 @@ ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
-        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(), *TRIMMED]
+        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
+        Ditto() + MOON() + FedBN(), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
-           FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
+           FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0), Ditto(lam=1.)]

@@ -1,0 +1,92 @@
+"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD and FedALA, against loops in plain torch."
+import copy
+import pytest, torch
+from torch.nn import functional as F
+from fedlit.methods import Ditto, FedAvg, FedBN, FedDecorr, FedPer, HeteroFL, MOON
+from fedlit.round import Local, deployed, fed_round, start
+from by_hand import SIZES, batches, classifier, gap
+from federation import train
+
+DATA = batches(samples=6)
+ROUNDS = [0, 1, 2], [2, 0], [1, 2]   # who takes part; the third client takes a single step
+LOCAL = Local(lr=.1, momentum=.9, weight_decay=.01)
+
+def federation(method, rounds=ROUNDS, local=LOCAL, norm=True, executor='loop', data=DATA):
+    "The state after some rounds of fedlit."
+    net = classifier(norm)
+    state = start(method, net, 3)
+    for who in rounds:
+        state = fed_round(method, net, state, who, {k: v[who] for k, v in data.items()}, SIZES[who], local, executor)
+    return state
+
+def sgd(net, local=LOCAL, **kw):
+    return torch.optim.SGD(net.parameters(), **dict(lr=local.lr, momentum=local.momentum,
+                                                    weight_decay=local.weight_decay, **kw))
+
+def steps(k, data=DATA):
+    "The batches of client `k`."
+    return [(data['x'][k, t], data['y'][k, t]) for t in range(int(data['live'][k].sum()))]
+
+def averaged(net, ends, who):
+    "`net` with the clients' average, weighted by their sizes; whole numbers are rounded."
+    p = SIZES[who].double()/SIZES[who].double().sum()
+    mean = {n: sum(q*e.state_dict()[n].double() for q, e in zip(p, ends)) for n in net.state_dict()}
+    counters = {n for n, v in net.state_dict().items() if not v.is_floating_point()}
+    net.load_state_dict({n: v.round().long() if n in counters else v for n, v in mean.items()})
+
+def points(net): return [p.detach().clone() for p in net.parameters()]
+
+def same(state, net, own=None, limit=1e-10):
+    "The server's network is `net`, and the clients' second ones are `own`."
+    assert gap(net.state_dict(), {**state.params, **state.buffers} if not own else
+               {n: v for n, v in {**state.params, **state.buffers}.items() if not n.startswith('own.')}) < limit
+    for k, v in enumerate(own or []):
+        assert gap({n: state.personal[f'own.{n}'][k].double() for n in v.state_dict()},
+                   {n: t.double() for n, t in v.state_dict().items()}) < limit, k
+
+# ---- Ditto ----
+
+def ditto(lam, own_lr, norm=True):
+    w = classifier(norm)
+    own = [copy.deepcopy(w) for _ in range(3)]
+    for who in ROUNDS:
+        sent, ends = points(w), []
+        for k in who:
+            g, v = copy.deepcopy(w), own[k]
+            for_g = sgd(g)
+            for_v = torch.optim.SGD(v.parameters(), lr=own_lr, momentum=.9, weight_decay=.01)
+            for x, y in steps(k):
+                for net, opt, term in ((g, for_g, 0.), (v, for_v, lam/2)):
+                    opt.zero_grad()
+                    spring = sum((p - q).square().sum() for p, q in zip(net.parameters(), sent))
+                    (F.cross_entropy(net(x)[1], y) + term*spring).backward()
+                    opt.step()
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('lam,lr', [(0., 0.), (.7, 0.), (.7, .03)])
+def test_ditto(lam, lr, executor): same(federation(Ditto(lam, lr), executor=executor), *ditto(lam, lr or .1))
+
+def test_the_shared_half_of_ditto_is_fedavg_to_the_bit():
+    fed, both = train(FedAvg()), train(Ditto(lam=1., lr=.02))
+    for tree, of in ((fed.params, both.params), (fed.buffers, both.buffers)):
+        assert all(torch.equal(v, of[k]) for k, v in tree.items())
+
+def test_a_client_of_ditto_uses_its_own_network_and_the_server_the_common_one():
+    state = federation(Ditto())
+    for k in (None, 0, 2):
+        params, buffers = deployed(Ditto(), state, k)
+        from_own = {n: state.personal[f'own.{n}'][k] for n in params} if k is not None else state.params
+        assert not any(n.startswith('own.') for n in params)
+        assert all(torch.equal(v, from_own[n]) for n, v in params.items())
+        mean = 'norm.running_mean'
+        assert torch.equal(buffers[mean], state.buffers[mean] if k is None else state.personal[f'own.{mean}'][k])
+
+def test_what_ditto_stands_beside():
+    for m in (Ditto() + FedDecorr(), Ditto() + FedBN(), FedPer() + Ditto(), MOON() + Ditto()):
+        a, b = train(m, rounds=2), train(m, 'vmap', rounds=2)
+        assert max((a.personal[k][:] - b.personal[k][:]).abs().max() for k in a.personal) < 1e-9
+    with pytest.raises(ValueError, match='to decide `mask` alone'): HeteroFL() + Ditto()
+    with pytest.raises(ValueError, match='which second network a client has'): Ditto() + Ditto(lam=1.)
