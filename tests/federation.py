@@ -6,7 +6,7 @@ from fedlit.methods import (
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
     Scaler, MaskedCE, OwnLabels, Clip, OldCounts,
-    Ditto)
+    Ditto, FedProto, APFL)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -41,7 +41,7 @@ METHODS = [
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
     # a network for each client
-    Ditto(lam=1., lr=.02),
+    FedProto(), FedProto(lam=.5, form='paper'), Ditto(lam=1., lr=.02),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t

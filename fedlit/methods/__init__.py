@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
            'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD',
-           'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'FedProto', 'APFL', 'HeteroFL', 'FedRolex',
+           'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip',
+           'OldCounts']
 
 # %% ../../nbs/methods/index.ipynb #9df1325e
 from ..method import FedAvg, Method
@@ -40,12 +41,14 @@ from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
 from .ditto import Ditto
+from .fedproto import FedProto
+from .apfl import APFL
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
-         'Ditto',
+         'Ditto', 'FedProto', 'APFL',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
 

@@ -2,8 +2,9 @@
 import copy
 import pytest, torch
 from torch.nn import functional as F
-from fedlit.methods import Ditto, FedAvg, FedBN, FedDecorr, FedPer, HeteroFL, MOON
-from fedlit.round import Local, deployed, fed_round, start
+from fedlit.method import Method
+from fedlit.methods import APFL, Ditto, FedAvg, FedBN, FedDecorr, FedPer, FedProto, HeteroFL, MOON
+from fedlit.round import Batches, Local, deployed, fed_round, local_phase, start
 from by_hand import SIZES, batches, classifier, gap
 from federation import train
 
@@ -90,3 +91,96 @@ def test_what_ditto_stands_beside():
         assert max((a.personal[k][:] - b.personal[k][:]).abs().max() for k in a.personal) < 1e-9
     with pytest.raises(ValueError, match='to decide `mask` alone'): HeteroFL() + Ditto()
     with pytest.raises(ValueError, match='which second network a client has'): Ditto() + Ditto(lam=1.)
+
+# ---- FedProto ----
+
+def fedproto(lam, form, norm=True):
+    nets, known = [classifier(norm) for _ in range(3)], {}
+    for who in ROUNDS:
+        sent = {}
+        for k in who:
+            net, opt = nets[k].train(), sgd(nets[k])
+            for x, y in steps(k):
+                z, out = net(x)
+                loss = F.cross_entropy(out, y)
+                for i, c in enumerate(y.tolist()):
+                    if c in known: loss = loss + lam*(z[i] - known[c]).square().sum()/z.numel()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+            x, y = (torch.cat(v) for v in zip(*steps(k)))
+            with torch.no_grad(): z = net.eval()(x)[0]
+            for c in set(y.tolist()): sent.setdefault(c, []).append((z[y == c].mean(0), int((y == c).sum())))
+        for c, each in sent.items():
+            n = [m if form == 'paper' else 1 for _, m in each]
+            known[c] = sum(v*m for (v, _), m in zip(each, n))/sum(n)
+    return nets, known
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('form', ['released', 'paper'])
+def test_fedproto(form, executor):
+    m, local = FedProto(lam=2., form=form), Local(epochs=1, lr=.1, momentum=.9, weight_decay=.01)
+    state, (nets, known) = federation(m, local=local, executor=executor), fedproto(2., form)
+    for c, v in known.items(): assert (state.server['FedProto']['means'][c] - v).abs().max() < 1e-10
+    for k, net in enumerate(nets):
+        assert gap({n: v[k].double() for n, v in state.personal.items()},
+                   {n: v.double() for n, v in net.state_dict().items()}) < 1e-10
+    assert len(known) == 2 and all(torch.equal(state.params[n], v) for n, v in classifier(True).named_parameters())
+
+def test_samples_stay_at_the_client():
+    "What `done` sees is no part of what it sends; it is asked client by client, and only where it asks."
+    seen = []
+    class Looks(Method):
+        def done(self, client, data):
+            seen.append(tuple(data[0].shape))
+            return client, dict(mean=data[0].mean())
+    class Blind(Method):
+        def done(self, client): return client, {}
+    net, asked = classifier(), []
+    class Counting(Batches):
+        def data(self, *args):
+            asked.append(args)
+            return super().data(*args)
+    for m, n in ((Looks(), 3), (Blind(), 0)):
+        out = local_phase(m, net, start(m, net, 3), [0, 1, 2], Counting(**DATA), Local(epochs=1), 'vmap')
+        assert len(asked) == n and all(v.shape == (3,) for v in out['uploads'].get('Looks', {}).values())
+        asked.clear()
+    assert sorted(seen) == [(6, 3), (18, 3), (18, 3)]
+
+# ---- APFL ----
+
+def apfl(alpha, learn, norm=True):
+    w = classifier(norm)
+    own, alphas = [copy.deepcopy(w) for _ in range(3)], [alpha]*3
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g, v, mixed = copy.deepcopy(w), own[k], copy.deepcopy(own[k])
+            for_g, for_v = sgd(g), sgd(v)
+            for x, y in steps(k):
+                with torch.no_grad():
+                    for m, a, b in zip(mixed.parameters(), v.parameters(), g.parameters()):
+                        m.copy_(alphas[k]*a + (1 - alphas[k])*b)
+                mixed.zero_grad()
+                F.cross_entropy(mixed(x)[1], y).backward()
+                slope = sum(((a - b)*m.grad).sum().item()
+                            for m, a, b in zip(mixed.parameters(), v.parameters(), g.parameters()))
+                for m, a in zip(mixed.parameters(), v.parameters()): a.grad = alphas[k]*m.grad
+                for_g.zero_grad()
+                F.cross_entropy(g(x)[1], y).backward()
+                for_g.step()
+                for_v.step()
+                if learn: alphas[k] = min(1., max(0., alphas[k] - .1*slope))
+            for n, b in mixed.named_buffers(): v.get_buffer(n).copy_(b)
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own, alphas
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('alpha,learn', [(.4, True), (.02, True), (.4, False), (0., False)])
+def test_apfl(alpha, learn, executor):
+    state, (w, own, alphas) = federation(APFL(alpha, learn), executor=executor), apfl(alpha, learn)
+    state.buffers.pop('alpha')
+    same(state, w, own)
+    assert (state.personal['alpha'][:] - torch.tensor(alphas, dtype=torch.double)).abs().max() < 1e-10
+    assert (len(set(alphas)) == 3) == learn
