@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
            'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'FedProto', 'APFL', 'HeteroFL', 'FedRolex',
-           'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip',
-           'OldCounts']
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe', 'HeteroFL',
+           'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels',
+           'Clip', 'OldCounts']
 
 # %% ../../nbs/methods/index.ipynb #9df1325e
 from ..method import FedAvg, Method
@@ -43,12 +43,14 @@ from .fedet import FedET
 from .ditto import Ditto
 from .fedproto import FedProto
 from .apfl import APFL
+from .fedrod import FedRoD
+from .pfedme import pFedMe
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
-         'Ditto', 'FedProto', 'APFL',
+         'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
 

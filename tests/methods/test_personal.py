@@ -1,10 +1,12 @@
 "A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD and FedALA, against loops in plain torch."
 import copy
 import pytest, torch
+from dataclasses import replace
+from torch import nn
 from torch.nn import functional as F
 from fedlit.method import Method
-from fedlit.methods import APFL, Ditto, FedAvg, FedBN, FedDecorr, FedPer, FedProto, HeteroFL, MOON
-from fedlit.round import Batches, Local, deployed, fed_round, local_phase, start
+from fedlit.methods import APFL, Ditto, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedRoD, HeteroFL, MOON, pFedMe
+from fedlit.round import Batches, Local, deployed, fed_round, local_phase, pure, start
 from by_hand import SIZES, batches, classifier, gap
 from federation import train
 
@@ -184,3 +186,91 @@ def test_apfl(alpha, learn, executor):
     same(state, w, own)
     assert (state.personal['alpha'][:] - torch.tensor(alphas, dtype=torch.double)).abs().max() < 1e-10
     assert (len(set(alphas)) == 3) == learn
+
+# ---- FedRoD ----
+
+def fedrod(norm=True):
+    w, own = classifier(norm), [nn.Linear(5, 2).double() for _ in range(3)]
+    for p in own:
+        for v in p.parameters(): nn.init.zeros_(v)
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g, p = copy.deepcopy(w), own[k]
+            for_g, for_p = sgd(g), sgd(p)
+            prior = torch.cat([y for _, y in steps(k)]).bincount(minlength=2).double().log()
+            for x, y in steps(k):
+                z, out = g(x)
+                personal = F.cross_entropy(out.detach() + p(z.detach()), y)
+                for opt, loss in ((for_g, F.cross_entropy(out + prior, y)), (for_p, personal)):
+                    opt.zero_grad()
+                    loss.backward()
+                for opt in (for_g, for_p): opt.step()
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_fedrod(executor):
+    state, (w, own) = federation(FedRoD(), executor=executor), fedrod()
+    same(replace(state, params={k: v for k, v in state.params.items() if not k.startswith('own.')}), w)
+    for k, p in enumerate(own):
+        assert gap({n: state.personal[f'own.head.{n}'][k] for n in ('weight', 'bias')}, dict(p.named_parameters())) < 1e-10
+    x, k = DATA['x'][0, 0], 1
+    z, out = w.eval()(x)
+    assert torch.allclose(pure(w)(*deployed(FedRoD(), state, k), x, False)[1], out + own[k](z), atol=1e-10)
+    assert torch.allclose(pure(w)(*deployed(FedRoD(), state), x, False)[1], out, atol=1e-10)
+
+def test_counts_are_those_of_the_samples_that_are_visited():
+    seen = []
+    class Counts(Method):
+        def done(self, client, counts, labels):
+            seen.append((counts.tolist(), labels.tolist()))
+            return client, {}
+    net = classifier()
+    local_phase(Counts(), net, start(Counts(), net, 3), [0, 1, 2], Batches(**DATA), Local())
+    want = [torch.cat([y for _, y in steps(k)]).bincount(minlength=2) for k in range(3)]
+    assert sorted(seen) == sorted((w.tolist(), (w > 0).tolist()) for w in want)
+
+# ---- pFedMe ----
+
+def pfedme(lam, inner, lr, beta, norm=True, term=lambda z: 0.):
+    w, own = classifier(norm), [classifier(norm) for _ in range(3)]
+    for who in ROUNDS:
+        before, ends = {n: v.clone() for n, v in w.named_parameters()}, []
+        for k in who:
+            g, theta = copy.deepcopy(w), own[k]
+            for_g = sgd(g)
+            with torch.no_grad():
+                for p, q in zip(theta.parameters(), g.parameters()): p.copy_(q)
+            for x, y in steps(k):
+                g(x)                               # the common network's running statistics
+                for _ in range(inner):
+                    theta.zero_grad()
+                    z, out = theta(x)
+                    (F.cross_entropy(out, y) + term(z)).backward()
+                    with torch.no_grad():
+                        for p, q in zip(theta.parameters(), g.parameters()): p -= lr*(p.grad + lam*(p - q))
+                for p, q in zip(theta.parameters(), g.parameters()): q.grad = lam*(q - p).detach()
+                for_g.step()
+            ends.append(g)
+        averaged(w, ends, who)
+        with torch.no_grad():
+            for n, v in w.named_parameters(): v.copy_((1 - beta)*before[n] + beta*v)
+    return w, own
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('lam,inner,lr,beta', [(5., 3, .05, 1.), (2., 1, .1, .5)])
+def test_pfedme(lam, inner, lr, beta, executor):
+    state = federation(pFedMe(lam, inner, lr, beta), executor=executor)
+    w, own = pfedme(lam, inner, lr, beta)
+    state = replace(state, buffers={k: v for k, v in state.buffers.items() if k != 'own:steps'})
+    same(state, w, own)
+    assert state.personal['own:steps'][:].tolist() == [6, 6, 3]
+
+def test_the_inner_problem_of_pfedme_has_the_terms_of_other_methods():
+    class Tame(Method):
+        def loss(self, features): return .3*features.square().mean()
+    state = federation(pFedMe(5., 2, .05) + Tame())
+    w, own = pfedme(5., 2, .05, 1., term=lambda z: .3*z.square().mean())
+    same(replace(state, buffers={k: v for k, v in state.buffers.items() if k != 'own:steps'}), w, own)
