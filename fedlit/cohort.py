@@ -15,7 +15,7 @@ from .engine.axes import axes_of, watch
 from .batches import Local, cross_entropy, groups, sgd
 from .draws import Seeded
 from .engine.stacks import single, stacked
-from .method import Method, ask, asks_for, each_part, overrides, own, part_names, through, wants
+from .method import Method, ask, asks_for, each_part, overrides, own, part_names, replaces, through, wants
 from .state import State, pure
 from .tree import rows, sub, tmap, zeros
 
@@ -126,11 +126,11 @@ def corrected(
     method, # a Method
     offer,  # what hooks may ask for at one client
 ):          # dict(grads, buffers)
-    "The gradient after the `grad` hooks of all parts, from left to right."
+    "The gradient after the `grad` hooks: of a part that makes it anew, then of those that correct it, left to right."
     here, grads, buffers = dict(offer), offer['grads'], {}
     offer.pop('frozen', None)
     offer['objective'] = partial(elsewhere, method, here)
-    for name, part in zip(part_names(method), method.parts):
+    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not replaces(np[1])):
         if not overrides(part, 'grad'): continue
         said = ask(part.grad, own({**offer, 'grads': grads}, name))
         grads, more = said if isinstance(said, tuple) else (said, {})

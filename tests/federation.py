@@ -6,7 +6,7 @@ from fedlit.methods import (
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
     Scaler, MaskedCE, OwnLabels, Clip, OldCounts,
-    Ditto, FedProto, APFL, FedRoD, pFedMe)
+    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server

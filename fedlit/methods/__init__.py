@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
            'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe', 'HeteroFL',
-           'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels',
-           'Clip', 'OldCounts']
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe', 'PerFedAvg',
+           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
+           'OwnLabels', 'Clip', 'OldCounts']
 
 # %% ../../nbs/methods/index.ipynb #9df1325e
 from ..method import FedAvg, Method
@@ -45,12 +45,13 @@ from .fedproto import FedProto
 from .apfl import APFL
 from .fedrod import FedRoD
 from .pfedme import pFedMe
+from .perfedavg import PerFedAvg
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
-         'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe',
+         'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe', 'PerFedAvg',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
 

@@ -4,9 +4,12 @@ import pytest, torch
 from dataclasses import replace
 from torch import nn
 from torch.nn import functional as F
+from fedlit.data import load
 from fedlit.method import Method
-from fedlit.methods import APFL, Ditto, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedRoD, HeteroFL, MOON, pFedMe
+from fedlit.methods import APFL, Ditto, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe
+from fedlit.models import build
 from fedlit.round import Batches, Local, deployed, fed_round, local_phase, pure, start
+from fedlit.run import federate
 from by_hand import SIZES, batches, classifier, gap
 from federation import train
 
@@ -274,3 +277,74 @@ def test_the_inner_problem_of_pfedme_has_the_terms_of_other_methods():
     state = federation(pFedMe(5., 2, .05) + Tame())
     w, own = pfedme(5., 2, .05, 1., term=lambda z: .3*z.square().mean())
     same(replace(state, buffers={k: v for k, v in state.buffers.items() if k != 'own:steps'}), w, own)
+
+# ---- Per-FedAvg ----
+
+def perfedavg(alpha, form, delta):
+    w = classifier(False)
+    def slope(net, x, y):
+        return torch.autograd.grad(F.cross_entropy(net(x)[1], y), list(net.parameters()))
+    def moved(net, way, far):
+        new = copy.deepcopy(net)
+        with torch.no_grad():
+            for p, d in zip(new.parameters(), way): p += far*d
+        return new
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g = copy.deepcopy(w)
+            opt = sgd(g)
+            for x, y in steps(k):
+                cut = [(x[i:i+n], y[i:i+n]) for n in [3 if form == 'fo' else 2] for i in range(0, 6, n)]
+                meta = slope(moved(g, slope(g, *cut[0]), -alpha), *cut[1])
+                if form == 'hf':
+                    ahead, behind = (slope(moved(g, meta, d), *cut[2]) for d in (delta, -delta))
+                    meta = [m - alpha*(a - b)/(2*delta) for m, a, b in zip(meta, ahead, behind)]
+                for p, m in zip(g.parameters(), meta): p.grad = m
+                opt.step()
+            ends.append(g)
+        averaged(w, ends, who)
+    x, y = (torch.cat(v) for v in zip(*steps(1)))
+    return w, moved(w, slope(w, x, y), -alpha), (x, y)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('form', ['fo', 'hf'])
+def test_perfedavg(form, executor):
+    m = PerFedAvg(alpha=.2, form=form, delta=1e-2)
+    state, (w, adapted, data) = federation(m, norm=False, executor=executor), perfedavg(.2, form, 1e-2)
+    same(state, w)
+    params, _ = deployed(m, state, 1, data, classifier(False))
+    assert gap(dict(adapted.named_parameters()), params) < 1e-10
+    with pytest.raises(ValueError, match='makes the network of client 1 from its samples'): deployed(m, state, 1)
+
+def test_personal_columns_are_of_adapted_networks():
+    "The columns of a run against networks that are adapted by hand, before, after training, and after averaging."
+    task = load('digits').subset(200, seed=0)
+    parts, m = [torch.arange(60), torch.arange(60, 160)], PerFedAvg(alpha=.5, steps=2)
+    net = build('mlp', task, seed=0, norm='none')
+    tests = [torch.arange(0, 40), torch.arange(40, 90)]
+    run = federate(net, task, parts, m, 1, Local(epochs=1), tests=tests, keep_locals=True, progress=False)
+    def score(params, k):
+        new = copy.deepcopy(net)
+        new.load_state_dict(params)
+        for _ in range(2):
+            x, y = task.normalise(task.x_train[parts[k]]), task.y_train[parts[k]]
+            grads = torch.autograd.grad(F.cross_entropy(new(x)[1], y), list(new.parameters()))
+            with torch.no_grad():
+                for p, g in zip(new.parameters(), grads): p -= .5*g
+        out = new(task.normalise(task.x_test[tests[k]]))[1].argmax(1)
+        return (out == task.y_test[tests[k]]).double().mean().item()
+    ended = run.locals['params']
+    seen = dict(personal_before=[score(net.state_dict(), k) for k in (0, 1)],
+                personal=[score(run.state.params, k) for k in (0, 1)],
+                personal_after=[score({n: v[k] for n, v in ended.items()}, k) for k in (0, 1)])
+    for column, values in seen.items(): assert run.history[column].iloc[-1] == pytest.approx(sum(values)/2, abs=1e-9)
+    each = run.per_client(task, tests, parts)
+    assert each.personal.tolist() == pytest.approx(seen['personal'], abs=1e-9)
+
+def test_what_makes_the_gradient_anew_comes_before_what_corrects_it():
+    a, b = (train(m, rounds=2) for m in (FedProx(mu=.5) + PerFedAvg(alpha=.1), PerFedAvg(alpha=.1) + FedProx(mu=.5)))
+    none = train(PerFedAvg(alpha=.1), rounds=2)
+    assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
+    assert gap(a.params, none.params) > 1e-3
+    with pytest.raises(ValueError, match='both make the gradient anew'): pFedMe() + PerFedAvg()
