@@ -28,7 +28,7 @@ from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
 from .measure import feature_layer, score_of, spread
-from .method import FedAvg, Method, ask, asks_for
+from .method import FedAvg, Method, ask, asks_for, overrides
 from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, own_samples, records, resume, tester,
                            tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
@@ -399,7 +399,8 @@ def running(self:Federation, team=None):
         run = resume(asked.checkpoint, asked.method, settings, asked.device) or Run(
             asked.method, pd.DataFrame(),
             start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed), settings)
-        if sim.tests is None and run.state.personal: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
+        differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
+        if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
         if team.follows:
             yield team.follow(sim, run), sim.model
             return

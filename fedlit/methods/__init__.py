@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
            'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe', 'PerFedAvg',
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
            'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
            'OwnLabels', 'Clip', 'OldCounts']
 
@@ -41,17 +41,18 @@ from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
 from .ditto import Ditto
-from .fedproto import FedProto
 from .apfl import APFL
-from .fedrod import FedRoD
 from .pfedme import pFedMe
 from .perfedavg import PerFedAvg
+from .fedproto import FedProto
+from .fedrod import FedRoD
+from .fedala import FedALA
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
-         'Ditto', 'FedProto', 'APFL', 'FedRoD', 'pFedMe', 'PerFedAvg',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
 

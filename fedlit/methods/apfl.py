@@ -9,7 +9,7 @@ __all__ = ['APFL']
 from ..method import require
 from .ditto import OwnNetwork, mine, second
 
-# %% ../../nbs/methods/71_apfl.ipynb #b24e88ad
+# %% ../../nbs/methods/71_apfl.ipynb #a01206f1
 class APFL(OwnNetwork):
     "A learned mixture of the common network and the client's own (Deng et al., 2020, algorithm 1)."
     alpha: float = .5  # weight of the client's own network, at first
@@ -24,7 +24,8 @@ class APFL(OwnNetwork):
         return {**params, **{k: a*v + (1 - a)*params[k] for k, v in mine(params).items()}, **mine(buffers)}
     def loss(self, params, buffers, x, y, forward, criterion):
         mixture = self.deploy(params, {'alpha': buffers['alpha']})
-        _, logits, after = forward({k: v + (mixture[k] - v).detach() for k, v in mine(params).items()}, mine(buffers), x)
+        there = {k: v + (mixture[k] - v).detach() for k, v in mine(params).items()}
+        _, logits, after = forward(there, mine(buffers), x)
         return criterion(logits, y), second(after)
     def grad(self, grads, params, buffers, lr):
         a, new = buffers['alpha'], {k: g*buffers['alpha'] if self.keep(k) else g for k, g in grads.items()}

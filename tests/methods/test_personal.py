@@ -6,7 +6,8 @@ from torch import nn
 from torch.nn import functional as F
 from fedlit.data import load
 from fedlit.method import Method
-from fedlit.methods import APFL, Ditto, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe
+from fedlit.methods import (
+    APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
 from fedlit.round import Batches, Local, deployed, fed_round, local_phase, pure, start
 from fedlit.run import federate
@@ -218,7 +219,8 @@ def test_fedrod(executor):
     state, (w, own) = federation(FedRoD(), executor=executor), fedrod()
     same(replace(state, params={k: v for k, v in state.params.items() if not k.startswith('own.')}), w)
     for k, p in enumerate(own):
-        assert gap({n: state.personal[f'own.head.{n}'][k] for n in ('weight', 'bias')}, dict(p.named_parameters())) < 1e-10
+        ours = {n: state.personal[f'own.head.{n}'][k] for n in ('weight', 'bias')}
+        assert gap(ours, dict(p.named_parameters())) < 1e-10
     x, k = DATA['x'][0, 0], 1
     z, out = w.eval()(x)
     assert torch.allclose(pure(w)(*deployed(FedRoD(), state, k), x, False)[1], out + own[k](z), atol=1e-10)
@@ -348,3 +350,82 @@ def test_what_makes_the_gradient_anew_comes_before_what_corrects_it():
     assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
     assert gap(a.params, none.params) > 1e-3
     with pytest.raises(ValueError, match='both make the gradient anew'): pFedMe() + PerFedAvg()
+
+# ---- FedALA ----
+
+def fedala(eta, most, batch, rounds=ROUNDS):
+    w, last, weights, learned = classifier(True), {}, {}, set()
+    def mixture(k):
+        "The network that client `k` begins with; its weights are learned on all samples, in the order of `order`."
+        new = copy.deepcopy(w)
+        if k not in last: return new, weights.get(k)
+        W = weights.get(k) or {n: torch.ones_like(v) for n, v in last[k].items()}
+        x, y = (torch.cat(v) for v in zip(*steps(k)))
+        full, losses = len(y)//batch*batch or len(y), []
+        for _ in range(1 if k in learned else most):
+            for i in range(0, full, batch):
+                net = copy.deepcopy(w).train()
+                with torch.no_grad():
+                    for n, v in last[k].items(): net.get_parameter(n).copy_(v + (w.get_parameter(n) - v)*W[n])
+                loss = F.cross_entropy(net(x[:full][i:i+batch])[1], y[:full][i:i+batch])
+                loss.backward()
+                W = {n: (v - eta*net.get_parameter(n).grad*(w.get_parameter(n) - last[k][n]).detach()).clamp(0, 1)
+                     for n, v in W.items()}
+            losses.append(loss.item())
+            if len(losses) > 10 and torch.tensor(losses[-10:]).double().std(correction=0) < .1: break
+        with torch.no_grad():
+            for n, v in last[k].items(): new.get_parameter(n).copy_(v + (w.get_parameter(n) - v)*W[n])
+        return new, W
+    for who in rounds:
+        ends = []
+        for k in who:
+            g, W = mixture(k)
+            if k in last:
+                weights[k] = W
+                learned.add(k)
+            opt = sgd(g)
+            for x, y in steps(k):
+                opt.zero_grad()
+                F.cross_entropy(g(x)[1], y).backward()
+                opt.step()
+            ends.append(g)
+        for k, g in zip(who, ends): last[k] = {n: v.detach().clone() for n, v in g.head.named_parameters(prefix='head')}
+        averaged(w, ends, who)
+    return w, weights, mixture
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('most,batch', [(30, 6), (3, 18)])
+def test_fedala(most, batch, executor, monkeypatch):
+    "With all samples in their own order, so that the loop by hand can look at the same batches."
+    monkeypatch.setattr(torch, 'randperm', lambda n, generator=None: torch.arange(n))
+    m, local = FedALA(eta=3., share=1., batch=batch, most=most), Local(epochs=1, lr=.1, momentum=.9, weight_decay=.01)
+    rounds = (*ROUNDS, [0, 1, 2])
+    state, (w, weights, mixture) = federation(m, rounds, local, executor=executor), fedala(3., most, batch, rounds)
+    same(state, w)
+    for k, W in weights.items():
+        for n, v in W.items(): assert (state.client['FedALA']['weights'][n][k] - v).abs().max() < 1e-9
+    assert any(((v > 0) & (v < 1)).any() for W in weights.values() for v in W.values())
+    data = tuple(torch.cat(v) for v in zip(*steps(2)))
+    params, _ = deployed(m, state, 2, data, classifier(True))
+    assert gap(dict(mixture(2)[0].named_parameters()), params) < 1e-9
+
+def test_begin_is_refused_in_a_sentence_where_it_is_wrong():
+    class Half(Method):
+        def begin(self, params, client): return {k: v for k, v in params.items() if 'head' in k}, client
+    class One(Method):
+        def begin(self, params): return params
+    class Remembers(Method):
+        def begin(self, params): return params, dict(n=torch.zeros(()))
+    for m, said in ((Half(), 'parameters in which body.bias is too many or missing'),
+                    (One(), 'must return two dictionaries: parameters'),
+                    (Remembers(), 'a memory with n, but `init` made none')):
+        with pytest.raises(TypeError, match=said): federation(m)
+
+def test_where_clients_begin_is_not_where_the_server_is():
+    "What a client sends is measured from what it received, not from where it began."
+    class Shift(Method):
+        def begin(self, params, client): return {k: v + 1 for k, v in params.items()}, client
+        def grad(self, grads): return {k: 0*g for k, g in grads.items()}
+    for executor in ('loop', 'vmap'):
+        state = federation(Shift(), [[0, 1]], Local(lr=.1, momentum=0.), executor=executor)
+        for n, v in classifier(True).named_parameters(): assert torch.allclose(state.params[n], v + 1, atol=1e-12)
