@@ -77,8 +77,13 @@ class Batches:
         classes, # int
     ):
         "Which classes each client has samples of in this round: (K, classes), booleans."
+        return self.label_counts(classes) > 0
+
+    def label_counts(self, classes):
+        "How many samples of each class the clients visit in this round: (K, classes), whole numbers."
         y = self.targets().flatten(1) + 1 # 0 where there is no sample
-        return torch.zeros(len(y), classes + 1, dtype=torch.bool, device=y.device).scatter_(1, y, True)[:, 1:]
+        return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(
+            1, y, torch.ones_like(y))[:, 1:]
 
 # %% ../nbs/08_batches.ipynb #00144863
 def groups(

@@ -30,7 +30,6 @@ def style():
     try: yield
     finally: plt.rcParams.update(before)
 
-
 # %% ../nbs/13_figure.ipynb #27627108
 def ordered(
     n, # how many curves
@@ -216,18 +215,19 @@ def claims(
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, handlelength=1)
     return ax
 
-# %% ../nbs/13_figure.ipynb #4bd3a1e8
+# %% ../nbs/13_figure.ipynb #458d3cca
 MESSAGES = ( # height, from (0 server, 1 client), to, text
     (4.15, 0, 1, 'params, buffers, server memory'),
     (1.15, 1, 0, 'delta, uploads, steps, loss'))
 PLACES = ( # height, side, what happens, hooks
     (4.75, 0, 'before round 0', 'init, keep'),
-    (3.55, 1, 'takes its part', 'mask'),
+    (3.55, 1, 'begins, takes its part', 'begin, mask'),
     (2.95, 1, 'forward pass', 'use, output'),
     (2.55, 1, 'networks that stand still', 'frozen'),
     (2.15, 1, 'objective, gradient', 'loss, grad'),
     (1.65, 1, 'remembers, sends', 'done, send'),
-    (.75, 0, 'averages, steps', 'weigh, merge'))
+    (.75, 0, 'averages, steps', 'weigh, merge'),
+    (.35, 1, 'between rounds, uses its network', 'deploy'))
 
 def round_picture(
     ax=None, # Axes to draw into; None makes one

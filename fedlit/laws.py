@@ -178,8 +178,10 @@ def runs(method, world):
     state = trained(method, world)
     bad = [k for k, v in contents(state).items() if not _full(v).isfinite().all()]
     if bad: return _no(f"after three rounds {bad[0]} and {len(bad)-1} more are not finite")
+    one = world.data(0)
+    data = one['x'][0, 0], one['y'][0, 0]
     for who, k in {'the server': None, 'a client': 0}.items():
-        try: deployed(method, state, k)
+        try: deployed(method, state, k, data, world.model)
         except Exception as e:
             return _no(f"between rounds the network of {who} cannot be made: `use` ends in {sentence(e)}"
                        f"{', as `client` is empty for the server' if k is None else ''}")
@@ -259,10 +261,14 @@ def _kind(v):
     return 'None' if v is None else f'a {type(v).__name__}'
 
 # %% ../nbs/laws.ipynb #1f01b61b
+def _first(answer): # of two values, of which the second is buffers
+    return answer[0] if isinstance(answer, tuple) and answer else answer
+
 def number(method, world):
     "A loss term is one finite number."
     def bad(c):
-        v = torch.as_tensor(c.answer) if isinstance(c.answer, (int, float, torch.Tensor)) else None
+        v = _first(c.answer)
+        v = torch.as_tensor(v) if isinstance(v, (int, float, torch.Tensor)) else None
         if v is None or v.dim(): return f"returned {_kind(c.answer)}; it must return one number, such as a mean"
         if not v.isfinite(): return f"returned {v.item()}, which is not finite"
     return _look(method, world, 'every loss term is one finite number', loss=bad)
@@ -294,8 +300,9 @@ def whole(method, world):
         return '' if good else f"returned {_kind(v)}; it must return {len(world.sizes)} finite weights"
     def mask(c):
         if odd := [k for k in c.answer if k not in names]: return f"names {odd[0]!r}, which is no tensor of the network"
-    def grad(c): return _unlike(c.answer, first.params, 'gradients')
-    return _look(method, world, 'all tensors come back', grad=grad, merge=merge, weigh=weigh, mask=mask)
+    def grad(c): return _unlike(_first(c.answer), first.params, 'gradients')
+    def begin(c): return _unlike(_first(c.answer), first.params, 'parameters')
+    return _look(method, world, 'all tensors come back', begin=begin, grad=grad, merge=merge, weigh=weigh, mask=mask)
 
 def _axes(model):
     axes = axes_of(model)
@@ -314,7 +321,9 @@ def declared(method, world):
         if not isinstance(c.answer, tuple): return '' # which is for another law to say
         old = first.server[c.part]
         return _unlike({k: c.answer[1][k] for k in old if k in c.answer[1]}, old, "server's memory")
-    return _look(method, world, 'done and merge remember what init declared', done=done, merge=merge)
+    def begin(c):
+        return done(replace(c, answer=c.answer[::-1])) if isinstance(c.answer, tuple) else f'returned {_kind(c.answer)}'
+    return _look(method, world, 'what is remembered is what init declared', begin=begin, done=done, merge=merge)
 
 def _undeclared(new, old, what):
     extra = [k for k in new if k not in old] if isinstance(new, dict) else []
@@ -482,7 +491,7 @@ def _slopes(call):
     along = {k: tmap(lambda v: torch.randn(v.shape, generator=g, dtype=v.dtype), given[k]) for k in names}
     def loss(t):
         moved = {k: tmap(lambda v, d: v + t*d, given[k], along[k]) for k in names}
-        return torch.as_tensor(hook(**{**given, **moved}))
+        return torch.as_tensor(_first(hook(**{**given, **moved})))
     t = torch.zeros((), dtype=torch.double, requires_grad=True)
     with _Stops() as seen: value = loss(t)
     auto = torch.autograd.grad(value, t, allow_unused=True)[0] if value.requires_grad else None

@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from torch.func import functional_call
+from .state import names_of
 from .tree import doubles
 
 # %% ../nbs/12_measure.ipynb #4cfea1bf
@@ -135,6 +136,9 @@ def _outputs(model, x, batch, prepare, state):
     "Yields (features, logits) batch by batch, on the device of the parameters"
     if len(x) == 0: raise ValueError("nothing to evaluate: x is empty")
     place = _place(model, x, state)
+    if state is not None:
+        has = names_of(model) # not the tensors that a method has brought
+        state = state[0], {k: v for k, v in state[1].items() if k in has}
     call = model if state is None else lambda xb: functional_call(model, tuple(state), (xb,))
     with _evaluating(model):
         for xb in x.split(batch):

@@ -61,7 +61,7 @@ def halved(
          f"going on with {len(who)//2} at once, with the same result")
     return [out for half in (who[:len(who)//2], who[len(who)//2:]) for out in halved(train, half)]
 
-# %% ../nbs/11_round.ipynb #442613c7
+# %% ../nbs/11_round.ipynb #9cfe6684
 def local_phase(
     method,                    # a Method
     model,                     # module whose forward returns (features, logits)
@@ -87,7 +87,7 @@ def local_phase(
     def train(at, model=model):
         cohort = Cohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
         cohort.forward = function(model)
-        cohort = cohort.take_part()
+        cohort = cohort.begin().take_part()
         return cohort.send(cohort.train_small() if executor == 'extract' else cohort.train())
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
     most = (chunk or len(order)) if each is stacked else 1

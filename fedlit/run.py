@@ -8,7 +8,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'choose_ex
            'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory',
            'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
-# %% ../nbs/16_run.ipynb #5abb5458
+# %% ../nbs/16_run.ipynb #d6442de0
 import copy, hashlib, inspect, math, platform, re, time
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
@@ -31,9 +31,9 @@ from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
 from .measure import feature_layer, score_of, spread
-from .method import FedAvg, Method, ask, asks_for, own, part_names
-from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
-                           with_spread)
+from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names
+from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, own_samples, records, resume, tester,
+                           tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
 from .engine.tape import Tapes
@@ -354,9 +354,16 @@ def seen(self:Simulation, who, before, out, after):
     "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
-    score = lambda state, nets: accuracies(self.asked.method, self.test, state, own, nets)
+    score = lambda state, nets, **more: accuracies(self.asked.method, self.test, state, own, nets, **more)
+    samples = self.own_samples(who)
     return dict(global_before=score(before, none), global_after=score(after, none),
-                personal_before=score(before, who), personal_after=score(ended, range(len(who))))
+                personal_before=score(before, who, **samples), personal_after=score(ended, range(len(who)), **samples))
+
+@patch
+def own_samples(self:Simulation, who):
+    "`fedlit.result.own_samples` of the clients `who`."
+    a = self.asked
+    return own_samples(a.method, self.model, self.task, a.clients, who)
 
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
@@ -365,10 +372,11 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if past is None or past != past: past = self.measured(before)['accuracy']
     row = dict(accuracy_before=past, **self.measured(after, seen))
     if self.tests is None or not who: return row
-    everyone = accuracies(self.asked.method, self.test, after, self.tests, range(len(self.tests)))
+    everyone = range(len(self.tests))
+    everyone = accuracies(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
     return {**row, **with_spread(dict(team.seen(who, before, out, after), personal=everyone))}
 
-# %% ../nbs/16_run.ipynb #84bcc512
+# %% ../nbs/16_run.ipynb #db0a7d34
 @patch
 def notice(self:Simulation, state, who):
     "Warn what parts of the method have to say of the features that the network now makes of a batch, each only once."
@@ -379,7 +387,8 @@ def notice(self:Simulation, state, who):
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
     with torch.no_grad(), undrawn():
-        features = pure(self.model)(*deployed(a.method, state, who[0]), x)[0]
+        net = deployed(a.method, state, who[0], **{n: v[0] for n, v in self.own_samples(who[:1]).items()})
+        features = pure(self.model)(*net, x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
             self.noticed.append(p)
@@ -418,7 +427,7 @@ def _shown(history):
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
-# %% ../nbs/16_run.ipynb #e8a73304
+# %% ../nbs/16_run.ipynb #545be4cc
 class Alone:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
@@ -443,7 +452,8 @@ def running(self:Federation, team=None):
             asked.method, pd.DataFrame(),
             start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed, asked.local), settings)
         run.asked = asked
-        if sim.tests is None and run.state.personal: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
+        differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
+        if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
         if team.follows:
             yield team.follow(sim, run), sim.model
             return

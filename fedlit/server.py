@@ -10,9 +10,9 @@ import copy, torch
 from dataclasses import replace
 from functools import reduce
 from torch.nn.modules.batchnorm import _BatchNorm
-from .batches import beside, groups
+from .batches import beside, cross_entropy, groups
 from .draws import Seeded
-from .method import ask, asks_for, own, part_names, through
+from .method import ask, asks_for, overrides, own, part_names, through
 from .state import State, pure
 from .tree import finest, put, rows, tmap
 
@@ -121,13 +121,37 @@ def deployed(
     method,      # a Method
     state,       # State
     client=None, # a client's number; None is the server
+    data=None,   # that client's samples and labels, prepared, for methods whose `deploy` asks for them
+    model=None,  # the network, for those that ask for `forward`
+    criterion=cross_entropy, # function of (logits, y)
 ):               # params, buffers for the model
     "The network as it is used between rounds: the server's, or that of one client."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
                          for k, v in tree.items()}
     params, buffers = mine(state.params), mine(state.buffers)
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
-    return used(method, state, params, buffers, False, memory), buffers
+    use = lambda params, buffers, train: used(method, state, params, buffers, train, memory)
+    if client is not None and overrides(method, 'deploy'):
+        more = {k: v for k, v in dict(data=data, forward=_through(use, model)).items() if v is not None}
+        new = _own_network(method, state, dict(params=params, buffers=buffers, client=memory, number=client,
+                                               criterion=criterion, **more))
+        params = {k: v for k, v in new.items() if k not in buffers}
+        buffers = {k: new.get(k, v) for k, v in buffers.items()}
+    return use(params, buffers, False), buffers
+
+def _through(use, model):
+    "The network as a function, after `use`."
+    def forward(params, buffers, x, train=True): return pure(model)(use(params, buffers, train), buffers, x, train)
+    return model and forward
+
+def _own_network(method, state, offer):
+    "What the `deploy` hooks make of the tensors of a client."
+    for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
+        if asks_for(method, 'deploy', need) and need not in offer:
+            raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
+    with Seeded(('deploy', state.seed, state.round, offer['number'])):
+        return through(method, 'deploy', 'params', dict(
+            offer, server=state.server, round=state.round, clients=state.clients, generator=torch.Generator()))
 
 # %% ../nbs/10_server.ipynb #2897f738
 def recompute(

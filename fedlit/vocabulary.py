@@ -9,11 +9,11 @@ __all__ = ['CLIENT', 'STEP', 'SERVER', 'HOOKS', 'OFFERS', 'OUTSIDE', 'RENAMED', 
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-# %% ../nbs/05_vocabulary.ipynb #4c3333f6
-CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done', 'send' # the hooks at a client
+# %% ../nbs/05_vocabulary.ipynb #014f7591
+CLIENT = 'begin', 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done', 'send' # the hooks at a client
 STEP = 'use', 'output', 'frozen', 'loss', 'grad'                   # those of them in every step
 SERVER = 'weigh', 'merge'                    # those at the server, after training
-HOOKS = 'init', 'keep', *CLIENT, *SERVER     # all
+HOOKS = 'init', 'keep', *CLIENT, *SERVER, 'deploy' # all; `deploy` between rounds
 
 # %% ../nbs/05_vocabulary.ipynb #d35b35cc
 @dataclass(frozen=True)
@@ -35,15 +35,15 @@ def offers(
     for name, (shape, meaning) in rows.items():
         OFFERS[name] = Offer(shape, tuple(hooks), meaning, varies)
 
-# %% ../nbs/05_vocabulary.ipynb #27734357
-offers(('init', 'keep', *CLIENT, *SERVER),
+# %% ../nbs/05_vocabulary.ipynb #5eacc586
+offers(('init', 'keep', *CLIENT, *SERVER, 'deploy'),
        params=('tree', "the client's current parameters; at the server, those that it had sent"))
-offers(('init', *CLIENT, *SERVER),
+offers(('init', *CLIENT, *SERVER, 'deploy'),
        buffers=('tree', 'running statistics and other tensors without gradient'))
 offers(CLIENT,
        received=('tree', 'what the server sent at the start of the round, $w^t$: '
-                         'parameters and buffers'),
-       criterion=('function', "the task's own loss, of `logits` and `y`"))
+                         'parameters and buffers'))
+offers((*CLIENT, 'deploy'), criterion=('function', "the task's own loss, of `logits` and `y`"))
 offers(('use', 'output', 'frozen', 'loss', 'grad'),
        x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(('output', 'loss', 'grad'),
@@ -52,7 +52,7 @@ offers(('output', 'loss'),
        features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
        logits=('(B, classes)', 'what it returns second'),
        frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
-offers(('mask', 'output', 'frozen', 'loss', 'grad', 'done', 'send', *SERVER),
+offers(('begin', 'mask', 'output', 'frozen', 'loss', 'grad', 'done', 'send', *SERVER, 'deploy'),
        forward=('function', 'the model after the `use` of all parts: `forward(params, buffers, x, '
                             'train=True) -> features, logits, buffers`; the network that was '
                             'received answers `forward(received, {}, x, train=False)`'))
@@ -63,19 +63,25 @@ offers(('keep',),
        name=('str', 'of the tensor in question'),
        module=('module', 'that owns it'))
 
-# %% ../nbs/05_vocabulary.ipynb #8c48123f
-offers(('grad',), grads=('tree', 'the gradient of the local objective'))
+# %% ../nbs/05_vocabulary.ipynb #fead54a2
+offers(('grad',),
+       grads=('tree', 'the gradient of the local objective'),
+       objective=('function', 'the local objective elsewhere: `objective(params, at=slice(None), '
+                              'buffers=None) -> number, buffers`, the loss terms of all parts '
+                              'included, on the samples `at` of the batch'))
 offers(('done', 'send', 'merge'),
        delta=('tree', 'what changed: `params - received` at a client, its weighted average '
                       'at the server; `send` sees only what is sent of it'))
 offers(('send',),
        others=('part -> tree', 'what other parts of the method send besides `delta`'))
+offers((*CLIENT, *SERVER, 'deploy'), server=('tree', "this part's own memory on the server"))
 offers((*CLIENT, *SERVER),
-       server=('tree', "this part's own memory on the server"),
        proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
+offers((*CLIENT, 'deploy'),
+       client=('tree', "this part's own memory on this client; empty for the server's network"))
 offers(CLIENT,
-       client=('tree', "this part's own memory on this client; empty for the server's network"),
-       labels=('(classes,)', 'which classes the client has samples of, booleans'))
+       labels=('(classes,)', 'which classes the client has samples of, booleans'),
+       counts=('(classes,)', 'how many samples of each class it visits in this round'))
 offers(SERVER,
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
@@ -85,15 +91,16 @@ offers(('send', *SERVER),
                                  'trained in full is absent. `send` sees those of one client'))
 offers(('merge',),
        trained=('tree of (K, ...)', "the clients' parameters and buffers as they were sent, stacked"))
-offers(('mask',), data=('(n, ...), (n,)', "all of the client's samples and labels"))
+offers(('begin', 'mask', 'done', 'deploy'),
+       data=('(n, ...), (n,)', "all of the client's samples and labels"))
 
-# %% ../nbs/05_vocabulary.ipynb #467a4c14
-offers(('init', *CLIENT, *SERVER),
+# %% ../nbs/05_vocabulary.ipynb #a019d3f4
+offers(('init', *CLIENT, *SERVER, 'deploy'),
        clients=('int', 'how many clients exist'),
        generator=('torch.Generator', 'to pass to whatever draws, such as '
                                      '`torch.randn(4, generator=generator)`; '
                                      'seed, round, client and step decide'))
-offers((*CLIENT, *SERVER), varies='round', round=('int', 'how many rounds are done'))
+offers((*CLIENT, *SERVER, 'deploy'), varies='round', round=('int', 'how many rounds are done'))
 offers((*CLIENT, *SERVER),
        steps=('(); (K,) at the server', "the client's number of steps in this round, a tensor"),
        kept=('set of str', 'the names of the tensors that stay at home'),
@@ -101,8 +108,9 @@ offers((*CLIENT, *SERVER),
        momentum=('float', "of the client's SGD; not offered where it trains with Adam"),
        nesterov=('bool', "is that momentum Nesterov's? Not offered where it trains with Adam"),
        weight_decay=('float', "of the client's SGD; not offered where it trains with Adam"))
+offers((*CLIENT, 'deploy'),
+       number=('()', 'which client this is, from 0; under `vmap` a tensor like the others'))
 offers(CLIENT,
-       number=('()', 'which client this is, from 0; under `vmap` a tensor like the others'),
        epochs=('number', 'passes over the data in a round; not offered where clients '
                          'differ in them, or count steps'),
        seed=('int', "the federation's"))

@@ -6,7 +6,8 @@ from fedlit.methods import (
     FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize)
+    Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
+    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -43,6 +44,10 @@ METHODS = [
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
     # what is sent
     TopK(share=.1), Quantize(),
+    # a network for each client
+    Ditto(lam=1., lr=.02), APFL(), APFL(alpha=.3, learn=False), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1),
+    PerFedAvg(alpha=.1, form='hf', delta=.1), FedProto(), FedProto(lam=.5, form='paper'), FedRoD(), FedALA(),
+    FedALA(layers=2, share=.5, batch=4, most=3),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
@@ -58,9 +63,11 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
         FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
         FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(),
-        FedBN() + TopK(share=.1) + DP(clip=.1), *TRIMMED]
+        FedBN() + TopK(share=.1) + DP(clip=.1),
+        Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + FedDecorr(), pFedMe(lam=5., steps=2) + MOON(),
+        FedALA() + FedPer() + FedProx(mu=.1), FedRoD() + FedAvgM(), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
-           TopK(share=1.), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
+           TopK(share=1.), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0), Ditto(lam=1.), APFL()]

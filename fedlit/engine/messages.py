@@ -70,7 +70,7 @@ def check_class(
             raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyper-parameter; "
                             f"write {name}: {type(v).__name__} = {v!r}")
 
-# %% ../../nbs/engine/messages.ipynb #d841bfe2
+# %% ../../nbs/engine/messages.ipynb #de501bfb
 RETURNS = {} # hook -> its rule
 
 def _what(out):
@@ -93,9 +93,25 @@ def _no_tensor(tree, path=''):
     return ''
 
 def _init(out, offer):
-    if _dicts(out, 3): return _no_tensor(out[1]) or _no_tensor(out[2])
+    if _dicts(out, 3, 4): return _no_tensor(out[1]) or _no_tensor(out[2]) or (_no_tensor(out[3]) if out[3:] else '')
     return (f"{_what(out)}, but it must return three dictionaries: "
             "the parameters, the server's memory, a client's memory")
+
+def _begun(out, offer):
+    if not _dicts(out, 2): return f"{_what(out)}, but it must return two dictionaries: parameters, the client's memory"
+    if odd := sorted(set(offer['params']) ^ set(out[0])): return f"parameters in which {odd[0]} is too many or missing"
+    return _done((out[1], {}), offer)
+
+def _with_buffers(rule):
+    "A rule for the first of two values, of which the second is buffers; or for the only one."
+    def both(out, offer):
+        if not isinstance(out, tuple): return rule(out, offer)
+        if len(out) != 2 or not isinstance(out[1], dict):
+            return f"{len(out)} values, but beside the first it must return a dictionary of buffers, or nothing"
+        if odd := sorted(set(out[1]) - set(offer.get('buffers', out[1]))):
+            return f"the buffer {odd[0]}, which is not there; `init` may return it, as a fourth dictionary"
+        return rule(out[0], offer)
+    return both
 
 def _done(out, offer):
     if not _dicts(out, 2):
@@ -120,12 +136,13 @@ def _merged(out, offer):
 
 _a_dict = _must(lambda out, offer: isinstance(out, dict), 'a dictionary')
 RETURNS.update(
-    init=_init, mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, send=_sent, merge=_merged,
+    init=_init, begin=_begun, mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, send=_sent, merge=_merged,
+    deploy=_a_dict,
     output=_must(lambda out, offer: hasattr(out, 'shape') or isinstance(out, (int, float)), 'a tensor'),
-    loss=_must(lambda out, offer: isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0,
-               'a number or a tensor without dimensions'),
-    grad=_must(lambda out, offer: isinstance(out, dict) and set(out) == set(offer.get('grads', out)),
-               'a dictionary with the names of `grads`'),
+    loss=_with_buffers(_must(lambda out, offer: isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0,
+                             'a number or a tensor without dimensions')),
+    grad=_with_buffers(_must(lambda out, offer: isinstance(out, dict) and set(out) == set(offer.get('grads', out)),
+                             'a dictionary with the names of `grads`')),
     weigh=_must(lambda out, offer: getattr(out, 'shape', None) == offer['weights'].shape,
                 'one weight for each client, a tensor (K,)'))
 

@@ -16,7 +16,7 @@ from ..server import deployed
 from ..state import pure
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
-ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # what belongs to the samples of a batch
+ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward', 'objective' # what belongs to the samples of a batch
 
 def alone(
     model,   # module whose forward returns (features, logits)
@@ -38,7 +38,7 @@ def fills(
     batches, # Batches
 ):           # bool
     "May short batches be filled up?"
-    method, hooks = sent.method, [h for h in ('use', 'output', 'loss') if overrides(sent.method, h)]
+    method, hooks = sent.method, [h for h in ('use', 'output', 'loss', 'grad') if overrides(sent.method, h)]
     if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
     if sent.model not in _filled:
         first = batches.at(0, [0], int(batches.counts[0, 0]))[0][0]

@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
            'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg',
-           'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL', 'FedRolex',
-           'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip',
-           'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe',
+           'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
+           'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK',
+           'Quantize']
 
-# %% ../../nbs/methods/index.ipynb #9df1325e
+# %% ../../nbs/methods/index.ipynb #1f109b80
 from ..method import FedAvg, Method
 from .solo import SOLO
 from .fedprox import FedProx
@@ -43,11 +44,19 @@ from .dsfl import DSFL
 from .fedet import FedET
 from .privacy import DP, DPSGD
 from .compression import TopK, Quantize
+from .ditto import Ditto
+from .apfl import APFL
+from .pfedme import pFedMe
+from .perfedavg import PerFedAvg
+from .fedproto import FedProto
+from .fedrod import FedRoD
+from .fedala import FedALA
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']
