@@ -43,7 +43,7 @@ if __name__ == '__main__':
     parser = ConfigParser(delimiters=['='])
     parser.read(here/'settings.ini', encoding='utf-8')
     cfg = parser['DEFAULT']
-    extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower')}
+    extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower', 'hub')}
     extras['dev'] += extras['flower'] # its notebook and tests run in CI
     setup(
         name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],

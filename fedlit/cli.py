@@ -79,6 +79,7 @@ def _run(run):
     run.add_argument('--checkpoint', help='file to resume from and to write after every round')
     run.add_argument('--save', help='file for the finished run')
     run.add_argument('--json', help='file for the history and the settings')
+    run.add_argument('--log-csv', metavar='FILE', help='table of the history, written anew after every round')
     run.add_argument('--from', dest='source', metavar='JSON',
                      help='repeat the run of a file that --json wrote; options beside it replace its own')
 
@@ -169,7 +170,7 @@ def _setup(a, seed):
 
 # %% ../nbs/cli.ipynb #4a986c57
 # what does not belong to the experiment
-_WHERE = 'command', 'source', 'json', 'save', 'checkpoint', 'out', 'quiet', 'timeout', 'root', 'download'
+_WHERE = 'command', 'source', 'json', 'save', 'log_csv', 'checkpoint', 'out', 'quiet', 'timeout', 'root', 'download'
 
 def asked(a):
     "The options that decide the results, with the defaults that depend on the partition."
@@ -213,17 +214,25 @@ def _shared(a):
 
 # %% ../nbs/cli.ipynb #a36f0e87
 def _federate(a, method, seed, **kw):
-    from fedlit.run import federate, hold_memory, writable
-    for path in (a.json, getattr(a, 'save', None)):
+    from fedlit.run import federating, hold_memory, writable
+    log = getattr(a, 'log_csv', None)
+    for path in (a.json, getattr(a, 'save', None), log):
         if path and not _follows(): writable(path)
     hold_memory() # all of it, as no thread has asked for any yet
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local,
-                    participation=a.participation, seed=seed, precision=a.precision,
-                    bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
-                    device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every,
-                    weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw)
+    for run in federating(model, task, clients, method, rounds=a.rounds, local=local, # noqa: B007, the last one counts
+                          participation=a.participation, seed=seed, precision=a.precision,
+                          bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
+                          device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every,
+                          weighting=a.weighting, statistics=a.statistics, proxy=proxy, **kw):
+        if log and not _follows(): _write_log(log, run.history)
+    return run
+
+def _write_log(path, history):
+    from fedlit.engine.files import write_file
+    write_file(path, history.to_csv(index=False).encode())
+
 
 # %% ../nbs/cli.ipynb #d6fed0b4
 def run(a):

@@ -12,11 +12,12 @@ import pandas as pd, torch
 from dataclasses import dataclass
 from fastcore.basics import patch
 from functools import partial
-from types import SimpleNamespace
-from .engine.files import newest, read_tensors, write_tensors
+from .engine.card import card, upload, write_folder
+from .engine.files import newest, read_tensors, write_file, write_tensors
 from .data import samples, standardised
 from .measure import logits_of, score_of, score_sums, scored, spread, sums_of
 from .method import Method
+from .models import rebuild, unwrap
 from .parse import ParseError, classes, homes, method as parse
 from .partition import match
 from .server import deployed
@@ -184,10 +185,11 @@ def last(self:Run):
 def best(self:Run,
     column='accuracy', # which column of the history
     lowest=False,      # is less better?
-):                     # the numbers of that round, by the names of their columns
+):                     # the numbers of that round, by the names of their columns; {} while none has measured it
     "The round in which a column was highest, the first of them; it is picked by the test images."
-    if column not in self.history or not (seen := self.history[column].dropna()).size:
-        raise ValueError(f"the history has no column {column!r}; there are {', '.join(self.history) or 'none yet'}")
+    known = {*SEEN, *self.settings.get('metrics', ()), *self.history}
+    if column not in known: raise ValueError(f"the history has no column {column!r}; there are {', '.join(self.history)}")
+    if column not in self.history or not (seen := self.history[column].dropna()).size: return {}
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
 
 
@@ -201,10 +203,15 @@ def noted_of(
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels])
 
 @patch
+def _client(self:Run, client):
+    "Refuse a client that there is not, and a run without a network."
+    if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
+    if client is not None and (not isinstance(client, int) or not 0 <= client < self.state.clients):
+        raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
+
+@patch
 def _asked(self:Run, x, task):
     "Samples as tensors, and the function that normalises them."
-    if self.model is None:
-        raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
     said = self.settings.get('input') if task is None else noted_of(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
     x = samples('x', x)
@@ -221,15 +228,71 @@ def logits(self:Run,
     task=None,   # Task that says how samples are normalised; None: as the run has written down
 ):               # (N, C) on the CPU
     "The scores of every class, in evaluation mode."
+    self._client(client)
     x, ready = self._asked(x, task)
-    if client is not None and (not isinstance(client, int) or not 0 <= client < self.state.clients):
-        raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
     return logits_of(self.model, x, batch, ready, deployed(self.method, self.state, client)).cpu()
 
 @patch
 def predict(self:Run, x, client=None, batch=1000, task=None):
     "The class of every sample, (N,) int64 on the CPU; the arguments are those of `logits`."
     return self.logits(x, client, batch, task).argmax(1)
+
+
+# %% ../nbs/15_result.ipynb #sh02netw
+@patch
+def network(self:Run, client=None):
+    "A copy of the network of the server, or of a client, by itself: as it was before `wrap`, in evaluation mode."
+    self._client(client)
+    net, (params, buffers) = copy.deepcopy(self.model), deployed(self.method, self.state, client)
+    net.load_state_dict({**params, **buffers}, strict=False)
+    return (unwrap(net) if getattr(net, 'cut_at', None) is not None else net).eval()
+
+@patch
+def state_dict(self:Run, client=None):
+    "The tensors of `network(client)` on the CPU, under its own names."
+    return {k: v.detach().cpu().clone() for k, v in self.network(client).state_dict().items()}
+
+@patch
+def _packed(self:Run, client): # bytes of a safetensors file
+    from safetensors.torch import save
+    return save({k: v.contiguous() for k, v in self.state_dict(client).items()}, metadata=dict(format='pt'))
+
+@patch
+def save_model(self:Run, path, client=None):
+    "Write the tensors of `network(client)`, under its own names, to a safetensors file for other programs."
+    return write_file(path, self._packed(client))
+
+
+# %% ../nbs/15_result.ipynb #sh04card
+@patch
+def _about(self:Run, client):
+    "What a card says, see `fedlit.engine.card.card`."
+    own, last = type(self.network(client)), self.last
+    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint')}
+    return dict(method=repr(self.method), rounds=self.state.round, client=client, settings=s,
+                own=None if isinstance(s.get('model'), dict) else own.__name__,
+                input=self.settings.get('input'), labels=self.settings.get('labels'),
+                scores={k: last[k] for k in ('accuracy', 'loss', *s.get('metrics', ())) if k in last})
+
+@patch
+def model_card(self:Run, client=None, name=None):
+    "The Markdown of a model card."
+    return card(name or self.method.name, self._about(client))
+
+@patch
+def to_folder(self:Run, folder, client=None, name=None):
+    "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
+    return write_folder(folder, name or self.method.name, self._about(client), self._packed(client))
+
+@patch
+def push_to_hub(self:Run,
+    repo,         # "user/name"
+    client=None,  # whose network; None is the server's
+    private=True, # may only you see it, where it is new?
+    **kw,         # for `huggingface_hub.HfApi`, such as token
+):
+    "Put the network with its card on the Hugging Face Hub."
+    return upload(repo, partial(self.to_folder, client=client, name=repo), private, **kw)
 
 
 # %% ../nbs/15_result.ipynb #82a138b0
@@ -299,11 +362,7 @@ def load_run(
     if method is not None and repr(method) != header['method']:
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
     run = Run(method or _method_of(header, path), pd.DataFrame(header['history']), state, header['settings'])
-    if model is None and isinstance(spec := run.settings['model'], dict):
-        from fedlit.models import build
-        model = build(spec['name'],
-                      SimpleNamespace(classes=spec['classes'], x_train=torch.empty(0, *spec['shape'])),
-                      **spec['options'])
+    if model is None and isinstance(spec := run.settings['model'], dict): model = rebuild(spec)
     return run.put_into(copy.deepcopy(model).to(device)) if model is not None else run
 
 # %% ../nbs/15_result.ipynb #bf522f0d

@@ -133,6 +133,7 @@ def test_last_and_best():
     assert run.best('loss', lowest=True)['loss'] == run.history['loss'].min()
     assert all(v == v for v in run.best('train_loss').values()) # what a round has not measured is left out
     with pytest.raises(ValueError, match="no column 'f2'; there are round, .*f1"): run.best('f2')
+    assert go(rounds=1).best('personal') == {} # a column that there might be
     kept = None
     for r in federating(net(), TASK, CLIENTS, FedAvg(), 3, Local(epochs=1), progress=False):
         if r.best()['round'] == r.state.round: kept = r
