@@ -843,3 +843,102 @@ def load(
         if type(e).__name__ != "URLError": raise
         raise OSError(f"{name} cannot be downloaded: {e.reason}; is this machine on the network? "
                       "Or put the files there: root= or --root names the folder") from e
+
+# %% ../nbs/02_data.ipynb #hb01cell
+def _splits(data, kw): # a name or what was loaded -> split -> Dataset
+    if isinstance(data, str):
+        try: from datasets import load_dataset
+        except ImportError as e: raise ImportError("Task.from_hub needs datasets: pip install 'fedlit[hub]'") from e
+        data = load_dataset(data, **kw)
+    if not isinstance(data, dict): data = dict(train=data)
+    for v in data.values():
+        if not (hasattr(v, "features") and hasattr(v, "with_format") and hasattr(v, "__len__")):
+            raise TypeError(f"data is a {type(v).__name__}; it must be the name of a data set, "
+                            "or a Dataset or DatasetDict of the library datasets")
+    return {k: v.with_format(None) for k, v in data.items()}
+
+def _split_of(splits, name):
+    if name in splits: return splits[name]
+    raise ValueError(f"no split {name!r}; there are {', '.join(splits)}; name one, "
+                     "or set a share of the training samples aside: test=0.2")
+
+# %% ../nbs/02_data.ipynb #hb03cell
+def _column(features, given, kind, usual, what): # the name of a column, or a list of names
+    kinds = ", ".join(f"{k} ({type(f).__name__})" for k, f in features.items())
+    for one in given if isinstance(given, (list, tuple)) else [given]:
+        if one is not None and one not in features: raise ValueError(f"no column {one!r}; there are {kinds}")
+    if given is not None: return given
+    found = [k for k, f in features.items() if type(f).__name__ == kind] or [k for k in usual if k in features]
+    if len(found) == 1: return found[0]
+    option, things = what
+    raise ValueError(f"which column has the {things}? {option}= names it; there are {kinds}")
+
+def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
+    names = sorted({v for c in columns for v in c})
+    code = {v: k for k, v in enumerate(names)}
+    return [torch.tensor([code[v] for v in c]) for c in columns], tuple(map(str, names))
+
+def _classes_of(splits, y): # -> labels of each split, and the names of the classes
+    feature, columns = splits[0].features[y], [s[y][:] for s in splits]
+    if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names)
+    return _coded(columns)
+
+# %% ../nbs/02_data.ipynb #hb05cell
+def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
+    def one(p):
+        p = p.convert("L" if p.mode in ("1", "L") else "RGB")
+        return np.asarray(p.resize(size[::-1]) if size else p)
+    rows = [one(p) for p in pictures]
+    sizes = sorted({a.shape[:2] for a in rows})
+    if len(sizes) > 1:
+        raise ValueError(f"pictures of {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]}; "
+                         "size=(height, width) makes them one")
+    if {a.ndim for a in rows} == {2, 3}: rows = [a if a.ndim == 3 else np.stack([a]*3, 2) for a in rows]
+    x = torch.from_numpy(np.stack(rows))
+    return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+
+def _read_column(split, x, size): # -> (N, ...) samples
+    if isinstance(x, (list, tuple)): return torch.stack([_tensor(k, split[k][:]).float() for k in x], 1)
+    feature = split.features[x]
+    if type(feature).__name__ == "Image": return _decoded((row[x] for row in split.select_columns([x])), size)
+    if getattr(feature, "dtype", None) == "string":
+        raise ValueError(f"column {x!r} holds text; make tokens of it first, rows of whole numbers of one length: "
+                         "data = data.map(lambda row: {'tokens': ...}), and then x='tokens'")
+    return _tensor(x, split[x][:])
+
+# %% ../nbs/02_data.ipynb #hb07cell
+def _halves(splits, train, test, y, owner, seed): # -> training and test split
+    first = _split_of(splits, train)
+    if test is None or isinstance(test, str): return first, _split_of(splits, test or "test")
+    if not 0 < test < 1: raise ValueError(f"test={test}, but it must be the name of a split, or a share in (0, 1)")
+    (group,), _ = _coded([first[owner][:]]) if owner else _classes_of([first], y)
+    held = torch.zeros(len(group), dtype=torch.bool)
+    held[_stratified(group, max(1, round(test*len(group))), seed)] = True
+    return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
+
+# %% ../nbs/02_data.ipynb #hb08cell
+@patch(cls_method=True)
+def from_hub(cls: Task,
+    data, # name on the Hub, such as "uoft-cs/cifar10", or a Dataset or DatasetDict
+    x=None, # column of the samples, or a list of columns of numbers; None: the only one that has images
+    y=None, # column of the labels; None: the only one that has classes
+    owner=None, # column that says whose a sample is; it becomes the domain
+    train="train", # split to train on
+    test=None, # split to test on, or a share of `train` to set aside; None is "test"
+    size=None, # (height, width) to which pictures are brought
+    seed=0, # decides what is set aside
+    **kw, # for `datasets.load_dataset`: name, data_files, revision, ...
+) -> Task: # images are bytes, normalised by the means and deviations of the training set
+    "A data set of the Hugging Face Hub."
+    splits = _splits(data, kw)
+    features = next(iter(splits.values())).features
+    x = _column(features, x, "Image", (), ("x", "samples"))
+    y = _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels"))
+    if owner: _column(features, owner, "", (), ("owner", "owners"))
+    both = _halves(splits, train, test, y, owner, seed)
+    (y_train, y_test), labels = _classes_of(both, y)
+    (mine, theirs), people = _coded([s[owner][:] for s in both]) if owner else ((None, None), None)
+    x_train, x_test = (_read_column(s, x, size) for s in both)
+    return cls(data if isinstance(data, str) else "hub", x_train, y_train, x_test, y_test, classes=len(labels),
+               labels=labels, domain_train=mine, domain_test=theirs, domains=people,
+               **(_stats(x_train) if x_train.ndim == 4 else {}))

@@ -159,11 +159,13 @@ def check_metrics(
     "Refuse metrics that could not be columns of a history; a TypeError or ValueError says which."
     if metrics is None: return None
     if not isinstance(metrics, dict):
-        raise TypeError(f"metrics is a {type(metrics).__name__}, but it must be a dict, name -> function of (logits, y)")
+        raise TypeError(f"metrics is a {type(metrics).__name__}, "
+                        "but it must be a dict, name -> function of (logits, y)")
     for name, f in metrics.items():
         if not isinstance(name, str) or not name: raise ValueError(f"metrics: {name!r} is no name of a column")
         if not callable(f):
-            raise TypeError(f"metrics: {name!r} is {f!r}, but it must be a function of (logits, y) that returns a number")
+            raise TypeError(f"metrics: {name!r} is {f!r}, "
+                            "but it must be a function of (logits, y) that returns a number")
         if name in SEEN: raise ValueError(f"metrics: {name!r} is a column of the history already; choose another name")
         for other in metrics:
             ends = {'before', *STAGES, *(f'{k}_sd' for k in STAGES)}
@@ -188,7 +190,8 @@ def best(self:Run,
 ):                     # the numbers of that round, by the names of their columns; {} while none has measured it
     "The round in which a column was highest, the first of them; it is picked by the test images."
     known = {*SEEN, *self.settings.get('metrics', ()), *self.history}
-    if column not in known: raise ValueError(f"the history has no column {column!r}; there are {', '.join(self.history)}")
+    if column not in known:
+        raise ValueError(f"the history has no column {column!r}; there are {', '.join(self.history)}")
     if column not in self.history or not (seen := self.history[column].dropna()).size: return {}
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
 

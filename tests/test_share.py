@@ -2,6 +2,7 @@
 
 The oracle is plain torch: the user's own class loads the tensors and gives the logits that the run gives."""
 import json, re
+from pathlib import Path
 from unittest.mock import create_autospec
 import pytest, torch
 from safetensors.torch import load_file
@@ -22,11 +23,13 @@ CLIENTS = dirichlet(TASK.y_train, clients=4, alpha=.5, seed=0)
 class Mine(nn.Module):
     def __init__(self):
         super().__init__()
-        self.stem, self.norm, self.fc = nn.Sequential(nn.Flatten(), nn.Linear(64, 16)), nn.BatchNorm1d(16), nn.Linear(16, 10)
+        self.stem = nn.Sequential(nn.Flatten(), nn.Linear(64, 16))
+        self.norm, self.fc = nn.BatchNorm1d(16), nn.Linear(16, 10)
     def forward(self, x): return self.fc(self.norm(self.stem(x)).relu())
 
 def go(method=None, net=None, **kw):
-    return federate(net or wrap(Mine(), 'fc'), TASK, CLIENTS, method or FedAvg(), 1, Local(epochs=1), progress=False, **kw)
+    return federate(net or wrap(Mine(), 'fc'), TASK, CLIENTS, method or FedAvg(), 1, Local(epochs=1), progress=False,
+                    **kw)
 
 X = TASK.normalise(TASK.x_test)
 
@@ -81,7 +84,7 @@ def test_methods_that_change_the_network_in_use():
 
 @pytest.mark.parametrize('net', [None, build('mlp', TASK, seed=0, hidden=(8,))], ids=['own', 'built'])
 def test_the_code_of_the_card_runs(tmp_path, net, monkeypatch):
-    run = go(MOON() + FedDecorr(), net)
+    run = go(MOON() + FedDecorr(floor=.1), net)
     run.to_folder(tmp_path)
     card = (tmp_path/'README.md').read_text(encoding='utf-8')
     code, = re.findall(r'```python\n(.*?)```', card, re.S)
@@ -118,7 +121,7 @@ def test_one_call_uploads_the_folder(monkeypatch):
     hub = pytest.importorskip('huggingface_hub')
     api, seen = create_autospec(hub.HfApi, instance=True), {}
     api.upload_folder.side_effect = lambda **kw: seen.update(
-        kw, files={p.name: p.read_bytes() for p in __import__('pathlib').Path(kw['folder_path']).iterdir()})
+        kw, files={p.name: p.read_bytes() for p in Path(kw['folder_path']).iterdir()})
     monkeypatch.setattr(hub, 'HfApi', lambda **kw: seen.update(api=kw) or api)
     run = go(FedPer())
     run.push_to_hub('me/digits', client=1, private=True, token='t')

@@ -29,8 +29,8 @@ def _front(name, told):
 def _loading(told):
     "Code that loads the network and prepares samples."
     model, said = told['settings'].get('model'), told['input'] or {}
-    made = (f'from fedlit.models import rebuild\n\nnet = rebuild({model!r})' if isinstance(model, dict) and not told['own']
-            else f"from mine import {told['own'] or model}\n\nnet = {told['own'] or model}()")
+    made = (f"from mine import {told['own']}\n\nnet = {told['own']}()" if told['own']
+            else f'from fedlit.models import rebuild\n\nnet = rebuild({model!r})')
     image, mean, std = len(said.get('shape', ())) == 3, said.get('mean'), said.get('std')
     return f"""```python
 from safetensors.torch import load_file
@@ -62,7 +62,7 @@ def _takes(told): # a table of what goes in and what comes out
 
 def card(
     name, # of the network, such as "me/digits"
-    told, # dict: method, rounds, client, own (the class of the network, if not fedlit's), labels, settings, input, scores
+    told, # dict: method, rounds, client, labels, settings, input, scores; own: the class of a network not fedlit's
 ) -> str: # Markdown
     "The model card of a network."
     k, scores = told['client'], {name: f'{v:.3f}' for name, v in told['scores'].items()}
