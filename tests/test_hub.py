@@ -1,4 +1,4 @@
-"""Data sets in the form of the Hugging Face Hub, made here: in memory and as parquet files, read by `datasets` itself."""
+"""Data sets in the form of the Hugging Face Hub, made here: in memory and as parquet files, read by its own library."""
 import string, sys
 import numpy as np, pytest, torch
 from PIL import Image
@@ -58,7 +58,8 @@ def test_a_selection_and_a_format_are_kept():
 
 def test_pictures_of_several_sizes_and_modes():
     datasets = hub()
-    few = [pictures(1, 'L', (9, 7))[0][0], pictures(1, 'RGB', (5, 5))[0][0], pictures(1, 'L', (8, 8))[0][0].convert('P')]
+    few = [pictures(1, mode, size)[0][0] for mode, size in (('L', (9, 7)), ('RGB', (5, 5)), ('L', (8, 8)))]
+    few[2] = few[2].convert('P')
     one = datasets.Dataset.from_dict(dict(image=few, label=[0, 1, 2]),
                                      datasets.Features(image=datasets.Image(), label=datasets.Value('int64')))
     data = datasets.DatasetDict(train=one, test=one)
@@ -93,7 +94,8 @@ def test_columns_that_could_be_meant():
                                            age=range(10), height=[1.5]*10), kinds)
     with pytest.raises(ValueError, match='which column has the samples. x= names it; there are fine .*ids'):
         Task.from_hub(data, test=.2)
-    with pytest.raises(ValueError, match='which column has the labels. y= names it'): Task.from_hub(data, 'ids', test=.2)
+    with pytest.raises(ValueError, match='which column has the labels. y= names it'):
+        Task.from_hub(data, 'ids', test=.2)
     with pytest.raises(ValueError, match="'text' holds text; .*tokens"): Task.from_hub(data, 'text', 'fine', test=.2)
     tokens = Task.from_hub(data, 'ids', 'fine', test=.2)
     assert tokens.x_train.dtype == torch.int64 and tokens.x_train.shape == (8, 3) and tokens.mean is None
@@ -105,8 +107,8 @@ def femnist(writers=6, each=30):
     datasets = hub()
     n, rng = writers*each, np.random.default_rng(0)
     names = list(string.digits + string.ascii_uppercase + string.ascii_lowercase)
-    kinds = datasets.Features(image=datasets.Image(), writer_id=datasets.Value('string'), hsf_id=datasets.Value('int64'),
-                              character=datasets.ClassLabel(names=names))
+    kinds = datasets.Features(image=datasets.Image(), writer_id=datasets.Value('string'),
+                              hsf_id=datasets.Value('int64'), character=datasets.ClassLabel(names=names))
     order = rng.permutation(n)
     return datasets.Dataset.from_dict(dict(
         image=pictures(n, size=(28, 28))[0], writer_id=[f'f{k % writers:04}_07' for k in order], hsf_id=[0]*n,
@@ -167,9 +169,8 @@ def test_our_dirichlet_beside_flowers(alpha):
     hub()
     split = pytest.importorskip('flwr_datasets.partitioner', reason='flwr-datasets is not installed')
     y = torch.arange(5000) % 10
-    theirs = [heterogeneity(by_flower(split.DirichletPartitioner(
-        num_partitions=10, partition_by='label', alpha=alpha, min_partition_size=0, self_balancing=False, seed=s), y), y)
-        for s in range(12)]
+    kw = dict(num_partitions=10, partition_by='label', alpha=alpha, min_partition_size=0, self_balancing=False)
+    theirs = [heterogeneity(by_flower(split.DirichletPartitioner(**kw, seed=s), y), y) for s in range(12)]
     ours = [heterogeneity(dirichlet(y, 10, alpha, seed=s, form='paper'), y) for s in range(12)]
     apart = np.mean(theirs) - np.mean(ours)
     spread = (np.var(theirs, ddof=1)/12 + np.var(ours, ddof=1)/12)**.5
