@@ -7,13 +7,13 @@ __all__ = ['Net', 'count', 'register', 'models', 'moon_projector', 'mlp', 'build
            'conv_block', 'small_cnn', 'moon_cnn', 'thinned', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block',
            'kaiming', 'resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecomp_resnet8',
            'feddecomp_resnet10', 'PreActBlock', 'preact_resnet18', 'preact_resnet34', 'DoubleBlock', 'feddse_resnet18',
-           'feddse_resnet34', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap']
+           'feddse_resnet34', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap', 'freeze']
 
 # %% ../nbs/04_models.ipynb #1973641e
 import copy, difflib, math, torch
 from collections import OrderedDict
 from torch import nn
-from types import SimpleNamespace
+from types import MethodType, SimpleNamespace
 
 # %% ../nbs/04_models.ipynb #936dbce0
 class Net(nn.Module):
@@ -614,3 +614,23 @@ def unwrap(
     net = copy.deepcopy(net)
     net.body.set_submodule(net.cut_at, net.head)
     return net.body
+
+# %% ../nbs/04_models.ipynb #fz02code
+def _stays(self, mode=True): return nn.Module.train(self, False) # the `train` of a module in evaluation mode for good
+
+def freeze(
+    model:nn.Module, # any network, or a part of one; it is changed
+    but:tuple=(), # names of parts that go on training, such as ("body.layer4", "head")
+)->nn.Module: # the network; a ValueError where there is no such part
+    "Take parameters out of training, and the running statistics of norms too."
+    but = (but,) if isinstance(but, str) else tuple(but)
+    parts = dict(model.named_modules())
+    for k in but:
+        if not k or k not in parts:
+            raise ValueError(f"no part {k!r}; there are {', '.join(dict(model.named_children()))}")
+    for name,m in parts.items():
+        if any(f"{name}.".startswith(f"{k}.") for k in but): continue
+        for p in m.parameters(recurse=False): p.requires_grad_(False)
+        if isinstance(m, nn.modules.batchnorm._NormBase): m.train = MethodType(_stays, m.eval())
+    return model
+
