@@ -43,7 +43,7 @@ if __name__ == '__main__':
     parser = ConfigParser(delimiters=['='])
     parser.read(here/'settings.ini', encoding='utf-8')
     cfg = parser['DEFAULT']
-    extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower', 'privacy')}
+    extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower', 'hub', 'privacy')}
     extras['dev'] += extras['flower'] + extras['privacy'] # their notebooks and tests run in CI
     setup(
         name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],

@@ -89,7 +89,7 @@ def _machine(p):
     p.add_argument('--timeout', type=float, default=30., metavar='MINUTES',
                    help='under torchrun: a rank that keeps another waiting for longer counts as dead (default: 30)')
 
-# %% ../nbs/cli.ipynb #9146cc19
+# %% ../nbs/cli.ipynb #50711efb
 def _run(run):
     for part in (_learned, _trained, _machine): part(run)
     run.add_argument('--method', default='FedAvg()', help='such as "MOON(mu=1) + FedDecorr()"')
@@ -98,6 +98,7 @@ def _run(run):
     run.add_argument('--save', help='file for the finished run')
     run.add_argument('--json', help='file for the history and the settings')
     run.add_argument('--report', metavar='HTML', help='file for a page of what happened to every client, for a browser')
+    run.add_argument('--log-csv', metavar='FILE', help='table of the history, written anew after every round')
     run.add_argument('--from', dest='source', metavar='JSON',
                      help='repeat the run of a file that --json wrote; options beside it replace its own')
 
@@ -204,9 +205,10 @@ def _setup(a, seed):
                                                 'steps', 'optimizer')})
     return build(a.model, task, seed=seed, **dict(a.option)), task, clients, train, proxy
 
-# %% ../nbs/cli.ipynb #4a986c57
+# %% ../nbs/cli.ipynb #5b568605
 # what does not belong to the experiment
-_WHERE = ('command', 'source', 'json', 'save', 'report', 'checkpoint', 'out', 'quiet', 'timeout', 'root', 'download')
+_WHERE = ('command', 'source', 'json', 'save', 'report', 'log_csv', 'checkpoint', 'out', 'quiet', 'timeout', 'root',
+          'download')
 
 def asked(a):
     "The options that decide the results, with the defaults that depend on the partition."
@@ -252,20 +254,27 @@ def _shared(a):
     return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}",
                 ranks=Ranks(a.device, a.timeout))
 
-# %% ../nbs/cli.ipynb #095057f1
+# %% ../nbs/cli.ipynb #2c411899
 def _federate(a, method, seed, **kw):
     from fedlit.parse import value
-    from fedlit.run import federate, hold_memory, writable
-    for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None)):
+    from fedlit.run import federate, federating, hold_memory, writable
+    log = getattr(a, 'log_csv', None)
+    for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
         if path and not _follows(): writable(path)
     hold_memory() # all of it, as no thread has asked for any yet
     if a.deterministic: _exactly()
     model, task, clients, local, proxy = _setup(a, seed)
-    return federate(model, task, clients, method, rounds=a.rounds, local=local,
-                    participation=value(a.participation), seed=seed, precision=a.precision,
-                    bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
-                    device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every,
-                    weighting=a.weighting, statistics=a.statistics, proxy=proxy, without=tuple(a.without), **kw)
+    given = dict(rounds=a.rounds, local=local, participation=value(a.participation), seed=seed, precision=a.precision,
+                 bad_clients=a.bad_clients, channels_last=a.channels_last, **_shared(a),
+                 device=a.device, progress=not a.quiet, evaluate_every=a.evaluate_every,
+                 weighting=a.weighting, statistics=a.statistics, proxy=proxy, without=tuple(a.without), **kw)
+    if not log or _follows(): return federate(model, task, clients, method, **given)
+    for run in federating(model, task, clients, method, **given): _write_log(log, run.history)
+    return run
+
+def _write_log(path, history):
+    from fedlit.engine.files import write_file
+    write_file(path, history.to_csv(index=False).encode())
 
 # %% ../nbs/cli.ipynb #d6fed0b4
 def run(a):

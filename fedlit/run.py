@@ -8,8 +8,8 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'choose_ex
            'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory',
            'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
-# %% ../nbs/16_run.ipynb #d6442de0
-import copy, hashlib, inspect, math, platform, re, time
+# %% ../nbs/16_run.ipynb #b443a97f
+import copy, hashlib, inspect, math, platform, re, time, warnings
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -30,10 +30,10 @@ from .engine.inputs import (best_device, check_device, check_network, convolves,
 from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
-from .measure import feature_layer, score_of, spread
+from .measure import feature_layer, scored, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names
-from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, own_samples, records, resume, tester,
-                           tests_of, with_spread)
+from .result import (FORMAT, FREE, Run, Tester, by_name, check_metrics, fingerprint, load_run, noted_of,
+                           own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
 from .engine.tape import Tapes
@@ -42,7 +42,7 @@ _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_cl
          'records',
          'release_memory', 'tests_of', 'writable']
 
-# %% ../nbs/16_run.ipynb #e315dffb
+# %% ../nbs/16_run.ipynb #32432558
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation:
     "What is asked of a federation; `federate` and `federating` take the same arguments and run it."
@@ -75,6 +75,7 @@ class Federation:
     ranks: object = None        # `fedlit.scale.torchrun.Ranks` to share the clients; "torchrun" makes it
     watch: Callable = None      # function of (network, task, state, clients' models) -> columns for a tested round
     without: tuple = ()         # clients that exist and never take part, such as (3,); see `Run.without`
+    metrics: dict = None        # name -> function of (logits, y) -> number: columns beside those of accuracy
 
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
@@ -153,7 +154,7 @@ def check_without(self:Federation):
         raise ValueError(f"without={left!r}: there is no client {bad[0]}; the {n} clients are 0 to {n-1}")
     if len(set(left)) == n: raise ValueError(f"without={left!r} leaves none of the {n} clients")
 
-# %% ../nbs/16_run.ipynb #67662ef7
+# %% ../nbs/16_run.ipynb #3d8018b2
 @patch
 def checked(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that cannot be."
@@ -163,6 +164,7 @@ def checked(self:Federation):
     asked.check_numbers()
     check_device(device)
     if asked.checkpoint: writable(asked.checkpoint)
+    check_metrics(asked.metrics)
     clients, tests = asked.check_data()
     asked.check_without()
     check_network(asked.model, asked.task, asked.method, device)
@@ -186,7 +188,7 @@ def choose_executor(
     return ('vmap' if not heavy or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
-# %% ../nbs/16_run.ipynb #b3273a94
+# %% ../nbs/16_run.ipynb #5d1c32c4
 def normalised(
     task, # Task
 ):        # Task
@@ -206,7 +208,8 @@ class Simulation:
         side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
         self.channels_last = self.executor != 'vmap' and side
         self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
-        self.source, self.test = normalised(self.task), tester(self.model, self.task, self.channels_last)
+        self.source = normalised(self.task)
+        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
         per = [-(-len(c)//asked.local.batch_size) for c in asked.clients]
@@ -233,11 +236,12 @@ class Simulation:
         a = self.asked
         return batches_of(self.source, a.clients, who, replace(a.local, **change), a.seed, round, self.min_batch)
 
-# %% ../nbs/16_run.ipynb #e96c6ed0
+# %% ../nbs/16_run.ipynb #9b1ed7eb
 @patch
 def settings(self:Simulation, executor):
     "What a run of this simulation writes down; `executor` by the name that it is known by."
     a, sizes = self.asked, [len(c) for c in self.asked.clients]
+    measured = dict(metrics=list(a.metrics)) if a.metrics else {}
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
                 clients=len(sizes), sizes=sizes, rounds=a.rounds, local=a.local.plain(),
                 participation=plain(a.participation), seed=a.seed, executor=executor, device=a.device,
@@ -246,7 +250,8 @@ def settings(self:Simulation, executor):
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients),
                 fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if a.device.startswith('cuda') else platform.machine(),
-                fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion))
+                fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion),
+                **noted_of(self.task), **measured)
 
 # %% ../nbs/16_run.ipynb #c92fcbc5
 @patch
@@ -312,7 +317,7 @@ def losses(self:Simulation, state, who):
         out.append(torch.stack(each).sum()/len(self.asked.clients[k]))
     return told(torch.stack(out))[0].tolist()
 
-# %% ../nbs/16_run.ipynb #40ed8996
+# %% ../nbs/16_run.ipynb #47f1be3f
 @patch
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
     "The state after one more round, what the clients returned, the row of the history so far, and what a test says."
@@ -327,18 +332,18 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None))
         # read together: is the step sound, and how good is the network if it is?
         asked = [server_sound(a.bad_clients, state, new, columns)]
-        if look: asked.append(self.test(deployed(a.method, new), read=False))
+        if look: asked += self.test.ask(deployed(a.method, new))
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, len(drawn))
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if state.round in self.why: row['why'] = self.why[state.round]
-    return new, out, row, score_of(*seen, len(self.task.y_test)) if seen else None
+    return new, out, row, self.test.answer(seen) if seen else None
 
-# %% ../nbs/16_run.ipynb #86356a4e
+# %% ../nbs/16_run.ipynb #1f9535ff
 @patch
 def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, where they are known
-    "Global accuracy and loss on the test set; a warning where the loss is not a number."
+    "Global accuracy, loss and metrics on the test set; a warning where the loss is not a number."
     seen, x = seen or self.test(deployed(self.asked.method, state)), self.task.x_test
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
@@ -351,13 +356,15 @@ def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, wher
 
 @patch
 def seen(self:Simulation, who, before, out, after):
-    "Accuracies of the clients `who`, who have just trained: four columns of the table, a list each."
+    "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
-    score = lambda state, nets, **more: accuracies(self.asked.method, self.test, state, own, nets, **more)
     samples = self.own_samples(who)
-    return dict(global_before=score(before, none), global_after=score(after, none),
-                personal_before=score(before, who, **samples), personal_after=score(ended, range(len(who)), **samples))
+    score = lambda name, state, nets, **more: by_name(
+        name, scores_of(self.asked.method, self.test, state, own, nets, **more))
+    return {**score('global_before', before, none), **score('global_after', after, none),
+            **score('personal_before', before, who, **samples),
+            **score('personal_after', ended, range(len(who)), **samples)}
 
 @patch
 def own_samples(self:Simulation, who):
@@ -368,13 +375,27 @@ def own_samples(self:Simulation, who):
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
     "What a test adds to the row of a round."
-    past, who = history[-1].get('accuracy') if history else None, out['who'].tolist()
-    if past is None or past != past: past = self.measured(before)['accuracy']
-    row = dict(accuracy_before=past, **self.measured(after, seen))
+    names, past, who = ('accuracy', *self.test.metrics), history[-1] if history else {}, out['who'].tolist()
+    known = past.get('accuracy') is not None and past['accuracy'] == past['accuracy']
+    if not known or any(k not in past for k in names): past = self.measured(before)
+    row = {f'{k}_before': past[k] for k in names}
+    row = dict(accuracy_before=row.pop('accuracy_before'), **self.measured(after, seen), **row)
     if self.tests is None or not who: return row
     everyone = range(len(self.tests))
-    everyone = accuracies(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
-    return {**row, **with_spread(dict(team.seen(who, before, out, after), personal=everyone))}
+    everyone = scores_of(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
+    return {**row, **with_spread({**team.seen(who, before, out, after), **by_name('personal', everyone)})}
+
+# %% ../nbs/16_run.ipynb #mt20try_
+@patch
+def try_metrics(self:Simulation):
+    "Ask every metric of invented logits; a ValueError names the one that fails."
+    if not self.test.metrics: return
+    y, gen = self.test.labels, torch.Generator().manual_seed(0)
+    fewest = min(self.tests or [], key=lambda at: len(y[at].unique()), default=slice(None))
+    for labels in (y, y[fewest]) if self.tests else (y,):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore') # of classes that invented logits never choose
+            scored(self.test.metrics, torch.randn(len(labels), self.task.classes, generator=gen), labels)
 
 # %% ../nbs/16_run.ipynb #db0a7d34
 @patch
@@ -411,23 +432,22 @@ def rounds(self:Simulation, run, team, stop):
             if a.watch: row.update(a.watch(self.model, self.task, run.state, _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
         run.history = pd.DataFrame(history)
-        bar.set_postfix_str(_shown(history))
+        bar.set_postfix_str(_shown(history, ('accuracy', *self.test.metrics)))
         # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if a.keep_locals and last: run.locals = _locals(out)
         elif a.checkpoint: run.save(a.checkpoint, keep=True)
         if a.minutes is not None and time.monotonic() > stop: return
         if not last: yield
 
-def _shown(history):
-    "What the progress bar says: the last accuracy that was measured, and the loss of the last round."
-    seen = [row['accuracy'] for row in history
-            if row.get('accuracy', math.nan) == row.get('accuracy', math.nan) and 'accuracy' in row]
-    return ', '.join([f'accuracy {v:.3f}' for v in seen[-1:]] + [f"loss {history[-1]['train_loss']:.3g}"])
+def _shown(history, names):
+    "What the progress bar says: what was measured last, and the loss of the last round."
+    seen = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
+    return ', '.join([f'{k} {v:.3f}' for k, v in seen.items()] + [f"loss {history[-1]['train_loss']:.3g}"])
 
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
-# %% ../nbs/16_run.ipynb #545be4cc
+# %% ../nbs/16_run.ipynb #0edc5305
 class Alone:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
@@ -454,6 +474,7 @@ def running(self:Federation, team=None):
         run.asked = asked
         differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
         if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
+        sim.try_metrics()
         if team.follows:
             yield team.follow(sim, run), sim.model
             return
@@ -528,16 +549,17 @@ def compare(
     rounds=6,      # int
     local=None,    # Local; None: three epochs
     seeds=(0, 1, 2),
-    columns=('accuracy', 'personal'), # of the history
+    columns=('accuracy', 'personal'), # of the history, to which `metrics` are added
     partition=None,# function (task, clients, seed) -> list of index tensors; None: `dirichlet`
     folder=None,   # where to write every run, round by round; the same call goes on from what is there
-    **kw,          # for `federate`
+    **kw,          # for `federate`, metrics among them
 ) -> pd.DataFrame: # one row a run: method, seed, columns
     "Train every method with every seed."
     from fedlit.data import load
     from fedlit.models import build
     from fedlit.partition import dirichlet
     task, rows = load(task) if isinstance(task, str) else task, []
+    columns = dict.fromkeys([*columns, *(kw.get('metrics') or ())])
     split = partition or (lambda task, clients, seed: dirichlet(task.y_train, clients, alpha, seed=seed))
     for seed in seeds:
         parts = split(task, clients, seed)

@@ -127,6 +127,7 @@ RUNS = {
     'FedDF, unlabelled': (FedDF(steps=3), dict(proxy=3)),
     'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy=3)),
     'FedET, public labels': (FedET(steps=3), dict(proxy='pair')),
+    'metrics': (FedPer(), dict(metrics=dict(hits=lambda logits, y: hits_of(logits, y)))),
     'locals and watch': (FedAvg(), dict(keep_locals=True, watch=lambda net, task, state, locals: dict(
         seen=sum(v.square().sum().item() for v in locals['params'].values()))))}
 
@@ -192,7 +193,13 @@ READS = {
     'MOON + FedDecorr, vmap': (MOON() + FedDecorr(), dict(executor='vmap')),
     'HeteroFL, extract': (HeteroFL(rates=(1., .5)), dict(executor='extract')),
     'HeteroFL, vmap': (HeteroFL(rates=(1., .5)), dict(executor='vmap')),
-    'FedAvg, skipping': (FedAvg(), dict(executor='vmap', bad_clients='skip'))}
+    'FedAvg, skipping': (FedAvg(), dict(executor='vmap', bad_clients='skip')),
+    'FedAvg, metrics': (FedAvg(), dict(executor='vmap', metrics=dict(hits=lambda logits, y: hits_of(logits, y))))}
+
+def hits_of(logits, y):
+    "A metric, which is given tensors on the CPU."
+    assert logits.device.type == y.device.type == 'cpu'
+    return (logits.argmax(1) == y).float().mean()
 
 def waits():
     "Reads of the host in a round: what two rounds more cost, halved; of a run that tests after every round."

@@ -1,5 +1,5 @@
 "Files: killed at each step of writing, every byte changed, cut anywhere, a full disk, archives and downloads that lie."
-import io, itertools, json, os, signal, subprocess, sys, tarfile, warnings, zipfile
+import io, itertools, json, os, signal, subprocess, sys, tarfile, time, warnings, zipfile
 from pathlib import Path
 import pytest, torch
 from fedlit.engine import files

@@ -18,7 +18,7 @@ from .without import rebuilt
 from ..engine.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
-from ..result import GIVEN, accuracies, fingerprint, records, tests_of
+from ..result import GIVEN, fingerprint, records, scores_of, tests_of
 from ..run import Simulation, draw_clients
 from ..scale.capacity import traffic
 from ..server import deployed
@@ -96,10 +96,11 @@ def each_client(
         s = spectrum(features_of(sim.model, look, prepare=sim.task.normalise, state=net))
         return dict(rank=effective_rank(s), values=s[:100].tolist())
     own = [tests[k] for k in who]
+    accuracies = lambda *of: [s['accuracy'] for s in scores_of(run.method, sim.test, run.state, *of)]
     seen = {k: dict(tested=len(t), server=s) for k, t, s in
-            zip(who, own, accuracies(run.method, sim.test, run.state, own, [None]*len(who)))}
+            zip(who, own, accuracies(own, [None]*len(who)))}
     if run.state.personal:
-        for k, v in zip(who, accuracies(run.method, sim.test, run.state, own, who)): seen[k]['own'] = v
+        for k, v in zip(who, accuracies(own, who)): seen[k]['own'] = v
     spectra = dict(server=curve(deployed(run.method, run.state)), clients={})
     for k, net, more in _networks(sim, run, who, source):
         after = {} if source == 'home' else dict(after=sim.test(net, tests[k])['accuracy'])

@@ -16,9 +16,10 @@ from ..tree import finest, zeros
 def largest(
     delta,   # tree, an update
     share,   # of its entries, in (0, 1]
-    mask={}, # name -> which entries there are; a name that is absent has all
+    mask=None, # name -> which entries there are; a name that is absent has all, and so does None
 ):           # tree: the largest entries by size over the whole update, ceil(share n) of n, and zeros
     "`delta` without all but its largest entries."
+    mask = mask or {}
     live = {k: beside(mask[k], v).expand_as(v).bool() if k in mask else torch.ones_like(v).bool()
             for k, v in delta.items()}
     size = torch.cat([torch.where(live[k], v.abs(), -1.).flatten() for k, v in delta.items()])

@@ -6,7 +6,7 @@
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
            'recall', 'folder', 'client_app', 'blank', 'merged', 'serve', 'server_app', 'Rehearsal']
 
-# %% ../../nbs/scale/flower.ipynb #dfd11d8a
+# %% ../../nbs/scale/flower.ipynb #3f028ae0
 try:
     from flwr.app import (Array, ArrayRecord, ConfigRecord, Context, Error,
                           Message, MessageType, MetricRecord, RecordDict)
@@ -32,7 +32,7 @@ from ..method import Method, asks_for, server_readers, wants
 from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
 from ..engine.guard import Guard, length, lengths, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
-from ..result import Run, resume
+from ..result import Run, check_metrics, resume
 from ..run import WEIGHTING, batches_of, normalised, part_columns
 from ..cohort import check_local
 from ..participation import check_participation, draw_clients, needs, plain
@@ -361,7 +361,7 @@ def _answers(grid, plan, state, book, accepted, like, r):
                         f'node {here[k]}' if k in here else 'not connected')
     return good, who, {k: book[n][1] for n, k in asked.items()}
 
-# %% ../../nbs/scale/flower.ipynb #45e08341
+# %% ../../nbs/scale/flower.ipynb #8612358f
 def _begun(plan):
     "The run to go on with: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
@@ -373,21 +373,23 @@ def _begun(plan):
     return (resume(plan.checkpoint or None, plan.method, settings, 'cpu')
             or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
-def _row(plan, state, test, good, who):
+def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
     row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
                participants=len(good), left_out=' '.join(str(k) for k in who if k not in good),
                accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), len(who)))
     return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
-                               state=deployed(plan.method, state))}
+                               state=deployed(plan.method, state), metrics=metrics)}
             if test else row)
 
 # %% ../../nbs/scale/flower.ipynb #3cd67e67
 def serve(
     grid, # Flower's Grid, or a Rehearsal
     plan, # Plan
+    metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "The server: all rounds, with a checkpoint after each."
+    check_metrics(metrics)
     run, test = _begun(plan), load_file(plan.test) if plan.test else None
     form, history, book, accepted, end = (
         blank(plan, run.state), run.history.to_dict('records'), {}, {}, time.monotonic() + plan.wait)
@@ -400,7 +402,7 @@ def serve(
                                f"the run stops with the model of round {r}")
         run.state = merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
-        history.append(dict(_row(plan, run.state, test, good, who), seconds=time.perf_counter()-began))
+        history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
         log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who),
                  history[-1]['accuracy'], history[-1]['seconds'])
@@ -410,11 +412,12 @@ def serve(
 # %% ../../nbs/scale/flower.ipynb #836a7f1c
 def server_app(
     network=build, # what makes the network, see `read_plan`
+    metrics=None, # as for `serve`
 ) -> ServerApp:
     "What runs on the server."
     app = ServerApp()
     @app.main()
-    def main(grid, context): serve(grid, read_plan(context.run_config, network))
+    def main(grid, context): serve(grid, read_plan(context.run_config, network), metrics)
     return app
 
 # %% ../../nbs/scale/flower.ipynb #d0287afb
