@@ -91,7 +91,7 @@ def aggregate(
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,
                  participants=len(who), kept=frozenset(state.personal),
-                 **local.at(state.round).offers(),
+                 **{k: v for k, v in local.at(state.round).offers().items() if k != 'epochs'},
                  forward=lambda params, buffers, x, train=True: forward(
                      used(method, state, params, buffers, train), buffers, x, train),
                  proxy=proxy, generator=torch.Generator())

@@ -39,7 +39,7 @@ from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
 from ..models import build
 from ..measure import evaluate
-from ..parse import local, method as parse, value
+from ..parse import local as read_local, method as parse, value
 
 # %% ../../nbs/scale/flower.ipynb #228d003a
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def read_plan(
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
     return Plan(**{**own, 'method': parse(own['method']), 'participation': value(own.get('participation', 1.))},
                 model=network(net.pop('name'), task, seed=own.get('seed', 0), **net),
-                task=task, local=local(**part('local.')))
+                task=task, local=read_local(**part('local.')))
 
 # %% ../../nbs/scale/flower.ipynb #3a82bdad
 def to_record(
