@@ -12,6 +12,7 @@ language, author = 'en', s['author']
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx_copybutton']
 exclude_patterns = ['_extra']
 nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'myst'
+nb_code_prompt_show, nb_code_prompt_hide = 'Code', 'Hide the code'
 myst_enable_extensions = ['amsmath', 'attrs_block', 'dollarmath']
 myst_heading_anchors, myst_heading_slug_func = 4, 'convert.slug'
 myst_dmath_double_inline = True

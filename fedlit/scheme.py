@@ -40,9 +40,10 @@ class Scheme:
 @patch
 def words(self:Scheme):
     "The drawing in sentences: its description for a screen reader."
+    own = ', '.join(p for p in PARTS if p in self.change)
     return (f'The server sends {self.down} to each of three clients, whose data have different labels. '
-            f'Each client {self.client}, and sends back {self.up}. The server {self.server}. '
-            f"In colour, as what is new in {self.name}: {', '.join(p for p in PARTS if p in self.change)}.")
+            f'Each client {self.client}, and sends back {self.up}. The server {self.server}.'
+            + f' In colour, as what is new in {self.name}: {own}.'*bool(own))
 
 # %% ../nbs/scheme.ipynb #66256bf7
 LINE, FILL = 'fill="none" stroke="currentColor"', 'fill="currentColor"'
@@ -190,7 +191,7 @@ def sheet(
 # %% ../nbs/scheme.ipynb #84e0b364
 SCHEMES = {s.name: s for s in (
     Scheme('FedAvg', 'average', change=('server',),
-           server='averages the models; a client with more data counts for more'),
+           server='averages the models, weighted by their amounts of data'),
     Scheme('MOON', 'pull features', sign='pull',
            client='trains it, and pulls its features towards those of the model it was sent, '
                   'away from those of its own last model'),

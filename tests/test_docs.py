@@ -205,6 +205,23 @@ def test_pages_load_nothing_from_elsewhere(site):
 def test_images_have_alternative_texts(site):
     assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
 
+# Pandoc and MyST read this alike
+FOLDED = r'(?:\A|\n\n)<details>\n<summary>[^<\n]+</summary>\n\n.+?\n\n</details>(?:\n\n|\Z)'
+
+def test_folded_answers_are_read_as_markdown_by_both_routes():
+    found = {p: [''.join(c['source']) for c in pages.read(p)['cells']
+                 if c['cell_type'] == 'markdown' and '<details' in ''.join(c['source'])] for p in pages.notebooks()}
+    assert sum(map(len, found.values())) > 3
+    for p, cells in found.items():
+        assert all(len(re.findall(FOLDED, c, re.S)) == c.count('<details') for c in cells), p
+
+@built
+def test_folded_answers_are_lists(site):
+    folded = re.compile(r'<details>\s*<summary>.*?</details>', re.S)
+    told = {n: folded.findall((SITE/n).read_text(encoding='utf-8')) for n in site}
+    assert sum(map(len, told.values())) > 3
+    assert not [n for n, found in told.items() for f in found if '<li>' not in f or re.search(r'^\d\. ', f, re.M)]
+
 @built
 def test_schemes_name_and_describe_themselves(site):
     drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="scheme".*?</svg>',
