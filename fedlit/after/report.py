@@ -592,7 +592,8 @@ dd { margin: 0; color: var(--soft) } .settings td { overflow-wrap: anywhere }
 #tip { position: fixed; z-index: 3; max-width: min(22rem, 90vw); padding: .3rem .5rem; border-radius: .3rem;
        background: var(--ink); color: var(--paper); font-size: .85rem; pointer-events: none }
 #client { position: fixed; inset: auto 0 0; z-index: 2; display: flex; flex-wrap: wrap; gap: .25rem .75rem;
-          align-items: baseline; padding: .5rem 1rem; background: var(--wash); border-top: 1px solid var(--grid); font-size: .9rem }
+          align-items: baseline; font-size: .9rem; padding: .5rem 1rem; background: var(--wash);
+          border-top: 1px solid var(--grid) }
 select { font: inherit; max-width: 100% }
 @media (max-width: 30rem) { section:not(.wide) text { font-size: 14px } }
 @media print { #client, summary { display: none } body { max-width: none } section { break-inside: avoid } }
