@@ -396,8 +396,8 @@ def interactions(a):
     from pathlib import Path
     def train(m, seed, checkpoint):
         return _federate(a, m, seed, checkpoint=checkpoint)
-    seen = measure([method(m) for m in a.methods], seeds=a.seeds and range(a.seeds), folder=a.out, train=train,
-                   asked={k: str(v) for k, v in asked(a).items() if k not in ('methods', 'seeds')}, progress=not a.quiet)
+    same = {k: str(v) for k, v in asked(a).items() if k not in ('methods', 'seeds')}
+    seen = measure([method(m) for m in a.methods], a.seeds and range(a.seeds), a.out, train, same, not a.quiet)
     if _follows(): return
     print(seen)
     if a.out: print('wrote', write_figure(Path(a.out)/'interactions.png', seen.plot().figure))

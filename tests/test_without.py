@@ -32,7 +32,7 @@ METHODS = [FedAvg(), MOON() + FedDecorr(), SCAFFOLD() + FedAvgM(), FedDyn(), Fed
            HeteroFL(rates=(1., .5))]
 
 @pytest.mark.filterwarnings('ignore:.*hardly vary')
-@pytest.mark.parametrize('ex', ['loop', 'vmap'])
+@pytest.mark.parametrize('ex', [pytest.param('loop', marks=pytest.mark.slow), 'vmap'])
 @pytest.mark.parametrize('m', METHODS, ids=repr)
 def test_without_a_client_that_never_took_part_it_is_the_run_itself(m, ex):
     first = run(m, executor=ex, **HALF)

@@ -246,7 +246,7 @@ class Plane:
         whole = range(math.ceil(math.log10(self.y[0])), math.floor(math.log10(self.y[1])) + 1)
         return {10.**n: '10' + str(n).translate(str.maketrans('-0123456789', '⁻⁰¹²³⁴⁵⁶⁷⁸⁹')) for n in whole}
     def axes(self, xlabel, ylabel, xs=None, ys=None):
-        "Lines, numbers and words of both axes; `xs` and `ys` are values, or a dictionary of values and what is written."
+        "Lines, numbers and words of both axes; `xs` and `ys` are values, or a dictionary of values and their words."
         xs, ys = (ticks(*of) if given is None else given for of, given in ((self.x, xs), (self.y, ys)))
         word = lambda v, of: of[v] if isinstance(of, dict) else f'{v:g}'
         middle = (self.top + self.base)/2
@@ -586,13 +586,15 @@ svg [data-client] { cursor: pointer }
 .curve:hover .line, .curve.at .line { stroke: var(--ink) } .curve:hover, .curve.at { stroke: none }
 table { border-collapse: collapse; font-size: .85rem; margin: .5rem 0 } th, td { padding: .15rem .6rem .15rem 0;
         text-align: left; vertical-align: top; font-variant-numeric: tabular-nums }
-thead th { border-bottom: 1px solid var(--grid) } th { font-weight: 600 } .number { text-align: right } summary { cursor: pointer; color: var(--soft) }
+thead th { border-bottom: 1px solid var(--grid) } th { font-weight: 600 } .number { text-align: right }
+summary { cursor: pointer; color: var(--soft) }
 code { font-size: .85em; overflow-wrap: anywhere } dl { margin: 0 } dt { margin-top: .5rem }
 dd { margin: 0; color: var(--soft) } .settings td { overflow-wrap: anywhere }
 #tip { position: fixed; z-index: 3; max-width: min(22rem, 90vw); padding: .3rem .5rem; border-radius: .3rem;
        background: var(--ink); color: var(--paper); font-size: .85rem; pointer-events: none }
-#client { position: fixed; inset: auto 0 0; z-index: 2; display: flex; flex-wrap: wrap; gap: .25rem .75rem; align-items: baseline;
-          padding: .5rem 1rem; background: var(--wash); border-top: 1px solid var(--grid); font-size: .9rem }
+#client { position: fixed; inset: auto 0 0; z-index: 2; display: flex; flex-wrap: wrap; gap: .25rem .75rem;
+          align-items: baseline; font-size: .9rem; padding: .5rem 1rem; background: var(--wash);
+          border-top: 1px solid var(--grid) }
 select { font: inherit; max-width: 100% }
 @media (max-width: 30rem) { section:not(.wide) text { font-size: 14px } }
 @media print { #client, summary { display: none } body { max-width: none } section { break-inside: avoid } }
@@ -654,5 +656,5 @@ def shown(
 ) -> Html:
     "Figures of a report, to look at in a notebook."
     light = re.sub(r'@media [(]prefers-color-scheme.*?[}] [}]', '', STYLE, flags=re.S).replace(':root', '&')
-    return Html(f'<style>.report {{ {light} & {{ color-scheme: light; color: #222; background: #fff; padding: .5rem }} }}</style>'
-                + tag('div', figures, class_='report'))
+    white = '& { color-scheme: light; color: #222; background: #fff; padding: .5rem }'
+    return Html(f'<style>.report {{ {light} {white} }}</style>' + tag('div', figures, class_='report'))

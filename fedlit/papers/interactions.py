@@ -194,7 +194,7 @@ def __repr__(self:Interactions):
     return '\n'.join([f'Interactions of {len(self.methods)} methods, {len(self.seeds)} seeds: '
                       f'{decided} of {t.verdict.notna().sum()} pairs decided', *lines])
 
-# %% ../../nbs/papers/interactions.ipynb #96460b96
+# %% ../../nbs/papers/interactions.ipynb #8cef6873
 def _labels(methods):
     names = [m.name for m in methods]
     return [n if names.count(n) == 1 else repr(m) for n, m in zip(names, methods)]
@@ -206,7 +206,7 @@ def _cell(ax, x, y, row, most, unit):
         ax.add_patch(plt.Rectangle((x-.5, y-.5), 1, 1, fc='none', ec='.75', hatch='///', lw=0))
         return ax.text(x, y, 'cannot be', ha='center', va='center', fontsize=7, color='.4', backgroundcolor='white')
     decided = row.verdict != 'undecided'
-    colour = plt.get_cmap('PuOr')(.5 - .4*row['mean']/most) if decided else '.95'
+    colour = plt.get_cmap('PuOr')(.5 - .25*row['mean']/most) if decided else '.95'
     ax.add_patch(plt.Rectangle((x-.48, y-.48), .96, .96, fc=colour, ec='none'))
     ax.text(x, y-.08, f"{row['mean']:+.{unit}f}", ha='center', va='center', fontsize=10,
             weight='bold' if decided else 'normal', color='black' if decided else '.4')
