@@ -6,14 +6,14 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import difflib, operator, os, torch, warnings
+import difflib, operator, os, stat, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from importlib.util import find_spec
 from pathlib import Path
-from .engine.files import digest, fetch, unpack, write_file
+from .engine.files import digest, fetch, unharmed, unpack, write_file
 from .tree import finest
 
 # %% ../nbs/02_data.ipynb #22d9af13
@@ -711,27 +711,68 @@ def _grey_images(name, cls, **constants):
     return loader
 
 # %% ../nbs/02_data.ipynb #b2f31ae8
-def _read(paths, size): # files -> (N, 3, size, size) uint8
+_PIXELS, _LARGE = 2**26, 2**22 # the most of a picture that is read; those above `_LARGE` one at a time
+_KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
+
+def _rgb(path, image, size): # PIL image -> (3, size, size) uint8
     import numpy as np
     from PIL import Image
+    if image.mode in ("I", "F") and image.format != "PNG":
+        raise ValueError(f"its pixels are {'whole numbers of 32 bits' if image.mode == 'I' else 'not whole numbers'}")
+    if image.mode == "I" or image.mode.startswith("I;16"):
+        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    if image.mode != "RGB": image = image.convert("RGB")
+    if image.size != (size, size): image = image.resize((size, size), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
+
+def _picture(path, size, large=False): # file -> (3, size, size) uint8, None if it is large; an error names the file
+    from PIL import Image
+    with unharmed(path):
+        kind = os.stat(path).st_mode
+        if not stat.S_ISREG(kind): raise ValueError(f"{path} is no file, but a folder, a pipe or a device")
+    try:
+        with Image.open(path, formats=_KINDS) as image:
+            many = image.width * image.height
+            if many > _PIXELS:
+                raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {_PIXELS:,} are read")
+            return _rgb(path, image, size) if large or many <= _LARGE else None
+    except FileNotFoundError: raise
+    except Exception as e:
+        if isinstance(e, MemoryError) or isinstance(e, OSError) and e.errno:
+            with unharmed(path): raise e
+        said = str(e).replace(str(path), "the file").partition(chr(10))[0]
+        raise ValueError(f"{path} is damaged, too large, or no picture: {said}") from e
+
+def _read(paths, size): # files -> (N, 3, size, size) uint8
     from concurrent.futures import ThreadPoolExecutor
     x = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
-    def one(i):
-        try:
-            with Image.open(paths[i]) as image:
-                image = image.convert("RGB")
-                if image.size != (size, size): image = image.resize((size, size), Image.Resampling.BILINEAR)
-                x[i] = torch.from_numpy(np.array(image)).permute(2, 0, 1)
-        except FileNotFoundError: raise
-        except OSError as e: raise ValueError(f"{paths[i]} is damaged: {e}") from e
-    with ThreadPoolExecutor() as pool: list(pool.map(one, range(len(paths))))
+    def left(i, large=False): # True where the picture is large and not yet read
+        picture = _picture(paths[i], size, large)
+        if picture is not None: x[i] = picture
+        return picture is None
+    with ThreadPoolExecutor() as pool: later = list(pool.map(left, range(len(paths))))
+    for i in [i for i, large in enumerate(later) if large]: left(i, large=True)
     return x
 
 # %% ../nbs/02_data.ipynb #13149ad4
 def _folders(path): # the sub-folders, sorted as ImageFolder sorts them
     return sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
 
-def _pictures(path): return sorted(p for p in path.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png"))
+def _pictures(path): # the pictures of a class; an error where there are none
+    found = sorted(p for p in path.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png")) if path.is_dir() else []
+    if not found: raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
+    return found
+
+def _lines(path): # the lines of a list of files, numbered from 1; an error where there are none
+    try: lines = [(n, line) for n, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
+    except UnicodeDecodeError: raise ValueError(f"{path} is no text, and so no list of pictures") from None
+    if not lines: raise ValueError(f"{path} is empty; it must list pictures and their classes")
+    return lines
+
+def _below(base, name, listed, n): # the path of a picture that line n of a list names
+    if ".." in Path(name).parts or Path(name).is_absolute():
+        raise ValueError(f"{listed}, line {n}: {name[:80]!r} leads out of the folder")
+    return base / name
 
 # %% ../nbs/02_data.ipynb #f40bb394
 def _tiny_imagenet(root, download=False):
@@ -743,14 +784,20 @@ def _tiny_imagenet(root, download=False):
                        "or unpack tiny-imagenet-200.zip there: "
                        "train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt")
     train = [(p, k) for k, wnid in enumerate(wnids) for p in _pictures(base / "train" / wnid / "images")]
-    test = [(base / "val" / "images" / f, wnids.index(wnid))
-            for f, wnid, *_ in (r.split("\t") for r in listed.read_text().splitlines())]
+    test = []
+    for n, line in _lines(listed):
+        f, wnid, *_ = (*line.split("\t"), "", "")
+        if wnid not in wnids:
+            raise ValueError(f"{listed}, line {n}: {line[:80]!r} is not a picture, a tab and one of the "
+                             f"{len(wnids)} classes of {base / 'train'}")
+        test.append((_below(base / "val" / "images", f, listed, n), wnids.index(wnid)))
     return recipe(_from_files("tiny_imagenet", train, test, 64, wnids), "feddecorr")
 
 # %% ../nbs/02_data.ipynb #3ad54b80
 def _from_files(name, train, test, size, labels, domains=None): # lists of (path, label) or with a domain -> Task
     out = {}
     for part, rows in (("train", train), ("test", test)):
+        if not rows: raise ValueError(f"{name} has no pictures for the {part} set; there must be at least one")
         path, *columns = zip(*rows)
         out[f"x_{part}"] = _read(path, size)
         out |= {f"{k}_{part}": torch.tensor(v) for k, v in zip(("y", "domain"), columns)}
@@ -763,6 +810,7 @@ def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side,
     domains = _folders(base)
     if not domains: raise _missing("office_caltech10", base, get)
     labels = sorted({c.name for d in domains for c in _folders(d)})
+    if not labels: raise _missing("office_caltech10", base, get)
     rows = [(p, labels.index(c.name), k) for k, d in enumerate(domains) for c in _folders(d) for p in _pictures(c)]
     held = set(_stratified(torch.tensor([y + len(labels) * k for _, y, k in rows]),
                            round(test * len(rows)), seed).tolist())
@@ -782,8 +830,7 @@ def _domainnet(root, download=False, size=64, classes=_fedbn_classes, domains=_d
             raise _missing("domainnet", base, f"It lacks {', '.join(missing)}. "
                            "Unpack the six archives and the split lists of https://ai.bu.edu/M3SDA there: "
                            "domainnet/<domain>/<class>/*.png|jpg and domainnet/<domain>_train.txt, _test.txt")
-        files = [(base / line.rsplit(" ", 1)[0], k) for k, f in enumerate(lists)
-                 for line in f.read_text().splitlines() if line.strip()]
+        files = [(_below(base, line.rsplit(" ", 1)[0], f, n), k) for k, f in enumerate(lists) for n, line in _lines(f)]
         halves[part] = [(p, classes.index(p.parent.name), k) for p, k in files if p.parent.name in classes]
         if not halves[part]:
             raise ValueError(f"domainnet: none of the classes {classes} is in the {part} lists of {base}")

@@ -10,6 +10,7 @@ __all__ = ['PARTITIONS', 'PICTURES', 'VERSIONS', 'call', 'canonical', 'Setting',
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
 import ast, functools, hashlib, json, multiprocessing, os, time
 import pandas as pd, torch, torch.nn.functional as F
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -214,13 +215,21 @@ def trained(
     return (run, task, clients, tests) if run.state.round == s.rounds else None
 
 # %% ../../nbs/papers/settings.ipynb #2de9e53f
+@contextmanager
+def _one_thread():
+    "One thread, as many runs at a time are; afterwards as many as before."
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try: yield
+    finally: torch.set_num_threads(before)
+
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
+@_one_thread()
 def run_setting(s, checkpoint=None, minutes=None, **kw):
     "Train, measure, and return what there is to know as a dictionary for JSON; None where time ran out."
     if bad := set(s.measure) - set(MEASURES):
         raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
-    torch.set_num_threads(1)
     began, about = time.perf_counter(), dict(setting=plain(s), method=s.method, seed=s.seed,
                                              date=time.strftime('%Y-%m-%d'), fedlit=fedlit.__version__)
     try: done = trained(s, checkpoint, minutes, **kw)
