@@ -85,7 +85,7 @@ class Cohort:
         self.sent, self.batches, self.each, self.fill, self.tapes = sent, batches, each, fill, tapes
         self.forward, self.axes, self.server = sent.function(sent.model), sent.axes, state.server
         self.params, self.buffers = ({k: begin(k, v) for k, v in t.items()} for t in (state.params, state.buffers))
-        self.velocity = self.begin(sent.local)
+        self.velocity = self.at_rest(sent.local)
         self.received = {k: own(k, v) for k, v in {**state.params, **state.buffers}.items()}
         self.part, self.where, self.now, self.memo, like = {}, {}, {}, {}, next(iter(self.params.values()))
         self.loss, steps = like.new_zeros(len(who)), (batches.counts > 0).sum(1).to(like.device)
@@ -111,7 +111,7 @@ class Cohort:
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch
-def begin(self:Cohort, local):
+def at_rest(self:Cohort, local):
     "What the optimiser remembers before the first step of the round: nothing, or what each client has kept."
     if not local.optimizer.kept: return local.optimizer.begin(local, self.params, len(self.who))
     if OPTIMIZER not in self.sent.state.client:
