@@ -257,8 +257,8 @@ def _odd(r, s):
         return 'has a history that is no table'
     if odd := {len(v) for v in columns} - {s.rounds}: return f'has {odd.pop()} rounds in its history, not {s.rounds}'
     flat = [v for u in r['measured'].values() for v in (u.values() if isinstance(u, dict) else [u])]
-    if not all(v is None or isinstance(v, (int, float, list)) for v in flat): return 'has measurements that are no numbers'
-    return ''
+    good = all(v is None or isinstance(v, (int, float, list)) for v in flat)
+    return '' if good else 'has measurements that are no numbers'
 
 def found(
     out, # folder of the results
