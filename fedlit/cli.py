@@ -371,9 +371,12 @@ def listing(a):
 def report(a):
     "`fedlit report`"
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import main_job, runs_in
-    if not a.entry or 'collapse' in a.entry: main_job(*runs_in(a.out or catalogue.CATALOGUE['collapse'].folder))
+    from fedlit.papers.collapse import collapse_runs, left_out, main_job, runs_in
+    ours, out = not a.entry or 'collapse' in a.entry, a.out or catalogue.CATALOGUE['collapse'].folder
+    if ours: main_job(*(seeds_rounds := runs_in(out)))
     catalogue.report(a.entry, a.scale or 'embedded', a.only, a.out, a.to)
+    if ours and (a.scale or 'embedded') == 'embedded' and a.entry in ([], ['collapse']):
+        for line in left_out(out, seeds_rounds[1] or collapse_runs('embedded')[0][1].rounds): print(f'  {line}')
 
 # %% ../nbs/cli.ipynb #67419b32
 def report_run(a):

@@ -419,7 +419,7 @@ def _check_history(rows):
     if not all(type(row) is dict for row in rows): raise ValueError('its history is no list of rows')
     number = lambda v: type(v) in (int, float) and abs(v) < 2**63
     for row in rows:
-        if type(row.get('round')) is not int: raise ValueError(f"a row of its history is of round {row.get('round')!r:.40}")
+        if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
         if odd := [k for k in _NUMBERS if k in row and not (number(row[k]) or row[k] in (inf, -inf))]:
             raise ValueError(f'its history has {row[odd[0]]!r:.40} as {odd[0]}')
     cells, given = len(rows)*len({k for row in rows for k in row}), sum(map(len, rows))
@@ -440,7 +440,7 @@ def _check_tensors(header, tensors):
         tree, *path = k.split('/')
         if tree in ('params', 'buffers') and len(path) != 1: raise ValueError(f'{k!r:.60} is no tensor of a network')
         if header['format'] == 1 and tree in ('client', 'personal') and path[-1]:
-            if tensors[k].shape[:1] != (header['clients'],): raise ValueError(f'{k!r:.60} has not a row for each client')
+            if tensors[k].shape[:1] != (header['clients'],): raise ValueError(f'{k!r:.60} has no row for each client')
         elif tree in ('client', 'personal') and path[-1] and k not in tables:
             raise ValueError(f'{k!r:.60} is no table')
 

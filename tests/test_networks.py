@@ -1,12 +1,11 @@
-"Unusual networks: buffers that are no statistics, Python that remembers, activation checkpointing, two runs in two threads."
-import gc, itertools, math, random, threading, types, warnings
+"Unusual networks: buffers that are no statistics, Python that remembers, activation checkpointing."
+import itertools, math, random, types, warnings
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from fedlit.data import load
 from fedlit.methods import DepthFL, FedAvg, FedBN, FedPer, HeteroFL, MOON, SCAFFOLD # noqa: F401
-from fedlit.models import build
-from fedlit.partition import dirichlet, iid
+from fedlit.partition import iid
 from fedlit.round import Local, cross_entropy
 from fedlit.run import Run, federate
 
@@ -36,12 +35,13 @@ def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state
 
 # ---- buffers ----
 
-BUFFERS = dict(flag=torch.tensor([True, False]), complex=torch.tensor([1+2j, -3.]), mask=torch.tensor([[0., -math.inf]]),
-               hash=torch.tensor([2**63-1, 2**53+1, -2**63]), bytes=torch.tensor([3, 255], dtype=torch.uint8),
+BUFFERS = dict(flag=torch.tensor([True, False]), complex=torch.tensor([1+2j, -3.]),
+               mask=torch.tensor([[0., -math.inf]]), hash=torch.tensor([2**63-1, 2**53+1, -2**63]),
+               bytes=torch.tensor([3, 255], dtype=torch.uint8),
                both=torch.tensor([math.inf, -math.inf, 1.]), small=torch.tensor(-math.inf, dtype=torch.bfloat16))
 
 @pytest.mark.parametrize('executor', EXECUTORS)
-@pytest.mark.parametrize('method', [FedAvg(), MOON(), SCAFFOLD(), FedBN(), HeteroFL(rates=(1., .5))], ids=lambda m: m.name)
+@pytest.mark.parametrize('method', [FedAvg(), MOON(), SCAFFOLD(), FedBN(), HeteroFL(rates=(1., .5))], ids=repr)
 def test_buffers_that_are_no_statistics_are_carried(tmp_path, executor, method):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -61,7 +61,7 @@ def test_an_infinity_that_was_not_sent_is_still_bad(guard):
             return super().forward(x)
     ask = lambda: go(Breaks(**BUFFERS), bad_clients=guard, rounds=1)
     if guard == 'stop':
-        with pytest.raises(FloatingPointError, match='client 0 produced NaN or infinity in round 1, first in both'): ask()
+        with pytest.raises(FloatingPointError, match='client 0 produced NaN.* in round 1, first in both'): ask()
         return
     with pytest.warns(UserWarning, match='first in both'): run = ask()
     assert run.history['bad'].tolist() == [4]
@@ -189,8 +189,8 @@ def own_random():
     rng = random.Random(0)
     return lambda z, y: cross_entropy(z, y)*rng.random()
 
-REMEMBER = [closure, variable, attribute, thing, of_class, module, elsewhere, iterator, cycle, generator, listed, tensor,
-            of_random, of_numpy, own_numpy, own_random]
+REMEMBER = [closure, variable, attribute, thing, of_class, module, elsewhere, iterator, cycle, generator, listed,
+            tensor, of_random, of_numpy, own_numpy, own_random]
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('make', REMEMBER, ids=lambda f: f.__name__)

@@ -44,7 +44,8 @@ def textbomb(path):
     info.add_text('Comment', 'x'*10**8, zip=True)
     Image.new('RGB', (8, 8)).save(path, pnginfo=info)
 
-HARMS = dict(huge=lambda p: bomb(p, 50_000), large=lambda p: bomb(p, 13_000), cut=cut, empty=lambda p: p.write_bytes(b''),
+HARMS = dict(huge=lambda p: bomb(p, 50_000), large=lambda p: bomb(p, 13_000), cut=cut,
+             empty=lambda p: p.write_bytes(b''),
              text=lambda p: p.write_text('no picture'), pipe=lambda p: os.mkfifo(p), folder=lambda p: p.mkdir(),
              comment=textbomb, postscript=lambda p: p.write_text('%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n'),
              real=lambda p: Image.new('F', (8, 8)).save(p, 'tiff'))
@@ -101,12 +102,15 @@ def test_too_few_pictures_are_named(tmp_path):
         load('office_caltech10', tmp_path)
     empty = tmp_path/'e'/'office_caltech_10'/'dslr'
     empty.mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match='office_caltech10: nothing usable'): load('office_caltech10', tmp_path/'e')
+    with pytest.raises(FileNotFoundError, match='office_caltech10: nothing usable'):
+        load('office_caltech10', tmp_path/'e')
 
 @pytest.mark.parametrize('text, said', [
-    ('', 'is empty'), ('val_0.JPEG\tn01\nnonsense\n', r"line 2: 'nonsense' is not a picture, a tab and one of the 2 classes"),
+    ('', 'is empty'),
+    ('val_0.JPEG\tn01\nnonsense\n', r"line 2: 'nonsense' is not a picture, a tab and one of the 2 classes"),
     ('val_0.JPEG\tn99\t0\n', 'line 1'), ('\n\nval_0.JPEG n01\n', 'line 3'),
-    ('../../../secret.JPEG\tn01\n', 'line 1.*leads out of the folder'), ('/etc/x.JPEG\tn01\n', 'leads out of the folder')])
+    ('../../../secret.JPEG\tn01\n', 'line 1.*leads out of the folder'),
+    ('/etc/x.JPEG\tn01\n', 'leads out of the folder')])
 def test_annotations_that_do_not_fit_are_named(tmp_path, tiny, text, said):
     (tiny/'val'/'val_annotations.txt').write_text(text)
     with pytest.raises(ValueError, match=rf'val_annotations.txt.*{said}'): load('tiny_imagenet', tmp_path)

@@ -1,4 +1,4 @@
-"Afterwards the process is as it was: threads, modes, backend, classes, memory; and two runs in two threads are two runs."
+"Afterwards the process is as it was: threads, modes, backend, classes, memory; and two threads are two runs."
 import gc, os, random, subprocess, sys, threading, warnings, weakref
 import numpy as np, pytest, torch
 from torch import nn
@@ -7,9 +7,8 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.round import Local, State, cross_entropy, fed_round, start # noqa: F401
-from fedlit.run import federate
 from test_draws import Drop
-from test_networks import CLIENTS, EXECUTORS, TASK, go, same
+from test_networks import EXECUTORS, TASK, go, same
 
 def test_the_search_for_axes_leaves_other_threads_alone():
     done, errors, nets = threading.Event(), [], [build('mlp', TASK, seed=0), build('small_cnn', TASK, seed=0)]
@@ -96,7 +95,7 @@ def test_the_mode_of_a_network_stays(executor, method):
 
 def test_classes_made_in_a_loop_are_not_kept():
     made = []
-    for n in range(20):
+    for _ in range(20):
         class Mine(Method):
             mu: float = .1
             def loss(self, features): return self.mu*features.square().mean()

@@ -1,13 +1,19 @@
 "Files that cannot be read just now, that were removed, that another process writes, on disks that cannot sync."
-import errno, json, math, os, re, stat, subprocess, sys, time, warnings
+import errno, json, math, os, stat, subprocess, sys, time, warnings
 import pytest, torch
 from fedlit.engine import files
 from fedlit.engine.files import (Damaged, last, newest, pack, read_json, read_tensors, result, write_file, write_json,
                                  write_tensors)
 from fedlit.run import Run
-from test_files import calm, content, go, needs_fork, needs_links # noqa: F401, a fixture
+from test_files import content, go, needs_fork
 
 posix = pytest.mark.skipif(os.name == 'nt', reason='permissions, locks and pipes of POSIX')
+
+@pytest.fixture(scope='module')
+def calm(tmp_path_factory):
+    file = tmp_path_factory.mktemp('calm')/'c.safetensors'
+    go(3, file)
+    return file
 
 def names(folder): return sorted(f.name for f in folder.iterdir())
 

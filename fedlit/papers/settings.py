@@ -19,6 +19,7 @@ import fedlit
 from .. import partition as split
 from ..data import Crop, load, recipe
 from ..engine.files import forget, result, write_json
+from ..engine.messages import warn
 from ..models import build
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
@@ -246,15 +247,29 @@ def run_setting(s, checkpoint=None, minutes=None, **kw):
                 **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
 # %% ../../nbs/papers/settings.ipynb #9a92930f
+def _odd(r, s):
+    "What is odd about a result that should be that of a setting; '' if nothing is."
+    if not (isinstance(r, dict) and all(isinstance(r.get(k), dict) for k in ('setting', 'history', 'measured'))):
+        return 'is no result of a run'
+    if r['setting'] != plain(s): return 'is the result of another setting'
+    columns = r['history'].values()
+    if not all(isinstance(v, list) and all(u is None or isinstance(u, (int, float, str)) for u in v) for v in columns):
+        return 'has a history that is no table'
+    if odd := {len(v) for v in columns} - {s.rounds}: return f'has {odd.pop()} rounds in its history, not {s.rounds}'
+    flat = [v for u in r['measured'].values() for v in (u.values() if isinstance(u, dict) else [u])]
+    good = all(v is None or isinstance(v, (int, float, list)) for v in flat)
+    return '' if good else 'has measurements that are no numbers'
+
 def found(
     out, # folder of the results
     s,   # Setting
 ):       # the content of its file, or None
     "The result of a setting, if it is there, whole, and has all that the setting wants measured."
-    r = result(Path(out)/address(s))
-    whole = (isinstance(r, dict) and r.get('setting') == plain(s)
-             and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict))
-    return r if whole and set(s.measure) <= set(r['measured']) else None
+    r = result(file := Path(out)/address(s))
+    if r is None: return None
+    if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
+    return r if not said and set(s.measure) <= set(r['measured']) else None
+
 
 # %% ../../nbs/papers/settings.ipynb #8af51010
 def work_off(
