@@ -13,7 +13,7 @@ from fedlit.methods.privacy import clipped, epsilon_of, noise_for, system_normal
 from fedlit.round import Local, fed_round, local_phase, start, Batches
 from fedlit.tree import sqnorm
 from by_hand import FULL, W0, X, Y, fit, slope
-from federation import PRIVATE, gap
+from federation import PRIVATE
 
 COUNTED = importlib.util.find_spec('dp_accounting') is not None
 counted = pytest.mark.skipif(not COUNTED, reason='dp-accounting is not there')
