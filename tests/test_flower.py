@@ -265,6 +265,13 @@ def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
     assert run.history['participants'].tolist() == [4, 4, 4]
     assert 'node 9 is client 1' in caplog.text and 'client 1 does not remember round 1 and begins anew' in caplog.text
 
+def test_noise_between_sites_comes_from_the_system(home):
+    config = {**home[2], 'method': "FedBN() + DP(at='client')"}
+    with pytest.raises(ValueError, match="all sides know and could take away again"): ff.read_plan(config)
+    m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
+    a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
+    assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
+
 @pytest.mark.parametrize('change, line', [
     (dict(roundes=3), 'none of'),
     (dict(method='FedCAC()'), 'personal tensors never leave'),
@@ -274,13 +281,6 @@ def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
     (dict(statistics='recomputed'), 'at real sites'),
     (dict(timeout=0), 'positive'),
     (dict(weighting='x'), 'samples or uniform')])
-def test_noise_between_sites_comes_from_the_system(home):
-    config = {**home[2], 'method': "FedBN() + DP(at='client')"}
-    with pytest.raises(ValueError, match="all sides know and could take away again"): ff.read_plan(config)
-    m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
-    a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
-    assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
-
 def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
     with pytest.raises(ValueError, match=line): ff.read_plan({**home[2], **change})
 

@@ -104,6 +104,8 @@ def _of_each(info, dims, like): return system_normal(like.movedim(dims[0], 0)), 
 
 SOURCES = dict(seed=torch.randn_like, system=system_normal)
 
+def _nothing_yet(params): return torch.zeros((), device=next(iter(params.values())).device)
+
 def _sources(method): return (method.source in SOURCES, 'seed or system')
 
 # %% ../../nbs/methods/70_privacy.ipynb #70000011
@@ -128,10 +130,10 @@ class DP(Method):
     def refuses(self, other, before): return _unprotected(self, other, before)
     def init(self, params, model, keeps):
         if travels := [k for k, _ in model.named_buffers() if not keeps(k)]:
-            raise ValueError(f"DP protects parameters, and {travels[0]} and {len(travels)-1} more buffers would be sent "
-                             "as they are; take a network with GroupNorm or without norms, or keep them at home: "
-                             "FedBN() + DP(), or statistics='home'")
-        return params, {}, dict(times=torch.zeros(())) if self.at == 'client' else {}
+            raise ValueError(f"DP protects parameters, and {travels[0]} and {len(travels)-1} more buffers would be "
+                             "sent as they are; take a network with GroupNorm or without norms, or keep them at "
+                             "home: FedBN() + DP(), or statistics='home'")
+        return params, {}, dict(times=_nothing_yet(params)) if self.at == 'client' else {}
     def send(self, delta, client, others):
         if others:
             raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
@@ -199,7 +201,7 @@ class DPSGD(Method):
         if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
             raise ValueError(f"DPSGD needs a gradient of every sample, and BatchNorm, as in {norms[0]}, mixes the "
                              "samples of a batch; take a network with GroupNorm or without norms")
-        return params, {}, dict(passes=torch.zeros(()))
+        return params, {}, dict(passes=_nothing_yet(params))
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
         def of_each(x, y): return clipped(grad(of_one)(params, x, y), self.clip)

@@ -55,6 +55,31 @@ def test_rounding_is_to_a_neighbour_and_right_on_average(bits):
     assert many.var(0).sum().item() == pytest.approx((step**2*(f*(1 - f)).sum()).item(), rel=.05)
     assert not rounded(torch.zeros(3), levels).any()
 
+def test_rounding_for_feedback_is_a_contraction():
+    "By omega over 1 + omega, on average; with few bits plain rounding is none."
+    v = torch.full((1000,), 1e-2)
+    v[0] = 1.
+    torch.manual_seed(0)
+    for levels in (1, 7):
+        f = (v*levels) % 1
+        omega = ((f*(1 - f)).sum()/(v*levels).square().sum()).item()
+        lost = lambda d, n=levels: np.mean([((rounded(v, n, d) - v).square().sum()/v.square().sum()).item()
+                                            for _ in range(2000)])
+        assert lost(False) == pytest.approx(omega, rel=.1)
+        assert lost(True) == pytest.approx(omega/(1 + omega), rel=.1)
+        assert levels > 1 or omega > 1
+
+def test_two_bits_do_not_run_away():
+    "A fed-back residual of updates of length one, one entry huge."
+    from fedlit.methods.compression import fed_back
+    gen, left = torch.Generator().manual_seed(0), torch.zeros(2000)
+    for _ in range(150):
+        d = .02*torch.randn(2000, generator=gen)
+        d[0] = 1.
+        left = fed_back(lambda t: {'a': rounded(t['a'], 1, True)}, dict(a=d), dict(residual=dict(a=left)), {})[1]
+        left = left['residual']['a']
+    assert left.norm() < 40
+
 # ---- over rounds ----
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
