@@ -38,7 +38,8 @@ def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     return ff.serve(grid, ff.read_plan(config)), grid
 
 METHODS = ('FedAvg()', 'FedProx(mu=0.1)', 'FedAvgM()', 'MOON()', 'FedDecorr()', 'SCAFFOLD()', 'FedBN()',
-           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()')
+           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()',
+           'Ditto() + FedProto()', 'FedALA()')
 
 @pytest.mark.parametrize('text', METHODS)
 def test_the_same_model_as_the_simulation(home, text):
