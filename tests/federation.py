@@ -45,9 +45,8 @@ METHODS = [
     # what is sent
     TopK(share=.1), Quantize(),
     # a network for each client
-    Ditto(lam=1., lr=.02), APFL(), APFL(alpha=.3, learn=False), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1),
-    PerFedAvg(alpha=.1, form='hf', delta=.1), FedProto(), FedProto(lam=.5, form='paper'), FedRoD(), FedALA(),
-    FedALA(layers=2, share=.5, batch=4, most=3),
+    Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
+    FedProto(), FedRoD(), FedALA(layers=2, share=.5, batch=4, most=3),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
@@ -62,10 +61,9 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
         FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
-        FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(),
-        FedBN() + TopK(share=.1) + DP(clip=.1),
-        Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + FedDecorr(), pFedMe(lam=5., steps=2) + MOON(),
-        FedALA() + FedPer() + FedProx(mu=.1), FedRoD() + FedAvgM(), *TRIMMED]
+        FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(), FedBN() + TopK(share=.1) + DP(clip=.1),
+        Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + FedDecorr(),
+        FedALA() + FedPer() + FedProx(mu=.1), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),

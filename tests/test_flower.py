@@ -39,7 +39,7 @@ def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
 
 METHODS = ('FedAvg()', 'FedProx(mu=0.1)', 'FedAvgM()', 'MOON()', 'FedDecorr()', 'SCAFFOLD()', 'FedBN()',
            'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()',
-           'FedBN() + TopK(share=0.2) + DP(clip=0.5, noise=0.0)', 'Quantize()')
+           'FedBN() + TopK(share=0.2) + DP(clip=0.5, noise=0.0)', 'Quantize()', 'Ditto() + FedProto()', 'FedALA()')
 
 @pytest.mark.parametrize('text', METHODS)
 def test_the_same_model_as_the_simulation(home, text):

@@ -429,3 +429,32 @@ def test_where_clients_begin_is_not_where_the_server_is():
     for executor in ('loop', 'vmap'):
         state = federation(Shift(), [[0, 1]], Local(lr=.1, momentum=0.), executor=executor)
         for n, v in classifier(True).named_parameters(): assert torch.allclose(state.params[n], v + 1, atol=1e-12)
+
+# ---- tensors of a method's own ----
+
+@pytest.mark.parametrize('hook', ['loss', 'grad'])
+def test_buffers_of_a_methods_own(hook):
+    "They are set step by step, stay at home if the method keeps them, and the network never sees them."
+    class Counts(Method):
+        def init(self, params): return params, {}, {}, {'count': torch.zeros(())}
+        def keep(self, name): return name == 'count'
+    class InLoss(Counts):
+        def loss(self, buffers): return 0., dict(count=buffers['count'] + 1)
+    class InGrad(Counts):
+        def grad(self, grads, buffers): return grads, dict(count=buffers['count'] + 1)
+    m = InLoss() if hook == 'loss' else InGrad()
+    for executor in ('loop', 'vmap'):
+        state = federation(m, executor=executor)
+        assert state.personal['count'][:].tolist() == [6, 6, 3] and state.buffers['count'] == 0
+        fed = federation(FedAvg(), executor=executor)
+        assert all(torch.allclose(state.params[k], v, atol=1e-12) for k, v in fed.params.items())
+
+@pytest.mark.parametrize('hook,signature,answer', [('loss', '', '0.'), ('grad', 'grads', 'grads')])
+def test_a_buffer_that_is_not_there_is_refused(hook, signature, answer):
+    space = dict(Method=Method)
+    exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, dict(nope=0)', space)
+    with pytest.raises(TypeError, match='the buffer nope, which is not there; `init` may return it'):
+        federation(space['Mine']())
+    exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, 1, 2', space)
+    with pytest.raises(TypeError, match='3 values, but beside the first it must return a dictionary of buffers'):
+        federation(space['Mine']())
