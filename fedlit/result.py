@@ -16,7 +16,6 @@ from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
 from math import inf, nan, prod
-from types import SimpleNamespace
 from .engine.card import card, upload, write_folder
 from .engine.files import newest, read_tensors, write_file, write_tensors
 from .engine.memory import moved_out
@@ -202,7 +201,8 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
     test, everyone = Tester(self.model, task, self.settings.get('channels_last'), metrics), list(range(state.clients))
     both = {'global': ([None]*state.clients, {}),
             'personal': (everyone, own_samples(self.method, self.model, task, clients, everyone))}
-    seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more)) for name, (who, more) in both.items()]
+    seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
+            for name, (who, more) in both.items()]
     return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests],
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
 
@@ -218,8 +218,8 @@ def with_spread(
 
 # %% ../nbs/15_result.ipynb #mt11chec
 STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal'
-SEEN = {'round', 'train_loss', 'drift', 'participants', 'bad', 'bad_clients', 'why', 'accuracy_before', 'accuracy', 'loss',
-        'seconds', 'peak_mb', *STAGES, *(f'{k}_sd' for k in STAGES)} # columns that are there without metrics
+SEEN = {'round', 'train_loss', 'drift', 'participants', 'bad', 'bad_clients', 'why', 'accuracy_before', 'accuracy',
+        'loss', 'seconds', 'peak_mb', *STAGES, *(f'{k}_sd' for k in STAGES)} # columns that are there without metrics
 
 def check_metrics(
     metrics, # name -> function of (logits, y), or None

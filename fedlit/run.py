@@ -498,7 +498,8 @@ def run(self:Federation, team=None):
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
-        e.run = kept.put_into(copy.deepcopy(self.model).to(kept.asked.device), checked=False) # the one at work may be half changed
+        fresh = copy.deepcopy(self.model).to(kept.asked.device) # the one at work may be half changed
+        e.run = kept.put_into(fresh, checked=False)
         e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
                   'this exception has the run so far, as sys.last_value.run or e.run',)
         raise
