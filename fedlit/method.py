@@ -137,7 +137,8 @@ def total(
 
 def replaces(part):
     "Does this part make the local gradient anew, by a hook `grad` that does not ask for `grads`?"
-    return overrides(part, 'grad') and not asks_for(part, 'grad', 'grads')
+    hook = type(part).grad
+    return hook is not Method.grad and 'grads' not in _wants(hook)[0]
 
 # %% ../nbs/06_method.ipynb #027fc460
 def part_names(method):

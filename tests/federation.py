@@ -62,7 +62,7 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
         FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
         FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(), FedBN() + TopK(share=.1) + DP(clip=.1),
-        Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + FedDecorr(),
+        Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + MOON(),
         FedALA() + FedPer() + FedProx(mu=.1), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),

@@ -95,7 +95,7 @@ def wrong(logits, labels): raise KeyError('no such class')
     (dict(a=wrong), r"metric 'a', asked of .* failed: KeyError: 'no such class'"),
     (dict(a=lambda logits: 1.), "metric 'a', .* failed: TypeError: .*positional"),
     (dict(a=lambda logits, y: None), "metric 'a', .* returned a NoneType"),
-    ], ids=str)
+    ], ids=lambda v: v if isinstance(v, str) else 'given')
 def test_what_is_no_metric_is_refused_before_training(metrics, message, monkeypatch):
     monkeypatch.setattr(Simulation, 'rounds', lambda *_: pytest.fail('training began'))
     with pytest.raises((ValueError, TypeError), match=message): go(metrics=metrics)
