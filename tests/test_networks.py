@@ -277,3 +277,28 @@ def test_activation_checkpointing_works_or_is_refused(executor, reentrant):
         return
     plain = go(executor='vmap' if executor == 'auto' else executor)
     assert max((v - plain.state.params[k]).abs().max() for k, v in run.state.params.items()) < 1e-6
+
+def _on_ranks(rank, path):
+    run = go(Net(norm=True, **BUFFERS), MOON(), 'torchrun:loop')
+    if rank == 0: run.save(path/'run')
+
+def test_buffers_are_carried_on_two_ranks(tmp_path):
+    from test_distributed import launch
+    launch(_on_ranks, 2, tmp_path)
+    held = Run.load(tmp_path/'run').state.buffers
+    assert all(torch.equal(held[k], v) for k, v in BUFFERS.items())
+
+class Recurrent(nn.Module):
+    "Its layer keeps a list of its parameters, and it keeps its last features."
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.head = kind(8, 8, batch_first=True), nn.Linear(8, 10)
+    def forward(self, x):
+        self.last = self.rnn(x.flatten(1, 2))[0][:, -1]
+        return self.last, self.head(self.last)
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('kind', [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize('executor', ['loop', 'threads'])
+def test_what_is_made_of_parameters_is_no_memory(kind, executor):
+    assert len(go(Recurrent(kind), executor=executor).history) == 3

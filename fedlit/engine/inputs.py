@@ -161,6 +161,7 @@ def unstackable(
 
 # %% ../../nbs/engine/inputs.ipynb #f5c057a5
 _MOST = 5000 # things looked at
+_WEIGHTS = 'training', '_parameters', '_buffers', '_flat_weights', '_flat_weight_refs' # of modules; change in every step
 _OURS = {'torch', 'torchvision', 'numpy', 'fedlit', 'pandas', 'matplotlib', *sys.stdlib_module_names} - {'__main__'}
 
 def _of_library(v): return str(getattr(v, '__module__', '') or '').partition('.')[0] in _OURS
@@ -182,14 +183,19 @@ def _in_function(f):
                   else [] if isinstance(v, ModuleType) else [(n, v)])
     return [*cells, *enumerate(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).items(), *vars(f).items()]
 
+def _tensor_state(v):
+    "What a tensor holds, by its version, and its numbers where they are few; nothing of what was made of parameters."
+    if v.requires_grad: return ''
+    try: return f'{tuple(v.shape)} {0 if v.is_inference() else v._version} {v.tolist() if v.numel() <= 64 else ""}'
+    except RuntimeError: return '' # it belongs to a transform of torch.func that is over
+
 def _iterator(v):
     try: return repr(v.__reduce__())
     except TypeError: return repr(v)
 
 # kind -> what identifies its content, what it holds
 _LOOK = {
-    torch.Tensor: lambda v: (f'{tuple(v.shape)} {0 if v.is_inference() else v._version} '
-                             f'{v.tolist() if v.numel() <= 64 else ""}', []),
+    torch.Tensor: lambda v: (_tensor_state(v), []),
     torch.Generator: lambda v: (zlib.crc32(v.get_state().numpy()), []),
     np.ndarray: lambda v: (f'{v.shape} {zlib.crc32(repr(v.ravel()[:1000].tolist()).encode())}', []),
     np.random.Generator: lambda v: (repr(v.bit_generator.state), []),
@@ -204,8 +210,7 @@ _LOOK = {
     (set, frozenset): lambda v: (repr(sorted(map(repr, v)))[:10**4], []),
     type: lambda v: ('', [] if _of_library(v) else
                      [(k, u) for k, u in vars(v).items() if not k.startswith('__') or k == '__call__']),
-    nn.Module: lambda v: ('', [(k, u) for k, u in vars(v).items() if k not in ('training', '_parameters', '_buffers')]
-                          + [('', type(v))])}
+    nn.Module: lambda v: ('', [(k, u) for k, u in vars(v).items() if k not in _WEIGHTS] + [('', type(v))])}
 
 def _look(v):
     for kind, look in _LOOK.items():
