@@ -7,6 +7,7 @@ import pytest
 from fedlit.parse import known
 
 HERE, NEAR = Path(__file__).parent, 3e-6
+at_leisure = pytest.mark.skipif(not os.environ.get('FEDLIT_WHOLE'), reason='a quarter of an hour: FEDLIT_WHOLE=1')
 
 @cache
 def seen(group, *given):
@@ -39,6 +40,7 @@ def test_every_method_is_on_the_device_what_it_is_on_the_cpu():
     agree(said['seen'])
 
 @pytest.mark.slow
+@at_leisure
 def test_every_form_and_sum_in_every_executor_recorded_and_not():
     said = seen('methods', 'whole')
     agree(said['seen'])
@@ -70,7 +72,8 @@ def test_a_round_waits_for_the_device(name, most):
     said = seen('waits')[name]
     assert said['reads'] <= most, said
 
-@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=pytest.mark.slow)], ids=['some', 'all'])
+@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=[pytest.mark.slow, at_leisure])],
+                         ids=['some', 'all'])
 def test_a_device_without_double_precision(whole):
     "Apple's: methods and whole runs, none of which puts a float64 there."
     said = seen('single', *whole)

@@ -14,9 +14,9 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from ..engine.files import all_results, result, shipped
-from .claims import above_zero, ahead, judge, ours, results, within
+from .claims import above_zero, ahead, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import SEEDS, alphas, bases, changed, cross, entry
+from .entries import CATALOGUE, SEEDS, alphas, bases, changed, cross, entry
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
 from .settings import plain
 
@@ -175,7 +175,7 @@ def committed_verdicts(
     scale='embedded', # or 'short': real images
 ):                    # DataFrame of `decide`, a row a claim of the main job
     "The verdicts by the results that come with fedlit."
-    return judge({**COLLAPSE, **CURE, **GAINS}, *committed(scale))
+    return CATALOGUE['collapse'].judge(*committed(scale))
 
 def verdicts_beside(
     tables, # by name: DataFrames of `decide`, of the main job

@@ -131,8 +131,8 @@ def activation_figure(rows):
                                 sharex='col', sharey='col', squeeze=False)
         for (j, k), row in zip(pairs, axs):
             for l, ax in enumerate(row):
-                ax.plot(seen[j][l], color=palette['accent'], marker='o', ms=2, lw=.8)
-                ax.plot(seen[k][l], color=palette['grey'], marker='o', ms=2, lw=.8)
+                for client, colour in ((j, 'accent'), (k, 'grey')):
+                    ax.plot(seen[client][l], color=palette[colour], marker='o', ms=2, lw=.8)
             row[0].set_ylabel(f'{j} and {k}', rotation=0, ha='right', va='center')
         for l, ax in enumerate(axs[-1]): ax.set_xlabel(f'neuron of layer {l+1}')
         fig.suptitle('mean activation; of each pair of clients, the first in colour', x=.01, ha='left', fontsize=9)
