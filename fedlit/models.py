@@ -12,7 +12,9 @@ __all__ = ['Net', 'count', 'register', 'models', 'moon_projector', 'mlp', 'build
 # %% ../nbs/04_models.ipynb #1973641e
 import copy, difflib, math, torch
 from collections import OrderedDict
+from contextlib import nullcontext
 from torch import nn
+from .draws import undrawn
 
 # %% ../nbs/04_models.ipynb #936dbce0
 class Net(nn.Module):
@@ -125,7 +127,7 @@ def build(
     name = name if name in _shelf else {plain(k): k for k in _shelf}.get(plain(name), name)
     if name not in _shelf: raise ValueError(f"no model {name!r}; {_hint(name)}")
     shape = tuple(task.x_train.shape[1:])
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+    with undrawn([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.manual_seed(seed)
         try: model = _shelf[name](shape, task.classes, **options)
         except (TypeError, RuntimeError) as e:

@@ -28,10 +28,9 @@ def test_the_search_for_axes_leaves_other_threads_alone():
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads', 'extract'])
 def test_two_federations_in_two_threads_do_not_disturb_each_other(executor):
     "With dropout, which draws from the one generator of the process."
+    torch.manual_seed(0)
+    net = Drop()
     def ask(seed):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            net = Drop()
         return go(net, HeteroFL(rates=(1., .5)) if seed % 2 else MOON(), executor, seed=seed)
     torch.manual_seed(1)
     alone, beside, errors = [ask(s) for s in range(3)], [None]*3, []
@@ -139,3 +138,13 @@ def test_memory_goes_back_when_a_run_is_forgotten():
     out = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, check=True).stdout
     there, left = map(float, out.split())
     assert there > 450 and left < 60, out       # MiB
+
+def test_networks_that_are_built_in_two_threads_are_those_of_their_seeds():
+    alone, built = [build('mlp', TASK, seed=s).state_dict() for s in (0, 1)], [[], []]
+    before = torch.get_rng_state()
+    threads = [threading.Thread(target=lambda s=s: built[s].extend(build('mlp', TASK, seed=s) for _ in range(60)))
+               for s in (0, 1)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert all(torch.equal(v, alone[s][k]) for s in (0, 1) for net in built[s] for k, v in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)
