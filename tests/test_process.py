@@ -25,7 +25,8 @@ def test_the_search_for_axes_leaves_other_threads_alone():
         other.join()
     assert not errors and all(map(same, alone, beside))
 
-@pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads', 'extract'])
+@pytest.mark.parametrize('executor', [
+    'threads', 'vmap', *(pytest.param(e, marks=pytest.mark.slow) for e in ('loop', 'extract'))])
 def test_two_federations_in_two_threads_do_not_disturb_each_other(executor):
     "With dropout, which draws from the one generator of the process."
     torch.manual_seed(0)
@@ -54,7 +55,8 @@ class Breaks(Method):
         if round == 1: raise RuntimeError('it breaks')
         return client, {}
 
-@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('executor', [
+    *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[:3]), 'extract'])
 def test_the_process_is_as_it_was(executor):
     torch.set_num_threads(2)
     net, before = build('mlp', TASK, seed=0, norm='batch'), world()
@@ -94,7 +96,7 @@ def test_the_mode_of_a_network_stays(executor, method):
 
 def test_classes_made_in_a_loop_are_not_kept():
     made = []
-    for _ in range(20):
+    for _ in range(8):
         class Mine(Method):
             mu: float = .1
             def loss(self, features): return self.mu*features.square().mean()
@@ -133,6 +135,7 @@ MEMORY = '''if True:
     gc.collect()
     print(there - before, rss() - before)'''
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason="glibc's store")
 def test_memory_goes_back_when_a_run_is_forgotten():
     out = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, check=True).stdout
