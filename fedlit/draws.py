@@ -31,7 +31,7 @@ def seed_of(what, *numbers):
     return int(np.random.SeedSequence(_words(what, numbers)).generate_state(1, np.uint64)[0]) >> 1
 
 # %% ../nbs/01_draws.ipynb #352cd1a6
-_one_at_a_time = threading.Lock()
+_one_at_a_time = threading.RLock()
 
 def draws(op, args=(), kwargs=None):
     "Does this call of a PyTorch operation draw random numbers?"
@@ -105,6 +105,8 @@ class Seeded(TorchDispatchMode):
 
 # %% ../nbs/01_draws.ipynb #d7ebcd29
 @contextmanager
-def undrawn():
+def undrawn(
+    devices=None, # whose generators besides the CPU's, [] for none; None: of all GPUs
+):
     "Afterwards the process's generators are as before; meanwhile no other federation draws."
-    with _one_at_a_time, torch.random.fork_rng(): yield
+    with _one_at_a_time, torch.random.fork_rng(devices): yield

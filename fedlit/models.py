@@ -9,11 +9,13 @@ __all__ = ['Net', 'count', 'register', 'models', 'moon_projector', 'mlp', 'build
            'feddecomp_resnet10', 'PreActBlock', 'preact_resnet18', 'preact_resnet34', 'DoubleBlock', 'feddse_resnet18',
            'feddse_resnet34', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap', 'freeze']
 
-# %% ../nbs/04_models.ipynb #1973641e
+# %% ../nbs/04_models.ipynb #6b42f0c2
 import copy, difflib, math, torch
 from collections import OrderedDict
+from contextlib import nullcontext
 from torch import nn
 from types import MethodType, SimpleNamespace
+from .draws import undrawn
 
 # %% ../nbs/04_models.ipynb #936dbce0
 class Net(nn.Module):
@@ -126,7 +128,7 @@ def build(
     name = name if name in _shelf else {plain(k): k for k in _shelf}.get(plain(name), name)
     if name not in _shelf: raise ValueError(f"no model {name!r}; {_hint(name)}")
     shape = tuple(task.x_train.shape[1:])
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+    with undrawn([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.manual_seed(seed)
         try: model = _shelf[name](shape, task.classes, **options)
         except (TypeError, RuntimeError) as e:
@@ -146,7 +148,6 @@ def rebuild(
     "A network from its description, to load parameters into."
     like = SimpleNamespace(classes=spec["classes"], x_train=torch.empty(0, *spec["shape"]))
     return build(spec["name"], like, **spec["options"])
-
 
 # %% ../nbs/04_models.ipynb #6e34aae5
 def _hint(name):
@@ -629,4 +630,3 @@ def freeze(
         for p in m.parameters(recurse=False): p.requires_grad_(False)
         if isinstance(m, nn.modules.batchnorm._NormBase): m.train = MethodType(_stays, m.eval())
     return model
-

@@ -41,7 +41,8 @@ BUFFERS = dict(flag=torch.tensor([True, False]), complex=torch.tensor([1+2j, -3.
                both=torch.tensor([math.inf, -math.inf, 1.]), small=torch.tensor(-math.inf, dtype=torch.bfloat16))
 
 @pytest.mark.parametrize('executor', EXECUTORS)
-@pytest.mark.parametrize('method', [FedAvg(), MOON(), SCAFFOLD(), FedBN(), HeteroFL(rates=(1., .5))], ids=repr)
+@pytest.mark.parametrize('method', [FedAvg(), MOON(), *(pytest.param(m, marks=pytest.mark.slow) for m in (
+    SCAFFOLD(), FedBN(), HeteroFL(rates=(1., .5))))], ids=repr)
 def test_buffers_that_are_no_statistics_are_carried(tmp_path, executor, method):
     with warnings.catch_warnings():
         warnings.simplefilter('error')
@@ -192,7 +193,7 @@ def own_random():
 REMEMBER = [closure, variable, attribute, thing, of_class, module, elsewhere, iterator, cycle, generator, listed,
             tensor, of_random, of_numpy, own_numpy, own_random]
 
-@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('executor', ['loop', pytest.param('vmap', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('make', REMEMBER, ids=lambda f: f.__name__)
 def test_a_criterion_that_remembers_is_run_every_time(make, executor):
     plain = go(criterion=make(), executor=executor, record=False)

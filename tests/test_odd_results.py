@@ -17,6 +17,7 @@ def folder(tmp_path):
     yield tmp_path
     main_job(SEEDS)
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings('ignore:Matplotlib')
 def test_a_report_names_what_is_odd_and_shows_the_rest(folder, capsys):
     a, b, c, d, *_ = sorted((folder/'digits').glob('*.json'))

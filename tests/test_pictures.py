@@ -71,6 +71,7 @@ def test_a_picture_that_cannot_be_read_just_now_is_not_damaged(tmp_path, office,
     with pytest.raises(OSError, match='1.jpg cannot be read just now') as e: load('office_caltech10', tmp_path)
     assert 'damaged' not in str(e.value)
 
+@pytest.mark.slow
 def test_several_large_pictures_are_read_one_after_the_other(tmp_path, office):
     for n in range(6): bomb(office/'dslr'/'mug'/f'big{n}.png', 5000, 5000)
     def cramped():

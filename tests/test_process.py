@@ -25,13 +25,13 @@ def test_the_search_for_axes_leaves_other_threads_alone():
         other.join()
     assert not errors and all(map(same, alone, beside))
 
-@pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads', 'extract'])
+@pytest.mark.parametrize('executor', [
+    'threads', 'vmap', *(pytest.param(e, marks=pytest.mark.slow) for e in ('loop', 'extract'))])
 def test_two_federations_in_two_threads_do_not_disturb_each_other(executor):
     "With dropout, which draws from the one generator of the process."
+    torch.manual_seed(0)
+    net = Drop()
     def ask(seed):
-        with torch.random.fork_rng():
-            torch.manual_seed(0)
-            net = Drop()
         return go(net, HeteroFL(rates=(1., .5)) if seed % 2 else MOON(), executor, seed=seed)
     torch.manual_seed(1)
     alone, beside, errors = [ask(s) for s in range(3)], [None]*3, []
@@ -55,7 +55,8 @@ class Breaks(Method):
         if round == 1: raise RuntimeError('it breaks')
         return client, {}
 
-@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('executor', [
+    *(pytest.param(e, marks=pytest.mark.slow) for e in EXECUTORS[:3]), 'extract'])
 def test_the_process_is_as_it_was(executor):
     torch.set_num_threads(2)
     net, before = build('mlp', TASK, seed=0, norm='batch'), world()
@@ -95,7 +96,7 @@ def test_the_mode_of_a_network_stays(executor, method):
 
 def test_classes_made_in_a_loop_are_not_kept():
     made = []
-    for _ in range(20):
+    for _ in range(8):
         class Mine(Method):
             mu: float = .1
             def loss(self, features): return self.mu*features.square().mean()
@@ -134,8 +135,19 @@ MEMORY = '''if True:
     gc.collect()
     print(there - before, rss() - before)'''
 
+@pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith('linux'), reason="glibc's store")
 def test_memory_goes_back_when_a_run_is_forgotten():
     out = subprocess.run([sys.executable, '-c', MEMORY], capture_output=True, text=True, check=True).stdout
     there, left = map(float, out.split())
     assert there > 450 and left < 60, out       # MiB
+
+def test_networks_that_are_built_in_two_threads_are_those_of_their_seeds():
+    alone, built = [build('mlp', TASK, seed=s).state_dict() for s in (0, 1)], [[], []]
+    before = torch.get_rng_state()
+    threads = [threading.Thread(target=lambda s=s: built[s].extend(build('mlp', TASK, seed=s) for _ in range(60)))
+               for s in (0, 1)]
+    for t in threads: t.start()
+    for t in threads: t.join()
+    assert all(torch.equal(v, alone[s][k]) for s in (0, 1) for net in built[s] for k, v in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), before)

@@ -161,7 +161,8 @@ def unstackable(
 
 # %% ../../nbs/engine/inputs.ipynb #f5c057a5
 _MOST = 5000 # things looked at
-_WEIGHTS = 'training', '_parameters', '_buffers', '_flat_weights', '_flat_weight_refs' # of modules; change in every step
+# of modules; they change in every step
+_WEIGHTS = 'training', '_parameters', '_buffers', '_flat_weights', '_flat_weight_refs'
 _OURS = {'torch', 'torchvision', 'numpy', 'fedlit', 'pandas', 'matplotlib', *sys.stdlib_module_names} - {'__main__'}
 
 def _of_library(v): return str(getattr(v, '__module__', '') or '').partition('.')[0] in _OURS

@@ -9,6 +9,7 @@ __all__ = ['ACROSS', 'alone', 'fills']
 import torch
 from fastcore.basics import patch
 from weakref import WeakKeyDictionary
+from ..draws import undrawn
 from ..batches import cross_entropy, groups
 from ..cohort import Cohort
 from ..method import asks_for, overrides
@@ -26,7 +27,7 @@ def alone(
 ):           # bool
     "Does the network treat every sample of a batch by itself, while it trains?"
     if len(x) < 3: return False
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), undrawn([]):
         few, many = (pure(model)(params, buffers, v)[1] for v in (x[:2], x))
     return torch.allclose(few, many[:2], rtol=1e-4, atol=1e-5)
 
