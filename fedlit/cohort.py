@@ -341,7 +341,8 @@ def send(self:Cohort, out):
     method = self.sent.method
     if not overrides(method, 'send'): return out
     with self.draws('send'):
-        new = self.apply(lambda offer: sent_by(method, offer), **{k: out[k] for k in ('params', 'buffers', 'mask')},
+        new = self.apply(lambda offer: sent_by(method, {**offer, 'model': self.sent.model}),
+                         **{k: out[k] for k in ('params', 'buffers', 'mask')},
                          mine={**self.mine, 'client': out['client']}, others=out['uploads'])
     return dict(out, **new)
 

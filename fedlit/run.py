@@ -282,10 +282,11 @@ def advice(self:Simulation, round, who, out, wrong): # wrong: what is, a sentenc
 def part_columns(
     method, # a Method
     state,  # State after the round
-    drawn,  # int, how many clients were drawn
+    participation=1., # share of the clients or Participation: who takes part
 ) -> dict:  # for the row of the history
     "What the parts of `method` add to the history; each sees its own memory on the server and on all clients."
-    offer = dict(round=state.round, clients=state.clients, drawn=drawn, server=state.server, client=state.client)
+    offer = dict(round=state.round, clients=state.clients, participation=participation,
+                 server=state.server, client=state.client)
     return {k: v for name, p in zip(part_names(method), method.parts) if hasattr(p, 'columns')
             for k, v in ask(p.columns, own(offer, name)).items()}
 
@@ -335,7 +336,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if look: asked += self.test.ask(deployed(a.method, new))
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
-    columns |= part_columns(a.method, new, len(drawn))
+    columns |= part_columns(a.method, new, a.participation)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if state.round in self.why: row['why'] = self.why[state.round]
     return new, out, row, self.test.answer(seen) if seen else None

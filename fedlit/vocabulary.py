@@ -57,7 +57,7 @@ offers(('begin', 'mask', 'output', 'frozen', 'loss', 'grad', 'done', 'send', *SE
                             'train=True) -> features, logits, buffers`; the network that was '
                             'received answers `forward(received, {}, x, train=False)`'))
 offers(('use',), train=('bool', 'is the network used for training?'))
-offers(('init', 'keep'), model=('module', 'the network itself'))
+offers(('init', 'keep', 'send'), model=('module', 'the network itself'))
 offers(('init',), keeps=('function', 'of the name of a tensor: does it stay at home?'))
 offers(('keep',),
        name=('str', 'of the tensor in question'),

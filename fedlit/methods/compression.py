@@ -19,6 +19,7 @@ def largest(
     mask=None, # name -> which entries there are; a name that is absent has all
 ):           # tree: the largest entries by size over the whole update, ceil(share n) of n, and zeros
     "`delta` without all but its largest entries."
+    if not delta: return delta
     mask = mask or {}
     live = {k: beside(mask[k], v).expand_as(v).bool() if k in mask else torch.ones_like(v).bool()
             for k, v in delta.items()}

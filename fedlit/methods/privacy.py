@@ -14,7 +14,9 @@ from importlib.util import find_spec
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from ..engine.messages import warn
+from ..local import is_number
 from ..method import HOOKS, Method, asks_for, overrides, require
+from ..participation import Uniform, many, needs
 from ..tree import sqnorm, tmap
 
 # %% ../../nbs/methods/70_privacy.ipynb #7000000e
@@ -25,6 +27,7 @@ def clipped(
 ):         # tree
     "`delta`, shortened where it is longer than `most`."
     if per == 'tensor': return {k: clipped({k: v}, most/math.sqrt(len(delta)))[k] for k, v in delta.items()}
+    if not delta: return delta
     scale = (most/sqnorm(delta).sqrt()).clamp(max=1) # infinity where nothing moved
     return tmap(lambda v: v*scale, delta)
 
@@ -129,14 +132,13 @@ class DP(Method):
                 source=_sources(self))
     def refuses(self, other, before): return _unprotected(self, other, before)
     def init(self, params, model, keeps):
-        if travels := [k for k, _ in model.named_buffers() if not keeps(k)]:
-            raise ValueError(f"DP protects parameters, and {travels[0]} and {len(travels)-1} more buffers would be "
-                             "sent as they are; take a network with GroupNorm or without norms, or keep them at "
-                             "home: FedBN() + DP(), or statistics='home'")
+        _protects([k for k, _ in model.named_buffers() if not keeps(k)])
         return params, {}, dict(times=_nothing_yet(params)) if self.at == 'client' else {}
-    def send(self, delta, client, others):
+    def send(self, delta, client, others, buffers, kept, model):
         if others:
             raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
+        still = {k for k, p in model.named_parameters() if not p.requires_grad} # travel, and never change
+        _protects([k for k in buffers if k not in kept and k not in still])
         delta = clipped(delta, self.clip, self.per)
         if self.at == 'server': return delta, client
         return self._noisy(delta, delta, self.noise*self.clip), dict(times=client['times'] + 1)
@@ -149,13 +151,25 @@ class DP(Method):
         return {k: v + deviation*SOURCES[self.source](v) if k in names else v for k, v in delta.items()}
     def wire(self, wire):
         return replace(wire, numbers=wire.whole, bits=wire.full, beside=0) if self.at == 'client' else wire
-    def columns(self, round, clients, drawn, client):
-        if self.at == 'server': return _column(self, round, clients=clients, drawn=drawn)
-        return _column(self, int(client['times'][:].max()) if client else round) # sites keep their counts
+    def columns(self, round, clients, participation, client):
+        if self.at == 'server':
+            return _column(self, participation, round, clients=clients, drawn=_hidden(participation, clients))
+        return _column(self, participation, int(client['times'][:].max()) if client else round) # sites keep counts
 
-def _column(method, times, **kw):
+def _protects(travels):
+    if travels:
+        raise ValueError(f"DP protects parameters, and {travels[0]} and {len(travels)-1} more buffers would be sent "
+                         "as they are; take a network with GroupNorm or without norms, or keep them at home: "
+                         "FedBN() + DP(), or statistics='home'")
+
+def _hidden(participation, clients):
+    "Among how many draws of equal chance a client hides; all take part where they are chosen in another way."
+    how = Uniform(participation) if is_number(participation) else participation
+    return many(how.share, clients) if type(how) is Uniform else clients
+
+def _column(method, participation, times, **kw):
     "The column `epsilon`; none where nothing counts it."
-    if not method.noise: return dict(epsilon=math.inf)
+    if not method.noise or needs(participation, 'losses'): return dict(epsilon=math.inf) # losses are messages too
     if find_spec('dp_accounting') is None:
         warn("the history has no column `epsilon`, which dp-accounting computes: pip install dp-accounting")
         return {}
@@ -170,8 +184,8 @@ def _unprotected(dp, other, before):
         return ("clients that train a part of the network are averaged over those that have an entry, "
                 "so that a bound on the length of an update is none on what one client does to the average")
     if reads('uploads'): return "what it sends besides the update would travel unprotected"
-    if central and reads('trained'):
-        return "its server looks at what each client has trained, and noise at the server protects only their mean"
+    if reads('trained'):
+        return "its server looks at what each client has trained, even at what stays at home, which no noise covers"
     if central and before and overrides(other, 'merge'):
         return f"the noise has to be in the mean before a server does anything with it; write {dp!r} + {other!r}"
     if central and not before and overrides(other, 'send'):
@@ -195,7 +209,7 @@ class DPSGD(Method):
                 source=_sources(self))
     def refuses(self, other, before):
         if before and overrides(other, 'grad'): return f"its gradient would be lost; write {self!r} + {other!r}"
-        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y') for h in HOOKS if asks_for(other, h, n)]
+        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS if asks_for(other, h, n)]
         return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers" if seen else ''
     def init(self, params, model):
         if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
@@ -210,5 +224,6 @@ class DPSGD(Method):
         total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
         if self.noise: total = {k: v + self.noise*self.clip*SOURCES[self.source](v) for k, v in total.items()}
         return tmap(lambda v: v/real.sum(), total)
-    def done(self, client, epochs): return dict(passes=client['passes'] + epochs), {}
-    def columns(self, client): return _column(self, math.ceil(client['passes'][:].max())) if client else {}
+    def done(self, client, epochs): return dict(passes=client['passes'] + math.ceil(epochs)), {}
+    def columns(self, client, participation):
+        return _column(self, participation, int(client['passes'][:].max())) if client else {}

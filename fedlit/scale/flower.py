@@ -377,7 +377,7 @@ def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
     row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
                participants=len(good), left_out=' '.join(str(k) for k in who if k not in good),
-               accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), len(who)))
+               accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), plan.participation))
     return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
                                state=deployed(plan.method, state), metrics=metrics)}
             if test else row)

@@ -131,6 +131,19 @@ def test_residuals_only_of_what_travels():
     assert not set(state.client['TopK']['residual']) & set(state.personal)
     assert set(state.client['TopK']['residual']) == set(state.params) - set(state.personal)
 
+@pytest.mark.parametrize('compress', [TopK(share=.1), pytest.param(Quantize(), marks=pytest.mark.slow)], ids=repr)
+def test_beside_any_method(compress):
+    "All exported methods, before and after, for a round."
+    from fedlit.parse import known
+    world = laws.small(norm=False)
+    for name, cls in known().items():
+        m = cls(groups=3) if name == 'StructuredDeCov' else cls()
+        if name == 'DepthFL': continue # another network
+        for pair in ((compress, m), (m, compress)):
+            if name == 'DP' and pair[0] is m: continue # has to come last
+            state = laws.train(pair[0] + pair[1], world, rounds=1)
+            assert all(v.isfinite().all() for v in state.params.values()), pair
+
 # ---- bytes ----
 
 def up(m, **kw):

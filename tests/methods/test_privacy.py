@@ -7,7 +7,7 @@ import fedlit.laws as laws
 from fedlit.engine.tape import Tapes
 from fedlit.method import Method
 from fedlit.methods import (DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova, FedProx, HeteroFL,
-                            MOON, SCAFFOLD, TopK)
+                            MOON, SCAFFOLD, SOLO, TopK, pFedMe)
 from fedlit.methods import privacy
 from fedlit.methods.privacy import clipped, epsilon_of, noise_for, system_normal
 from fedlit.round import Local, fed_round, local_phase, start, Batches
@@ -188,13 +188,15 @@ class Loud(Method):
     (lambda: FedCAC() + DP(), 'would travel unprotected'),
     (lambda: FedNova() + DP(), 'decide `weigh` alone'),
     (lambda: HeteroFL() + DP(), 'averaged over those that have an entry'),
-    (lambda: DP() + FedDF(), 'noise at the server protects only their mean'),
+    (lambda: DP() + FedDF(), 'looks at what each client has trained'),
+    (lambda: DP(at='client') + FedDF(), 'looks at what each client has trained'),
     (lambda: FedAvgM() + DP(), r'write DP\(.*\) \+ FedAvgM'),
     (lambda: DP() + TopK(), r'write TopK\(.*\) \+ DP'),
     (lambda: DP() + DP(at='client'), 'decide `weigh` alone'),
     (lambda: DPSGD() + DPSGD(noise=2.), 'both decide how gradients are protected'),
     (lambda: MOON() + DPSGD(), 'decide `loss` alone'),
     (lambda: DPSGD() + FedDecorr(), 'decide `loss` alone'),
+    (lambda: DPSGD() + pFedMe(), 'looks at samples by itself, at `objective`'),
     (lambda: FedProx(mu=1.) + DPSGD(), r'would be lost; write DPSGD\(.*\) \+ FedProx')])
 def test_what_would_break_the_promise_is_refused(make, why):
     with pytest.raises(ValueError, match=why): make()
@@ -208,7 +210,7 @@ def test_statistics_of_batches_are_refused(m):
     with pytest.raises(ValueError, match='BatchNorm|buffers would be sent'): start(m, net, 3)
     if isinstance(m, DP): start(m, net, 3, 'home')
 
-@pytest.mark.parametrize('m', [DP() + FedAvgM(), DP(at='client') + FedDF(steps=1), MOON() + DP(), TopK() + DP(),
+@pytest.mark.parametrize('m', [DP() + FedAvgM(), SOLO() + DP(), MOON() + DP(), TopK() + DP(),
                                DPSGD() + SCAFFOLD(), DPSGD() + FedProx(mu=.1), DPSGD() + DP()], ids=repr)
 def test_what_is_protected_runs(m): assert laws.runs(m, PLAIN).holds
 
@@ -313,3 +315,58 @@ def test_without_the_accountant_epsilon_says_what_to_install(monkeypatch):
         return real(name, *args, **kw)
     monkeypatch.setattr(builtins, '__import__', missing)
     with pytest.raises(ImportError, match=r'fedlit\[privacy\]'): epsilon_of(7.77, 3)
+
+# ---- every exported method ----
+
+def leaves(m):
+    "How far what leaves the clients differs between two federations with other images and labels."
+    seen = []
+    for r in (0, 1):
+        state = start(m, PLAIN.model, PLAIN.clients)
+        out = local_phase(m, PLAIN.model, state, PLAIN.who(0), Batches(**PLAIN.data(r)), PLAIN.local, proxy=PLAIN.proxy)
+        away = {k: v for t in ('params', 'buffers') for k, v in out[t].items() if k not in state.personal}
+        seen.append(laws.flatten(dict(away=away, uploads=out['uploads'], mask=out['mask'])))
+    assert set(seen[0]) == set(seen[1])
+    return max(((seen[0][k].double() - v.double()).abs().max().item() for k, v in seen[1].items()
+                if torch.is_tensor(v) and v.numel()), default=0.)
+
+@pytest.mark.parametrize('private', [
+    DP(clip=1e-12, noise=0.), pytest.param(DP(clip=1e-12, noise=0., at='client'), marks=pytest.mark.slow),
+    DPSGD(clip=1e-12, noise=0.)], ids=['server', 'client', 'samples'])
+def test_beside_any_method_nothing_of_the_data_leaves(private):
+    "All exported methods, before and after: refused with a reason, or what is sent is the same for other data."
+    from fedlit.parse import known
+    beside = 0
+    for name, cls in known().items():
+        if name in ('DP', 'DPSGD', 'DepthFL'): continue # itself; another network
+        for pair in ((private, cls()), (cls(), private)):
+            if name == 'StructuredDeCov': pair = tuple(type(p)(groups=3) if p.name == name else p for p in pair)
+            try: m = pair[0] + pair[1]
+            except ValueError as e:
+                assert len(str(e)) > 60, e
+                continue
+            try: far = leaves(m)
+            except ValueError as e:
+                assert 'DP protects' in str(e), (m, e)
+                continue
+            assert far < 1e-9, (m, far)
+            beside += 1
+    assert beside >= 20
+
+def test_the_law_would_see_a_leak():
+    assert leaves(FedAvg()) > 1e-3 and leaves(SCAFFOLD()) > 1e-3
+
+@counted
+@pytest.mark.parametrize('how,epsilon', [('Uniform(0.5)', dict(clients=8, drawn=4)), ('RoundRobin(0.5)', {}),
+                                         ('BySize(0.5)', {}), ("Available(0.5, ('11111111',))", {}),
+                                         ('PowerOfChoice(0.5)', None)])
+def test_only_equal_chances_amplify(digits, how, epsilon):
+    from fedlit import participation
+    history = run(digits, DP(clip=.01, noise=3.), 2, participation=eval(how, vars(participation))).history
+    assert history.epsilon.tolist() == [math.inf if epsilon is None else epsilon_of(3., t, **epsilon) for t in (1, 2)]
+
+@counted
+def test_who_is_left_out_hides_no_one_else(digits):
+    "`without` makes rounds smaller, and the chance to take part no smaller."
+    left = run(digits, DP(clip=.01, noise=3.), 2, participation=.5, without=(1,)).history.epsilon
+    assert left.tolist() == [epsilon_of(3., t, clients=8, drawn=4) for t in (1, 2)]
