@@ -246,8 +246,8 @@ def train(self:Simulation, who, state):
     a = self.asked
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
-    return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess,
-                         partial(self.advice, who, out))
+    return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess, partial(self.advice, who, out),
+                         {k: v for k, v in state.buffers.items() if k not in state.personal})
 
 @patch
 def sums(self:Simulation, *args):

@@ -1,5 +1,5 @@
 "Broken numbers: found wherever they are, named, and skipped as if the client had not been drawn."
-import math, warnings
+import math, re, warnings
 from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
@@ -11,6 +11,7 @@ from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import Batches, Local, aggregate, local_phase, pure, start
 from fedlit.run import Run, federate
+from fedlit.tree import rows
 from federation import CLIENTS, METHODS, PROXY, SIZES, batches, gap, model, who
 
 TASK = load('digits')
@@ -123,6 +124,94 @@ def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
                                      (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'bad_clients=None')])
 def test_a_guard_refuses(kw, word):
     with pytest.raises(ValueError, match=word): Guard(**kw)
+
+# ---- numbers that are finite, and no training's ----
+
+BIG = {'running_mean': 1e38, 'running_var': 2e18, 'upload': 1e10, 'memory': 1e12}
+
+def of_many(K=5):
+    "As `out_of`, with BatchNorm's statistics, which were sent too."
+    sent, out = out_of(K)
+    stats = {'n.running_mean': torch.zeros(4), 'n.running_var': torch.ones(4), 'n.num_batches_tracked': torch.tensor(0)}
+    out['buffers'] = {'n.running_mean': torch.randn(K, 4), 'n.running_var': torch.rand(K, 4) + .5,
+                      'n.num_batches_tracked': torch.full((K,), 20)}
+    return sent, stats, out
+
+@pytest.mark.parametrize('K', [1, 2, 3, 5])
+@pytest.mark.parametrize('what', BIG)
+def test_a_number_that_no_training_makes_is_found_wherever_it_is(what, K):
+    sent, stats, out = of_many(K)
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+    place, name = dict(upload=(out['uploads']['M']['u'], 'uploads/M/u'),
+                       memory=(out['client']['M']['c']['b'], 'client/M/c/b')).get(
+                           what, (out['buffers'].get(f'n.{what}'), f'n.{what}'))
+    place[K//2].fill_(BIG[what])
+    assert bad_rows(Guard(), out, sent, 1., sent=stats)[0].tolist() == [k == K//2 for k in range(K)]
+    said = re.escape(f"client {K//2} returned {BIG[what]:.3g} in {name} in round 1,")
+    with pytest.raises(FloatingPointError, match=said):
+        check_clients(Guard(), list(range(K)), out, sent, 0, sent=stats)
+    left = quietly(sifted, Guard('skip'), list(range(K)), out, sent, 0, math.inf, '', stats)[0][0]
+    assert left == [k for k in range(K) if k != K//2]
+    assert sifted(Guard(beyond=math.inf), list(range(K)), out, sent, 0, math.inf, '', stats)[0] == list(range(K))
+
+def test_what_all_clients_say_is_no_clients_fault():
+    "A table with income in it: no network was made for it, but the clients agree, and one of two is no judge."
+    sent, stats, out = of_many(5)
+    out['buffers']['n.running_mean'] *= 1e7
+    out['buffers']['n.running_var'] *= 1e14
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+    pair = rows(out, [0, 1])
+    assert not bad_rows(Guard(), pair, sent, 1., sent=stats)[0].any()
+    out['buffers']['n.running_mean'][3] *= 1e6
+    assert bad_rows(Guard(), out, sent, 1., sent=stats)[0].tolist() == [False]*3 + [True, False]
+    # what the server has sent is no client's fault either, nor what stays at home
+    stats['n.running_mean'] = torch.full((4,), 1e20)
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+    out['buffers']['at home'] = torch.tensor([1., 1, 1, 1, 1e30])
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+
+def test_a_variance_below_zero_is_bad_where_none_was_sent():
+    sent, stats, out = of_many(3)
+    out['buffers']['n.running_var'][1, 2] = -.5
+    assert bad_rows(Guard(), out, sent, 1., sent=stats)[0].tolist() == [False, True, False]
+    with pytest.raises(FloatingPointError, match=r'client 1 returned a variance of -0\.5 in n\.running_var'):
+        check_clients(Guard(), [0, 1, 2], out, sent, 0, sent=stats)
+    stats['n.running_var'][2] = -1. # FedAvgM(form='released') makes such
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+
+def test_half_of_the_clients_do_not_move_the_middle():
+    sent, stats, out = of_many(5)
+    out['uploads']['M']['u'][:2] = 1e9
+    assert bad_rows(Guard(), out, sent, 1., sent=stats)[0].tolist() == [True, True, False, False, False]
+
+def test_buffers_of_other_kinds_are_no_fault():
+    "A mask of minus infinity, booleans, complex numbers: as they were sent."
+    sent, stats, out = of_many(3)
+    more = dict(mask=torch.full((2,), -math.inf), flag=torch.tensor([True]), wave=torch.ones(2, dtype=torch.cfloat))
+    stats.update(more)
+    out['buffers'].update({k: v.expand(3, *v.shape).clone() for k, v in more.items()})
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+    assert sifted(Guard(), [0, 1, 2], out, sent, 0, math.inf, '', stats)[0] == [0, 1, 2]
+    out['buffers']['mask'][1, 0] = 0.
+    assert not bad_rows(Guard(), out, sent, 1., sent=stats)[0].any()
+    out['buffers']['wave'][2, 0] = 1e30
+    assert bad_rows(Guard(), out, sent, 1., sent=stats)[0].tolist() == [False, False, True]
+
+def test_images_of_another_unit_under_batchnorm_are_found():
+    "Ten thousand million times too large: no weight and no loss says so, since BatchNorm divides it away."
+    bad = poisoned(1, factor=1e10)
+    with pytest.raises(FloatingPointError, match=r'client 1 returned \S+ in \S+running_\w+ in round 1, '
+                                                 r'where the server sent'):
+        federate(net(norm='batch'), bad, PARTS, FedAvg(), rounds=1, **FAST)
+    run, _ = quietly(federate, net(norm='batch'), bad, PARTS, FedAvg(), rounds=2, bad_clients='skip', **FAST)
+    rest, _ = quietly(federate, net(norm='batch'), poisoned(1), PARTS, FedAvg(), rounds=2, bad_clients='skip', **FAST)
+    assert same(run, rest) and run.history.bad_clients.tolist() == ['1', '1']
+    assert all(torch.equal(v, rest.state.buffers[k]) for k, v in run.state.buffers.items())
+
+def test_a_guard_with_another_limit_says_so_and_one_without_prints_as_before():
+    assert repr(Guard()) == "Guard(then='stop', update=10000.0, loss=100.0)"
+    assert repr(Guard('skip', beyond=50.)) == "Guard(then='skip', update=10000.0, loss=100.0, beyond=50.0)"
+    with pytest.raises(ValueError, match='beyond=-1'): Guard(beyond=-1)
 
 # ---- runs ----
 
