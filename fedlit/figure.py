@@ -234,7 +234,7 @@ PLACES = ( # height, side, what happens, hooks
     (2.55, 1, 'networks that stand still', 'frozen'),
     (2.15, 1, 'objective, gradient', 'loss, grad'),
     (1.65, 1, 'remembers, sends', 'done'),
-    (.75, 0, 'averages, steps', 'weigh, merge'))
+    (.75, 0, 'averages, steps', 'weigh, combine, merge'))
 
 def round_picture(
     ax=None, # Axes to draw into; None makes one

@@ -295,7 +295,14 @@ def whole(method, world):
     def mask(c):
         if odd := [k for k in c.answer if k not in names]: return f"names {odd[0]!r}, which is no tensor of the network"
     def grad(c): return _unlike(c.answer, first.params, 'gradients')
-    return _look(method, world, 'all tensors come back', grad=grad, merge=merge, weigh=weigh, mask=mask)
+    def combine(c):
+        if not (isinstance(c.answer, tuple) and len(c.answer) == 2):
+            return f"returned {_kind(c.answer)}; it must return the changes and their weights"
+        deltas, weights = c.answer
+        many = {k: v[:1].expand(len(weights), *v.shape[1:]) for k, v in c.given.get('deltas', deltas).items()}
+        return _unlike(deltas, many, 'changes')
+    hooks = dict(grad=grad, combine=combine, merge=merge, weigh=weigh, mask=mask)
+    return _look(method, world, 'all tensors come back', **hooks)
 
 def _axes(model):
     axes = axes_of(model)

@@ -53,6 +53,7 @@ class Method:
     def grad(self, grads): return grads                       # a correction of the local gradient
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
     def weigh(self, weights): return weights                  # how much each client's step counts
+    def combine(self, deltas, weights): return deltas, weights # of what the server takes the mean, and its weights
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
 
     @property

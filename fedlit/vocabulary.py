@@ -12,7 +12,7 @@ from difflib import get_close_matches
 # %% ../nbs/05_vocabulary.ipynb #4c3333f6
 CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done' # the hooks at a client
 STEP = 'use', 'output', 'frozen', 'loss', 'grad'                   # those of them in every step
-SERVER = 'weigh', 'merge'                    # those at the server, after training
+SERVER = 'weigh', 'combine', 'merge'         # those at the server, after training
 HOOKS = 'init', 'keep', *CLIENT, *SERVER     # all
 
 # %% ../nbs/05_vocabulary.ipynb #d35b35cc
@@ -66,6 +66,8 @@ offers(('grad',), grads=('tree', 'the gradient of the local objective'))
 offers(('done', 'merge'),
        delta=('tree', 'what changed: `params - received` at a client, its weighted average '
                       'at the server'))
+offers(('combine',),
+       deltas=('tree of (K, ...)', 'what each client changed of the tensors that are averaged, stacked'))
 offers((*CLIENT, *SERVER),
        server=('tree', "this part's own memory on the server"),
        proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
