@@ -5,7 +5,7 @@ from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
+    CoordinateMedian, TrimmedMean, NormClipping, Krum, Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -34,6 +34,7 @@ METHODS = [
     SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
     # aggregation
     FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
+    CoordinateMedian(), TrimmedMean(trim=.25), NormClipping(), NormClipping(norm=.5), Krum(attackers=0, best=2),
     # what stays at home
     FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
@@ -43,11 +44,13 @@ METHODS = [
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
            for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
-                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [
+                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1),
+                     NormClipping() + CoordinateMedian())] + [
            FedDSE(rates=HALVES) + OldCounts()]
 # trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/methods/submodels/test_depthfl.py
 ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
-SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
+SUMS = [MOON() + FedDecorr(), FedNova() + TrimmedMean(trim=.25) + FedAvgM(), SCAFFOLD() + FedBN() + CoordinateMedian(),
+         FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
         FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(), *TRIMMED]
@@ -55,4 +58,4 @@ NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
-           FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
+           NormClipping(norm=float('inf')), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
-           'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
-           'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
+           'FedAvgM', 'FedNova', 'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedBN', 'FedPer',
+           'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL',
+           'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels',
+           'Clip', 'OldCounts']
 
 # %% ../../nbs/methods/index.ipynb #9df1325e
 from ..method import FedAvg, Method
@@ -20,6 +21,7 @@ from .structureddecov import StructuredDeCov
 from .scaffold import SCAFFOLD
 from .fedavgm import FedAvgM
 from .fednova import FedNova
+from .robust import CoordinateMedian, TrimmedMean, NormClipping, Krum
 from .fedbn import FedBN
 from .fedper import FedPer
 from .fedrep import FedRep
@@ -42,6 +44,7 @@ from .fedet import FedET
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
+         'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
