@@ -6,14 +6,14 @@
 __all__ = ['balanced', 'Ranks', 'Share', 'over_ranks']
 
 # %% ../../nbs/scale/torchrun.ipynb #ee3c235b
-import atexit, builtins, json, os, shlex, signal, sys, threading
+import atexit, builtins, json, os, shlex, signal, sys, threading, zlib
 import torch, torch.distributed as dist
 import pandas as pd
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from fastcore.basics import patch
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from pathlib import Path
 from ..tree import flatten, unflatten, leaves, tmap, put, rows
@@ -269,16 +269,58 @@ def begin(self:Ranks,
     "Rank 0 asks whether all ranks were given the same run, and leads."
     self.open, self.sim, self.round = True, sim, run.state.round + 1
     self.reads = bool(server_readers(run.method))
-    self._say('begin', asked=_asked(run), round=self.round)
+    self._say('begin', asked=_asked(run), given=_given(sim), round=self.round)
     self._agree(None)
     return self
+
+# %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
+def _crc(*tensors):
+    crc = 0
+    for v in tensors: crc = zlib.crc32(_bytes([torch.as_tensor(v)], 'cpu').numpy(), crc)
+    return f'{crc:08x}'
+
+def _text(v, deep=4):
+    "A value, function or module in words that are the same in every process, as far as it can be said."
+    if torch.is_tensor(v): return f'{list(v.shape)} {_crc(v)}'
+    if v is None or isinstance(v, (bool, int, float, complex, str, bytes)): return repr(v)
+    if deep == 0: return type(v).__qualname__
+    if isinstance(v, (list, tuple)): return f"({', '.join(_text(u, deep-1) for u in v)})"
+    if isinstance(v, dict): return f"({', '.join(f'{k}: {_text(u, deep-1)}' for k, u in v.items())})"
+    if isinstance(v, torch.nn.Module): return f'{v} {_text(v.state_dict(), deep-1)}'
+    if isinstance(v, partial): return _text([v.func, v.args, v.keywords], deep-1)
+    code, own = getattr(v, '__code__', v), type(v).__qualname__
+    if not hasattr(code, 'co_code'):
+        return f"{getattr(v, '__qualname__', own)} {_text(getattr(v, '__dict__', None), deep-1)}"
+    cells = [c.cell_contents for c in getattr(v, '__closure__', None) or () if c != type(c)()]
+    parts = [code.co_names, code.co_consts, cells, getattr(v, '__defaults__', None), getattr(v, '__self__', None)]
+    return f"{code.co_name} {zlib.crc32(code.co_code):08x} {_text(parts, deep-1)}"
+
+def _given(sim):
+    "What a rank was given, in words: name -> text."
+    if not (a := getattr(sim, 'asked', None)): return {}
+    layers = {f'the network, in {k}': _text(v) for k, v in a.model.state_dict().items()}
+    task = {f'the task, in {k}': _text(v) for k, v in vars(a.task).items() if k != 'name'}
+    tests = getattr(sim, 'tests', None)
+    return {**layers, **task, 'the clients': _crc(*a.clients), 'the tests of the clients': _crc(*(tests or ())),
+            'what the server has': _text(a.proxy),
+            f'the criterion, in Python {sys.version_info[:2]}': _text(a.criterion)}
+
+def _unlike(theirs, ours, rank):
+    "In which names two ranks differ, at most four of them in words."
+    only = [f'{k} is on rank {0 if k in theirs else rank} only'
+            for k in sorted({*theirs} ^ {*ours}) if 'Python' not in k]
+    other = [f'{k}: {theirs[k]} on rank 0, {ours[k]} on rank {rank}'
+             for k in theirs if k in ours and theirs[k] != ours[k]]
+    said = [v if len(v) < 300 else f'{v[:300]} ...' for v in other + only]
+    return said[:4] + [f'{len(said)-4} more']*(len(said) > 4)
+
 
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
 _FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
 
 def _asked(run):
     return {k: v for k, v in json.loads(json.dumps(dict(run.settings, method=repr(run.method)))).items()
-            if k not in _FREE}
+            if k not in (*_FREE, 'fingerprint')}
 
 @patch
 def _agree(self:Ranks, error):
@@ -384,9 +426,9 @@ def _answer(self:Ranks, error=None, numbers=None):
 
 @patch
 def _on_begin(self:Ranks, run, said, tree):
-    self.round, ours, theirs = said['round'], _asked(run), said['asked']
-    differ = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {self.rank}'
-              for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+    self.round = said['round']
+    differ = (_unlike(said['asked'], _asked(run), self.rank)
+              + _unlike(said['given'], json.loads(json.dumps(_given(self.sim))), self.rank))
     self._answer(ValueError("all ranks must be asked for the same run, "
                             f"but they differ in {'; '.join(differ)}") if differ else None)
 
