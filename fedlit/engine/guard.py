@@ -59,7 +59,7 @@ class Guard:
     then: str = 'stop'   # "stop" the run with an error; "skip" the client as if not drawn; "report" it: warn and use it
     update: float = 1e4  # bad: an update longer than so many times the network's parameters, taken as one vector
     loss: float = 100.   # bad: a mean loss above so many times that of a guess, ln(classes)
-    beyond: float = field(default=1e4, repr=False) # bad: other numbers so many times as large as expected, see `magnitudes`
+    beyond: float = field(default=1e4, repr=False) # bad: others so many times too large, see `magnitudes`
     def __post_init__(self):
         if self.then not in ('stop', 'skip', 'report'):
             raise ValueError(f"bad_clients={self.then!r}, but it must be one of stop, skip, report, "
@@ -160,7 +160,8 @@ def blame(
     sent=None, # name -> buffer that the server had sent and averages
 ):          # the rest of a sentence that begins with the client
     "What is wrong with the client in row `i`."
-    (names, seen, most), inside = magnitudes(guard, out, sent), lambda k: k.removeprefix('params/').removeprefix('buffers/')
+    names, seen, most = magnitudes(guard, out, sent)
+    inside = lambda k: k.removeprefix('params/').removeprefix('buffers/')
     odd = [k for k, v in flatten(dict(params=rows(out['params'], i))).items() if not v.isfinite().all()]
     odd += [k for k, v in zip(names, seen[i]) if not (v.isfinite() or _below(out, k, i))]
     if odd: return f"produced NaN or infinity in round {round+1}, first in {inside(odd[0])}"
