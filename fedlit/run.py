@@ -26,7 +26,7 @@ from .engine.inputs import (best_device, check_device, check_network, convolves,
                                   least_batch, parts, prefers_channels_last, unstackable, writable)
 from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, peak_mb, release_memory
-from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
+from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, score_of, spread
 from .method import FedAvg, Method, ask, asks_for
 from .result import (FORMAT, FREE, Run, accuracies, fingerprint, load_run, records, resume, tester, tests_of,
@@ -190,6 +190,7 @@ def normalised(
 
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
+    alone = True # does it have all clients of a round? a team that shares them says that it has not
     def __init__(self,
         asked, # Federation, checked
     ):
@@ -246,8 +247,12 @@ def train(self:Simulation, who, state):
     a = self.asked
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
-    return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess, partial(self.advice, who, out),
-                         {k: v for k, v in state.buffers.items() if k not in state.personal})
+    sent = {k: v for k, v in state.buffers.items() if k not in state.personal}
+    guard = a.bad_clients if self.alone else replace(a.bad_clients, beyond=math.inf) # a team judges all together
+    out = check_clients(guard, who, out, state.params, state.round, self.guess, partial(self.advice, who, out), sent)
+    if self.alone or not len(out['who']): return out
+    _, seen, least = witnesses(out, sent)
+    return dict(out, seen=seen, least=least.expand_as(seen))
 
 @patch
 def sums(self:Simulation, *args):

@@ -213,6 +213,31 @@ def test_ranks_that_were_given_something_else_are_refused_before_the_first_round
         assert told[0][name].startswith('all ranks must be asked for the same run') and len(told[0][name]) < 2000
         assert all(w in told[0][name] for w in words), told[0][name]
 
+def unbelievable(rank, path):
+    "Client 3 has images in another unit: what one process makes of it, and what two ranks do."
+    task = load('digits')
+    clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
+    x = task.x_train.float().index_fill(0, clients[3], 0.)
+    x[clients[3]] = task.x_train[clients[3]].float()*3e4 # with three clients on a rank or two, that rank has no say
+    go = lambda **kw: federate(build('mlp', task, seed=0, norm='batch'), replace(task, x_train=x), clients[:4], MOON(),
+                               2, Local(epochs=1, batch_size=64), progress=False, device='cpu', **kw)
+    run = go(bad_clients='skip', executor='torchrun:vmap')
+    said = []
+    try: go(executor='torchrun:vmap')
+    except FloatingPointError as e: said.append(str(e))
+    if rank == 0:
+        one = go(bad_clients='skip', executor='vmap')
+        gaps = [(one.state.params[k] - v).abs().max().item() for k, v in run.state.params.items()]
+        said += [max(gaps), run.history.bad_clients.tolist(), one.history.bad_clients.tolist()]
+    (path/f'told{rank}').write_text(json.dumps(said))
+
+@pytest.mark.filterwarnings('ignore:client . returned')
+def test_who_is_beyond_belief_does_not_depend_on_the_number_of_ranks(tmp_path):
+    launch(unbelievable, 2, tmp_path)
+    said, gap, ranks, one = json.loads((tmp_path/'told0').read_text())
+    assert ranks == one == ['3', '3'] and gap < 1e-5
+    assert json.loads((tmp_path/'told1').read_text()) == [said] and 'client 3 returned' in said and 'in round 1' in said
+
 def absent(rank, path):
     if rank: return time.sleep(6)
     with pytest.raises(ConnectionError, match='rank 0 of 2 ended in round 1, because another rank died '

@@ -18,6 +18,7 @@ from math import prod
 from pathlib import Path
 from ..tree import flatten, unflatten, leaves, tmap, put, rows
 from ..engine.table import Table
+from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
 from ..round import client_sums
@@ -267,7 +268,7 @@ def begin(self:Ranks,
     run, # Run: its method, settings and state
 ):       # the ranks, whose `train`, `sums` and `seen` are those of all together
     "Rank 0 asks whether all ranks were given the same run, and leads."
-    self.open, self.sim, self.round = True, sim, run.state.round + 1
+    self.open, self.sim, self.round, sim.alone = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
     self._say('begin', asked=_asked(run), given=_given(sim), round=self.round)
     self._agree(None)
@@ -352,13 +353,15 @@ def train(self:Ranks, who, state):
     numbers = {k: self._joined([torch.tensor(t[k], dtype=self.out[k].dtype, device=self.out[k].device)
                                 for t in told])
                for k in told[0]}
+    numbers = self._judged(numbers, state)
+    if not len(numbers['who']): return self.out
     home = _home(self.out, state)
     if leaves(home):
         self._say('home')
         home = self._collect(home)
     return {**numbers,
             **{k: {**v, **home.get(k, {})}
-               for k, v in _spread(self, {k: v for k, v in self.out.items() if k not in numbers}).items()}}
+               for k, v in _spread(self, {k: v for k, v in self.out.items() if isinstance(v, dict)}).items()}}
 
 # %% ../../nbs/scale/torchrun.ipynb #0ad934ee
 @patch
@@ -370,6 +373,45 @@ def _left(self:Ranks, asked, told):
         self.shares = [[left.index(k) for k in next(theirs)['who']] if at else [] for at in self.shares]
         self._say('left', shares=self.shares)
     return [t for t in told if t['who']]
+
+# %% ../../nbs/scale/torchrun.ipynb #aaa3c340
+@patch
+def _judged(self:Ranks, numbers, state):
+    "Look at what single ranks could not: who is beyond belief beside all others of the round?"
+    seen, least = numbers.pop('seen', None), numbers.pop('least', None)
+    if seen is None or not seen.numel(): return numbers
+    guard = self.sim.asked.bad_clients
+    most = expected(guard, seen, least[0])
+    bad = ~((seen <= most) & seen.isfinite())
+    rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
+    if not rows_.any(): return numbers
+    i, j = bad.nonzero()[0].tolist()
+    act(guard, f"client {int(numbers['who'][i])} returned {seen[i, j]:.3g} in {_named(self.out, j)} "
+               f"in round {state.round+1}, where at most {most[j]:.3g} is believed beside the other clients")
+    numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
+    if guard.then != 'skip': return numbers
+    self._say('keep', keep=keep)
+    self._kept_rows(keep)
+    return rows(numbers, keep)
+
+def _named(out, j):
+    "The name of the tensor in column `j` of what was seen."
+    names = [k for k in flatten({k: out[k] for k in ('buffers', 'uploads', 'client')}) if not k.endswith('/')]
+    return names[j].removeprefix('buffers/')
+
+@patch
+def _kept_rows(self:Ranks, keep):
+    "Forget the clients of the round that are not at the positions `keep`."
+    mine = [j for j, i in enumerate(self.shares[self.rank]) if i in keep]
+    if self.out is not None: self.out = rows(self.out, mine)
+    self.shares = [[keep.index(i) for i in at if i in keep] for at in self.shares]
+
+@patch
+def _on_keep(self:Ranks, run, said, tree):
+    self._kept_rows(said['keep'])
+    self.at = self.shares[self.rank]
+    self.who, self.out = (self.out['who'].tolist(), self.out) if self.at else ([], None)
+
 
 # %% ../../nbs/scale/torchrun.ipynb #dbef68bf
 @patch
@@ -410,7 +452,7 @@ def follow(self:Ranks,
 ):       # Run after its last, without what clients keep
     "What a rank other than 0 does."
     self.open = self.ready = True
-    self.sim, self.out = sim, None
+    self.sim, self.out, sim.alone = sim, None, False
     while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
     said, tree = heard
     self.open = False

@@ -11,8 +11,9 @@ def server(method, deltas, weights=None, mask=None, steps=None):
     net = torch.nn.Linear(*deltas.shape[:0:-1], bias=False).double()
     torch.nn.init.zeros_(net.weight)
     state, K = start(method, net, len(deltas)), len(deltas)
-    out = dict(params=dict(weight=state.params['weight'] + deltas), buffers={}, uploads={}, client=rows(state.client, list(range(K))),
-               mask=mask or {}, steps=torch.full((K,), 5) if steps is None else steps)
+    out = dict(params=dict(weight=state.params['weight'] + deltas), buffers={}, uploads={},
+               client=rows(state.client, list(range(K))), mask=mask or {},
+               steps=torch.full((K,), 5) if steps is None else steps)
     return aggregate(method, state, list(range(K)), out, [1.]*K if weights is None else weights,
                      Local(momentum=0.)).params['weight'] - state.params['weight']
 
@@ -52,7 +53,7 @@ def test_entries_are_combined_among_those_who_trained_them():
     mask = dict(weight=torch.tensor([[[1., 1, 0]], [[1, 0, 0]], [[1, 0, 0]]], dtype=torch.double))
     assert server(CoordinateMedian(), deltas, mask=mask).tolist() == [[2, 7, 0]]
     assert server(TrimmedMean(trim=.34), deltas, mask=mask).tolist() == [[2, 7, 0]]
-    assert server(NormClipping(norm=torch.inf), deltas, mask=mask).tolist() == [[4, 7, 0]]
+    assert server(NormClipping(norm=torch.inf), deltas, mask=mask).tolist()[0] == pytest.approx([4, 7, 0])
     assert server(Krum(attackers=0), deltas, mask=mask).tolist()[0] in ([1, 7, 0], [2, 0, 0])
 
 def test_what_clients_claim_to_have_does_not_count_where_heads_are_counted():
