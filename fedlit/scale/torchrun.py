@@ -350,8 +350,8 @@ def train(self:Ranks, who, state):
         if rank and (out := [k for k in ks if k in lent]): self._give(rows(_kept(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
     if not (told := self._left(len(who), [_numbers(self.out), *filter(None, self._agree(error))])): return self.out
-    numbers = {k: self._joined([torch.tensor(t[k], dtype=self.out[k].dtype, device=self.out[k].device)
-                                for t in told])
+    like = lambda k: self.out.get(k, self.out['loss']) # a rank of which no client is left has not seen all
+    numbers = {k: self._joined([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
                for k in told[0]}
     numbers = self._judged(numbers, state)
     if not len(numbers['who']): return self.out
