@@ -215,7 +215,7 @@ def claims(
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, handlelength=1)
     return ax
 
-# %% ../nbs/13_figure.ipynb #458d3cca
+# %% ../nbs/13_figure.ipynb #c8b5f9bb
 MESSAGES = ( # height, from (0 server, 1 client), to, text
     (4.15, 0, 1, 'params, buffers, server memory'),
     (1.15, 1, 0, 'delta, uploads, steps, loss'))
@@ -226,7 +226,7 @@ PLACES = ( # height, side, what happens, hooks
     (2.55, 1, 'networks that stand still', 'frozen'),
     (2.15, 1, 'objective, gradient', 'loss, grad'),
     (1.65, 1, 'remembers, sends', 'done, send'),
-    (.75, 0, 'averages, steps', 'weigh, merge'),
+    (.75, 0, 'averages, steps', 'weigh, combine, merge'),
     (.35, 1, 'between rounds, uses its network', 'deploy'))
 
 def round_picture(

@@ -284,7 +284,7 @@ def _unlike(new, old, what):
     for k, v in old.items():
         if kind(new[k]) != kind(v): return f"returned {k} of the {what} as {kind(new[k])} instead of {kind(v)}"
 
-# %% ../nbs/laws.ipynb #0be2a768
+# %% ../nbs/laws.ipynb #cb340a32
 def whole(method, world):
     "What maps tensors to tensors gives back all of them, in their shapes and types."
     first = start(method, world.model, world.clients)
@@ -302,7 +302,14 @@ def whole(method, world):
         if odd := [k for k in c.answer if k not in names]: return f"names {odd[0]!r}, which is no tensor of the network"
     def grad(c): return _unlike(_first(c.answer), first.params, 'gradients')
     def begin(c): return _unlike(_first(c.answer), first.params, 'parameters')
-    return _look(method, world, 'all tensors come back', begin=begin, grad=grad, merge=merge, weigh=weigh, mask=mask)
+    def combine(c):
+        if not (isinstance(c.answer, tuple) and len(c.answer) == 2):
+            return f"returned {_kind(c.answer)}; it must return the changes and their weights"
+        deltas, weights = c.answer
+        many = {k: v[:1].expand(len(weights), *v.shape[1:]) for k, v in c.given.get('deltas', deltas).items()}
+        return _unlike(deltas, many, 'changes')
+    hooks = dict(begin=begin, grad=grad, combine=combine, merge=merge, weigh=weigh, mask=mask)
+    return _look(method, world, 'all tensors come back', **hooks)
 
 def _axes(model):
     axes = axes_of(model)

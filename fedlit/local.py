@@ -95,7 +95,7 @@ class Warmup(Schedule):
 
 # %% ../nbs/07_local.ipynb #0445cf96
 class Effort(Value):
-    "How many epochs, or steps, a client does in a round: `__call__(self, client, round, rng)` says, or draws."
+    "How many epochs or steps a client does in a round, `most` at most: `__call__(self, client, round, rng)` says."
 
 class Between(Effort):
     "A whole number from `low` to `high`, all equally likely, for each client and round (FedNova, section 6)."
@@ -103,6 +103,8 @@ class Between(Effort):
     high: int
     def right(self): return dict(low=(_counts(self.low), 'a whole number, at least 1'),
                                  high=(is_whole(self.high) and self.high >= self.low, f'at least {self.low}'))
+    @property
+    def most(self): return self.high
     def __call__(self, client, round, rng): return int(rng.integers(self.low, self.high + 1))
 
 class Stragglers(Effort):
@@ -264,6 +266,16 @@ def length(self:Local,
     "How many steps this client takes in this round."
     epochs, steps = self.work(*at)
     return steps or max(1, int(epochs*per + .5))
+
+@patch
+def most(self:Local,
+    per, # int, steps in one epoch
+):       # number; infinity where an `Effort` does not say
+    "How many steps a client takes in a round at most."
+    asked = self.epochs if self.steps is None else self.steps
+    n = (getattr(asked, 'most', math.inf) if isinstance(asked, Effort)
+         else max(asked) if isinstance(asked, tuple) else asked)
+    return n*per if self.steps is None else n
 
 @patch
 def plain(self:Local):

@@ -47,7 +47,7 @@ def ask(
         raise TypeError(f"{hook.__qualname__} returned {wrong}")
     return out
 
-# %% ../nbs/06_method.ipynb #eb3806bf
+# %% ../nbs/06_method.ipynb #40008139
 def _plain(v): # a NumPy number as the number that it is
     return v.item() if hasattr(v, 'item') else tuple(map(_plain, v)) if isinstance(v, tuple) else v
 
@@ -68,6 +68,7 @@ class Method:
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
     def send(self, delta, client): return delta, client       # what it sends of its update; what it remembers
     def weigh(self, weights): return weights                  # how much each client's step counts
+    def combine(self, deltas, weights): return deltas, weights # of what the server takes the mean, and its weights
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
     def deploy(self, params): return params                   # between rounds, the parameters of a client's own network
 

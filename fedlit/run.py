@@ -8,7 +8,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'choose_ex
            'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory',
            'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
-# %% ../nbs/16_run.ipynb #b443a97f
+# %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, time, warnings
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterator
@@ -29,7 +29,7 @@ from .engine.inputs import (best_device, check_device, check_network, convolves,
                                   least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
 from .engine.messages import warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
-from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound
+from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, scored, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names
 from .result import (FORMAT, FREE, Run, Tester, by_name, check_metrics, fingerprint, load_run, noted_of,
@@ -188,7 +188,7 @@ def choose_executor(
     return ('vmap' if not heavy or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
-# %% ../nbs/16_run.ipynb #5d1c32c4
+# %% ../nbs/16_run.ipynb #a7dfd072
 def normalised(
     task, # Task
 ):        # Task
@@ -198,6 +198,7 @@ def normalised(
 
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
+    alone = True # does it have all clients of a round? a team that shares them says that it has not
     def __init__(self,
         asked, # Federation, checked
     ):
@@ -253,15 +254,18 @@ def settings(self:Simulation, executor):
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion),
                 **noted_of(self.task), **measured)
 
-# %% ../nbs/16_run.ipynb #c92fcbc5
+# %% ../nbs/16_run.ipynb #c1af3153
 @patch
 def train(self:Simulation, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
     a = self.asked
     out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
                       a.criterion, a.proxy, self.tapes, a.chunk, self.function)
-    return check_clients(a.bad_clients, who, out, state.params, state.round, self.guess,
-                         partial(self.advice, state.round, who, out), state.buffers)
+    guard = a.bad_clients if self.alone else replace(a.bad_clients, beyond=math.inf) # a team judges all together
+    out = check_clients(guard, who, out, state, self.guess, partial(self.advice, state.round, who, out))
+    if self.alone or not len(out['who']): return out
+    _, seen, least = witnesses(out, state)
+    return dict(out, seen=seen, least=least.expand_as(seen))
 
 @patch
 def sums(self:Simulation, *args):

@@ -96,8 +96,30 @@ def aggregate(
                      used(method, state, params, buffers, train), buffers, x, train),
                  proxy=proxy, generator=torch.Generator())
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
-    moved = {k: _mean(**v) for k, v in sums(state, out, q, p).items()}
+    moved = (_combined(method, state, out, offer, q) if overrides(method, 'combine')
+             else {k: _mean(**v) for k, v in sums(state, out, q, p).items()})
     return _merged(method, state, who, out, offer, moved)
+
+# %% ../nbs/10_server.ipynb #7f845036
+def _combined(method, state, out, offer, q):
+    "The average change of every tensor, of what the `combine` hooks make of the clients' changes."
+    p, sent = offer['weights'], {k: v for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
+    trained = rows({k: v for k, v in {**out['params'], **out['buffers']}.items() if k in sent}, slice(None))
+    often = torch.where(p > 0, q/p, 1.) # how `weigh` stretches each client's step
+    stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
+    deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
+    weights, mask = p, rows(out['mask'], slice(None))
+    for name, part in zip(part_names(method), method.parts):
+        if not overrides(part, 'combine'): continue
+        with Seeded(('combine', state.seed, state.round)):
+            deltas, weights = ask(part.combine, own(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
+        if len(weights) != len(p): mask = {} # rows are clients no more
+    counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
+    moved = client_sums(counts, dict(out, params={}, buffers=trained), p, weights if len(weights) == len(p) else p)
+    zero = {k: torch.zeros_like(v) for k, v in deltas.items()}
+    moved.update({k: _sums(weights, weights, d, zero[k][0], mask.get(k)) for k, d in deltas.items()})
+    return {k: _mean(**v) for k, v in moved.items()}
+
 
 # %% ../nbs/10_server.ipynb #5b25c566
 def _merged(method, state, who, out, offer, moved):

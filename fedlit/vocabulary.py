@@ -9,10 +9,10 @@ __all__ = ['CLIENT', 'STEP', 'SERVER', 'HOOKS', 'OFFERS', 'OUTSIDE', 'RENAMED', 
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-# %% ../nbs/05_vocabulary.ipynb #014f7591
+# %% ../nbs/05_vocabulary.ipynb #8709395b
 CLIENT = 'begin', 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done', 'send' # the hooks at a client
 STEP = 'use', 'output', 'frozen', 'loss', 'grad'                   # those of them in every step
-SERVER = 'weigh', 'merge'                    # those at the server, after training
+SERVER = 'weigh', 'combine', 'merge'         # those at the server, after training
 HOOKS = 'init', 'keep', *CLIENT, *SERVER, 'deploy' # all; `deploy` between rounds
 
 # %% ../nbs/05_vocabulary.ipynb #d35b35cc
@@ -63,7 +63,7 @@ offers(('keep',),
        name=('str', 'of the tensor in question'),
        module=('module', 'that owns it'))
 
-# %% ../nbs/05_vocabulary.ipynb #fead54a2
+# %% ../nbs/05_vocabulary.ipynb #054f2baa
 offers(('grad',),
        grads=('tree', 'the gradient of the local objective'),
        objective=('function', 'the local objective elsewhere: `objective(params, at=slice(None), '
@@ -74,6 +74,8 @@ offers(('done', 'send', 'merge'),
                       'at the server; `send` sees only what is sent of it'))
 offers(('send',),
        others=('part -> tree', 'what other parts of the method send besides `delta`'))
+offers(('combine',),
+       deltas=('tree of (K, ...)', 'what each client changed of the tensors that are averaged, stacked'))
 offers((*CLIENT, *SERVER, 'deploy'), server=('tree', "this part's own memory on the server"))
 offers((*CLIENT, *SERVER),
        proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))

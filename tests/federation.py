@@ -6,6 +6,7 @@ from fedlit.methods import (
     FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
+    CoordinateMedian, TrimmedMean, NormClipping, Krum,
     Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
@@ -37,6 +38,7 @@ METHODS = [
     # aggregation
     FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
     FedAdagrad(), FedAdam(), FedYogi(tau=1e-2),
+    CoordinateMedian(), TrimmedMean(trim=.25), NormClipping(), NormClipping(norm=.5), Krum(attackers=0, best=2),
     # what stays at home
     FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
@@ -51,13 +53,15 @@ METHODS = [
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
            for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
-                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1), TopK(share=.1) + Quantize())] + [
+                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1), TopK(share=.1) + Quantize(),
+                     NormClipping() + CoordinateMedian())] + [
            FedDSE(rates=HALVES) + OldCounts()]
 # networks without BatchNorm only, tests/methods/test_privacy.py
 PRIVATE = [DP(clip=.1), DP(clip=.1, at='client', per='tensor'), DPSGD(), DP(clip=.1) + FedAvgM(), DPSGD() + SCAFFOLD()]
 # trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/methods/submodels/test_depthfl.py
 ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL(), DP(), DPSGD()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
+        FedNova() + TrimmedMean(trim=.25) + FedAvgM(), SCAFFOLD() + FedBN() + CoordinateMedian(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
         FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
@@ -68,4 +72,5 @@ NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
-           TopK(share=1.), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0), Ditto(lam=1.), APFL()]
+           TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
+           Ditto(lam=1.), APFL()]

@@ -112,8 +112,9 @@ def same(a, b):
     "Two runs: how far apart their states and their histories are."
     one, two = columns(a), columns(b)
     assert list(one) == list(two), set(one) ^ set(two)
-    numbers = [abs(x - y) for k in one if k != 'bad_clients' for x, y in zip(one[k], two[k]) if x == x]
-    words = [k for k in one if k == 'bad_clients' and one[k] != two[k]]
+    said = {'bad_clients', 'why'}
+    numbers = [abs(x - y) for k in one if k not in said for x, y in zip(one[k], two[k]) if x == x]
+    words = [k for k in one if k in said and str(one[k]) != str(two[k])]
     return dict(apart=max(apart(a.state, b.state), *numbers), differ=words)
 
 RUNS = {

@@ -10,7 +10,7 @@ import federation as fed
 from fedlit.data import load
 from fedlit.scale.torchrun import Ranks, balanced
 from fedlit.engine.guard import Guard, check_clients
-from fedlit.method import asks_for
+from fedlit.method import asks_for, overrides
 from fedlit.local import Adam, Decay
 from fedlit.methods import FedAvgM, FedBN, MOON
 from fedlit.models import build
@@ -76,7 +76,7 @@ def trained(method, ranks):
         return check_clients(Guard(), who,
                     local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at),
                                 STEPS, 'vmap', proxy=fed.PROXY),
-                    state.params, state.round)
+                    state)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
     sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3])
     if ranks.follows: return ranks.follow(sim, run).state
@@ -126,8 +126,8 @@ def test_only_servers_that_ask_for_clients_get_them(launched):
     for m in some(ranks):
         seen, state = traffic[repr(m)], reference()[repr(m)]
         # what stays at home has come home
-        assert ('rows' in seen) == (asks_for(m, 'merge', 'trained')
-                                    and set(state.personal) < {*state.params, *state.buffers}), m
+        asks = asks_for(m, 'merge', 'trained') or overrides(m, 'combine')
+        assert ('rows' in seen) == (asks and set(state.personal) < {*state.params, *state.buffers}), m
         assert ('home' in seen) == bool(state.personal or any(state.client.values())), m
 
 @pytest.mark.slow
@@ -176,7 +176,8 @@ def test_the_longest_first():
 
 def faulty(rank, path):
     told = []
-    worse = lambda logits, y: cross_entropy(logits, y)*(float('inf') if rank else 1)
+    # the same text everywhere, which asks where it is
+    worse = lambda logits, y: cross_entropy(logits, y)*(float('inf') if dist.get_rank() else 1)
     for kw in (dict(criterion=worse), dict(rounds=3+rank), dict(rounds=1-rank), dict(rounds=0),
                dict(checkpoint=path/'of another')):
         try: digits(executor='torchrun:loop', **kw)
@@ -193,6 +194,71 @@ def test_an_error_on_one_rank_is_that_of_all(tmp_path):
     assert b == 'ValueError' and 'rounds: 3 on rank 0, 4 on rank 1' in differ
     assert none == all_none == ['ValueError', 'rounds=0, but it must be at least 1']
     assert c == 'ValueError' and 'checkpoint of another run (seed: 1 there, 0 here' in other
+
+OTHER = dict(
+    network=(dict(net=1), 'the network, in body.1.weight: [64, 64] ', 'on rank 0'),
+    width=(dict(hidden=(32,)), 'model: ', 'the network, in body.1.weight: [64, 64] '),
+    images=(dict(images=1), 'the task, in x_train: [1438, 1, 8, 8] '),
+    tested=(dict(tested=1), 'the task, in y_test: '),
+    parts=(dict(parts=1), 'the clients: '),
+    tests=(dict(tests=1), 'the tests of the clients: '),
+    factor=(dict(factor=2.), 'the criterion, in Python '),
+    operation=(dict(plus=True), 'the criterion, in Python '))
+
+def unlike(rank, path):
+    "Rank 1 is given something else, each time another thing."
+    told = {}
+    for name, (kw, *_) in OTHER.items():
+        change, task = kw if rank else {}, load('digits')
+        clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
+        if 'parts' in change: clients[0], clients[1] = clients[1], clients[0]
+        if 'images' in change:
+            task = replace(task, x_train=task.x_train.clone())
+            task.x_train[7, 0, 3, 3] += 1
+        if 'tested' in change: task = replace(task, y_test=task.y_test.flip(0))
+        tests = [torch.arange(5) + k + ('tests' in change) for k in range(6)]
+        factor = change.get('factor', 1.)
+        criterion = ((lambda logits, y: cross_entropy(logits, y) + factor) if 'plus' in change
+                     else (lambda logits, y: cross_entropy(logits, y) * factor))
+        try:
+            net = build('mlp', task, seed=change.get('net', 0), hidden=change.get('hidden', (64,)), features=64)
+            federate(net, task, clients, FedAvgM(), 1, Local(epochs=1), criterion=criterion, tests=tests,
+                     executor='torchrun:loop', progress=False, device='cpu')
+        except ValueError as e: told[name] = str(e)
+    (path/f'told{rank}').write_text(json.dumps(told))
+
+def test_ranks_that_were_given_something_else_are_refused_before_the_first_round(tmp_path):
+    launch(unlike, 2, tmp_path)
+    told = [json.loads((tmp_path/f'told{rank}').read_text()) for rank in range(2)]
+    assert told[0] == told[1] and set(told[0]) == set(OTHER)
+    for name, (_, *words) in OTHER.items():
+        assert told[0][name].startswith('all ranks must be asked for the same run') and len(told[0][name]) < 2000
+        assert all(w in told[0][name] for w in words), told[0][name]
+
+def unbelievable(rank, path):
+    "Client 3 has images in another unit: what one process makes of it, and what two ranks do."
+    task = load('digits')
+    clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
+    x = task.x_train.float().index_fill(0, clients[3], 0.)
+    x[clients[3]] = task.x_train[clients[3]].float()*3e4 # with three clients on a rank or two, that rank has no say
+    go = lambda **kw: federate(build('mlp', task, seed=0, norm='batch'), replace(task, x_train=x), clients[:4], MOON(),
+                               2, Local(epochs=1, batch_size=64), progress=False, device='cpu', **kw)
+    run = go(bad_clients='skip', executor='torchrun:vmap')
+    said = []
+    try: go(executor='torchrun:vmap')
+    except FloatingPointError as e: said.append(str(e))
+    if rank == 0:
+        one = go(bad_clients='skip', executor='vmap')
+        gaps = [(one.state.params[k] - v).abs().max().item() for k, v in run.state.params.items()]
+        said += [max(gaps), run.history.bad_clients.tolist(), one.history.bad_clients.tolist()]
+    (path/f'told{rank}').write_text(json.dumps(said))
+
+@pytest.mark.filterwarnings('ignore:client . returned')
+def test_who_is_beyond_belief_does_not_depend_on_the_number_of_ranks(tmp_path):
+    launch(unbelievable, 2, tmp_path)
+    said, gap, ranks, one = json.loads((tmp_path/'told0').read_text())
+    assert ranks == one == ['3', '3'] and gap < 1e-5
+    assert json.loads((tmp_path/'told1').read_text()) == [said] and 'client 3 returned' in said and 'in round 1' in said
 
 def absent(rank, path):
     if rank: return time.sleep(6)

@@ -70,7 +70,7 @@ def check_class(
             raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyper-parameter; "
                             f"write {name}: {type(v).__name__} = {v!r}")
 
-# %% ../../nbs/engine/messages.ipynb #de501bfb
+# %% ../../nbs/engine/messages.ipynb #3d1f4aae
 RETURNS = {} # hook -> its rule
 
 def _what(out):
@@ -134,10 +134,22 @@ def _merged(out, offer):
     missing = sorted(set(offer['delta']) - set(out[0]))
     return f"no step for {', '.join(missing)}, which would stand still; begin with {{**delta, ...}}" if missing else ''
 
+def _combined(out, offer):
+    if not (isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], dict)):
+        return f"{_what(out)}, but it must return two things: the stack of changes, and a weight for each row of it"
+    deltas, weights = out
+    if missing := sorted(set(offer['deltas']) ^ set(deltas)):
+        return f"changes of other tensors than it got ({', '.join(missing)}); begin with {{**deltas, ...}}"
+    rows = len(weights) if getattr(weights, 'ndim', 0) == 1 else 0
+    odd = [k for k, v in deltas.items() if v.shape != (rows, *offer['deltas'][k].shape[1:])]
+    if not odd: return ''
+    return (f"{rows} weights and {odd[0]} of shape {tuple(deltas[odd[0]].shape)}, "
+            f"but it must be {(rows, *offer['deltas'][odd[0]].shape[1:])}, a row for each weight")
+
 _a_dict = _must(lambda out, offer: isinstance(out, dict), 'a dictionary')
 RETURNS.update(
-    init=_init, begin=_begun, mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, send=_sent, merge=_merged,
-    deploy=_a_dict,
+    init=_init, begin=_begun, mask=_a_dict, use=_a_dict, frozen=_a_dict, done=_done, send=_sent, combine=_combined,
+    merge=_merged, deploy=_a_dict,
     output=_must(lambda out, offer: hasattr(out, 'shape') or isinstance(out, (int, float)), 'a tensor'),
     loss=_with_buffers(_must(lambda out, offer: isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0,
                              'a number or a tensor without dimensions')),

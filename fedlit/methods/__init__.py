@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
-           'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg',
-           'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe',
-           'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
-           'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK',
-           'Quantize']
+           'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'CoordinateMedian', 'TrimmedMean',
+           'NormClipping', 'Krum', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
+           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
-# %% ../../nbs/methods/index.ipynb #1f109b80
+# %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg, Method
 from .solo import SOLO
 from .fedprox import FedProx
@@ -23,6 +23,7 @@ from .scaffold import SCAFFOLD
 from .fedavgm import FedAvgM
 from .fednova import FedNova
 from .fedopt import FedAdagrad, FedAdam, FedYogi
+from .robust import CoordinateMedian, TrimmedMean, NormClipping, Krum
 from .fedbn import FedBN
 from .fedper import FedPer
 from .fedrep import FedRep
@@ -54,6 +55,7 @@ from .fedala import FedALA
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn',
+         'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
