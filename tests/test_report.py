@@ -8,8 +8,10 @@ from fedlit.cli import main
 from fedlit.data import load
 from fedlit.engine.guard import Guard
 from fedlit.measure import effective_rank, evaluate, features_of, spectrum
-from fedlit.methods import FedAvg, FedPer, HeteroFL, SCAFFOLD
+from fedlit.local import Between, Decay
+from fedlit.methods import FedALA, FedAvg, FedPer, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.models import build
+from fedlit.participation import BySize, PowerOfChoice, RoundRobin
 from fedlit.partition import dirichlet
 from fedlit.round import Local
 from fedlit.run import Run, federate, tests_of as own_tests
@@ -242,3 +244,16 @@ def test_without_javascript_it_is_pictures_and_tables(browser, file):
     assert tab.locator('details table').first.is_visible()
     assert EVIL in tab.locator('details', has_text='alert').first.text_content() and not tab.faults
     tab.context.close()
+
+@pytest.mark.parametrize('method, participation', [(FedAvg(), RoundRobin(.5)), (PerFedAvg(), BySize(.5)),
+                                                   (FedALA(), 1.), (FedAvg(), PowerOfChoice(.5))])
+def test_schedules_and_participation_come_back_from_a_file(tmp_path, method, participation):
+    effort = 1 if method == FedALA() else Between(1, 2)
+    own = dict(local=Local(epochs=effort, batch_size=64, lr=Decay(.1, .9)), participation=participation)
+    first = run(method, rounds=2, **own)
+    f, back = facts(first), Run.load(first.save(tmp_path/'run'))
+    assert facts(back, task=TASK, clients=CLIENTS) == f
+    assert (f['drawn'] is None) == (participation == PowerOfChoice(.5)) and f['clients'][5]['after'] >= 0
+    assert ('own' in f['clients'][0]) == (method != FedAvg())
+    one, other = (r.without(client=1, **more) for r, more in ((first, {}), (back, dict(task=TASK, clients=CLIENTS))))
+    assert all(torch.equal(v, other.run.state.params[k]) for k, v in one.run.state.params.items())

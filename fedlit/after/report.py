@@ -18,8 +18,11 @@ from .without import rebuilt
 from ..engine.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
-from ..result import GIVEN, fingerprint, records, scores_of, tests_of
-from ..run import Simulation, draw_clients
+from ..method import overrides
+from ..parse import value
+from ..participation import draw_clients, needs
+from ..result import GIVEN, fingerprint, own_samples, records, scores_of, tests_of
+from ..run import Simulation
 from ..scale.capacity import traffic
 from ..server import deployed
 
@@ -44,7 +47,9 @@ def took_part(
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
     left = set(s.get('without') or ())
-    draw = lambda r: draw_clients(s['clients'], s['participation'], s['seed'], r)
+    how = value(s['participation'])
+    if needs(how, 'losses') or needs(how, 'sizes') and not s.get('sizes'): return None
+    draw = lambda r: draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'))
     drawn = [[k for k in draw(int(row['round']) - 1) if k not in left] for row in rows]
     skips = s.get('bad_clients', '').startswith("Guard(then='skip'")
     bad = lambda row: {int(k) for k in str(row.get('bad_clients') or '').split() if k != 'server'}
@@ -66,18 +71,24 @@ def _once_more(sim, run, who):
             out = sim.train(who[i:i+10], run.state)
         if len(out['who']): yield out['who'].tolist(), out
 
+def _of_row(seen, i): return {name: v[i] for name, v in seen.items()}
+
 def _networks(sim, run, who, source):
     "Client number, the network that is looked at, and what is known of its training."
     method, state = run.method, run.state
-    if source == 'home': yield from ((k, deployed(method, state, k), {}) for k in who)
+    samples = lambda ks: own_samples(method, sim.model, sim.task, sim.asked.clients, ks)
+    if source == 'home':
+        for k in who: yield k, deployed(method, state, k, **_of_row(samples([k]), 0)), {}
     if source == 'kept':
         for i, k in enumerate(run.locals['who']):
             yield k, tuple({n: v[i] for n, v in run.locals[part].items()} for part in ('params', 'buffers')), {}
     if source == 'again':
         for ks, out in _once_more(sim, run, who):
             ended = replace(state, personal={**out['params'], **out['buffers']}, client=out['client'])
+            of = samples(ks)
             for i, k in enumerate(ks):
-                yield k, deployed(method, ended, i), dict(drift=out['drift'][i].item(), loss=out['loss'][i].item())
+                net = deployed(method, ended, i, **_of_row(of, i))
+                yield k, net, dict(drift=out['drift'][i].item(), loss=out['loss'][i].item())
 
 def each_client(
     run,       # Run
@@ -90,17 +101,18 @@ def each_client(
     tests = asked.tests or tests_of(asked.task, asked.clients, asked.seed)
     who = [k for k in range(n) if k not in asked.without]
     who = [who[int(i)] for i in np.linspace(0, len(who)-1, min(most, len(who)))]
-    source = 'again' if again else 'kept' if run.locals else 'home' if run.state.personal else ''
+    home = bool(run.state.personal) or overrides(run.method, 'deploy')
+    source = 'again' if again else 'kept' if run.locals else 'home' if home else ''
     look = sim.task.x_test[::max(1, len(sim.task.x_test)//1000)]
     def curve(net):
         s = spectrum(features_of(sim.model, look, prepare=sim.task.normalise, state=net))
         return dict(rank=effective_rank(s), values=s[:100].tolist())
     own = [tests[k] for k in who]
-    accuracies = lambda *of: [s['accuracy'] for s in scores_of(run.method, sim.test, run.state, *of)]
-    seen = {k: dict(tested=len(t), server=s) for k, t, s in
-            zip(who, own, accuracies(own, [None]*len(who)))}
-    if run.state.personal:
-        for k, v in zip(who, accuracies(own, who)): seen[k]['own'] = v
+    seen = {k: dict(tested=len(t), server=s['accuracy']) for k, t, s in
+            zip(who, own, scores_of(run.method, sim.test, run.state, own, [None]*len(who)))}
+    if home:
+        of = own_samples(run.method, sim.model, sim.task, asked.clients, who)
+        for k, s in zip(who, scores_of(run.method, sim.test, run.state, own, who, **of)): seen[k]['own'] = s['accuracy']
     spectra = dict(server=curve(deployed(run.method, run.state)), clients={})
     for k, net, more in _networks(sim, run, who, source):
         after = {} if source == 'home' else dict(after=sim.test(net, tests[k])['accuracy'])

@@ -15,7 +15,8 @@ from ..engine.guard import Guard
 from ..measure import exactly
 from ..models import build
 from ..result import GIVEN, Run, fingerprint, tests_of
-from ..run import Federation, Local, Simulation
+from ..parse import local, value
+from ..run import Federation, Simulation
 
 # %% ../../nbs/after/without.ipynb #852e334c
 def _guard(text):
@@ -41,10 +42,11 @@ def rebuilt(
                          "pass task=..., clients=... and, unless `build` made it with the run's seed, model=...")
     if model is None and (model := _first(s, task)) is None:
         raise ValueError(f"this run comes from a file; pass model=..., the {s['model']} before the first round")
-    same = {k: s[k] for k in ('participation', 'seed', 'executor', 'device', 'weighting', 'statistics', 'precision',
+    same = {k: s[k] for k in ('seed', 'executor', 'device', 'weighting', 'statistics', 'precision',
                               'channels_last')}
     return Federation(model, task, clients, run.method, **{**same, **dict(
-        local=Local(**s['local']), bad_clients=_guard(s['bad_clients']), without=tuple(s.get('without') or ()),
+        local=local(**s['local']), participation=value(s['participation']),
+        bad_clients=_guard(s['bad_clients']), without=tuple(s.get('without') or ()),
         evaluate_every=int(tested['round'].iloc[0]), progress=False), **given})
 
 # %% ../../nbs/after/without.ipynb #6cac4eda
