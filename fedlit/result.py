@@ -197,8 +197,8 @@ def by_name(
 @patch
 def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as `federate` took them, if from a file
     "A DataFrame, one row a client: accuracy and `metrics` of the server's model and of the client's own on its tests."
+    if clients is None and self.asked and self.asked.task is task: clients = self.asked.clients
     state, task = self.state, task.to(next(self.model.parameters()).device)
-    if clients is None and self.asked: clients = self.asked.clients
     test, everyone = Tester(self.model, task, self.settings.get('channels_last'), metrics), list(range(state.clients))
     both = {'global': ([None]*state.clients, {}),
             'personal': (everyone, own_samples(self.method, self.model, task, clients, everyone))}

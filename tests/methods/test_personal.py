@@ -341,7 +341,10 @@ def test_personal_columns_are_of_adapted_networks():
                 personal=[score(run.state.params, k) for k in (0, 1)],
                 personal_after=[score({n: v[k] for n, v in ended.items()}, k) for k in (0, 1)])
     for column, values in seen.items(): assert run.history[column].iloc[-1] == pytest.approx(sum(values)/2, abs=1e-9)
-    each = run.per_client(task, tests, clients=parts)
+    each = run.per_client(task, tests)
+    run.asked = None # as if from a file
+    assert each.equals(run.per_client(task, tests, clients=parts))
+    with pytest.raises(ValueError, match='from its samples; pass clients'): run.per_client(task, tests)
     assert each.personal.tolist() == pytest.approx(seen['personal'], abs=1e-9)
 
 def test_what_makes_the_gradient_anew_comes_before_what_corrects_it():
