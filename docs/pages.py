@@ -150,8 +150,9 @@ def gallery(images):
 def write(folder, suffix, convert=lambda text, name: text):
     "All generated pages into `folder`, the gallery's pictures into `folder`/images/gallery."
     for page, make in GENERATED.items():
-        (folder/f'{page}{suffix}').write_text(convert(globals()[make](folder/'images'/'gallery'), page),
-                                              encoding='utf-8')
+        text = convert(globals()[make](folder/'images'/'gallery'), page)
+        if suffix == '.md': text = f'---\nnosearch: true\n---\n\n{text}' # lists hold every word, and explain none
+        (folder/f'{page}{suffix}').write_text(text, encoding='utf-8')
 
 def front_matter(text, page):
     "Quarto wants the title of a page in front of it."

@@ -100,22 +100,31 @@ def test_a_figure_is_a_png_or_an_svg(monkeypatch):
     assert pages.figures('x') == [('image/png', 'aGk=', 'Here'), ('image/svg+xml', 'aGk=', 'Here')]
 
 def test_docments():
-    source = ('__all__ = ["f", "C"]\n'
+    source = ('__all__ = ["f", "g", "h", "C"]\n'
               'def f(\n'
               '    a, # first, (n,)\n'
               '    *rest, b=2, # second\n'
               '    **kw):\n'
               '    "Adds `a`."\n'
               '    return a # not a docment\n'
+              'def g(task, a): # int, how many\n'
+              '    "A note on one line is about the last parameter."\n'
+              'def h(\n'
+              '    task,\n'
+              ') -> dict: # name -> number\n'
+              '    "What comes back."\n'
               'class C:\n'
               '    "Holds."\n'
               '    x: int = 1 # a field\n'
               '    def m(self, y): "Does."\n'
               '    def _p(self): "No."\n')
     found = api.entries(source)
-    assert [e.call for e in found] == ['f(a, *rest, b=2, **kw)', 'C(x=1)', 'C.m(y)']
+    assert [e.call for e in found] == ['f(a, *rest, b=2, **kw)', 'g(task, a)', 'h(task)', 'C(x=1)', 'C.m(y)']
     assert (found[0].params == [('a', '', 'first, (n,)'), ('b', '2', 'second')]
-            and found[1].params == [('x', '1', 'a field')])
+            and found[3].params == [('x', '1', 'a field')])
+    assert [e.returns for e in found] == ['', '', '`dict`, name -> number', '', '']
+    text = api.markdown(found, 'url')
+    assert '| *returns* | `dict`, name -> number |' in text and '| `task` | Task, the data |' in text
     assert '| `b` | `2` | second |' in api.markdown(found, 'url') and 'href="url#L2"' in api.markdown(found, 'url')
 
 def test_bibliography():
@@ -301,19 +310,51 @@ def test_math_is_drawn(seen):
 def test_nothing_overflows_at_375_pixels(seen):
     assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
 
+FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'papers/feddecorr|guides/seven_pictures',
+         'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',
+         'save model': 'result', 'GPU': 'engine/speed', 'federate': 'run'}
+
 @built
 @browsed
-def test_search_finds_feddecorr(tab):
+@pytest.mark.parametrize('asked', FOUND)
+def test_search_finds_the_right_page_first(tab, asked):
     tab.set_viewport_size(dict(width=1280, height=900))
     tab.goto((SITE/'index.html').as_uri())
-    tab.fill('.sidebar-search', 'FedDecorr')
+    tab.fill('.sidebar-search', asked)
     tab.press('.sidebar-search', 'Enter')
     tab.wait_for_selector('#search-results li a', timeout=20_000)
     tab.wait_for_function("document.querySelector('#search-results .search-summary')"
                           "?.textContent.includes('matching')", timeout=20_000)
-    hits = tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')
-    assert 'methods/feddecorr.html' in [h.split('?')[0].split('#')[0] for h in hits[:3]], hits[:5]
+    hits = [h.split('?')[0].split('#')[0].removesuffix('.html') for h in
+            tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')]
+    assert hits[0] in FOUND[asked].split('|'), hits[:5]
+    assert not {*pages.GENERATED} & {*hits} # lists hold every word
     assert not tab.faults
+
+@built
+@browsed
+def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    tab.goto((SITE/'methods'/'fedgse.html').as_uri())
+    opened = tab.eval_on_selector_all('.sidebar-tree details[open]', 'es => es.map(e => e.innerText)')
+    assert len(opened) == 1 and 'FedGSE' in opened[0]
+    seen = lambda at: tab.eval_on_selector(at, """e => { const r = e.getBoundingClientRect();
+        return r.width > 50 && r.top >= 0 && r.bottom <= innerHeight && r.left >= 0 && r.right <= innerWidth }""")
+    assert seen('.sidebar-tree .current-page') and seen('.toc-tree li li a')
+    pair = tab.eval_on_selector_all('article, .toc-drawer', 'es => es.map(e => e.getBoundingClientRect())')
+    assert pair[0]['right'] <= pair[1]['left']
+    tab.goto((SITE/'index.html').as_uri())
+    assert 'seven pictures' in tab.eval_on_selector('.sidebar-tree details[open]', 'e => e.innerText')
+    places = tab.eval_on_selector_all('.fedlit-moving svg', 'es => es.map(e => e.getBoundingClientRect().y)')
+    assert len({*places}) == 1 # labels and curves side by side
+
+@built
+def test_a_link_to_a_page_says_what_it_is():
+    for name in ('index.html', 'methods/moon.html'):
+        said = re.findall(r'<meta (?:name|property)="(?:description|og:description)" content="([^"]{20,})"',
+                          (SITE/name).read_text(encoding='utf-8'))
+        assert len(said) == 2 and said[0] == said[1]
+    assert 'Let the local features agree with the global ones' in said[0]
 
 @built
 @browsed
