@@ -419,7 +419,7 @@ _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'perso
 def _check_history(rows):
     "Refuse a history that is no table, or one with more columns than numbers."
     if not all(type(row) is dict for row in rows): raise ValueError('its history is no list of rows')
-    number = lambda v: type(v) in (int, float) and abs(v) < 2**63
+    number = lambda v: type(v) is float or type(v) is int and abs(v) < 2**63
     for row in rows:
         if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
         if odd := [k for k in _NUMBERS if k in row and not (number(row[k]) or row[k] in (inf, -inf))]:

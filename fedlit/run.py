@@ -202,7 +202,7 @@ class Simulation:
     def __init__(self,
         asked, # Federation, checked
     ):
-        self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> what was bad
+        self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> client -> what is
         self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
         x = self.task.normalise(self.task.x_train[:2])
         self.tapes, self.executor = self._tapes(x), self._executor(x)
@@ -273,9 +273,9 @@ def sums(self:Simulation, *args):
     return client_sums(*args)
 
 @patch
-def advice(self:Simulation, round, who, out, wrong): # wrong: what is, a sentence a bad client
+def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is, the rest of a sentence
     "What may help a client that produced NaN or infinity."
-    self.why[round] = '; '.join(wrong)
+    self.why[round] = wrong
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
         if odd := first_odd('x_train', self.task.x_train, self.asked.clients[k]):
             return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
@@ -342,7 +342,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
-    if state.round in self.why: row['why'] = self.why[state.round]
+    if wrong := self.why.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.answer(seen) if seen else None
 
 # %% ../nbs/16_run.ipynb #1f9535ff

@@ -204,7 +204,7 @@ def check_clients(
     out,     # what `fedlit.round.local_phase` returned
     before,  # State before the round
     guess=math.inf, # the loss of a guess, ln(classes)
-    advice='a smaller lr or a smaller penalty would help', # or a function of what is wrong (sentences) that returns one
+    advice='a smaller lr or a smaller penalty would help', # or a function of what is wrong, by client, that returns one
 ):           # `out` of the clients that count; on the CPU (K,) `who`, the `loss`, the update's length `drift`, if `bad`
     "Look at each client's result and do what `guard` says. FloatingPointError names client, round and first bad layer."
     bad, drift, loss = told(*bad_rows(guard, out, before, guess, False), out['loss'])
@@ -214,9 +214,9 @@ def check_clients(
     if at:
         moved = drift.to(device)
         more = f"; {len(at)-1} more of {len(who)} clients are bad too" if len(at) > 1 else ''
-        wrong = [f"client {who[i]} {blame(guard, out, before, moved, i)}" for i in at]
+        wrong = {who[i]: blame(guard, out, before, moved, i) for i in at}
         if callable(advice): advice = advice(wrong)
-        act(guard, f"{wrong[0]}{more}; {advice}")
+        act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice}")
     return rows(out, (~bad).nonzero()[:, 0].tolist()) if at and guard.then == 'skip' else out
 
 # %% ../../nbs/engine/guard.ipynb #731ee5a5

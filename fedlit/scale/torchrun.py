@@ -349,7 +349,10 @@ def train(self:Ranks, who, state):
     for rank, ks in enumerate(theirs):
         if rank and (out := [k for k in ks if k in lent]): self._give(rows(_kept(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
-    if not (told := self._left(len(who), [_numbers(self.out), *filter(None, self._agree(error))])): return self.out
+    theirs = self._agree(error)
+    if wrong := [pair for t in theirs for pair in t['why']]: self.sim.why.setdefault(state.round, {}).update(wrong)
+    told = [_numbers(self.out), *(t['numbers'] for t in theirs if t['numbers'])]
+    if not (told := self._left(len(who), told)): return self.out
     like = lambda k: self.out.get(k, self.out['loss']) # a rank of which no client is left has not seen all
     numbers = {k: self._joined([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
                for k in told[0]}
@@ -385,9 +388,12 @@ def _judged(self:Ranks, numbers, state):
     bad = ~((seen <= most) & seen.isfinite())
     rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
     if not rows_.any(): return numbers
-    i, j = bad.nonzero()[0].tolist()
-    act(guard, f"client {int(numbers['who'][i])} returned {seen[i, j]:.3g} in {_named(self.out, j)} "
-               f"in round {state.round+1}, where at most {most[j]:.3g} is believed beside the other clients")
+    wrong = {}
+    for i, j in reversed(bad.nonzero().tolist()): # of every client the first tensor that is odd
+        said = f"returned {seen[i, j]:.3g} in {_named(self.out, j)} in round {state.round+1}"
+        wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
+    self.sim.why.setdefault(state.round, {}).update(wrong)
+    act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
     numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
     if guard.then != 'skip': return numbers
     self._say('keep', keep=keep)
@@ -482,7 +488,7 @@ def _on_train(self:Ranks, run, said, tree):
     if lent: held = put(held, lent, self._take(held, len(lent), 0))
     self.state = replace(run.state, round=said['round'], **tree, **held)
     self.out, error = _try(self.sim.train, who, self.state)
-    self._answer(error, _numbers(self.out))
+    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.why.get(said['round'], {}).items())))
 
 @patch
 def _on_left(self:Ranks, run, said, tree):
