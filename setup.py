@@ -43,8 +43,8 @@ if __name__ == '__main__':
     parser = ConfigParser(delimiters=['='])
     parser.read(here/'settings.ini', encoding='utf-8')
     cfg = parser['DEFAULT']
-    extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower')}
-    extras['dev'] += extras['flower'] # its notebook and tests run in CI
+    extras = {k: cfg[f'{k}_requirements'].split() for k in ('dev', 'docs', 'flower', 'hub', 'privacy')}
+    extras['dev'] += extras['flower'] + extras['privacy'] # their notebooks and tests run in CI
     setup(
         name=cfg['lib_name'], version=cfg['version'], description=cfg['description'], keywords=cfg['keywords'],
         long_description=(here/'README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown',

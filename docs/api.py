@@ -1,15 +1,20 @@
 "What the modules offer, read from their source without importing anything: names, signatures, docments."
 import ast, io, re, tokenize
 from dataclasses import dataclass, field
+from pathlib import Path
+import yaml
+
+COMMON = yaml.safe_load((Path(__file__).parent/'names.yml').read_text(encoding='utf-8'))
 
 @dataclass
 class Entry:
-    "One public name: how it is called, what it says of itself, its parameters as (name, default, comment)."
+    "One public name: how it is called, what it says of itself and returns, its parameters as (name, default, comment)."
     name: str
     call: str
     doc: str
     params: list = field(default_factory=list)
     line: int = 0
+    returns: str = ''
 
 def comments(source):
     "The comment at the end of each line, by line number."
@@ -30,7 +35,16 @@ def of_function(f, notes, name=None):
     calls = [f'{p}={d}' if d else p for p, d, _ in params]
     cut = len(params) - len(a.kwonlyargs)
     calls = calls[:cut] + star + calls[cut:] + ([f'**{a.kwarg.arg}'] if a.kwarg else [])
-    return Entry(name or f.name, f"{name or f.name}({', '.join(calls)})", ast.get_docstring(f) or '', params, f.lineno)
+    return Entry(name or f.name, f"{name or f.name}({', '.join(calls)})", ast.get_docstring(f) or '', params, f.lineno,
+                 returned(f, notes))
+
+def returned(f, notes):
+    "What a function says it returns: the note behind its last bracket, else its annotation."
+    taken = {x.lineno for x in [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs]}
+    ends = range(f.lineno, f.body[0].lineno)
+    note = next((notes[n] for n in reversed(ends) if n in notes and n not in taken), '')
+    kind = ast.unparse(f.returns) if f.returns else ''
+    return note if note and (not kind or kind in note) else ', '.join(filter(None, (f'`{kind}`' if kind else '', note)))
 
 def of_class(c, notes):
     fields = [(n.target.id, ast.unparse(n.value) if n.value else '', notes.get(n.lineno, ''))
@@ -42,13 +56,14 @@ def of_class(c, notes):
     methods = [n for n in c.body if isinstance(n, ast.FunctionDef) and n.name[0] != '_' and ast.get_docstring(n)]
     return [whole] + [of_function(m, notes, f'{c.name}.{m.name}') for m in methods]
 
-def as_another(f, found):
+def as_another(f, found, notes):
     "The entry of a function that `@takes` what another one takes."
     of = next((ast.unparse(d.args[0]) for d in f.decorator_list
                if isinstance(d, ast.Call) and ast.unparse(d.func) == 'takes'), None)
     if of not in found: return None
     other = found[of][0]
-    return Entry(f.name, f.name + other.call[len(of):], ast.get_docstring(f) or '', other.params, f.lineno)
+    return Entry(f.name, f.name + other.call[len(of):], ast.get_docstring(f) or '', other.params, f.lineno,
+                 returned(f, notes))
 
 def entries(source):
     "The public names of a module in the order of `__all__`, methods after their class."
@@ -60,7 +75,7 @@ def entries(source):
                           if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
             if owner and n.name[0] != '_': # its class is of this module, or of one that the page adds to
                 found.setdefault(owner.id, []).append(of_function(n, notes, f'{owner.id}.{n.name}'))
-            elif not owner: found[n.name] = [as_another(n, found) or of_function(n, notes)]
+            elif not owner: found[n.name] = [as_another(n, found, notes) or of_function(n, notes)]
     names = next((ast.literal_eval(n.value) for n in tree.body
                   if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
     return [e for n in [*names, *(k for k in found if k not in names and k[0] != '_')] for e in found.get(n, [])
@@ -75,10 +90,12 @@ def markdown(entries, source_url):
     for e in entries:
         source = f'<a class="nb-source" href="{source_url}#L{e.line}">source</a>'
         out += [f'### {e.name}', f'```python\n{e.call}\n```', f'{escape(e.doc)} {source}']
-        if any(note for *_, note in e.params):
+        params = [(n, d, note or COMMON.get(n, '')) for n, d, note in e.params]
+        if any(note for *_, note in params) or e.returns:
             rows = ([['parameter', 'default', 'meaning'], ['---']*3]
-                    + [[code(n), code(d), cell(escape(note))] for n, d, note in e.params])
-            if not any(d for _, d, _ in e.params): rows = [[n, note] for n, _, note in rows]
+                    + [[code(n), code(d), cell(escape(note))] for n, d, note in params]
+                    + [['*returns*', '', cell(escape(e.returns))]]*bool(e.returns))
+            if not any(d for _, d, _ in params): rows = [[n, note] for n, _, note in rows]
             out.append('\n'.join('| ' + ' | '.join(r) + ' |' for r in rows))
     return '\n\n'.join(out)
 

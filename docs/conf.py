@@ -1,5 +1,6 @@
 "Sphinx's settings for docs/build.py."
 import importlib.util, shutil, sys
+from html import escape
 from pathlib import Path
 from docutils import nodes
 sys.path.insert(0, str(Path(__file__).parent))
@@ -7,11 +8,15 @@ import pages
 from convert import slug
 
 s = pages.settings()
-project = html_title = s['title']
+project, release = s['title'], s['version']
+html_title = f'{project} {release}'
+html_logo, html_favicon = ('../nbs/images/logo.svg',)*2
+html_search_scorer = str(Path(__file__).parent/'search.js')
 language, author = 'en', s['author']
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx_copybutton']
 exclude_patterns = ['_extra']
 nb_execution_mode, nb_merge_streams, nb_render_markdown_format = 'off', True, 'myst'
+nb_code_prompt_show, nb_code_prompt_hide = 'Code', 'Hide the code'
 myst_enable_extensions = ['amsmath', 'attrs_block', 'dollarmath']
 myst_heading_anchors, myst_heading_slug_func = 4, 'convert.slug'
 myst_dmath_double_inline = True
@@ -40,6 +45,16 @@ def anchors(app, doctree):
         taken.append(new)
         x['ids'] = [new] + [i for i in x['ids'] if i not in taken]
 
+def previews(app, page, template, context, doctree):
+    "What a link to the page shows where it is posted: its title, and the line under it."
+    if doctree is None: return
+    lead = lambda n: isinstance(n, nodes.Element) and 'lead' in n.get('classes', ())
+    said = next((n.astext() for n in doctree.findall(lead)), s['description'])
+    tag = lambda key, name, text: f'<meta {key}="{name}" content="{escape(" ".join(text.split()))}">'
+    context['metatags'] += '\n'.join(['', tag('name', 'description', said), tag('property', 'og:description', said),
+                                      tag('property', 'og:title', context['title'] or project),
+                                      tag('property', 'og:type', 'article')])
+
 def mathjax(app, exc):
     "The one file of MathJax that pages load, out of 24 MB."
     if exc: return
@@ -48,4 +63,5 @@ def mathjax(app, exc):
 
 def setup(app):
     app.connect('doctree-read', anchors, priority=100)
+    app.connect('html-page-context', previews)
     app.connect('build-finished', mathjax)

@@ -1,5 +1,5 @@
 "From an nbdev notebook to a MyST notebook: what the notebooks use of Quarto's Markdown, and nbdev's directives."
-import json, os, re
+import base64, json, os, re
 from pathlib import Path
 
 def page_of(path):
@@ -24,6 +24,18 @@ def prose(text, change):
     "`text` with `change` made outside of code and mathematics."
     parts = re.split(r'(^```.*?^```|^(?: {4}[^\n]*\n?)+|``.+?``|\$\$.+?\$\$|\$[^$\n]+\$)', text, flags=re.S | re.M)
     return ''.join(p if i % 2 else change(p) for i, p in enumerate(parts))
+
+def inline(output):
+    "An output whose SVG names itself becomes part of the page: its text is found by search, its ink is the page's."
+    svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
+    return dict(output, data={'text/html': svg}) if '<title>' in svg else output
+
+def shown_width(png, usual=100):
+    "How many pixels of a page a PNG (base 64) takes that has more than the `usual` dots per inch; None for others."
+    raw = base64.b64decode(png)
+    number = lambda at: int.from_bytes(raw[at:at+4], 'big')
+    dpi = .0254*number(at + 4) if (at := raw.find(b'pHYs', 0, 4096)) > 0 else usual
+    return round(number(16)*usual/dpi) if dpi > 1.1*usual else None
 
 class Converter:
     "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
@@ -64,12 +76,15 @@ class Converter:
         "The cell as MyST-NB wants it, or None where nothing of it is shown."
         d, source = directives(''.join(cell['source']))
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
-        tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d)) if on]
+        tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
+                                ('hide-input', d.get('code-fold') == 'true')) if on]
         outputs = ([] if d.get('output') == 'false' else
-                   [dict(o, metadata={}) if 'data' in o else o for o in cell['outputs']])
+                   [dict(inline(o), metadata={}) if 'data' in o else o for o in cell['outputs']])
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
         image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}
+        pngs = [''.join(o['data']['image/png']) for o in outputs if 'image/png' in o.get('data', {})]
+        if image and pngs and (wide := shown_width(pngs[0])): image['mystnb']['image']['width'] = f'{wide}px'
         return dict(cell_type='code', execution_count=None, metadata=dict(tags=tags, **image), source=source,
                     outputs=outputs)
 

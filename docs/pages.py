@@ -112,15 +112,15 @@ def names(images=None):
 # -- figures
 
 def figures(path):
-    "The figures of a notebook: (alt text, PNG, the heading they stand under)."
+    "The figures of a notebook: (alt text, PNG as base 64 or SVG as text, the heading they stand under)."
     heading, found = '', []
     for c in read(path)['cells']:
         d, _ = directives(''.join(c['source'])) if c['cell_type'] == 'code' else ({}, '')
         if c['cell_type'] == 'markdown':
             heading = ([heading] + re.findall(r'^##+ (.+)', ''.join(c['source']), re.M))[-1]
         elif 'hide' not in d:
-            found += [(d.get('fig-alt', ''), ''.join(o['data']['image/png']), heading)
-                      for o in c['outputs'] if 'image/png' in o.get('data', {})]
+            found += [(d.get('fig-alt', ''), ''.join(o['data'][kind]), heading) for o in c['outputs']
+                      for kind in ('image/png', 'image/svg+xml') if kind in o.get('data', {})]
     return found
 
 def command(path):
@@ -134,12 +134,12 @@ def gallery(images):
     out = ['# Gallery\n> Every figure of the site, with the page that explains it and the command that draws it']
     for p in notebooks():
         cards = []
-        for i, (alt, png, heading) in enumerate(figures(p)):
+        for i, (alt, picture, heading) in enumerate(figures(p)):
             name = f"{page_of(p).replace('/', '-')}-{i}.png"
-            (images/name).write_bytes(base64.b64decode(png))
+            if not (svg := picture.startswith('<')): (images/name).write_bytes(base64.b64decode(picture))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
-            cards.append(f'<figure><a href="{href}">'
-                         f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy"></a>'
+            shown = picture if svg else f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy">'
+            cards.append(f'<figure><a href="{href}">{shown}</a>'
                          f'<figcaption>{escape(alt)}</figcaption></figure>')
         title, says = front(NBS/p)
         if cards:
@@ -150,8 +150,9 @@ def gallery(images):
 def write(folder, suffix, convert=lambda text, name: text):
     "All generated pages into `folder`, the gallery's pictures into `folder`/images/gallery."
     for page, make in GENERATED.items():
-        (folder/f'{page}{suffix}').write_text(convert(globals()[make](folder/'images'/'gallery'), page),
-                                              encoding='utf-8')
+        text = convert(globals()[make](folder/'images'/'gallery'), page)
+        if suffix == '.md': text = f'---\nnosearch: true\n---\n\n{text}' # lists hold every word, and explain none
+        (folder/f'{page}{suffix}').write_text(text, encoding='utf-8')
 
 def front_matter(text, page):
     "Quarto wants the title of a page in front of it."

@@ -30,7 +30,6 @@ def style():
     try: yield
     finally: plt.rcParams.update(before)
 
-
 # %% ../nbs/13_figure.ipynb #27627108
 def ordered(
     n, # how many curves
@@ -59,18 +58,11 @@ def apart(
     gap,     # least distance between two
     low=-np.inf, high=np.inf, # bounds of the positions; `low` gives way where they do not fit
 ):           # (n,) array: the positions, in the order given, moved as little as possible
-    "Least-squares positions at least `gap` apart, by pooling adjacent violators"
+    "Least-squares positions at least `gap` apart, by isotonic regression"
+    from scipy.optimize import isotonic_regression
     heights = np.asarray(heights, float)
-    order = heights.argsort(kind='stable')
-    pools = []
-    for v in heights[order] - gap*np.arange(len(heights)):
-        pools.append([v, 1])
-        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
-            (b, m), (a, n) = pools.pop(), pools.pop()
-            pools.append([(a*n + b*m)/(n + m), n + m])
-    out = np.empty(len(heights))
-    pooled = np.repeat([v for v, _ in pools], [n for _, n in pools])
-    out[order] = np.clip(pooled, low, high - gap*(len(heights) - 1)) + gap*np.arange(len(heights))
+    order, steps, out = heights.argsort(kind='stable'), gap*np.arange(len(heights)), np.empty(len(heights))
+    if len(out): out[order] = np.clip(isotonic_regression(heights[order] - steps).x, low, high - steps[-1]) + steps
     return out
 
 # %% ../nbs/13_figure.ipynb #45217640
@@ -223,18 +215,19 @@ def claims(
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, handlelength=1)
     return ax
 
-# %% ../nbs/13_figure.ipynb #4bd3a1e8
+# %% ../nbs/13_figure.ipynb #c8b5f9bb
 MESSAGES = ( # height, from (0 server, 1 client), to, text
     (4.15, 0, 1, 'params, buffers, server memory'),
     (1.15, 1, 0, 'delta, uploads, steps, loss'))
 PLACES = ( # height, side, what happens, hooks
     (4.75, 0, 'before round 0', 'init, keep'),
-    (3.55, 1, 'takes its part', 'mask'),
+    (3.55, 1, 'begins, takes its part', 'begin, mask'),
     (2.95, 1, 'forward pass', 'use, output'),
     (2.55, 1, 'networks that stand still', 'frozen'),
     (2.15, 1, 'objective, gradient', 'loss, grad'),
-    (1.65, 1, 'remembers, sends', 'done'),
-    (.75, 0, 'averages, steps', 'weigh, merge'))
+    (1.65, 1, 'remembers, sends', 'done, send'),
+    (.75, 0, 'averages, steps', 'weigh, combine, merge'),
+    (.35, 1, 'between rounds, uses its network', 'deploy'))
 
 def round_picture(
     ax=None, # Axes to draw into; None makes one

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['spectrum', 'exactly', 'significant', 'effective_rank', 'participation_ratio', 'local_global_gap', 'drift',
-           'agreement', 'accuracy', 'score_sums', 'score_of', 'evaluate', 'features_of', 'feature_layer', 'Spread',
-           'spread', 'nudged', 'Rounding', 'rounding']
+           'agreement', 'accuracy', 'logits_of', 'sums_of', 'scored', 'score_sums', 'score_of', 'evaluate',
+           'features_of', 'feature_layer', 'Spread', 'spread', 'nudged', 'Rounding', 'rounding']
 
 # %% ../nbs/12_measure.ipynb #7566420b
 import copy, math, statistics
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from torch.func import functional_call
+from .state import names_of
 from .tree import doubles
 
 # %% ../nbs/12_measure.ipynb #4cfea1bf
@@ -135,6 +136,9 @@ def _outputs(model, x, batch, prepare, state):
     "Yields (features, logits) batch by batch, on the device of the parameters"
     if len(x) == 0: raise ValueError("nothing to evaluate: x is empty")
     place = _place(model, x, state)
+    if state is not None:
+        has = names_of(model) # not the tensors that a method has brought
+        state = state[0], {k: v for k, v in state[1].items() if k in has}
     call = model if state is None else lambda xb: functional_call(model, tuple(state), (xb,))
     with _evaluating(model):
         for xb in x.split(batch):
@@ -142,6 +146,49 @@ def _outputs(model, x, batch, prepare, state):
             yield call(prepare(xb) if prepare else xb)
 
 # %% ../nbs/12_measure.ipynb #1d64d667
+def logits_of(
+    model,        # module that returns (features, logits)
+    x,            # (N, ...) inputs
+    batch=1000,   # samples per forward pass
+    prepare=None, # function of a batch of x, applied before the model
+    state=None,   # (params, buffers) to use in place of the model's own
+):                # (N, C), on the device of the parameters, not waited for
+    "The scores of every sample, in evaluation mode, without gradients"
+    return torch.cat([logits for _, logits in _outputs(model, x, batch, prepare, state)])
+
+def sums_of(
+    made, # iterable of logits, a batch each
+    y,    # iterable of labels, likewise
+):        # (2,) float64: how many are right, and the sum of the losses, in nats; where the logits are, not waited for
+    "What `evaluate` divides by the number of samples, from logits that are there."
+    hits = loss = 0
+    for logits, yb in zip(made, y):
+        yb = yb.to(logits.device)
+        hits, loss = hits + (logits.argmax(1) == yb).sum(), loss + F.cross_entropy(logits.double(), yb, reduction='sum')
+    return torch.stack([hits.double(), loss])
+
+
+# %% ../nbs/12_measure.ipynb #mt04scor
+def scored(
+    metrics, # name -> function of (logits, y)
+    logits,  # (N, C), on the CPU
+    y,       # (N,) int64 labels, likewise
+):           # name -> float
+    "What each of the metrics says; a ValueError names the one that fails."
+    return {name: _number(name, f, logits, y) for name, f in metrics.items()}
+
+def _number(name, f, logits, y):
+    asked = f"metric {name!r}, asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},"
+    try: v = f(logits, y)
+    except Exception as e: raise ValueError(f"{asked} failed: {type(e).__name__}: {e}") from e
+    try: return float(v.item() if hasattr(v, 'item') else v)
+    except (TypeError, ValueError, RuntimeError):
+        shape = f" of shape {tuple(v.shape)}" if hasattr(v, 'shape') else ''
+        raise ValueError(f"{asked} returned a {type(v).__name__}{shape}, but it must return one number; "
+                         "of several numbers, make a metric each") from None
+
+
+# %% ../nbs/12_measure.ipynb #mt01sums
 def score_sums(
     model,        # module that returns (features, logits)
     x,            # (N, ...) inputs
@@ -154,12 +201,10 @@ def score_sums(
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
     made = (logits for _, logits in _outputs(model, x, batch, prepare, state))
     if not doubles(_place(model, x, state)): made = torch.cat(list(made)).cpu().split(batch) # read once, exact here
-    hits = loss = 0
-    for logits, yb in zip(made, y.split(batch)):
-        yb = yb.to(logits.device)
-        hits, loss = hits + (logits.argmax(1) == yb).sum(), loss + F.cross_entropy(logits.double(), yb, reduction='sum')
-    return torch.stack([hits.double(), loss])
+    return sums_of(made, y.split(batch))
 
+
+# %% ../nbs/12_measure.ipynb #mt02eval
 def score_of(
     sums, # (2,) of `score_sums`, on the CPU
     n,    # int, samples
@@ -175,9 +220,12 @@ def evaluate(
     batch=1000,   # samples per forward pass
     prepare=None, # function of a batch of x, applied before the model
     state=None,   # (params, buffers) to use in place of the model's own
-):                # dict(accuracy=share, loss=mean cross-entropy in nats)
+    metrics=None, # name -> function of (logits, y) that returns a number, beside accuracy and loss
+):                # dict(accuracy=share, loss=mean cross-entropy in nats, and the metrics)
     "Accuracy and loss in evaluation mode, without gradients"
-    return score_of(score_sums(model, x, y, batch, prepare, state).cpu(), len(y))
+    seen = score_of(score_sums(model, x, y, batch, prepare, state).cpu(), len(y))
+    return {**seen, **scored(metrics, logits_of(model, x, batch, prepare, state).cpu(), y.cpu())} if metrics else seen
+
 
 # %% ../nbs/12_measure.ipynb #192d34eb
 def features_of(

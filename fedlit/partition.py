@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['counts', 'heterogeneity', 'show_partition', 'iid', 'dirichlet', 'classes_per_client', 'shards', 'dirichlet_mixture',
-           'by_domain', 'match']
+           'by_domain', 'by_owner', 'by_flower', 'match']
 
 # %% ../nbs/03_partition.ipynb #a60cede3
 import operator
@@ -304,6 +304,37 @@ def by_domain(
         raise ValueError(f"clients={clients} are {each} per domain, "
                          f"but the smallest has {min(map(len, decks))} samples")
     return _pack([deck[k::each] for deck in decks for k in range(each)])
+
+# %% ../nbs/03_partition.ipynb #ow01cell
+def by_owner(
+    owner, # (N,) owner of each sample: whole numbers or names
+    clients=None, # Number of owners to take by chance, at most as many as there are; None: all
+    least=1, # Fewest samples of an owner who becomes a client
+    seed=0, # Of the choice
+)->list: # One sorted int64 index tensor per client, in the sorted order of the owners
+    "Each client holds what one owner has. ValueError: no owner has `least` samples, or fewer than `clients` do."
+    owner = owner.cpu().numpy() if torch.is_tensor(owner) else np.asarray(owner)
+    if owner.ndim != 1 or not owner.size:
+        raise ValueError(f"owner has shape {owner.shape}: it must be a non-empty row, one owner a sample")
+    _, o = np.unique(owner, return_inverse=True)
+    every = np.split(np.argsort(o, kind="stable"), np.cumsum(np.bincount(o))[:-1])
+    parts = [p for p in every if len(p) >= least]
+    if not parts: raise ValueError(f"no owner has least={least} samples; the largest has {max(map(len, every))}")
+    n = _whole("clients", len(parts) if clients is None else clients, 1, len(parts), "the owners that there are")
+    return _pack([parts[k] for k in sorted(_rng(seed).choice(len(parts), n, replace=False))])
+
+# %% ../nbs/03_partition.ipynb #ow04cell
+def by_flower(
+    partitioner, # Of `flwr_datasets.partitioner`, such as DirichletPartitioner(10, partition_by="label", alpha=.5)
+    y, # (N,) labels, the column "label"
+    **columns, # More columns that it asks for by name, a list of N values each
+)->list: # One sorted int64 index tensor per client
+    "Let a partitioner of `flwr-datasets` divide the samples."
+    try: from datasets import Dataset
+    except ImportError as e: raise ImportError("by_flower needs flwr-datasets: pip install flwr-datasets") from e
+    y = _labels(y)
+    partitioner.dataset = Dataset.from_dict({"label": y, "sample": np.arange(len(y)), **columns})
+    return _pack([partitioner.load_partition(k)["sample"][:] for k in range(partitioner.num_partitions)])
 
 # %% ../nbs/03_partition.ipynb #c8e3c94c
 def _room(row, have):

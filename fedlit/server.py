@@ -10,16 +10,27 @@ import copy, torch
 from dataclasses import replace
 from functools import reduce
 from torch.nn.modules.batchnorm import _BatchNorm
-from .batches import beside, groups
+from .batches import beside, cross_entropy, groups
 from .draws import Seeded
-from .method import ask, asks_for, own, part_names, through
+from .method import ask, asks_for, overrides, own, part_names, through
 from .state import State, pure
 from .tree import finest, put, rows, tmap
 
 # %% ../nbs/10_server.ipynb #427b26c6
-def _sums(q, p, new, old, mask=None):
+def _difference(new, old):
+    "How buffers have changed, in real numbers: zero where they are equal, also where that is infinite."
+    if new.is_complex(): return torch.view_as_real(new - old)
+    if not new.is_floating_point(): return (new.long() - old.long()).to(finest(new.device))
+    return (new - old).masked_fill(new == old, 0)
+
+def _changed(old, moved):
+    "Buffers that are no real numbers, after they have `moved`."
+    if old.is_complex(): return old + torch.view_as_complex(moved).to(old)
+    return torch.where(moved == 0, old, (old.long() + moved).round().to(old.dtype))
+
+def _sums(q, p, new, old, mask=None, trained=True): # trained: is it a parameter?
     "Over the clients, the sum of q_k (new_k - old); where they train in part, also of the p_k that trained an entry."
-    d = (new if new.is_floating_point() else new.to(finest(new.device))) - old
+    d = new - old if trained else _difference(new, old)
     d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
     if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
     mask = beside(mask, d).to(d)
@@ -33,7 +44,7 @@ def client_sums(
 ):         # name of a tensor -> dict(moved=(...), and where clients train it in part share=(...))
     "All that the server's average needs of the clients: sums over them, which may be added up in parts."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
-    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k))
+    return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k), k in state.params)
             for k, v in sent.items() if k not in state.personal}
 
 def _mean(moved, share=None):
@@ -80,13 +91,35 @@ def aggregate(
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,
                  participants=len(who), kept=frozenset(state.personal),
-                 lr=local.lr, momentum=local.momentum, weight_decay=local.weight_decay,
+                 **{k: v for k, v in local.at(state.round).offers().items() if k != 'epochs'},
                  forward=lambda params, buffers, x, train=True: forward(
                      used(method, state, params, buffers, train), buffers, x, train),
                  proxy=proxy, generator=torch.Generator())
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
-    moved = {k: _mean(**v) for k, v in sums(state, out, q, p).items()}
+    moved = (_combined(method, state, out, offer, q) if overrides(method, 'combine')
+             else {k: _mean(**v) for k, v in sums(state, out, q, p).items()})
     return _merged(method, state, who, out, offer, moved)
+
+# %% ../nbs/10_server.ipynb #7f845036
+def _combined(method, state, out, offer, q):
+    "The average change of every tensor, of what the `combine` hooks make of the clients' changes."
+    p, sent = offer['weights'], {k: v for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
+    trained = rows({k: v for k, v in {**out['params'], **out['buffers']}.items() if k in sent}, slice(None))
+    often = torch.where(p > 0, q/p, 1.) # how `weigh` stretches each client's step
+    stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
+    deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
+    weights, mask = p, rows(out['mask'], slice(None))
+    for name, part in zip(part_names(method), method.parts):
+        if not overrides(part, 'combine'): continue
+        with Seeded(('combine', state.seed, state.round)):
+            deltas, weights = ask(part.combine, own(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
+        if len(weights) != len(p): mask = {} # rows are clients no more
+    counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
+    moved = client_sums(counts, dict(out, params={}, buffers=trained), p, weights if len(weights) == len(p) else p)
+    zero = {k: torch.zeros_like(v) for k, v in deltas.items()}
+    moved.update({k: _sums(weights, weights, d, zero[k][0], mask.get(k)) for k, d in deltas.items()})
+    return {k: _mean(**v) for k, v in moved.items()}
+
 
 # %% ../nbs/10_server.ipynb #5b25c566
 def _merged(method, state, who, out, offer, moved):
@@ -99,7 +132,7 @@ def _merged(method, state, who, out, offer, moved):
         with Seeded(('merge', state.seed, state.round)):
             delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained=ends), name))
         home.update(*more)
-    new = {k: v + delta[k] if k in delta else v if k in state.personal else (v + moved[k]).round().to(v)
+    new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
                    server=server, client=put(state.client, who, out['client']),
@@ -110,13 +143,37 @@ def deployed(
     method,      # a Method
     state,       # State
     client=None, # a client's number; None is the server
+    data=None,   # that client's samples and labels, prepared, for methods whose `deploy` asks for them
+    model=None,  # the network, for those that ask for `forward`
+    criterion=cross_entropy, # function of (logits, y)
 ):               # params, buffers for the model
     "The network as it is used between rounds: the server's, or that of one client."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
                          for k, v in tree.items()}
     params, buffers = mine(state.params), mine(state.buffers)
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
-    return used(method, state, params, buffers, False, memory), buffers
+    use = lambda params, buffers, train: used(method, state, params, buffers, train, memory)
+    if client is not None and overrides(method, 'deploy'):
+        more = {k: v for k, v in dict(data=data, forward=_through(use, model)).items() if v is not None}
+        new = _own_network(method, state, dict(params=params, buffers=buffers, client=memory, number=client,
+                                               criterion=criterion, **more))
+        params = {k: v for k, v in new.items() if k not in buffers}
+        buffers = {k: new.get(k, v) for k, v in buffers.items()}
+    return use(params, buffers, False), buffers
+
+def _through(use, model):
+    "The network as a function, after `use`."
+    def forward(params, buffers, x, train=True): return pure(model)(use(params, buffers, train), buffers, x, train)
+    return model and forward
+
+def _own_network(method, state, offer):
+    "What the `deploy` hooks make of the tensors of a client."
+    for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
+        if asks_for(method, 'deploy', need) and need not in offer:
+            raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
+    with Seeded(('deploy', state.seed, state.round, offer['number'])):
+        return through(method, 'deploy', 'params', dict(
+            offer, server=state.server, round=state.round, clients=state.clients, generator=torch.Generator()))
 
 # %% ../nbs/10_server.ipynb #2897f738
 def recompute(

@@ -7,7 +7,7 @@ __all__ = ['tmap', 'sub', 'zeros', 'leaves', 'sqnorm', 'repeat', 'rows', 'put', 
            'finest', 'flatten', 'unflatten']
 
 # %% ../nbs/00_tree.ipynb #cc4340cc
-import torch
+import re, torch
 from functools import cache, reduce
 
 # %% ../nbs/00_tree.ipynb #4a5319ca
@@ -97,17 +97,20 @@ def finest(
     return torch.double if doubles(torch.device(device or 'cpu')) else torch.float32
 
 # %% ../nbs/00_tree.ipynb #ef0cafcf
+def _written(k): return str(k).replace('~', '~0').replace('/', '~1')
+def _read(k): return re.sub('~([01])', lambda m: '~/'[int(m[1])], k) if '~' in k else k
+
 def flatten(tree, prefix=''):
     "A nested tree as a flat dictionary with slashes in its keys."
     if not isinstance(tree, dict): return {prefix[:-1]: tree}
     if not tree and prefix: return {prefix: torch.empty(0)}
-    return {name: v for k, sub in tree.items() for name, v in flatten(sub, f'{prefix}{k}/').items()}
+    return {name: v for k, sub in tree.items() for name, v in flatten(sub, f'{prefix}{_written(k)}/').items()}
 
 def unflatten(flat):
     "The inverse of `flatten`."
     tree = {}
     for name, v in flat.items():
-        *path, last = name.split('/')
+        *path, last = map(_read, name.split('/'))
         node = tree
         for k in path: node = node.setdefault(k, {})
         if last: node[last] = v

@@ -9,11 +9,11 @@ __all__ = ['CLIENT', 'STEP', 'SERVER', 'HOOKS', 'OFFERS', 'OUTSIDE', 'RENAMED', 
 from dataclasses import dataclass
 from difflib import get_close_matches
 
-# %% ../nbs/05_vocabulary.ipynb #4c3333f6
-CLIENT = 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done' # the hooks at a client
+# %% ../nbs/05_vocabulary.ipynb #8709395b
+CLIENT = 'begin', 'mask', 'use', 'output', 'frozen', 'loss', 'grad', 'done', 'send' # the hooks at a client
 STEP = 'use', 'output', 'frozen', 'loss', 'grad'                   # those of them in every step
-SERVER = 'weigh', 'merge'                    # those at the server, after training
-HOOKS = 'init', 'keep', *CLIENT, *SERVER     # all
+SERVER = 'weigh', 'combine', 'merge'         # those at the server, after training
+HOOKS = 'init', 'keep', *CLIENT, *SERVER, 'deploy' # all; `deploy` between rounds
 
 # %% ../nbs/05_vocabulary.ipynb #d35b35cc
 @dataclass(frozen=True)
@@ -35,69 +35,86 @@ def offers(
     for name, (shape, meaning) in rows.items():
         OFFERS[name] = Offer(shape, tuple(hooks), meaning, varies)
 
-# %% ../nbs/05_vocabulary.ipynb #27734357
-offers(('init', 'keep', *CLIENT, *SERVER),
+# %% ../nbs/05_vocabulary.ipynb #5eacc586
+offers(('init', 'keep', *CLIENT, *SERVER, 'deploy'),
        params=('tree', "the client's current parameters; at the server, those that it had sent"))
-offers(('init', *CLIENT, *SERVER),
+offers(('init', *CLIENT, *SERVER, 'deploy'),
        buffers=('tree', 'running statistics and other tensors without gradient'))
 offers(CLIENT,
        received=('tree', 'what the server sent at the start of the round, $w^t$: '
-                         'parameters and buffers'),
-       criterion=('function', "the task's own loss, of `logits` and `y`"))
-offers(('use', 'output', 'frozen', 'loss'),
+                         'parameters and buffers'))
+offers((*CLIENT, 'deploy'), criterion=('function', "the task's own loss, of `logits` and `y`"))
+offers(('use', 'output', 'frozen', 'loss', 'grad'),
        x=('(B, ...)', 'a batch, normalised and augmented'))
+offers(('output', 'loss', 'grad'),
+       y=('(B,)', 'its labels; below zero where there is no sample'))
 offers(('output', 'loss'),
-       y=('(B,)', 'its labels; below zero where there is no sample'),
        features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
        logits=('(B, classes)', 'what it returns second'),
        frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
-offers(('mask', 'output', 'frozen', 'loss', 'grad', 'done', *SERVER),
+offers(('begin', 'mask', 'output', 'frozen', 'loss', 'grad', 'done', 'send', *SERVER, 'deploy'),
        forward=('function', 'the model after the `use` of all parts: `forward(params, buffers, x, '
                             'train=True) -> features, logits, buffers`; the network that was '
                             'received answers `forward(received, {}, x, train=False)`'))
 offers(('use',), train=('bool', 'is the network used for training?'))
-offers(('init', 'keep'), model=('module', 'the network itself'))
+offers(('init', 'keep', 'send'), model=('module', 'the network itself'))
+offers(('init',), keeps=('function', 'of the name of a tensor: does it stay at home?'))
 offers(('keep',),
        name=('str', 'of the tensor in question'),
        module=('module', 'that owns it'))
 
-# %% ../nbs/05_vocabulary.ipynb #8c48123f
-offers(('grad',), grads=('tree', 'the gradient of the local objective'))
-offers(('done', 'merge'),
+# %% ../nbs/05_vocabulary.ipynb #054f2baa
+offers(('grad',),
+       grads=('tree', 'the gradient of the local objective'),
+       objective=('function', 'the local objective elsewhere: `objective(params, at=slice(None), '
+                              'buffers=None) -> number, buffers`, the loss terms of all parts '
+                              'included, on the samples `at` of the batch'))
+offers(('done', 'send', 'merge'),
        delta=('tree', 'what changed: `params - received` at a client, its weighted average '
-                      'at the server'))
+                      'at the server; `send` sees only what is sent of it'))
+offers(('send',),
+       others=('part -> tree', 'what other parts of the method send besides `delta`'))
+offers(('combine',),
+       deltas=('tree of (K, ...)', 'what each client changed of the tensors that are averaged, stacked'))
+offers((*CLIENT, *SERVER, 'deploy'), server=('tree', "this part's own memory on the server"))
 offers((*CLIENT, *SERVER),
-       server=('tree', "this part's own memory on the server"),
        proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
+offers((*CLIENT, 'deploy'),
+       client=('tree', "this part's own memory on this client; empty for the server's network"))
 offers(CLIENT,
-       client=('tree', "this part's own memory on this client; empty for the server's network"),
-       labels=('(classes,)', 'which classes the client has samples of, booleans'))
+       labels=('(classes,)', 'which classes the client has samples of, booleans'),
+       counts=('(classes,)', 'how many samples of each class it visits in this round'))
 offers(SERVER,
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
-       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all of them '
-                                 'trained in full is absent'),
        participants=('int', 'how many clients take part in the round, $K$'))
+offers(('send', *SERVER),
+       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all of them '
+                                 'trained in full is absent. `send` sees those of one client'))
 offers(('merge',),
-       trained=('tree of (K, ...)', "the clients' parameters and buffers after training, stacked"))
-offers(('mask',), data=('(n, ...), (n,)', "all of the client's samples and labels"))
+       trained=('tree of (K, ...)', "the clients' parameters and buffers as they were sent, stacked"))
+offers(('begin', 'mask', 'done', 'deploy'),
+       data=('(n, ...), (n,)', "all of the client's samples and labels"))
 
-# %% ../nbs/05_vocabulary.ipynb #467a4c14
-offers(('init', *CLIENT, *SERVER),
+# %% ../nbs/05_vocabulary.ipynb #a019d3f4
+offers(('init', *CLIENT, *SERVER, 'deploy'),
        clients=('int', 'how many clients exist'),
        generator=('torch.Generator', 'to pass to whatever draws, such as '
                                      '`torch.randn(4, generator=generator)`; '
                                      'seed, round, client and step decide'))
-offers((*CLIENT, *SERVER), varies='round', round=('int', 'how many rounds are done'))
+offers((*CLIENT, *SERVER, 'deploy'), varies='round', round=('int', 'how many rounds are done'))
 offers((*CLIENT, *SERVER),
        steps=('(); (K,) at the server', "the client's number of steps in this round, a tensor"),
        kept=('set of str', 'the names of the tensors that stay at home'),
-       lr=('float', "learning rate of the client's SGD"),
-       momentum=('float', "of the client's SGD"),
-       weight_decay=('float', "of the client's SGD"))
+       lr=('float', "the client's learning rate in this round"),
+       momentum=('float', "of the client's SGD; not offered where it trains with Adam"),
+       nesterov=('bool', "is that momentum Nesterov's? Not offered where it trains with Adam"),
+       weight_decay=('float', "of the client's SGD; not offered where it trains with Adam"))
+offers((*CLIENT, 'deploy'),
+       number=('()', 'which client this is, from 0; under `vmap` a tensor like the others'))
 offers(CLIENT,
-       number=('()', 'which client this is, from 0; under `vmap` a tensor like the others'),
-       epochs=('int', 'passes over the data in a round'),
+       epochs=('number', 'passes over the data in a round; not offered where clients '
+                         'differ in them, or count steps'),
        seed=('int', "the federation's"))
 offers(CLIENT, varies='first', first=('bool', 'is this round 0?'))
 offers(('mask', *STEP), varies='step',

@@ -3,9 +3,12 @@ from fedlit import laws
 from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
 from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
+    FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts)
+    CoordinateMedian, TrimmedMean, NormClipping, Krum,
+    Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
+    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -34,25 +37,40 @@ METHODS = [
     SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
     # aggregation
     FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
+    FedAdagrad(), FedAdam(), FedYogi(tau=1e-2),
+    CoordinateMedian(), TrimmedMean(trim=.25), NormClipping(), NormClipping(norm=.5), Krum(attackers=0, best=2),
     # what stays at home
     FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
+    # what is sent
+    TopK(share=.1), Quantize(),
+    # a network for each client
+    Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
+    FedProto(), FedRoD(), FedALA(layers=2, share=.5, batch=4, most=3),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
            for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
-                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1))] + [
+                     FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1), TopK(share=.1) + Quantize(),
+                     NormClipping() + CoordinateMedian())] + [
            FedDSE(rates=HALVES) + OldCounts()]
+# networks without BatchNorm only, tests/methods/test_privacy.py
+PRIVATE = [DP(clip=.1), DP(clip=.1, at='client', per='tensor'), DPSGD(), DP(clip=.1) + FedAvgM(), DPSGD() + SCAFFOLD()]
 # trimmings stand in TRIMMED; DepthFL needs a network with exits, tests/methods/submodels/test_depthfl.py
-ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL()]
+ELSEWHERE = [Scaler(), MaskedCE(), OwnLabels(), Clip(), OldCounts(), DepthFL(), DP(), DPSGD()]
 SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) + FedAvgM() + FedDecorr(),
+        FedNova() + TrimmedMean(trim=.25) + FedAvgM(), SCAFFOLD() + FedBN() + CoordinateMedian(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
-        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(), *TRIMMED]
+        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
+        FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(), FedBN() + TopK(share=.1) + DP(clip=.1),
+        Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + MOON(),
+        FedALA() + FedPer() + FedProx(mu=.1), *TRIMMED]
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
-           FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0)]
+           TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
+           Ditto(lam=1.), APFL()]

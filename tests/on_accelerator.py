@@ -20,7 +20,7 @@ from fedlit.models import build
 from fedlit.round import Local
 from fedlit.run import Run, federate
 from fedlit.tree import tmap
-from federation import METHODS, SUMS, small
+from federation import METHODS, PRIVATE, SUMS, small
 
 EXECUTORS = 'loop', 'vmap', 'extract', 'threads'
 BOTH = 'cpu', 'dev'
@@ -67,7 +67,8 @@ def one(method, executor, record, rounds, worlds):
 def methods(whole='', only=()):
     "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
     usual, deep = {d: world(d) for d in BOTH}, {d: world(d, exits()) for d in BOTH}
-    alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2))]
+    bare = {d: world(d, small(False, True)) for d in BOTH}
+    alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2)), *PRIVATE]
     firsts = list({type(m): m for m in [*alone, *(p for s in SUMS for p in s.parts)]}.values())
     asked = ([(m, e, r) for m in [*alone, *SUMS] for e in EXECUTORS for r in (False, True)] if whole
              else [(m, EXECUTORS[i % 4], i//4 % 2 == 0) for i, m in enumerate(firsts)
@@ -79,7 +80,8 @@ def methods(whole='', only=()):
         # a server that distils has Adam, which amplifies in how many parts threads add up a product
         torch.set_num_threads(2 if e == 'threads' and not any(isinstance(p, (DSFL, FedDF)) for p in m.parts) else 1)
         name = f"{m!r}, {e}{', recorded' if r else ''}"
-        try: said[name] = one(m, e, r, 3 if whole else 2, deep if isinstance(m, DepthFL) else usual)
+        try: said[name] = one(m, e, r, 3 if whole else 2,
+                             deep if isinstance(m, DepthFL) else bare if m in PRIVATE else usual)
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
     return dict(seen=said, classes=sorted({type(p).__name__ for m, _, _ in asked for p in m.parts}))
 
@@ -110,8 +112,9 @@ def same(a, b):
     "Two runs: how far apart their states and their histories are."
     one, two = columns(a), columns(b)
     assert list(one) == list(two), set(one) ^ set(two)
-    numbers = [abs(x - y) for k in one if k != 'bad_clients' for x, y in zip(one[k], two[k]) if x == x]
-    words = [k for k in one if k == 'bad_clients' and one[k] != two[k]]
+    said = {'bad_clients', 'why'}
+    numbers = [abs(x - y) for k in one if k not in said for x, y in zip(one[k], two[k]) if x == x]
+    words = [k for k in one if k in said and str(one[k]) != str(two[k])]
     return dict(apart=max(apart(a.state, b.state), *numbers), differ=words)
 
 RUNS = {
@@ -126,6 +129,7 @@ RUNS = {
     'FedDF, unlabelled': (FedDF(steps=3), dict(proxy=3)),
     'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy=3)),
     'FedET, public labels': (FedET(steps=3), dict(proxy='pair')),
+    'metrics': (FedPer(), dict(metrics=dict(hits=lambda logits, y: hits_of(logits, y)))),
     'locals and watch': (FedAvg(), dict(keep_locals=True, watch=lambda net, task, state, locals: dict(
         seen=sum(v.square().sum().item() for v in locals['params'].values()))))}
 
@@ -191,7 +195,13 @@ READS = {
     'MOON + FedDecorr, vmap': (MOON() + FedDecorr(), dict(executor='vmap')),
     'HeteroFL, extract': (HeteroFL(rates=(1., .5)), dict(executor='extract')),
     'HeteroFL, vmap': (HeteroFL(rates=(1., .5)), dict(executor='vmap')),
-    'FedAvg, skipping': (FedAvg(), dict(executor='vmap', bad_clients='skip'))}
+    'FedAvg, skipping': (FedAvg(), dict(executor='vmap', bad_clients='skip')),
+    'FedAvg, metrics': (FedAvg(), dict(executor='vmap', metrics=dict(hits=lambda logits, y: hits_of(logits, y))))}
+
+def hits_of(logits, y):
+    "A metric, which is given tensors on the CPU."
+    assert logits.device.type == y.device.type == 'cpu'
+    return (logits.argmax(1) == y).float().mean()
 
 def waits():
     "Reads of the host in a round: what two rounds more cost, halved; of a run that tests after every round."

@@ -63,7 +63,7 @@ def test_tables_on_disk_and_checkpoints_go_from_one_device_to_the_other():
     assert [said[f'{k}, loaded']['at'] for k in ('cpu to dev', 'dev to cpu')] == ['dev', 'cpu']
 
 @pytest.mark.parametrize('name,most', {
-    'FedAvg, vmap': 2, 'FedAvg, loop': 2, 'FedAvg, skipping': 2, 'HeteroFL, vmap': 2,
+    'FedAvg, vmap': 2, 'FedAvg, loop': 2, 'FedAvg, skipping': 2, 'HeteroFL, vmap': 2, 'FedAvg, metrics': 2,
     'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
     'MOON + FedDecorr, vmap': 1 + 17 + 1 + 2, # which samples, memories written to tables, what FedDecorr notices
     }.items())

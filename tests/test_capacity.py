@@ -1,6 +1,7 @@
 "Capacity: bytes by hand, closing times by order statistics, bias against its absence, populations by their formulas."
 import math
 from dataclasses import replace
+from itertools import combinations
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fedlit.scale import capacity
@@ -107,6 +108,18 @@ def test_the_fit_finds_three_numbers_and_drops_a_negative_one():
     assert np.allclose(capacity._fit(a, a@[.5, .2, .01]), [.5, .2, .01])
     x = capacity._fit(a, a@[-.01, .2, .01])
     assert (x >= 0).all() and x[0] == 0 and abs(a@x/(a@[-.01, .2, .01]) - 1).max() < .1
+
+def test_the_fit_is_the_best_of_all_choices_of_columns():
+    rng = np.random.default_rng(0)
+    for _ in range(50):
+        a, t = rng.uniform(.1, 1, (6, 3)), rng.uniform(.5, 2, 6)
+        lost = lambda x, a=a, t=t: np.square(a@x/t - 1).sum() if (x >= 0).all() else np.inf
+        def only(keep, a=a, t=t):
+            x = np.zeros(3)
+            x[keep] = np.linalg.lstsq(a[:, keep]/t[:, None], np.ones(6), rcond=None)[0]
+            return x
+        best = min(lost(only(list(k))) for n in (1, 2, 3) for k in combinations(range(3), n))
+        assert abs(lost(capacity._fit(a, t)) - best) < 1e-9
 
 def test_measure_counts_what_sleeps_in_a_phase(monkeypatch):
     "A clock that is the number of forward passes: the phase of T steps takes T."

@@ -138,3 +138,8 @@ def test_a_file_that_is_not_there(): assert 'there is no file nowhere.py' in com
 def test_import_stays_light():
     code = "import sys, fedlit; assert 'torch' not in sys.modules; fedlit.check; assert 'torch' in sys.modules"
     subprocess.run([sys.executable, '-c', code], check=True)
+
+@pytest.mark.slow
+def test_a_method_that_refuses_batchnorm_is_tried_without():
+    from fedlit.methods import DP, DPSGD
+    for m in (DP(clip=.1), DPSGD()): assert (report := laws.check(m)).ok, report

@@ -1,6 +1,6 @@
 "The command line: what it runs, what it says is wrong, and that its help does not load PyTorch."
-import json, subprocess, sys
-import pytest
+import json, subprocess, sys, time
+import pandas as pd, pytest
 from fedlit.cli import main
 from fedlit.methods import FedDecorr, MOON
 from fedlit.run import Run
@@ -40,3 +40,40 @@ def test_cifar10_through_the_command_line(capsys):
           '--model', 'mobilenetv2', '--clients', '2', '--alpha', '0.5', '--rounds', '1', '--epochs', '1',
           '--batch-size', '64', '--method', 'FedDecorr()', '--evaluate-every', '5'])
     assert 'Run of FedDecorr' in capsys.readouterr().out
+
+RUN = ['run', '--quiet', '--epochs', '1', '--evaluate-every', '2']
+
+def test_a_log_has_every_round_once(tmp_path, capsys):
+    "Also where the run is done in two parts, and it can be read after each round."
+    log, seen = tmp_path/'log.csv', []
+    ask = [*RUN, '--log-csv', str(log), '--checkpoint', str(tmp_path/'run')]
+    main([*ask, '--rounds', '1'])
+    one = pd.read_csv(log)
+    from fedlit import cli
+    whole = cli._write_log
+    with pytest.MonkeyPatch.context() as m:
+        m.setattr(cli, '_write_log', lambda path, history: (whole(path, history), seen.append(len(pd.read_csv(path)))))
+        main([*ask, '--rounds', '4'])
+    assert seen == [2, 3, 4]
+    both = pd.read_csv(log)
+    pd.testing.assert_frame_equal(both[:1][list(one)], one, rtol=1e-12)
+    assert both['round'].tolist() == [1, 2, 3, 4] and both['accuracy'].isna().tolist() == [False, False, True, False]
+    pd.testing.assert_frame_equal(both, Run.load(tmp_path/'run').history, check_dtype=False, rtol=1e-12)
+
+@pytest.mark.parametrize('option', ['--log-csv', '--json', '--save'])
+def test_a_file_that_cannot_be_written_is_refused_before_training(tmp_path, option, monkeypatch):
+    from fedlit import cli
+    monkeypatch.setattr(cli, '_setup', lambda *_: pytest.fail('data were loaded'))
+    with pytest.raises(SystemExit, match=str(tmp_path)): main([*RUN, option, str(tmp_path)])
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
+def test_a_log_survives_a_kill(tmp_path, capsys):
+    log, files = tmp_path/'log.csv', ['--log-csv', str(tmp_path/'log.csv'), '--checkpoint', str(tmp_path/'run')]
+    dying = subprocess.Popen([sys.executable, '-m', 'fedlit', *RUN, '--rounds', '100000', *files])
+    while not log.exists() or len(pd.read_csv(log)) < 3: time.sleep(.05)
+    dying.kill()
+    dying.wait()
+    n = int(pd.read_csv(log)['round'].iloc[-1])
+    main([*RUN, '--rounds', str(n + 2), *files])
+    assert pd.read_csv(log)['round'].tolist() == list(range(1, n + 3))

@@ -14,7 +14,8 @@ CLIENTS = [REST[c] for c in dirichlet(TASK.y_train[REST], 6, .5, seed=0)]
 HALVES = dict(rates=(1., .5))
 CALL = dict(FedAvgM=dict(form='paper', momentum=.5),
             **{n: HALVES for n in ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE')},
-            FedGSE=dict(HALVES, pool=240))
+            FedGSE=dict(HALVES, pool=240), Krum=dict(attackers=0, best=4), DP=dict(clip=9., noise=1e-3),
+            DPSGD=dict(clip=9., noise=1e-3))
 # parts that mean something beside a method that cuts
 TRIMMINGS = 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts'
 
@@ -24,7 +25,7 @@ def test_converges_on_digits(name):
     m = known()[name](**CALL.get(name, {}))
     if name in TRIMMINGS: m = methods.HeteroFL(**HALVES) + m
     net = (build('exits_mlp', TASK, seed=0) if name == 'DepthFL' else
-           build('mlp', TASK, seed=0, hidden=(64,), features=64, norm='batch'))
+           build('mlp', TASK, seed=0, hidden=(64,), features=64, norm='none' if name in ('DP', 'DPSGD') else 'batch'))
     run = runs.federate(net, TASK, CLIENTS, m, rounds=8, local=Local(epochs=3, batch_size=32), progress=False,
                         proxy=PROXY, tests=runs.tests_of(TASK, CLIENTS), evaluate_every=8, statistics='recomputed')
     last = run.history.iloc[-1]

@@ -10,9 +10,11 @@ import federation as fed
 from fedlit.data import load
 from fedlit.scale.torchrun import Ranks, balanced
 from fedlit.engine.guard import Guard, check_clients
-from fedlit.method import asks_for
+from fedlit.method import asks_for, overrides, part_names
+from fedlit.local import Adam, Decay
 from fedlit.methods import FedAvgM, FedBN, MOON
 from fedlit.models import build
+from fedlit.participation import PowerOfChoice
 from fedlit.partition import dirichlet
 from fedlit.round import Batches, Local, aggregate, cross_entropy, local_phase, pure, start
 from fedlit.run import Run, federate
@@ -60,8 +62,7 @@ def apart(a, b):
     "Largest difference of two runs: of all tensors, and of all that the histories hold."
     rows = [r.history.drop(columns=['seconds', 'peak_mb']) for r in (a, b)]
     assert list(rows[0]) == list(rows[1]) and len(rows[0]) == len(rows[1])
-    assert all(r.pop('bad_clients').tolist() == rows[1].pop('bad_clients').tolist()
-               for r in rows[:1] if 'bad_clients' in r)
+    for k in {'bad_clients', 'why'} & {*rows[0]}: assert rows[0].pop(k).tolist() == rows[1].pop(k).tolist()
     return fed.gap(a.state, b.state), (rows[0]-rows[1]).abs().max().max()
 
 # All methods, on 1, 2 and 4 ranks
@@ -74,9 +75,9 @@ def trained(method, ranks):
         return check_clients(Guard(), who,
                     local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at),
                                 STEPS, 'vmap', proxy=fed.PROXY),
-                    state.params, state.round)
+                    state)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
-    sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3])
+    sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3], why={})
     if ranks.follows: return ranks.follow(sim, run).state
     team = ranks.begin(sim, run)
     for r in range(3):
@@ -124,8 +125,9 @@ def test_only_servers_that_ask_for_clients_get_them(launched):
     for m in some(ranks):
         seen, state = traffic[repr(m)], reference()[repr(m)]
         # what stays at home has come home
-        assert ('rows' in seen) == (asks_for(m, 'merge', 'trained')
-                                    and set(state.personal) < {*state.params, *state.buffers}), m
+        asks = asks_for(m, 'merge', 'trained') or overrides(m, 'combine')
+        means = 'FedProto' in part_names(m) # of every client's classes, one client at a time
+        assert ('rows' in seen) == (means or asks and set(state.personal) < {*state.params, *state.buffers}), m
         assert ('home' in seen) == bool(state.personal or any(state.client.values())), m
 
 @pytest.mark.slow
@@ -135,6 +137,26 @@ def test_a_run_on_ranks_is_the_run(launched):
     assert state < 1e-5 and history < 1e-5
     seen = [pd.read_json(path/f'history{rank}').drop(columns=['seconds', 'peak_mb']) for rank in range(ranks)]
     assert all(h.equals(seen[0]) for h in seen) and len(seen[0]) == 4
+
+def ways(executor='vmap', **kw):
+    "Adam whose means stay with the client, a rate for every round, uneven steps, and clients of the largest loss."
+    task = load('digits').subset(300, seed=0)
+    clients, local = dirichlet(task.y_train, clients=6, alpha=.5, seed=0), Local(
+        steps=(2, 5, 1, 7, 3, 4), batch_size=32, lr=Decay(.01, .8), optimizer=Adam(kept=True))
+    return federate(build('mlp', task, seed=0), task, clients, FedBN() + FedAvgM(), 4, local, executor=executor,
+                    participation=PowerOfChoice(.5, candidates=5), progress=False, device='cpu', **kw)
+
+def ways_on_ranks(rank, path):
+    ways('torchrun:vmap', checkpoint=path/'run')
+
+@pytest.mark.slow
+def test_local_training_and_participation_on_ranks(tmp_path):
+    launch(ways_on_ranks, 2, tmp_path)
+    alone = ways()
+    there = Run.load(tmp_path/'run', model=alone.model)
+    assert apart(there, alone)[0] < 1e-5 and there.settings['participation'] == alone.settings['participation']
+    taken = alone.state.client['optimizer']['.steps'][:]
+    assert torch.equal(there.state.client['optimizer']['.steps'][:], taken) and taken.sum() > 0
 
 @pytest.mark.slow
 def test_skipped_clients_are_skipped_on_ranks(launched):
@@ -154,7 +176,8 @@ def test_the_longest_first():
 
 def faulty(rank, path):
     told = []
-    worse = lambda logits, y: cross_entropy(logits, y)*(float('inf') if rank else 1)
+    # the same text everywhere, which asks where it is
+    worse = lambda logits, y: cross_entropy(logits, y)*(float('inf') if dist.get_rank() else 1)
     for kw in (dict(criterion=worse), dict(rounds=3+rank), dict(rounds=1-rank), dict(rounds=0),
                dict(checkpoint=path/'of another')):
         try: digits(executor='torchrun:loop', **kw)
@@ -171,6 +194,71 @@ def test_an_error_on_one_rank_is_that_of_all(tmp_path):
     assert b == 'ValueError' and 'rounds: 3 on rank 0, 4 on rank 1' in differ
     assert none == all_none == ['ValueError', 'rounds=0, but it must be at least 1']
     assert c == 'ValueError' and 'checkpoint of another run (seed: 1 there, 0 here' in other
+
+OTHER = dict(
+    network=(dict(net=1), 'the network, in body.1.weight: [64, 64] ', 'on rank 0'),
+    width=(dict(hidden=(32,)), 'model: ', 'the network, in body.1.weight: [64, 64] '),
+    images=(dict(images=1), 'the task, in x_train: [1438, 1, 8, 8] '),
+    tested=(dict(tested=1), 'the task, in y_test: '),
+    parts=(dict(parts=1), 'the clients: '),
+    tests=(dict(tests=1), 'the tests of the clients: '),
+    factor=(dict(factor=2.), 'the criterion, in Python '),
+    operation=(dict(plus=True), 'the criterion, in Python '))
+
+def unlike(rank, path):
+    "Rank 1 is given something else, each time another thing."
+    told = {}
+    for name, (kw, *_) in OTHER.items():
+        change, task = kw if rank else {}, load('digits')
+        clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
+        if 'parts' in change: clients[0], clients[1] = clients[1], clients[0]
+        if 'images' in change:
+            task = replace(task, x_train=task.x_train.clone())
+            task.x_train[7, 0, 3, 3] += 1
+        if 'tested' in change: task = replace(task, y_test=task.y_test.flip(0))
+        tests = [torch.arange(5) + k + ('tests' in change) for k in range(6)]
+        factor = change.get('factor', 1.)
+        criterion = ((lambda logits, y: cross_entropy(logits, y) + factor) if 'plus' in change
+                     else (lambda logits, y: cross_entropy(logits, y) * factor))
+        try:
+            net = build('mlp', task, seed=change.get('net', 0), hidden=change.get('hidden', (64,)), features=64)
+            federate(net, task, clients, FedAvgM(), 1, Local(epochs=1), criterion=criterion, tests=tests,
+                     executor='torchrun:loop', progress=False, device='cpu')
+        except ValueError as e: told[name] = str(e)
+    (path/f'told{rank}').write_text(json.dumps(told))
+
+def test_ranks_that_were_given_something_else_are_refused_before_the_first_round(tmp_path):
+    launch(unlike, 2, tmp_path)
+    told = [json.loads((tmp_path/f'told{rank}').read_text()) for rank in range(2)]
+    assert told[0] == told[1] and set(told[0]) == set(OTHER)
+    for name, (_, *words) in OTHER.items():
+        assert told[0][name].startswith('all ranks must be asked for the same run') and len(told[0][name]) < 2000
+        assert all(w in told[0][name] for w in words), told[0][name]
+
+def unbelievable(rank, path):
+    "Client 3 has images in another unit: what one process makes of it, and what two ranks do."
+    task = load('digits')
+    clients = dirichlet(task.y_train, clients=6, alpha=.5, seed=0)
+    x = task.x_train.float().index_fill(0, clients[3], 0.)
+    x[clients[3]] = task.x_train[clients[3]].float()*3e4 # with three clients on a rank or two, that rank has no say
+    go = lambda **kw: federate(build('mlp', task, seed=0, norm='batch'), replace(task, x_train=x), clients[:4], MOON(),
+                               2, Local(epochs=1, batch_size=64), progress=False, device='cpu', **kw)
+    run = go(bad_clients='skip', executor='torchrun:vmap')
+    said = []
+    try: go(executor='torchrun:vmap')
+    except FloatingPointError as e: said.append(str(e))
+    if rank == 0:
+        one = go(bad_clients='skip', executor='vmap')
+        gaps = [(one.state.params[k] - v).abs().max().item() for k, v in run.state.params.items()]
+        said += [max(gaps), run.history.bad_clients.tolist(), one.history.bad_clients.tolist()]
+    (path/f'told{rank}').write_text(json.dumps(said))
+
+@pytest.mark.filterwarnings('ignore:client . returned')
+def test_who_is_beyond_belief_does_not_depend_on_the_number_of_ranks(tmp_path):
+    launch(unbelievable, 2, tmp_path)
+    said, gap, ranks, one = json.loads((tmp_path/'told0').read_text())
+    assert ranks == one == ['3', '3'] and gap < 1e-5
+    assert json.loads((tmp_path/'told1').read_text()) == [said] and 'client 3 returned' in said and 'in round 1' in said
 
 def absent(rank, path):
     if rank: return time.sleep(6)

@@ -1,6 +1,6 @@
 """The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and
 Chromium is there). `make test-docs` builds and runs all of it."""
-import importlib.util, os, re, shutil, sys
+import base64, importlib.util, os, re, shutil, sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
@@ -73,25 +73,58 @@ def test_directives():
             and cell('#| exports\nx = 1')['source'] == 'x = 1')
     assert cell('#| echo: false\nx')['metadata']['tags'] == ['remove-input']
     png = dict(output_type='display_data', data={'image/png': ''}, metadata={})
-    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image']['alt'] == 'A line'
+    assert cell('#| fig-alt: A line\nx', [png])['metadata']['mystnb']['image'] == dict(alt='A line')
+    assert cell('#| code-fold: true\nx')['metadata']['tags'] == ['hide-input']
+
+@pytest.mark.parametrize('dpi, width', [(100, None), (200, '540px'), (300, '360px')])
+def test_a_figure_of_more_dots_per_inch_is_sharper_and_not_larger(dpi, width):
+    number = lambda n: n.to_bytes(4, 'big')
+    png = b'\x89PNG\r\n\x1a\n' + number(13) + b'IHDR' + number(1080) + number(500) + b'pHYs' + number(round(dpi/.0254))
+    out = dict(output_type='display_data', data={'image/png': base64.b64encode(png).decode()}, metadata={})
+    cell = moon.code(dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[out]))
+    assert cell['metadata']['mystnb']['image'].get('width') == width
+
+def test_an_svg_that_names_itself_becomes_part_of_the_page():
+    def shown(svg):
+        out = dict(output_type='execute_result', data={'image/svg+xml': [svg], 'text/plain': 'x'}, metadata={})
+        cell = dict(cell_type='code', source='#| fig-alt: A scheme\nx', outputs=[out])
+        return moon.code(cell)['outputs'][0]['data']
+    assert shown('<svg><title>MOON</title></svg>') == {'text/html': '<svg><title>MOON</title></svg>'}
+    assert shown('<svg><path/></svg>')['image/svg+xml'] == ['<svg><path/></svg>']
+
+def test_a_figure_is_a_png_or_an_svg(monkeypatch):
+    cells = [dict(cell_type='markdown', source='## Here'),
+             *(dict(cell_type='code', source=f'#| fig-alt: "{kind}"\nx', outputs=[dict(data={kind: 'aGk='})])
+               for kind in ('image/png', 'image/svg+xml', 'text/plain'))]
+    monkeypatch.setattr(pages, 'read', lambda path: dict(cells=cells))
+    assert pages.figures('x') == [('image/png', 'aGk=', 'Here'), ('image/svg+xml', 'aGk=', 'Here')]
 
 def test_docments():
-    source = ('__all__ = ["f", "C"]\n'
+    source = ('__all__ = ["f", "g", "h", "C"]\n'
               'def f(\n'
               '    a, # first, (n,)\n'
               '    *rest, b=2, # second\n'
               '    **kw):\n'
               '    "Adds `a`."\n'
               '    return a # not a docment\n'
+              'def g(task, a): # int, how many\n'
+              '    "A note on one line is about the last parameter."\n'
+              'def h(\n'
+              '    task,\n'
+              ') -> dict: # name -> number\n'
+              '    "What comes back."\n'
               'class C:\n'
               '    "Holds."\n'
               '    x: int = 1 # a field\n'
               '    def m(self, y): "Does."\n'
               '    def _p(self): "No."\n')
     found = api.entries(source)
-    assert [e.call for e in found] == ['f(a, *rest, b=2, **kw)', 'C(x=1)', 'C.m(y)']
+    assert [e.call for e in found] == ['f(a, *rest, b=2, **kw)', 'g(task, a)', 'h(task)', 'C(x=1)', 'C.m(y)']
     assert (found[0].params == [('a', '', 'first, (n,)'), ('b', '2', 'second')]
-            and found[1].params == [('x', '1', 'a field')])
+            and found[3].params == [('x', '1', 'a field')])
+    assert [e.returns for e in found] == ['', '', '`dict`, name -> number', '', '']
+    text = api.markdown(found, 'url')
+    assert '| *returns* | `dict`, name -> number |' in text and '| `task` | Task, the data |' in text
     assert '| `b` | `2` | second |' in api.markdown(found, 'url') and 'href="url#L2"' in api.markdown(found, 'url')
 
 def test_bibliography():
@@ -181,6 +214,32 @@ def test_pages_load_nothing_from_elsewhere(site):
 def test_images_have_alternative_texts(site):
     assert not [(n, i) for n, page in site.items() for i in page.images if len(i.get('alt') or '') < 10]
 
+# Pandoc and MyST read this alike
+FOLDED = r'(?:\A|\n\n)<details>\n<summary>[^<\n]+</summary>\n\n.+?\n\n</details>(?:\n\n|\Z)'
+
+def test_folded_answers_are_read_as_markdown_by_both_routes():
+    found = {p: [''.join(c['source']) for c in pages.read(p)['cells']
+                 if c['cell_type'] == 'markdown' and '<details' in ''.join(c['source'])] for p in pages.notebooks()}
+    assert sum(map(len, found.values())) > 3
+    for p, cells in found.items():
+        assert all(len(re.findall(FOLDED, c, re.S)) == c.count('<details') for c in cells), p
+
+@built
+def test_folded_answers_are_lists(site):
+    folded = re.compile(r'<details>\s*<summary>.*?</details>', re.S)
+    told = {n: folded.findall((SITE/n).read_text(encoding='utf-8')) for n in site}
+    assert sum(map(len, told.values())) > 3
+    assert not [n for n, found in told.items() for f in found if '<li>' not in f or re.search(r'^\d\. ', f, re.M)]
+
+@built
+def test_schemes_name_and_describe_themselves(site):
+    drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="scheme".*?</svg>',
+                                                           (SITE/n).read_text(encoding='utf-8'), re.S)]
+    assert len({n for n, _ in drawn}) > 6
+    for n, svg in drawn:
+        assert 'role="img"' in svg and ' id="' not in svg, n # drawn twice on a page, an id would not be unique
+        assert all(len(re.search(f'<{tag}>(.*?)</{tag}>', svg)[1]) > 10 for tag in ('title', 'desc')), n
+
 @built
 def test_the_sidebar_is_in_the_order_of_reading(site):
     order = [page_of(p) + '.html' for _, p in pages.sidebar() if p != 'index.ipynb']
@@ -251,19 +310,51 @@ def test_math_is_drawn(seen):
 def test_nothing_overflows_at_375_pixels(seen):
     assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
 
+FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'papers/feddecorr|guides/seven_pictures',
+         'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',
+         'save model': 'result', 'GPU': 'engine/speed', 'federate': 'run'}
+
 @built
 @browsed
-def test_search_finds_feddecorr(tab):
+@pytest.mark.parametrize('asked', FOUND)
+def test_search_finds_the_right_page_first(tab, asked):
     tab.set_viewport_size(dict(width=1280, height=900))
     tab.goto((SITE/'index.html').as_uri())
-    tab.fill('.sidebar-search', 'FedDecorr')
+    tab.fill('.sidebar-search', asked)
     tab.press('.sidebar-search', 'Enter')
     tab.wait_for_selector('#search-results li a', timeout=20_000)
     tab.wait_for_function("document.querySelector('#search-results .search-summary')"
                           "?.textContent.includes('matching')", timeout=20_000)
-    hits = tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')
-    assert 'methods/feddecorr.html' in [h.split('?')[0].split('#')[0] for h in hits[:3]], hits[:5]
+    hits = [h.split('?')[0].split('#')[0].removesuffix('.html') for h in
+            tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')]
+    assert hits[0] in FOUND[asked].split('|'), hits[:5]
+    assert not {*pages.GENERATED} & {*hits} # lists hold every word
     assert not tab.faults
+
+@built
+@browsed
+def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    tab.goto((SITE/'methods'/'fedgse.html').as_uri())
+    opened = tab.eval_on_selector_all('.sidebar-tree details[open]', 'es => es.map(e => e.innerText)')
+    assert len(opened) == 1 and 'FedGSE' in opened[0]
+    seen = lambda at: tab.eval_on_selector(at, """e => { const r = e.getBoundingClientRect();
+        return r.width > 50 && r.top >= 0 && r.bottom <= innerHeight && r.left >= 0 && r.right <= innerWidth }""")
+    assert seen('.sidebar-tree .current-page') and seen('.toc-tree li li a')
+    pair = tab.eval_on_selector_all('article, .toc-drawer', 'es => es.map(e => e.getBoundingClientRect())')
+    assert pair[0]['right'] <= pair[1]['left']
+    tab.goto((SITE/'index.html').as_uri())
+    assert 'seven pictures' in tab.eval_on_selector('.sidebar-tree details[open]', 'e => e.innerText')
+    places = tab.eval_on_selector_all('.fedlit-moving svg', 'es => es.map(e => e.getBoundingClientRect().y)')
+    assert len({*places}) == 1 # labels and curves side by side
+
+@built
+def test_a_link_to_a_page_says_what_it_is():
+    for name in ('index.html', 'methods/moon.html'):
+        said = re.findall(r'<meta (?:name|property)="(?:description|og:description)" content="([^"]{20,})"',
+                          (SITE/name).read_text(encoding='utf-8'))
+        assert len(said) == 2 and said[0] == said[1]
+    assert 'Let the local features agree with the global ones' in said[0]
 
 @built
 @browsed
@@ -305,3 +396,32 @@ def test_the_first_screen_moves(tab):
     assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
     assert not tab.faults
     tab.emulate_media(reduced_motion='no-preference')
+
+SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
+    const out = s.getBoundingClientRect(), rect = e => e.getBoundingClientRect(),
+        boxes = [...s.querySelectorAll('rect[rx="8"]')].map(rect),
+        texts = [...s.querySelectorAll('text')].map(e => [e.textContent, rect(e)]),
+        hit = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
+    return {wide: out.width, ink: getComputedStyle(s.querySelector('text')).fill,
+            accent: getComputedStyle(s.querySelector('.accent')).color,
+            outside: texts.filter(([t, r]) => r.left < out.left - 1 || r.right > out.right + 1
+                                              || r.bottom > out.bottom + 1).map(([t]) => t),
+            on: texts.filter(([t, r], i) => t != 'server' && boxes.some(b => hit(r, b))
+                                            || texts.some(([_, q], j) => j > i && hit(r, q))).map(([t]) => t)} })"""
+
+@built
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_schemes_can_be_read(tab, width, scheme):
+    tab.set_viewport_size(dict(width=width, height=900))
+    tab.emulate_media(color_scheme=scheme)
+    tab.goto((SITE/'scheme.html').as_uri())
+    tab.wait_for_timeout(500)
+    lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
+    ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))
+    found = tab.evaluate(SCHEME)
+    assert len(found) >= 3
+    for s in found:
+        assert s['wide'] <= width and not s['outside'] and not s['on'], s
+        assert abs(lightness(s['ink']) - ground) > .5 and abs(lightness(s['accent']) - ground) > .35, s

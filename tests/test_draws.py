@@ -2,7 +2,7 @@
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.data import load
-from fedlit.draws import rng
+from fedlit.draws import rng, seed_of
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara
 from fedlit.models import build, wrap
@@ -182,3 +182,32 @@ def test_the_seed_of_a_method_decides_what_it_begins_with(method):
     tensors = lambda state: {**state.params, **{k: v[0] for k, v in state.personal.items()}}
     differ = lambda a, b: any(not torch.equal(v, tensors(b)[k]) for k, v in tensors(a).items())
     assert differ(zero, one) and not differ(zero, again)
+
+LARGE = 2**31, 2**32 - 1, 2**32, 2**32 + 1, 2**33, 2**63 - 1, 2**63, 2**64 - 1
+
+def streams():
+    "A million tuples (seed, round), (seed, round, client), (seed, round, client, step), small and large."
+    seeds = [*range(12), *LARGE]
+    yield from ((s, r) for s in seeds for r in range(2500))
+    yield from ((s, r, k) for s in seeds for r in range(50) for k in range(250))
+    yield from ((s, r, k, t) for s in seeds for r in range(14) for k in range(50) for t in range(50))
+
+def test_a_million_streams_do_not_coincide():
+    "By what their generators begin with, and by a first draw of some that a carry or a zero could confuse."
+    from fedlit.draws import _words
+    assert len({tuple(_words('step', n)) for n in streams()}) == 1_000_000
+    near = [n for n in streams() if max(n) >= 2**31 and n[1] < 2][:20_000]
+    seeds = {seed_of('step', *n) for n in near}
+    assert len(seeds) == len(near) > 10_000 and max(seeds) < 2**63
+
+@pytest.mark.slow
+def test_a_million_streams_draw_different_numbers():
+    assert len({seed_of('step', *n) for n in streams()}) == 1_000_000
+
+def test_words_of_streams_do_not_coincide():
+    names = 'init', 'clients', 'batches', 'augmentation', 'step', 'done', 'weigh', 'merge', 'trial'
+    assert len({rng(w, *n).integers(2**62) for w in names for n in ((0,), (0, 0), (0, 0, 0), (1, 0), (0, 1))}) == 45
+
+@pytest.mark.parametrize('odd', [-1, 2**64, .5, float('nan'), float('inf'), '1', None])
+def test_numbers_that_are_no_seeds_are_refused(odd):
+    with pytest.raises((ValueError, TypeError, OverflowError)): rng('step', 0, odd)

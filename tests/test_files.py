@@ -249,14 +249,6 @@ def test_symbolic_links_are_not_written_through(tmp_path):
     # a folder that is a link is the user's own arrangement
     assert write_json(tmp_path/'here'/'r.json', dict(a=1)).exists()
 
-def test_what_killed_writers_left_is_swept_when_it_is_old(tmp_path):
-    old, young, other, own = (
-        tmp_path/f for f in ('.a.json.1-00.part', '.a.json.2-00.part', '.b.json.1-00.part', '.a.json.notes'))
-    for f in (old, young, other, own): f.write_text('half')
-    for f in (old, other, own): os.utime(f, (time.time() - 2*files.DEAD,)*2)
-    write_json(tmp_path/'a.json', dict(a=1))
-    assert not old.exists() and young.exists() and other.exists() and own.exists()
-
 # ---- from elsewhere ----
 
 def tar(path, name, kind=tarfile.REGTYPE, to=''):
@@ -298,6 +290,31 @@ def test_good_archives_appear_whole(tmp_path, make):
     got = unpack(make(tmp_path/'archive', 'top/deep/er'), tmp_path, 'top')
     assert (got/'good').read_text() == (got/'deep'/'er').read_text() == 'abc' and not parts(tmp_path)
     with pytest.raises(FileExistsError, match='is there already'): unpack(tmp_path/'archive', tmp_path, 'top')
+
+def test_an_archive_is_bytes_and_nothing_else(tmp_path):
+    with tarfile.open(tmp_path/'archive', 'w') as t:
+        m = tarfile.TarInfo('top/run.sh')
+        m.mode, m.mtime, m.uid, m.uname, m.size = 0o4777, 0, 12345, 'root', 3
+        t.addfile(m, io.BytesIO(b'abc'))
+    seen = (unpack(tmp_path/'archive', tmp_path, 'top')/'run.sh').stat()
+    assert not seen.st_mode & 0o7133 and time.time() - seen.st_mtime < 60 and seen.st_uid == os.getuid()
+
+@pytest.mark.parametrize('make', [tar, zipped])
+def test_a_name_that_is_there_twice_is_refused(tmp_path, make):
+    if make is zipped:
+        with pytest.warns(UserWarning, match='Duplicate'): archive = make(tmp_path/'archive', 'top/good')
+    else: archive = make(tmp_path/'archive', 'top/good')
+    with pytest.raises(ValueError, match="is refused: 'top/good' is there twice"): unpack(archive, tmp_path, 'top')
+    assert not (tmp_path/'top').exists()
+
+def test_names_with_windows_separators_are_folders(tmp_path):
+    assert (unpack(zipped(tmp_path/'archive', 'top\\deep\\er'), tmp_path, 'top')/'deep'/'er').read_text() == 'abc'
+
+def test_a_python_without_the_filter_for_data_says_so(tmp_path, monkeypatch):
+    monkeypatch.delattr(tarfile, 'data_filter')
+    with pytest.raises(RuntimeError, match='cannot unpack a tar file safely; 3.10.12'):
+        unpack(tar(tmp_path/'archive', 'top/b'), tmp_path, 'top')
+    assert not (tmp_path/'top').exists() and not parts(tmp_path)
 
 class Answer(io.BytesIO):
     def __init__(self, data, url):

@@ -38,7 +38,8 @@ def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     return ff.serve(grid, ff.read_plan(config)), grid
 
 METHODS = ('FedAvg()', 'FedProx(mu=0.1)', 'FedAvgM()', 'MOON()', 'FedDecorr()', 'SCAFFOLD()', 'FedBN()',
-           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()')
+           'MOON() + FedDecorr()', 'SCAFFOLD() + FedProx(mu=0.1)', 'SCAFFOLD() + FedBN()', 'FedRep()', 'HeteroFL()',
+           'FedBN() + TopK(share=0.2) + DP(clip=0.5, noise=0.0)', 'Quantize()', 'Ditto() + FedProto()', 'FedALA()')
 
 @pytest.mark.parametrize('text', METHODS)
 def test_the_same_model_as_the_simulation(home, text):
@@ -74,6 +75,34 @@ class Overheard(ff.Rehearsal):
         super().__init__(*args)
         self.heard = []
 
+@pytest.mark.parametrize('local,participation', [
+    ({'local.lr': 'Decay(.05, .8)', 'local.optimizer': 'Adam(kept=True)'}, .5),
+    ({'local.steps': '(3, 9, 1, 4)', 'local.lr': 'Milestones(.05, at=(1, 2))', 'local.momentum': .5}, 'BySize(.5)'),
+    ({'local.epochs': 'Between(1, 3)', 'local.optimizer': 'SGD(nesterov=True)'}, 'RoundRobin(.5)'),
+    ({'local.epochs': .6}, "Available(1., rows=('1001', '0110'))")])
+def test_local_training_and_participation_are_those_of_the_simulation(home, local, participation):
+    from fedlit.parse import local as local_of, value
+    task, parts, config = home
+    config = {k: v for k, v in config.items() if k not in local} | {**local, 'participation': participation}
+    run, grid = rehearse(config)
+    plan = ff.read_plan(config)
+    fields = {k.removeprefix('local.').replace('-', '_'): v for k, v in config.items() if k.startswith('local.')}
+    assert plan.local == local_of(**fields)
+    other = federate(plan.model, task, parts, plan.method, 3, plan.local, value(participation), seed=0,
+                     executor='loop', progress=False)
+    assert [*run.history['participants']] == [*other.history['participants']]
+    for k, v in other.state.params.items(): assert torch.allclose(run.state.params[k], v, atol=1e-6, rtol=0), k
+    for k, context in enumerate(grid.contexts.values()): # what a site keeps of its optimiser is there and nowhere else
+        for leaf, v in ff.flatten(ff.memory(other.state, k)).items():
+            seen = [r[leaf].numpy() for r in context.state.values() if leaf in r]
+            assert not seen or torch.allclose(torch.from_numpy(seen[-1]), v, atol=1e-6, rtol=0), leaf
+
+def test_losses_are_not_asked_for_at_sites(home):
+    with pytest.raises(ValueError, match='PowerOfChoice.*asks for losses.*`federate` runs it'):
+        ff.read_plan({**home[2], 'participation': 'PowerOfChoice(.5)'})
+    with pytest.raises(ValueError, match='SCAFFOLD reads gradients'):
+        ff.read_plan({**home[2], 'method': 'SCAFFOLD()', 'local.optimizer': 'adam'})
+
 def test_what_is_personal_is_in_no_message(home):
     _, _, config = home
     run, grid = rehearse({**config, 'method': 'SCAFFOLD() + FedBN()'}, Overheard)
@@ -97,7 +126,8 @@ def objects(path):
     np.save(f, np.array([Evil(path)], dtype=object), allow_pickle=True)
     return f.getvalue()
 
-NAME = 'params/head.weight'
+NAME, SENT = 'params/head.weight', 'uploads/SCAFFOLD/change/head.weight'
+FORGED = 'params/x\nINFO : all is well\x1b[31m\u202e'
 def first(change): return lambda c, tmp: c['arrays'].__setitem__(NAME, change(c['arrays'][NAME].numpy(), tmp))
 def said(**v): return lambda c, tmp: c.__setitem__('said', MetricRecord({**c['said'], **v}))
 def one(v, x):
@@ -121,10 +151,16 @@ FAULTS = {
     'missing': (lambda c, _: c['arrays'].pop(NAME), 'params/head.weight is missing'),
     'extra': (lambda c, _: c['arrays'].__setitem__('params/tail', Array(np.zeros(1))), 'params/tail is not expected'),
     'absurd': (first(lambda v, _: Array(v*np.float32(1e9))),
-               r'an update of length \S+e\+\d+ to a network of length'),
+               r'an update of length \S+e\+\d+ in round 2, most of it in head.weight, to a network of length'),
     'steps': (said(steps=10**6), 'steps is 1000000'),
     'fraction': (said(steps=1.5), 'steps is 1.5'),
     'loss': (said(loss=float('nan')), 'loss is nan'),
+    'losses': (said(loss=[1.]), r'loss is \[1.0\]'),
+    'lost': (said(loss=1e6), 'had a mean loss of 1e\\+06 in round 2, more than 100 times'),
+    'upload': (lambda c, _: c['arrays'].__setitem__(SENT, Array(c['arrays'][SENT].numpy()*0 + np.float32(1e10))),
+               r'it returned 1e\+10 in uploads/SCAFFOLD/change/head.weight in round 2, the middle client has'),
+    'forged': (lambda c, _: c['arrays'].__setitem__(FORGED, Array(np.zeros(1))), r'params/x\\nINFO : all is well\\x1b'),
+    'long': (lambda c, _: c['arrays'].__setitem__('a'*10**6, Array(np.zeros(1))), 'a{150,200} ...'),
     'nothing': (lambda c, _: c.pop('arrays'), 'arrays'),
     'other': (lambda c, _: c.__setitem__('arrays', ConfigRecord({NAME: 'x'})), 'refused'),
     'raises': (lambda c, _: 1/0, 'ZeroDivisionError')}
@@ -167,6 +203,7 @@ def test_a_bad_answer_is_refused_and_does_no_harm(home, sat_out, fault, caplog, 
     lines = [r.getMessage() for r in caplog.records]
     assert (any(re.search(line, l) and 'round 2' in l and 'node 3' in l for l in lines)
             and 'round 2 goes on without client 1 (node 3)' in lines), lines
+    assert all(l.isprintable() and len(l) < 400 for l in lines) and sum('is refused' in l for l in lines) <= 1
 
 class Silent(ff.Rehearsal):
     "In round 2 client 1's answer does not come (`how` is None), cannot be read, or comes in another's name."
@@ -179,12 +216,14 @@ class Silent(ff.Rehearsal):
         if self.how is None: return []
         if self.how == 'unreadable': raise ValueError('bytes of no message')
         answer, = super().pull_messages(ids)
-        answer.metadata.__dict__['_src_node_id'] = 2
+        if self.how == 'empty': answer.__dict__['_content'] = None
+        else: answer.metadata.__dict__['_src_node_id'] = 2
         return [answer]
 
 @pytest.mark.parametrize('how, line', [(None, 'goes on without client 1'),
                                        ('unreadable', 'the answer of node 3 cannot be read'),
-                                       ('forged', 'node 2 answered for node 3')])
+                                       ('forged', 'node 3 was answered for by node 2'),
+                                       ('empty', 'node 3 sent a message without content')])
 def test_a_lost_or_forged_answer_does_no_harm(home, sat_out, how, line, caplog):
     with caplog.at_level(logging.INFO, 'flwr'):
         run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
@@ -211,12 +250,22 @@ def test_a_node_that_is_nobody_is_refused(home, node, line, caplog):
     assert (run.history['left_out'].tolist() == ['3'] and line in caplog.text
             and 'round 1 goes on without client 3 (not connected)' in caplog.text)
 
-def test_of_two_nodes_with_one_number_the_newer_counts(home):
-    task, parts, config = home
-    both = [*SITES, {'partition-id': 3, 'folder': str(Path(config['sites'])/'1')}]
-    twice = [SITES[0], SITES[1], SITES[2], both[-1]]
-    assert (same(rehearse(config, nodes=both)[0], rehearse(config, nodes=twice)[0].state)
-            and not same(rehearse(config)[0], rehearse(config, nodes=twice)[0].state))
+def test_no_node_takes_the_number_of_another(home, caplog):
+    "The first that says it counts while it is here; with the list of nodes, none but the one of the key ever does."
+    config = home[2]
+    thief = {'partition-id': 3, 'folder': str(Path(config['sites'])/'1')}
+    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, nodes=[*SITES, thief])
+    assert same(run, rehearse(config)[0].state) and 'node 6 says that it is client 3, which is node 5;' in caplog.text
+    class Gone(ff.Rehearsal):
+        def get_node_ids(self): return [n for n in super().get_node_ids() if n != 5]
+    for nodes, left_out in (('', ''), ('2 3 4 5', '3')):
+        caplog.clear()
+        with caplog.at_level(logging.INFO, 'flwr'):
+            run, _ = rehearse({**config, 'rounds': 1, 'nodes': nodes}, Gone, [*SITES, thief])
+        assert run.history['left_out'].tolist() == [left_out]
+        assert ('node 6 is refused: it says that it is client 3, which is node 5' in caplog.text) == bool(nodes)
+    for wrong in ('2 3 4', '2 3 4 x', '2 3 4 4'):
+        with pytest.raises(ValueError, match='nodes=.*the numbers of 4 nodes'): ff.read_plan({**config, 'nodes': wrong})
 
 def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
     class Restarted(ff.Rehearsal):
@@ -235,6 +284,140 @@ def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
         run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
     assert run.history['participants'].tolist() == [4, 4, 4]
     assert 'node 9 is client 1' in caplog.text and 'client 1 does not remember round 1 and begins anew' in caplog.text
+
+def test_noise_between_sites_comes_from_the_system(home):
+    config = {**home[2], 'method': "FedBN() + DP(at='client')"}
+    with pytest.raises(ValueError, match="all sides know and could take away again"): ff.read_plan(config)
+    m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
+    a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
+    assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
+# ---- what a registered site can do to the others ----
+
+@pytest.mark.parametrize('name,value', [('body.2.running_mean', 1e38), ('body.2.running_var', 2e18),
+                                        ('body.2.running_var', -1.), ('body.2.num_batches_tracked', 2**62)])
+def test_running_statistics_beyond_belief_are_refused_with_the_whole_answer(home, name, value, caplog):
+    task, parts, config = home
+    def spoil(c):
+        v = c['arrays'][f'buffers/{name}'].numpy()
+        c['arrays'][f'buffers/{name}'] = Array(np.full_like(v, value))
+    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, Spoilt, spoil=spoil)
+    plan, sizes = ff.read_plan(config), torch.tensor([float(len(p)) for p in parts])
+    state = ff.begin(plan)
+    for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
+        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, LOCAL, 0, r, 2),
+                          sizes[who], LOCAL)
+    assert same(run, state) and run.history['left_out'].tolist() == ['', '1', '']
+    assert all(torch.allclose(v.double(), state.buffers[k].double(), atol=1e-4) for k, v in run.state.buffers.items())
+    assert sum(f'in {name} in round 2' in r.getMessage() for r in caplog.records) == 1
+
+class Clock:
+    "Time that passes only while somebody sleeps."
+    def __init__(self): self.now = 0.
+    def monotonic(self): return self.now
+    def sleep(self, seconds): self.now += seconds
+    perf_counter = staticmethod(time.perf_counter)
+
+class Mute(ff.Rehearsal):
+    "The last node does not say who it is until round `speaks`."
+    speaks = 10**9
+    def pull_messages(self, ids):
+        m, last = self.waiting.get(ids[0]), max(self.contexts)
+        quiet = m is not None and m.metadata.dst_node_id == last and m.metadata.message_type == 'query'
+        return [] if quiet and self.seen < self.speaks else super().pull_messages(ids)
+    def push_messages(self, messages):
+        self.seen = max([self.seen, *(int(m.metadata.group_id) for m in messages)])
+        super().push_messages(messages)
+    seen = 0
+
+@pytest.mark.parametrize('sites,most', [([*SITES, {}], .5), ([*SITES[:3], {}], 7)])
+def test_a_node_that_never_says_who_it_is_costs_its_own_wait_and_no_more(home, monkeypatch, sites, most):
+    monkeypatch.setattr(ff, 'time', clock := Clock())
+    run, _ = rehearse({**home[2], 'rounds': 4, 'wait': 3.}, Mute, sites)
+    assert run.history['participants'].tolist() == [len(sites) - 1]*4 and clock.now <= most
+
+def test_a_node_that_speaks_late_is_heard(home, monkeypatch):
+    monkeypatch.setattr(ff, 'time', Clock())
+    class Late(Mute): speaks = 2
+    assert rehearse({**home[2], 'wait': 1.}, Late)[0].history['left_out'].tolist() == ['3', '3', '']
+
+class Shaky(ff.Rehearsal):
+    "One call of the grid fails in round 2: `what` it is, for node 3 where it is about one."
+    def __init__(self, *args, what):
+        super().__init__(*args)
+        self.what, self.round, self.done = what, 0, False
+    def fail(self, what):
+        if self.what != what or self.round < 2 or self.done: return
+        self.done = True
+        raise ConnectionError('the line is down')
+    def get_node_ids(self):
+        if self.round == 1: self.round = 2
+        self.fail('nodes')
+        return super().get_node_ids()
+    def push_messages(self, messages):
+        for m in messages:
+            if m.metadata.message_type == 'train':
+                self.round = max(self.round, int(m.metadata.group_id))
+                if m.metadata.dst_node_id == 3: self.fail('push')
+        super().push_messages(messages)
+    def pull_messages(self, ids):
+        if ids[0] in self.waiting and self.waiting[ids[0]].metadata.dst_node_id == 3: self.fail('pull')
+        return super().pull_messages(ids)
+
+@pytest.mark.parametrize('what,left_out', [('nodes', ['', '', '']), ('push', ['', '1', '']), ('pull', ['', '', ''])])
+def test_one_error_of_the_grid_costs_an_answer_at_most(home, what, left_out, caplog):
+    with caplog.at_level(logging.INFO, 'flwr'): run, grid = rehearse(home[2], Shaky, what=what)
+    assert grid.done and run.history['left_out'].tolist() == left_out and 'the line is down' in caplog.text
+
+@pytest.mark.parametrize('survives', [True, False])
+def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tmp_path, survives, caplog):
+    "Where the sites still remember, nothing is lost; where they do not, both sides say so."
+    config = {**home[2], 'method': 'SCAFFOLD() + FedBN()'}
+    whole, _ = rehearse(config)
+    config['checkpoint'] = str(tmp_path/'global.safetensors')
+    before, grid = rehearse({**config, 'rounds': 2})
+    assert Run.load(f"{config['checkpoint']}.last").state.round == 1
+    if not survives:
+        for c in grid.contexts.values(): c.state = RecordDict()
+    with caplog.at_level(logging.INFO, 'flwr'): run = ff.serve(grid, ff.read_plan(config))
+    assert same(run, whole.state) == survives
+    assert 'goes on after round 2' in caplog.text and '(SCAFFOLD, 10 personal tensors)' in caplog.text
+    forgot = [f'client {k} (node {k+2}) does not remember round 2 and began anew' for k in range(4)]
+    assert [l in caplog.text for l in forgot] == [not survives]*4
+
+# ---- what a run config can do to a site ----
+
+def at_site(config, node, kind='query', content=None):
+    "What a site answers."
+    from flwr.app import Context
+    context = Context(1, 2, node, RecordDict(), config)
+    return ff.client_app()(Message(content or RecordDict(), 2, kind, ttl=10., group_id='1'), context)
+
+def test_a_run_config_cannot_make_a_site_read_another_folder(home):
+    with pytest.raises(ValueError, match='names no folder of its own'): at_site(home[2], {'partition-id': 0})
+    own = {'partition-id': 0, 'folder': str(Path(home[2]['sites'])/'1')}
+    assert at_site({**home[2], 'sites': '/etc'}, own).content['site']['samples'] == len(home[1][1])
+
+@pytest.mark.parametrize('change,line', [({'model.hidden': '(10000000, 10000000)'}, 'a network of'),
+                                         ({'local.epochs': 10**12}, 'the batches of a round of'),
+                                         ({'model.features': 10**13}, 'a network of')])
+def test_a_run_config_cannot_ask_for_more_memory_than_the_site_allows(home, change, line):
+    config, peak = {**home[2], **change}, time.monotonic()
+    with pytest.raises(ValueError, match=f'asks for {line} .* GB, .* but this site allows'):
+        ff.read_plan(config, allowed=(50, 10**9))
+    own = {'partition-id': 0, 'folder': str(Path(home[2]['sites'])/'0'), 'memory': .5}
+    asked = RecordDict({'round': ConfigRecord(dict(round=0, accepted=0))})
+    with pytest.raises(ValueError, match='but this site allows 0.5 GB'): at_site(config, own, 'train', asked)
+    assert time.monotonic() - peak < 60
+
+def test_ordinary_networks_are_counted_without_being_made(home):
+    from types import SimpleNamespace
+    from fedlit.models import build
+    for name, shape in (('mlp', (1, 8, 8)), ('moon_cnn', (3, 32, 32)), ('resnet20', (3, 32, 32))):
+        task = SimpleNamespace(x_train=torch.empty(0, *shape), classes=10)
+        with torch.device('meta'): small = build(name, task, seed=0)
+        real = build(name, task, seed=0)
+        assert {k: (v.shape, v.dtype) for k, v in small.state_dict().items()} == {
+            k: (v.shape, v.dtype) for k, v in real.state_dict().items()}
 
 @pytest.mark.parametrize('change, line', [
     (dict(roundes=3), 'none of'),
@@ -308,11 +491,12 @@ def test_a_deployment_with_tls_and_its_faults(tmp_path):
     task, parts = prepare.split(folder, 5)
     with deploy.Deployment(folder) as d:
         d.superlink()
-        d.register(*(f'site{k}' for k in range(6)))                # site 6 is a stranger
+        nodes = d.register(*(f'site{k}' for k in range(6)))        # site 6 is a stranger
+        assert len(nodes.split()) == 6
         for k in range(5): d.supernode(k, **({'fault': TOLD[k]} if k in TOLD else {}))
         d.supernode(5, ca=folder/'other'/'ca.crt')                 # trusts another certificate authority
         d.supernode(6)
-        printed = d.run(APP, rounds=2, wait=300., timeout=300.)
+        printed = d.run(APP, rounds=2, wait=300., timeout=300., nodes=' '.join(nodes.split()[:5]))
         run = Run.load(folder/'global.safetensors')
         five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run)
         a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed)

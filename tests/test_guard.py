@@ -1,5 +1,5 @@
 "Broken numbers: found wherever they are, named, and skipped as if the client had not been drawn."
-import math, warnings
+import math, re, warnings
 from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
@@ -10,7 +10,9 @@ from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import Batches, Local, aggregate, local_phase, pure, start
+from fedlit.state import State
 from fedlit.run import Run, federate
+from fedlit.tree import rows
 from federation import CLIENTS, METHODS, PROXY, SIZES, batches, gap, model, who
 
 TASK = load('digits')
@@ -46,7 +48,7 @@ def test_a_skipped_client_was_not_drawn(m):
         if sick is not None: x[sick] = math.nan
         out = local_phase(m, n, state, [ks[i] for i in rows],
                           Batches(x, data['y'][rows, :1], data['live'][rows, :1]), local, proxy=PROXY)
-        (left, out, seen), said = quietly(sifted, Guard('skip'), [ks[i] for i in rows], out, state.params, 0)
+        (left, out, seen), said = quietly(sifted, Guard('skip'), [ks[i] for i in rows], out, state)
         return left, seen, said, aggregate(m, state, left, out, SIZES[rest], local, pure(n), PROXY)
     left, seen, said, one = end([0, 1, 2, 3], sick=1)
     assert left == [ks[i] for i in rest] and seen['bad'] == 1 and seen['bad_clients'] == str(ks[1])
@@ -61,9 +63,10 @@ def out_of(K=3):
     g = torch.Generator().manual_seed(0)
     sent = dict(a=torch.randn(4, 3, generator=g), b=torch.randn(4, generator=g))
     near = lambda: {k: v + .1*torch.randn(K, *v.shape, generator=g) for k, v in sent.items()}
-    return sent, dict(params=near(), buffers=dict(mean=torch.zeros(K, 4), seen=torch.ones(K, dtype=torch.long)),
-                      uploads=dict(M=dict(u=torch.zeros(K))), client=dict(M=dict(c=near())), mask={},
-                      steps=torch.ones(K), loss=torch.ones(K))
+    out = dict(params=near(), buffers=dict(mean=torch.zeros(K, 4), seen=torch.ones(K, dtype=torch.long)),
+               uploads=dict(M=dict(u=torch.zeros(K))), client=dict(M=dict(c=near())), mask={},
+               steps=torch.ones(K), loss=torch.ones(K))
+    return State(sent, {}, {}, {}, {}, K), out
 
 @pytest.mark.parametrize('value', [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize('place,name', [(('params', 'b'), 'b'),
@@ -73,18 +76,18 @@ def out_of(K=3):
                                         (('loss',), 'the loss')])
 def test_one_bad_number_is_found_and_named_wherever_it_is(value, place, name):
     sent, out = out_of()
-    assert sifted(Guard(), [7, 8, 9], out, sent, 4)[0] == [7, 8, 9]
+    assert sifted(Guard(), [7, 8, 9], out, replace(sent, round=4))[0] == [7, 8, 9]
     tensor = out
     for k in place: tensor = tensor[k]
     tensor[1].reshape(-1)[-1:] = value
     with pytest.raises(FloatingPointError,
                        match=f'client 8 produced NaN or infinity in round 5, first in {name};'):
-        check_clients(Guard(), [7, 8, 9], out, sent, 4)
-    (left, kept, seen), said = quietly(sifted, Guard('skip'), [7, 8, 9], out, sent, 4)
+        check_clients(Guard(), [7, 8, 9], out, replace(sent, round=4))
+    (left, kept, seen), said = quietly(sifted, Guard('skip'), [7, 8, 9], out, replace(sent, round=4))
     assert left == [7, 9] and seen['bad_clients'] == '8' and len(said) == 1 and math.isfinite(seen['drift'])
     assert (torch.equal(kept['params']['a'], out['params']['a'][[0, 2]])
             and kept['client']['M']['c']['b'].shape == (2, 4))
-    (left, kept, seen), said = quietly(sifted, Guard('report'), [7, 8, 9], out, sent, 4)
+    (left, kept, seen), said = quietly(sifted, Guard('report'), [7, 8, 9], out, replace(sent, round=4))
     assert left == [7, 8, 9] and kept['params'] is out['params'] and seen['bad'] == 1 and len(said) == 1
 
 def test_large_finite_numbers_are_finite():
@@ -94,35 +97,123 @@ def test_large_finite_numbers_are_finite():
 @pytest.mark.parametrize('K', [1, 2, 5])
 def test_an_absurd_update_is_found_for_any_number_of_clients(K):
     sent, out = out_of(K)
-    size = lengths({k: v[None] for k, v in sent.items()}, {k: 0*v for k, v in sent.items()}).item()
+    size = lengths({k: v[None] for k, v in sent.params.items()}, {k: 0*v for k, v in sent.params.items()}).item()
     direction = torch.zeros(4, 3).index_fill_(0, torch.tensor([2]), 3**-.5)
-    out['params']['a'][0] = sent['a'] + direction*size*9e3
+    out['params']['a'][0] = sent.params['a'] + direction*size*9e3
     assert not bad_rows(Guard(), out, sent, 1.)[0].any()
-    out['params']['a'][0] = sent['a'] + direction*size*1.1e4
+    out['params']['a'][0] = sent.params['a'] + direction*size*1.1e4
     assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True] + [False]*(K-1)
     with pytest.raises(FloatingPointError, match='client 0 made an update of length .* in round 1, '
                                                  'most of it in a, to a network'):
-        check_clients(Guard(), list(range(K)), out, sent, 0)
-    assert sifted(Guard(update=math.inf), list(range(K)), out, sent, 0)[0] == list(range(K))
+        check_clients(Guard(), list(range(K)), out, sent)
+    assert sifted(Guard(update=math.inf), list(range(K)), out, sent)[0] == list(range(K))
 
 @pytest.mark.parametrize('K', [1, 2, 5])
 def test_a_network_that_starts_at_zero_may_move(K):
     sent, out = out_of(K)
-    assert not bad_rows(Guard(), out, {k: 0*v for k, v in sent.items()}, 1.)[0].any()
+    assert not bad_rows(Guard(), out, replace(sent, params={k: 0*v for k, v in sent.params.items()}), 1.)[0].any()
 
 def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
     sent, out = out_of()
     out['loss'][2] = 250.
     with pytest.raises(FloatingPointError, match='client 2 had a mean loss of 250 in round 1, '
                                                  'more than 100 times what a guess costs; a smaller lr'):
-        check_clients(Guard(), [0, 1, 2], out, sent, 0, math.log(10))
-    assert (sifted(Guard(), [0, 1, 2], out, sent, 0)[0] == [0, 1, 2]
-            and sifted(Guard(loss=200), [0, 1, 2], out, sent, 0, math.log(10))[0] == [0, 1, 2])
+        check_clients(Guard(), [0, 1, 2], out, sent, math.log(10))
+    assert (sifted(Guard(), [0, 1, 2], out, sent)[0] == [0, 1, 2]
+            and sifted(Guard(loss=200), [0, 1, 2], out, sent, math.log(10))[0] == [0, 1, 2])
 
 @pytest.mark.parametrize('kw,word', [(dict(then='drop'), "bad_clients='drop'"), (dict(update=0), 'update=0'),
                                      (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'bad_clients=None')])
 def test_a_guard_refuses(kw, word):
     with pytest.raises(ValueError, match=word): Guard(**kw)
+
+# ---- numbers that are finite, and no training's ----
+
+BIG = {'running_mean': 1e38, 'running_var': 2e18, 'upload': 1e10, 'memory': 1e12}
+
+def of_many(K=5):
+    "As `out_of`, with BatchNorm's statistics, which were sent too."
+    sent, out = out_of(K)
+    stats = {'n.running_mean': torch.zeros(4), 'n.running_var': torch.ones(4), 'n.num_batches_tracked': torch.tensor(0)}
+    out['buffers'] = {'n.running_mean': torch.randn(K, 4), 'n.running_var': torch.rand(K, 4) + .5,
+                      'n.num_batches_tracked': torch.full((K,), 20)}
+    return replace(sent, buffers=stats), stats, out
+
+@pytest.mark.parametrize('K', [1, 2, 3, 5])
+@pytest.mark.parametrize('what', BIG)
+def test_a_number_that_no_training_makes_is_found_wherever_it_is(what, K):
+    sent, stats, out = of_many(K)
+    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    place, name = dict(upload=(out['uploads']['M']['u'], 'uploads/M/u'),
+                       memory=(out['client']['M']['c']['b'], 'client/M/c/b')).get(
+                           what, (out['buffers'].get(f'n.{what}'), f'n.{what}'))
+    place[K//2].fill_(BIG[what])
+    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [k == K//2 for k in range(K)]
+    said = re.escape(f"client {K//2} returned {BIG[what]:.3g} in {name} in round 1,")
+    with pytest.raises(FloatingPointError, match=said):
+        check_clients(Guard(), list(range(K)), out, sent)
+    left = quietly(sifted, Guard('skip'), list(range(K)), out, sent)[0][0]
+    assert left == [k for k in range(K) if k != K//2]
+    assert sifted(Guard(beyond=math.inf), list(range(K)), out, sent)[0] == list(range(K))
+
+def test_what_all_clients_say_is_no_clients_fault():
+    "A table with income in it: no network was made for it, but the clients agree, and one of two is no judge."
+    sent, stats, out = of_many(5)
+    out['buffers']['n.running_mean'] *= 1e7
+    out['buffers']['n.running_var'] *= 1e14
+    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    pair = rows(out, [0, 1])
+    assert not bad_rows(Guard(), pair, sent, 1.)[0].any()
+    out['buffers']['n.running_mean'][3] *= 1e6
+    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [False]*3 + [True, False]
+    # what the server has sent is no client's fault either, nor what stays at home
+    stats['n.running_mean'] = torch.full((4,), 1e20)
+    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    out['buffers']['at home'] = torch.tensor([1., 1, 1, 1, 1e30])
+    assert not bad_rows(Guard(), out, replace(sent, personal={'at home': None}), 1.)[0].any()
+
+def test_a_variance_below_zero_is_bad_where_none_was_sent():
+    sent, stats, out = of_many(3)
+    out['buffers']['n.running_var'][1, 2] = -.5
+    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [False, True, False]
+    with pytest.raises(FloatingPointError, match=r'client 1 returned a variance of -0\.5 in n\.running_var'):
+        check_clients(Guard(), [0, 1, 2], out, sent)
+    stats['n.running_var'][2] = -1. # FedAvgM(form='released') makes such
+    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+
+def test_half_of_the_clients_do_not_move_the_middle():
+    sent, stats, out = of_many(5)
+    out['uploads']['M']['u'][:2] = 1e9
+    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True, True, False, False, False]
+
+def test_buffers_of_other_kinds_are_no_fault():
+    "A mask of minus infinity, booleans, complex numbers: as they were sent."
+    sent, stats, out = of_many(3)
+    more = dict(mask=torch.full((2,), -math.inf), flag=torch.tensor([True]), wave=torch.ones(2, dtype=torch.cfloat))
+    stats.update(more)
+    out['buffers'].update({k: v.expand(3, *v.shape).clone() for k, v in more.items()})
+    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert sifted(Guard(), [0, 1, 2], out, sent)[0] == [0, 1, 2]
+    out['buffers']['mask'][1, 0] = 0.
+    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    out['buffers']['wave'][2, 0] = 1e30
+    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [False, False, True]
+
+def test_images_of_another_unit_under_batchnorm_are_found():
+    "Ten thousand million times too large: no weight and no loss says so, since BatchNorm divides it away."
+    bad = poisoned(1, factor=1e10)
+    with pytest.raises(FloatingPointError, match=r'client 1 returned \S+ in \S+running_\w+ in round 1, '
+                                                 r'where the server sent'):
+        federate(net(norm='batch'), bad, PARTS, FedAvg(), rounds=1, **FAST)
+    run, _ = quietly(federate, net(norm='batch'), bad, PARTS, FedAvg(), rounds=2, bad_clients='skip', **FAST)
+    rest, _ = quietly(federate, net(norm='batch'), poisoned(1), PARTS, FedAvg(), rounds=2, bad_clients='skip', **FAST)
+    assert same(run, rest) and run.history.bad_clients.tolist() == ['1', '1']
+    assert all(torch.equal(v, rest.state.buffers[k]) for k, v in run.state.buffers.items())
+
+def test_a_guard_with_another_limit_says_so_and_one_without_prints_as_before():
+    assert repr(Guard()) == "Guard(then='stop', update=10000.0, loss=100.0)"
+    assert repr(Guard('skip', beyond=50.)) == "Guard(then='skip', update=10000.0, loss=100.0, beyond=50.0)"
+    with pytest.raises(ValueError, match='beyond=-1'): Guard(beyond=-1)
 
 # ---- runs ----
 

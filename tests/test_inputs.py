@@ -409,7 +409,7 @@ def test_requests_that_are_no_numbers(kw, words):
 
 @pytest.mark.parametrize('kw', [
     dict(lr='0.1'), dict(lr=None), dict(lr=lambda r: .1), dict(lr=float('nan')), dict(lr=float('inf')),
-    dict(epochs=1.5), dict(epochs='1'), dict(batch_size=32.), dict(batch_size=True),
+    dict(epochs=-1.5), dict(epochs='1'), dict(batch_size=32.), dict(batch_size=True),
     dict(momentum='a'), dict(weight_decay=None), dict(drop_last='no')],
     ids=lambda kw: '-'.join(f'{k}-{type(v).__name__}' for k, v in kw.items()))
 def test_a_local_that_is_none(kw):

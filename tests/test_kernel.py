@@ -13,7 +13,7 @@ def ran(cells, folder):
     return nbclient.NotebookClient(nb, timeout=900, kernel_name='python3',
                                    resources={'metadata': {'path': str(folder)}}).execute().cells
 
-def pictures(cell): return sum('image/png' in o.get('data', {}) for o in cell.outputs)
+def pictures(cell): return sum(bool({'image/png', 'image/svg+xml'} & o.get('data', {}).keys()) for o in cell.outputs)
 
 def code(page):
     "The sources of a page's code cells, but for those that are not to be run."

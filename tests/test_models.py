@@ -186,6 +186,27 @@ def test_macs():
     assert not any(m._forward_hooks for m in net.modules())
 
 
+def by_layers(model, shape):
+    "Outputs times the size of a row, over all convolutions and linear layers."
+    total = []
+    for m in model.modules():
+        if isinstance(m, (nn.Conv2d, nn.Linear)):
+            m.register_forward_hook(lambda m, i, out: total.append(out[0].numel()*m.weight[0].numel()))
+    with torch.no_grad(): model.eval()(torch.empty(1, *shape, device='meta'))
+    return sum(total)
+
+@pytest.mark.parametrize('name', models())
+def test_macs_are_those_of_its_layers(name):
+    shape = dict(alexnet_bn=(3, 256, 256)).get(name, CIFAR)
+    net = blank(name, shape, 10)
+    assert macs(net, shape) == by_layers(net, shape) > 0
+
+def test_macs_of_attention_count_the_products_of_queries_keys_and_values():
+    net = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
+    net.forward = lambda x, f=net.forward: f(x, x, x, need_weights=False)[0]
+    assert macs(net, (5, 8)) == 5*8*24 + 2*5*5*8 + 5*8*8
+
+
 class Bottom(nn.Module):
     def __init__(self):
         super().__init__()

@@ -1,5 +1,5 @@
 "A real round offers to every hook what the table of `fedlit.vocabulary` says, and nothing else."
-import re
+import inspect, re
 import pytest, torch
 from federation import model
 from fedlit.laws import small
@@ -7,7 +7,7 @@ from fedlit.method import Method
 from fedlit.round import deployed, fed_round, start
 from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE, RENAMED
 
-WHEN_ASKED = {'data', 'labels'} # they cost something, so they are made only where a hook asks for them
+WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
 IN_A_PART = {'live'}            # there only where a client has a part of the network
 
 def probe(hook, *names):
@@ -18,9 +18,12 @@ def probe(hook, *names):
     return type('Probe', (Method,), {hook: space[hook], '__annotations__': {}})()
 
 def one_round(method):
-    world = small()
-    return fed_round(method, world.model, start(method, world.model, world.clients), world.who(0), world.data(0),
-                     world.sizes, world.local, proxy=world.proxy)
+    "A round, and the network of a client after it."
+    world, one = small(), small().data(0)
+    new = fed_round(method, world.model, start(method, world.model, world.clients), world.who(0), one,
+                    world.sizes, world.local, proxy=world.proxy)
+    data = (one['x'][0, 0], one['y'][0, 0]) if 'data' in str(inspect.signature(method.deploy)) else None
+    return deployed(method, new, 0, data, world.model)
 
 def offered(hook):
     with pytest.raises(TypeError, match='Offered') as e: one_round(probe(hook, 'nonsense'))

@@ -8,7 +8,7 @@ from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.round import Local
-from fedlit.run import FORMAT, Run, choose_executor, draw_clients, federate, federating
+from fedlit.run import FORMAT, Alone, Federation, Run, choose_executor, draw_clients, federate, federating
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -72,6 +72,24 @@ def test_the_clock_ends_a_run_after_its_round(tmp_path, minutes):
     lengths = [len(r.history) for r in federating(net(), TASK, CLIENTS, FedAvg(), rounds=3,
                                                   checkpoint=tmp_path/'c.safetensors', minutes=minutes, **FAST)]
     assert lengths == ([1, 2, 3] if minutes is None else [1])
+
+def test_ctrl_c_in_the_middle_of_a_step_keeps_the_run():
+    "torch lends a network its parameters for a step; interrupted there, the network at work is no network any more."
+    class Stopping(Alone):
+        def begin(self, simulation, run):
+            self.sim, self.sums, self.seen = simulation, simulation.sums, simulation.seen
+            return self
+        def train(self, who, state):
+            if not state.round: return self.sim.train(who, state)
+            with torch.no_grad():
+                for m in self.sim.model.modules(): m._parameters.clear()
+            raise KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt) as e:
+        Federation(net(), TASK, CLIENTS, ALL, rounds=3, **FAST).run(Stopping())
+    one = federate(net(), TASK, CLIENTS, ALL, rounds=1, **FAST)
+    assert same(one, e.value.run)
+    left = e.value.run.model.state_dict()
+    assert all(torch.equal(v, left[k]) for k, v in one.model.state_dict().items())
 
 def test_two_runs_in_turn_do_not_disturb_each_other():
     alone = [federate(net(), TASK, CLIENTS, m, rounds=3, **FAST) for m in (ALL, FedProx())]

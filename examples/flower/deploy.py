@@ -1,7 +1,7 @@
 """A SuperLink and its SuperNodes as processes on this machine, with TLS and a key a site: python deploy.py FOLDER
 
 FOLDER is what prepare.py made. Nothing but loopback is used. Logs lie in FOLDER/logs."""
-import argparse, os, socket, subprocess, sys, time, tomllib
+import argparse, os, re, socket, subprocess, sys, time, tomllib
 from pathlib import Path
 from flwr.supercore.version import package_version
 
@@ -66,11 +66,13 @@ class Deployment:
         raise RuntimeError(f'the SuperLink does not listen; {self.logs}/superlink.log says why')
 
     def register(self, *names):
-        "Tell the SuperLink the public keys of the sites that may join."
+        "Tell the SuperLink the public keys of the sites that may join; returns the numbers of their nodes."
         running = [self.start(f'register-{n}', 'flwr', 'supernode', 'register', self.keys/f'{n}.pub', 'here')
                    for n in names]
         if any(p.wait() for p in running):
             raise RuntimeError(f'a site could not be registered; {self.logs}/register-*.log say why')
+        said = [re.search(r'SuperNode (\d+) registered', (self.logs/f'register-{n}.log').read_text()) for n in names]
+        return ' '.join(m[1] for m in said) if all(said) else ''
 
     def supernode(self, k, ca=None, key=None, **config):
         "The side of site `k`; `config` is what its ClientApp finds in node_config."
@@ -119,12 +121,12 @@ if __name__ == '__main__':
     config = tomllib.loads((a.app/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
     with Deployment(a.folder) as d:
         d.superlink()
-        d.register(*names)
+        nodes = d.register(*names)
         for n in names: d.supernode(int(n.removeprefix('site')))
         print(f'SuperLink on 127.0.0.1:{d.port}, {len(names)} SuperNodes; training ...', flush=True)
         try:
             # as many as the folder has
-            print(d.run(a.app.resolve(), clients=len(names), least=min(config['least'], len(names))))
+            print(d.run(a.app.resolve(), clients=len(names), least=min(config['least'], len(names)), nodes=nodes))
         except RuntimeError as e: sys.exit(str(e))
         ended = d.flwr('list', 'here', '--format', 'json')
         if 'finished:completed' not in ended: sys.exit(f'the run failed: {ended}{d.logs}/superlink.log says why')

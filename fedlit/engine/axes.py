@@ -124,9 +124,27 @@ class Axes:
     points: dict = field(repr=False, default=None)  # node -> the axis of its channels, if it is one axis with repeat 1
 
 # %% ../../nbs/engine/axes.ipynb #ac4532e8
+_tracing = threading.Lock()
+
+class _Tracer(fx.Tracer):
+    "While it traces, the modules of other threads are called as ever."
+    def __init__(self):
+        super().__init__()
+        self.mine = threading.get_ident()
+    def call_module(self, m, forward, args, kwargs):
+        if threading.get_ident() != self.mine: return forward(*args, **kwargs)
+        return super().call_module(m, forward, args, kwargs)
+    def getattr(self, attr, attr_val, parameter_proxy_cache):
+        if threading.get_ident() != self.mine: return attr_val
+        return super().getattr(attr, attr_val, parameter_proxy_cache)
+
 def _trace(model):
     "The graph of a copy of the network, as used: training may return something else, such as the logits of all exits."
-    try: return fx.symbolic_trace(copy.deepcopy(model).eval())
+    try:
+        with _tracing:
+            tracer = _Tracer()
+            graph = tracer.trace(copy.deepcopy(model).eval())
+        return fx.GraphModule(tracer.root, graph, type(model).__name__)
     except Exception as e:
         raise ValueError(f"{type(model).__name__} cannot be traced by torch.fx, so its axes cannot be found: "
                          f"{str(e).splitlines()[0]}. "

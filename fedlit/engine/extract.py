@@ -12,6 +12,7 @@ from .axes import cut, extract, masks, paste, shrunk
 from ..cohort import Cohort
 from .masks import times
 from .stacks import single
+from ..state import OPTIMIZER
 from ..tree import told
 
 # %% ../../nbs/engine/extract.ipynb #a506b8c6
@@ -48,9 +49,10 @@ def train_small(self:Cohort):
     "`train` for one client on the network that it has; the results have the full network's shapes."
     if not (on := self.cuts()): return self.train()
     back = lambda big, small: paste(self.axes, big, small, on, 1)
-    out, sizes = self.cut_out(on).train(), {**self.params, **self.buffers}
+    out, sizes, memory = self.cut_out(on).train(), {**self.params, **self.buffers}, self.mine['client']
+    if OPTIMIZER in out['client']: memory = {**memory, OPTIMIZER: self.velocity}
     return dict(out, params=back(self.params, out['params']), buffers=back(self.buffers, out['buffers']),
-                mask=self.part['mask'], client=back(self.mine['client'], out['client']),
+                mask=self.part['mask'], client=back(memory, out['client']),
                 uploads=back(_blank(self.axes, out['uploads'], sizes), out['uploads']))
 
 def _blank(axes, tree, sizes):

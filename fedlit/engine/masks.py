@@ -41,7 +41,7 @@ def asked_masks(self:Cohort, step):
         with self.draws('mask', step or 0): return self.apply(ask_one)
     each = []
     for k in range(len(self.loss)):
-        one, data = self.at(slice(k, k+1)), self.batches.data(k, self.sent.local.epochs)
+        one, data = self.at(slice(k, k+1)), self.batches.data(k, int(self.sent.local.epochs))
         with one.draws('mask', 0): each.append(one.apply(lambda offer: ask_one(offer, data=data)))
     return tmap(lambda *v: torch.cat(v), *each)
 
@@ -70,7 +70,8 @@ def restrict(self:Cohort, params, part):
 @contextmanager
 def hold(self:Cohort):
     "Inside of it, entries that a client does not train stay as they are."
-    mask, trees = self.part.get('mask', {}), (self.params, self.velocity, self.buffers)
+    means = [v for v in self.velocity.values() if isinstance(v, dict)] or [self.velocity] # of Adam, or of SGD
+    mask, trees = self.part.get('mask', {}), (self.params, *means, self.buffers)
     before = [{k: v.clone() for k, v in tree.items() if k in mask} for tree in trees]
     yield
     for tree, olds in zip(trees, before):

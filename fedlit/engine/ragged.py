@@ -9,6 +9,7 @@ __all__ = ['ACROSS', 'alone', 'fills']
 import torch
 from fastcore.basics import patch
 from weakref import WeakKeyDictionary
+from ..draws import undrawn
 from ..batches import cross_entropy, groups
 from ..cohort import Cohort
 from ..method import asks_for, overrides
@@ -16,7 +17,7 @@ from ..server import deployed
 from ..state import pure
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
-ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # what belongs to the samples of a batch
+ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward', 'objective' # what belongs to the samples of a batch
 
 def alone(
     model,   # module whose forward returns (features, logits)
@@ -26,7 +27,7 @@ def alone(
 ):           # bool
     "Does the network treat every sample of a batch by itself, while it trains?"
     if len(x) < 3: return False
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with torch.no_grad(), undrawn([]):
         few, many = (pure(model)(params, buffers, v)[1] for v in (x[:2], x))
     return torch.allclose(few, many[:2], rtol=1e-4, atol=1e-5)
 
@@ -38,7 +39,7 @@ def fills(
     batches, # Batches
 ):           # bool
     "May short batches be filled up?"
-    method, hooks = sent.method, [h for h in ('use', 'output', 'loss') if overrides(sent.method, h)]
+    method, hooks = sent.method, [h for h in ('use', 'output', 'loss', 'grad') if overrides(sent.method, h)]
     if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
     if sent.model not in _filled:
         first = batches.at(0, [0], int(batches.counts[0, 0]))[0][0]

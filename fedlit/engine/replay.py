@@ -7,11 +7,12 @@ __all__ = []
 
 # %% ../../nbs/engine/replay.ipynb #b020f813
 import copy
+from dataclasses import replace
 from fastcore.basics import patch
 from functools import partial
 from ..cohort import WORK, Cohort
 from .frozen import changes
-from ..method import varies_with
+from ..method import asks_for, varies_with
 from ..tree import leaves
 from ..vocabulary import STEP
 
@@ -38,7 +39,8 @@ def key(self:Cohort, batch):
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     kinds = tuple(map(_kind, (batch['x'], batch.get('frozen', {}), *self.trees())))
     network = sent.model, _plain(sent.function), batch['x'].shape[:2]
-    return network, sent.method, sent.criterion, sent.local, numbers, kinds
+    local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
+    return network, sent.method, sent.criterion, local, numbers, kinds
 
 def _plain(f):
     "A function as a key: two partials are one where they hold the same."
@@ -66,7 +68,8 @@ def bind(self:Cohort, t, ks, batch):
             with here.draws('step', clock['step']) as drawn: here.step(batch)
             clock['draws'] = drawn.count > 0 or clock['changes']
         return {}
-    go = self.tapes.bind(some.key(batch), step, *some.trees()) if self.tapes else partial(step, *some.trees())
+    lr = self.sent.local.lr
+    go = self.tapes.bind(some.key(batch), step, *some.trees(), lr=lr) if self.tapes else partial(step, *some.trees())
     if isinstance(ks, slice): return go
     def scattered(batch):
         go(batch)

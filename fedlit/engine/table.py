@@ -9,6 +9,7 @@ __all__ = ['Pages', 'free_memory', 'memory_budget', 'Store', 'Row', 'Table', 'pa
 import errno, os, tempfile, threading, weakref
 import torch
 from fastcore.basics import patch
+from .memory import moved_out
 
 # %% ../../nbs/engine/table.ipynb #0cb1f115
 class Pages:
@@ -165,6 +166,13 @@ def clone(self:Table):
     other = object.__new__(Table)
     other.__dict__.update(self.__dict__)
     return other
+
+@patch
+def move_out(self:Table):
+    "Put the rows that are in memory into memory of their own, for all tables that share them."
+    for page in self.pages.pages.values():
+        for row in page.values():
+            if row.held is not None: row.held = moved_out(row.held)
 
 @patch
 def __deepcopy__(self:Table, memo): return self.clone()

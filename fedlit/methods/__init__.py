@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['FedAvg', 'Method', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD',
-           'FedAvgM', 'FedNova', 'FedDyn', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
-           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
-           'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
+           'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'CoordinateMedian', 'TrimmedMean',
+           'NormClipping', 'Krum', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
+           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
-# %% ../../nbs/methods/index.ipynb #9df1325e
+# %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg, Method
 from .solo import SOLO
 from .fedprox import FedProx
@@ -20,6 +22,8 @@ from .structureddecov import StructuredDeCov
 from .scaffold import SCAFFOLD
 from .fedavgm import FedAvgM
 from .fednova import FedNova
+from .fedopt import FedAdagrad, FedAdam, FedYogi
+from .robust import CoordinateMedian, TrimmedMean, NormClipping, Krum
 from .fedbn import FedBN
 from .fedper import FedPer
 from .fedrep import FedRep
@@ -39,13 +43,25 @@ from .fedgse import FedGSE
 from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
+from .privacy import DP, DPSGD
+from .compression import TopK, Quantize
+from .ditto import Ditto
+from .apfl import APFL
+from .pfedme import pFedMe
+from .perfedavg import PerFedAvg
+from .fedproto import FedProto
+from .fedrod import FedRoD
+from .fedala import FedALA
 _all_ = ['FedAvg', 'Method', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
-         'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedDyn',
+         'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn',
+         'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
-         'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts']
+         'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
+         'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #44215429
 def __getattr__(name):

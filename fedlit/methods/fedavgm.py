@@ -14,6 +14,7 @@ class FedAvgM(Method):
     "Server momentum (Hsu et al., 2019), in the three forms found in the wild."
     momentum: float = .9   # beta, of the server; in [0, 1), 0 is FedAvg
     form: str = 'released' # 'released' (FedDecorr, MOON): moving average, buffers too; 'paper'; 'nesterov' (Flower)
+    excludes = "the server's optimiser"
     def __post_init__(self):
         require(self, momentum=(0 <= self.momentum < 1, 'in [0, 1)'),
                 form=(self.form in ('released', 'paper', 'nesterov'), "'released', 'paper' or 'nesterov'"))

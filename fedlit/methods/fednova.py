@@ -22,7 +22,7 @@ class FedNova(Method):
     "Average the clients' normalised updates (Wang et al., NeurIPS 2020, eq. 9)."
     mu: float = field(default=0., repr=False) # weight of a proximal term in the local loss that the lengths allow for
     def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
-    def weigh(self, weights, steps, momentum, lr):
-        a = (torch.stack([response(k, lr, momentum, self.mu)[1]/lr for k in steps]) if self.mu
+    def weigh(self, weights, steps, momentum, lr, nesterov=False):
+        a = (torch.stack([response(k, lr, momentum, self.mu, nesterov)[1]/lr for k in steps]) if self.mu or nesterov
              else length(steps, momentum))
         return (weights*(weights*a).sum()/a).to(weights)

@@ -16,13 +16,15 @@ def response(
     lr,           # eta
     momentum,     # rho
     weight_decay, # lambda
+    nesterov=False, # is the momentum Nesterov's?
 ):                # a, b: after K steps with a constant gradient g, SGD is at a*x - b*g
     "How far K steps of SGD carry, see the derivation above."
     steps = torch.as_tensor(steps)
     exact = dict(dtype=finest(steps.device), device=steps.device)
-    m = torch.tensor([[1-lr*weight_decay, -lr*momentum, -lr],
-                      [weight_decay,      momentum,     1.],
-                      [0.,                0.,           1.]], **exact)
+    far, old = (1 + momentum, momentum*momentum) if nesterov else (1., momentum)
+    m = torch.tensor([[1-lr*weight_decay*far, -lr*old,  -lr*far],
+                      [weight_decay,          momentum, 1.],
+                      [0.,                    0.,       1.]], **exact)
     power = torch.eye(3, **exact)
     for bit in range(20):
         power = torch.where((steps >> bit) & 1 > 0, m@power, power)
@@ -37,8 +39,8 @@ class SCAFFOLD(Method):
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
     def grad(self, grads, server, client, kept):
         return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
-    def done(self, params, received, server, client, steps, lr, momentum, weight_decay):
-        a, b = (response(steps, lr, momentum, weight_decay) if self.form == 'corrected'
+    def done(self, params, received, server, client, steps, lr, momentum, weight_decay, nesterov=False):
+        a, b = (response(steps, lr, momentum, weight_decay, nesterov) if self.form == 'corrected'
                 else (1., steps.to(next(iter(params.values())))*lr))
         moved = {k: (a*received[k] - y)/b for k, y in params.items()}
         new = {k: (client['c'][k] - server['c'][k] + v).to(client['c'][k]) for k, v in moved.items()}

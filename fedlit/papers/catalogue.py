@@ -10,6 +10,7 @@ __all__ = ['plan', 'entries', 'reproduce', 'until_decided', 'listing', 'quantity
 # %% ../../nbs/papers/catalogue.ipynb #eba78abe
 import functools
 import pandas as pd
+from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noqa: F401, each fills
                            fedgse)                                                      # CATALOGUE
@@ -130,6 +131,16 @@ def quantity(
     if not late or name not in rows: return ''
     return f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval."
 
+@contextmanager
+def _without_windows():
+    "Drawings go to files; afterwards the caller's backend draws again."
+    import matplotlib
+    before = matplotlib.get_backend()
+    matplotlib.use('Agg')
+    try: yield
+    finally: matplotlib.use(before)
+
+@_without_windows()
 def report(
     names=(),         # of entries, see `entries`; none: all that have results
     scale='embedded',
@@ -138,8 +149,6 @@ def report(
     to=None,          # folder of drawings and tables; None: beside the results
 ):
     "Print and write tables, drawings and verdicts of some entries."
-    import matplotlib
-    matplotlib.use('Agg')
     wanted = [e for e in entries(*names) if names or len(found_rows(e, scale, only, out or e.folder)[0])]
     if not wanted:
         folders = [out] if out else dict.fromkeys(e.folder for e in entries())

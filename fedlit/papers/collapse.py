@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
-           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'committed', 'committed_verdicts',
-           'verdicts_beside']
+           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'left_out', 'committed',
+           'committed_verdicts', 'verdicts_beside']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json
@@ -13,7 +13,7 @@ import numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..engine.files import all_results, shipped
+from ..engine.files import all_results, result, shipped
 from .claims import above_zero, ahead, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
 from .entries import CATALOGUE, SEEDS, alphas, bases, changed, cross, entry
@@ -134,17 +134,32 @@ def main_job(
 main_job()
 
 # %% ../../nbs/papers/collapse.ipynb #bced65f9
+def _without_length(setting):
+    "A setting as text, but for seed and rounds; '' where it is none."
+    good = isinstance(setting, dict) and type(setting.get('seed')) is int and type(setting.get('rounds')) is int
+    return json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True) if good else ''
+
 def runs_in(out):
     "The seeds and rounds of the main job's runs in a folder, as `main_job` takes them."
-    bare = lambda setting: json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True)
+    bare = _without_length
     usual = [plain(s) for _, s in collapse_runs('embedded')]
     known = {bare(s) for s in usual}
     read = [r for folder in dict.fromkeys(s['task'] for s in usual) for r in all_results(Path(out)/folder).values()]
-    asked = [r['setting'] for r in read if 'setting' in r and bare(r['setting']) in known]
+    asked = [r['setting'] for r in read if bare(r.get('setting')) in known]
     if not asked: return SEEDS, None
     [(rounds, _)] = Counter(s['rounds'] for s in asked).most_common(1)
     seeds = tuple(sorted({s['seed'] for s in asked if s['rounds'] == rounds}))
     return seeds, None if rounds == usual[0]['rounds'] else rounds
+
+def left_out(out, rounds):
+    "Lines about the files of a folder that a report of so many rounds does not use."
+    known = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
+    for file in sorted(Path(out).glob('*/*.json')):
+        if (r := result(file)) is None: yield f'damaged: {file}'
+        elif not isinstance(r.get('setting'), dict): yield f'foreign: {file} is no result of a run'
+        elif _without_length(r['setting']) not in known: yield f'foreign: {file} is a run of something else'
+        elif r['setting']['rounds'] != rounds:
+            yield f"of another length: {file} has {r['setting']['rounds']} rounds, not {rounds}"
 
 def committed(
     scale='embedded', # or 'short': real images

@@ -88,7 +88,7 @@ def drawing(
 STYLE = '''
 .fedlit-moving { max-width: 52em; margin: 1em 0; font-size: .95em; line-height: 1.4 }
 .fedlit-moving .pair { display: flex; flex-wrap: wrap; align-items: flex-start }
-.fedlit-moving svg { flex: 1 1 14em; max-width: min(17em, 100%); height: auto; overflow: visible }
+.fedlit-moving svg { flex: 1 1 14em; min-width: 0; max-width: min(17em, 100%); height: auto; overflow: visible }
 .fedlit-moving svg.curves { flex: 2 1 22em; max-width: 100% }
 .fedlit-moving svg text { fill: currentColor; font-size: 12px } .fedlit-moving svg .title { font-weight: 600 }
 .fedlit-moving path { fill: none; stroke: currentColor } .fedlit-moving .tick, .fedlit-moving .axis { opacity: .6 }

@@ -10,6 +10,7 @@ __all__ = ['PARTITIONS', 'PICTURES', 'VERSIONS', 'call', 'canonical', 'Setting',
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
 import ast, functools, hashlib, json, multiprocessing, os, time
 import pandas as pd, torch, torch.nn.functional as F
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,6 +19,7 @@ import fedlit
 from .. import partition as split
 from ..data import Crop, load, recipe
 from ..engine.files import forget, result, write_json
+from ..engine.messages import warn
 from ..models import build
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
@@ -77,7 +79,7 @@ class Setting:
 # %% ../../nbs/papers/settings.ipynb #f2219fdc
 def plain(s):
     "What decides the run, as JSON would give it back."
-    return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': vars(s.local)}))
+    return json.loads(json.dumps({**{k: v for k, v in vars(s).items() if k != 'measure'}, 'local': s.local.plain()}))
 
 # %% ../../nbs/papers/settings.ipynb #1d9b405b
 def address(
@@ -214,13 +216,21 @@ def trained(
     return (run, task, clients, tests) if run.state.round == s.rounds else None
 
 # %% ../../nbs/papers/settings.ipynb #2de9e53f
+@contextmanager
+def _one_thread():
+    "One thread, as many runs at a time are; afterwards as many as before."
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try: yield
+    finally: torch.set_num_threads(before)
+
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
+@_one_thread()
 def run_setting(s, checkpoint=None, minutes=None, **kw):
     "Train, measure, and return what there is to know as a dictionary for JSON; None where time ran out."
     if bad := set(s.measure) - set(MEASURES):
         raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
-    torch.set_num_threads(1)
     began, about = time.perf_counter(), dict(setting=plain(s), method=s.method, seed=s.seed,
                                              date=time.strftime('%Y-%m-%d'), fedlit=fedlit.__version__)
     try: done = trained(s, checkpoint, minutes, **kw)
@@ -237,15 +247,29 @@ def run_setting(s, checkpoint=None, minutes=None, **kw):
                 **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
 # %% ../../nbs/papers/settings.ipynb #9a92930f
+def _odd(r, s):
+    "What is odd about a result that should be that of a setting; '' if nothing is."
+    if not (isinstance(r, dict) and all(isinstance(r.get(k), dict) for k in ('setting', 'history', 'measured'))):
+        return 'is no result of a run'
+    if r['setting'] != plain(s): return 'is the result of another setting'
+    columns = r['history'].values()
+    if not all(isinstance(v, list) and all(u is None or isinstance(u, (int, float, str)) for u in v) for v in columns):
+        return 'has a history that is no table'
+    if odd := {len(v) for v in columns} - {s.rounds}: return f'has {odd.pop()} rounds in its history, not {s.rounds}'
+    flat = [v for u in r['measured'].values() for v in (u.values() if isinstance(u, dict) else [u])]
+    good = all(v is None or isinstance(v, (int, float, list)) for v in flat)
+    return '' if good else 'has measurements that are no numbers'
+
 def found(
     out, # folder of the results
     s,   # Setting
 ):       # the content of its file, or None
     "The result of a setting, if it is there, whole, and has all that the setting wants measured."
-    r = result(Path(out)/address(s))
-    whole = (isinstance(r, dict) and r.get('setting') == plain(s)
-             and isinstance(r.get('history'), dict) and isinstance(r.get('measured'), dict))
-    return r if whole and set(s.measure) <= set(r['measured']) else None
+    r = result(file := Path(out)/address(s))
+    if r is None: return None
+    if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
+    return r if not said and set(s.measure) <= set(r['measured']) else None
+
 
 # %% ../../nbs/papers/settings.ipynb #8af51010
 def work_off(
@@ -302,7 +326,7 @@ def checkpoint_mib(
 ):     # MiB of its tensors
     "How large the checkpoint of a setting becomes, without training."
     state = start(parse(s.method), build(s.model, task_of(s.task, s.recipe), seed=0, **dict(s.options)),
-                  s.clients, s.statistics)
+                  s.clients, s.statistics, local=s.local)
     flat = flatten(dict(params=state.params, buffers=state.buffers, server=state.server,
                         client=state.client, personal=state.personal))
     size = lambda v: v.row.nbytes*(s.clients+1) if isinstance(v, Table) else v.nbytes

@@ -4,18 +4,19 @@
 
 # %% auto #0
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
-           'recall', 'folder', 'client_app', 'blank', 'merged', 'serve', 'server_app', 'Rehearsal']
+           'recall', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'merged', 'Book', 'serve',
+           'server_app', 'Rehearsal']
 
-# %% ../../nbs/scale/flower.ipynb #f46b25b0
+# %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
     from flwr.app import (Array, ArrayRecord, ConfigRecord, Context, Error,
                           Message, MessageType, MetricRecord, RecordDict)
 except ImportError as e:
     raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
-import ast, logging, time, torch
+import ast, logging, math, sys, time, torch
 import numpy as np, pandas as pd
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from io import BytesIO
 from pathlib import Path
@@ -27,19 +28,22 @@ from flwr.proto.message_pb2 import Message as Wire
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 import fedlit
-from ..tree import flatten, put, rows, stack, tmap, unflatten
+from ..tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import Method, asks_for, server_readers, wants
 from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
-from ..engine.guard import Guard, length, lengths, check_clients
+from ..engine.guard import Guard, bad_rows, blame, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
-from ..result import Run, resume
-from ..run import WEIGHTING, batches_of, draw_clients, normalised
+from ..engine.table import memory_budget
+from ..result import Run, check_metrics, resume
+from ..run import WEIGHTING, batches_of, normalised, part_columns
+from ..cohort import check_local
+from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
 from ..models import build
 from ..measure import evaluate
-from ..parse import method as parse
+from ..parse import local as read_local, method as parse, value
 
-# %% ../../nbs/scale/flower.ipynb #228d003a
+# %% ../../nbs/scale/flower.ipynb #b30bec70
 @dataclass(frozen=True)
 class Plan:
     "What server and sites have agreed on before the first round."
@@ -49,51 +53,75 @@ class Plan:
     local: Local            # how a site trains
     clients: int            # how many clients exist; sites are numbered 0 to clients-1
     rounds: int = 5         # communication rounds
-    participation: float = 1. # share of the clients that are asked in a round
+    participation: float = 1. # share of the clients that are asked in a round, or a Participation
     seed: int = 0           # decides sampling, batches and augmentation
     weighting: str = 'samples' # how much a client counts: by the 'samples' that it says it has, or 'uniform'
     statistics: str = 'averaged' # BatchNorm's running statistics: 'averaged', or kept at 'home'
     least: int = 1          # good answers that a round needs; with fewer the run stops
     wait: float = 60.       # seconds until sites must have connected and said who they are
     timeout: float = 600.   # seconds until the answers of a round must be there
-    sites: str = 'sites'    # folder of the sites' folders, for sites that name none of their own
+    sites: str = 'sites'    # folder of the sites' folders, in a simulation
+    nodes: str = ''         # the nodes of client 0, 1, ..., as the server knows their keys; '' is who says it first
     test: str = ''          # safetensors file with x and y for the server to evaluate on; '' is none
     checkpoint: str = ''    # file that is written after every round, and resumed from; '' is none
     def __post_init__(self): _agreeable(self)
+    @property
+    def numbers(self): return [int(n) if n.isdecimal() else -1 for n in self.nodes.split()]
 
-# %% ../../nbs/scale/flower.ipynb #ad5896d0
+# %% ../../nbs/scale/flower.ipynb #1b4a06aa
 def _agreeable(self):
     "A ValueError where this cannot be run."
     right = dict(clients=(self.clients >= 1, 'at least 1'),
                  rounds=(self.rounds >= 1, 'at least 1'),
-                 participation=(0 < self.participation <= 1, 'in (0, 1]'),
                  weighting=(self.weighting in WEIGHTING, ' or '.join(WEIGHTING)),
                  statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
                  least=(1 <= self.least <= self.clients, f'from 1 to the {self.clients} clients'),
                  wait=(self.wait > 0, 'positive'),
-                 timeout=(self.timeout > 0, 'positive'))
+                 timeout=(self.timeout > 0, 'positive'),
+                 nodes=(not self.nodes or len(set(self.numbers) - {-1}) == self.clients == len(self.numbers),
+                        f'the numbers of {self.clients} nodes, one a client'))
     for k, (good, what) in right.items():
         if not good: raise ValueError(f"{k}={getattr(self, k)!r}, but it must be {what}")
+    check_participation(self.participation, self.clients)
+    if needs(self.participation, 'losses'):
+        raise ValueError(f"{self.participation!r} asks for losses before a round, which sites are not asked for; "
+                         "`federate` runs it")
+    check_local(self.method, self.local)
+    for k in range(self.clients): self.local.work(k, self.seed)
+    for r in range(self.rounds): self.local.at(r)
     if wants(self.method, 'proxy'):
         raise ValueError(f"{self.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
+    if known := [p for p in self.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
+        raise ValueError(f"{known[0]!r} draws its noise from the seed, which all sides know and could take away again; "
+                         "between real sites it must be source='system'")
     if asks_for(self.method, 'merge', 'trained') and begin(self).personal:
         raise ValueError(f"{self.method!r} mixes on the server what it keeps at home, "
                          "and here personal tensors never leave their site; `federate` runs it")
 
 def begin(plan):
     "The federation before round zero: what every side computes for itself."
-    return start(plan.method, plan.model, plan.clients, plan.statistics)
+    return start(plan.method, plan.model, plan.clients, plan.statistics, local=plan.local)
 
-# %% ../../nbs/scale/flower.ipynb #dc5e72a5
+# %% ../../nbs/scale/flower.ipynb #71c89147
 def _plain(v):
     "What a text such as '(64,)' says; a text that says nothing of the kind is itself."
     try: return ast.literal_eval(v) if isinstance(v, str) else v
     except (ValueError, SyntaxError): return v
 
+def _modest(network, options, task, local, samples, most):
+    "Refuse a network or an index of batches of more than `most` bytes, before there is one."
+    with torch.device('meta'): net = network(task=task, seed=0, **options)
+    state = sum(v.nbytes for v in net.state_dict().values())
+    batches = 3*8*local.most(-(-samples//local.batch_size))*min(local.batch_size, max(256, samples))
+    for what, need in (('a network', 8*state), ('the batches of a round', batches)):
+        if need > most: raise ValueError(f"the run config asks for {what} of {need/1e9:.3g} GB, counted with what "
+                                         f"training needs beside it, but this site allows {most/1e9:.3g} GB")
+
 def read_plan(
     config,        # run config: names such as method, rounds, task.shape, model.name, local.lr -> plain values
     network=build, # function (name, task, seed=, **options) -> network that returns (features, logits)
+    allowed=None,  # at a site: how many samples it has, and how many bytes it allows
 ) -> Plan:
     "The agreement that a run config describes; an unknown or a missing name is an error."
     part = lambda head: {k.removeprefix(head).replace('-', '_'): _plain(v)
@@ -106,9 +134,10 @@ def read_plan(
         raise ValueError(f"the run config lacks {', '.join(gone)}")
     x, y = torch.empty(0, *seen.pop('shape')), torch.empty(0, dtype=torch.long)
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
-    return Plan(**{**own, 'method': parse(own['method'])},
+    if allowed is not None: _modest(network, net, task, read_local(**part('local.')), *allowed)
+    return Plan(**{**own, 'method': parse(own['method']), 'participation': value(own.get('participation', 1.))},
                 model=network(net.pop('name'), task, seed=own.get('seed', 0), **net),
-                task=task, local=Local(**part('local.')))
+                task=task, local=read_local(**part('local.')))
 
 # %% ../../nbs/scale/flower.ipynb #3a82bdad
 def to_record(
@@ -186,7 +215,7 @@ def site(
     home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
     return rows(from_site(state, out), 0), dict(steps=int(out['steps']), loss=float(out['loss'])), home
 
-# %% ../../nbs/scale/flower.ipynb #fc96f2b4
+# %% ../../nbs/scale/flower.ipynb #2cfd7bef
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
 def _trained(plan, task, number, state):
@@ -196,7 +225,7 @@ def _trained(plan, task, number, state):
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
     out = local_phase(plan.method, plan.model, state, [number], batches, plan.local,
                       _executor(plan.method), function=function)
-    check_clients(Guard(), [number], out, state.params, state.round)
+    check_clients(Guard(beyond=math.inf), [number], out, state) # the server knows the others
     return out
 
 # %% ../../nbs/scale/flower.ipynb #14bc97d0
@@ -214,10 +243,25 @@ def folder(
     context, # Flower's Context
 ):           # x (N, C, H, W), y (N,)
     "This site's images and labels, from train.safetensors in its folder."
-    own = (context.node_config.get('folder')
-           or Path(context.run_config['sites'])/str(context.node_config['partition-id']))
+    own = context.node_config.get('folder')
+    if not own and _simulated(): own = Path(context.run_config['sites'])/str(context.node_config['partition-id'])
+    if not own:
+        raise ValueError("this site names no folder of its own; in --node-config, 'partition-id=0 folder=\"sites/0\"' "
+                         "does, and the run config cannot")
     data = load_file(Path(own)/'train.safetensors')
     return data['x'], data['y']
+
+def _simulated():
+    "Is this a worker of Flower's simulation engine?"
+    ray = sys.modules.get('ray')
+    return ray is not None and ray.is_initialized()
+
+def allowed(
+    context, # Flower's Context
+):           # bytes
+    "How much memory a site lets a run have: `memory` in its own configuration, in GB, else half of what is free."
+    said = context.node_config.get('memory')
+    return memory_budget() if said is None else int(1e9*float(said))
 
 # %% ../../nbs/scale/flower.ipynb #9ac6d5f7
 log = logging.getLogger('flwr')
@@ -234,43 +278,77 @@ def client_app(
             'site': ConfigRecord(dict(number=number(context), samples=len(data(context)[1])))}), reply_to=message)
     @app.train()
     def train(message, context):
-        plan, (x, y), (round, accepted) = (
-            read_plan(context.run_config, network), data(context),
-            (message.content['round'][k] for k in ('round', 'accepted')))
+        (x, y), (round, accepted) = data(context), (message.content['round'][k] for k in ('round', 'accepted'))
+        plan = read_plan(context.run_config, network, (len(y), allowed(context)))
         kept = recall(context, accepted)
-        if accepted and kept is None:
-            log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
-                        number(context), accepted)
         answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round,
                                   message.content['arrays'], kept)
+        forgot = int(accepted and kept is None and bool(to_record(home)))
+        if forgot:
+            log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
+                        number(context), accepted)
         context.state[f'after round {round+1}'] = to_record(home)
-        return Message(RecordDict({'arrays': to_record(answer), 'said': MetricRecord(said)}), reply_to=message)
+        return Message(RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))}),
+                       reply_to=message)
     return app
 
 # %% ../../nbs/scale/flower.ipynb #1cf9f32f
+def quoted(
+    said, # anything that another machine wrote
+    most=200, # characters
+):        # text of one line
+    "What others say, fit for a log: escaped and cut."
+    line = str(said)[:most+1]
+    shown = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
+    return shown[:most] + ' ...' if len(line) > most or len(shown) > most else shown
+
 def blank(plan, state):
     "A client's result on two empty pictures: the names, types and shapes that answers must have."
     x, y = torch.zeros(1, 1, 2, *plan.task.x_train.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
     return local_phase(plan.method, plan.model, state, [0], Batches(x, y), plan.local, _executor(plan.method))
 
-def _checked(content, like, most, params):
-    "What a site sent, if it is what it must be, and no absurd distance from the `params` it got: tree, steps, loss."
+def _checked(content, like, most):
+    "What a site sent, if it is what it must be: tree, steps, loss."
     steps, loss = content['said']['steps'], content['said']['loss']
     if not (type(steps) is int and 1 <= steps <= most):
         raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
-    if not np.isfinite(loss): raise ValueError(f"loss is {loss}")
+    if type(loss) not in (int, float) or not math.isfinite(loss): raise ValueError(f"loss is {loss}")
     tree = from_record(content['arrays'], like)
-    moved = lengths(tmap(lambda v: v[None], tree['params']), params).item() if tree['params'] else 0.
-    if not moved <= Guard().update*length(params).item():
-        raise ValueError(f"an update of length {moved:.3g} to a network of length {length(params):.3g}")
+    for k, v in tree.get('mask', {}).items():
+        if v.numel() and not (v.min() >= 0 and v.max() <= 1): raise ValueError(f"mask/{k} is not between 0 and 1")
     return tree, steps, loss
 
-# %% ../../nbs/scale/flower.ipynb #d3274d0e
+# %% ../../nbs/scale/flower.ipynb #4d361c25
 def _filled(form, seen, n):
     "`seen` with zeros (n, ...) for all tensors of `form` that did not travel."
     return {k: _filled(v, seen.get(k, {}), n) if isinstance(v, dict)
                else seen[k] if k in seen else v.new_zeros(n, *v.shape[1:])
             for k, v in form.items()}
+
+def _stacked(state, answers, form):
+    "The clients in `answers`, and what `local_phase` would have returned for them."
+    who = sorted(answers)
+    trees, steps, losses = zip(*(answers[k] for k in who))
+    seen = stack(trees)
+    return who, dict({k: _filled(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
+                     mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
+                     client=rows(state.client, who))
+
+def believed(
+    plan,    # Plan
+    state,   # State before the round
+    answers, # client number -> (tree, steps, loss)
+    form,    # what `blank` returned
+):           # the same without those beyond belief; client number -> why it is
+    "Judge the answers of a round together, as `federate` does."
+    if not answers: return {}, {}
+    who, out = _stacked(state, answers, form)
+    shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
+    out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
+    if not before.params: return answers, {}
+    bad, moved = bad_rows(Guard(), out, before, math.log(plan.task.classes))
+    why = {who[i]: blame(Guard(), out, before, moved, i) for i in bad.nonzero()[:, 0].tolist()}
+    return {k: v for k, v in answers.items() if k not in why}, why
 
 def merged(
     plan,    # Plan
@@ -280,129 +358,189 @@ def merged(
     form,    # what `blank` returned
 ):           # State after the round
     "The server's half of a round, over those whose answers are good."
-    who = sorted(answers)
-    trees, steps, losses = zip(*(answers[k] for k in who))
-    seen, weights = stack(trees), [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
-    out = dict({k: _filled(form[k], seen.get(k, {}), len(who)) for k in ('params', 'buffers', 'uploads')},
-               mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
-               client=rows(state.client, who))
+    who, out = _stacked(state, answers, form)
+    weights = [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
     return replace(aggregate(plan.method, state, who, out, weights, plan.local, pure(plan.model)),
                    client=state.client, personal=state.personal)
 
 # %% ../../nbs/scale/flower.ipynb #d7e5481d
-def _ask(grid, contents, kind, round, timeout):
-    "Send each node its content; yields (node, RecordDict) as answers come, until all are there or the time is over."
-    messages = [Message(c, n, kind, ttl=10*timeout, group_id=str(round)) for n, c in contents.items()]
-    grid.push_messages(messages)
-    waiting, end = {m.metadata.message_id: m.metadata.dst_node_id for m in messages}, time.monotonic() + timeout
-    while waiting and time.monotonic() < end:
+def _push(grid, contents, kind, round, timeout):
+    "Send each node its content: message -> node, of those that could be sent."
+    sent = {}
+    for node, content in contents.items():
+        m = Message(content, node, kind, ttl=10*timeout, group_id=str(round))
+        try: grid.push_messages([m])
+        except Exception as e: log.warning('round %s: node %s cannot be asked: %s', round, node, quoted(repr(e)))
+        else: sent[m.metadata.message_id] = node
+    return sent
+
+def _content(m, node):
+    "What `node` says in the message `m`, and what is wrong with it."
+    if m.has_error(): return None, f'reports: {m.error.reason}'
+    if (other := m.metadata.src_node_id) != node: return None, f'was answered for by node {other}, which is ignored'
+    return (m.content, '') if m.has_content() else (None, 'sent a message without content')
+
+def _pull(grid, waiting, round, end):
+    "Yield (node, RecordDict) as answers to `waiting` (message -> node) come, until all are there or the time is over."
+    failed = set()
+    while waiting:
         for i, node in list(waiting.items()):
-            try: got = list(grid.pull_messages([i]))
+            try:
+                got = list(grid.pull_messages([i]))
+                content, wrong = _content(got[0], node) if got else (None, '')
             except Exception as e:
-                got = []
-                del waiting[i]
-                log.warning('round %s: the answer of node %s cannot be read: %r', round, node, e)
-            for m in got:
-                waiting.pop(i, None)
-                if m.has_error(): log.warning('round %s: node %s reports: %s', round, node, m.error.reason)
-                elif m.metadata.src_node_id != node:
-                    log.warning('round %s: node %s answered for node %s, and is ignored',
-                                round, m.metadata.src_node_id, node)
-                else: yield node, m.content
-        if waiting: time.sleep(.2)
+                if i not in failed:
+                    log.warning('round %s: the answer of node %s cannot be read: %s', round, node, quoted(repr(e)))
+                failed.add(i)
+                continue
+            if got: del waiting[i]
+            if wrong: log.warning('round %s: node %s %s', round, node, quoted(wrong))
+            if content is not None: yield node, content
+        if not waiting or time.monotonic() >= end: return
+        time.sleep(.2)
 
 # %% ../../nbs/scale/flower.ipynb #0ae94625
 MOST = 10**8 # samples that a site may say it has
 
-def _roll_call(grid, plan, book, round):
-    "Ask nodes new in `book` (node -> number, samples) who they are; returns client number -> node of those connected."
-    online = list(grid.get_node_ids())
-    for node, content in _ask(grid, {n: RecordDict() for n in online if n not in book},
-                              MessageType.QUERY, round, plan.wait):
+class Book:
+    "Which node is which client: what nodes have said of themselves, in the order in which they said it."
+    def __init__(self, plan): self.plan, self.said, self.waiting, self.until, self.online = plan, {}, {}, {}, []
+
+    def here(self):
+        "Client number -> node of those connected; of several that say the same, the first."
+        return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
+
+    def enter(self, node, content):
+        "Write down what `node` says of itself, unless it cannot be."
+        self.said[node], plan = None, self.plan
         try:
-            book[node] = number, samples = content['site']['number'], content['site']['samples']
-            if not (number in range(plan.clients) and samples in range(1, MOST+1)):
+            number, samples = content['site']['number'], content['site']['samples']
+            if not (type(number) is type(samples) is int and 0 <= number < plan.clients and 1 <= samples <= MOST):
                 raise ValueError(f'it is client {number} with {samples} samples, '
                                  f'but there are clients 0 to {plan.clients-1}, with 1 to {MOST} samples')
-            log.info('node %s is client %s, with %s samples', node, number, samples)
-        except Exception as e:
-            book[node] = None
-            log.warning('node %s is refused: %s', node, e)
-    return {book[n][0]: n for n in book if book[n] and n in online}
+            if plan.nodes and node != plan.numbers[number]:
+                raise ValueError(f'it says that it is client {number}, which is node {plan.numbers[number]}')
+        except Exception as e: return log.warning('node %s is refused: %s', node, quoted(e))
+        other = self.here().get(number)
+        self.said[node] = number, samples
+        if other is None: log.info('node %s is client %s, with %s samples', node, number, samples)
+        else: log.warning('node %s says that it is client %s, which is node %s; it is not asked while that one is here',
+                          node, number, other)
 
-# %% ../../nbs/scale/flower.ipynb #1cdec441
-def _answers(grid, plan, state, book, accepted, like, r):
+    def call(self, grid, round):
+        "Ask nodes that are new who they are; client number -> node of those connected."
+        try: self.online = list(grid.get_node_ids())
+        except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
+        new = {n: RecordDict() for n in self.online if n not in self.until}
+        self.until.update(dict.fromkeys(new, time.monotonic() + self.plan.wait))
+        self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
+        full = lambda: len(self.here()) == self.plan.clients
+        end = 0 if full() else max((self.until[n] for n in self.waiting.values()), default=0)
+        for node, content in _pull(grid, self.waiting, round, end):
+            self.enter(node, content)
+            if full(): break
+        return self.here()
+
+# %% ../../nbs/scale/flower.ipynb #c6e83ae2
+def _answers(grid, plan, state, book, accepted, form, r):
     "One round of asking: the good answers by client number, and those who were drawn."
-    here, who, arrays = (_roll_call(grid, plan, book, r+1),
-                         draw_clients(plan.clients, plan.participation, plan.seed, r),
-                         to_record(to_sites(plan, state)))
+    like = rows(from_site(state, form), 0)
+    here, arrays = book.call(grid, r+1), to_record(to_sites(plan, state))
+    told = dict(filter(None, book.said.values())) # a site that has not said how much it has is taken to have nothing
+    who = draw_clients(plan.clients, plan.participation, plan.seed, r, [told.get(k, 0) for k in range(plan.clients)])
     asked, good = {here[k]: k for k in who if k in here}, {}
     contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))})
                 for n, k in asked.items()}
-    for node, content in _ask(grid, contents, MessageType.TRAIN, r+1, plan.timeout):
-        k = asked[node]
-        try: good[k] = _checked(content, like, plan.local.epochs*book[node][1], state.params)
-        except Exception as e:
-            log.warning('round %s: the answer of client %s (node %s) is refused: %s', r+1, k, node, e)
+    refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
+                                        r+1, k, here[k], quoted(why))
+    waiting = _push(grid, contents, MessageType.TRAIN, r+1, plan.timeout)
+    for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
+        k, epoch = asked[node], -(-book.said[node][1]//plan.local.batch_size)
+        try:
+            good[k] = _checked(content, like, plan.local.length(epoch, k, plan.seed, r))
+            if content['said'].get('forgot'):
+                log.warning('client %s (node %s) does not remember round %s and began anew', k, node, accepted.get(k))
+        except Exception as e: refuse(k, e)
+    good, beyond = believed(plan, state, good, form)
+    for k, why in beyond.items(): refuse(k, f'it {why}')
     for k in who:
         if k not in good:
             log.warning('round %s goes on without client %s (%s)', r+1, k,
                         f'node {here[k]}' if k in here else 'not connected')
-    return good, who, {k: book[n][1] for n, k in asked.items()}
+    return good, who, {k: book.said[n][1] for n, k in asked.items()}
 
-# %% ../../nbs/scale/flower.ipynb #b9575692
+# %% ../../nbs/scale/flower.ipynb #d5bd1d61
 def _begun(plan):
     "The run to go on with: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
-                    task=plan.task.name, local=asdict(plan.local),
+                    task=plan.task.name, local=plan.local.plain(),
                     fedlit=fedlit.__version__, torch=torch.__version__,
                     **{k: getattr(plan, k)
-                       for k in ('clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics')})
+                       for k in ('clients', 'rounds', 'seed', 'weighting', 'statistics')},
+                    participation=plain(plan.participation))
     return (resume(plan.checkpoint or None, plan.method, settings, 'cpu')
             or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
-def _row(plan, state, test, good, who):
+def _accepted(history):
+    "The last round of every client whose answer was used."
+    said = lambda row, k: map(int, str(row[k]).split())
+    return {k: int(row['round']) for row in history for k in set(said(row, 'drawn')).difference(said(row, 'left_out'))}
+
+def _goes_on(plan, state):
+    "Say what a run that goes on from a checkpoint may have lost."
+    held = [n for n, v in state.client.items() if leaves(v)]
+    if state.personal: held.append(f'{len(state.personal)} personal tensors')
+    log.warning('the run goes on after round %s of %s%s', state.round, plan.checkpoint,
+                f"; what sites remember ({', '.join(held)}) ends with Flower's run: a site that has it no more says so"
+                if held else '')
+
+def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
     row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
-               participants=len(good), left_out=' '.join(str(k) for k in who if k not in good),
-               accuracy=float('nan'))
+               participants=len(good), drawn=' '.join(map(str, who)),
+               left_out=' '.join(str(k) for k in who if k not in good),
+               accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), plan.participation))
     return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
-                               state=deployed(plan.method, state))}
+                               state=deployed(plan.method, state), metrics=metrics)}
             if test else row)
 
-# %% ../../nbs/scale/flower.ipynb #3cd67e67
+# %% ../../nbs/scale/flower.ipynb #d84f5660
 def serve(
     grid, # Flower's Grid, or a Rehearsal
     plan, # Plan
+    metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "The server: all rounds, with a checkpoint after each."
+    check_metrics(metrics)
     run, test = _begun(plan), load_file(plan.test) if plan.test else None
-    form, history, book, accepted, end = (
-        blank(plan, run.state), run.history.to_dict('records'), {}, {}, time.monotonic() + plan.wait)
-    like = rows(from_site(run.state, form), 0)
-    while len(_roll_call(grid, plan, book, run.state.round)) < plan.clients and time.monotonic() < end: time.sleep(.5)
+    form, history, book, end = (
+        blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)
+    accepted = _accepted(history)
+    if run.state.round: _goes_on(plan, run.state)
+    while len(book.call(grid, run.state.round)) < plan.clients and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
-        began, (good, who, sizes) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, like, r)
+        began, (good, who, sizes) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, form, r)
         if len(good) < plan.least:
             raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
                                f"the run stops with the model of round {r}")
         run.state = merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
-        history.append(dict(_row(plan, run.state, test, good, who), seconds=time.perf_counter()-began))
+        history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
         log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who),
                  history[-1]['accuracy'], history[-1]['seconds'])
-        if plan.checkpoint: run.save(plan.checkpoint)
+        if plan.checkpoint: run.save(plan.checkpoint, keep=True)
     return run.put_into(plan.model)
 
 # %% ../../nbs/scale/flower.ipynb #836a7f1c
 def server_app(
     network=build, # what makes the network, see `read_plan`
+    metrics=None, # as for `serve`
 ) -> ServerApp:
     "What runs on the server."
     app = ServerApp()
     @app.main()
-    def main(grid, context): serve(grid, read_plan(context.run_config, network))
+    def main(grid, context): serve(grid, read_plan(context.run_config, network), metrics)
     return app
 
 # %% ../../nbs/scale/flower.ipynb #d0287afb
@@ -415,7 +553,8 @@ class Rehearsal:
     ):
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1 # the server's, as in Flower's simulation
         self.app, self.waiting, self.bytes_sent = app, {}, 0
-        self.contexts = {i: Context(1, i, node, RecordDict(), config) for i, node in enumerate(nodes, 2)}
+        own = lambda node: {'folder': f"{config.get('sites', 'sites')}/{node.get('partition-id')}", **node}
+        self.contexts = {i: Context(1, i, own(node), RecordDict(), config) for i, node in enumerate(nodes, 2)}
     def get_node_ids(self): return list(self.contexts)
     def push_messages(self, messages):
         for m in messages:

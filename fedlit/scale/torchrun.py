@@ -6,18 +6,19 @@
 __all__ = ['balanced', 'Ranks', 'Share', 'over_ranks']
 
 # %% ../../nbs/scale/torchrun.ipynb #ee3c235b
-import atexit, builtins, json, os, shlex, signal, sys, threading
+import atexit, builtins, json, os, shlex, signal, sys, threading, zlib
 import torch, torch.distributed as dist
 import pandas as pd
 from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from fastcore.basics import patch
-from functools import reduce
+from functools import partial, reduce
 from math import prod
 from pathlib import Path
 from ..tree import flatten, unflatten, leaves, tmap, put, rows
 from ..engine.table import Table
+from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
 from ..round import client_sums
@@ -267,18 +268,60 @@ def begin(self:Ranks,
     run, # Run: its method, settings and state
 ):       # the ranks, whose `train`, `sums` and `seen` are those of all together
     "Rank 0 asks whether all ranks were given the same run, and leads."
-    self.open, self.sim, self.round = True, sim, run.state.round + 1
+    self.open, self.sim, self.round, sim.alone = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
-    self._say('begin', asked=_asked(run), round=self.round)
+    self._say('begin', asked=_asked(run), given=_given(sim), round=self.round)
     self._agree(None)
     return self
+
+# %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
+def _crc(*tensors):
+    crc = 0
+    for v in tensors: crc = zlib.crc32(_bytes([torch.as_tensor(v)], 'cpu').numpy(), crc)
+    return f'{crc:08x}'
+
+def _text(v, deep=4):
+    "A value, function or module in words that are the same in every process, as far as it can be said."
+    if torch.is_tensor(v): return f'{list(v.shape)} {_crc(v)}'
+    if v is None or isinstance(v, (bool, int, float, complex, str, bytes)): return repr(v)
+    if deep == 0: return type(v).__qualname__
+    if isinstance(v, (list, tuple)): return f"({', '.join(_text(u, deep-1) for u in v)})"
+    if isinstance(v, dict): return f"({', '.join(f'{k}: {_text(u, deep-1)}' for k, u in v.items())})"
+    if isinstance(v, torch.nn.Module): return f'{v} {_text(v.state_dict(), deep-1)}'
+    if isinstance(v, partial): return _text([v.func, v.args, v.keywords], deep-1)
+    code, own = getattr(v, '__code__', v), type(v).__qualname__
+    if not hasattr(code, 'co_code'):
+        return f"{getattr(v, '__qualname__', own)} {_text(getattr(v, '__dict__', None), deep-1)}"
+    cells = [c.cell_contents for c in getattr(v, '__closure__', None) or () if c != type(c)()]
+    parts = [code.co_names, code.co_consts, cells, getattr(v, '__defaults__', None), getattr(v, '__self__', None)]
+    return f"{code.co_name} {zlib.crc32(code.co_code):08x} {_text(parts, deep-1)}"
+
+def _given(sim):
+    "What a rank was given, in words: name -> text."
+    if not (a := getattr(sim, 'asked', None)): return {}
+    layers = {f'the network, in {k}': _text(v) for k, v in a.model.state_dict().items()}
+    task = {f'the task, in {k}': _text(v) for k, v in vars(a.task).items() if k != 'name'}
+    tests = getattr(sim, 'tests', None)
+    return {**layers, **task, 'the clients': _crc(*a.clients), 'the tests of the clients': _crc(*(tests or ())),
+            'what the server has': _text(a.proxy),
+            f'the criterion, in Python {sys.version_info[:2]}': _text(a.criterion)}
+
+def _unlike(theirs, ours, rank):
+    "In which names two ranks differ, at most four of them in words."
+    only = [f'{k} is on rank {0 if k in theirs else rank} only'
+            for k in sorted({*theirs} ^ {*ours}) if 'Python' not in k]
+    other = [f'{k}: {theirs[k]} on rank 0, {ours[k]} on rank {rank}'
+             for k in theirs if k in ours and theirs[k] != ours[k]]
+    said = [v if len(v) < 300 else f'{v[:300]} ...' for v in other + only]
+    return said[:4] + [f'{len(said)-4} more']*(len(said) > 4)
+
 
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
 _FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
 
 def _asked(run):
     return {k: v for k, v in json.loads(json.dumps(dict(run.settings, method=repr(run.method)))).items()
-            if k not in _FREE}
+            if k not in (*_FREE, 'fingerprint')}
 
 @patch
 def _agree(self:Ranks, error):
@@ -306,17 +349,22 @@ def train(self:Ranks, who, state):
     for rank, ks in enumerate(theirs):
         if rank and (out := [k for k in ks if k in lent]): self._give(rows(_kept(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
-    if not (told := self._left(len(who), [_numbers(self.out), *filter(None, self._agree(error))])): return self.out
-    numbers = {k: self._joined([torch.tensor(t[k], dtype=self.out[k].dtype, device=self.out[k].device)
-                                for t in told])
+    theirs = self._agree(error)
+    if wrong := [pair for t in theirs for pair in t['why']]: self.sim.why.setdefault(state.round, {}).update(wrong)
+    told = [_numbers(self.out), *(t['numbers'] for t in theirs if t['numbers'])]
+    if not (told := self._left(len(who), told)): return self.out
+    like = lambda k: self.out.get(k, self.out['loss']) # a rank of which no client is left has not seen all
+    numbers = {k: self._joined([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
                for k in told[0]}
+    numbers = self._judged(numbers, state)
+    if not len(numbers['who']): return self.out
     home = _home(self.out, state)
     if leaves(home):
         self._say('home')
         home = self._collect(home)
     return {**numbers,
             **{k: {**v, **home.get(k, {})}
-               for k, v in _spread(self, {k: v for k, v in self.out.items() if k not in numbers}).items()}}
+               for k, v in _spread(self, {k: v for k, v in self.out.items() if isinstance(v, dict)}).items()}}
 
 # %% ../../nbs/scale/torchrun.ipynb #0ad934ee
 @patch
@@ -328,6 +376,48 @@ def _left(self:Ranks, asked, told):
         self.shares = [[left.index(k) for k in next(theirs)['who']] if at else [] for at in self.shares]
         self._say('left', shares=self.shares)
     return [t for t in told if t['who']]
+
+# %% ../../nbs/scale/torchrun.ipynb #aaa3c340
+@patch
+def _judged(self:Ranks, numbers, state):
+    "Look at what single ranks could not: who is beyond belief beside all others of the round?"
+    seen, least = numbers.pop('seen', None), numbers.pop('least', None)
+    if seen is None or not seen.numel(): return numbers
+    guard = self.sim.asked.bad_clients
+    most = expected(guard, seen, least[0])
+    bad = ~((seen <= most) & seen.isfinite())
+    rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
+    if not rows_.any(): return numbers
+    wrong = {}
+    for i, j in reversed(bad.nonzero().tolist()): # of every client the first tensor that is odd
+        said = f"returned {seen[i, j]:.3g} in {_named(self.out, j)} in round {state.round+1}"
+        wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
+    self.sim.why.setdefault(state.round, {}).update(wrong)
+    act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
+    numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
+    if guard.then != 'skip': return numbers
+    self._say('keep', keep=keep)
+    self._kept_rows(keep)
+    return rows(numbers, keep)
+
+def _named(out, j):
+    "The name of the tensor in column `j` of what was seen."
+    names = [k for k in flatten({k: out[k] for k in ('buffers', 'uploads', 'client')}) if not k.endswith('/')]
+    return names[j].removeprefix('buffers/')
+
+@patch
+def _kept_rows(self:Ranks, keep):
+    "Forget the clients of the round that are not at the positions `keep`."
+    mine = [j for j, i in enumerate(self.shares[self.rank]) if i in keep]
+    if self.out is not None: self.out = rows(self.out, mine)
+    self.shares = [[keep.index(i) for i in at if i in keep] for at in self.shares]
+
+@patch
+def _on_keep(self:Ranks, run, said, tree):
+    self._kept_rows(said['keep'])
+    self.at = self.shares[self.rank]
+    self.who, self.out = (self.out['who'].tolist(), self.out) if self.at else ([], None)
+
 
 # %% ../../nbs/scale/torchrun.ipynb #dbef68bf
 @patch
@@ -368,7 +458,7 @@ def follow(self:Ranks,
 ):       # Run after its last, without what clients keep
     "What a rank other than 0 does."
     self.open = self.ready = True
-    self.sim, self.out = sim, None
+    self.sim, self.out, sim.alone = sim, None, False
     while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
     said, tree = heard
     self.open = False
@@ -384,9 +474,9 @@ def _answer(self:Ranks, error=None, numbers=None):
 
 @patch
 def _on_begin(self:Ranks, run, said, tree):
-    self.round, ours, theirs = said['round'], _asked(run), said['asked']
-    differ = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {self.rank}'
-              for k in {**theirs, **ours} if theirs.get(k) != ours.get(k)]
+    self.round = said['round']
+    differ = (_unlike(said['asked'], _asked(run), self.rank)
+              + _unlike(said['given'], json.loads(json.dumps(_given(self.sim))), self.rank))
     self._answer(ValueError("all ranks must be asked for the same run, "
                             f"but they differ in {'; '.join(differ)}") if differ else None)
 
@@ -398,7 +488,7 @@ def _on_train(self:Ranks, run, said, tree):
     if lent: held = put(held, lent, self._take(held, len(lent), 0))
     self.state = replace(run.state, round=said['round'], **tree, **held)
     self.out, error = _try(self.sim.train, who, self.state)
-    self._answer(error, _numbers(self.out))
+    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.why.get(said['round'], {}).items())))
 
 @patch
 def _on_left(self:Ranks, run, said, tree):

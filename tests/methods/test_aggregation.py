@@ -1,8 +1,10 @@
 "FedAvgM and FedNova: hooks against values got without fedlit, identities to the bit, rounds written out by hand."
 import pytest, torch
+from dataclasses import replace
 from fedlit.method import FedAvg, Method
-from fedlit.methods import FedAvgM, FedNova
-from fedlit.round import Local
+from fedlit import laws
+from fedlit.methods import FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi
+from fedlit.round import Local, fed_round, start
 from by_hand import EXECUTORS, FULL, W0, X, Y, by_torch, classifier, classify, fit, gap, same, slope
 
 # ---- FedAvgM ----
@@ -94,3 +96,29 @@ def test_fednova_with_equal_steps_is_fedavg():
     a, b = (fit(m, 2, lambda r: [0, 1], FULL, Local(lr=.05, momentum=.9), sizes=(.3, .7))
             for m in (FedNova(), FedAvg()))
     assert torch.allclose(a.params['head.weight'], b.params['head.weight'], atol=1e-9)
+
+# ---- FedAdagrad, FedAdam, FedYogi ----
+
+@pytest.mark.parametrize('m', [FedAdagrad(lr=.05), FedAdagrad(beta1=.5), FedAdam(tau=1e-2), FedAdam(beta1=0.),
+                               FedYogi(), FedYogi(beta2=.5)], ids=repr)
+def test_an_adaptive_server_against_a_hand_written_one(m):
+    "Four of six ragged clients in three rounds; the server written out number by number, as the paper prints it."
+    world, plain = laws.small(), FedAvg()
+    state = start(m, world.model, 6)
+    mean, second = {k: torch.zeros_like(v) for k, v in state.params.items()}, {}
+    for r in range(3):
+        twin = replace(state, server={})
+        avg = fed_round(plain, world.model, twin, world.who(r), world.data(r), world.sizes, world.local)
+        state = fed_round(m, world.model, state, world.who(r), world.data(r), world.sizes, world.local)
+        for k, w in twin.params.items():
+            delta, old = avg.params[k] - w, second.get(k, m.tau**2*torch.ones_like(w))
+            mean[k] = m.beta1*mean[k] + (1 - m.beta1)*delta
+            second[k] = (old + delta**2 if type(m) is FedAdagrad
+                         else m.beta2*old + (1 - m.beta2)*delta**2 if type(m) is FedAdam
+                         else old - (1 - m.beta2)*delta**2*torch.sign(old - delta**2))
+            assert torch.allclose(state.params[k], w + m.lr*mean[k]/(second[k]**.5 + m.tau), atol=1e-12)
+        assert all(torch.equal(state.buffers[k], v) for k, v in avg.buffers.items())
+
+@pytest.mark.parametrize('a,b', [(FedAdam(), FedAvgM()), (FedAvgM(), FedAvgM(.5)), (FedYogi(), FedAdagrad())], ids=repr)
+def test_one_optimiser_on_the_server(a, b):
+    with pytest.raises(ValueError, match="both decide the server's optimiser"): a + b

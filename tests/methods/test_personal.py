@@ -1,0 +1,463 @@
+"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD and FedALA, against loops in plain torch."
+import copy
+import pytest, torch
+from dataclasses import replace
+from torch import nn
+from torch.nn import functional as F
+from fedlit.data import load
+from fedlit.method import Method
+from fedlit.methods import (
+    APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
+from fedlit.models import build
+from fedlit.round import Batches, Local, deployed, fed_round, local_phase, pure, start
+from fedlit.run import federate
+from by_hand import SIZES, batches, classifier, gap
+from federation import train
+
+DATA = batches(samples=6)
+ROUNDS = [0, 1, 2], [2, 0], [1, 2]   # who takes part; the third client takes a single step
+LOCAL = Local(lr=.1, momentum=.9, weight_decay=.01)
+
+def federation(method, rounds=ROUNDS, local=LOCAL, norm=True, executor='loop', data=DATA):
+    "The state after some rounds of fedlit."
+    net = classifier(norm)
+    state = start(method, net, 3)
+    for who in rounds:
+        state = fed_round(method, net, state, who, {k: v[who] for k, v in data.items()}, SIZES[who], local, executor)
+    return state
+
+def sgd(net, local=LOCAL, **kw):
+    return torch.optim.SGD(net.parameters(), **dict(lr=local.lr, momentum=local.momentum,
+                                                    weight_decay=local.weight_decay, **kw))
+
+def steps(k, data=DATA):
+    "The batches of client `k`."
+    return [(data['x'][k, t], data['y'][k, t]) for t in range(int(data['live'][k].sum()))]
+
+def averaged(net, ends, who):
+    "`net` with the clients' average, weighted by their sizes; whole numbers are rounded."
+    p = SIZES[who].double()/SIZES[who].double().sum()
+    mean = {n: sum(q*e.state_dict()[n].double() for q, e in zip(p, ends)) for n in net.state_dict()}
+    counters = {n for n, v in net.state_dict().items() if not v.is_floating_point()}
+    net.load_state_dict({n: v.round().long() if n in counters else v for n, v in mean.items()})
+
+def points(net): return [p.detach().clone() for p in net.parameters()]
+
+def same(state, net, own=None, limit=1e-10):
+    "The server's network is `net`, and the clients' second ones are `own`."
+    assert gap(net.state_dict(), {**state.params, **state.buffers} if not own else
+               {n: v for n, v in {**state.params, **state.buffers}.items() if not n.startswith('own.')}) < limit
+    for k, v in enumerate(own or []):
+        assert gap({n: state.personal[f'own.{n}'][k].double() for n in v.state_dict()},
+                   {n: t.double() for n, t in v.state_dict().items()}) < limit, k
+
+# ---- Ditto ----
+
+def ditto(lam, own_lr, norm=True):
+    w = classifier(norm)
+    own = [copy.deepcopy(w) for _ in range(3)]
+    for who in ROUNDS:
+        sent, ends = points(w), []
+        for k in who:
+            g, v = copy.deepcopy(w), own[k]
+            for_g = sgd(g)
+            for_v = torch.optim.SGD(v.parameters(), lr=own_lr, momentum=.9, weight_decay=.01)
+            for x, y in steps(k):
+                for net, opt, term in ((g, for_g, 0.), (v, for_v, lam/2)):
+                    opt.zero_grad()
+                    spring = sum((p - q).square().sum() for p, q in zip(net.parameters(), sent))
+                    (F.cross_entropy(net(x)[1], y) + term*spring).backward()
+                    opt.step()
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('lam,lr', [(0., 0.), (.7, 0.), (.7, .03)])
+def test_ditto(lam, lr, executor): same(federation(Ditto(lam, lr), executor=executor), *ditto(lam, lr or .1))
+
+def test_the_shared_half_of_ditto_is_fedavg_to_the_bit():
+    fed, both = train(FedAvg()), train(Ditto(lam=1., lr=.02))
+    for tree, of in ((fed.params, both.params), (fed.buffers, both.buffers)):
+        assert all(torch.equal(v, of[k]) for k, v in tree.items())
+
+def test_a_client_of_ditto_uses_its_own_network_and_the_server_the_common_one():
+    state = federation(Ditto())
+    for k in (None, 0, 2):
+        params, buffers = deployed(Ditto(), state, k)
+        from_own = {n: state.personal[f'own.{n}'][k] for n in params} if k is not None else state.params
+        assert not any(n.startswith('own.') for n in params)
+        assert all(torch.equal(v, from_own[n]) for n, v in params.items())
+        mean = 'norm.running_mean'
+        assert torch.equal(buffers[mean], state.buffers[mean] if k is None else state.personal[f'own.{mean}'][k])
+
+def test_what_ditto_stands_beside():
+    for m in (Ditto() + FedDecorr(), Ditto() + FedBN(), FedPer() + Ditto(), MOON() + Ditto()):
+        a, b = train(m, rounds=2), train(m, 'vmap', rounds=2)
+        assert max((a.personal[k][:] - b.personal[k][:]).abs().max() for k in a.personal) < 1e-9
+    with pytest.raises(ValueError, match='to decide `mask` alone'): HeteroFL() + Ditto()
+    with pytest.raises(ValueError, match='which second network a client has'): Ditto() + Ditto(lam=1.)
+
+# ---- FedProto ----
+
+def fedproto(lam, form, norm=True):
+    nets, known = [classifier(norm) for _ in range(3)], {}
+    for who in ROUNDS:
+        sent = {}
+        for k in who:
+            net, opt = nets[k].train(), sgd(nets[k])
+            for x, y in steps(k):
+                z, out = net(x)
+                loss = F.cross_entropy(out, y)
+                for i, c in enumerate(y.tolist()):
+                    if c in known: loss = loss + lam*(z[i] - known[c]).square().sum()/z.numel()
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+            x, y = (torch.cat(v) for v in zip(*steps(k)))
+            with torch.no_grad(): z = net.eval()(x)[0]
+            for c in set(y.tolist()): sent.setdefault(c, []).append((z[y == c].mean(0), int((y == c).sum())))
+        for c, each in sent.items():
+            n = [m if form == 'paper' else 1 for _, m in each]
+            known[c] = sum(v*m for (v, _), m in zip(each, n))/sum(n)
+    return nets, known
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('form', ['released', 'paper'])
+def test_fedproto(form, executor):
+    m, local = FedProto(lam=2., form=form), Local(epochs=1, lr=.1, momentum=.9, weight_decay=.01)
+    state, (nets, known) = federation(m, local=local, executor=executor), fedproto(2., form)
+    for c, v in known.items(): assert (state.server['FedProto']['means'][c] - v).abs().max() < 1e-10
+    for k, net in enumerate(nets):
+        assert gap({n: v[k].double() for n, v in state.personal.items()},
+                   {n: v.double() for n, v in net.state_dict().items()}) < 1e-10
+    assert len(known) == 2 and all(torch.equal(state.params[n], v) for n, v in classifier(True).named_parameters())
+
+def test_samples_stay_at_the_client():
+    "What `done` sees is no part of what it sends; it is asked client by client, and only where it asks."
+    seen = []
+    class Looks(Method):
+        def done(self, client, data):
+            seen.append(tuple(data[0].shape))
+            return client, dict(mean=data[0].mean())
+    class Blind(Method):
+        def done(self, client): return client, {}
+    net, asked = classifier(), []
+    class Counting(Batches):
+        def data(self, *args):
+            asked.append(args)
+            return super().data(*args)
+    for m, n in ((Looks(), 3), (Blind(), 0)):
+        out = local_phase(m, net, start(m, net, 3), [0, 1, 2], Counting(**DATA), Local(epochs=1), 'vmap')
+        assert len(asked) == n and all(v.shape == (3,) for v in out['uploads'].get('Looks', {}).values())
+        asked.clear()
+    assert sorted(seen) == [(6, 3), (18, 3), (18, 3)]
+
+# ---- APFL ----
+
+def apfl(alpha, learn, norm=True):
+    w = classifier(norm)
+    own, alphas = [copy.deepcopy(w) for _ in range(3)], [alpha]*3
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g, v, mixed = copy.deepcopy(w), own[k], copy.deepcopy(own[k])
+            for_g, for_v = sgd(g), sgd(v)
+            for x, y in steps(k):
+                with torch.no_grad():
+                    for m, a, b in zip(mixed.parameters(), v.parameters(), g.parameters()):
+                        m.copy_(alphas[k]*a + (1 - alphas[k])*b)
+                mixed.zero_grad()
+                F.cross_entropy(mixed(x)[1], y).backward()
+                slope = sum(((a - b)*m.grad).sum().item()
+                            for m, a, b in zip(mixed.parameters(), v.parameters(), g.parameters()))
+                for m, a in zip(mixed.parameters(), v.parameters()): a.grad = alphas[k]*m.grad
+                for_g.zero_grad()
+                F.cross_entropy(g(x)[1], y).backward()
+                for_g.step()
+                for_v.step()
+                if learn: alphas[k] = min(1., max(0., alphas[k] - .1*slope))
+            for n, b in mixed.named_buffers(): v.get_buffer(n).copy_(b)
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own, alphas
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('alpha,learn', [(.4, True), (.02, True), (.4, False), (0., False)])
+def test_apfl(alpha, learn, executor):
+    state, (w, own, alphas) = federation(APFL(alpha, learn), executor=executor), apfl(alpha, learn)
+    state.buffers.pop('alpha')
+    same(state, w, own)
+    assert (state.personal['alpha'][:] - torch.tensor(alphas, dtype=torch.double)).abs().max() < 1e-10
+    assert (len(set(alphas)) == 3) == learn
+
+# ---- FedRoD ----
+
+def fedrod(norm=True):
+    w, own = classifier(norm), [nn.Linear(5, 2).double() for _ in range(3)]
+    for p in own:
+        for v in p.parameters(): nn.init.zeros_(v)
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g, p = copy.deepcopy(w), own[k]
+            for_g, for_p = sgd(g), sgd(p)
+            prior = torch.cat([y for _, y in steps(k)]).bincount(minlength=2).double().log()
+            for x, y in steps(k):
+                z, out = g(x)
+                personal = F.cross_entropy(out.detach() + p(z.detach()), y)
+                for opt, loss in ((for_g, F.cross_entropy(out + prior, y)), (for_p, personal)):
+                    opt.zero_grad()
+                    loss.backward()
+                for opt in (for_g, for_p): opt.step()
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_fedrod(executor):
+    state, (w, own) = federation(FedRoD(), executor=executor), fedrod()
+    same(replace(state, params={k: v for k, v in state.params.items() if not k.startswith('own.')}), w)
+    for k, p in enumerate(own):
+        ours = {n: state.personal[f'own.head.{n}'][k] for n in ('weight', 'bias')}
+        assert gap(ours, dict(p.named_parameters())) < 1e-10
+    x, k = DATA['x'][0, 0], 1
+    z, out = w.eval()(x)
+    assert torch.allclose(pure(w)(*deployed(FedRoD(), state, k), x, False)[1], out + own[k](z), atol=1e-10)
+    assert torch.allclose(pure(w)(*deployed(FedRoD(), state), x, False)[1], out, atol=1e-10)
+
+def test_counts_are_those_of_the_samples_that_are_visited():
+    seen = []
+    class Counts(Method):
+        def done(self, client, counts, labels):
+            seen.append((counts.tolist(), labels.tolist()))
+            return client, {}
+    net = classifier()
+    local_phase(Counts(), net, start(Counts(), net, 3), [0, 1, 2], Batches(**DATA), Local())
+    want = [torch.cat([y for _, y in steps(k)]).bincount(minlength=2) for k in range(3)]
+    assert sorted(seen) == sorted((w.tolist(), (w > 0).tolist()) for w in want)
+
+# ---- pFedMe ----
+
+def pfedme(lam, inner, lr, beta, norm=True, term=lambda z: 0.):
+    w, own = classifier(norm), [classifier(norm) for _ in range(3)]
+    for who in ROUNDS:
+        before, ends = {n: v.clone() for n, v in w.named_parameters()}, []
+        for k in who:
+            g, theta = copy.deepcopy(w), own[k]
+            for_g = sgd(g)
+            with torch.no_grad():
+                for p, q in zip(theta.parameters(), g.parameters()): p.copy_(q)
+            for x, y in steps(k):
+                g(x)                               # the common network's running statistics
+                for _ in range(inner):
+                    theta.zero_grad()
+                    z, out = theta(x)
+                    (F.cross_entropy(out, y) + term(z)).backward()
+                    with torch.no_grad():
+                        for p, q in zip(theta.parameters(), g.parameters()): p -= lr*(p.grad + lam*(p - q))
+                for p, q in zip(theta.parameters(), g.parameters()): q.grad = lam*(q - p).detach()
+                for_g.step()
+            ends.append(g)
+        averaged(w, ends, who)
+        with torch.no_grad():
+            for n, v in w.named_parameters(): v.copy_((1 - beta)*before[n] + beta*v)
+    return w, own
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('lam,inner,lr,beta', [(5., 3, .05, 1.), (2., 1, .1, .5)])
+def test_pfedme(lam, inner, lr, beta, executor):
+    state = federation(pFedMe(lam, inner, lr, beta), executor=executor)
+    w, own = pfedme(lam, inner, lr, beta)
+    state = replace(state, buffers={k: v for k, v in state.buffers.items() if k != 'own:steps'})
+    same(state, w, own)
+    assert state.personal['own:steps'][:].tolist() == [6, 6, 3]
+
+def test_the_inner_problem_of_pfedme_has_the_terms_of_other_methods():
+    class Tame(Method):
+        def loss(self, features): return .3*features.square().mean()
+    state = federation(pFedMe(5., 2, .05) + Tame())
+    w, own = pfedme(5., 2, .05, 1., term=lambda z: .3*z.square().mean())
+    same(replace(state, buffers={k: v for k, v in state.buffers.items() if k != 'own:steps'}), w, own)
+
+# ---- Per-FedAvg ----
+
+def perfedavg(alpha, form, delta):
+    w = classifier(False)
+    def slope(net, x, y):
+        return torch.autograd.grad(F.cross_entropy(net(x)[1], y), list(net.parameters()))
+    def moved(net, way, far):
+        new = copy.deepcopy(net)
+        with torch.no_grad():
+            for p, d in zip(new.parameters(), way): p += far*d
+        return new
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g = copy.deepcopy(w)
+            opt = sgd(g)
+            for x, y in steps(k):
+                cut = [(x[i:i+n], y[i:i+n]) for n in [3 if form == 'fo' else 2] for i in range(0, 6, n)]
+                meta = slope(moved(g, slope(g, *cut[0]), -alpha), *cut[1])
+                if form == 'hf':
+                    ahead, behind = (slope(moved(g, meta, d), *cut[2]) for d in (delta, -delta))
+                    meta = [m - alpha*(a - b)/(2*delta) for m, a, b in zip(meta, ahead, behind)]
+                for p, m in zip(g.parameters(), meta): p.grad = m
+                opt.step()
+            ends.append(g)
+        averaged(w, ends, who)
+    x, y = (torch.cat(v) for v in zip(*steps(1)))
+    return w, moved(w, slope(w, x, y), -alpha), (x, y)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('form', ['fo', 'hf'])
+def test_perfedavg(form, executor):
+    m = PerFedAvg(alpha=.2, form=form, delta=1e-2)
+    state, (w, adapted, data) = federation(m, norm=False, executor=executor), perfedavg(.2, form, 1e-2)
+    same(state, w)
+    params, _ = deployed(m, state, 1, data, classifier(False))
+    assert gap(dict(adapted.named_parameters()), params) < 1e-10
+    with pytest.raises(ValueError, match='makes the network of client 1 from its samples'): deployed(m, state, 1)
+
+def test_personal_columns_are_of_adapted_networks():
+    "The columns of a run against networks that are adapted by hand, before, after training, and after averaging."
+    task = load('digits').subset(200, seed=0)
+    parts, m = [torch.arange(60), torch.arange(60, 160)], PerFedAvg(alpha=.5, steps=2)
+    net = build('mlp', task, seed=0, norm='none')
+    tests = [torch.arange(0, 40), torch.arange(40, 90)]
+    run = federate(net, task, parts, m, 1, Local(epochs=1), tests=tests, keep_locals=True, progress=False)
+    def score(params, k):
+        new = copy.deepcopy(net)
+        new.load_state_dict(params)
+        for _ in range(2):
+            x, y = task.normalise(task.x_train[parts[k]]), task.y_train[parts[k]]
+            grads = torch.autograd.grad(F.cross_entropy(new(x)[1], y), list(new.parameters()))
+            with torch.no_grad():
+                for p, g in zip(new.parameters(), grads): p -= .5*g
+        out = new(task.normalise(task.x_test[tests[k]]))[1].argmax(1)
+        return (out == task.y_test[tests[k]]).double().mean().item()
+    ended = run.locals['params']
+    seen = dict(personal_before=[score(net.state_dict(), k) for k in (0, 1)],
+                personal=[score(run.state.params, k) for k in (0, 1)],
+                personal_after=[score({n: v[k] for n, v in ended.items()}, k) for k in (0, 1)])
+    for column, values in seen.items(): assert run.history[column].iloc[-1] == pytest.approx(sum(values)/2, abs=1e-9)
+    each = run.per_client(task, tests)
+    run.asked = None # as if from a file
+    assert each.equals(run.per_client(task, tests, clients=parts))
+    with pytest.raises(ValueError, match='from its samples; pass clients'): run.per_client(task, tests)
+    assert each.personal.tolist() == pytest.approx(seen['personal'], abs=1e-9)
+
+def test_what_makes_the_gradient_anew_comes_before_what_corrects_it():
+    a, b = (train(m, rounds=2) for m in (FedProx(mu=.5) + PerFedAvg(alpha=.1), PerFedAvg(alpha=.1) + FedProx(mu=.5)))
+    none = train(PerFedAvg(alpha=.1), rounds=2)
+    assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
+    assert gap(a.params, none.params) > 1e-3
+    with pytest.raises(ValueError, match='both make the gradient anew'): pFedMe() + PerFedAvg()
+
+# ---- FedALA ----
+
+def fedala(eta, most, batch, rounds=ROUNDS):
+    w, last, weights, learned = classifier(True), {}, {}, set()
+    def mixture(k):
+        "The network that client `k` begins with; its weights are learned on all samples, in the order of `order`."
+        new = copy.deepcopy(w)
+        if k not in last: return new, weights.get(k)
+        W = weights.get(k) or {n: torch.ones_like(v) for n, v in last[k].items()}
+        x, y = (torch.cat(v) for v in zip(*steps(k)))
+        full, losses = len(y)//batch*batch or len(y), []
+        for _ in range(1 if k in learned else most):
+            for i in range(0, full, batch):
+                net = copy.deepcopy(w).train()
+                with torch.no_grad():
+                    for n, v in last[k].items(): net.get_parameter(n).copy_(v + (w.get_parameter(n) - v)*W[n])
+                loss = F.cross_entropy(net(x[:full][i:i+batch])[1], y[:full][i:i+batch])
+                loss.backward()
+                W = {n: (v - eta*net.get_parameter(n).grad*(w.get_parameter(n) - last[k][n]).detach()).clamp(0, 1)
+                     for n, v in W.items()}
+            losses.append(loss.item())
+            if len(losses) > 10 and torch.tensor(losses[-10:]).double().std(correction=0) < .1: break
+        with torch.no_grad():
+            for n, v in last[k].items(): new.get_parameter(n).copy_(v + (w.get_parameter(n) - v)*W[n])
+        return new, W
+    for who in rounds:
+        ends = []
+        for k in who:
+            g, W = mixture(k)
+            if k in last:
+                weights[k] = W
+                learned.add(k)
+            opt = sgd(g)
+            for x, y in steps(k):
+                opt.zero_grad()
+                F.cross_entropy(g(x)[1], y).backward()
+                opt.step()
+            ends.append(g)
+        for k, g in zip(who, ends): last[k] = {n: v.detach().clone() for n, v in g.head.named_parameters(prefix='head')}
+        averaged(w, ends, who)
+    return w, weights, mixture
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('most,batch', [(30, 6), (3, 18)])
+def test_fedala(most, batch, executor, monkeypatch):
+    "With all samples in their own order, so that the loop by hand can look at the same batches."
+    monkeypatch.setattr(torch, 'randperm', lambda n, generator=None: torch.arange(n))
+    m, local = FedALA(eta=3., share=1., batch=batch, most=most), Local(epochs=1, lr=.1, momentum=.9, weight_decay=.01)
+    rounds = (*ROUNDS, [0, 1, 2])
+    state, (w, weights, mixture) = federation(m, rounds, local, executor=executor), fedala(3., most, batch, rounds)
+    same(state, w)
+    for k, W in weights.items():
+        for n, v in W.items(): assert (state.client['FedALA']['weights'][n][k] - v).abs().max() < 1e-9
+    assert any(((v > 0) & (v < 1)).any() for W in weights.values() for v in W.values())
+    data = tuple(torch.cat(v) for v in zip(*steps(2)))
+    params, _ = deployed(m, state, 2, data, classifier(True))
+    assert gap(dict(mixture(2)[0].named_parameters()), params) < 1e-9
+
+def test_begin_is_refused_in_a_sentence_where_it_is_wrong():
+    class Half(Method):
+        def begin(self, params, client): return {k: v for k, v in params.items() if 'head' in k}, client
+    class One(Method):
+        def begin(self, params): return params
+    class Remembers(Method):
+        def begin(self, params): return params, dict(n=torch.zeros(()))
+    for m, said in ((Half(), 'parameters in which body.bias is too many or missing'),
+                    (One(), 'must return two dictionaries: parameters'),
+                    (Remembers(), 'a memory with n, but `init` made none')):
+        with pytest.raises(TypeError, match=said): federation(m)
+
+def test_where_clients_begin_is_not_where_the_server_is():
+    "What a client sends is measured from what it received, not from where it began."
+    class Shift(Method):
+        def begin(self, params, client): return {k: v + 1 for k, v in params.items()}, client
+        def grad(self, grads): return {k: 0*g for k, g in grads.items()}
+    for executor in ('loop', 'vmap'):
+        state = federation(Shift(), [[0, 1]], Local(lr=.1, momentum=0.), executor=executor)
+        for n, v in classifier(True).named_parameters(): assert torch.allclose(state.params[n], v + 1, atol=1e-12)
+
+# ---- tensors of a method's own ----
+
+@pytest.mark.parametrize('hook', ['loss', 'grad'])
+def test_buffers_of_a_methods_own(hook):
+    "They are set step by step, stay at home if the method keeps them, and the network never sees them."
+    class Counts(Method):
+        def init(self, params): return params, {}, {}, {'count': torch.zeros(())}
+        def keep(self, name): return name == 'count'
+    class InLoss(Counts):
+        def loss(self, buffers): return 0., dict(count=buffers['count'] + 1)
+    class InGrad(Counts):
+        def grad(self, grads, buffers): return grads, dict(count=buffers['count'] + 1)
+    m = InLoss() if hook == 'loss' else InGrad()
+    for executor in ('loop', 'vmap'):
+        state = federation(m, executor=executor)
+        assert state.personal['count'][:].tolist() == [6, 6, 3] and state.buffers['count'] == 0
+        fed = federation(FedAvg(), executor=executor)
+        assert all(torch.allclose(state.params[k], v, atol=1e-12) for k, v in fed.params.items())
+
+@pytest.mark.parametrize('hook,signature,answer', [('loss', '', '0.'), ('grad', 'grads', 'grads')])
+def test_a_buffer_that_is_not_there_is_refused(hook, signature, answer):
+    space = dict(Method=Method)
+    exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, dict(nope=0)', space)
+    with pytest.raises(TypeError, match='the buffer nope, which is not there; `init` may return it'):
+        federation(space['Mine']())
+    exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, 1, 2', space)
+    with pytest.raises(TypeError, match='3 values, but beside the first it must return a dictionary of buffers'):
+        federation(space['Mine']())

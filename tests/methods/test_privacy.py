@@ -1,0 +1,372 @@
+"Clipping, noise and epsilon: against loops by hand, against the noise's distribution, and against the accountants."
+import importlib.util, math
+import pytest, torch
+from scipy import stats
+from torch import nn
+import fedlit.laws as laws
+from fedlit.engine.tape import Tapes
+from fedlit.method import Method
+from fedlit.methods import (DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova, FedProx, HeteroFL,
+                            MOON, SCAFFOLD, SOLO, TopK, pFedMe)
+from fedlit.methods import privacy
+from fedlit.methods.privacy import clipped, epsilon_of, noise_for, system_normal
+from fedlit.round import Local, fed_round, local_phase, start, Batches
+from fedlit.tree import sqnorm
+from by_hand import FULL, W0, X, Y, fit, slope
+from federation import PRIVATE
+
+COUNTED = importlib.util.find_spec('dp_accounting') is not None
+counted = pytest.mark.skipif(not COUNTED, reason='dp-accounting is not there')
+LR = Local(lr=.1, momentum=0.)
+PLAIN = laws.small(norm=False, bias=True)
+
+def ended(k, w):
+    "Where client `k` ends that begins at `w`, by hand."
+    for t in range(3): w = w - .1*slope(w, X[k, t], Y[k, t])
+    return w
+
+class Wide(nn.Module):
+    "Many parameters whose gradient is zero, so that noise is all there is."
+    def __init__(self, n=20000):
+        super().__init__()
+        self.head = nn.Linear(n, 1, bias=False)
+        nn.init.zeros_(self.head.weight)
+    def forward(self, x): return x, 0*self.head(x)
+
+def still(method, rounds=1, clients=4, executor='loop', net=None, state=None):
+    "What clients and server add to a network that does not move."
+    net = net or Wide()
+    state = state or start(method, net, clients)
+    n = net.head.weight.shape[1]
+    data = dict(x=torch.zeros(clients, 1, 2, n), y=torch.zeros(clients, 1, 2))
+    for _ in range(rounds):
+        out = local_phase(method, net, state, list(range(clients)), Batches(**data), LR, executor,
+                          criterion=lambda out, y: out.sum())
+        state = fed_round(method, net, state, list(range(clients)), data, torch.arange(1., clients+1), LR, executor,
+                          criterion=lambda out, y: out.sum())
+    return out['params']['head.weight'][:, 0], state.params['head.weight'][0]
+
+def normal(v, deviation): return stats.kstest(v.double().numpy()/deviation, 'norm').pvalue
+
+# ---- clipping ----
+
+@pytest.mark.parametrize('per', ['update', 'tensor'])
+def test_no_update_is_longer_than_the_clip(per):
+    gen = torch.Generator().manual_seed(0)
+    for size in (1e-3, 1., 100.):
+        tree = {k: size*torch.randn(s, generator=gen) for k, s in dict(a=3, b=50, c=1).items()}
+        cut = clipped(tree, .5, per)
+        assert sqnorm(cut).sqrt() <= .5*(1 + 1e-6)
+        for k, v in tree.items(): assert torch.cosine_similarity(v, cut[k], 0) > 1 - 1e-6 # nothing is turned
+        if sqnorm(tree) < .01: assert all(torch.equal(v, cut[k]) for k, v in tree.items())
+    zero = clipped(dict(a=torch.zeros(2)), .5, per)
+    assert not zero['a'].any()
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_the_mean_of_clipped_updates_by_hand(executor):
+    w = W0.clone()
+    for _ in range(3):
+        moved = [ended(k, w) - w for k in range(2)]
+        w = w + torch.stack([d*min(1, .3/d.norm()) for d in moved]).mean(0)
+    for sizes in ((1., 1.), (9., 1.)): # data does not count
+        s = fit(DP(clip=.3, noise=0.), 3, lambda r: [0, 1], FULL, LR, sizes, executor)
+        assert torch.allclose(s.params['head.weight'][0], w, atol=1e-9)
+
+def test_one_client_moves_the_mean_by_no_more_than_it_may():
+    "Whatever a client has, even numbers that no image has: the server ends within 2C/K."
+    net, m = PLAIN.model, DP(clip=.05, noise=0.)
+    state, data, ends = start(m, net, 6), PLAIN.data(0), []
+    for scale in (1., 50., -50.):
+        x = data['x'].clone()
+        x[2] *= scale
+        new = fed_round(m, net, state, PLAIN.who(0), dict(data, x=x), PLAIN.sizes, PLAIN.local)
+        ends.append(torch.cat([v.flatten() for v in new.params.values()]))
+    apart = max((a - b).norm() for a in ends for b in ends)
+    assert .05/4 < apart <= 2*.05/4 + 1e-9
+
+# ---- noise ----
+
+def test_the_servers_noise_is_normal_and_as_large_as_it_says():
+    _, w = still(DP(clip=.5, noise=2.))
+    assert normal(w, 2*.5/4) > 1e-3 and w.std().item() == pytest.approx(.25, rel=.02)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('source', ['seed', 'system'])
+def test_every_client_has_noise_of_its_own(source, executor):
+    each, w = still(DP(clip=.5, noise=2., at='client', source=source), executor=executor)
+    assert min(normal(v, 1.) for v in each) > 1e-3
+    assert (torch.corrcoef(each) - torch.eye(4)).abs().max() < .04
+    assert w.std().item() == pytest.approx(1/math.sqrt(4), rel=.03)
+
+@pytest.mark.parametrize('at', ['server', 'client'])
+def test_noise_comes_from_the_seed_and_differs_from_round_to_round(at):
+    m = DP(clip=.5, noise=2., at=at)
+    one, two = still(m)[1], still(m, rounds=2)[1]
+    assert torch.equal(one, still(m)[1]) and abs(torch.corrcoef(torch.stack([one, two - one]))[0, 1]) < .04
+    assert not torch.equal(one, still(m, state=start(m, Wide(), 4, seed=1))[1])
+
+@pytest.mark.parametrize('at', ['server', 'client'])
+def test_the_systems_noise_is_never_the_same(at):
+    m = DP(clip=.5, noise=2., at=at, source='system')
+    a, b = still(m)[1], still(m)[1]
+    assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < .04
+    v = system_normal(torch.empty(50000, dtype=torch.double))
+    assert normal(v, 1.) > 1e-3 and v.abs().max() < 9
+
+def test_what_stays_at_home_and_what_is_frozen_gets_no_noise():
+    world = laws.small(norm=True)
+    world.model.c2.weight.requires_grad_(False)
+    plain, noisy = (laws.train(FedBN() + DP(clip=1e-9, noise=z), world, rounds=1) for z in (0., 1e9))
+    assert torch.equal(noisy.buffers['c2.weight'], world.model.c2.weight)
+    for k, v in plain.personal.items(): assert torch.equal(v[:], noisy.personal[k][:]), k
+    assert all((noisy.params[k] - v).abs().max() > .01 for k, v in plain.params.items() if k not in plain.personal)
+
+# ---- samples ----
+
+def by_hand(w, z, clip):
+    "The mean of clipped gradients of the samples, summed one by one."
+    ends = []
+    for k in range(2):
+        v = w
+        for t in range(3):
+            each = [slope(v, x[None], y[None]) for x, y in zip(X[k, t], Y[k, t])]
+            v = v - .1*sum(g*min(1, clip/g.norm()) for g in each)/len(each)
+        ends.append(v)
+    return torch.stack(ends).mean(0)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_the_gradient_of_every_sample_is_clipped(executor):
+    s = fit(DPSGD(clip=.4, noise=0.), 1, lambda r: [0, 1], FULL, LR, executor=executor)
+    assert torch.allclose(s.params['head.weight'][0], by_hand(W0, 0, .4), atol=1e-9)
+    assert not torch.allclose(by_hand(W0, 0, .4), by_hand(W0, 0, 1e9), atol=1e-2)
+
+def test_a_clip_that_nothing_reaches_is_sgd():
+    a, b = (laws.train(m, PLAIN, 'vmap') for m in (DPSGD(clip=1e6, noise=0.), FedAvg()))
+    assert max((a.params[k] - v).abs().max() for k, v in b.params.items()) < 1e-12
+
+@pytest.mark.parametrize('source', ['seed', 'system'])
+def test_every_step_has_noise_of_its_own_played_back_or_not(source):
+    "Three rounds of two clients with two steps each: all noise is independent, of standard deviation lr z C/B."
+    net, m = Wide(5000), DPSGD(clip=.5, noise=2., source=source)
+    data = dict(x=torch.zeros(2, 2, 4, 5000), y=torch.zeros(2, 2, 4, dtype=torch.long))
+    def run(tapes):
+        state, seen = start(m, net, 2), []
+        for _ in range(3):
+            out = local_phase(m, net, state, [0, 1], Batches(**data), LR, tapes=tapes,
+                              criterion=lambda out, y: out.sum())
+            seen.append(out['params']['head.weight'][:, 0] - state.params['head.weight'])
+            state = fed_round(m, net, state, [0, 1], data, [1., 1.], LR, tapes=tapes,
+                              criterion=lambda out, y: out.sum())
+        return torch.cat(seen)
+    for tapes in (None, Tapes()):
+        each = run(tapes)
+        assert min(normal(v, .1*2*.5/4*math.sqrt(2)) for v in each) > 1e-3
+        assert (torch.corrcoef(each) - torch.eye(6)).abs().max() < .07
+
+# ---- laws ----
+
+@pytest.mark.parametrize('m', PRIVATE[:3], ids=repr)
+def test_every_executor_adds_the_same_noise(m):
+    for law in (laws.executors, laws.recorded): assert law(m, PLAIN).holds, law(m, PLAIN)
+
+@pytest.mark.slow
+@pytest.mark.parametrize('m', PRIVATE, ids=repr)
+def test_every_law_holds(m):
+    for law in laws.LAWS:
+        seen = law(m, PLAIN)
+        assert seen.holds is not False, (law.__name__, seen)
+
+# ---- beside others ----
+
+class Loud(Method):
+    "Sends something that no server reads."
+    def done(self, client, delta): return client, dict(more=delta['head.bias'])
+
+@pytest.mark.parametrize('make,why', [
+    (lambda: SCAFFOLD() + DP(), 'would travel unprotected'),
+    (lambda: DP(at='client') + SCAFFOLD(), 'would travel unprotected'),
+    (lambda: FedCAC() + DP(), 'would travel unprotected'),
+    (lambda: FedNova() + DP(), 'decide `weigh` alone'),
+    (lambda: HeteroFL() + DP(), 'averaged over those that have an entry'),
+    (lambda: DP() + FedDF(), 'looks at what each client has trained'),
+    (lambda: DP(at='client') + FedDF(), 'looks at what each client has trained'),
+    (lambda: FedAvgM() + DP(), r'write DP\(.*\) \+ FedAvgM'),
+    (lambda: DP() + TopK(), r'write TopK\(.*\) \+ DP'),
+    (lambda: DP() + DP(at='client'), 'decide `weigh` alone'),
+    (lambda: DPSGD() + DPSGD(noise=2.), 'both decide how gradients are protected'),
+    (lambda: MOON() + DPSGD(), 'decide `loss` alone'),
+    (lambda: DPSGD() + FedDecorr(), 'decide `loss` alone'),
+    (lambda: DPSGD() + pFedMe(), 'looks at samples by itself, at `objective`'),
+    (lambda: FedProx(mu=1.) + DPSGD(), r'would be lost; write DPSGD\(.*\) \+ FedProx')])
+def test_what_would_break_the_promise_is_refused(make, why):
+    with pytest.raises(ValueError, match=why): make()
+
+def test_what_is_sent_besides_is_refused_in_the_round():
+    with pytest.raises(ValueError, match='but Loud sends something besides'): laws.train(Loud() + DP(), PLAIN, rounds=1)
+
+@pytest.mark.parametrize('m', [DP(), DP(at='client'), DPSGD()], ids=repr)
+def test_statistics_of_batches_are_refused(m):
+    net = laws.small(norm=True).model
+    with pytest.raises(ValueError, match='BatchNorm|buffers would be sent'): start(m, net, 3)
+    if isinstance(m, DP): start(m, net, 3, 'home')
+
+@pytest.mark.parametrize('m', [DP() + FedAvgM(), SOLO() + DP(), MOON() + DP(), TopK() + DP(),
+                               DPSGD() + SCAFFOLD(), DPSGD() + FedProx(mu=.1), DPSGD() + DP()], ids=repr)
+def test_what_is_protected_runs(m): assert laws.runs(m, PLAIN).holds
+
+@pytest.mark.parametrize('kw,said', [(dict(clip=0.), 'clip=0.0'), (dict(noise=-1.), 'noise=-1.0'),
+                                     (dict(at='nowhere'), 'at='), (dict(per='layer'), 'per='),
+                                     (dict(delta=1.), 'delta=1.0'), (dict(source='time'), 'source=')])
+def test_bad_values(kw, said):
+    with pytest.raises(ValueError, match=said): DP(**kw)
+
+# ---- epsilon ----
+
+@counted
+@pytest.mark.parametrize('noise,rounds,drawn', [(1.1, 100, 10), (4., 30, 50), (8., 20, 100)])
+def test_epsilon_is_the_librarys(noise, rounds, drawn):
+    import dp_accounting as dp
+    for sampling, kind, z in (('fixed', dp.NeighboringRelation.REPLACE_ONE, noise/2),
+                              ('poisson', dp.NeighboringRelation.ADD_OR_REMOVE_ONE, noise)):
+        accountant, once = dp.rdp.RdpAccountant(neighboring_relation=kind), dp.GaussianDpEvent(z)
+        sampled = (dp.SampledWithoutReplacementDpEvent(100, drawn, once) if sampling == 'fixed'
+                   else dp.PoissonSampledDpEvent(drawn/100, once))
+        accountant.compose(sampled, rounds)
+        ours = epsilon_of(noise, rounds, 1e-5, 100, drawn, sampling)
+        assert ours == pytest.approx(accountant.get_epsilon(1e-5), rel=1e-9)
+
+@counted
+def test_without_sampling_epsilon_has_a_formula():
+    "Renyi divergence a T/(2 z^2) at order a; the conversion of Mironov (2017), which the library's improves on."
+    z, rounds, delta = 6., 10, 1e-5
+    simple = min(a*rounds/(2*(z/2)**2) + math.log(1/delta)/(a - 1) for a in torch.linspace(1.01, 100, 5000).tolist())
+    assert .8*simple < epsilon_of(z, rounds, delta) <= simple
+    assert epsilon_of(z, rounds, delta, sampling='poisson') == pytest.approx(epsilon_of(2*z, rounds, delta))
+
+@counted
+def test_opacus_says_the_same():
+    opacus = pytest.importorskip('opacus.accountants')
+    accountant = opacus.RDPAccountant()
+    for _ in range(20): accountant.step(noise_multiplier=1.3, sample_rate=.2)
+    theirs = accountant.get_epsilon(1e-5)
+    assert epsilon_of(1.3, 20, 1e-5, 100, 20, 'poisson') == pytest.approx(theirs, rel=.01)
+
+@counted
+def test_the_noise_for_an_epsilon():
+    for kw in (dict(clients=5), dict(clients=100, drawn=10, sampling='poisson')):
+        z = noise_for(3., 25, **kw)
+        assert epsilon_of(z, 25, **kw) <= 3 < epsilon_of(z - .002, 25, **kw)
+    with pytest.raises(ValueError, match='epsilon=0'): noise_for(0., 3)
+
+@counted
+@pytest.mark.parametrize('kw,said', [(dict(drawn=0), 'drawn=0'), (dict(drawn=9), 'drawn=9'),
+                                     (dict(sampling='shuffle'), "sampling='shuffle'")])
+def test_what_cannot_be_counted(kw, said):
+    with pytest.raises(ValueError, match=said): epsilon_of(1., 3, clients=5, **kw)
+
+@pytest.fixture(scope='module')
+def digits():
+    from fedlit.data import load
+    from fedlit.models import build
+    from fedlit.partition import iid
+    task = load('digits').subset(200, seed=0)
+    return build('mlp', task, seed=0), task, iid(task.y_train, 8, seed=0)
+
+def run(digits, method, rounds=3, **kw):
+    from fedlit.run import federate
+    return federate(*digits, method, rounds, Local(epochs=2), progress=False, **kw)
+
+@counted
+def test_epsilon_is_a_column_and_goes_on_after_a_stop(digits, tmp_path):
+    m = DP(clip=.5, noise=3., delta=1e-4)
+    whole = run(digits, m, participation=.5)
+    assert whole.history.epsilon.tolist() == [epsilon_of(3., t, 1e-4, 8, 4) for t in (1, 2, 3)]
+    kw = dict(participation=.5, checkpoint=str(tmp_path/'run'))
+    run(digits, m, minutes=0, **kw)
+    again = run(digits, m, **kw)
+    assert again.history.epsilon.tolist() == whole.history.epsilon.tolist()
+    assert all(torch.equal(v, again.state.params[k]) for k, v in whole.state.params.items())
+
+@counted
+def test_a_client_spends_only_when_it_takes_part(digits):
+    from fedlit.run import draw_clients
+    took, most = [0]*8, []
+    for r in range(3):
+        for k in draw_clients(8, .25, 0, r): took[k] += 1
+        most.append(max(took))
+    local = run(digits, DP(clip=.01, noise=3., at='client'), participation=.25).history.epsilon
+    assert local.tolist() == [epsilon_of(3., t) for t in most] and most[-1] < 3
+    samples = run(digits, DPSGD(clip=.01, noise=3.), participation=.25).history.epsilon
+    assert samples.tolist() == [epsilon_of(3., 2*t) for t in most]
+
+def test_without_noise_nothing_is_promised(digits):
+    assert run(digits, DP(noise=0.), 1).history.epsilon.tolist() == [math.inf]
+
+def test_without_the_accountant_there_is_no_column(digits, monkeypatch):
+    monkeypatch.setattr(privacy, 'find_spec', lambda name: None)
+    with pytest.warns(UserWarning, match='no column `epsilon`'): history = run(digits, DP(), 1).history
+    assert 'epsilon' not in history
+
+def test_without_the_accountant_epsilon_says_what_to_install(monkeypatch):
+    import builtins
+    real = builtins.__import__
+    def missing(name, *args, **kw):
+        if name.startswith('dp_accounting'): raise ImportError(name)
+        return real(name, *args, **kw)
+    monkeypatch.setattr(builtins, '__import__', missing)
+    with pytest.raises(ImportError, match=r'fedlit\[privacy\]'): epsilon_of(7.77, 3)
+
+# ---- every exported method ----
+
+def leaves(m):
+    "How far what leaves the clients differs between two federations with other images and labels."
+    seen = []
+    for r in (0, 1):
+        state = start(m, PLAIN.model, PLAIN.clients)
+        out = local_phase(m, PLAIN.model, state, PLAIN.who(0), Batches(**PLAIN.data(r)), PLAIN.local, proxy=PLAIN.proxy)
+        away = {k: v for t in ('params', 'buffers') for k, v in out[t].items() if k not in state.personal}
+        seen.append(laws.flatten(dict(away=away, uploads=out['uploads'], mask=out['mask'])))
+    assert set(seen[0]) == set(seen[1])
+    return max(((seen[0][k].double() - v.double()).abs().max().item() for k, v in seen[1].items()
+                if torch.is_tensor(v) and v.numel()), default=0.)
+
+@pytest.mark.parametrize('private', [
+    DP(clip=1e-12, noise=0.), pytest.param(DP(clip=1e-12, noise=0., at='client'), marks=pytest.mark.slow),
+    DPSGD(clip=1e-12, noise=0.)], ids=['server', 'client', 'samples'])
+def test_beside_any_method_nothing_of_the_data_leaves(private):
+    "All exported methods, before and after: refused with a reason, or what is sent is the same for other data."
+    from fedlit.parse import known
+    beside = 0
+    for name, cls in known().items():
+        if name in ('DP', 'DPSGD', 'DepthFL'): continue # itself; another network
+        for pair in ((private, cls()), (cls(), private)):
+            if name == 'StructuredDeCov': pair = tuple(type(p)(groups=3) if p.name == name else p for p in pair)
+            try: m = pair[0] + pair[1]
+            except ValueError as e:
+                assert len(str(e)) > 60, e
+                continue
+            try: far = leaves(m)
+            except ValueError as e:
+                assert 'DP protects' in str(e), (m, e)
+                continue
+            assert far < 1e-9, (m, far)
+            beside += 1
+    assert beside >= 20
+
+def test_the_law_would_see_a_leak():
+    assert leaves(FedAvg()) > 1e-3 and leaves(SCAFFOLD()) > 1e-3
+
+@counted
+@pytest.mark.parametrize('how,epsilon', [('Uniform(0.5)', dict(clients=8, drawn=4)), ('RoundRobin(0.5)', {}),
+                                         ('BySize(0.5)', {}), ("Available(0.5, ('11111111',))", {}),
+                                         ('PowerOfChoice(0.5)', None)])
+def test_only_equal_chances_amplify(digits, how, epsilon):
+    from fedlit import participation
+    history = run(digits, DP(clip=.01, noise=3.), 2, participation=eval(how, vars(participation))).history
+    assert history.epsilon.tolist() == [math.inf if epsilon is None else epsilon_of(3., t, **epsilon) for t in (1, 2)]
+
+@counted
+def test_who_is_left_out_hides_no_one_else(digits):
+    "`without` makes rounds smaller, and the chance to take part no smaller."
+    left = run(digits, DP(clip=.01, noise=3.), 2, participation=.5, without=(1,)).history.epsilon
+    assert left.tolist() == [epsilon_of(3., t, clients=8, drawn=4) for t in (1, 2)]

@@ -1,0 +1,115 @@
+"Robust aggregation: breakdown points, part of a network, weights that clients claim, and the law of the hook."
+import pytest, torch
+from fedlit.laws import small
+from fedlit.method import Method
+from fedlit.methods import CoordinateMedian, FedAvg, FedNova, HeteroFL, Krum, NormClipping, SCAFFOLD, TrimmedMean
+from fedlit.round import Local, aggregate, start
+from fedlit.tree import rows
+
+def server(method, deltas, weights=None, mask=None, steps=None):
+    "The step that the server takes when a linear model's clients changed so much."
+    net = torch.nn.Linear(*deltas.shape[:0:-1], bias=False).double()
+    torch.nn.init.zeros_(net.weight)
+    state, K = start(method, net, len(deltas)), len(deltas)
+    out = dict(params=dict(weight=state.params['weight'] + deltas), buffers={}, uploads={},
+               client=rows(state.client, list(range(K))), mask=mask or {},
+               steps=torch.full((K,), 5) if steps is None else steps)
+    return aggregate(method, state, list(range(K)), out, [1.]*K if weights is None else weights,
+                     Local(momentum=0.)).params['weight'] - state.params['weight']
+
+def crowd(K, seed=0): return torch.randn(K, 3, 4, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+
+@pytest.mark.parametrize('size', [1e3, 1e10, -1e10, 1e30])
+@pytest.mark.parametrize('method,K,liars', [(CoordinateMedian(), 9, 4), (CoordinateMedian(), 8, 3),
+                                            (TrimmedMean(trim=.2), 10, 2), (TrimmedMean(trim=.4), 10, 4),
+                                            (Krum(attackers=2), 7, 2), (Krum(attackers=3, best=4), 9, 3)], ids=repr)
+def test_liars_below_the_breakdown_point_move_nothing_far(method, K, liars, size):
+    honest = crowd(K)
+    lied = honest.clone()
+    lied[:liars] = size*(1 + .1*crowd(liars, 1).abs())
+    rest = honest[liars:]
+    step = server(method, lied)
+    assert (step >= rest.amin(0) - 1e-9).all() and (step <= rest.amax(0) + 1e-9).all()
+    # one more is too many, where it is the breakdown point that is given
+    if type(method) is not Krum:
+        lied[:liars+1] = size
+        assert server(method, lied).abs().max() > abs(size)/100
+    assert server(FedAvg(), lied).abs().max() > abs(size)/100
+
+def test_a_clipped_liar_moves_the_mean_by_its_weight_times_the_bound():
+    honest, weights = crowd(6), [3., 1, 1, 1, 1, 1]
+    without = server(NormClipping(norm=2.), torch.cat([0*honest[:1], honest[1:]]), weights)
+    for seed in range(10):
+        lied = honest.clone()
+        lied[0] = 10.**seed*crowd(1, seed)[0]
+        assert (server(NormClipping(norm=2.), lied, weights) - without).norm() <= 3/8*2 + 1e-9
+    # by itself the bound is the median of the lengths, which fewer than half cannot push beyond the honest ones
+    lied[1] = 1e9
+    bound = lied[2:].flatten(1).norm(dim=1).max()
+    assert server(NormClipping(), lied).norm() <= bound + 1e-9
+
+def test_entries_are_combined_among_those_who_trained_them():
+    deltas = torch.tensor([[[1., 7, 0]], [[2, 0, 0]], [[9, 0, 0]]], dtype=torch.double)
+    mask = dict(weight=torch.tensor([[[1., 1, 0]], [[1, 0, 0]], [[1, 0, 0]]], dtype=torch.double))
+    assert server(CoordinateMedian(), deltas, mask=mask).tolist() == [[2, 7, 0]]
+    assert server(TrimmedMean(trim=.34), deltas, mask=mask).tolist() == [[2, 7, 0]]
+    assert server(NormClipping(norm=torch.inf), deltas, mask=mask).tolist()[0] == pytest.approx([4, 7, 0])
+    assert server(Krum(attackers=0), deltas, mask=mask).tolist()[0] in ([1, 7, 0], [2, 0, 0])
+
+def test_what_clients_claim_to_have_does_not_count_where_heads_are_counted():
+    deltas = crowd(5)
+    for method in (CoordinateMedian(), TrimmedMean(), Krum(attackers=1), Krum(attackers=1, best=3)):
+        assert torch.equal(server(method, deltas), server(method, deltas, [1e6, 1, 1, 1, 1]))
+    assert not torch.allclose(server(NormClipping(), deltas), server(NormClipping(), deltas, [1e6, 1, 1, 1, 1]))
+
+def test_without_a_bound_clipping_is_fedavg_to_the_bit():
+    deltas, weights = crowd(5), [1., 2, 3, 4, 5]
+    assert torch.equal(server(NormClipping(norm=torch.inf), deltas, weights), server(FedAvg(), deltas, weights))
+
+def test_what_weigh_decides_is_in_the_stack():
+    "FedNova stretches each client's step; the median is of the stretched ones."
+    deltas, steps = crowd(5), torch.tensor([1, 2, 5, 10, 20])
+    nova = FedNova()
+    p = torch.full((5,), .2)
+    q = nova.weigh(weights=p, steps=steps, momentum=0., lr=.05)
+    right = (deltas*(q/p).double().view(-1, 1, 1)).median(0).values
+    assert torch.allclose(server(nova + CoordinateMedian(), deltas, steps=steps), right, atol=1e-9)
+    assert torch.allclose(server(nova + NormClipping(norm=torch.inf), deltas, steps=steps),
+                          server(nova, deltas, steps=steps), atol=1e-12)
+
+def test_parts_are_asked_from_left_to_right():
+    deltas = crowd(7)
+    class Double(Method):
+        def combine(self, deltas, weights): return {k: 2*v for k, v in deltas.items()}, weights
+    clipped = NormClipping(norm=1.).combine(dict(weight=2*deltas), torch.ones(7), dict(weight=0))[0]['weight']
+    assert torch.allclose(server(Double() + NormClipping(norm=1.) + CoordinateMedian(), deltas),
+                          clipped.median(0).values, atol=1e-12)
+
+@pytest.mark.parametrize('bad,said', [
+    (lambda d, w: d, 'two things'),
+    (lambda d, w: ({}, w), 'changes of other tensors than it got'),
+    (lambda d, w: ({k: v[0] for k, v in d.items()}, w), 'a row for each weight'),
+    (lambda d, w: (d, w[:2]), 'a row for each weight'),
+    (lambda d, w: (d, 1.), 'a row for each weight')])
+def test_the_law_of_the_hook(bad, said):
+    class Odd(Method):
+        def combine(self, deltas, weights): return bad(deltas, weights)
+    with pytest.raises(TypeError, match=f'combine returned .*{said}'): server(Odd(), crowd(3))
+
+def test_too_few_clients_for_krums_guarantee_are_said():
+    with pytest.warns(UserWarning, match=r'Krum\(attackers=1\) wants 5 clients .* and this one has 4'):
+        server(Krum(attackers=1), crowd(4))
+
+@pytest.mark.parametrize('text', ['CoordinateMedian() + TrimmedMean()', 'Krum() + CoordinateMedian()'])
+def test_two_that_decide_alone_are_refused(text):
+    from fedlit.parse import method
+    with pytest.raises(ValueError, match='both decide how the clients are combined'): method(text)
+
+@pytest.mark.parametrize('kw', [dict(attackers=-1), dict(best=0)])
+def test_krum_refuses(kw):
+    with pytest.raises(ValueError, match='at least'): Krum(**kw)
+
+def test_a_round_of_a_cutting_method_with_a_median_stays_finite():
+    from fedlit.laws import train
+    state = train(HeteroFL(rates=(1., .5)) + SCAFFOLD() + CoordinateMedian(), small(), 'extract')
+    assert all(v.isfinite().all() for v in state.params.values())

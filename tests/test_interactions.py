@@ -1,0 +1,130 @@
+"Do methods add up: the arithmetic by hand, the families, what cannot be, and runs that go on."
+import json, math
+import numpy as np, pandas as pd, pytest
+from scipy import stats
+from types import SimpleNamespace
+import fedlit
+from fedlit.cli import main
+from fedlit.engine.files import shipped
+from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
+from fedlit.papers.evidence import interval, sign_flips
+from fedlit.papers.interactions import Interactions, fewest, interactions, sums
+from fedlit.run import Local, compare
+
+A, B, C = FedProx(mu=.1), FedDecorr(), FedProx(mu=1.)
+QUICK = dict(rounds=1, local=Local(epochs=1, batch_size=64), progress=False,
+             options=(('hidden', (16,)), ('features', 8), ('norm', 'batch')))
+
+def made(curves, methods=(A, B, C)):
+    "From accuracies: method -> one a seed."
+    runs = {(repr(m), s): v if isinstance(v, str) else [v] for m, vs in curves.items() for s, v in enumerate(vs)}
+    return Interactions(list(methods), list(range(len(next(iter(curves.values()))))), runs, {})
+
+def drawn(n=9, seed=0, lift=0.):
+    "Accuracies of FedAvg, three methods and their pairs; A + B has `lift` beyond its parts."
+    rng = np.random.default_rng(seed)
+    base = rng.uniform(.5, .7, n)
+    noise = lambda: rng.normal(0, .005, n)
+    out = {FedAvg(): base, A: base + .02 + noise(), B: base + .03 + noise(), C: base + noise()}
+    return {**out, A + B: base + .05 + lift + noise(), A + C: base + .02 + noise(), B + C: base + .03 + noise()}
+
+def test_it_is_the_arithmetic_of_four_runs_a_seed():
+    curves = drawn(seed=1, lift=.04)
+    t, e = made(curves).pairs(), made(curves).effects()
+    d = 100*(curves[A + B] - curves[A] - curves[B] + curves[FedAvg()])
+    row = t.iloc[0]
+    assert (row.a, row.b) == (repr(A), repr(B)) and row['mean'] == pytest.approx(d.mean())
+    assert (row.low, row.high) == pytest.approx(interval(d)) and row.p == pytest.approx(sign_flips(d))
+    assert t.adjusted.tolist() == pytest.approx(stats.false_discovery_control(t.p).tolist())
+    assert t.verdict.tolist() == ['above zero', 'undecided', 'undecided'] and math.isnan(t.needs[0]) and t.needs[1] > 9
+    assert e.verdict.tolist() == ['above zero', 'above zero', 'undecided'] and e['mean'][0] == pytest.approx(
+        100*(curves[A] - curves[FedAvg()]).mean())
+    assert row.gain == pytest.approx(100*(curves[A + B] - curves[FedAvg()]).mean())
+
+def test_what_all_runs_of_a_seed_share_does_not_count():
+    curves = drawn(lift=.02)
+    shift = np.random.default_rng(1).uniform(-.2, .2, 9)
+    shifted = made({m: v + shift for m, v in curves.items()}).pairs()
+    assert shifted['mean'].tolist() == pytest.approx(made(curves).pairs()['mean'].tolist())
+
+@pytest.mark.slow
+def test_false_alarms_over_all_pairs_are_rare():
+    "Under no interaction at all, in how many of a hundred matrices is any pair decided?"
+    alarms = sum((made(drawn(seed=s)).pairs().verdict != 'undecided').any() for s in range(100))
+    assert alarms <= 5 + 4*math.sqrt(100*.05*.95)
+
+@pytest.mark.parametrize('pairs', [1, 3, 10, 45])
+def test_with_fewer_seeds_no_pair_can_be_decided(pairs):
+    n = fewest(pairs)
+    lowest = lambda n: stats.false_discovery_control([sign_flips(np.ones(n) + np.arange(n)/9)] + [1.]*(pairs-1))[0]
+    assert lowest(n) <= .05 and (n == 6 or lowest(n-1) > .05)
+
+def test_a_ceiling_is_no_interaction_on_log_odds():
+    logit = lambda p: np.log(p/(1-p))
+    back = lambda z: 1/(1 + np.exp(-z))
+    rng = np.random.default_rng(0)
+    base = rng.normal(2.5, .2, 9)
+    z = {FedAvg(): base, A: base + 1.2, B: base + 1.2, A + B: base + 2.4}
+    seen = made({m: back(v + rng.normal(0, .02, 9)) for m, v in z.items()}, (A, B))
+    assert seen.pairs().verdict[0] == 'below zero' and seen.pairs('log_odds').verdict[0] == 'undecided'
+    assert logit(.9) == pytest.approx(made({FedAvg(): [.9]}, (A, B)).values(FedAvg(), 'log_odds')[0])
+    with pytest.raises(ValueError, match='points, log_odds'): seen.pairs('log')
+
+def test_pairs_that_cannot_be_keep_an_empty_cell_with_the_reason():
+    methods = [HeteroFL(rates=(1., .5)), FedRolex(rates=(1., .5)), FedDF()]
+    seen = interactions(methods, seeds=(0,), **QUICK)
+    t = seen.pairs()
+    assert 'which coordinates a client has' in t.why[0] and 'FedDF' in t.why[1] and 'FedDF' in t.why[2]
+    assert t.verdict.isna().all() and t['mean'].isna().all() and seen.effects().why[:2].tolist() == ['', '']
+    assert 'empty: ' in repr(seen) and sum(x.get_text() == 'cannot be' for x in seen.plot().texts) == 4
+
+def test_runs_away_is_a_reason_and_no_number():
+    curves = drawn()
+    curves[A + B] = [*curves[A + B][:-1], 'FloatingPointError: client 3']
+    assert 'seed 8: FloatingPointError: client 3' in made(curves).pairs().why[0]
+    def train(m, seed, checkpoint):
+        loss = [1, math.nan if m == A else 1]
+        return SimpleNamespace(history=pd.DataFrame(dict(round=[1, 2], accuracy=[.5, .1], loss=loss)))
+    t = interactions([A, B], seeds=(0, 1), train=train, asked={}, progress=False)
+    assert 'test loss is not a number after round 2' in t.pairs().why[0] and t.effects().why.tolist()[1] == ''
+
+@pytest.mark.parametrize('methods, word', [([A], 'at least two'), ([A, A], '2 times'), ([A, FedAvg()], 'leave it out')])
+def test_requests_without_a_pair(methods, word):
+    with pytest.raises(ValueError, match=word): sums(methods)
+
+def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
+    whole = interactions([A, B], seeds=(0,), **QUICK)
+    count = []
+    class Stop(Exception): pass
+    def stopping(m, s, checkpoint):
+        from fedlit.papers.interactions import on_digits
+        if len(count) == 2: raise Stop
+        count.append(m)
+        return on_digits(**{k: v for k, v in QUICK.items() if k != 'progress'})(m, s, checkpoint)
+    asked = {k: str(v) for k, v in QUICK.items() if k != 'progress'}
+    with pytest.raises(Stop): interactions([A, B], (0,), tmp_path, stopping, asked, progress=False)
+    assert len(Interactions.load(tmp_path/'interactions.json').runs) == 2
+    on = interactions([A, B], (0,), tmp_path, **QUICK)
+    assert on.runs == whole.runs and [f.name for f in tmp_path.iterdir()] == ['interactions.json']
+    with pytest.raises(ValueError, match='alpha'): interactions([A, B], (0,), tmp_path, alpha=1., **QUICK)
+
+def test_it_trains_what_compare_trains():
+    kw = {k: v for k, v in QUICK.items() if k != 'progress'}
+    theirs = compare([FedAvg(), A, B, A + B], alpha=.1, seeds=(0,), columns=('accuracy',), **kw).accuracy.tolist()
+    ours = interactions([A, B], seeds=(0,), **QUICK)
+    assert [ours.values(m)[0]/100 for m in (FedAvg(), A, B, A + B)] == pytest.approx(theirs)
+
+def test_the_command_line_is_the_function(tmp_path, capsys):
+    assert fedlit.interactions is interactions
+    quick = ['--seeds', '1', '--rounds', '1', '--epochs', '1', '--batch-size', '64', '--alpha', '0.1', '--quiet']
+    main(['interactions', repr(A), repr(B), *quick,
+          '--option', 'hidden=(16,)', 'features=8', '--out', str(tmp_path), '--json', str(tmp_path/'t.json')])
+    ours = interactions([A, B], seeds=(0,), **QUICK)
+    assert json.loads((tmp_path/'t.json').read_text())['runs'] == ours.content()['runs']
+    assert (tmp_path/'interactions.png').exists() and 'FedProx + FedDecorr' in capsys.readouterr().out
+    with pytest.raises(SystemExit, match='at least two'): main(['interactions', repr(A), '--quiet'])
+
+def test_the_committed_runs_are_whole():
+    five = Interactions.load(shipped('interactions/digits.json'))
+    assert len(five.methods) == 5 and len(five.seeds) >= fewest(10) and not five.pairs().why.any()
+    assert len(five.runs) == 16*len(five.seeds)

@@ -1,0 +1,305 @@
+"Unusual networks: buffers that are no statistics, Python that remembers, activation checkpointing."
+import itertools, math, random, types, warnings
+import numpy as np, pytest, torch, torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+from fedlit.data import load
+from fedlit.methods import DepthFL, FedAvg, FedBN, FedPer, HeteroFL, MOON, SCAFFOLD # noqa: F401
+from fedlit.partition import iid
+from fedlit.round import Local, cross_entropy
+from fedlit.run import Run, federate
+
+TASK = load('digits').subset(120, test=40)
+CLIENTS = iid(TASK.y_train, 4, seed=0)
+EXECUTORS = 'loop', 'threads', 'vmap', 'extract'
+TWICE = dict(rounds=3, local=Local(epochs=1, batch_size=10), progress=False)
+
+class Net(nn.Module):
+    "A perceptron with whatever else it is given."
+    def __init__(self, norm=False, **buffers):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.a, self.b = nn.Linear(64, 16), nn.Linear(16, 10)
+        if norm: self.norm = nn.BatchNorm1d(16)
+        for k, v in buffers.items(): self.register_buffer(k, v)
+    def forward(self, x):
+        z = self.a(x.flatten(1)).relu()
+        if hasattr(self, 'norm'): z = self.norm(z)
+        return z, self.b(z)
+
+def go(model=None, method=None, executor='loop', clients=CLIENTS, **kw):
+    return federate(model or Net(), TASK, clients, method or FedAvg(), executor=executor, **{**TWICE, **kw})
+
+def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
+
+# ---- buffers ----
+
+BUFFERS = dict(flag=torch.tensor([True, False]), complex=torch.tensor([1+2j, -3.]),
+               mask=torch.tensor([[0., -math.inf]]), hash=torch.tensor([2**63-1, 2**53+1, -2**63]),
+               bytes=torch.tensor([3, 255], dtype=torch.uint8),
+               both=torch.tensor([math.inf, -math.inf, 1.]), small=torch.tensor(-math.inf, dtype=torch.bfloat16))
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('method', [FedAvg(), MOON(), *(pytest.param(m, marks=pytest.mark.slow) for m in (
+    SCAFFOLD(), FedBN(), HeteroFL(rates=(1., .5))))], ids=repr)
+def test_buffers_that_are_no_statistics_are_carried(tmp_path, executor, method):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        run = go(Net(norm=True, **BUFFERS), method, executor)
+    held = {**run.state.buffers, **dict(run.model.named_buffers())}
+    assert all(torch.equal(held[k], v) and held[k].dtype == v.dtype for k, v in BUFFERS.items())
+    assert same(run, go(Net(norm=True), method, executor))       # and nothing else is changed by them
+    run.save(tmp_path/'r')
+    back = Run.load(tmp_path/'r', model=Net(norm=True, **BUFFERS))
+    assert all(torch.equal(back.state.buffers[k], v) for k, v in BUFFERS.items())
+
+@pytest.mark.parametrize('guard', ['skip', 'report', 'stop'])
+def test_an_infinity_that_was_not_sent_is_still_bad(guard):
+    class Breaks(Net):
+        def forward(self, x):
+            self.both.add_(torch.tensor([0., 0., math.inf]))
+            return super().forward(x)
+    ask = lambda: go(Breaks(**BUFFERS), bad_clients=guard, rounds=1)
+    if guard == 'stop':
+        with pytest.raises(FloatingPointError, match='client 0 produced NaN.* in round 1, first in both'): ask()
+        return
+    with pytest.warns(UserWarning, match='first in both'): run = ask()
+    assert run.history['bad'].tolist() == [4]
+
+def test_what_clients_count_is_averaged_and_what_they_vote_on_is_decided():
+    class Counts(Net):
+        def forward(self, x):
+            if not self.training: return super().forward(x)
+            self.steps.add_(1)
+            self.seen.logical_or_(x.flatten(1).sum() > -math.inf)
+            self.wave.add_(1j)
+            return super().forward(x)
+    run = go(Counts(steps=torch.tensor(2**40), seen=torch.tensor(False), wave=torch.tensor(1+0j)),
+             clients=[CLIENTS[0][:10], CLIENTS[1][:20], CLIENTS[2][:30]], weighting='uniform', rounds=2)
+    assert run.state.buffers['steps'] == 2**40 + 2*2 and run.state.buffers['seen'] and run.state.buffers['wave'] == 1+4j
+
+def test_complex_parameters_are_refused_by_name():
+    class Complex(Net):
+        def __init__(self):
+            super().__init__()
+            self.phase = nn.Parameter(torch.tensor([1+1j]))
+    with pytest.raises(ValueError, match='phase of Complex is a parameter of complex numbers'): go(Complex())
+
+# ---- Python that remembers ----
+
+CALLS, HELD = 0, types.SimpleNamespace(calls=0)
+def warm(z, y, t): return cross_entropy(z, y)*(1. if t < 25 else .01)
+
+def closure():
+    calls = 0
+    def criterion(z, y):
+        nonlocal calls
+        calls += 1
+        return warm(z, y, calls)
+    return criterion
+
+def variable():
+    global CALLS
+    CALLS = 0
+    def criterion(z, y):
+        global CALLS
+        CALLS += 1
+        return warm(z, y, CALLS)
+    return criterion
+
+def attribute():
+    def criterion(z, y):
+        criterion.calls += 1
+        return warm(z, y, criterion.calls)
+    criterion.calls = 0
+    return criterion
+
+def thing():
+    class Criterion:
+        def __init__(self): self.calls = 0
+        def __call__(self, z, y):
+            self.calls += 1
+            return warm(z, y, self.calls)
+    return Criterion()
+
+def of_class():
+    class Criterion:
+        calls = 0
+        def __call__(self, z, y):
+            Criterion.calls += 1
+            return warm(z, y, Criterion.calls)
+    return Criterion()
+
+def module():
+    class Criterion(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.seen = [dict(n=0)]
+        def forward(self, z, y):
+            self.seen[0]['n'] += 1
+            return warm(z, y, self.seen[0]['n'])
+    return Criterion()
+
+def elsewhere():
+    HELD.calls = 0
+    def criterion(z, y):
+        HELD.calls += 1
+        return warm(z, y, HELD.calls)
+    return criterion
+
+def iterator():
+    t = itertools.count()
+    return lambda z, y: warm(z, y, next(t))
+
+def cycle():
+    t = itertools.cycle([1., .1, .5])
+    return lambda z, y: cross_entropy(z, y)*next(t)
+
+def generator():
+    t = (n for n in range(10**6))
+    return lambda z, y: warm(z, y, next(t))
+
+def listed():
+    seen = []
+    def criterion(z, y):
+        seen.append(1)
+        return warm(z, y, len(seen))
+    return criterion
+
+def tensor():
+    t = torch.zeros(())
+    def criterion(z, y):
+        t.add_(1)
+        return cross_entropy(z, y)*torch.where(t < 25, 1., .01)
+    return criterion
+
+def of_random():
+    random.seed(0)
+    return lambda z, y: cross_entropy(z, y)*random.random()
+
+def of_numpy():
+    np.random.seed(0)
+    return lambda z, y: cross_entropy(z, y)*float(np.random.rand())
+
+def own_numpy():
+    rng = np.random.default_rng(0)
+    return lambda z, y: cross_entropy(z, y)*float(rng.random())
+
+def own_random():
+    rng = random.Random(0)
+    return lambda z, y: cross_entropy(z, y)*rng.random()
+
+REMEMBER = [closure, variable, attribute, thing, of_class, module, elsewhere, iterator, cycle, generator, listed,
+            tensor, of_random, of_numpy, own_numpy, own_random]
+
+@pytest.mark.parametrize('executor', ['loop', pytest.param('vmap', marks=pytest.mark.slow)])
+@pytest.mark.parametrize('make', REMEMBER, ids=lambda f: f.__name__)
+def test_a_criterion_that_remembers_is_run_every_time(make, executor):
+    plain = go(criterion=make(), executor=executor, record=False)
+    with pytest.warns(UserWarning, match='a step changes what Python remembers'):
+        recorded = go(criterion=make(), executor=executor)
+    assert same(plain, recorded)
+
+@pytest.mark.filterwarnings('ignore:a step changes')
+@pytest.mark.parametrize('executor', ['threads', 'extract'])
+def test_and_on_threads(executor):
+    torch.set_num_threads(2)
+    counts = []
+    for record in (False, True):
+        seen = []
+        def criterion(z, y, seen=seen):
+            seen.append(1)
+            return cross_entropy(z, y)
+        go(criterion=criterion, executor=executor, record=record)
+        counts.append(len(seen))
+    assert counts[0] == counts[1] == 3*4*3      # rounds, clients, batches
+
+@pytest.mark.parametrize('criterion', [cross_entropy, F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=.1),
+                                       lambda z, y: cross_entropy(2*z, y)], ids=['ours', 'torch', 'module', 'lambda'])
+def test_what_does_not_remember_is_recorded_without_a_word(criterion, monkeypatch):
+    from fedlit.engine.tape import Tapes
+    kept, real = [], Tapes.__init__
+    monkeypatch.setattr(Tapes, '__init__', lambda self, *args: (real(self, *args), kept.append(self))[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(criterion=criterion)
+    assert any(callable(p) for p in kept[0].kept.values())
+
+class Counter(Net):
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.n, self.held, self.rng = how, 0, [0], np.random.default_rng(0)
+    def forward(self, x):
+        z, logits = super().forward(x)
+        if not self.training: return z, logits
+        return z, logits*self.scale()
+    def scale(self):
+        if self.how == 'random': return random.random()
+        if self.how == 'numpy': return float(np.random.rand())
+        if self.how == 'own': return float(self.rng.random())
+        if self.how == 'attribute': self.n += 1
+        if self.how == 'list': self.held[0] += 1
+        if self.how == 'elsewhere': HELD.calls += 1
+        return 1. if (self.n, self.held[0], HELD.calls) < (25, 25, 25) else .01
+
+@pytest.mark.parametrize('how', ['random', 'numpy', 'own', 'attribute', 'list', 'elsewhere'])
+def test_a_forward_that_remembers_is_run_every_time(how):
+    runs = []
+    for record in (False, True):
+        random.seed(0)
+        np.random.seed(0)
+        HELD.calls = 0
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            runs.append(go(Counter(how), record=record))
+        assert record == any('are not recorded' in str(w.message) for w in said)
+    assert how == 'elsewhere' or same(*runs)    # there the trial counts too
+
+# ---- activation checkpointing ----
+
+class Thrifty(Net):
+    def __init__(self, reentrant=False):
+        super().__init__()
+        self.reentrant = reentrant
+    def forward(self, x):
+        z = checkpoint(lambda x: self.a(x).relu(), x.flatten(1), use_reentrant=self.reentrant)
+        return z, self.b(z)
+
+@pytest.mark.parametrize('executor', ['auto', *EXECUTORS])
+@pytest.mark.parametrize('reentrant', [False, True])
+def test_activation_checkpointing_works_or_is_refused(executor, reentrant):
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            run = go(Thrifty(reentrant), executor=executor)
+    except ValueError as e:
+        assert 'activation checkpointing' in str(e)
+        return
+    plain = go(executor='vmap' if executor == 'auto' else executor)
+    assert max((v - plain.state.params[k]).abs().max() for k, v in run.state.params.items()) < 1e-6
+
+def _on_ranks(rank, path):
+    run = go(Net(norm=True, **BUFFERS), MOON(), 'torchrun:loop')
+    if rank == 0: run.save(path/'run')
+
+def test_buffers_are_carried_on_two_ranks(tmp_path):
+    from test_distributed import launch
+    launch(_on_ranks, 2, tmp_path)
+    held = Run.load(tmp_path/'run').state.buffers
+    assert all(torch.equal(held[k], v) for k, v in BUFFERS.items())
+
+class Recurrent(nn.Module):
+    "Its layer keeps a list of its parameters, and it keeps its last features."
+    def __init__(self, kind):
+        super().__init__()
+        self.rnn, self.head = kind(8, 8, batch_first=True), nn.Linear(8, 10)
+    def forward(self, x):
+        self.last = self.rnn(x.flatten(1, 2))[0][:, -1]
+        return self.last, self.head(self.last)
+
+@pytest.mark.filterwarnings('error')
+@pytest.mark.parametrize('kind', [nn.LSTM, nn.GRU, nn.RNN])
+@pytest.mark.parametrize('executor', ['loop', 'threads'])
+def test_what_is_made_of_parameters_is_no_memory(kind, executor):
+    assert len(go(Recurrent(kind), executor=executor).history) == 3

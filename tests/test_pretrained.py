@@ -1,0 +1,90 @@
+"""Networks from elsewhere, frozen in part: what stands still, and in every executor; torchvision's and timm's."""
+import copy
+import pytest, torch, torchvision
+from torch import nn
+from fedlit.data import Task, load
+from fedlit.methods import FedAvg, FedPer, MOON
+from fedlit.models import freeze, unwrap, wrap
+from fedlit.round import Local
+from fedlit.run import federate
+
+def large(x): return x.repeat(1, 3, 1, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)
+
+DIGITS = load('digits').subset(60, seed=0, test=20)
+TASK = Task('large digits', large(DIGITS.x_train), DIGITS.y_train, large(DIGITS.x_test), DIGITS.y_test, 10)
+CLIENTS = [torch.arange(0, 60, 2), torch.arange(1, 60, 2)]
+
+class Small(nn.Module):
+    "A BatchNorm in a part that is frozen, and one in a part that is not."
+    def __init__(self):
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, 2), nn.BatchNorm2d(4), nn.ReLU())
+        self.top = nn.Sequential(nn.Conv2d(4, 8, 3, 2), nn.BatchNorm2d(8), nn.ReLU(),
+                                 nn.AdaptiveAvgPool2d(1), nn.Flatten())
+        self.fc = nn.Linear(8, 10)
+    def forward(self, x): return self.fc(self.top(self.stem(x)))
+
+def go(net, method=None, **kw):
+    return federate(net, TASK, CLIENTS, method or FedAvg(), 2, Local(epochs=1, batch_size=8), progress=False, **kw)
+
+def moved(run, net):
+    "Which tensors of the network are not what they were."
+    old = net.state_dict()
+    return {k for k, v in run.model.state_dict().items() if not torch.equal(v, old[k])}
+
+@pytest.mark.parametrize('kw', [dict(executor=e) for e in ('loop', 'threads', 'vmap', 'extract')] + [
+    dict(record=False), dict(statistics='home'), dict(statistics='recomputed'), dict(statistics='static')], ids=str)
+def test_what_is_frozen_stands_still(kw):
+    net = wrap(Small(), 'fc')
+    freeze(net, but=('body.top', 'head'))
+    run = go(net, **kw)
+    still = {k for k in net.state_dict() if k.startswith('body.stem')}
+    assert not moved(run, net) & still and 'body.top.1.running_mean' in moved(run, net) | set(run.state.personal)
+    assert set(run.state.params) == {k for k, p in net.named_parameters() if p.requires_grad}
+
+def test_without_freeze_the_statistics_move():
+    net = wrap(Small(), 'fc')
+    net.requires_grad_(False)
+    net.head.requires_grad_(True)
+    assert {'body.stem.1.running_mean', 'body.stem.1.running_var'} <= moved(go(net), net)
+
+def test_frozen_is_frozen_in_copies_and_in_training_mode():
+    net = copy.deepcopy(freeze(Small(), but='fc')).train()
+    net(torch.randn(4, 3, 32, 32))
+    assert net.training and not net.stem[1].training and (net.stem[1].running_mean == 0).all()
+    assert net.stem[1].train() is net.stem[1] and type(net.stem[1]) is nn.BatchNorm2d
+    for but in ('fcc', '', 'fc.weight'):
+        with pytest.raises(ValueError, match='no part .*there are stem, top, fc'): freeze(Small(), but)
+
+def test_a_personal_head_on_a_frozen_body():
+    net = freeze(wrap(Small(), 'fc'), but=('body.top', 'head'))
+    run = go(net, FedPer())
+    assert set(run.state.personal) >= {'head.weight', 'head.bias'}
+    assert type(run.network(1)) is Small
+    with pytest.raises(ValueError, match="FedPer: head='head' must name a part"):
+        go(freeze(wrap(Small(), 'fc'), but='head'), FedPer()) # nothing would be shared
+
+@pytest.mark.parametrize('name,head', [('shufflenet_v2_x0_5', 'fc'), ('mobilenet_v3_small', 'classifier.3')])
+def test_torchvisions(name, head):
+    theirs = getattr(torchvision.models, name)(weights=None, num_classes=10).eval()
+    net = freeze(wrap(theirs, head, x=TASK.x_test[:2]), but='head')
+    run = federate(net, TASK.subset(16, test=10), [torch.arange(16)], MOON(), 1, Local(epochs=1, batch_size=8),
+                   progress=False)
+    assert moved(run, net) == {'head.weight', 'head.bias'} # a frozen network sends two tensors
+    assert list(run.state_dict()) == list(theirs.state_dict())
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name,kw', [('resnet10t', {}), ('mobilenetv3_small_050', {}),
+                                     ('vit_tiny_patch16_224', dict(img_size=32)), ('convnext_atto', {})])
+def test_timms(name, kw):
+    timm = pytest.importorskip('timm', reason='timm is not installed')
+    theirs = timm.create_model(name, num_classes=10, **kw).eval()
+    head = next(k for k, m in theirs.named_modules() if m is theirs.get_classifier())
+    net = wrap(theirs, head, x=TASK.x_test[:2])
+    run = federate(net, TASK.subset(16, test=10), [torch.arange(16)], FedAvg(), 1,
+                   Local(epochs=1, batch_size=8, lr=1e-4), progress=False)
+    assert len(moved(run, net)) > 10
+    fresh = timm.create_model(name, num_classes=10, **kw).eval()
+    fresh.load_state_dict(run.state_dict())
+    torch.testing.assert_close(fresh(TASK.x_test[:2]), run.logits(TASK.x_test[:2]), atol=1e-4, rtol=1e-4)
+    assert type(unwrap(run.model)) is type(theirs)

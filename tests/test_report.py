@@ -1,0 +1,259 @@
+"A run as a page: its numbers are the run's, its text is harmless, and it answers to pointer and keys in a browser."
+import importlib.util, json, math, os, re, shutil
+from dataclasses import replace
+from html.parser import HTMLParser
+import pytest, torch
+from fedlit.after.report import embedded, facts, page, plain, tag, ticks, took_part
+from fedlit.cli import main
+from fedlit.data import load
+from fedlit.engine.guard import Guard
+from fedlit.measure import effective_rank, evaluate, features_of, spectrum
+from fedlit.local import Between, Decay
+from fedlit.methods import FedALA, FedAvg, FedPer, HeteroFL, PerFedAvg, SCAFFOLD
+from fedlit.models import build
+from fedlit.participation import BySize, PowerOfChoice, RoundRobin
+from fedlit.partition import dirichlet
+from fedlit.round import Local
+from fedlit.run import Run, federate, tests_of as own_tests
+from fedlit.tree import flatten
+
+EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>'
+TASK = load('digits')
+CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
+FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+
+def net(): return build('mlp', TASK, seed=0, hidden=(16,), features=8, norm='batch')
+def run(method=None, task=TASK, **kw): return federate(net(), task, CLIENTS, method or FedAvg(), **{**FAST, **kw})
+def sickly():
+    "A task whose class and whose name are markup, and where client 1 has no numbers."
+    x = TASK.x_train.float().clone()
+    x[CLIENTS[1]] = math.nan
+    return replace(TASK, x_train=x, name=EVIL, labels=(EVIL, *map(str, range(1, 10))))
+
+@pytest.fixture(scope='module')
+def skipping():
+    with pytest.warns(UserWarning):
+        return run(task=sickly(), rounds=3, participation=.5, bad_clients='skip')
+
+# -- the numbers
+
+def test_once_more_is_the_round_that_would_come_next():
+    two, three = run(rounds=2), run(rounds=3, keep_locals=True)
+    before = {k: v + 0 for k, v in flatten(dict(p=two.state.params, b=two.state.buffers)).items()}
+    f, tests = facts(two), own_tests(TASK, CLIENTS)
+    assert all(torch.equal(v, before[k]) for k, v in flatten(dict(p=two.state.params, b=two.state.buffers)).items())
+    server = two.per_client(TASK, tests)['global']
+    for k, c in enumerate(f['clients']):
+        ended = tuple({n: v[k] for n, v in three.locals[part].items()} for part in ('params', 'buffers'))
+        x, y = TASK.x_test[tests[k]], TASK.y_test[tests[k]]
+        seen = spectrum(features_of(two.model, TASK.x_test, prepare=TASK.normalise, state=ended))
+        assert c['after'] == pytest.approx(evaluate(two.model, x, y, prepare=TASK.normalise, state=ended)['accuracy'],
+                                           abs=1e-6)
+        assert c['server'] == pytest.approx(server[k], abs=1e-6) and c['tested'] == len(y) and 'own' not in c
+        assert c['rank'] == pytest.approx(effective_rank(seen), rel=1e-4)
+        assert f['spectra']['clients'][str(k)]['values'] == pytest.approx(seen.tolist(), rel=1e-3, abs=1e-6)
+    assert sum(c['drift'] for c in f['clients'])/6 == pytest.approx(three.history.drift.iloc[-1], rel=1e-4)
+    assert f['partition'] == [TASK.y_train[c].bincount(minlength=10).tolist() for c in CLIENTS]
+    assert [c['share'] for c in f['clients']] == pytest.approx([len(c)/len(TASK.y_train) for c in CLIENTS], rel=1e-5)
+
+@pytest.mark.parametrize('m, kw, source', [(FedAvg(), dict(keep_locals=True), 'last round'), (FedPer(), {}, 'at home'),
+                                           (FedAvg(), {}, '')])
+def test_without_training_it_shows_what_was_kept(m, kw, source):
+    f = facts(run(m, rounds=2, **kw), again=False)
+    assert source in f['source'] and bool(source) == bool(f['source'])
+    assert ('after' in f['clients'][0]) == bool(kw) and ('own' in f['clients'][0]) == (m == FedPer())
+    assert len(f['spectra']['clients']) == 6*bool(source)
+    said = ' '.join(how for _, how in f['missing'])
+    assert 'again=True' in said and '<svg' in page(f)
+
+def test_a_run_from_a_file_says_what_it_lacks_and_with_data_lacks_nothing(tmp_path):
+    first = run(SCAFFOLD(), rounds=2)
+    back = Run.load(first.save(tmp_path/'run'))
+    bare = facts(back)
+    assert bare['partition'] is None and bare['spectra'] is None and 'server' not in bare['clients'][0]
+    assert 'task=task, clients=clients' in bare['missing'][0][1] and bare['clients'][0]['down'] > 0
+    assert facts(back, task=TASK, clients=CLIENTS) == facts(first)
+    with pytest.raises(ValueError, match='another partition'): facts(back, task=TASK, clients=CLIENTS[::-1])
+    empty = Run.load(tmp_path/'run')
+    empty.history = empty.history[:0]
+    with pytest.raises(ValueError, match='no round yet'): facts(empty)
+
+def test_who_took_part_and_why_not(skipping):
+    f = facts(skipping)
+    assert [len(who) for who in f['drawn']] == [3, 3, 3]
+    assert f['clients'][1]['rounds'] > 0 and 'after' not in f['clients'][1]
+    for row, who in zip(f['rounds'], f['drawn']):
+        assert row['participants'] == len(who) - (1 in who) and row['bad_clients'] == '1'*(1 in who)
+        assert ('why' in row) == (1 in who)
+    assert any('client 1 produced NaN or infinity' in row.get('why', '') for row in f['rounds'])
+    for k, v in (('participation', 1/3), ('seed', 2)): # other counts; a bad client that is not among the drawn
+        other = replace(skipping, settings={**skipping.settings, k: v})
+        assert took_part(other) is None and 'do not agree' in str(facts(other, again=False)['missing'])
+
+def test_bytes_are_those_of_the_traffic_table():
+    from fedlit.scale.capacity import traffic
+    for m in (FedPer(), HeteroFL(rates=(1., .5))):
+        f, there = facts(run(m, rounds=1)), traffic(m, net(), (1, 8, 8), 10, 6)
+        assert [(c['down'], c['up']) for c in f['clients']] == list(zip(there.down, there.up))
+
+def test_many_clients_are_looked_at_in_part():
+    f = facts(run(rounds=1), most=3)
+    assert [c['client'] for c in f['clients'] if 'after' in c] == [0, 2, 5] and len(f['spectra']['clients']) == 3
+    assert page(f).count('<section') == page(facts(run(rounds=1))).count('<section')
+
+# -- the text
+
+class Read(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.open, self.tags, self.text, self.inside = [], [], [], {}
+        self.feed(text)
+    def handle_starttag(self, name, attrs):
+        self.tags.append((name, dict(attrs)))
+        if name != 'meta': self.open.append(name)
+    def handle_endtag(self, name):
+        assert self.open.pop() == name
+    def handle_data(self, data):
+        self.text.append(data)
+        if self.open[-1:] == ['script']: self.inside.setdefault(len([t for t, _ in self.tags if t == 'script']), data)
+
+def test_names_are_harmless_and_the_json_is_strict(skipping):
+    f = facts(skipping)
+    text = page(f)
+    seen = Read(text)
+    names = [t for t, _ in seen.tags]
+    assert not seen.open and names.count('img') == 0 and names.count('script') == 2
+    assert EVIL in ' '.join(seen.text) and EVIL in f['labels'] # it is there, as text
+    def refuse(v): raise AssertionError(v)
+    assert json.loads(seen.inside[1], parse_constant=refuse) == f == json.loads(json.dumps(f, allow_nan=False))
+    assert not [a for _, a in seen.tags if {'src', 'href', 'xlink:href'} & a.keys()]
+    assert not re.search(r'https?:|url\(|@import|innerHTML', text)
+    policy = next(a['content'] for t, a in seen.tags if 'http-equiv' in a)
+    assert policy.startswith("default-src 'none'") and 'unsafe' not in policy
+    assert not [a for _, a in seen.tags if any(k.startswith('on') or k == 'style' for k in a)]
+
+@pytest.mark.parametrize('text', [EVIL, '&lt;', '"\'<>&', 'a\u2028b', '</style>', '\x00'])
+def test_whatever_a_name_is_it_stays_text(text):
+    seen = Read(tag('p', text, title=text) + '')
+    assert [t for t, _ in seen.tags] == ['p']
+    assert '\x00' in text or ''.join(seen.text) == seen.tags[0][1]['title'] == text
+    assert json.loads(embedded([text])) == [text] and not set('<>&\u2028') & set(embedded([text]))
+
+def test_plain_values():
+    assert plain(dict(a=math.nan, b=(1, math.inf), c=torch.tensor(1.5), d=True, e=Guard)) == dict(
+        a=None, b=[1, None], c=1.5, d=True, e=str(Guard))
+    assert ticks(0, 1) == [0, .2, .4, .6, .8, 1] and ticks(3, 3) == [3] and ticks(-.5, 9.5)[0] == 0
+
+def test_the_command_line_writes_it(tmp_path, capsys):
+    one, two, file = tmp_path/'one.html', tmp_path/'two.html', tmp_path/'run.safetensors'
+    quick = ['run', '--quiet', '--rounds', '2', '--epochs', '1', '--clients', '4', '--option', 'hidden=(16,)']
+    main([*quick, '--without', '3', '--report', str(one), '--save', str(file)])
+    main(['report-run', str(file), '--to', str(two)])
+    assert one.read_bytes() == two.read_bytes() and 'Left out of the run from the beginning: 3' in one.read_text()
+    main(['report-run', str(file), '--root', str(tmp_path), '--no-again'])
+    assert (tmp_path/'run.html').exists() and 'two.html' in capsys.readouterr().out
+    run(rounds=1).save(file) # from Python: nobody knows the clients
+    main(['report-run', str(file)])
+    assert 'nor who had which sample' in (tmp_path/'run.html').read_text()
+
+# -- in a browser
+
+browsed = pytest.mark.skipif(not CHROMIUM or not importlib.util.find_spec('playwright'),
+                             reason='needs Chromium and the Python package playwright')
+
+@pytest.fixture(scope='module')
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
+        yield browser
+        browser.close()
+
+@pytest.fixture(scope='module')
+def file(skipping, tmp_path_factory):
+    return skipping.report(os.path.join(tmp_path_factory.mktemp('report'), 'run.html'))
+
+def opened(browser, file, **kw):
+    tab = browser.new_context(offline=True, **kw).new_page()
+    tab.faults = []
+    tab.on('console', lambda m: tab.faults.append(m.text))
+    tab.on('pageerror', lambda e: tab.faults.append(str(e)))
+    tab.on('dialog', lambda d: (tab.faults.append('a dialog: ' + d.message), d.dismiss()))
+    tab.on('request', lambda r: tab.faults.append(r.url) if r.url != 'file://' + str(file) else None)
+    tab.goto('file://' + str(file))
+    return tab
+
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+@pytest.mark.parametrize('scheme', ['light', 'dark'])
+def test_it_opens_at_every_width_in_light_and_dark(browser, file, width, scheme):
+    tab = opened(browser, file, viewport=dict(width=width, height=800), color_scheme=scheme)
+    assert tab.evaluate('document.documentElement.scrollWidth') <= width
+    light = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
+    style = lambda k: tab.eval_on_selector('body', f'e => getComputedStyle(e).{k}')
+    paper, ink = light(style('backgroundColor')), light(style('color'))
+    assert (paper < .3) == (scheme == 'dark') and abs(paper - ink) > .6
+    assert tab.locator('svg').count() >= 9 and not tab.faults
+    assert all(tab.eval_on_selector_all('svg text', 'es => es.map(e => e.getBoundingClientRect().width)'))
+    tab.context.close()
+
+@browsed
+def test_it_answers_to_the_pointer(browser, file):
+    tab = opened(browser, file, viewport=dict(width=1280, height=800))
+    assert tab.locator('svg title').count() == 0 and tab.is_hidden('#tip')
+    tab.hover('svg .mark.hit[data-client="3"]')
+    said = tab.inner_text('#tip')
+    assert said.startswith('client 3: ') and 'after local training' in said
+    tab.click('svg .mark.hit[data-client="3"]')
+    where = 'e => [e.dataset.client, e.closest("section").querySelector("h2").textContent]'
+    picked = tab.eval_on_selector_all('.picked', f'es => es.map({where})')
+    assert {k for k, _ in picked} == {'3'} and len({title for _, title in picked}) >= 6
+    assert 'of 3 rounds' in tab.inner_text('#client output') and tab.input_value('#client select') == '3'
+    tab.hover('svg .mark.bad')
+    assert 'client 1 produced NaN or infinity' in tab.inner_text('#tip')
+    tab.click('svg .mark.hit[data-client="3"]')
+    assert tab.locator('.picked').count() == 0
+    tab.select_option('#client select', '5')
+    assert {e for e in tab.eval_on_selector_all('.picked', 'es => es.map(e => e.dataset.client)')} == {'5'}
+    assert not tab.faults
+    tab.context.close()
+
+@browsed
+def test_it_answers_to_keys(browser, file):
+    tab = opened(browser, file)
+    figure = tab.locator('section', has=tab.locator('h2', has_text='Who holds what')).locator('svg')
+    figure.focus()
+    tab.keyboard.press('ArrowRight')
+    first = tab.inner_text('#tip')
+    tab.keyboard.press('ArrowRight')
+    assert first.startswith('client 0, class') and tab.inner_text('#tip') != first
+    tab.keyboard.press('ArrowLeft')
+    assert tab.inner_text('#tip') == first
+    tab.keyboard.press('Enter')
+    assert set(tab.eval_on_selector_all('.picked', 'es => es.map(e => e.dataset.client)')) == {'0'}
+    tab.keyboard.press('Escape')
+    assert tab.locator('.picked').count() == 0 and tab.is_hidden('#tip') and not tab.faults
+    tab.context.close()
+
+@browsed
+def test_without_javascript_it_is_pictures_and_tables(browser, file):
+    tab = opened(browser, file, java_script_enabled=False)
+    assert tab.locator('svg title').count() > 50 and tab.locator('#client').count() == 0
+    tab.locator('summary').first.click()
+    assert tab.locator('details table').first.is_visible()
+    assert EVIL in tab.locator('details', has_text='alert').first.text_content() and not tab.faults
+    tab.context.close()
+
+@pytest.mark.parametrize('method, participation', [(FedAvg(), RoundRobin(.5)), (PerFedAvg(), BySize(.5)),
+                                                   (FedALA(), 1.), (FedAvg(), PowerOfChoice(.5))])
+def test_schedules_and_participation_come_back_from_a_file(tmp_path, method, participation):
+    effort = 1 if method == FedALA() else Between(1, 2)
+    own = dict(local=Local(epochs=effort, batch_size=64, lr=Decay(.1, .9)), participation=participation)
+    first = run(method, rounds=2, **own)
+    f, back = facts(first), Run.load(first.save(tmp_path/'run'))
+    assert facts(back, task=TASK, clients=CLIENTS) == f
+    assert (f['drawn'] is None) == (participation == PowerOfChoice(.5)) and f['clients'][5]['after'] >= 0
+    assert ('own' in f['clients'][0]) == (method != FedAvg())
+    one, other = (r.without(client=1, **more) for r, more in ((first, {}), (back, dict(task=TASK, clients=CLIENTS))))
+    assert all(torch.equal(v, other.run.state.params[k]) for k, v in one.run.state.params.items())
