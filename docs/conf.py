@@ -1,6 +1,7 @@
 "Sphinx's settings for docs/build.py."
 import importlib.util, shutil, sys
 from html import escape
+from urllib.parse import quote
 from pathlib import Path
 from docutils import nodes
 sys.path.insert(0, str(Path(__file__).parent))
@@ -10,7 +11,7 @@ from convert import slug
 s = pages.settings()
 project, release = s['title'], s['version']
 html_title = f'{project} {release}'
-html_logo, html_favicon = ('../nbs/images/logo.svg',)*2
+LOGO = 'data:image/svg+xml,' + quote((pages.NBS/'images'/'logo.svg').read_text(encoding='utf-8'))
 html_search_scorer = str(Path(__file__).parent/'search.js')
 language, author = 'en', s['author']
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx_copybutton']
@@ -46,7 +47,8 @@ def anchors(app, doctree):
         x['ids'] = [new] + [i for i in x['ids'] if i not in taken]
 
 def previews(app, page, template, context, doctree):
-    "What a link to the page shows where it is posted: its title, and the line under it."
+    "The logo, and what a link to the page shows where it is posted: its title, and the line under it."
+    context['metatags'] = context.get('metatags', '') + f'\n<link rel="icon" href="{LOGO}"><style>:root {{ --logo: url("{LOGO}") }}</style>'
     if doctree is None: return
     lead = lambda n: isinstance(n, nodes.Element) and 'lead' in n.get('classes', ())
     said = next((n.astext() for n in doctree.findall(lead)), s['description'])

@@ -83,8 +83,9 @@ class Converter:
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
         image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}
+        if 'code-summary' in d: image.setdefault('mystnb', {})['code_prompt_show'] = d['code-summary']
         pngs = [''.join(o['data']['image/png']) for o in outputs if 'image/png' in o.get('data', {})]
-        if image and pngs and (wide := shown_width(pngs[0])): image['mystnb']['image']['width'] = f'{wide}px'
+        if 'fig-alt' in d and pngs and (wide := shown_width(pngs[0])): image['mystnb']['image']['width'] = f'{wide}px'
         return dict(cell_type='code', execution_count=None, metadata=dict(tags=tags, **image), source=source,
                     outputs=outputs)
 
