@@ -48,7 +48,8 @@ def anchors(app, doctree):
 
 def previews(app, page, template, context, doctree):
     "The logo, and what a link to the page shows where it is posted: its title, and the line under it."
-    context['metatags'] = context.get('metatags', '') + f'\n<link rel="icon" href="{LOGO}"><style>:root {{ --logo: url("{LOGO}") }}</style>'
+    icon = f'<link rel="icon" href="{LOGO}"><style>:root {{ --logo: url("{LOGO}") }}</style>'
+    context['metatags'] = context.get('metatags', '') + f'\n{icon}'
     if doctree is None: return
     lead = lambda n: isinstance(n, nodes.Element) and 'lead' in n.get('classes', ())
     said = next((n.astext() for n in doctree.findall(lead)), s['description'])

@@ -29,15 +29,15 @@ def check_local(
     who = lambda good: ' and '.join(p.name for p in method.parts if good(p))
     if left := who(lambda p: wants(p, 'momentum', 'weight_decay')):
         if not isinstance(local.optimizer, SGD):
-            raise ValueError(f"{left} reads gradients off the length of SGD's steps, and a step of {local.optimizer!r} "
-                             "tells nothing of it; take SGD, whose momentum and weight decay it allows for")
+            raise ValueError(f"{left} reckons with the length of SGD's steps, and a step of {local.optimizer!r} has "
+                             "another; take SGD, whose momentum and weight decay it allows for")
         if local.optimizer.kept and local.momentum:
             raise ValueError(f"{left} reckons with a velocity that is zero when a round begins; "
                              f"with {local.optimizer!r} it is not: take kept=False or momentum=0.")
     whole = 'epochs' in local.offers()
     how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
     if not whole and (left := who(lambda p: wants(p, 'epochs'))):
-        raise ValueError(f"{left} divides a client's epochs into phases, which needs one number of epochs "
+        raise ValueError(f"{left} counts or divides a client's epochs, which needs one number of epochs "
                          f"for all clients, but {how}")
     looks = lambda p: any(asks_for(p, hook, 'data') for hook in ('begin', 'mask', 'done'))
     if (left := who(looks)) and not (whole and int(local.epochs) == local.epochs):

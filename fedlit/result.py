@@ -280,6 +280,19 @@ def _client(self:Run, client):
         raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
 
 @patch
+def _net(self:Run, client):
+    "The tensors of the server's network, or of a client's own."
+    more = {}
+    if client is not None and asks_for(self.method, 'deploy', 'data'):
+        if not self.asked:
+            raise ValueError(f"{self.method.name} makes the network of client {client} from its samples, which no file "
+                             "has; ask in the process that trained it, or `per_client(task, tests, clients=clients)`")
+        task = self.asked.task.to(next(self.model.parameters()).device)
+        more = {k: v[0] for k, v in own_samples(self.method, self.model, task, self.asked.clients, [client]).items()}
+    elif client is not None and overrides(self.method, 'deploy'): more = dict(model=self.model)
+    return deployed(self.method, self.state, client, **more)
+
+@patch
 def _asked(self:Run, x, task):
     "Samples as tensors, and the function that normalises them."
     said = self.settings.get('input') if task is None else noted_of(task)['input']
@@ -300,7 +313,7 @@ def logits(self:Run,
     "The scores of every class, in evaluation mode."
     self._client(client)
     x, ready = self._asked(x, task)
-    return logits_of(self.model, x, batch, ready, deployed(self.method, self.state, client)).cpu()
+    return logits_of(self.model, x, batch, ready, self._net(client)).cpu()
 
 @patch
 def predict(self:Run, x, client=None, batch=1000, task=None):
@@ -312,7 +325,7 @@ def predict(self:Run, x, client=None, batch=1000, task=None):
 def network(self:Run, client=None):
     "A copy of the network of the server, or of a client, by itself: as it was before `wrap`, in evaluation mode."
     self._client(client)
-    net, (params, buffers) = copy.deepcopy(self.model), deployed(self.method, self.state, client)
+    net, (params, buffers) = copy.deepcopy(self.model), self._net(client)
     net.load_state_dict({**params, **buffers}, strict=False)
     return (unwrap(net) if getattr(net, 'cut_at', None) is not None else net).eval()
 

@@ -395,6 +395,9 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
 def try_metrics(self:Simulation):
     "Ask every metric of invented logits; a ValueError names the one that fails."
     if not self.test.metrics: return
+    parts = part_columns(self.asked.method, start(self.asked.method, self.model, 1), self.asked.participation)
+    if odd := set(parts) & set(self.test.metrics):
+        raise ValueError(f"metrics: {min(odd)!r} is a column of {self.asked.method.name}; choose another name")
     y, gen = self.test.labels, torch.Generator().manual_seed(0)
     fewest = min(self.tests or [], key=lambda at: len(y[at].unique()), default=slice(None))
     for labels in (y, y[fewest]) if self.tests else (y,):

@@ -100,7 +100,7 @@ def test_local_training_and_participation_are_those_of_the_simulation(home, loca
 def test_losses_are_not_asked_for_at_sites(home):
     with pytest.raises(ValueError, match='PowerOfChoice.*asks for losses.*`federate` runs it'):
         ff.read_plan({**home[2], 'participation': 'PowerOfChoice(.5)'})
-    with pytest.raises(ValueError, match='SCAFFOLD reads gradients'):
+    with pytest.raises(ValueError, match='SCAFFOLD reckons with'):
         ff.read_plan({**home[2], 'method': 'SCAFFOLD()', 'local.optimizer': 'adam'})
 
 def test_what_is_personal_is_in_no_message(home):

@@ -241,8 +241,8 @@ def test_a_state_without_room_for_what_is_kept_is_refused():
         local_phase(FedAvg(), net(), start(FedAvg(), net(), 5), [0], batches, local)
 
 @pytest.mark.parametrize('method,local,word', [
-    (SCAFFOLD(), Local(optimizer=Adam()), 'SCAFFOLD reads gradients.*Adam'),
-    (FedProx() + FedNova(), Local(optimizer=AdamW()), 'FedNova reads gradients.*AdamW'),
+    (SCAFFOLD(), Local(optimizer=Adam()), 'SCAFFOLD reckons with.*Adam'),
+    (FedProx() + FedNova(), Local(optimizer=AdamW()), 'FedNova reckons with.*AdamW'),
     (FedNova(), Local(optimizer=SGD(kept=True)), 'FedNova.*kept=False'),
     (FedRep(), Local(steps=3), 'FedRep.*steps=3'), (FedRep(), Local(epochs=Between(2, 3)), 'FedRep.*Between')])
 def test_what_a_method_cannot_rely_on_is_refused_before_the_first_round(method, local, word):

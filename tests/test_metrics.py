@@ -9,7 +9,7 @@ from sklearn.metrics import confusion_matrix, f1_score
 from fedlit.data import Task, load
 from fedlit.measure import evaluate
 from fedlit.method import FedAvg
-from fedlit.methods import FedBN, FedPer, HeteroFL
+from fedlit.methods import DP, FedBN, FedPer, HeteroFL
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import Local
@@ -257,3 +257,9 @@ def test_the_metrics_of_a_federation_are_tried_once():
     go(metrics=dict(counted=counted), rounds=2)
     assert calls == [359]*4 # tried, before the first round, after each
     assert 'metrics' not in go(rounds=1).settings and Federation(None, None, [], None).metrics is None
+
+def test_a_metric_cannot_be_called_like_a_column_of_the_method():
+    pytest.importorskip('dp_accounting')
+    net = build('mlp', TASK, seed=0)
+    with pytest.raises(ValueError, match="'epsilon' is a column of DP"):
+        federate(net, TASK, CLIENTS, DP(), 1, Local(epochs=1), metrics=dict(epsilon=lambda z, y: 1.), progress=False)

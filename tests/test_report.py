@@ -8,10 +8,10 @@ from fedlit.cli import main
 from fedlit.data import load
 from fedlit.engine.guard import Guard
 from fedlit.measure import effective_rank, evaluate, features_of, spectrum
-from fedlit.local import Between, Decay
+from fedlit.local import Between, Cosine, Decay, Schedule, Warmup
 from fedlit.methods import FedALA, FedAvg, FedPer, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.models import build
-from fedlit.participation import BySize, PowerOfChoice, RoundRobin
+from fedlit.participation import BySize, Participation, PowerOfChoice, RoundRobin
 from fedlit.partition import dirichlet
 from fedlit.round import Local
 from fedlit.run import Run, federate, tests_of as own_tests
@@ -256,4 +256,23 @@ def test_schedules_and_participation_come_back_from_a_file(tmp_path, method, par
     assert (f['drawn'] is None) == (participation == PowerOfChoice(.5)) and f['clients'][5]['after'] >= 0
     assert ('own' in f['clients'][0]) == (method != FedAvg())
     one, other = (r.without(client=1, **more) for r, more in ((first, {}), (back, dict(task=TASK, clients=CLIENTS))))
+    assert all(torch.equal(v, other.run.state.params[k]) for k, v in one.run.state.params.items())
+
+class Growing(Participation):
+    first: int = 2
+    def draw(self, clients, round): return range(min(self.first + round, clients))
+
+class Halving(Schedule):
+    lr: float = .1
+    def __call__(self, round): return self.lr/2**round
+
+@pytest.mark.parametrize('lr', [Cosine(.05, rounds=2), Warmup(Cosine(.05, 4), 2), Halving()])
+def test_schedules_that_end_and_values_of_ones_own(tmp_path, lr):
+    own = dict(local=Local(epochs=1, batch_size=64, lr=lr), participation=Growing())
+    first = run(rounds=2, **own)
+    f, back = facts(first), Run.load(first.save(tmp_path/'run'))
+    assert f['clients'][0]['after'] >= 0 and f['drawn'] == [[0, 1], [0, 1, 2]]
+    there = facts(back, task=TASK, clients=CLIENTS, **own)
+    assert {**there, 'drawn': 0, 'missing': 0, 'clients': 0} == {**f, 'drawn': 0, 'missing': 0, 'clients': 0}
+    one, other = first.without(client=1), back.without(client=1, task=TASK, clients=CLIENTS, **own)
     assert all(torch.equal(v, other.run.state.params[k]) for k, v in one.run.state.params.items())

@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 from fedlit.data import Task, load
 from fedlit.method import FedAvg
-from fedlit.methods import FedDecorr, FedPer, FedPara, MOON
+from fedlit.methods import APFL, Ditto, FedALA, FedDecorr, FedPer, FedPara, MOON, PerFedAvg
+from fedlit.participation import RoundRobin
 from fedlit.models import build, rebuild, wrap
 from fedlit.partition import dirichlet
 from fedlit.round import Local
@@ -144,3 +145,21 @@ def test_rebuild_is_what_load_does(tmp_path):
     assert torch.equal(again.eval()(X)[1], run.logits(TASK.x_test))
     run.save(tmp_path/'r')
     assert torch.equal(Run.load(tmp_path/'r').logits(TASK.x_test), run.logits(TASK.x_test))
+
+@pytest.mark.parametrize('method', [PerFedAvg(), FedALA(), Ditto(), APFL()], ids=str)
+def test_a_clients_own_network_is_the_one_it_uses(tmp_path, method):
+    tests = [torch.arange(40*k, 40*k + 40) for k in range(4)]
+    run = go(method, net=build('mlp', TASK, seed=0))
+    right = (run.predict(TASK.x_test[40:80], client=1) == TASK.y_test[40:80]).float().mean().item()
+    assert right == pytest.approx(run.per_client(TASK, tests)['personal'][1])
+    state = run.state_dict(client=1)
+    assert any(not torch.equal(v, state[k]) for k, v in run.state_dict().items())
+    text = (run.to_folder(tmp_path, client=1)/'README.md').read_text()
+    assert 'model-index' not in text and 'own network of client 1' in text # the accuracy is the server's network's
+    back = Run.load(run.save(tmp_path/'run'))
+    if method in (PerFedAvg(), FedALA()):
+        with pytest.raises(ValueError, match='from its samples, which no file has'): back.predict(TASK.x_test, client=1)
+
+def test_the_card_says_who_takes_part(tmp_path):
+    text = (go(participation=RoundRobin(.5)).to_folder(tmp_path)/'README.md').read_text()
+    assert '4 clients, 1 round, the clients of each by RoundRobin(share=0.5)' in text and 'model-index' in text

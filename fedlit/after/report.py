@@ -19,7 +19,7 @@ from ..engine.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
 from ..method import overrides
-from ..parse import value
+from ..parse import ParseError, value
 from ..participation import draw_clients, needs
 from ..result import GIVEN, fingerprint, own_samples, records, scores_of, tests_of
 from ..run import Simulation
@@ -47,7 +47,10 @@ def took_part(
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
     left = set(s.get('without') or ())
-    how = value(s['participation'])
+    try: how = value(s['participation'])
+    except ParseError: # one of yours
+        if not run.asked: return None
+        how = run.asked.participation
     if needs(how, 'losses') or needs(how, 'sizes') and not s.get('sizes'): return None
     draw = lambda r: draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'))
     drawn = [[k for k in draw(int(row['round']) - 1) if k not in left] for row in rows]
@@ -64,7 +67,10 @@ SOURCES = {'again': 'For this, every client was trained once more from the last 
 
 def _once_more(sim, run, who):
     "Ten clients at a time: their numbers, what they ended with, and why they were skipped."
-    sim.asked = replace(sim.asked, bad_clients=Guard('skip'))
+    local = sim.asked.local
+    try: local.at(run.state.round)
+    except ValueError: local = local.at(run.state.round - 1) # a schedule that ended with the run
+    sim.asked = replace(sim.asked, bad_clients=Guard('skip'), local=local)
     for i in range(0, len(who), 10):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')

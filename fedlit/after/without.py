@@ -44,9 +44,10 @@ def rebuilt(
         raise ValueError(f"this run comes from a file; pass model=..., the {s['model']} before the first round")
     same = {k: s[k] for k in ('seed', 'executor', 'device', 'weighting', 'statistics', 'precision',
                               'channels_last')}
-    return Federation(model, task, clients, run.method, **{**same, **dict(
-        local=local(**s['local']), participation=value(s['participation']),
-        bad_clients=_guard(s['bad_clients']), without=tuple(s.get('without') or ()),
+    made = dict(local=lambda: local(**s['local']), participation=lambda: value(s['participation']))
+    said = {k: given.pop(k) if k in given else f() for k, f in made.items()} # values of yours are yours to bring
+    return Federation(model, task, clients, run.method, **{**same, **said, **dict(
+        rounds=run.state.round, bad_clients=_guard(s['bad_clients']), without=tuple(s.get('without') or ()),
         evaluate_every=int(tested['round'].iloc[0]), progress=False), **given})
 
 # %% ../../nbs/after/without.ipynb #6cac4eda

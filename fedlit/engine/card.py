@@ -22,7 +22,7 @@ def _front(name, told):
     tested = dict(task=dict(type=kind), dataset=dict(name=task, type=task), metrics=scores)
     said = {'library_name': 'fedlit', 'tags': ['federated-learning', 'fedlit'],
             **({'pipeline_tag': kind} if kind != 'other' else {}),
-            **({'model-index': [dict(name=name, results=[tested])]} if scores else {})}
+            **({'model-index': [dict(name=name, results=[tested])]} if scores and told['client'] is None else {})}
     return '\n'.join(['---', *(f'{k}: {json.dumps(v)}' for k, v in said.items()), '---'])
 
 # %% ../../nbs/engine/card.ipynb #cd08d022
@@ -47,10 +47,11 @@ def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for
 # %% ../../nbs/engine/card.ipynb #cd094829
 def _trained(told): # a table of how
     s, many = told['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
+    how = s.get('participation', 1)
+    who = f'{how:.0%} of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
     return _table({
         'method': f"`{told['method']}`", 'data': s.get('task'), 'network': told['own'] or s.get('model'),
-        'federation': f"{many(s.get('clients'), 'client')}, {many(told['rounds'], 'round')}, "
-                      f"{s.get('participation', 1):.0%} of the clients in each",
+        'federation': f"{many(s.get('clients'), 'client')}, {many(told['rounds'], 'round')}, {who}",
         'local training': ', '.join(f'{k} {v}' for k, v in (s.get('local') or {}).items()),
         'seed': s.get('seed'), 'versions': f"fedlit {s.get('fedlit')}, torch {s.get('torch')}"})
 

@@ -186,6 +186,9 @@ def _unprotected(dp, other, before):
     if reads('uploads'): return "what it sends besides the update would travel unprotected"
     if reads('trained'):
         return "its server looks at what each client has trained, even at what stays at home, which no noise covers"
+    if central and overrides(other, 'combine'):
+        return ("it makes something else than a mean of the updates, which one client may move by more than its share "
+                f"of a mean; take {type(dp).__name__}(at='client'), whose noise is in every update before that")
     if central and before and overrides(other, 'merge'):
         return f"the noise has to be in the mean before a server does anything with it; write {dp!r} + {other!r}"
     if central and not before and overrides(other, 'send'):

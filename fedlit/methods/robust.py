@@ -84,6 +84,7 @@ class Krum(Method):
         return near[:, 1:1 + max(1, K - self.attackers - 2)].sum(1)
     def combine(self, deltas, weights, params):
         K = len(weights)
+        if not params.keys() & deltas.keys(): return deltas, weights # all of them stay at home
         if K < 2*self.attackers + 3:
             warn(f"Krum(attackers={self.attackers}) wants {2*self.attackers + 3} clients in a round or more, "
                  f"and this one has {K}: its guarantee does not hold")

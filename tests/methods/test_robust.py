@@ -2,9 +2,11 @@
 import pytest, torch
 from fedlit.laws import small
 from fedlit.method import Method
-from fedlit.methods import CoordinateMedian, FedAvg, FedNova, HeteroFL, Krum, NormClipping, SCAFFOLD, TrimmedMean
+from fedlit.methods import (
+    CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO, TrimmedMean)
 from fedlit.round import Local, aggregate, start
 from fedlit.tree import rows
+from federation import train
 
 def server(method, deltas, weights=None, mask=None, steps=None):
     "The step that the server takes when a linear model's clients changed so much."
@@ -113,3 +115,15 @@ def test_a_round_of_a_cutting_method_with_a_median_stays_finite():
     from fedlit.laws import train
     state = train(HeteroFL(rates=(1., .5)) + SCAFFOLD() + CoordinateMedian(), small(), 'extract')
     assert all(v.isfinite().all() for v in state.params.values())
+
+@pytest.mark.parametrize('m', [CoordinateMedian(), TrimmedMean(trim=.2), NormClipping(), Krum()], ids=repr)
+def test_noise_for_a_mean_is_refused_where_there_is_none(m):
+    for make in (lambda: DP() + m, lambda: m + DP()):
+        with pytest.raises(ValueError, match="something else than a mean.*at='client'"): make()
+    assert (DP(at='client') + m).parts and (m + DP(at='client')).parts
+
+@pytest.mark.parametrize('m', [SOLO(), FedProto()], ids=repr)
+@pytest.mark.parametrize('robust', [Krum(attackers=0), CoordinateMedian(), TrimmedMean(), NormClipping()], ids=repr)
+def test_where_no_parameter_travels_there_is_nothing_to_combine(m, robust):
+    a, b = (train(x, 'vmap', norm=False) for x in (m, m + robust))
+    assert all((v[k] - b.personal[n][k]).abs().max() < 1e-12 for n, v in a.personal.items() for k in range(6))
