@@ -361,11 +361,13 @@ def _collapse(a):
 def listing(a):
     "`fedlit list`"
     from fedlit.data import datasets
-    from fedlit.parse import known
+    from fedlit.parse import called, known, values
     names = known() # the methods bring networks of their own
     from fedlit.models import models
     print('data sets:', ', '.join(datasets()), '\nnetworks: ', ', '.join(models()), '\nmethods:')
     for _, cls in sorted(names.items()): print(f'  {cls()!r:60} {(cls.__doc__ or "").splitlines()[0]}')
+    print('for --lr, --epochs, --steps, --optimizer and --participation:')
+    for _, cls in sorted(values().items()): print(f'  {called(cls):60} {cls.__doc__.splitlines()[0]}')
 
 # %% ../nbs/cli.ipynb #5ee0827d
 def report(a):

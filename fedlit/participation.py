@@ -46,8 +46,9 @@ def draw_clients(
     "The clients of a round."
     how = Uniform(participation) if is_number(participation) else participation
     offer = dict(clients=n, sizes=sizes, round=round, rng=rng('clients', seed, round), losses=losses)
-    who = sorted(map(int, ask(how.draw, {k: v for k, v in offer.items() if v is not None})))
-    if not who or who[0] < 0 or who[-1] >= n or len(set(who)) < len(who):
+    drawn = ask(how.draw, {k: v for k, v in offer.items() if v is not None})
+    who = sorted(k.item() if hasattr(k, 'item') else k for k in drawn)
+    if not all(map(is_whole, who)) or not who or who[0] < 0 or who[-1] >= n or len(set(who)) < len(who):
         raise ValueError(f"{how!r} drew the clients {who}; they must be different numbers from 0 to {n-1}, "
                          "and at least one")
     return who

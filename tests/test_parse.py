@@ -1,6 +1,6 @@
 "Text that is not a method, and what the parser says of it; generated texts are in test_properties.py."
 import pytest
-from fedlit.parse import ParseError, method
+from fedlit.parse import ParseError, method, value
 
 @pytest.mark.parametrize('text,word', [
     ("__import__('os')", "no method is called '__import__'"),
@@ -22,3 +22,7 @@ from fedlit.parse import ParseError, method
     ('MOON(1, 2, "released", 4)', '.')])
 def test_text_that_is_not_a_method(text, word):
     with pytest.raises(ParseError, match=word): method(text)
+
+def test_arguments_of_a_value_that_do_not_fit():
+    with pytest.raises(ParseError, match=r'is written as Milestones\(lr, at, factor=0\.1\)'): value('Milestones(.1)')
+    with pytest.raises(ParseError, match=r'written as RoundRobin\(share=1\.0\)'): value('RoundRobin(.1, hour=3)')

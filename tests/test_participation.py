@@ -103,3 +103,12 @@ def test_what_does_not_fit_is_refused_before_the_first_round(way, word):
     (lambda: Available(.5, ('12',)), 'rows='), (lambda: PowerOfChoice(.1, candidates=-1), 'candidates=-1')])
 def test_a_way_that_cannot_be_is_refused_by_name(make, word):
     with pytest.raises(ValueError, match=word): make()
+
+def test_what_is_drawn_must_be_whole_numbers():
+    class Half(Participation):
+        def draw(self, clients): return [1.5]
+    with pytest.raises(ValueError, match=r'drew the clients \[1.5\]; they must be different numbers'):
+        draw_clients(6, Half(), 0, 0)
+    class Tensors(Participation):
+        def draw(self, clients): return torch.tensor([3, 1])
+    assert draw_clients(6, Tensors(), 0, 0) == [1, 3]

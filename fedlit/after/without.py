@@ -7,7 +7,7 @@ __all__ = ['rebuilt', 'asked_of', 'same_bits', 'Without', 'predictions', 'withou
 
 # %% ../../nbs/after/without.ipynb #02d9b8b7
 import re
-import pandas as pd, torch
+import numpy as np, pandas as pd, torch
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from tqdm import tqdm
@@ -183,6 +183,7 @@ def influence(
 ) -> pd.DataFrame: # one row a client
     "Leave one client out, and each in turn: as many runs as there are clients."
     asked, rows = asked_of(run, **given), []
+    if clients is not None and np.ndim(clients) == 0: clients = [clients]
     then = run if same_bits(run, asked) else asked.run()
     who = [k for k in (range(len(asked.clients)) if clients is None else clients) if k not in asked.without]
     for k in tqdm(who, desc='without each client', disable=not asked.progress):

@@ -88,6 +88,7 @@ class Krum(Method):
         if K < 2*self.attackers + 3:
             warn(f"Krum(attackers={self.attackers}) wants {2*self.attackers + 3} clients in a round or more, "
                  f"and this one has {K}: its guarantee does not hold")
+        if self.best > K: warn(f'Krum(best={self.best}) of {K} clients is the mean of all')
         order = self.scores(deltas, params).nan_to_num(torch.inf).sort(stable=True).indices
         chosen = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
         return {k: torch.where(beside(chosen, v) > 0, v, 0) for k, v in deltas.items()}, chosen/chosen.sum()

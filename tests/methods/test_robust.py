@@ -127,3 +127,7 @@ def test_noise_for_a_mean_is_refused_where_there_is_none(m):
 def test_where_no_parameter_travels_there_is_nothing_to_combine(m, robust):
     a, b = (train(x, 'vmap', norm=False) for x in (m, m + robust))
     assert all((v[k] - b.personal[n][k]).abs().max() < 1e-12 for n, v in a.personal.items() for k in range(6))
+
+def test_more_best_clients_than_there_are_is_said():
+    with pytest.warns(UserWarning, match=r'Krum\(best=9\) of 4 clients is the mean of all'):
+        train(Krum(attackers=0, best=9), 'vmap', rounds=1, norm=False)
