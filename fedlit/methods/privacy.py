@@ -211,9 +211,9 @@ class DPSGD(Method):
                 delta=(0 < self.delta < 1, 'in (0, 1)'),
                 source=_sources(self))
     def refuses(self, other, before):
-        if before and overrides(other, 'grad'): return f"its gradient would be lost; write {self!r} + {other!r}"
         seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS if asks_for(other, h, n)]
-        return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers" if seen else ''
+        if seen: return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers"
+        return f"its gradient would be lost; write {self!r} + {other!r}" if before and overrides(other, 'grad') else ''
     def init(self, params, model):
         if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
             raise ValueError(f"DPSGD needs a gradient of every sample, and BatchNorm, as in {norms[0]}, mixes the "

@@ -7,7 +7,7 @@ import fedlit.laws as laws
 from fedlit.engine.tape import Tapes
 from fedlit.method import Method
 from fedlit.methods import (DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova, FedProx, HeteroFL,
-                            MOON, SCAFFOLD, SOLO, TopK, pFedMe)
+                            MOON, PerFedAvg, SCAFFOLD, SOLO, TopK, pFedMe)
 from fedlit.methods import privacy
 from fedlit.methods.privacy import clipped, epsilon_of, noise_for, system_normal
 from fedlit.round import Local, fed_round, local_phase, start, Batches
@@ -370,3 +370,8 @@ def test_who_is_left_out_hides_no_one_else(digits):
     "`without` makes rounds smaller, and the chance to take part no smaller."
     left = run(digits, DP(clip=.01, noise=3.), 2, participation=.5, without=(1,)).history.epsilon
     assert left.tolist() == [epsilon_of(3., t, clients=8, drawn=4) for t in (1, 2)]
+
+@pytest.mark.parametrize('m', [PerFedAvg(), pFedMe()], ids=repr)
+def test_no_order_is_advised_that_is_refused_too(m):
+    for make in (lambda: DPSGD() + m, lambda: m + DPSGD()):
+        with pytest.raises(ValueError, match='looks at samples by itself'): make()
