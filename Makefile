@@ -8,7 +8,7 @@ export KINETO_LOG_LEVEL ?= 99
 # what `make test-machines` pretends to be; .ci/machines.py has the list
 MACHINES ?= default sse41 mkl threads
 
-.PHONY: install hooks reproduce bench test test-slow test-all test-machines docs test-docs quarto lint check readme wheel clean
+.PHONY: install hooks reproduce bench test test-laws test-slow test-all test-machines docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -31,6 +31,9 @@ bench: install  ## this CPU: fedlit beside a plain loop, pfl, flwr and fedjax; w
 
 test: install  ## the notebooks, then the laws
 	$(BIN)/nbdev_test --n_workers 2
+	$(MAKE) test-laws
+
+test-laws: install  ## the laws, and all other tests that are quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: install  ## what `make test` leaves out, cells that are marked slow among it: their pages run whole, in a real kernel

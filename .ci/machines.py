@@ -45,7 +45,8 @@ def notebooks(bin, log, env):
     return f'{len(there) - len(failed)} of {len(there)}', failed
 
 def tests(bin, log, env):
-    quick = '-m', 'pytest', '-n', '2', '--dist', 'worksteal', '-m', 'not slow', '-rfE'
+    same = [f'--ignore=tests/test_{t}.py' for t in ('accelerator', 'docs')] # a device and the site, as on any processor
+    quick = '-m', 'pytest', '-n', '2', '--dist', 'worksteal', '-m', 'not slow', '-rfE', *same
     code, said = run([bin/'python', *quick], log, env)
     seen = {what: int(n) for n, what in re.findall(r'(\d+) (passed|failed|error)', said.strip().splitlines()[-1])}
     failed = re.findall(r'^(?:FAILED|ERROR) (\S+)', said, re.M)
