@@ -3,7 +3,7 @@ import argparse, signal, statistics, sys
 from pathlib import Path
 from . import peers, report
 from .drive import HERE, RESULTS, case, contend, start
-from .work import GROWN, GROWTH, HEARD, OVERHEADS, WORKLOADS
+from .work import COUNTS, GROWN, GROWTH, HEARD, OVERHEADS, PRODUCTS, WORKLOADS, write
 
 def versions(): return peers.probe('fedlit', sys.executable)
 
@@ -24,6 +24,17 @@ def grown(work, method):
               + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['federate_mb']:.0f} MB"), flush=True)
     return dict(rows=rows, versions=versions()) if any('error' not in r for r in rows) else dict(error=rows[0]['error'])
 
+def fraction(work, how, folder):
+    "Rounds beside a product of matrices."
+    seen, _ = start(sys.executable, 'bench.product', dict(work=work, data=str(write(work, folder)), options=how),
+                    dict(OMP_NUM_THREADS=str(how['threads'])))
+    return seen if 'error' in seen else dict(seen, versions=versions())
+
+def count(work):
+    "Reads and operations on the device that counts."
+    seen, _ = start(sys.executable, 'bench.counts', dict(work=work, options={}))
+    return seen if 'error' in seen else dict(seen, versions=versions())
+
 def cases(names, contenders, nets, tiny, folder):
     "(file name, settings, what measures it) of all cases."
     for w in names:
@@ -33,13 +44,19 @@ def cases(names, contenders, nets, tiny, folder):
             yield f'{w}-{c}', settings, lambda w=w, c=c: contend(w, c, WORKLOADS[w], folder)
     for n in nets.get('overheads', ()):
         yield f'overheads-{n}', OVERHEADS[n], lambda n=n: overhead(OVERHEADS[n])
+    for w in nets.get('product', ()):
+        yield (f'product-{w}', dict(PRODUCTS[w], work=WORKLOADS[w]),
+               lambda w=w: fraction(WORKLOADS[w], PRODUCTS[w], folder))
+    for c in nets.get('counts', ()): yield f'counts-{c}', COUNTS[c], lambda c=c: count(COUNTS[c])
     for m in nets.get('growth', ()):
         settings = GROWTH['tiny' if tiny else 'full']
         yield f'growth-{m}', dict(settings, method=GROWN[m]), lambda m=m, s=settings: grown(s, GROWN[m])
 
 def chosen(only, tiny, net):
     "What `--only` leaves: workloads, contenders, and the parts that concern fedlit alone."
-    workloads, parts = (('tiny',) if tiny else HEARD), dict(overheads=['tiny' if tiny else net], growth=list(GROWN))
+    workloads, parts = (('tiny',) if tiny else HEARD), dict(
+        overheads=['tiny' if tiny else net], product=['tiny'] if tiny else list(HEARD),
+        counts=['tiny' if tiny else 'full'], growth=list(GROWN))
     if not only: return workloads, list(peers.CONTENDERS), parts
     asked = only.split(',')
     known = {**{w.lower(): w for w in workloads}, **{k: k for k in (*peers.CONTENDERS, *parts)}}
@@ -52,7 +69,7 @@ def chosen(only, tiny, net):
 
 def main(args=None):
     p = argparse.ArgumentParser(prog='python -m bench', description=__doc__)
-    p.add_argument('--only', help='comma-separated workloads, contenders, overheads, growth: W1,flwr')
+    p.add_argument('--only', help='comma-separated workloads, contenders, overheads, product, counts, growth: W1,flwr')
     p.add_argument('--again', action='store_true', help='measure anew what is there')
     p.add_argument('--net', default='cnn', choices=['cnn', 'mobilenetv2'], help='network of the overheads')
     p.add_argument('--tiny', action='store_true', help='a minute-long try of everything; give it an --out of its own')

@@ -85,6 +85,36 @@ def _overheads(name, r):
             *markdown(['method', 'executor', 'median seconds a round', 'ratio of the shortest rounds',
                        'median ratio to FedAvg of the same turn (the middle three fifths)'], rows)]
 
+def _products(results):
+    "All workloads: the rate of a round beside that of a plain product."
+    rows = []
+    for r in results:
+        s = r['settings']
+        for row in r.get('rows', []):
+            rows.append([f"{s['work']['data']}, {s['work']['net']}", r['machine']['cpu'], row['precision'],
+                         f"{statistics.median(row['seconds']):.4g}", f"{row['rate']/1e9:.0f}",
+                         f"{row['product']/1e9:.0f}", f"{row['fraction']:.2f}"])
+        if 'error' in r: rows.append([s['work']['net'], _short(r['error']).replace('|', '/'), *['']*5])
+    s = results[0]['settings']
+    return ['## Rounds beside a plain product of matrices', '',
+            f"fedlit, OMP_NUM_THREADS={s['threads']}. Two operations for each multiplication of the layers, three "
+            f"times those of a forward pass. The product has {s['size']} by {s['size']} numbers, in the same process.",
+            '', *markdown(['work', 'processor', 'precision', 'median seconds a round', 'GFLOP/s of a round',
+                           'GFLOP/s of the product', 'fraction'], rows)]
+
+def _counts(r):
+    if 'error' in r: return ['## Counts', '', r['error'], '']
+    s, n = r['settings'], lambda v: f'{v:.0f}'
+    rows = [[row['net'], row['method'], n(row['stacked']['reads']), n(row['stacked']['operations']),
+             n(row['alone']['operations']), f"{row['stacked']['operations']/row['alone']['operations']:.2f}",
+             n(row['one_by_one']['operations'])] for row in r['rows']]
+    return ['## Counts on a device', '',
+            f"A round of {s['clients']} clients with {s['each']} images, batch {s['batch']}, evaluation included, when "
+            "all steps are played; on the stand-in device of tests/accelerator.py, which counts and says nothing "
+            'about time.', '',
+            *markdown(['network', 'method', 'host reads', 'operations, stacked', 'operations of one client alone',
+                       'ratio', 'operations, one by one'], rows)]
+
 def _growth(results):
     "All methods: seconds and memory against the number of clients."
     def said(row):
@@ -101,7 +131,9 @@ def table(folder):
     "The markdown of everything measured in `folder`."
     results = _read(folder)
     if not results: return '# Benchmark\n\nNothing measured yet: run `python -m bench`.\n'
-    machines = {(m['cpu'], m['cores'], m['system']) for r in results.values() if (m := r.get('machine'))}
+    alone = 'product-', 'counts-' # their ratios are of one file
+    machines = {(m['cpu'], m['cores'], m['system']) for k, r in results.items()
+                if (m := r.get('machine')) and not k.startswith(alone)}
     days = sorted(r['when'] for r in results.values() if 'when' in r)
     out = ['# Benchmark on a CPU', '',
            'Made by `python -m bench` from the JSON files beside it; how it is measured: bench/README.md.', '',
@@ -112,6 +144,9 @@ def table(folder):
         out += _contest(w, results)
     for k, r in results.items():
         if k.startswith('overheads-'): out += _overheads(k, r)
+    if made := [r for k, r in results.items() if k.startswith('product-')]: out += _products(made)
+    for k, r in results.items():
+        if k.startswith('counts-'): out += _counts(r)
     if grown := [r for k, r in results.items() if k.startswith('growth-')]: out += _growth(grown)
     return '\n'.join(out).rstrip() + '\n'
 

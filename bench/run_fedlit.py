@@ -21,6 +21,7 @@ def run(work, data, options):
     done = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
                     participation=work['sampled']/work['clients'], seed=work['seed'],
                     executor=options.get('executor', 'auto'), device='cpu',
+                    precision=options.get('precision', 'float32'),
                     evaluate_every=work['rounds'], progress=False)
     ended, wall, seconds = time.time(), time.perf_counter() - before, done.history['seconds'].tolist()
     # all clients, or as many equal ones as take part

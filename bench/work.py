@@ -29,6 +29,13 @@ GROWTH = dict(
               rounds=22, warmup=2, seed=0),
     tiny=dict(net='mlp', counts=[10, 20], sampled=10, each=32, pool=200, epochs=1, batch=32,
               rounds=3, warmup=1, seed=0))
+# what a round is beside a plain product of matrices with so many rows
+PRODUCTS = dict(W1=dict(size=2048, precisions=['float32'], threads=2),
+                W2=dict(size=2048, precisions=['float32', 'bfloat16'], threads=2),
+                tiny=dict(size=64, precisions=['float32'], threads=1))
+# how often the host waits for a device, and how many operations a stack takes
+COUNTS = dict(full=dict(nets=['mlp'], shape=[1, 8, 8], clients=4, each=32, batch=16, rounds=3, seed=0),
+              tiny=dict(nets=['mlp'], shape=[1, 8, 8], clients=2, each=8, batch=8, rounds=3, seed=0))
 GROWN = dict(fedavg='FedAvg()', moon='MOON()')
 
 # name -> (shape of the weight, inputs of one output); a bias has the first of the shape. Both torch's way round.

@@ -1,10 +1,21 @@
 "What the modules offer, read from their source without importing anything: names, signatures, docments."
 import ast, io, re, tokenize
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 import yaml
 
 COMMON = yaml.safe_load((Path(__file__).parent/'names.yml').read_text(encoding='utf-8'))
+PLACES = COMMON.pop('in') # pattern of places -> what the words mean there
+
+def place_of(name, place):
+    "The first pattern of names.yml that fits a place, such as `papers.moon.weight`, and has this word; else None."
+    return next((p for p, words in PLACES.items() if name in words and fnmatchcase(place, p)), None)
+
+def meaning(name, place):
+    "What names.yml says of a parameter: at this place, else all over."
+    near = place_of(name, place)
+    return PLACES[near][name] if near else COMMON.get(name, '')
 
 @dataclass
 class Entry:
@@ -15,11 +26,18 @@ class Entry:
     params: list = field(default_factory=list)
     line: int = 0
     returns: str = ''
+    module: str = ''
 
 def comments(source):
-    "The comment at the end of each line, by line number."
-    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
-    return {t.start[0]: t.string.lstrip('# ') for t in tokens if t.type == tokenize.COMMENT}
+    "The comment at the end of each line, by line number, with lines below it that hold nothing but more of it."
+    lines, notes, above, first = source.splitlines(), {}, None, 0
+    for t in tokenize.generate_tokens(io.StringIO(source).readline):
+        if t.type != tokenize.COMMENT: continue
+        (n, column), text = t.start, t.string.lstrip('# ')
+        if above == (n-1, column) and not lines[n-1][:column].strip(): notes[first] += f' {text}'
+        else: notes[n], first = text, n
+        above = n, column
+    return notes
 
 def of_function(f, notes, name=None):
     a = f.args
@@ -28,19 +46,23 @@ def of_function(f, notes, name=None):
                 | {k: v for k, v in zip(a.kwonlyargs, a.kw_defaults) if v is not None})
     shown = [x for x in args + a.kwonlyargs if x.arg not in ('self', 'cls')]
     text = lambda x: ast.unparse(defaults[x]) if x in defaults else ''
-    last = {x.lineno: x for x in shown}                        # a comment belongs to the last parameter of its line
-    note = lambda x: notes.get(x.lineno, '') if last[x.lineno] is x and x.lineno < f.body[0].lineno else ''
+    last = {x.lineno: x for x in shown} # a comment is about the parameters of its line, behind `def` about the last one
+    mine = lambda x: x.lineno < f.body[0].lineno and (last.get(x.lineno, x) is x or x in shown and x.lineno > f.lineno)
+    note = lambda x: notes.get(x.lineno, '').removeprefix(f'{x.arg}: ') if mine(x) else ''
     params = [(x.arg, text(x), note(x)) for x in shown]
-    star = [f'*{a.vararg.arg}'] if a.vararg else []
     calls = [f'{p}={d}' if d else p for p, d, _ in params]
-    cut = len(params) - len(a.kwonlyargs)
-    calls = calls[:cut] + star + calls[cut:] + ([f'**{a.kwarg.arg}'] if a.kwarg else [])
+    more = [(-len(a.kwonlyargs) or len(calls), '*', a.vararg), (len(calls) + 1, '**', a.kwarg)]
+    for at, stars, x in more:
+        if not x: continue
+        calls.insert(at, stars + x.arg)
+        if said := note(x): params.insert(at, (stars + x.arg, '', said))
     return Entry(name or f.name, f"{name or f.name}({', '.join(calls)})", ast.get_docstring(f) or '', params, f.lineno,
                  returned(f, notes))
 
 def returned(f, notes):
     "What a function says it returns: the note behind its last bracket, else its annotation."
-    taken = {x.lineno for x in [*f.args.posonlyargs, *f.args.args, *f.args.kwonlyargs]}
+    a = f.args
+    taken = {x.lineno for x in [*a.posonlyargs, *a.args, *a.kwonlyargs, a.vararg, a.kwarg] if x}
     ends = range(f.lineno, f.body[0].lineno)
     note = next((notes[n] for n in reversed(ends) if n in notes and n not in taken), '')
     kind = ast.unparse(f.returns) if f.returns else ''
@@ -65,7 +87,7 @@ def as_another(f, found, notes):
     return Entry(f.name, f.name + other.call[len(of):], ast.get_docstring(f) or '', other.params, f.lineno,
                  returned(f, notes))
 
-def entries(source):
+def entries(source, module=''):
     "The public names of a module in the order of `__all__`, methods after their class."
     tree, notes, found = ast.parse(source), comments(source), {}
     for n in tree.body:
@@ -78,7 +100,8 @@ def entries(source):
             elif not owner: found[n.name] = [as_another(n, found, notes) or of_function(n, notes)]
     names = next((ast.literal_eval(n.value) for n in tree.body
                   if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
-    return [e for n in [*names, *(k for k in found if k not in names and k[0] != '_')] for e in found.get(n, [])
+    return [replace(e, module=module)
+            for n in [*names, *(k for k in found if k not in names and k[0] != '_')] for e in found.get(n, [])
             if n in names or '.' in e.name]
 
 cell = lambda text: text.replace('|', '\\|')
@@ -90,7 +113,7 @@ def markdown(entries, source_url):
     for e in entries:
         source = f'<a class="nb-source" href="{source_url}#L{e.line}">source</a>'
         out += [f'### {e.name}', f'```python\n{e.call}\n```', f'{escape(e.doc)} {source}']
-        params = [(n, d, note or COMMON.get(n, '')) for n, d, note in e.params]
+        params = [(n, d, note or meaning(n, f'{e.module}.{e.name}')) for n, d, note in e.params]
         if any(note for *_, note in params) or e.returns:
             rows = ([['parameter', 'default', 'meaning'], ['---']*3]
                     + [[code(n), code(d), cell(escape(note))] for n, d, note in params]

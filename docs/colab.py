@@ -5,12 +5,12 @@ import pages
 
 SOURCE = 'git+' + pages.settings()['git_url']
 INSTALL = {'scale/flower.ipynb': f'pip install -q "fedlit[flower] @ {SOURCE}"', # notebook -> what it needs instead
-           'guides/real_sites.ipynb': f'git clone -q {SOURCE[4:]} && pip install -q "./fedlit[flower]"'}
+           'guides/real_sites.ipynb': f'git clone -q {SOURCE[4:]} &&\\\n  pip install -q "./fedlit[flower]"'}
 
 def cell(path):
     "Hidden on the site, passed over by nbdev's tests, and without effect outside Colab, which alone has /content."
-    line = f'! [ -e /content ] && {INSTALL.get(path, f"pip install -q {SOURCE}")}  # in Colab, run this first'
-    source = ['#| hide\n', '#| eval: false\n', line]
+    line = f'! [ -e /content ] && {INSTALL.get(path, f"pip install -q {SOURCE}")}'
+    source = ['#| hide\n', '#| eval: false\n', '# in Colab, run this first\n', *line.splitlines(keepends=True)]
     return dict(cell_type='code', execution_count=None, id='colab', metadata={}, outputs=[], source=source)
 
 def placed(nb, path):

@@ -23,7 +23,7 @@ myst_heading_anchors, myst_heading_slug_func = 4, 'convert.slug'
 myst_dmath_double_inline = True
 mathjax_path = 'tex-svg-full.js'    # one file, glyphs included: no fonts to fetch, so it works from file://
 mathjax3_config = dict(svg=dict(fontCache='none'))
-copybutton_selector = 'div.cell_input pre, div.highlight-python pre'
+copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlight-bash pre, div.highlight-toml pre'
 html_theme = 'furo'
 html_theme_options = dict(source_repository=s['git_url'], source_branch=s['branch'], source_directory='nbs/',
                           top_of_page_buttons=[])

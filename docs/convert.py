@@ -1,6 +1,7 @@
 "From an nbdev notebook to a MyST notebook: what the notebooks use of Quarto's Markdown, and nbdev's directives."
 import base64, json, os, re
 from pathlib import Path
+from tables import set_tables
 
 def page_of(path):
     "The page that notebook or made file `path` becomes, as nbdev names it: `methods/12_moon.ipynb` is `methods/moon`."
@@ -13,12 +14,21 @@ def slug(heading):
     return re.sub(r'^[^a-z_]+', '', '-'.join(words)) or 'section'
 
 def directives(source):
-    "The `#|` lines of a cell as a dictionary, and the rest of the cell."
-    lines, found = source.splitlines(), {}
-    while lines and (m := re.match(r'#\|\s*([\w-]+)\s*:?\s*(.*)', lines[0])):
-        found[m[1]] = m[2].strip().strip('"')
+    "The `#|` lines of a cell as a dictionary, and the rest of the cell. A text that is `>-` stands in the lines below."
+    lines, found, text = source.splitlines(), {}, None
+    while lines:
+        if text and (m := re.match(r'#\| {2,}(\S.*)', lines[0])): found[text] = f'{found[text]} {m[1]}'.strip()
+        elif m := re.match(r'#\|\s*([\w-]+)\s*:?\s*(.*)', lines[0]):
+            text = m[1] if m[2] == '>-' else None
+            found[m[1]] = '' if text else m[2].strip().strip('"')
+        else: break
         lines.pop(0)
     return found, '\n'.join(lines).strip('\n')
+
+def unfolded(source):
+    "The same cell with every `#|` on one line, as nbdev reads them."
+    one = lambda m: f'#| {m[1]}: ' + json.dumps(' '.join(re.findall(r'#\|\s+(.*)', m[2])), ensure_ascii=False) + '\n'
+    return re.sub(r'^#\| ([\w-]+): >-\n((?:#\| {2,}.*\n)+)', one, source, flags=re.M)
 
 def prose(text, change):
     "`text` with `change` made outside of code and mathematics."
@@ -29,6 +39,33 @@ def inline(output):
     "An output whose SVG names itself becomes part of the page: its text is found by search, its ink is the page's."
     svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
     return dict(output, data={'text/html': svg}) if '<title>' in svg else output
+
+LONG = re.compile(r'(?<![\w.])(?<!"\()-?\d+\.\d{8,}(?:e[-+]?\d+)?')
+
+def tidy(text):
+    """What a cell has printed, without what only the machine that ran it has to say: addresses, temporary folders,
+    the file that a warning came from; a number has six digits, and a warning is given once."""
+    digits = lambda m: s if re.search(r'[.e]', s := f'{float(m[0]):.6g}') else f'{s}.0'
+    text = re.sub(r'np\.(?:float|int)\d+\(([^()]*)\)', r'\1', text)
+    text = re.sub(r' at 0x[0-9a-f]{6,}', '', re.sub(r'/tmp/tmp\w+/', '', text))
+    text = re.sub(r'^(?:/|<)\S*:\d+: (\w*Warning: .*\n)  .*\n?', r'\1', text, flags=re.M)
+    return LONG.sub(digits, re.sub(r'^(\w*Warning: .*\n)(?:\1)+', r'\1', text, flags=re.M))
+
+def readable(output):
+    "An output whose text is tidy and whose tables are set."
+    if 'text' in output: return dict(output, text=tidy(''.join(output['text'])))
+    data = {k: tidy(''.join(v)) if k == 'text/plain' else set_tables(''.join(v)) if k == 'text/html' else v
+            for k, v in output.get('data', {}).items()}
+    return dict(output, data=data) if data else output
+
+def merged(outputs):
+    "Outputs in which what a stream has said at several times stands together; a warning is then seen to be repeated."
+    out = []
+    for o in outputs:
+        if out and o.get('name') and o.get('name') == out[-1].get('name'):
+            out[-1] = dict(out[-1], text=''.join(out[-1]['text']) + ''.join(o['text']))
+        else: out.append(o)
+    return out
 
 def shown_width(png, usual=100):
     "How many pixels of a page a PNG (base 64) takes that has more than the `usual` dots per inch; None for others."
@@ -79,7 +116,7 @@ class Converter:
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
                                 ('hide-input', d.get('code-fold') == 'true')) if on]
         outputs = ([] if d.get('output') == 'false' else
-                   [dict(inline(o), metadata={}) if 'data' in o else o for o in cell['outputs']])
+                   [dict(inline(o), metadata={}) if 'data' in o else o for o in map(readable, merged(cell['outputs']))])
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
         image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}

@@ -44,8 +44,18 @@ def no_line_of_a_notebook_is_too_wide():
             source = ''.join(c['source'])
             limit = EXPORTED if re.search(r'^#\|\s*exports?\b', source, re.M) else LESSON
             for line in source.splitlines():
-                if len(line) > limit and not re.match(r'#\||\s*[%!]', line):
+                if len(line) > limit:
                     yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
+
+READ = {'default_exp', 'echo', 'eval', 'exec_doc', 'export', 'exporti', 'exports', 'filter_stream', 'hide', 'hide_line',
+        'include', 'notest', 'output', 'skip', 'slow'} # what nbdev, or its test, does something at
+
+def no_line_of_a_text_is_a_directive():
+    "nbdev takes the first word of every line behind `#|` for one, those of a folded alternative text too."
+    for p in pages.notebooks():
+        for k, c in enumerate(pages.read(p)['cells']):
+            words = re.findall(r'^#\| {2,}(\S+)', ''.join(c['source']), re.M) if c['cell_type'] == 'code' else ()
+            for w in READ.intersection(words): yield f'{p}[{k}]: nbdev takes {w!r} for a directive; break elsewhere'
 
 def every_public_name_is_documented():
     for p in pages.notebooks():
@@ -202,7 +212,7 @@ def every_file_is_written_by_one_module():
 
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
           arrows_run_down, no_circle_of_imports, no_private_name_crosses_a_module, no_function_has_too_many_parameters,
-          every_module_comes_from_a_notebook, no_line_of_a_notebook_is_too_wide,
+          every_module_comes_from_a_notebook, no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
           every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,
           every_file_is_written_by_one_module]

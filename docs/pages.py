@@ -43,7 +43,7 @@ def module_file(module): return f"{settings()['lib_path']}/{module.replace('.', 
 def entries(path):
     "Public names that the notebook at `path` makes."
     module = module_of(read(path))
-    return api.entries((ROOT/module_file(module)).read_text(encoding='utf-8')) if module else []
+    return api.entries((ROOT/module_file(module)).read_text(encoding='utf-8'), module) if module else []
 
 def name_links():
     "Public name -> (its page, its anchor), for names that stand on one page only."

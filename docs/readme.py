@@ -11,6 +11,7 @@ cfg = settings()
 site = cfg['doc_host'] + cfg['doc_baseurl']
 nb = nbformat.read(ROOT/'nbs/index.ipynb', as_version=4)
 said = [directives(c.source) if c.cell_type == 'code' else ({}, c.source) for c in nb.cells]
+nb.metadata['language_info'] = dict(name='python') # of the fences
 nb.cells = [nbformat.NotebookNode(c, source=s if d.get('echo') != 'false' else '')
             for c, (d, s) in zip(nb.cells, said) if 'hide' not in d]
 for c in nb.cells:

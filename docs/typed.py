@@ -10,6 +10,8 @@ needs is an error too.
 """
 import json, re, sys
 from pathlib import Path
+sys.path.insert(0, str(Path(__file__).parent))
+from convert import directives
 
 NBS, ALLOWED = Path(__file__).resolve().parent.parent/'nbs', Path(__file__).with_suffix('.txt')
 REASONS = 'setting', 'definition', 'published', 'arithmetic'
@@ -57,7 +59,7 @@ def found(text):
 def prose(cell):
     "What a cell says: all of Markdown, and of code the words beside its figure."
     text = ''.join(cell['source'])
-    return text if cell['cell_type'] == 'markdown' else '\n'.join(re.findall(r'^#\| fig-alt: "(.*)"', text, re.M))
+    return text if cell['cell_type'] == 'markdown' else directives(text)[0].get('fig-alt', '')
 
 def allowed(text):
     "(page, words) of every line of `typed.txt`; False until something needs it."

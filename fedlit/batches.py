@@ -25,18 +25,28 @@ def cross_entropy(
     return torch.where(picked, logits.log_softmax(1), 0.).sum()/-picked.sum()
 
 # %% ../nbs/08_batches.ipynb #edfe7948
-def beside(mask, v):
+def beside(
+    mask, # tensor with the first dimensions of `v`
+    v,    # tensor
+):
     "A mask of fewer dimensions, shaped so that it broadcasts against `v`."
     return mask.reshape(mask.shape + (1,)*max(0, v.dim()-mask.dim()))
 
-def occupied(counts, n):
+def occupied(
+    counts, # (...), how many samples are in each batch
+    n,      # int, places in a batch
+):
     "Which of `n` places hold a sample, where the first `counts` do: (*counts.shape, n), booleans."
     return torch.arange(n) < counts[..., None]
 
 # %% ../nbs/08_batches.ipynb #3f89737d
 class Batches:
     "The batches of a round: `x` (K, T, B, ...), `y` (K, T, B), and `live` (K, T), booleans or numbers of real samples."
-    def __init__(self, x, y, live=None):
+    def __init__(self,
+        x,         # (K, T, B, ...), inputs
+        y,         # (K, T, B), labels
+        live=None, # (K, T): is a batch real, or how many of its samples are? None: all are
+    ):
         live = torch.ones(y.shape[:2], dtype=torch.bool) if live is None else live
         if x.shape[:3] != y.shape[:3] or live.shape != y.shape[:2]:
             raise ValueError("x, y and live must agree in clients, steps and samples; "
@@ -62,7 +72,10 @@ class Batches:
         new.counts, new.x, new.y = new.counts[:, :steps], self.x[ks, :steps], self.y[ks, :steps]
         return new
 
-    def data(self, k, epochs):
+    def data(self,
+        k,      # int, position of the client in this round
+        epochs, # int, how many the batches make up
+    ):
         "All samples of the client at position `k`, as its first epoch sees them: (n, ...), (n,)."
         steps = max(1, int((self.counts[k] > 0).sum())//epochs)
         each = [self.at(t, [k], int(self.counts[k, t])) for t in range(steps)]
@@ -72,6 +85,10 @@ class Batches:
         "How many samples a client has at most, where they are known by number and the same in every epoch; else None."
 
     def targets(self): return self.y
+
+    def widest(self):
+        "How many samples a full batch has."
+        return self.y.shape[2]
 
     def labels(self,
         classes, # int
@@ -146,7 +163,12 @@ def plan(
 class TaskBatches(Batches):
     "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
     ahead = 2**26 # bytes of images to prepare at once
-    def __init__(self, task, index, counts, draws=()):
+    def __init__(self,
+        task,     # Task
+        index,    # (K, T, B) int64, into the training set
+        counts,   # (K, T) int64 on the CPU, how many of each batch are real
+        draws=(), # for each augmentation of the task what it drew: name -> (K, T, B, ...)
+    ):
         self.task, self.index, self.counts, self.draws, self.ready = (
             task, index.to(task.x_train.device), counts, draws, range(0))
 
@@ -154,6 +176,8 @@ class TaskBatches(Batches):
         steps = int((self.counts[ks] > 0).sum(1).max())
         return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws])
+
+    def widest(self): return self.index.shape[2]
 
     def _prepare(self, t):
         "Make the batches of step `t` and of as many after it as fit."
@@ -184,7 +208,10 @@ class TaskBatches(Batches):
         self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True).to(device)
         return self.all.shape[1]
 
-    def samples(self, start, stop):
+    def samples(self,
+        start, # int, the first number; `once` says how many there are
+        stop,  # int, the number behind the last
+    ):
         "Samples of every client by number, prepared: (K, stop - start, ...)."
         return self._images(self.all[:, start:stop])
 

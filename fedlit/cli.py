@@ -279,10 +279,11 @@ def _write_log(path, history):
 # %% ../nbs/cli.ipynb #d6fed0b4
 def run(a):
     "`fedlit run`"
-    from fedlit.engine.files import write_json
     from fedlit.parse import method
+    asked_for = method(a.method) # before what takes seconds to import
+    from fedlit.engine.files import write_json
     from fedlit.run import records
-    done = _federate(a, method(a.method), a.seed, checkpoint=a.checkpoint)
+    done = _federate(a, asked_for, a.seed, checkpoint=a.checkpoint)
     if _follows(): return
     done.settings['asked'] = asked(a)
     print(done.history.to_string(index=False, float_format='{:.4g}'.format))
@@ -296,13 +297,13 @@ def run(a):
 # %% ../nbs/cli.ipynb #0199b8b6
 def compare(a):
     "`fedlit compare`"
+    from fedlit.parse import method
+    rows, every, methods = [], [], list(map(method, a.methods)) # before what takes seconds to import
     import pandas as pd
     from fedlit.measure import spread
-    from fedlit.parse import method
     from fedlit.engine.files import write_json
     from fedlit.run import file_of, records
-    rows, every = [], []
-    for m in map(method, a.methods):
+    for m in methods:
         runs = [_federate(a, m, s, checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds]
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
         last = lambda column: (format(spread([r.history[column].iloc[-1]
@@ -395,14 +396,16 @@ def report_run(a):
 
 def interactions(a):
     "`fedlit interactions`"
+    from fedlit.parse import method
+    methods = list(map(method, a.methods)) # before what takes seconds to import
     from fedlit.engine.files import write_figure, write_json
     from fedlit.papers.interactions import interactions as measure
-    from fedlit.parse import method
     from pathlib import Path
     def train(m, seed, checkpoint):
         return _federate(a, m, seed, checkpoint=checkpoint)
     same = {k: str(v) for k, v in asked(a).items() if k not in ('methods', 'seeds')}
-    seen = measure([method(m) for m in a.methods], a.seeds and range(a.seeds), a.out, train, same, not a.quiet)
+    seeds = None if a.seeds is None else range(a.seeds)
+    seen = measure(methods, seeds, a.out, train, same, not a.quiet)
     if _follows(): return
     print(seen)
     if a.out: print('wrote', write_figure(Path(a.out)/'interactions.png', seen.plot().figure))

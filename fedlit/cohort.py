@@ -42,7 +42,7 @@ def check_local(
     looks = lambda p: any(asks_for(p, hook, 'data') for hook in ('begin', 'mask', 'done'))
     if (left := who(looks)) and not (whole and int(local.epochs) == local.epochs):
         raise ValueError(f"{left} looks at all of a client's data, of which a round may show "
-                         f"a part with {how}; take a whole number of epochs")
+                         f"a part with {how}; take one whole number of epochs for all clients")
 
 # %% ../nbs/09_cohort.ipynb #1ae7f355
 @dataclass(frozen=True)

@@ -332,7 +332,7 @@ class Crop:
 @dataclass(frozen=True)
 class Flip:
     "Mirror left and right with probability `p`."
-    p: float = .5
+    p: float = .5 # in [0, 1]
 
     def draw(self, shape, generator=None):
         "`flip`, bool of `shape`."
@@ -365,7 +365,7 @@ def _turn(degrees): # (N,) counter-clockwise -> (N, 2, 3)
 @dataclass(frozen=True)
 class Rotate:
     "Turn each image about its centre by an angle between -`degrees` and `degrees`."
-    degrees: float = 15
+    degrees: float = 15 # the largest angle
 
     def draw(self, shape, generator=None):
         "`angle` in degrees, float32 of `shape`."

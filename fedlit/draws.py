@@ -26,14 +26,21 @@ def rng(
     "A NumPy generator for this draw and no other."
     return np.random.default_rng(np.random.SeedSequence(_words(what, numbers)))
 
-def seed_of(what, *numbers):
+def seed_of(
+    what,     # as for `rng`
+    *numbers, # as for `rng`
+):            # int
     "A seed below 2**63 for this draw and no other, for generators of PyTorch."
     return int(np.random.SeedSequence(_words(what, numbers)).generate_state(1, np.uint64)[0]) >> 1
 
 # %% ../nbs/01_draws.ipynb #352cd1a6
 _one_at_a_time = threading.RLock()
 
-def draws(op, args=(), kwargs=None):
+def draws(
+    op,          # an overload of `torch.ops`, such as torch.ops.aten.bernoulli.default
+    args=(),     # what it is called with
+    kwargs=None, # and by name; None: nothing
+):               # bool
     "Does this call of a PyTorch operation draw random numbers?"
     if torch.Tag.nondeterministic_seeded not in op.tags: return False
     given = {**{a.name: a.default_value for a in op._schema.arguments if a.has_default_value()},

@@ -44,7 +44,10 @@ def _axes(ax, width=6, height=3):
     import matplotlib.pyplot as plt
     return plt.subplots(figsize=(width, height), layout='constrained')[1]
 
-def colours_of(labels, accent):
+def colours_of(
+    labels, # list of the curves' names
+    accent, # one of them; None: the colours of an ordered scale
+):          # label -> (colour, line style)
     "A (colour, line style) per label: accent and greys, or the ordered scale where nothing is accented"
     if not labels: raise ValueError("nothing to draw: no curves")
     if accent is None: return {l: (c, '-') for l, c in zip(labels, ordered(len(labels)))}

@@ -29,7 +29,10 @@ from .tree import flatten, tmap
 # %% ../nbs/laws.ipynb #c085ecaa
 class Small(nn.Module):
     "Convolutions, BatchNorm, a linear representation of six numbers and a head."
-    def __init__(self, norm=True, bias=True):
+    def __init__(self,
+        norm=True, # BatchNorm behind each convolution?
+        bias=True, # biases in the convolutions?
+    ):
         super().__init__()
         self.c1, self.n1 = nn.Conv2d(1, 4, 3, padding=1, bias=bias), nn.BatchNorm2d(4) if norm else nn.Identity()
         self.c2, self.n2 = nn.Conv2d(4, 8, 3, padding=1, bias=bias), nn.BatchNorm2d(8) if norm else nn.Identity()
@@ -43,13 +46,17 @@ class Small(nn.Module):
 CLIENTS, K, T, B = 6, 4, 3, 8 # all clients; of a round: clients, steps, samples of a batch
 COUNTS = torch.tensor([[8, 8, 5], [8, 3, 0], [8, 8, 8], [6, 0, 0]]) # ragged, with short last batches
 
-def batches(r):
+def batches(r): # int, the round
     "Random images and labels for round `r`: x (K, T, B, 1, 6, 6), y (K, T, B) and how many of each batch are real."
     g = torch.Generator().manual_seed(r)
     x = torch.randn(K, T, B, 1, 6, 6, generator=g)
     return dict(x=x, y=torch.randint(0, 3, (K, T, B), generator=g), live=COUNTS)
 
-def who(r, clients=CLIENTS, k=K):
+def who(
+    r,               # int, the round
+    clients=CLIENTS, # how many exist
+    k=K,             # how many take part
+):                   # list of k client numbers
     "Which `k` of the clients take part in round `r`."
     return torch.randperm(clients, generator=torch.Generator().manual_seed(r))[:k].tolist()
 
@@ -130,8 +137,8 @@ def gap(
 @dataclass(frozen=True)
 class Seen:
     "What a law saw: does it hold? None where it does not apply."
-    holds: bool
-    said: str
+    holds: bool # or None
+    said: str   # what was seen, in a sentence
     def __repr__(self): return f"{HOLDS[self.holds]}: {self.said}"
 
 HOLDS = {True: 'holds', False: 'BROKEN', None: 'does not apply'}
@@ -191,12 +198,12 @@ def runs(method, world):
 @dataclass
 class Call:
     "A call of a hook: what it was given and answered, and the names of the tensors that it wrote to."
-    part: str
-    hook: str
-    given: dict
-    answer: object
-    wrote: list
-    again: object
+    part: str      # name of the part of the method
+    hook: str      # name of the hook
+    given: dict    # name of an argument -> its value
+    answer: object # what the hook returned
+    wrote: list    # names of tensors in `given`, with slashes
+    again: object  # of a `loss`, the hook and copies of what it was given; else {}
     def __repr__(self): return f'{self.part}.{self.hook}({", ".join(self.given)})'
 
 def _tensors(given):
@@ -378,7 +385,7 @@ def _single(world):
 
 # %% ../nbs/laws.ipynb #4542229f
 @contextmanager
-def seeded(n):
+def seeded(n): # int, the seed
     "All random generators as after seeding with `n`; afterwards as they were."
     state, old = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
@@ -427,7 +434,7 @@ def _advised(error):
     return said if branch else sentence(error)
 
 @contextmanager
-def threads(n):
+def threads(n): # int, how many
     "So many threads for PyTorch; afterwards as many as before."
     old = torch.get_num_threads()
     torch.set_num_threads(n)
@@ -673,7 +680,7 @@ class Report:
     "What the laws said of a method; prints as a table."
     method: Method
     rows: dict      # name of a law -> Seen
-    seconds: float
+    seconds: float  # that all laws took
     @property
     def ok(self): return not self.broken
     @property

@@ -30,7 +30,7 @@ def spectrum(
     return F.pad(s**2 / len(z), (0, z.shape[1] - len(s)))[:top].cpu()
 
 # %% ../nbs/12_measure.ipynb #03c3a022
-def exactly(v):
+def exactly(v): # tensor
     "A tensor in double precision: where it is, or on the CPU where its device has none."
     return v.double() if doubles(v.device) else v.cpu().double()
 

@@ -124,6 +124,6 @@ def needs(
 def _asked(cls):
     return cls.draw.__code__.co_varnames[1:cls.draw.__code__.co_argcount]
 
-def plain(participation):
+def plain(participation): # a number, or a Participation
     "What JSON can hold of it: a number, or its text."
     return repr(participation) if isinstance(participation, Participation) else participation

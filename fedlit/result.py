@@ -5,30 +5,31 @@
 # %% auto #0
 __all__ = ['STAGES', 'SEEN', 'FORMAT', 'LONG', 'BESIDE', 'ROWS', 'TREES', 'MOVED', 'FREE', 'GIVEN', 'Run', 'tests_of', 'Tester',
            'scores_of', 'own_samples', 'by_name', 'with_spread', 'check_metrics', 'noted_of', 'records', 'load_run',
-           'fingerprint', 'resume']
+           'in_words', 'form_of', 'fingerprint', 'unlike', 'resume']
 
 # %% ../nbs/15_result.ipynb #34006c7f
-import copy, json, zlib
+import copy, json, sys, zlib
 import pandas as pd, torch
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
-from math import inf, nan, prod
+from math import nan, prod
 from .engine.card import card, upload, write_folder
 from .engine.files import newest, read_tensors, write_file, write_tensors
 from .engine.memory import moved_out
 from .data import samples, standardised
 from .measure import logits_of, score_of, score_sums, scored, spread, sums_of
+from .local import is_whole
 from .method import Method, asks_for, overrides
-from .models import rebuild, unwrap
+from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, homes, method as parse
 from .partition import match
 from .server import deployed
 from .state import STATISTICS, State, pixel_by_pixel
 from .engine.table import Store, Table, pack, unpack
-from .tree import doubles, flatten, leaves, tmap, told, unflatten
+from .tree import doubles, flatten, leaves, rows, tmap, told, unflatten
 
 # %% ../nbs/15_result.ipynb #5a83f678
 @dataclass
@@ -141,7 +142,10 @@ class Tester:
         self.model, self.task, self.metrics, self.labels = model, task, metrics or {}, task.y_test.cpu()
         self.ready = (lambda x: pixel_by_pixel(task.normalise(x))) if channels_last else task.normalise
 
-    def ask(self, net, at=slice(None)):
+    def ask(self,
+        net,            # (parameters, buffers)
+        at=slice(None), # which test images to look at, an index of the test set
+    ):
         "What says how good the network is, as tensors on its device that nobody has waited for."
         x, y = self.task.x_test[at], self.task.y_test[at]
         if not self.metrics: return [score_sums(self.model, x, y, prepare=self.ready, state=net)]
@@ -149,7 +153,10 @@ class Tester:
         if not doubles(logits.device): logits = logits.cpu()
         return [sums_of(logits.split(1000), y.split(1000)), logits]
 
-    def answer(self, read, at=slice(None)):
+    def answer(self,
+        read,           # the tensors of `ask`, on the CPU
+        at=slice(None), # as for `ask`
+    ):
         "dict(accuracy, loss, and the metrics), of what `ask` returned, on the CPU."
         (sums, *logits), y = read, self.labels[at]
         return {**score_of(sums, len(y)), **scored(self.metrics, *logits, y)} if logits else score_of(sums, len(y))
@@ -166,7 +173,7 @@ def scores_of(
     **offer, # for `deployed`: lists with an entry for each of `who`
 ) -> list:  # of dict(accuracy, loss, and the metrics)
     "How good each is on its test set of `tests`: the clients `who`, or the server where it says None."
-    nets = [deployed(method, state, k, **{n: v[i] for n, v in offer.items()}) for i, k in enumerate(who)]
+    nets = [deployed(method, state, k, **rows(offer, i)) for i, k in enumerate(who)]
     asked = [test.ask(net, at) for net, at in zip(nets, tests)]
     read = iter(told(*(v for tensors in asked for v in tensors))) # of all of them at once
     return [test.answer([next(read) for _ in tensors], at) for tensors, at in zip(asked, tests)]
@@ -198,6 +205,9 @@ def by_name(
 def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as `federate` took them, if from a file
     "A DataFrame, one row a client: accuracy and `metrics` of the server's model and of the client's own on its tests."
     if clients is None and self.asked and self.asked.task is task: clients = self.asked.clients
+    if len(tests) != self.state.clients or not all(map(len, tests)):
+        raise ValueError(f"tests has {len(tests)} entries, of which {sum(not len(t) for t in tests)} are empty, "
+                         f"but it must have samples for each of the {self.state.clients} clients")
     state, task = self.state, task.to(next(self.model.parameters()).device)
     test, everyone = Tester(self.model, task, self.settings.get('channels_last'), metrics), list(range(state.clients))
     both = {'global': ([None]*state.clients, {}),
@@ -276,7 +286,7 @@ def noted_of(
 def _client(self:Run, client):
     "Refuse a client that there is not, and a run without a network."
     if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
-    if client is not None and (not isinstance(client, int) or not 0 <= client < self.state.clients):
+    if client is not None and not (is_whole(client) and 0 <= client < self.state.clients):
         raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
 
 @patch
@@ -288,7 +298,7 @@ def _net(self:Run, client):
             raise ValueError(f"{self.method.name} makes the network of client {client} from its samples, which no file "
                              "has; ask in the process that trained it, or `per_client(task, tests, clients=clients)`")
         task = self.asked.task.to(next(self.model.parameters()).device)
-        more = {k: v[0] for k, v in own_samples(self.method, self.model, task, self.asked.clients, [client]).items()}
+        more = rows(own_samples(self.method, self.model, task, self.asked.clients, [client]), 0)
     elif client is not None and overrides(self.method, 'deploy'): more = dict(model=self.model)
     return deployed(self.method, self.state, client, **more)
 
@@ -311,12 +321,15 @@ def logits(self:Run,
     task=None,   # Task that says how samples are normalised; None: as the run has written down
 ):               # (N, C) on the CPU
     "The scores of every class, in evaluation mode."
+    if not (is_whole(batch) and batch >= 1): raise ValueError(f"batch={batch!r}, but it must be at least 1")
     self._client(client)
     x, ready = self._asked(x, task)
     return logits_of(self.model, x, batch, ready, self._net(client)).cpu()
 
 @patch
-def predict(self:Run, x, client=None, batch=1000, task=None):
+def predict(self:Run,
+    x, client=None, batch=1000, task=None, # as for `logits`
+):
     "The class of every sample, (N,) int64 on the CPU; the arguments are those of `logits`."
     return self.logits(x, client, batch, task).argmax(1)
 
@@ -356,12 +369,19 @@ def _about(self:Run, client):
                 scores={k: last[k] for k in ('accuracy', 'loss', *s.get('metrics', ())) if k in last})
 
 @patch
-def model_card(self:Run, client=None, name=None):
+def model_card(self:Run,
+    client=None, # whose network: the number of a client, or None for the server's
+    name=None,   # of the network; None: the method's
+):
     "The Markdown of a model card."
     return card(name or self.method.name, self._about(client))
 
 @patch
-def to_folder(self:Run, folder, client=None, name=None):
+def to_folder(self:Run,
+    folder,      # where
+    client=None, # whose network: the number of a client, or None for the server's
+    name=None,   # of the network; None: the method's
+):               # the folder
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
     return write_folder(folder, name or self.method.name, self._about(client), self._packed(client))
 
@@ -423,21 +443,25 @@ def _check_kinds(header):
         raise ValueError(f"clients is {header['clients']}, but there are sizes of {sizes!r:.60}")
     if not all(isinstance(s, str) for s in [*header.get('classes', {}).values(), *header['order']]):
         raise ValueError('a name in it is no text')
-    for k, good in dict(statistics=STATISTICS.__contains__, seed=lambda v: type(v) is int and 0 <= v < 2**64).items():
+    one_of = lambda *kinds: lambda v: type(v) in kinds or v is None
+    for k, good in dict(statistics=STATISTICS.__contains__, seed=lambda v: type(v) is int and 0 <= v < 2**64,
+                        labels=one_of(list), local=one_of(dict), metrics=one_of(list), input=one_of(dict),
+                        fingerprint=one_of(dict)).items():
         if not (k not in header['settings'] or good(header['settings'][k])):
             raise ValueError(f"{k} is {header['settings'][k]!r:.60}")
 
 _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'personal', 'personal_sd', 'peak_mb'
 
-def _check_history(rows):
+def _check_history(history):
     "Refuse a history that is no table, or one with more columns than numbers."
-    if not all(type(row) is dict for row in rows): raise ValueError('its history is no list of rows')
-    number = lambda v: type(v) is float or type(v) is int and abs(v) < 2**63
-    for row in rows:
+    if not all(type(row) is dict for row in history): raise ValueError('its history is no list of rows')
+    number = lambda v: type(v) is float and v == v or type(v) is int and abs(v) < 2**63
+    for row in history:
         if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
-        if odd := [k for k in _NUMBERS if k in row and not (number(row[k]) or row[k] in (inf, -inf))]:
+        if 'seconds' not in row: raise ValueError(f'round {r} of its history says nothing of its seconds')
+        if odd := [k for k in _NUMBERS if k in row and not number(row[k])]:
             raise ValueError(f'its history has {row[odd[0]]!r:.40} as {odd[0]}')
-    cells, given = len(rows)*len({k for row in rows for k in row}), sum(map(len, rows))
+    cells, given = len(history)*len({k for row in history for k in row}), sum(map(len, history))
     if cells > 100*given + 10**6: raise ValueError(f'its history of {given} numbers would be a table of {cells} cells')
 
 def _check_tensors(header, tensors):
@@ -522,7 +546,7 @@ def _network(spec, state):
     shape, options = spec['shape'], spec['options']
     if prod(shape) > 2**22 or len(json.dumps(options)) > 10**4:
         raise ValueError(f"its network is for samples {shape!r:.60}, with the options {options!r:.60}")
-    with torch.device('meta'): _check_size(_size(rebuild(spec)), state, 'its network')
+    with torch.device('meta'), modest(): _check_size(_size(rebuild(spec)), state, 'its network')
     return rebuild(spec)
 
 def load_run(
@@ -554,19 +578,62 @@ def _name_of(f):
     name = f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__qualname__)}"
     return MOVED.get(name, name)
 
+def in_words(
+    v,      # a value, a tensor, a function, a module, or a tree of them
+    deep=4, # int, how far to look into it
+    still=False, # leave out what a function may count or collect in: whole numbers, lists, tensors that it reaches
+) -> str:
+    "The same text in every process with this Python and this torch, as far as it can be said."
+    if torch.is_tensor(v): return f'{list(v.shape)} {_checksum(v)}'
+    if v is None or isinstance(v, (bool, int, float, complex, str, bytes)): return repr(v)
+    if deep == 0: return type(v).__qualname__
+    if isinstance(v, (list, tuple)): return f"({', '.join(in_words(u, deep-1, still) for u in v)})"
+    if isinstance(v, dict): return f"({', '.join(f'{k}: {in_words(u, deep-1, still)}' for k, u in v.items())})"
+    if isinstance(v, torch.nn.Module): return f'{form_of(v)} {in_words(v.state_dict(), deep-1, still)}'
+    if isinstance(v, partial): return in_words([v.func, v.args, v.keywords], deep-1, still)
+    code, own = getattr(v, '__code__', v), type(v).__qualname__
+    kept = lambda u: not still or u is None or isinstance(u, (bool, float, str)) or callable(u)
+    if not hasattr(code, 'co_code'):
+        inside = {k: u for k, u in getattr(v, '__dict__', {}).items() if kept(u)}
+        return f"{getattr(v, '__qualname__', own)} {in_words(inside, deep-1, still)}"
+    cells = [c.cell_contents for c in getattr(v, '__closure__', None) or () if c != type(c)()]
+    given = [u for u in [*cells, *(getattr(v, '__defaults__', None) or ())] if kept(u)]
+    parts = [code.co_names, code.co_consts, given, getattr(v, '__self__', None)]
+    return f"{code.co_name} {zlib.crc32(code.co_code):08x} {in_words(parts, deep-1, still)}"
+
+def form_of(
+    model, # torch.nn.Module
+) -> str:
+    "A network without its tensors: its layers, fractions and words among their attributes, their `forward`."
+    plain = lambda m: {k: v for k, v in vars(m).items() if k != 'training' and isinstance(v, (bool, float, str))}
+    code = lambda m: '' if type(m).__module__.startswith('torch.') else in_words(type(m).forward, still=True)
+    return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {plain(m)} {code(m)}'
+                     for k, m in model.named_modules())
+
+def _some(x, most=2**30): # bytes
+    return x[::max(1, -(-x.numel()*x.element_size()//most))]
+
 def fingerprint(
     model,     # the network to begin with
     task,      # Task
     clients,   # list of index tensors
     criterion, # function of (logits, y)
-) -> dict:     # name -> checksum or name
-    "By what a checkpoint knows the run that it belongs to."
-    some = torch.arange(0, len(task.y_train), max(1, len(task.y_train)//64))
+    tests=None,# index tensors into the test set, one a client, if there are any
+) -> dict:     # name -> checksum or name; what Python and torch decide has their versions in its name
+    "By what a checkpoint knows the run that it belongs to; of images beyond a gigabyte it looks at some."
+    first = torch.arange(0, len(task.y_train), max(1, len(task.y_train)//64)) # older files have only these
+    here, brief = f'Python {sys.version_info[0]}.{sys.version_info[1]} and torch {torch.__version__}', lambda v: (
+        f'{zlib.crc32(in_words(v, still=True).encode()):08x}')
     return dict(partition=_checksum(*(torch.as_tensor(c).long() for c in clients)),
                 weights=_checksum(*model.state_dict().values()),
                 labels=_checksum(task.y_train),
-                images=_checksum(torch.as_tensor(task.x_train[some.to(task.x_train.device)])),
-                criterion=_name_of(criterion))
+                images=_checksum(torch.as_tensor(task.x_train[first.to(task.x_train.device)])),
+                pixels=_checksum(_some(task.x_train)),
+                tests=_checksum(_some(task.x_test), task.y_test),
+                own=_checksum(*(torch.as_tensor(t).long() for t in tests or ())),
+                criterion=_name_of(criterion),
+                **{f'criterion in {here}': brief(criterion), f'network in {here}': brief(form_of(model))})
+
 
 # %% ../nbs/15_result.ipynb #46ffccc3
 # may differ when a run goes on
@@ -574,11 +641,21 @@ FREE = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine
         'metrics', 'labels')
 
 GIVEN = dict(partition='another partition', weights='other first weights', labels='other labels',
-             images='other images', criterion='another criterion')
+             images='other images', pixels='other images', tests='other test samples',
+             own='other test samples of clients', criterion='another criterion', network='another network')
+
+def unlike(
+    was, # what `fingerprint` said then
+    now, # what it says now
+    *but, # names that may differ
+) -> list: # of words
+    "In what two runs differ, of all that both have said."
+    return list(dict.fromkeys(GIVEN[k.partition(' ')[0]] for k in was if k in now and k not in but
+                              and was[k] != now[k]))
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."
-    other = [GIVEN[k] for k, v in ours.get('fingerprint', {}).items() if theirs.get('fingerprint', {}).get(k) != v]
+    other = unlike(*(run.get('fingerprint', {}) for run in (theirs, ours)))
     if theirs.get('input', ours.get('input')) != ours.get('input'): other.append('another normalisation')
     return [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other

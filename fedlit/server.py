@@ -62,7 +62,14 @@ def holders(
             for k, v in tensors.items()}
 
 # %% ../nbs/10_server.ipynb #05c7680a
-def used(method, state, params, buffers, train, client=None):
+def used(
+    method,      # a Method
+    state,       # State of the federation
+    params,      # name -> parameter
+    buffers,     # name -> tensor
+    train,       # is it for training?
+    client=None, # part of the method -> what it remembers of this client; None: nothing
+):               # name -> parameter
     "The parameters that the `use` hooks make of these outside a client's training; `client` is that client's memory."
     return through(method, 'use', 'params', dict(
         params=params, buffers=buffers, received={**params, **buffers}, client=client or {}, server=state.server,

@@ -21,32 +21,44 @@ def tmap(
     return {k: tmap(f, v, *(t[k] for t in trees)) for k, v in tree.items()}
 
 # %% ../nbs/00_tree.ipynb #0235e0df
-def sub(a, b):
+def sub(
+    a, b, # trees with the same keys
+):
     "$a-b$, leaf by leaf."
     return tmap(torch.sub, a, b)
 
-def zeros(tree):
+def zeros(tree): # dictionary of tensors, nested to any depth
     "A tree of zeros with the shapes, types and devices of `tree`."
     return tmap(torch.zeros_like, tree)
 
-def leaves(tree):
+def leaves(tree): # dictionary of tensors, nested to any depth
     "The tensors of `tree`, in order."
     return [x for v in tree.values() for x in leaves(v)] if isinstance(tree, dict) else [tree]
 
-def sqnorm(tree):
+def sqnorm(tree): # dictionary of tensors, nested to any depth
     "Squared Euclidean norm of all entries of `tree` together."
     return sum(v.square().sum() for v in leaves(tree))
 
 # %% ../nbs/00_tree.ipynb #9a8da80f
-def repeat(tree, n):
+def repeat(
+    tree, # dictionary of tensors, nested to any depth
+    n,    # int, how many
+):
     "`n` copies of `tree` along a new first dimension, without copying."
     return tmap(lambda v: v.expand(n, *v.shape), tree)
 
-def rows(tree, i):
+def rows(
+    tree, # stacked tree, K rows
+    i,    # an int, a slice, a list of ints or an index tensor
+):
     "The clients `i` (an index, a slice or a list of indices) of a stacked `tree`."
     return tmap(lambda v: v[i], tree)
 
-def put(tree, i, new):
+def put(
+    tree, # stacked tree, K rows
+    i,    # as for `rows`
+    new,  # tree of the rows instead, with the same keys; on any device, of any type
+):
     "A stacked `tree` in which the rows `i` are replaced by `new`."
     def one(old, new):
         old = old.clone()
@@ -54,11 +66,11 @@ def put(tree, i, new):
         return old
     return tmap(one, tree, new)
 
-def stack(trees):
+def stack(trees): # list of trees
     "A list of equally shaped trees as one tree with a new first dimension."
     return tmap(lambda *v: torch.stack(v), *trees)
 
-def unstack(tree):
+def unstack(tree): # stacked tree, K rows
     "The rows of a stacked `tree`, as a list of trees."
     return [rows(tree, i) for i in range(len(leaves(tree)[0]))]
 
@@ -100,13 +112,16 @@ def finest(
 def _written(k): return str(k).replace('~', '~0').replace('/', '~1')
 def _read(k): return re.sub('~([01])', lambda m: '~/'[int(m[1])], k) if '~' in k else k
 
-def flatten(tree, prefix=''):
+def flatten(
+    tree,      # dictionary of tensors, nested to any depth
+    prefix='', # what all keys begin with, which ends in a slash
+):
     "A nested tree as a flat dictionary with slashes in its keys."
     if not isinstance(tree, dict): return {prefix[:-1]: tree}
     if not tree and prefix: return {prefix: torch.empty(0)}
     return {name: v for k, sub in tree.items() for name, v in flatten(sub, f'{prefix}{_written(k)}/').items()}
 
-def unflatten(flat):
+def unflatten(flat): # name with slashes -> tensor
     "The inverse of `flatten`."
     tree = {}
     for name, v in flat.items():

@@ -21,7 +21,7 @@ class Offer:
     "A name that hooks may ask for."
     shape: str   # of the value, of one client where it is a client's; B samples, K clients
     hooks: tuple # to which it is offered
-    meaning: str
+    meaning: str # in a few words
     varies: str  # 'round', 'first' or 'step': with which number it varies, though no tensor tells
 
 OFFERS = {} # name -> Offer

@@ -149,8 +149,8 @@ def test_every_page_that_opens_in_colab_has_an_install_line():
     assert not (found := [path for path, _ in colab.wrong()]), f'python docs/colab.py writes it into {found}'
     for page in PAGES:
         line = next(s for s in cells(page) if '/content' in s)
-        assert (line.startswith('#| hide\n#| eval: false\n! [ -e /content ] && ') and 'git+https' in line
-                or 'clone' in line)
+        assert line.startswith('#| hide\n#| eval: false\n# in Colab, run this first\n! [ -e /content ] && '), page
+        assert 'git+https' in line or 'git clone' in line, page
 
 def test_the_install_line_is_written_once_and_after_the_title():
     import colab

@@ -318,6 +318,8 @@ def test_a_rank_is_killed_and_others_go_on(tmp_path):
             and f'torchrun --nproc-per-node=2 {script} {file}` goes on from there' in said)
     done = Run.load(file, model=uninterrupted().model)
     assert 0 < done.state.round < 4 and f'in round {done.state.round+1},' in said
+    seen = done.settings['fingerprint'] # the code of the criterion that kills is another one
+    done.settings['fingerprint'] = {k: v for k, v in seen.items() if not k.startswith('criterion in')}
     for ranks in (1, 2, 3):
         path = tmp_path/str(ranks)
         path.mkdir()

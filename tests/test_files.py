@@ -368,3 +368,6 @@ def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_pat
     assert files.pack(tmp_path/'runs').read_bytes() == first
     assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.333333333, setting=dict(lr=.1+.2))
     with pytest.raises(ValueError, match='no results in'): files.pack(tmp_path/'none')
+
+def test_a_folder_is_not_written_over(tmp_path):
+    with pytest.raises(IsADirectoryError, match='is a folder; name a file in it'): write_file(tmp_path, b'')

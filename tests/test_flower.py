@@ -340,6 +340,41 @@ def test_a_node_that_speaks_late_is_heard(home, monkeypatch):
     class Late(Mute): speaks = 2
     assert rehearse({**home[2], 'wait': 1.}, Late)[0].history['left_out'].tolist() == ['3', '3', '']
 
+class Deaf(ff.Rehearsal):
+    "The first time that the last node is asked who it is, something goes wrong."
+    done, how = False, 'push'
+    def push_messages(self, messages):
+        if self.how == 'push' and self.hit(messages[0]): raise ConnectionError('no way there')
+        super().push_messages(messages)
+    def hit(self, m):
+        now = not self.done and m.metadata.dst_node_id == max(self.contexts) and m.metadata.message_type == 'query'
+        self.done |= now
+        return now
+    def _answer(self, m):
+        if self.how == 'push' or not self.hit(m): return super()._answer(m)
+        return Message(ff.Error(code=0, reason='not now'), reply_to=m)
+
+@pytest.mark.parametrize('how', ['push', 'error'])
+def test_a_node_that_cannot_say_who_it_is_just_now_is_asked_again(home, monkeypatch, how):
+    monkeypatch.setattr(ff, 'time', clock := Clock())
+    class Once(Deaf): pass
+    Once.how = how
+    run, _ = rehearse({**home[2], 'wait': 3.}, Once)
+    assert run.history['left_out'].tolist() == ['', '', ''] and clock.now <= 3
+
+def masked(name, task, seed, **options):
+    "A network with a mask of -inf, as attention has it."
+    from fedlit.models import build
+    net = build(name, task, seed=seed, **options)
+    net.register_buffer('mask', torch.full((3, 3), -torch.inf).triu(1))
+    return net
+
+def test_a_mask_of_infinities_travels(home):
+    task, parts, config = home
+    grid = ff.Rehearsal(ff.client_app(network=masked), config, SITES)
+    run = ff.serve(grid, ff.read_plan(config, masked))
+    assert run.history['left_out'].tolist() == ['', '', ''] and run.state.buffers['mask'].isinf().sum() == 3
+
 class Shaky(ff.Rehearsal):
     "One call of the grid fails in round 2: `what` it is, for node 3 where it is about one."
     def __init__(self, *args, what):
@@ -557,3 +592,19 @@ def test_flwr_run_on_the_simulation_engine(tmp_path):
         printed = d.run(APP, '--federation-config', 'num-supernodes=5 client-resources-num-cpus=1', rounds=2,
                         wait=300., timeout=300., sites=str(tmp_path/'sites'), test=str(tmp_path/'test.safetensors'))
     five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, Run.load(tmp_path/'global.safetensors'))
+
+@pytest.mark.parametrize('name, value', [(SENT, 9e3), ('buffers/body.2.running_mean', 9e3)])
+def test_a_lie_of_thousands_is_refused(home, name, value, caplog):
+    def spoil(c): c['arrays'][name] = Array(c['arrays'][name].numpy()*0 + np.float32(value))
+    with caplog.at_level(logging.INFO, 'flwr'):
+        run, _ = rehearse({**home[2], 'method': 'SCAFFOLD()'}, Spoilt, spoil=spoil)
+    assert run.history['left_out'].tolist() == ['', '1', ''] and 'it returned 9e+03 in' in caplog.text
+
+@pytest.mark.parametrize('change', [{'clients': 10**9}, {'rounds': 10**9},
+                                    {'clients': 10**9, 'local.epochs': 'Between(1, 3)'},
+                                    {'rounds': 10**9, 'local.lr': 'Decay(.1, .99)'}, {'model.hidden': str((8,)*10**4)}])
+def test_a_run_config_cannot_keep_a_site_busy(home, change):
+    began = time.perf_counter()
+    try: ff.read_plan({**home[2], 'model.name': 'mlp', **change}, allowed=(100, 5e8))
+    except ValueError as e: assert 'layers' in str(e)
+    assert time.perf_counter() - began < 30

@@ -331,3 +331,17 @@ def test_from_the_command_line(capsys):
     with pytest.raises(SystemExit, match=r'client 0 .* in round 1'): main(args)
     _, said = quietly(main, [*args, '--bad-clients', 'skip'])
     assert 'bad_clients' in capsys.readouterr().out and any('client 0' in s for s in said)
+
+@pytest.mark.parametrize('factor, said', [(1e3, 'warned'), (1e6, 'skipped')])
+def test_images_in_another_unit_do_not_pass_without_a_word(factor, said):
+    from fedlit.data import load
+    from fedlit.models import build
+    from fedlit.partition import iid
+    from fedlit.run import federate
+    task = load('digits').subset(300, seed=0)
+    parts, x = iid(task.y_train, 5, seed=0), task.x_train.float().clone()
+    x[parts[3]] *= factor
+    run = lambda: federate(build('mlp', task, seed=0, norm='batch'), replace(task, x_train=x), parts, FedAvg(), 1,
+                           Local(epochs=1), bad_clients='skip', progress=False)
+    with pytest.warns(UserWarning, match='client 3 (returned|made) .*another unit'): done = run()
+    assert done.history['bad_clients'].tolist() == ['3' if said == 'skipped' else '']

@@ -154,7 +154,7 @@ class Odd(Effort):
     def __call__(self, client, round, rng): return -1
 
 @pytest.mark.parametrize('local,word', [
-    (Local(steps=(3, 4)), 'steps has 2 numbers.*none for client 2'), (Local(epochs=(1,)*4), 'none for client 4'),
+    (Local(steps=(3, 4)), 'steps has 2 numbers'), (Local(epochs=(1,)*4), 'epochs has 4 numbers'),
     (Local(steps=Odd()), 'client 0 -1 steps')])
 def test_uneven_work_that_does_not_fit_is_refused_before_the_first_round(local, word):
     with pytest.raises(ValueError, match=word): trained(local=local)
@@ -286,3 +286,32 @@ def test_the_recipe_for_early_stopping():
         if best is None or seen[-1] > best.history.accuracy.iloc[-1]: best = run
         if run.state.round - best.state.round >= 3: break
     assert len(seen) < 30 and best.history.accuracy.iloc[-1] == max(seen) and max(seen[-3:]) <= max(seen)
+
+# ---- what cannot be meant
+
+def test_nesterov_needs_momentum():
+    with pytest.raises(ValueError, match="momentum=0.0, but it must be .*not 0 where it is Nesterov's"):
+        Local(momentum=0., optimizer=SGD(nesterov=True))
+    Local(momentum=0., optimizer=SGD())
+
+@pytest.mark.parametrize('name', ['epochs', 'steps'])
+@pytest.mark.parametrize('n', [4, 6])
+def test_a_tuple_has_one_number_for_each_client(name, n):
+    with pytest.raises(ValueError, match=f'{name} has {n} numbers, but there are 5 clients'):
+        trained(rounds=1, local=Local(**{name: (1,)*n}))
+
+def test_words_that_are_no_values_are_not_taken_for_some():
+    from fedlit.parse import ParseError, local
+    with pytest.raises(ParseError, match="^lr: no value is called 'fast'; there are Adam"): local(lr='fast')
+    with pytest.raises(ParseError, match='did you mean Milestones'): local(lr='Milestone(.1, at=(3,))')
+
+def test_arrays_are_tuples_of_numbers():
+    import numpy as np
+    from fedlit.participation import Available
+    assert Rates(np.array([.1, .2])) == Rates((.1, .2))
+    assert Milestones(.1, at=np.array([3, 5])) == Milestones(.1, at=(3, 5))
+    with pytest.raises(ValueError, match='Available: rows=.*texts of equal length'): Available(rows=np.ones((3, 5)))
+
+def test_countless_rounds_and_clients_are_looked_at_in_their_turn():
+    Local(lr=Decay(.1, .9999)).check(10**9, 10**4)
+    with pytest.raises(ValueError, match='after 3 rounds'): Local(lr=Cosine(.1, rounds=3)).check(1, 10**9)

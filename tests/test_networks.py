@@ -1,5 +1,7 @@
 "Unusual networks: buffers that are no statistics, Python that remembers, activation checkpointing."
-import itertools, math, random, types, warnings
+import io, itertools, math, os, random, types, warnings
+from contextvars import ContextVar
+from functools import lru_cache
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
@@ -190,8 +192,57 @@ def own_random():
     rng = random.Random(0)
     return lambda z, y: cross_entropy(z, y)*rng.random()
 
+def bytes_of_its_own():
+    seen = bytearray(1)
+    def criterion(z, y):
+        seen[0] += 1
+        return warm(z, y, seen[0])
+    return criterion
+
+def cached():
+    @lru_cache
+    def calls(key): return [0]
+    def criterion(z, y):
+        calls(0)[0] += 1
+        calls(calls(0)[0])
+        return warm(z, y, calls(0)[0])
+    return criterion
+
+def context():
+    seen = ContextVar('seen', default=0)
+    def criterion(z, y):
+        seen.set(seen.get() + 1)
+        return warm(z, y, seen.get())
+    return criterion
+
+def environment():
+    os.environ['FEDLIT_CALLS'] = '0'
+    def criterion(z, y):
+        os.environ['FEDLIT_CALLS'] = str(int(os.environ['FEDLIT_CALLS']) + 1)
+        return warm(z, y, int(os.environ['FEDLIT_CALLS']))
+    return criterion
+
+def last_of_many():
+    seen = np.zeros(5000, int)
+    def criterion(z, y):
+        seen[-1] += 1
+        return warm(z, y, seen[-1])
+    return criterion
+
+def written():
+    text = io.StringIO()
+    def criterion(z, y):
+        text.write('x')
+        return warm(z, y, text.tell())
+    return criterion
+
+def of_the_system():
+    rng = random.SystemRandom()
+    return lambda z, y: cross_entropy(z, y)*(1 + 0*rng.random())
+
 REMEMBER = [closure, variable, attribute, thing, of_class, module, elsewhere, iterator, cycle, generator, listed,
-            tensor, of_random, of_numpy, own_numpy, own_random]
+            tensor, of_random, of_numpy, own_numpy, own_random, of_the_system, bytes_of_its_own, cached, context,
+            environment, last_of_many, written]
 
 @pytest.mark.parametrize('executor', ['loop', pytest.param('vmap', marks=pytest.mark.slow)])
 @pytest.mark.parametrize('make', REMEMBER, ids=lambda f: f.__name__)

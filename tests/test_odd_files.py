@@ -1,5 +1,5 @@
 "Runs of other networks, names with slashes, long histories, and odd files with a right checksum."
-import json, re
+import json, re, time
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fedlit.data import load
@@ -203,3 +203,11 @@ def test_a_small_file_asks_for_little_memory(tmp_path, good):
 def test_the_good_file_is_good(tmp_path, good):
     write_tensors(tmp_path/'good.st', good[1], good[0])
     assert outcome(tmp_path/'good.st') == '' and re.fullmatch('MOON.*|FedPer.*', good[0]['method'])
+
+def test_a_network_of_countless_layers_is_not_begun(tmp_path):
+    from fedlit.models import modest
+    began = time.perf_counter()
+    with pytest.raises(ValueError, match='more than 10000 layers'), modest(), torch.device('meta'):
+        build('resnet18', TASK, seed=0, depths=(10**9, 1, 1, 1))
+    assert time.perf_counter() - began < 30
+    with modest(): build('mlp', TASK, seed=0)

@@ -1,6 +1,8 @@
 "Methods that users write: what is wrong with them is said in one sentence, and what is right goes on and comes back."
 import subprocess, sys
 import pytest, torch
+from dataclasses import replace
+from functools import partial
 from torch import nn
 from fedlit.data import load
 from fedlit.engine.files import Damaged
@@ -9,10 +11,12 @@ from fedlit.methods import FedAvg, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.round import Local, cross_entropy
+from fedlit import result
 from fedlit.run import Run, federate, federating
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
+TESTS = result.tests_of(TASK, CLIENTS)
 NET = build('mlp', TASK, seed=0)
 
 def go(method=None, clients=CLIENTS, model=NET, **kw):
@@ -135,12 +139,48 @@ def test_resume_knows_what_a_run_was_given(tmp_path, change, said):
     clients = iid(TASK.y_train, 4, seed=0)
     go(clients=clients, rounds=1, checkpoint=tmp_path/'run')
     if change.get('task') == 'labels':
-        from dataclasses import replace
         change = dict(task=replace(TASK, y_train=TASK.y_train.flip(0)))
     with pytest.raises(ValueError, match=said or 'another partition') as e:
         go(**{'clients': clients, **change}, checkpoint=tmp_path/'run')
     assert 'remove' not in str(e.value)
     assert len(go(clients=clients, rounds=2, checkpoint=tmp_path/'run').history) == 2
+
+class Scaled(nn.Module):
+    def __init__(self, by=1., act=nn.ReLU):
+        super().__init__()
+        torch.manual_seed(0)
+        self.by, self.body, self.act, self.head = by, nn.Linear(64, 8), act(), nn.Linear(8, 10)
+    def forward(self, x):
+        z = self.act(self.body(x.flatten(1)))*self.by
+        return z, self.head(z)
+
+def smoothed(logits, y, by=.1): return torch.nn.functional.cross_entropy(logits, y, label_smoothing=by)
+
+@pytest.mark.parametrize('first, then, said', [
+    (dict(criterion=partial(smoothed, by=.1)), dict(criterion=partial(smoothed, by=.2)), 'another criterion'),
+    (dict(criterion=nn.CrossEntropyLoss(label_smoothing=.1)), dict(criterion=nn.CrossEntropyLoss()),
+     'another criterion'),
+    (dict(criterion=lambda z, y: smoothed(z, y, .1)), dict(criterion=lambda z, y: smoothed(z, y, .2)),
+     'another criterion'),
+    (dict(model=Scaled()), dict(model=Scaled(2.)), 'another network'),
+    (dict(model=Scaled()), dict(model=Scaled(act=nn.Tanh)), 'another network'),
+    (dict(), dict(task=replace(TASK, x_train=torch.cat([TASK.x_train[:1], TASK.x_train[1:2].flip(-1),
+                                                        TASK.x_train[2:]]))), 'other images'),
+    (dict(), dict(task=replace(TASK, x_test=TASK.x_test.flip(0))), 'other test samples'),
+    (dict(tests=TESTS), dict(tests=TESTS[::-1]), 'other test samples of clients')])
+def test_resume_looks_closely(tmp_path, first, then, said):
+    go(**{'clients': CLIENTS, **first}, rounds=1, checkpoint=tmp_path/'run')
+    with pytest.raises(ValueError, match=said): go(**{'clients': CLIENTS, **then}, checkpoint=tmp_path/'run')
+    assert len(go(**{'clients': CLIENTS, **first}, rounds=2, checkpoint=tmp_path/'run').history) == 2
+
+def test_checkpoints_that_say_less_are_gone_on_from(tmp_path, monkeypatch):
+    import fedlit.run as r
+    with monkeypatch.context() as m: # as an older fedlit, another Python or another torch wrote it
+        was = r.fingerprint
+        m.setattr(r, 'fingerprint', lambda *a: {k: v for k, v in was(*a).items()
+                                                if k in ('partition', 'weights', 'labels', 'images', 'criterion')})
+        go(clients=CLIENTS, rounds=1, checkpoint=tmp_path/'run')
+    assert len(go(clients=CLIENTS, rounds=2, checkpoint=tmp_path/'run').history) == 2
 
 def test_an_older_checkpoint_is_read_and_not_gone_on_from(tmp_path, monkeypatch):
     import fedlit.result as r

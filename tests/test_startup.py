@@ -22,6 +22,18 @@ def test_a_short_job_imports_little():
             "build('mlp', load('digits'))")
     assert loaded(code, 'torch', *HEAVY) == ['torch']
 
+@pytest.mark.parametrize('argv', [
+    ['run', '--method', 'FedFoo()'], ['run', '--method', 'MOON(mu=', '--quiet'], ['run', '--method', 'MOON(mu=x)'],
+    ['compare', '--methods', 'FedFoo()', 'FedAvg()'], ['interactions', 'FedFoo()', 'MOON()'],
+    ['run', '--rounds', 'x'], ['nothing']], ids=' '.join)
+def test_a_wrong_argument_is_told_without_torch(argv):
+    code = f"from fedlit.cli import main\ntry: main({argv!r})\nexcept SystemExit as e: assert e.code"
+    assert loaded(code, 'torch', 'numpy', 'pandas', *HEAVY) == []
+
+def test_the_names_of_methods_are_known_without_their_code():
+    from fedlit.parse import known, listed
+    assert sorted(listed()) == sorted(known())
+
 def test_digits_are_those_of_scikit_learn(monkeypatch):
     from sklearn.datasets import load_digits
     import fedlit.data as data

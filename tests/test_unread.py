@@ -94,6 +94,17 @@ def test_a_removed_checkpoint_is_begun_again(tmp_path, monkeypatch, calm):
     go(3, file)
     assert content(file) == content(calm)
 
+def test_a_cut_off_part_beside_a_removed_checkpoint_does_not_bring_the_old_one_back(tmp_path, monkeypatch, calm):
+    monkeypatch.setattr(files, 'SPARING', 0)
+    file = tmp_path/'c.safetensors'
+    go(2, file)
+    whole = file.read_bytes()
+    file.unlink()
+    part = tmp_path/'.c.safetensors.999999999-0a0b0c0d.part'
+    part.write_bytes(whole[:100])
+    with pytest.warns(UserWarning, match='begins again'): assert len(go(3, file).history) == 3
+    assert content(file) == content(calm)
+
 def test_another_runs_predecessor_does_not_stop_a_new_run(tmp_path, monkeypatch):
     monkeypatch.setattr(files, 'SPARING', 0)
     file = tmp_path/'c.safetensors'

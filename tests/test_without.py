@@ -1,12 +1,12 @@
 "Without one client: a replay in which the rest is as it was."
-import pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fedlit.data import load
 from fedlit.methods import (FedAvg, FedAvgM, FedBN, FedCAC, FedDecorr, FedDyn, FedPer, FedNova, HeteroFL, MOON,
                             SCAFFOLD)
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import Local
-from fedlit.run import Run, draw_clients, federate, federating
+from fedlit.run import Federation, Run, draw_clients, federate, federating
 from fedlit.tree import flatten, leaves
 
 TASK = load('digits')
@@ -94,7 +94,7 @@ def test_a_network_that_was_trained_in_the_meantime_is_refused():
 
 @pytest.mark.parametrize('left, kind, word', [((9,), ValueError, 'no client 9; the 6 clients are 0 to 5'),
                                               (-1, ValueError, 'no client -1'), ('3', TypeError, 'client numbers'),
-                                              (range(6), TypeError, 'client numbers'),
+                                              (range(6), ValueError, 'none of the 6'),
                                               (list(range(6)), ValueError, 'none of the 6')])
 def test_clients_that_cannot_be_left_out(left, kind, word):
     with pytest.raises(kind, match=word): run(rounds=1).without(left)
@@ -145,3 +145,14 @@ def test_influence_is_each_client_in_turn():
     for k, d, m in zip(seen.client, seen.difference, seen.moved):
         assert (d, m) == (first.without(k).difference, first.without(k).moved)
     assert first.without(3).run.influence([3, 4]).client.tolist() == [4]
+
+@pytest.mark.parametrize('which', [3, (3, 3), [3], {3}, range(3, 4), np.array([3]), np.int64(3), torch.tensor([3])],
+                         ids=str)
+def test_clients_to_leave_out_may_be_written_in_any_way(which):
+    asked = Federation(net(), TASK, CLIENTS, FedAvg(), without=which).checked()
+    assert asked.without == (3,) and type(asked.without[0]) is int
+
+@pytest.mark.parametrize('which', ['3', 3.0, (True,), None, ('3',)], ids=str)
+def test_what_is_no_client_is_not_left_out(which):
+    with pytest.raises(TypeError, match='client numbers'): federate(net(), TASK, CLIENTS, FedAvg(), 1, without=which)
+    with pytest.raises(TypeError, match='client numbers'): run(rounds=1).without(which)

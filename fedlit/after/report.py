@@ -21,10 +21,11 @@ from ..measure import effective_rank, features_of, spectrum
 from ..method import overrides
 from ..parse import ParseError, value
 from ..participation import draw_clients, needs
-from ..result import GIVEN, fingerprint, own_samples, records, scores_of, tests_of
+from ..result import fingerprint, own_samples, records, scores_of, tests_of, unlike
 from ..run import Simulation
 from ..scale.capacity import traffic
 from ..server import deployed
+from ..tree import rows as at_row
 
 # %% ../../nbs/after/report.ipynb #28539e1d
 def known(
@@ -36,7 +37,7 @@ def known(
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
     asked = rebuilt(run, **{'model': run.model, **given}).checked()
     was, now = run.settings.get('fingerprint', {}), fingerprint(asked.model, asked.task, asked.clients, asked.criterion)
-    if differ := [GIVEN[k] for k in ('partition', 'labels', 'images') if k in was and was[k] != now[k]]:
+    if differ := unlike(was, now, *(k for k in was if k not in ('partition', 'labels', 'images', 'pixels'))):
         raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
     return asked
 
@@ -77,14 +78,13 @@ def _once_more(sim, run, who):
             out = sim.train(who[i:i+10], run.state)
         if len(out['who']): yield out['who'].tolist(), out
 
-def _of_row(seen, i): return {name: v[i] for name, v in seen.items()}
 
 def _networks(sim, run, who, source):
     "Client number, the network that is looked at, and what is known of its training."
     method, state = run.method, run.state
     samples = lambda ks: own_samples(method, sim.model, sim.task, sim.asked.clients, ks)
     if source == 'home':
-        for k in who: yield k, deployed(method, state, k, **_of_row(samples([k]), 0)), {}
+        for k in who: yield k, deployed(method, state, k, **at_row(samples([k]), 0)), {}
     if source == 'kept':
         for i, k in enumerate(run.locals['who']):
             yield k, tuple({n: v[i] for n, v in run.locals[part].items()} for part in ('params', 'buffers')), {}
@@ -93,7 +93,7 @@ def _networks(sim, run, who, source):
             ended = replace(state, personal={**out['params'], **out['buffers']}, client=out['client'])
             of = samples(ks)
             for i, k in enumerate(ks):
-                net = deployed(method, ended, i, **_of_row(of, i))
+                net = deployed(method, ended, i, **at_row(of, i))
                 yield k, net, dict(drift=out['drift'][i].item(), loss=out['loss'][i].item())
 
 def each_client(

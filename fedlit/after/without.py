@@ -7,16 +7,16 @@ __all__ = ['rebuilt', 'asked_of', 'same_bits', 'Without', 'predictions', 'withou
 
 # %% ../../nbs/after/without.ipynb #02d9b8b7
 import re
-import numpy as np, pandas as pd, torch
+import pandas as pd, torch
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from tqdm import tqdm
 from ..engine.guard import Guard
 from ..measure import exactly
 from ..models import build
-from ..result import GIVEN, Run, fingerprint, tests_of
+from ..result import Run, fingerprint, tests_of, unlike
 from ..parse import local, value
-from ..run import Federation, Simulation
+from ..run import Federation, Simulation, several
 
 # %% ../../nbs/after/without.ipynb #852e334c
 def _guard(text):
@@ -65,7 +65,7 @@ def asked_of(
     asked = replace(asked, rounds=run.state.round, checkpoint=None, minutes=None)
     was = run.settings.get('fingerprint', {})
     now = fingerprint(asked.model, asked.task, asked.clients, asked.criterion)
-    if differ := [GIVEN[k] for k in was if was[k] != now[k]]:
+    if differ := unlike(was, now, 'own'):
         raise ValueError(f"this is another run: {', '.join(differ)}; the network must be as it was before round 1")
     return asked
 
@@ -170,7 +170,8 @@ def without(
     **given, # for `Federation`; a run from a file needs `task` and `clients`, see `asked_of`
 ) -> Without:
     "Replay a run as if these clients had never taken part."
-    left = tuple(client) if isinstance(client, (tuple, list, set, frozenset)) else (client,)
+    left = several(client, 'client')
+    if not left: raise ValueError(f"client={client!r} leaves nobody out; name a client, or several")
     asked = asked_of(run, **given)
     other = replace(asked, without=(*asked.without, *left))
     other.check_without()
@@ -183,9 +184,9 @@ def influence(
 ) -> pd.DataFrame: # one row a client
     "Leave one client out, and each in turn: as many runs as there are clients."
     asked, rows = asked_of(run, **given), []
-    if clients is not None and np.ndim(clients) == 0: clients = [clients]
     then = run if same_bits(run, asked) else asked.run()
-    who = [k for k in (range(len(asked.clients)) if clients is None else clients) if k not in asked.without]
+    those = range(len(asked.clients)) if clients is None else several(clients, 'clients')
+    who = [k for k in those if k not in asked.without]
     for k in tqdm(who, desc='without each client', disable=not asked.progress):
         w = Without((k,), then, replace(asked, without=(*asked.without, k), progress=False).run())
         own = w.clients().iloc[k]

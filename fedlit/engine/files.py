@@ -146,6 +146,7 @@ def write_file(
     "Write a file, all of it or nothing."
     given, path = Path(path), Path(path).absolute()
     if path.is_symlink(): raise ValueError(f"{path} is a symbolic link to {os.readlink(path)}; name the file itself")
+    if path.is_dir(): raise IsADirectoryError(errno.EISDIR, f"{given} is a folder; name a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
     _sweep(path)
     part, sync = _part(path), not keep or _due(path)
@@ -363,7 +364,7 @@ def newest(
 ):        # what it returned; None where there is no checkpoint
     "Read a checkpoint, or the one before where it is damaged."
     path, said = Path(path), []
-    if not os.path.lexists(path) and not _parts(path.absolute()): return _begin_again(path)
+    if not os.path.lexists(path) and not _about_to_be(path, read): return _begin_again(path)
     for p in (path, last(path)):
         try: got = read(p)
         except FileNotFoundError: continue
@@ -383,6 +384,12 @@ def _aside(path, name):
         except FileExistsError: continue
         os.replace(path, free)
         return free
+
+def _about_to_be(path, read):
+    "Was a writer of `path` killed between taking the old file away and giving the new one, which is whole, its name?"
+    for part, _ in _parts(path.absolute()):
+        with suppress(FileNotFoundError, ValueError): return read(part) is not None
+    return False
 
 def _set_aside(good, path, said):
     aside = _aside(path, path.name + '.broken')

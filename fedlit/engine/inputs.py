@@ -7,10 +7,12 @@ __all__ = ['indices', 'parts', 'checkpoints', 'tried', 'check_network', 'unstack
            'least_batch', 'convolves', 'prefers_channels_last', 'writable', 'best_device', 'check_device', 'first_odd']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
-import copy, random, sys, tempfile, zlib
+import copy, io, os, random, sys, tempfile, zlib
 import numpy as np, torch
+from array import array
 from collections import deque
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from pathlib import Path
 from torch import nn
@@ -190,6 +192,13 @@ def _tensor_state(v):
     try: return f'{tuple(v.shape)} {0 if v.is_inference() else v._version} {v.tolist() if v.numel() <= 64 else ""}'
     except RuntimeError: return '' # it belongs to a transform of torch.func that is over
 
+_MUCH = 10**7 # bytes of one array that are looked at
+
+def _numbers(v):
+    "What the first bytes of an array hold; of objects their words."
+    some = v.ravel()[:max(1, _MUCH//max(1, v.itemsize))]
+    return zlib.crc32(repr(some[:1000].tolist()).encode() if v.dtype.hasobject else some.tobytes())
+
 def _iterator(v):
     try: return repr(v.__reduce__())
     except TypeError: return repr(v)
@@ -198,16 +207,20 @@ def _iterator(v):
 _LOOK = {
     torch.Tensor: lambda v: (_tensor_state(v), []),
     torch.Generator: lambda v: (zlib.crc32(v.get_state().numpy()), []),
-    np.ndarray: lambda v: (f'{v.shape} {zlib.crc32(repr(v.ravel()[:1000].tolist()).encode())}', []),
+    np.ndarray: lambda v: (f'{v.shape} {_numbers(v)}', []),
+    (bytearray, array): lambda v: (f'{len(v)} {zlib.crc32(bytes(v[:_MUCH]))}', []),
+    ContextVar: lambda v: ('', [('', v.get(None))]),
+    io.StringIO: lambda v: (v.tell(), []),
     np.random.Generator: lambda v: (repr(v.bit_generator.state), []),
     np.random.RandomState: lambda v: (repr(v.get_state()), []),
+    random.SystemRandom: lambda v: (object(), []), # never as it was
     random.Random: lambda v: (zlib.crc32(repr(v.getstate()).encode()), []),
     GeneratorType: lambda v: (v.gi_frame and v.gi_frame.f_lasti, [*v.gi_frame.f_locals.items()] if v.gi_frame else []),
     FunctionType: lambda v: ('', [] if _of_library(v) else _in_function(v)),
     MethodType: lambda v: ('', [('', v.__self__), ('', v.__func__)]),
     partial: lambda v: ('', [('', v.func), *enumerate(v.args), *v.keywords.items()]),
-    dict: lambda v: (len(v), [*v.items()][:1000]),
-    (list, tuple, deque): lambda v: (len(v), [*enumerate(v)][-1000:]),
+    dict: lambda v: (len(v), [*v.items()][-_MOST//2:]),
+    (list, tuple, deque): lambda v: (len(v), [*enumerate(v)][-_MOST//2:]),
     (set, frozenset): lambda v: (repr(sorted(map(repr, v)))[:10**4], []),
     type: lambda v: ('', [] if _of_library(v) else
                      [(k, u) for k, u in vars(v).items() if not k.startswith('__') or k == '__call__']),
@@ -217,6 +230,7 @@ def _look(v):
     for kind, look in _LOOK.items():
         if isinstance(v, kind): return look(v)
     if type(v).__module__ == 'itertools': return _iterator(v), []
+    if hasattr(v, 'cache_info'): return repr(v.cache_info()), [('of', v.__wrapped__)]
     if isinstance(v, ModuleType) or _of_library(type(v)) and not isinstance(v, SimpleNamespace): return '', []
     slots = [(k, getattr(v, k)) for k in getattr(type(v), '__slots__', ()) if isinstance(k, str) and hasattr(v, k)]
     return '', [*getattr(v, '__dict__', {}).items(), *slots, ('', type(v))]
@@ -225,7 +239,8 @@ def python_state(
     **roots, # name -> a network, a criterion, whatever runs in a step
 ):           # name of a place -> what is there
     "What Python remembers where these can reach it, and the two global generators."
-    found = dict(random=zlib.crc32(repr(random.getstate()).encode()), numpy=repr(np.random.get_state()))
+    found = dict(random=zlib.crc32(repr(random.getstate()).encode()), numpy=repr(np.random.get_state()),
+                 environ=hash(frozenset(os.environ.items())))
     seen, todo = {}, list(roots.items())
     while todo and len(seen) < _MOST:
         place, v = todo.pop()

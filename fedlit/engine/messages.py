@@ -38,6 +38,8 @@ def check_values(
         v, kind = given.get(f.name, f.default), {'int': int, 'float': float}.get(f.type, f.type)
         if isinstance(v, list):
             raise TypeError(f"{cls.__name__}: {f.name}={v!r} is a list; write it as a tuple, {f.name}={tuple(v)!r}")
+        if kind in (bool, 'bool') and not isinstance(v, bool) and not hasattr(v, 'item'):
+            raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be True or False")
         if kind not in _NUMBERS or v is f.default or hasattr(v, 'item') or f.default is None and v is None: continue
         if isinstance(v, bool) or not isinstance(v, (int, kind)):
             raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be {_NUMBERS[kind]}")
@@ -66,7 +68,7 @@ def check_class(
             raise TypeError(f"{cls.__name__}.{name} is not a hook; did you mean "
                             f"{get_close_matches(name, hooks, 1, 0)[0]}? The hooks are {', '.join(hooks)}; "
                             f"the name of a helper begins with _ or stands in the class's `helpers`")
-        if isinstance(v, (bool, int, float, str, tuple)) and name not in ('excludes', 'alone', 'helpers'):
+        if isinstance(v, (bool, int, float, str, tuple)) and name not in ('excludes', 'alone', 'helpers', 'idle'):
             raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyper-parameter; "
                             f"write {name}: {type(v).__name__} = {v!r}")
 

@@ -42,6 +42,11 @@ def key(self:Cohort, batch):
     local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
 
+@patch
+def returns(self:Cohort, batch):
+    "Do steps like this one come back in every round: is the batch full, and does no hook ask what changes?"
+    return batch['x'].shape[1] == self.batches.widest() and varies_with(self.sent.method, STEP) <= {'first'}
+
 def _plain(f):
     "A function as a key: two partials are one where they hold the same."
     return (f.func, f.args, tuple(sorted(f.keywords.items()))) if isinstance(f, partial) else f
@@ -69,7 +74,8 @@ def bind(self:Cohort, t, ks, batch):
             clock['draws'] = drawn.count > 0 or clock['changes']
         return {}
     lr = self.sent.local.lr
-    go = self.tapes.bind(some.key(batch), step, *some.trees(), lr=lr) if self.tapes else partial(step, *some.trees())
+    go = (self.tapes.bind(some.key(batch), step, *some.trees(), often=some.returns(batch), lr=lr) if self.tapes
+          else partial(step, *some.trees()))
     if isinstance(ks, slice): return go
     def scattered(batch):
         go(batch)

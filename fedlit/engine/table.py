@@ -15,7 +15,8 @@ from .memory import moved_out
 class Pages:
     "A dictionary from numbers to rows, never changed; `plus` makes one that shares all pages but those it writes on."
     size = 128
-    def __init__(self, pages=None): self.pages = pages or {}
+    def __init__(self, pages=None): # number of a page -> its rows by number; None: no rows
+        self.pages = pages or {}
     def get(self, k): return self.pages.get(k//self.size, {}).get(k)
     def plus(self, ks, values):
         pages = dict(self.pages)
@@ -43,10 +44,10 @@ def memory_budget():
 # %% ../../nbs/engine/table.ipynb #a640f657
 class Store:
     "Room for rows: `budget` bytes of memory, and past them a file without a name that vanishes with the store."
-    def __init__(self, budget=None):
+    def __init__(self, budget=None): # bytes; None: `memory_budget()`
         self.budget, self.used = memory_budget() if budget is None else budget, 0
         self.file, self.end, self.free, self.owner, self.lock = None, 0, {}, os.getpid(), threading.Lock()
-    def write(self, v):
+    def write(self, v): # tensor on the CPU
         "Put the bytes of `v` into the file; returns where."
         if self.owner != os.getpid():
             raise RuntimeError("a forked process may read the rows on disk, "
@@ -60,7 +61,10 @@ class Store:
         if not self._put(v.reshape(-1).view(torch.uint8).numpy(), at):
             raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
         return at
-    def read(self, at, like):
+    def read(self,
+        at,   # what `write` returned
+        like, # tensor
+    ):
         "The tensor of the shape and type of `like` that was written at `at`."
         return torch.frombuffer(bytearray(self._take(like.nbytes, at)), dtype=like.dtype).view(like.shape)
     def _put(self, data, at):
@@ -92,7 +96,10 @@ class Store:
 class Row:
     "One client's row: in memory while its store has room, else in the store's file, until nobody refers to it."
     __slots__ = 'store', 'size', 'held', 'at'
-    def __init__(self, store, v):
+    def __init__(self,
+        store, # Store
+        v,     # the row, a tensor on the CPU
+    ):
         self.store, self.size, room = store, v.nbytes, store.used + v.nbytes <= store.budget
         self.held, self.at = (v, None) if room else (None, store.write(v))
         if room: store.used += self.size

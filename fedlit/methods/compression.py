@@ -82,7 +82,7 @@ def _which(few, whole):
 
 class Quantize(Method):
     "Send every number with a few bits, rounded by lot, and the error later (Alistarh et al., NeurIPS 2017)."
-    bits: int = 8
+    bits: int = 8 # of a number, from 2 to 16
     feedback: bool = True # add what rounding took to the next update?
     def __post_init__(self): require(self, bits=(2 <= self.bits <= 16, 'from 2 to 16'))
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}

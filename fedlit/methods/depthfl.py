@@ -26,7 +26,7 @@ class Exits(nn.Module):
         if len(stages) != len(exits):
             raise ValueError(f"{len(stages)} stages and {len(exits)} exits, but every stage needs one exit")
         self.stages, self.exits, self.features = nn.ModuleList(stages), nn.ModuleList(exits), features
-    def each(self, x):
+    def each(self, x): # (B, ...), inputs
         "(features, logits) of every exit, from the first to the last."
         outs = []
         for stage, exit in zip(self.stages, self.exits):
@@ -36,7 +36,7 @@ class Exits(nn.Module):
     def forward(self, x):
         features, logits = zip(*self.each(x))
         return features[self.features], torch.stack(logits, 1) if self.training else sum(logits)/len(logits)
-    def first(self, depth):
+    def first(self, depth): # int, how many stages
         "What a client of this depth has: the same modules, not copies."
         return Exits(self.stages[:depth], self.exits[:depth], self.features).train(self.training)
 
@@ -163,7 +163,11 @@ class DepthFL(Method):
                 levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
                 ramp=(self.ramp >= 1, 'at least 1'),
                 exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
-    def has(self, number, clients, n):
+    def has(self,
+        number,  # of a client, an int or an integer tensor
+        clients, # int, how many exist
+        n,       # int, how many stages the network has
+    ):
         "Which of n stages, and which of n exits, does client `number` train? (n,) each, booleans."
         number = torch.as_tensor(number)
         i = torch.arange(n, device=number.device)

@@ -9,11 +9,11 @@ __all__ = ['second', 'mine', 'OwnNetwork', 'Ditto']
 from ..method import Method, require
 
 # %% ../../nbs/methods/70_ditto.ipynb #144f1897
-def second(tree):
+def second(tree): # name -> tensor
     "Tensors of the network, under the names of the second one."
     return {f'own.{k}': v for k, v in tree.items()}
 
-def mine(tree):
+def mine(tree): # name -> tensor; names of the first network are left out
     "Tensors of the second network, under the names of the first."
     return {k.removeprefix('own.'): v for k, v in tree.items() if k.startswith('own.')}
 
@@ -36,7 +36,8 @@ class Ditto(OwnNetwork):
         _, logits, after = forward(own, mine(buffers), x)
         spring = sum((v - received[k]).square().sum() for k, v in own.items())
         return criterion(logits, y) + self.lam/2*spring, second(after)
+    @property
+    def idle(self): return () if self.lr else ('grad',)
     def grad(self, grads, params, lr, weight_decay):
-        if not self.lr: return grads
         c = self.lr/lr
         return {k: c*g + (c - 1)*weight_decay*params[k] if k.startswith('own.') else g for k, g in grads.items()}

@@ -14,8 +14,9 @@ def higher(
     names,  # of parameters, from input to output
     layers, # int
 ):          # list of names
-    "The parameters of the last `layers` layers."
+    "The parameters of the last `layers` layers; a ValueError where there are fewer."
     each = list(dict.fromkeys(k.rpartition('.')[0] for k in names))
+    if layers > len(each): raise ValueError(f"FedALA: layers={layers}, but the network has {len(each)} with parameters")
     return [k for k in names if k.rpartition('.')[0] in each[-layers:]]
 
 def settled(

@@ -25,7 +25,7 @@ def inner(
     width = max(1, int(r_c*o)) if k else rank
     return width*(k[0] if k else 1), 1/width
 
-def layout(shape):
+def layout(shape): # of the weight: (O, I), or (O, I, K, K)
     "Rows and columns of a weight that is laid out as a matrix: (O, I), or (O K, I K) of a convolution."
     o, i, *k = shape
     return (o*k[0], i*k[0]) if k else (o, i)

@@ -46,7 +46,10 @@ class FedDSE(SubModel):
         h, r = (activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score),
                 self.rate(number, clients, round))
         return {a: self.top(self.preference(s, round, number, i), r) for i, (a, s) in enumerate(h.items())}
-    def preference(self, h, *keys):
+    def preference(self,
+        h,     # (n,), activity
+        *keys, # integers, see `uniform`
+    ):         # (n,)
         "What the neurons with activity `h` are ranked by; random numbers depend on `keys`."
         if self.mode == 'softmax' and not self.temperature: return h
         noise = -(-uniform(len(h), self.seed, *keys, device=h.device).log()).log() # Gumbel

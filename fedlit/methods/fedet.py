@@ -20,7 +20,9 @@ def consensus(
     v = v if among is None else v*among
     return ((v/v.sum(0).clamp(min=1e-12))[..., None]*logits).sum(0)
 
-def diversity(logits):
+def diversity(
+    logits, # (K, M, classes)
+):          # (M, classes)
     "The consensus of those whose answer differs from the consensus of all, or of all if nobody differs (FedET, eq. 5)."
     all_ = consensus(logits)
     differ = logits.argmax(-1) != all_.argmax(-1)

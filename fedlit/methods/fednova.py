@@ -13,7 +13,10 @@ from .scaffold import response
 from ..tree import finest
 
 # %% ../../nbs/methods/31_fednova.ipynb #7414b089
-def length(steps, momentum):
+def length(
+    steps,    # (K,), of each client
+    momentum, # of SGD, in [0, 1)
+):            # (K,)
     "How many gradients the update of `steps` steps of SGD with `momentum` contains (FedNova, section 4.2)."
     rho, tau = momentum, steps.to(finest(steps.device))
     return (tau - rho*(1 - rho**tau)/(1 - rho))/(1 - rho)

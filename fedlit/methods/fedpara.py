@@ -23,7 +23,11 @@ def factors(
     low = ceil(min(o, i)**.5)
     return round((1-gamma)*low + gamma*fits[-1]) if fits and fits[-1] >= low else 0
 
-def compose(x, y, t=None):
+def compose(
+    x,      # (O, R)
+    y,      # (I, R)
+    t=None, # (R, R, K, K); None: the weight is that of a linear layer
+):
     "(O, R), (I, R) and, for a convolution, (R, R, K, K) to (O, I) or (O, I, K, K)."
     return x@y.T if t is None else torch.einsum('or,rskl,is->oikl', x, t, y)
 

@@ -37,7 +37,12 @@ class FjORD(HeteroFL):
         super().__post_init__()
         require(self, widths=(len(self.widths) and all(0 < p <= 1 for p in self.widths),
                               'a tuple of numbers in (0, 1]'))
-    def width(self, number, clients, round, step):
+    def width(self,
+        number,  # of a client, an int or an integer tensor
+        clients, # int, how many exist
+        round,   # int
+        step,    # int
+    ):           # one number
         "The share that client `number` uses in this step: at most its tier."
         device = number.device if isinstance(number, torch.Tensor) else None
         p = torch.tensor(sorted(self.widths), dtype=finest(device), device=device)

@@ -19,7 +19,11 @@ def pieces(
     if size < 2: return [slice(None)]*many
     return [slice(i*size, (i + 1)*size if i < many - 1 else n) for i in range(many)]
 
-def along(params, way, far):
+def along(
+    params, # name -> parameter
+    way,    # name -> tensor of the same shape
+    far,    # a number
+):          # name -> tensor
     "`params` moved `far` in the direction `way`."
     return {k: v + far*way[k] for k, v in params.items()}
 

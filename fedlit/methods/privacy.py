@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from ..engine.messages import warn
-from ..local import is_number
+from ..local import is_number, is_whole
 from ..method import HOOKS, Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
 from ..tree import sqnorm, tmap
@@ -40,7 +40,12 @@ def epsilon_of(
     drawn=None,      # how many of them are drawn for a round; None: all
     sampling='fixed',# 'fixed': so many without replacement; 'poisson': each for itself, so many on average
 ) -> float:
-    "The epsilon of (epsilon, delta)-differential privacy after some rounds."
+    "The epsilon of (epsilon, delta)-differential privacy after some rounds; ValueError where a number makes no sense."
+    right = dict(noise=(noise, 0 <= noise < math.inf if is_number(noise) else False, 'at least 0'),
+                 rounds=(rounds, is_whole(rounds) and rounds >= 0, 'a whole number, at least 0'),
+                 delta=(delta, 0 < delta < 1 if is_number(delta) else False, 'in (0, 1)'))
+    for k, (v, good, what) in right.items():
+        if not good: raise ValueError(f"{k}={v!r}, but it must be {what}")
     orders, rdp = _of_one_round(float(noise), clients, clients if drawn is None else drawn, sampling)
     with _quiet(): return float(_library().rdp.compute_epsilon(orders, rounds*rdp, delta)[0]) if rounds else 0.
 
@@ -83,7 +88,10 @@ def noise_for(
     **kw,    # for `epsilon_of`: delta, clients, drawn, sampling
 ) -> float:  # z, rounded up to a thousandth
     "The least noise multiplier that keeps to `epsilon`."
-    if not epsilon > 0: raise ValueError(f"epsilon={epsilon}, but it must be positive")
+    if not (is_number(epsilon) and 0 < epsilon < math.inf):
+        raise ValueError(f"epsilon={epsilon!r}, but it must be positive and finite")
+    if not (is_whole(rounds) and rounds >= 1): raise ValueError(f"rounds={rounds!r}, but it must be at least 1")
+    epsilon_of(1., rounds, **kw) # is the rest sound?
     from scipy.optimize import brentq
     over = lambda z: math.log(epsilon_of(math.exp(z), rounds, **kw)/epsilon)
     low, high = -3., 3.
@@ -200,8 +208,8 @@ class DPSGD(Method):
     "Clip the gradient of every sample and add Gaussian noise in each step (Abadi et al., CCS 2016)."
     clip: float = 1.     # C, greatest length of the gradient of one sample
     noise: float = 1.    # z: the noise on the sum over a batch has the standard deviation zC
-    delta: float = field(default=1e-5, repr=False)
-    source: str = field(default='seed', repr=False)
+    delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
+    source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
     alone = ('loss', 'output', 'frozen')
     excludes = 'how gradients are protected'
     def __post_init__(self):

@@ -8,6 +8,7 @@ __all__ = ['trimmed', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum']
 # %% ../../nbs/methods/33_robust.ipynb #e5e325b1
 import torch
 from ..batches import beside
+from ..engine.guard import lengths
 from ..engine.messages import warn
 from ..method import Method, require
 from ..tree import finest
@@ -48,20 +49,16 @@ class TrimmedMean(Method):
         return _one_row(deltas, mask, weights, lambda n: int(self.trim*n + 1e-9))
 
 # %% ../../nbs/methods/33_robust.ipynb #06647b15
-def _lengths(stacked, K):
-    "Euclidean lengths (K,) of K vectors that are spread over a dictionary of stacks."
-    each = [torch.linalg.vector_norm(v.reshape(K, -1), dim=1) for v in stacked.values()]
-    return torch.linalg.vector_norm(torch.stack(each), dim=0) if each else torch.zeros(K)
-
 class NormClipping(Method):
     "No client's update longer than a bound (Sun et al., 2019)."
     norm: float = None # the bound; None: the median of the round's lengths; inf is FedAvg
     def __post_init__(self): require(self, norm=(self.norm is None or self.norm > 0, 'positive, or None'))
     def combine(self, deltas, weights, params):
-        K, clipped = len(weights), {}
+        clipped = {}
         for mine in (True, False): # parameters, running statistics
             some = {k: v for k, v in deltas.items() if (k in params) == mine}
-            far = _lengths(some, K)
+            if not some: continue
+            far = lengths(some, dict.fromkeys(some, 0))
             most = trimmed(far, _half) if self.norm is None or not mine and self.norm < torch.inf else self.norm
             short = (most/far.clamp(min=torch.finfo(far.dtype).tiny)).clamp(max=1)
             clipped.update({k: torch.where(beside(short, v) < 1, v*beside(short, v).to(v), v) for k, v in some.items()})
@@ -75,7 +72,10 @@ class Krum(Method):
     excludes = 'how the clients are combined'
     def __post_init__(self):
         require(self, attackers=(self.attackers >= 0, 'at least 0'), best=(self.best >= 1, 'at least 1'))
-    def scores(self, deltas, params):
+    def scores(self,
+        deltas, # name -> (K, ...), the clients' updates
+        params, # name -> parameter; what is no parameter does not count
+    ):          # (K,), small where a client is like the others
         "The score s(i) of every client, by its parameters."
         K = len(next(iter(deltas.values())))
         flat = [v.reshape(K, -1).to(finest(v.device)) for k, v in deltas.items() if k in params]
@@ -91,5 +91,7 @@ class Krum(Method):
         if self.best > K: warn(f'Krum(best={self.best}) of {K} clients is the mean of all')
         order = self.scores(deltas, params).nan_to_num(torch.inf).sort(stable=True).indices
         chosen = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
-        return {k: torch.where(beside(chosen, v) > 0, v, 0) for k, v in deltas.items()}, chosen/chosen.sum()
+        middle = lambda v: trimmed(v, _half).expand_as(v) # of running statistics, whose lengths say nothing
+        return {k: torch.where(beside(chosen, v) > 0, v if k in params else middle(v), 0)
+                for k, v in deltas.items()}, chosen/chosen.sum()
     helpers = 'scores',

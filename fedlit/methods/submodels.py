@@ -71,7 +71,10 @@ class SubModel(Method):
         L = len(self.rates)
         i = number*L//clients if self.assign == 'fixed' else (uniform(1, self.seed, round, number)[0]*L).long()
         return entry(self.rates, i, exact=True)
-    def top(self, scores, rate):
+    def top(self,
+        scores, # (n,) higher is kept first
+        rate,   # share to keep, a number or a 0-dimensional tensor
+    ):          # (n,) booleans
         "Which coordinates of an axis with these scores a client of this rate keeps."
         return top(scores, rate, self.rounding)
 
@@ -97,8 +100,9 @@ class OwnLabels(Method):
 
 # %% ../../nbs/methods/50_submodels.ipynb #d190fa3f
 class Clip(Method):
-    "Scale the gradient down to `norm` where its norm over all entries is larger (Pascanu et al., ICML 2013)."
-    norm: float = 1.
+    """Scale the gradient down to `norm` where its norm over all entries is larger (Pascanu et al., ICML 2013);
+    a client's second network (Ditto, APFL) is part of it."""
+    norm: float = 1. # positive
     def __post_init__(self): require(self, norm=(self.norm > 0, 'positive'))
     def grad(self, grads):
         size = sqnorm(grads).sqrt()

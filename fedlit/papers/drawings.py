@@ -115,5 +115,6 @@ def small_picture(fig):
     from IPython.display import Image as Shown
     from PIL import Image
     small = io.BytesIO()
-    Image.open(io.BytesIO(png_of(fig, dpi=75))).convert('RGB').quantize(40).save(small, 'png', optimize=True)
+    image = Image.open(io.BytesIO(png_of(fig, dpi=150))).convert('RGB').quantize(40)
+    image.save(small, 'png', optimize=True, dpi=(150, 150))
     return Shown(small.getvalue())

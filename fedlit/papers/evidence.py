@@ -32,7 +32,8 @@ class Evidence(NamedTuple):
     side: int  # 1 if the numbers speak for the claim, -1 if against it, 0 if neither
     test: str  # which
 
-def equal(d): return np.ptp(d) <= 1e-9*abs(d).max()
+def equal(d): # (n,) differences
+    return np.ptp(d) <= 1e-9*abs(d).max()
 
 def paired(
     differences, # (n,), one a seed
@@ -74,7 +75,10 @@ def margin(
     "How far the true mean may be from the one that is seen."
     return spread(values).margin
 
-def mean_and_margin(values, digits=1):
+def mean_and_margin(
+    values,   # numbers, one a seed
+    digits=1, # behind the point
+):            # str
     "Such as `62.0 ± 5.0`."
     return format(spread(values), f'.{digits}f')
 

@@ -86,6 +86,7 @@ def interactions(
 ) -> Interactions:
     "Train FedAvg, all methods, and all pairs that can be added."
     made, _ = sums(methods)
+    if seeds is not None and not len(seeds): raise ValueError(f"seeds={seeds!r}, but there must be one or more")
     seeds = list(range(fewest(max(1, len(made)))) if seeds is None else seeds)
     asked = {k: str(v) for k, v in kw.items()} if asked is None else asked
     file, runs = folder and Path(folder)/'interactions.json', {}

@@ -161,9 +161,9 @@ def federations(
     sampled=10, # of them in a round
     each=32,    # samples of a client
     local=None, # Local; None is Local()
-    executors=('loop', 'vmap'),
+    executors=('loop', 'vmap'), # their names
     rounds=(4, 14), # of the short and the long run
-    repeats=5,
+    repeats=5, # turns, of which the fastest counts
 ) -> list:      # of dictionaries: clients, executor, sampled, each, epochs, batch_size, seconds a round
     "Seconds of the processor that a round of `federate` with FedAvg takes."
     (model, shape), g, local = network('mlp'), torch.Generator().manual_seed(0), local or Local()
@@ -241,7 +241,7 @@ class Population:
                 swing=(0 <= self.swing <= 1, 'in [0, 1]'),
                 online=(0 < self.online*(1 + self.swing) <= 1, 'a share that stays in (0, 1] when it swings'),
                 dropout=(0 <= self.dropout < 1, 'in [0, 1)'))
-    def there(self, hour):
+    def there(self, hour): # in [0, 24)
         "The share that is online at this hour of the day, in [0, 24)."
         return self.online*(1 + self.swing*math.cos(2*math.pi*(hour - 2)/24))
 

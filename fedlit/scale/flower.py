@@ -31,7 +31,7 @@ import fedlit
 from ..tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import Method, asks_for, server_readers, wants
 from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
-from ..engine.guard import Guard, bad_rows, blame, check_clients
+from ..engine.guard import ODD, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
 from ..engine.table import memory_budget
 from ..result import Run, check_metrics, resume
@@ -39,7 +39,7 @@ from ..run import WEIGHTING, batches_of, normalised, part_columns
 from ..cohort import check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
-from ..models import build
+from ..models import build, modest
 from ..measure import evaluate
 from ..parse import local as read_local, method as parse, value
 
@@ -87,8 +87,7 @@ def _agreeable(self):
         raise ValueError(f"{self.participation!r} asks for losses before a round, which sites are not asked for; "
                          "`federate` runs it")
     check_local(self.method, self.local)
-    for k in range(self.clients): self.local.work(k, self.seed)
-    for r in range(self.rounds): self.local.at(r)
+    self.local.check(self.clients, self.rounds, self.seed)
     if wants(self.method, 'proxy'):
         raise ValueError(f"{self.method!r} needs public samples on the server, "
                          "which real sites do not share yet; `federate` runs it")
@@ -111,7 +110,7 @@ def _plain(v):
 
 def _modest(network, options, task, local, samples, most):
     "Refuse a network or an index of batches of more than `most` bytes, before there is one."
-    with torch.device('meta'): net = network(task=task, seed=0, **options)
+    with torch.device('meta'), modest(): net = network(task=task, seed=0, **options)
     state = sum(v.nbytes for v in net.state_dict().values())
     batches = 3*8*local.most(-(-samples//local.batch_size))*min(local.batch_size, max(256, samples))
     for what, need in (('a network', 8*state), ('the batches of a round', batches)):
@@ -160,7 +159,8 @@ def _tensor(name, array, like):
     numbers = bytearray(data.read())
     if len(numbers) != want.nbytes: raise ValueError(f"{name} has {len(numbers)} bytes, but it must have {want.nbytes}")
     v = torch.from_numpy(np.ndarray(shape, dtype, numbers))
-    if not torch.isfinite(v).all(): raise ValueError(f"{name} holds numbers that are not finite")
+    if not (torch.isfinite(v) | (v == like.cpu())).all(): # a mask of -inf is as it must be
+        raise ValueError(f"{name} holds numbers that are not finite")
     return v
 
 # %% ../../nbs/scale/flower.ipynb #acce22f9
@@ -186,7 +186,10 @@ def to_sites(plan, state):
                 server={n: state.server[n] for n in server_readers(plan.method)})
 
 # %% ../../nbs/scale/flower.ipynb #67624528
-def from_site(state, out):
+def from_site(
+    state, # State of the federation
+    out,   # what the site ended with, see `fedlit.round.local_phase`
+):         # tree
     "What a site sends of its result: nothing that stays at home, and nothing that it remembers."
     return _without(state.personal, {k: out[k] for k in ('params', 'buffers', 'uploads', 'mask')})
 
@@ -346,8 +349,10 @@ def believed(
     shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
     out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
     if not before.params: return answers, {}
-    bad, moved = bad_rows(Guard(), out, before, math.log(plan.task.classes))
-    why = {who[i]: blame(Guard(), out, before, moved, i) for i in bad.nonzero()[:, 0].tolist()}
+    guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
+    bad, _, moved = bad_rows(guard, out, before, math.log(plan.task.classes))
+    at = bad.nonzero()[:, 0].tolist()
+    why = dict(zip([who[i] for i in at], blame(guard, out, before, moved, at)))
     return {k: v for k, v in answers.items() if k not in why}, why
 
 def merged(
@@ -410,7 +415,10 @@ class Book:
         "Client number -> node of those connected; of several that say the same, the first."
         return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
 
-    def enter(self, node, content):
+    def enter(self,
+        node,    # int, what Flower calls it
+        content, # RecordDict that it has sent
+    ):
         "Write down what `node` says of itself, unless it cannot be."
         self.said[node], plan = None, self.plan
         try:
@@ -427,12 +435,15 @@ class Book:
         else: log.warning('node %s says that it is client %s, which is node %s; it is not asked while that one is here',
                           node, number, other)
 
-    def call(self, grid, round):
+    def call(self,
+        grid,  # Grid of Flower, through which nodes are reached
+        round, # int, for the log
+    ):
         "Ask nodes that are new who they are; client number -> node of those connected."
         try: self.online = list(grid.get_node_ids())
         except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
-        new = {n: RecordDict() for n in self.online if n not in self.until}
-        self.until.update(dict.fromkeys(new, time.monotonic() + self.plan.wait))
+        new = {n: RecordDict() for n in self.online if n not in self.said and n not in self.waiting.values()}
+        for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # asked again, it is not waited for
         self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
         full = lambda: len(self.here()) == self.plan.clients
         end = 0 if full() else max((self.until[n] for n in self.waiting.values()), default=0)

@@ -13,7 +13,7 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from fastcore.basics import patch
-from functools import partial, reduce
+from functools import reduce
 from math import prod
 from pathlib import Path
 from ..tree import flatten, unflatten, leaves, tmap, put, rows
@@ -21,6 +21,7 @@ from ..engine.table import Table
 from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
+from ..result import form_of, in_words
 from ..round import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41
@@ -188,7 +189,11 @@ def _total(self:Ranks, part=None):
 # %% ../../nbs/scale/torchrun.ipynb #06be49fb
 class Share(Table):
     "The rows (K, ...) of a round's clients, on rank 0: a sum travels as one tensor, rows are fetched when read."
-    def __init__(self, ranks, path, mine):
+    def __init__(self,
+        ranks, # Ranks
+        path,  # keys that lead to the tensor in the clients' results
+        mine,  # (k, ...), the rows of the clients that were trained here
+    ):
         self.ranks, self.path, self.mine, self.all = ranks, path, mine, None
         self.row, self.device, self.clients = mine.new_empty(mine.shape[1:]), mine.device, sum(map(len, ranks.shares))
     def __repr__(self): return f'Share of {self.clients} rows {tuple(self.row.shape)}, {len(self.mine)} of them here'
@@ -280,31 +285,17 @@ def _crc(*tensors):
     for v in tensors: crc = zlib.crc32(_bytes([torch.as_tensor(v)], 'cpu').numpy(), crc)
     return f'{crc:08x}'
 
-def _text(v, deep=4):
-    "A value, function or module in words that are the same in every process, as far as it can be said."
-    if torch.is_tensor(v): return f'{list(v.shape)} {_crc(v)}'
-    if v is None or isinstance(v, (bool, int, float, complex, str, bytes)): return repr(v)
-    if deep == 0: return type(v).__qualname__
-    if isinstance(v, (list, tuple)): return f"({', '.join(_text(u, deep-1) for u in v)})"
-    if isinstance(v, dict): return f"({', '.join(f'{k}: {_text(u, deep-1)}' for k, u in v.items())})"
-    if isinstance(v, torch.nn.Module): return f'{v} {_text(v.state_dict(), deep-1)}'
-    if isinstance(v, partial): return _text([v.func, v.args, v.keywords], deep-1)
-    code, own = getattr(v, '__code__', v), type(v).__qualname__
-    if not hasattr(code, 'co_code'):
-        return f"{getattr(v, '__qualname__', own)} {_text(getattr(v, '__dict__', None), deep-1)}"
-    cells = [c.cell_contents for c in getattr(v, '__closure__', None) or () if c != type(c)()]
-    parts = [code.co_names, code.co_consts, cells, getattr(v, '__defaults__', None), getattr(v, '__self__', None)]
-    return f"{code.co_name} {zlib.crc32(code.co_code):08x} {_text(parts, deep-1)}"
-
 def _given(sim):
     "What a rank was given, in words: name -> text."
     if not (a := getattr(sim, 'asked', None)): return {}
-    layers = {f'the network, in {k}': _text(v) for k, v in a.model.state_dict().items()}
-    task = {f'the task, in {k}': _text(v) for k, v in vars(a.task).items() if k != 'name'}
+    layers = {f'the network, in {k}': in_words(v) for k, v in a.model.state_dict().items()}
+    task = {f'the task, in {k}': in_words(v) for k, v in vars(a.task).items() if k != 'name'}
     tests = getattr(sim, 'tests', None)
     return {**layers, **task, 'the clients': _crc(*a.clients), 'the tests of the clients': _crc(*(tests or ())),
-            'what the server has': _text(a.proxy),
-            f'the criterion, in Python {sys.version_info[:2]}': _text(a.criterion)}
+            'what the server has': in_words(a.proxy),
+            f'the criterion, in Python {sys.version_info[:2]}': in_words(a.criterion),
+            **{f"the network, in {k or 'the whole'}, Python {sys.version_info[:2]}": said
+               for k, _, said in (line.partition(': ') for line in form_of(a.model).splitlines())}}
 
 def _unlike(theirs, ours, rank):
     "In which names two ranks differ, at most four of them in words."

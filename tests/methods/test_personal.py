@@ -5,7 +5,8 @@ from dataclasses import replace
 from torch import nn
 from torch.nn import functional as F
 from fedlit.data import load
-from fedlit.method import Method
+from fedlit.local import Adam
+from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
@@ -461,3 +462,31 @@ def test_a_buffer_that_is_not_there_is_refused(hook, signature, answer):
     exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, 1, 2', space)
     with pytest.raises(TypeError, match='3 values, but beside the first it must return a dictionary of buffers'):
         federation(space['Mine']())
+
+# ---- a hook that its settings leave idle
+
+def test_ditto_at_one_rate_trains_with_adam():
+    adam = dict(local=Local(epochs=1, batch_size=32, lr=.01, optimizer=Adam()), rounds=1)
+    soft, stiff = (train(Ditto(lam), **adam).personal for lam in (.1, 10.))
+    assert any((u[:] != v[:]).any() for u, v in zip(soft.values(), stiff.values()))
+    with pytest.raises(ValueError, match='reckons with the length'): train(Ditto(lr=.02), **adam)
+
+def test_an_idle_hook_is_as_if_it_were_not_there():
+    class Half(Method):
+        on: bool = True
+        alone = 'loss',
+        @property
+        def idle(self): return () if self.on else ('loss', 'grad')
+        def loss(self, x): return x.sum()*0
+        def grad(self, params): return params
+    assert overrides(Half(), 'loss') and not overrides(Half(on=False), 'loss')
+    assert asks_for(Half(), 'grad', 'params') and not asks_for(Half(on=False), 'grad', 'params')
+    assert replaces(Half()) and not replaces(Half(on=False))
+    with pytest.raises(ValueError, match='to decide `loss` alone'): Half() + FedDecorr()
+    assert FedAvg() + Half(on=False) == Half(on=False)
+
+def test_fedala_has_no_more_layers_than_the_network():
+    with pytest.raises(ValueError, match='layers=99, but the network has'): train(FedALA(layers=99), rounds=1)
+
+def test_words_are_no_truth():
+    with pytest.raises(TypeError, match="APFL: learn='no', but it must be True or False"): APFL(learn='no')

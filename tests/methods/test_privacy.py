@@ -375,3 +375,14 @@ def test_who_is_left_out_hides_no_one_else(digits):
 def test_no_order_is_advised_that_is_refused_too(m):
     for make in (lambda: DPSGD() + m, lambda: m + DPSGD()):
         with pytest.raises(ValueError, match='looks at samples by itself'): make()
+
+@pytest.mark.parametrize('kw, word', [(dict(rounds=-1), 'rounds=-1'), (dict(rounds=2.5), 'rounds=2.5'),
+                                      (dict(noise='1'), "noise='1'"), (dict(noise=-1), 'noise=-1'),
+                                      (dict(delta=2), 'delta=2'), (dict(delta='x'), "delta='x'")])
+def test_epsilon_of_nonsense_is_refused(kw, word):
+    with pytest.raises(ValueError, match=word): epsilon_of(**{**dict(noise=1., rounds=3), **kw})
+
+@pytest.mark.parametrize('args, kw, word', [((8, 0), {}, 'rounds=0'), (('8', 20), {}, "epsilon='8'"),
+                                            ((8, 20), dict(delta=0), 'delta=0'), ((math.inf, 2), {}, 'epsilon=inf')])
+def test_noise_for_nonsense_is_refused(args, kw, word):
+    with pytest.raises(ValueError, match=word): noise_for(*args, **kw)

@@ -131,3 +131,11 @@ def test_where_no_parameter_travels_there_is_nothing_to_combine(m, robust):
 def test_more_best_clients_than_there_are_is_said():
     with pytest.warns(UserWarning, match=r'Krum\(best=9\) of 4 clients is the mean of all'):
         train(Krum(attackers=0, best=9), 'vmap', rounds=1, norm=False)
+
+def test_krum_does_not_take_the_running_statistics_of_a_liar():
+    K, liar = 7, 3
+    deltas = dict(w=torch.eye(K), running_mean=torch.zeros(K, 2)) # the origin is closest to all
+    deltas['w'][liar] = 0
+    deltas['running_mean'][liar] = 9e3
+    out, weights = Krum(attackers=2).combine(deltas=deltas, weights=torch.full((K,), 1/K), params=dict(w=None))
+    assert weights[liar] == 1 and (out['running_mean']*weights[:, None]).sum(0).abs().max() == 0
