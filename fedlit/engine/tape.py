@@ -314,7 +314,7 @@ class Tapes:
             try:
                 why, bind = no_compiler(), None
                 if not why:
-                    bind = self._watched(compiled, f, (*steady, *trees), len(steady), **numbers)
+                    bind = compiled(f, (*steady, *trees), len(steady), self._watched, **numbers)
                     why = '' if bind else 'it draws random numbers or looks at the numbers in a tensor'
             except Exception as e: why = f'{type(e).__name__}: {_point(str(e))}'
             if self.changed: return
@@ -326,19 +326,19 @@ class Tapes:
     def _record(self, f, steady, trees, numbers):
         if self.changed: return f(*steady, *trees), None
         out, bind = self._watched(record, f, *steady, *trees, steady=len(steady), numbers=tuple(numbers))
-        if self.changed: bind = None
         return out, graphed(partial(bind, **numbers), steady, trees) if bind and self.graphs else bind
 
     def _watched(self, f, *args, **kw):
-        "`f(...)`. If it changes what Python remembers, that is said, and nothing is recorded from then on."
+        "The two answers of `f`, the second None if it changes what Python remembers: nothing is recorded from then on."
         before = self.state() if self.state else {}
-        out = f(*args, **kw)
+        out, made = f(*args, **kw)
         after = self.state() if self.state else {}
         if where := next((k for k in after if before.get(k) != after[k]), ''):
             self.changed = where
             warn(f"a step changes what Python remembers ({where}), so steps are run and not played back; "
                  "the same seed may give another result with another executor")
-        return out
+            made = None
+        return out, made
 
 # %% ../../nbs/engine/tape.ipynb #7d45ac27
 def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
@@ -481,12 +481,13 @@ def compiled(
     f,         # as for `record`
     trees,     # as for `record`, and it is not written to
     steady=0,  # as for `record`
+    watched=lambda f, *args: f(*args), # runs the step: a compiler may change what Python remembers, a step may not
     **numbers, # that `dial` computes with, and what they are now
 ):             # as from `record`; None if it is not repeatable. An Exception if it cannot be compiled
     "A recording of `f` that runs kernels made for it."
     same = lambda: [tmap(torch.clone, t) for t in trees]
     before, ours, theirs = same(), same(), same()
-    out, step = _recorded(f, ours, steady)
+    out, step = watched(_recorded, f, ours, steady)
     if step is None: return None
     shape, examples = tmap(lambda v: None, out), [torch.clone(v) for v in _flat(trees)]
     tape = _player(step, shape, tuple(numbers))
