@@ -20,7 +20,7 @@ def run(work, data, options):
     clients, how, before = [torch.as_tensor(p) for p in data.parts], local(work), time.perf_counter()
     done = federate(wrap(build(work['net'], data.start), 'head'), task(data), clients, FedAvg(), work['rounds'], how,
                     participation=work['sampled']/work['clients'], seed=work['seed'],
-                    executor=options.get('executor', 'auto'), device='cpu',
+                    executor=options.get('executor', 'auto'), record=options.get('record', True), device='cpu',
                     precision=options.get('precision', 'float32'),
                     evaluate_every=work['rounds'], progress=False)
     ended, wall, seconds = time.time(), time.perf_counter() - before, done.history['seconds'].tolist()

@@ -147,13 +147,14 @@ def build(
 def modest(
     most=10**4, # layers and parameters
 ):
-    "A ValueError as soon as a network of more parts than this is being made, whoever asked for it."
+    "Networks are made without memory; a ValueError as soon as one of more parts than this is being made."
     made = itertools.count()
     def one(*_):
         if next(made) >= most: raise ValueError(f"a network of more than {most} layers and parameters is not made here")
     hooks = [f(one) for f in (module.register_module_module_registration_hook,
                               module.register_module_parameter_registration_hook)]
-    try: yield
+    try:
+        with torch.device('meta'): yield
     finally:
         for h in hooks: h.remove()
 

@@ -69,8 +69,9 @@ def method(
     if len(text) > longest: raise ParseError(f"a method of {len(text)} characters is not read; {longest} are plenty")
     try:
         node, others = ast.parse(text.strip(), mode='eval').body, others or {}
-        nothing = lambda *args, **kw: None
-        _method(node, dict.fromkeys([*listed(), *others], nothing), nothing) # a wrong name is told before the imports
+        if 'fedlit.methods' not in sys.modules: # a wrong name is told before the imports
+            nothing = lambda *args, **kw: None
+            _method(node, dict.fromkeys([*listed(), *others], nothing), nothing)
         return _method(node, {**known(), **others})
     except ParseError: raise
     except (SyntaxError, RecursionError, MemoryError):

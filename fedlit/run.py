@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'normalised', 'Simulation',
-           'part_columns', 'no_one', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table',
-           'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory',
-           'load_run', 'records', 'release_memory', 'tests_of', 'writable']
+           'versions', 'part_columns', 'no_one', 'Alone', 'takes', 'federate', 'federating', 'file_of', 'compare',
+           'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients',
+           'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, time, warnings
@@ -32,7 +32,8 @@ from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, pea
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, scored, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
-from .result import (FORMAT, FREE, Run, Tester, by_name, check_metrics, fingerprint, load_run, noted_of,
+from .engine.fingerprint import fingerprint
+from .result import (FORMAT, FREE, Run, Tester, by_name, check_metrics, load_run, noted_of,
                            own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
@@ -268,6 +269,13 @@ class Simulation:
         return batches_of(self.source, a.clients, who, replace(a.local, **change), a.seed, round, self.min_batch)
 
 # %% ../nbs/16_run.ipynb #9b1ed7eb
+def versions(
+    device, # 'cpu', 'cuda', ...
+) -> dict:  # fedlit, torch, python, machine
+    "What may decide the last bits of a run."
+    return dict(fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
+                machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
+
 @patch
 def settings(self:Simulation, executor):
     "What a run of this simulation writes down; `executor` by the name that it is known by."
@@ -279,8 +287,7 @@ def settings(self:Simulation, executor):
                 weighting=a.weighting, statistics=a.statistics, precision=a.precision,
                 without=sorted(a.without) or None, # None, as older runs say by saying nothing
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients),
-                fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
-                machine=torch.cuda.get_device_name() if a.device.startswith('cuda') else platform.machine(),
+                **versions(a.device),
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests),
                 **noted_of(self.task), **measured)
 

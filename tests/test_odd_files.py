@@ -207,7 +207,7 @@ def test_the_good_file_is_good(tmp_path, good):
 def test_a_network_of_countless_layers_is_not_begun(tmp_path):
     from fedlit.models import modest
     began = time.perf_counter()
-    with pytest.raises(ValueError, match='more than 10000 layers'), modest(), torch.device('meta'):
+    with pytest.raises(ValueError, match='more than 10000 layers'), modest():
         build('resnet18', TASK, seed=0, depths=(10**9, 1, 1, 1))
     assert time.perf_counter() - began < 30
     with modest(): build('mlp', TASK, seed=0)

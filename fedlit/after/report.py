@@ -21,7 +21,8 @@ from ..measure import effective_rank, features_of, spectrum
 from ..method import overrides
 from ..parse import ParseError, value
 from ..participation import draw_clients, needs
-from ..result import fingerprint, own_samples, records, scores_of, tests_of, unlike
+from ..engine.fingerprint import fingerprint, unlike
+from ..result import own_samples, records, scores_of, tests_of
 from ..run import Simulation
 from ..scale.capacity import traffic
 from ..server import deployed
@@ -37,7 +38,7 @@ def known(
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
     asked = rebuilt(run, **{'model': run.model, **given}).checked()
     was, now = run.settings.get('fingerprint', {}), fingerprint(asked.model, asked.task, asked.clients, asked.criterion)
-    if differ := unlike(was, now, *(k for k in was if k not in ('partition', 'labels', 'images', 'pixels'))):
+    if differ := unlike({k: was[k] for k in ('partition', 'labels', 'images', 'pixels') if k in was}, now):
         raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
     return asked
 

@@ -14,9 +14,10 @@ from tqdm import tqdm
 from ..engine.guard import Guard
 from ..measure import exactly
 from ..models import build
-from ..result import Run, fingerprint, tests_of, unlike
+from ..engine.fingerprint import fingerprint, unlike
+from ..result import Run, tests_of
 from ..parse import local, value
-from ..run import Federation, Simulation, several
+from ..run import Federation, several, versions
 
 # %% ../../nbs/after/without.ipynb #852e334c
 def _guard(text):
@@ -76,7 +77,8 @@ def same_bits(
 ) -> bool: # False: replay it too
     "Would a replay here have the bits of the recorded run?"
     if run.asked is not None: return True
-    here = Simulation(asked.checked()).settings(asked.executor)
+    device = asked.checked().device
+    here = dict(versions(device), device=device)
     return all(run.settings.get(k) == here[k] for k in ('fedlit', 'torch', 'machine', 'device'))
 
 # %% ../../nbs/after/without.ipynb #d07ab977

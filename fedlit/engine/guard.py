@@ -228,8 +228,9 @@ def check_clients(
         wrong = dict(zip([who[i] for i in at], blame(guard, out, before, moved, at)))
         if callable(advice): advice = advice(wrong)
         act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice}")
-    for i in (odd & ~bad).nonzero()[:, 0].tolist():
-        names, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)
+    alone = (odd & ~bad).nonzero()[:, 0].tolist()
+    if alone: names, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)
+    for i in alone:
         name = names[(seen[i]/most).argmax()].removeprefix('buffers/')
         warn(f"client {who[i]} returned {name} more than {ODD} times as large as the middle client of the round; "
              "are its data in another unit, or was a batch too short?")

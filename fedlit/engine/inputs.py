@@ -186,6 +186,7 @@ def _in_function(f):
                   else [] if isinstance(v, ModuleType) else [(n, v)])
     return [*cells, *enumerate(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).items(), *vars(f).items()]
 
+# %% ../../nbs/engine/inputs.ipynb #956cf7aa
 def _tensor_state(v):
     "What a tensor holds, by its version, and its numbers where they are few; nothing of what was made of parameters."
     if v.requires_grad: return ''
@@ -203,6 +204,7 @@ def _iterator(v):
     try: return repr(v.__reduce__())
     except TypeError: return repr(v)
 
+# %% ../../nbs/engine/inputs.ipynb #bbdca8d0
 # kind -> what identifies its content, what it holds
 _LOOK = {
     torch.Tensor: lambda v: (_tensor_state(v), []),
@@ -235,6 +237,7 @@ def _look(v):
     slots = [(k, getattr(v, k)) for k in getattr(type(v), '__slots__', ()) if isinstance(k, str) and hasattr(v, k)]
     return '', [*getattr(v, '__dict__', {}).items(), *slots, ('', type(v))]
 
+# %% ../../nbs/engine/inputs.ipynb #53de8e16
 def python_state(
     **roots, # name -> a network, a criterion, whatever runs in a step
 ):           # name of a place -> what is there
@@ -256,6 +259,7 @@ def changed_state(before, after):
     "The first place at which two answers of `python_state` differ; '' if none."
     return next((k for k in after if before.get(k) != after[k]), '')
 
+# %% ../../nbs/engine/inputs.ipynb #0cf37782
 def impure(
     model, # network that returns (features, logits)
     x,     # (N, ...) inputs as it wants them

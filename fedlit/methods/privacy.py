@@ -41,9 +41,9 @@ def epsilon_of(
     sampling='fixed',# 'fixed': so many without replacement; 'poisson': each for itself, so many on average
 ) -> float:
     "The epsilon of (epsilon, delta)-differential privacy after some rounds; ValueError where a number makes no sense."
-    right = dict(noise=(noise, 0 <= noise < math.inf if is_number(noise) else False, 'at least 0'),
+    right = dict(noise=(noise, is_number(noise) and 0 <= noise < math.inf, 'at least 0'),
                  rounds=(rounds, is_whole(rounds) and rounds >= 0, 'a whole number, at least 0'),
-                 delta=(delta, 0 < delta < 1 if is_number(delta) else False, 'in (0, 1)'))
+                 delta=(delta, is_number(delta) and 0 < delta < 1, 'in (0, 1)'))
     for k, (v, good, what) in right.items():
         if not good: raise ValueError(f"{k}={v!r}, but it must be {what}")
     orders, rdp = _of_one_round(float(noise), clients, clients if drawn is None else drawn, sampling)

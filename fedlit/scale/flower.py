@@ -110,7 +110,7 @@ def _plain(v):
 
 def _modest(network, options, task, local, samples, most):
     "Refuse a network or an index of batches of more than `most` bytes, before there is one."
-    with torch.device('meta'), modest(): net = network(task=task, seed=0, **options)
+    with modest(): net = network(task=task, seed=0, **options)
     state = sum(v.nbytes for v in net.state_dict().values())
     batches = 3*8*local.most(-(-samples//local.batch_size))*min(local.batch_size, max(256, samples))
     for what, need in (('a network', 8*state), ('the batches of a round', batches)):

@@ -6,7 +6,7 @@
 __all__ = ['balanced', 'Ranks', 'Share', 'over_ranks']
 
 # %% ../../nbs/scale/torchrun.ipynb #ee3c235b
-import atexit, builtins, json, os, shlex, signal, sys, threading, zlib
+import atexit, builtins, json, os, shlex, signal, sys, threading
 import torch, torch.distributed as dist
 import pandas as pd
 from collections import Counter
@@ -21,7 +21,7 @@ from ..engine.table import Table
 from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
-from ..result import form_of, in_words
+from ..engine.fingerprint import checksum, form_of, in_words
 from ..round import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41
@@ -280,18 +280,13 @@ def begin(self:Ranks,
     return self
 
 # %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
-def _crc(*tensors):
-    crc = 0
-    for v in tensors: crc = zlib.crc32(_bytes([torch.as_tensor(v)], 'cpu').numpy(), crc)
-    return f'{crc:08x}'
-
 def _given(sim):
     "What a rank was given, in words: name -> text."
     if not (a := getattr(sim, 'asked', None)): return {}
     layers = {f'the network, in {k}': in_words(v) for k, v in a.model.state_dict().items()}
     task = {f'the task, in {k}': in_words(v) for k, v in vars(a.task).items() if k != 'name'}
     tests = getattr(sim, 'tests', None)
-    return {**layers, **task, 'the clients': _crc(*a.clients), 'the tests of the clients': _crc(*(tests or ())),
+    return {**layers, **task, 'the clients': checksum(*a.clients), 'the tests of the clients': checksum(*(tests or ())),
             'what the server has': in_words(a.proxy),
             f'the criterion, in Python {sys.version_info[:2]}': in_words(a.criterion),
             **{f"the network, in {k or 'the whole'}, Python {sys.version_info[:2]}": said
@@ -305,7 +300,6 @@ def _unlike(theirs, ours, rank):
              for k in theirs if k in ours and theirs[k] != ours[k]]
     said = [v if len(v) < 300 else f'{v[:300]} ...' for v in other + only]
     return said[:4] + [f'{len(said)-4} more']*(len(said) > 4)
-
 
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
 _FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
