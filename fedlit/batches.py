@@ -119,6 +119,7 @@ def width(
     local, # Local
 ):         # int, samples
     "How wide the batches of a federation are, with their padding."
+    if local.batch_size <= PADDED: return local.batch_size # however many clients there are
     return min(local.batch_size, max(PADDED, *map(len, parts.values() if isinstance(parts, dict) else parts)))
 
 def _unusable(k, n, local, min_batch):
@@ -142,22 +143,24 @@ def plan(
     min_batch=1, # leave out batches smaller than this
 ): # index (K, T, B) into the training set, and how many of each batch are real, (K, T)
     "Which samples each client visits in this round, step by step."
-    B, all_rows = local.batch_size, []
-    for k in who:
-        gen, idx = rng('batches', seed, round, k), np.asarray(parts[k])
-        def epoch(gen=gen, idx=idx):
-            order = idx[gen.permutation(len(idx))]
-            return [b for b in np.split(order, range(B, len(order), B))
-                    if len(b) >= (B if local.drop_last else min_batch)]
-        if not (batches := epoch()): raise ValueError(_unusable(k, len(idx), local, min_batch))
-        steps = local.length(len(batches), k, seed, round)
-        while len(batches) < steps: batches += epoch()
-        all_rows.append(batches[:steps])
-    T, B = max(map(len, all_rows)), width(parts, local)
-    index, counts = np.zeros((len(who), T, B), dtype=np.int64), np.zeros((len(who), T), dtype=np.int64)
-    for k, batches in enumerate(all_rows):
-        for t, b in enumerate(batches): index[k, t, :len(b)], counts[k, t] = b, len(b)
+    W, least = width(parts, local), local.batch_size if local.drop_last else min_batch
+    each = [_visits(k, np.asarray(parts[k]), local, seed, round, W, least, min_batch) for k in who]
+    steps = max(len(counts) for _, counts in each)
+    index, counts = np.zeros((len(who), steps, W), dtype=np.int64), np.zeros((len(who), steps), dtype=np.int64)
+    for i, (its_index, its_counts) in enumerate(each):
+        index[i, :len(its_index)], counts[i, :len(its_counts)] = its_index, its_counts
     return torch.from_numpy(index), torch.from_numpy(counts)
+
+def _visits(k, idx, local, seed, round, W, least, min_batch):
+    "What client `k` with the samples `idx` visits, step by step: (steps, W) and how many of each batch are real, (steps,)."
+    B, n, gen = local.batch_size, len(idx), rng('batches', seed, round, k)
+    sizes = [B]*(n//B)*(B >= least) + [n % B]*(n % B >= max(1, least)) # of an epoch's batches
+    if not sizes: raise ValueError(_unusable(k, n, local, min_batch))
+    steps = local.length(len(sizes), k, seed, round)
+    epochs, seen = -(-steps//len(sizes)), min(n, sum(sizes))
+    index = np.zeros((epochs, len(sizes)*W), dtype=np.int64)
+    for row in index: row[:seen] = idx[gen.permutation(n)[:seen]]
+    return index.reshape(-1, W)[:steps], np.tile(sizes, epochs)[:steps]
 
 # %% ../nbs/08_batches.ipynb #fc79aba4
 class TaskBatches(Batches):

@@ -231,7 +231,8 @@ class Simulation:
         self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
-        per = [-(-len(c)//asked.local.batch_size) for c in asked.clients]
+        self.lengths = [len(c) for c in asked.clients] # looked at once; a round looks at its own clients only
+        per = [-(-n//asked.local.batch_size) for n in self.lengths]
         self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
 
     def _tapes(self, x):
@@ -279,7 +280,7 @@ def versions(
 @patch
 def settings(self:Simulation, executor):
     "What a run of this simulation writes down; `executor` by the name that it is known by."
-    a, sizes = self.asked, [len(c) for c in self.asked.clients]
+    a, sizes = self.asked, self.lengths
     measured = dict(metrics=list(a.metrics)) if a.metrics else {}
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
                 clients=len(sizes), sizes=sizes, rounds=a.rounds, local=a.local.plain(),
@@ -344,8 +345,7 @@ def no_one(
 def drawn(self:Simulation, state):
     "Who takes part in the round after this state."
     a = self.asked
-    return draw_clients(len(a.clients), a.participation, a.seed, state.round, [len(c) for c in a.clients],
-                        partial(self.losses, state))
+    return draw_clients(len(a.clients), a.participation, a.seed, state.round, self.lengths, partial(self.losses, state))
 
 @patch
 @torch.no_grad()

@@ -8,7 +8,10 @@ from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.round import Local
-from fedlit.run import FORMAT, Alone, Federation, Run, choose_executor, draw_clients, federate, federating
+from fedlit.participation import PowerOfChoice
+from fedlit.run import (FORMAT, Alone, Federation, Run, Simulation, choose_executor, draw_clients, federate,
+                        federating)
+from fedlit.state import start
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -225,3 +228,23 @@ def test_sampling():
             == ['vmap', 'threads', 'vmap'])
     assert ([choose_executor(HeteroFL(), n, d) for n, d in ((net(), 'cpu'), (cnn, 'cpu'), (cnn, 'cuda'))]
             == ['vmap', 'extract', 'vmap'])
+
+class Silent(list):
+    "Clients of which one may ask for any, and not for all."
+    asked = 0
+    def __iter__(self):
+        self.asked += 1
+        return super().__iter__()
+
+@pytest.mark.parametrize('participation', [.02, PowerOfChoice(.02)], ids=repr)
+def test_a_round_looks_at_its_own_clients(participation):
+    "Seconds of a round do not grow with the number of clients that exist."
+    task, gen = load('digits').subset(400, seed=0), torch.Generator().manual_seed(0)
+    clients = list(torch.randint(400, (100, 8), generator=gen))
+    run = Federation(build('mlp', task, seed=0), task, clients, FedAvg(), rounds=3, local=Local(epochs=1), device='cpu',
+                     participation=participation, progress=False).checked()
+    sim = Simulation(run)
+    sim.asked = replace(run, clients=(quiet := Silent(clients)))
+    state = start(run.method, sim.model, 100)
+    for _ in range(2): state = sim.one_round(state, sim)[0]
+    assert state.round == 2 and not quiet.asked

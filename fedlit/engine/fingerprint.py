@@ -75,7 +75,7 @@ def fingerprint(
     tests=None,# index tensors into the test set, one a client, if there are any
 ) -> dict:     # name -> checksum or name; what Python and torch decide has their versions in its name
     "By what a checkpoint knows the run that it belongs to; of images beyond a gigabyte it looks at some."
-    indices = lambda parts: checksum(*(torch.as_tensor(p).long() for p in parts or ()))
+    indices = lambda parts: checksum(*([torch.cat([torch.as_tensor(p).long() for p in parts])] if parts else []))
     brief = lambda text: f'{zlib.crc32(text.encode()):08x}'
     few = torch.arange(0, len(task.y_train), max(1, len(task.y_train)//64)) # older files have only these
     here = f'Python {sys.version_info[0]}.{sys.version_info[1]} and torch {torch.__version__}'

@@ -25,6 +25,10 @@ from ..state import pure, split_state, start
 from ..tree import tmap
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
+def _outside(v, n):
+    "The first number in `v` (M,) that is no index of `n` samples, in a list; empty if there is none."
+    return [] if not len(v) or (0 <= v.min() and v.max() < n) else v[(v < 0) | (v >= n)][:1].tolist()
+
 def indices(
     name, # what it is, for messages
     v,    # list, array or tensor of whole numbers, or a mask
@@ -47,7 +51,7 @@ def indices(
     if v.is_floating_point() or v.is_complex():
         raise ValueError(f"{name} holds {str(v.dtype)[6:]}; it must be whole numbers, indices of samples, or a mask")
     v = v.long()
-    if bad := v[(v < 0) | (v >= n)][:1].tolist():
+    if bad := _outside(v, n):
         raise ValueError(f"{name} has the index {bad[0]}, but there are {n} samples: 0 to {n-1}")
     return v
 
@@ -63,8 +67,10 @@ def parts(
         many = parts if isinstance(parts, int) else 10
         raise TypeError(f"{name}={parts!r}, but it must be one index tensor per client, such as "
                         f"dirichlet(task.y_train, {many}, alpha=0.5, seed=0) or iid(task.y_train, {many})")
-    each = 'client {}' if name == 'clients' else name + '[{}]'
-    return [indices(each.format(k), v, n) for k, v in enumerate(parts)]
+    each, rows = 'client {}' if name == 'clients' else name + '[{}]', list(parts)
+    plain = all(isinstance(v, torch.Tensor) and v.dtype == torch.int64 and v.ndim == 1 and v.is_cpu for v in rows)
+    if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, however many there are
+    return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
 
 # %% ../../nbs/engine/inputs.ipynb #4ab06ac0
 class _Callers(TorchFunctionMode):
