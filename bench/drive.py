@@ -88,10 +88,10 @@ def contend(name, contender, work, folder):
         python = peers.environment(contender)
         versions = peers.probe(contender, python)
     except peers.Missing as e: return dict(error=str(e))
-    tries = []
-    for t in peers.CONTENDERS[contender]['tries']:
+    tries, its = [], peers.CONTENDERS[contender]
+    for t in its['tries']:
         task = dict(work=work, data=str(data), options=dict(t['options'], data=str(data)))
-        seen, weights = start(python, f'bench.run_{contender}', task, t['env'], t['command'])
+        seen, weights = start(python, f"bench.run_{its.get('module', contender)}", task, t['env'], t['command'])
         if weights is not None:
             seen['median'] = statistics.median(seen['seconds'][work['warmup']:])
             seen['finite'] = all(bool(np.isfinite(v).all()) for v in weights.values())

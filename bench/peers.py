@@ -9,7 +9,7 @@ TORCH = 'torch==2.15.0'
 def threads(n):
     return dict(label=f'{n} thread{"s"*(n > 1)}', env=dict(OMP_NUM_THREADS=str(n)), options=dict(threads=n), command=[])
 BOTH = [threads(1), threads(2)]
-COMPILED = [dict(t, label=f"{t['label']}, compiled", options=dict(t['options'], record='compile')) for t in BOTH]
+COMPILED = [dict(t, options=dict(t['options'], record='compile')) for t in BOTH]
 
 ONE_XLA = '--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1'
 DYNAMO = 'torch._dynamo' # torch.optim brings it in at the first optimizer
@@ -21,8 +21,10 @@ CONTENDERS = dict(
     dataloader=dict(
         title='plain loop, DataLoader', needs=None, probe=DYNAMO, versions=['torch'], tries=BOTH),
     fedlit=dict(
-        title='fedlit', needs=None, probe='fedlit.run, fedlit.methods', versions=['torch', 'numpy'],
-        tries=[*BOTH, *COMPILED]),
+        title='fedlit', needs=None, probe='fedlit.run, fedlit.methods', versions=['torch', 'numpy'], tries=BOTH),
+    compiled=dict(
+        title='fedlit, compiled steps', needs=None, probe='fedlit.run, fedlit.methods', versions=['torch', 'numpy'],
+        module='fedlit', tries=COMPILED),
     pfl=dict(
         title='pfl-research', needs=['pfl[pytorch]==0.6.0', TORCH],
         probe=f'pfl.model.pytorch, pfl.aggregate.simulate, {DYNAMO}', versions=['pfl', 'torch'],

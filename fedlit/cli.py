@@ -178,6 +178,16 @@ def _own(a, name, default, *partitions):
                          f"but the partition is {a.partition}")
     return default if given is None else given
 
+def _names(a, *methods):
+    "The methods. All that is misspelt is told before what takes seconds to import."
+    from fedlit.parse import ParseError, method, named, value
+    a.model, a.data = named(a.model, 'models'), named(a.data, 'datasets')
+    for m in methods: method(m, spelling=True)
+    for k in ('lr', 'epochs', 'steps', 'optimizer', 'participation'):
+        try: value(getattr(a, k), spelling=True)
+        except ParseError as e: raise ParseError(f'{k}: {e}') from None
+    return list(map(method, methods))
+
 def _setup(a, seed):
     import torch
     from fedlit import partition
@@ -279,8 +289,7 @@ def _write_log(path, history):
 # %% ../nbs/cli.ipynb #d6fed0b4
 def run(a):
     "`fedlit run`"
-    from fedlit.parse import method
-    asked_for = method(a.method) # before what takes seconds to import
+    asked_for, = _names(a, a.method)
     from fedlit.engine.files import write_json
     from fedlit.run import records
     done = _federate(a, asked_for, a.seed, checkpoint=a.checkpoint)
@@ -297,8 +306,7 @@ def run(a):
 # %% ../nbs/cli.ipynb #0199b8b6
 def compare(a):
     "`fedlit compare`"
-    from fedlit.parse import method
-    rows, every, methods = [], [], list(map(method, a.methods)) # before what takes seconds to import
+    rows, every, methods = [], [], _names(a, *a.methods)
     import pandas as pd
     from fedlit.measure import spread
     from fedlit.engine.files import write_json
@@ -396,8 +404,7 @@ def report_run(a):
 
 def interactions(a):
     "`fedlit interactions`"
-    from fedlit.parse import method
-    methods = list(map(method, a.methods)) # before what takes seconds to import
+    methods = _names(a, *a.methods)
     from fedlit.engine.files import write_figure, write_json
     from fedlit.papers.interactions import interactions as measure
     from pathlib import Path

@@ -6,7 +6,7 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import difflib, operator, os, stat, torch, warnings
+import difflib, math, operator, os, stat, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass, replace
@@ -277,10 +277,17 @@ def __repr__(self: Task):
 
 # %% ../nbs/02_data.ipynb #19a76fcc
 def _stats(x): # (N, C, H, W), uint8 or float; -> mean and std per channel of images scaled to [0, 1]
-    scale = 255 if x.dtype == torch.uint8 else 1
-    each = [(c.std(correction=0).item() / scale, c.mean().item() / scale)
-            for c in (x[:, i].double() for i in range(x.shape[1]))]
-    return dict(mean=tuple(m for _, m in each), std=tuple(s for s, _ in each))
+    "The same to the last bit on every machine: whole numbers are added exactly, others rounded to nine digits."
+    each = [_levels(c) if x.dtype == torch.uint8 else [float(f"{v:.9g}") for v in _moments(c.double())]
+            for c in x.unbind(1)]
+    return dict(mean=tuple(m for m, _ in each), std=tuple(s for _, s in each))
+
+def _moments(c): return c.mean().item(), c.std(correction=0).item()
+
+def _levels(c): # uint8
+    many = torch.bincount(c.flatten(), minlength=256).tolist()
+    n, total, squares = (sum(k**p*m for k, m in enumerate(many)) for p in range(3))
+    return total/n/255, math.sqrt(n*squares - total**2)/n/255
 
 # %% ../nbs/02_data.ipynb #54b4f135
 def _digits_table(): # (1797, 65): the 64 pixels of an image, and its label

@@ -233,7 +233,9 @@ class Local:
     def said(self):
         "The fields that are printed."
         return {f.name: getattr(self, f.name) for f in fields(self) if f.repr or getattr(self, f.name) != f.default}
-    def __repr__(self): return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items())})"
+    def __repr__(self):
+        unused = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
+        return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in unused)})"
 
 # %% ../nbs/07_local.ipynb #5526cadb
 @patch

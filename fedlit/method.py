@@ -48,8 +48,8 @@ def ask(
     return out
 
 # %% ../nbs/06_method.ipynb #40008139
-def _plain(v): # a NumPy number as the number that it is
-    return v.item() if hasattr(v, 'item') else tuple(map(_plain, v)) if isinstance(v, tuple) else v
+def _plain(v): # a NumPy number as the number that it is, an array as a tuple
+    return _plain(v.tolist()) if hasattr(v, 'tolist') else tuple(map(_plain, v)) if isinstance(v, (tuple, list)) else v
 
 class Method:
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."

@@ -586,6 +586,8 @@ def macs(
 # %% ../nbs/04_models.ipynb #84ff374a
 def _cut(model, head):
     "A copy of `model` without its submodule `head`, and that submodule."
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{model!r} is a {type(model).__name__}, but `wrap` takes a network, a torch.nn.Module")
     model = copy.deepcopy(model)
     try: module = model.get_submodule(head)
     except AttributeError: module = None

@@ -330,6 +330,9 @@ def by_flower(
     **columns, # More columns that it asks for by name, a list of N values each
 )->list: # One sorted int64 index tensor per client
     "Let a partitioner of `flwr-datasets` divide the samples."
+    if not hasattr(partitioner, "load_partition"):
+        raise TypeError(f"partitioner={partitioner!r}, but it must be one of flwr_datasets.partitioner, such as "
+                        'DirichletPartitioner(10, partition_by="label", alpha=.5)')
     try: from datasets import Dataset
     except ImportError as e: raise ImportError("by_flower needs flwr-datasets: pip install flwr-datasets") from e
     y = _labels(y)

@@ -16,7 +16,7 @@ from functools import partial
 from importlib import import_module
 from math import nan, prod
 from .engine.card import card, upload, write_folder
-from .engine.fingerprint import unlike
+from .engine.fingerprint import alike, unlike
 from .engine.files import newest, read_tensors, write_file, write_tensors
 from .engine.memory import moved_out
 from .data import samples, standardised
@@ -571,7 +571,7 @@ FREE = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."
     other = unlike(*(run.get('fingerprint', {}) for run in (theirs, ours)))
-    if theirs.get('input', ours.get('input')) != ours.get('input'): other.append('another normalisation')
+    if not alike(theirs.get('input', ours['input']), ours['input']): other.append('another normalisation')
     return [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 

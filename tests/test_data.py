@@ -354,3 +354,17 @@ def test_recipes(photos):
             and torch.equal(prepare(r, photos), r.normalise(photos)))
     assert prepare(r, photos, draws).dtype == torch.float32
     with pytest.raises(ValueError, match="1 draws for 3 augmentations"): prepare(r, photos, draws[:1])
+
+@pytest.mark.parametrize('scale', [1, 255.])
+def test_means_and_deviations_do_not_depend_on_threads(scale):
+    from fedlit.data import _stats
+    x = torch.randint(256, (3000, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    each, v = [], x if scale == 1 else x/scale
+    for n in (1, 2, 3):
+        torch.set_num_threads(n)
+        each.append(_stats(v))
+    torch.set_num_threads(1)
+    assert each[0] == each[1] == each[2]
+    true = x.double().div(255).transpose(0, 1).flatten(1)
+    assert torch.allclose(torch.tensor(each[0]['mean']).double(), true.mean(1), rtol=1e-6)
+    assert torch.allclose(torch.tensor(each[0]['std']).double(), true.std(1, correction=0), rtol=1e-6)

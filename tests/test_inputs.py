@@ -7,7 +7,7 @@ from fedlit.engine.inputs import best_device
 from fedlit.data import Flip, Task, load
 from fedlit.methods import FedAvg, FedBN, FedDecorr, MOON
 from fedlit.models import build, unwrap, wrap
-from fedlit.partition import dirichlet, iid
+from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.round import PADDED, Local, plan
 from fedlit import run as runs
 from fedlit.run import federate
@@ -421,6 +421,11 @@ def test_a_local_that_is_none(kw):
     (lambda: MOON(mu=None), ['MOON', 'mu=None', 'number']),
     (lambda: MOON('x'), ["mu='x'"]),
     (lambda: methods.HeteroFL(rates=[1., .5]), ['HeteroFL', r'rates=\(1.0, 0.5\)']),
+    (lambda: methods.HeteroFL(rates=np.array([1., .5])), ['HeteroFL', 'is an array', r'rates=\(1.0, 0.5\)']),
+    (lambda: methods.FedProx(mu=np.array([.1, .2])), ['FedProx', 'must be a number']),
+    (lambda: methods.FedProx(mu=torch.ones(2)), ['FedProx', 'must be a number']),
+    (lambda: wrap(5, 'fc'), ['5 is a int', 'torch.nn.Module']),
+    (lambda: by_flower(None, [0, 1]), ['partitioner=None', 'flwr_datasets']),
     (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number'])])
 def test_hyper_parameters_that_are_none(make, words):
     with refused(*words): make()

@@ -48,6 +48,9 @@ VALUES = [Milestones(.1, at=(3, 5)), Decay(.1, .998), Decay(.1, .5, every=10), C
 def test_a_value_prints_as_the_call_that_makes_it(v):
     assert eval(repr(v)) == v and hash(eval(repr(v))) == hash(v)
 
+def test_epochs_that_are_not_used_are_not_printed():
+    assert 'epochs' not in repr(Local(steps=7)) and 'epochs=3' in repr(Local(epochs=3, steps=7))
+
 def test_a_local_prints_as_the_call_that_makes_it():
     local = Local(epochs=(.5, 2), lr=Warmup(Decay(.1, .9), 3), steps=Between(2, 4), optimizer=AdamW())
     assert eval(repr(local)) == local

@@ -1,5 +1,5 @@
 "Methods that users write: what is wrong with them is said in one sentence, and what is right goes on and comes back."
-import subprocess, sys
+import os, subprocess, sys
 import pytest, torch
 from dataclasses import replace
 from functools import partial
@@ -264,3 +264,26 @@ print(high - before, rss() - before)
     high, after = map(float, subprocess.run([sys.executable, '-c', code],
                                             capture_output=True, text=True, check=True).stdout.split())
     assert high > 900 and after < 200
+
+ELSEWHERE = """
+import sys, torch
+from fedlit.data import Task, load
+from fedlit.methods import FedAvg
+from fedlit.models import build
+from fedlit.partition import iid
+from fedlit.round import Local
+from fedlit.run import federate
+def go(path, rounds):
+    task = load('digits')
+    return federate(build('small_cnn', task, seed=0), task, iid(task.y_train, 3, seed=0), FedAvg(), rounds=rounds,
+                    local=Local(epochs=1), device='cpu', progress=False, checkpoint=path)
+if __name__ == '__main__': go(sys.argv[1], 1)
+"""
+
+@pytest.mark.parametrize('machine', [dict(OMP_NUM_THREADS='1'), dict(OMP_NUM_THREADS='3'),
+                                     dict(ATEN_CPU_CAPABILITY='default')], ids=str)
+def test_a_checkpoint_goes_on_on_another_machine(tmp_path, machine):
+    "Numbers of threads and processors without AVX round otherwise, and it is the same run."
+    subprocess.run([sys.executable, '-c', ELSEWHERE, str(tmp_path/'run')], env={**os.environ, **machine}, check=True)
+    exec(ELSEWHERE, scope := dict(__name__='here'))
+    assert scope['go'](tmp_path/'run', 2).history['round'].tolist() == [1, 2]

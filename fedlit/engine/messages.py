@@ -32,15 +32,19 @@ def check_values(
     args, # what it was called with, by position
     kw,   # and by name
 ):
-    "Refuse a list, and what is no number where one belongs."
+    "Refuse a list or an array where a tuple belongs, and what is no number where one does."
     given = {**dict(zip([f.name for f in fields(cls)], args)), **kw}
     for f in fields(cls):
         v, kind = given.get(f.name, f.default), {'int': int, 'float': float}.get(f.type, f.type)
-        if isinstance(v, list):
-            raise TypeError(f"{cls.__name__}: {f.name}={v!r} is a list; write it as a tuple, {f.name}={tuple(v)!r}")
+        many = getattr(v, 'ndim', 0) > 0 # an array
+        if isinstance(v, list) or many and kind in (tuple, 'tuple'):
+            plain = tuple(v.tolist() if many else v)
+            raise TypeError(f"{cls.__name__}: {f.name}={v!r} is {'an array' if many else 'a list'}; "
+                            f"write it as a tuple, {f.name}={plain!r}")
         if kind in (bool, 'bool') and not isinstance(v, bool) and not hasattr(v, 'item'):
             raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be True or False")
-        if kind not in _NUMBERS or v is f.default or hasattr(v, 'item') or f.default is None and v is None: continue
+        one = hasattr(v, 'item') and not many # a number of NumPy or torch
+        if kind not in _NUMBERS or v is f.default or one or f.default is None and v is None: continue
         if isinstance(v, bool) or not isinstance(v, (int, kind)):
             raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be {_NUMBERS[kind]}")
 
