@@ -571,7 +571,7 @@ FREE = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."
     other = unlike(*(run.get('fingerprint', {}) for run in (theirs, ours)))
-    if not alike(theirs.get('input', ours['input']), ours['input']): other.append('another normalisation')
+    if not alike(theirs.get('input', here := ours.get('input')), here): other.append('another normalisation')
     return [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 
