@@ -224,7 +224,7 @@ def dots(png):
 
 # not yet run again by `docs/fill.py`; some measure times and want a machine of their own. Only ever make it shorter
 BLUNT = set("""
-    02_data.ipynb 07_local.ipynb after/without.ipynb engine/guard.ipynb engine/speed.ipynb engine/table.ipynb
+    07_local.ipynb after/without.ipynb engine/guard.ipynb engine/speed.ipynb engine/table.ipynb
     methods/77_personal.ipynb scale/capacity.ipynb scale/costs.ipynb scale/flower.ipynb
     scale/torchrun.ipynb theory/proposition1.ipynb
 """.split())
