@@ -224,12 +224,8 @@ def dots(png):
 
 # not yet run again by `docs/fill.py`; some measure times and want a machine of their own. Only ever make it shorter
 BLUNT = set("""
-    02_data.ipynb 07_local.ipynb after/without.ipynb engine/guard.ipynb engine/speed.ipynb engine/table.ipynb
-    methods/14_exactdecorr.ipynb methods/33_robust.ipynb methods/47_fedpara.ipynb
-    methods/51_heterofl.ipynb methods/52_fedrolex.ipynb methods/53_federateddropout.ipynb methods/54_fjord.ipynb
-    methods/55_depthfl.ipynb methods/56_feddse.ipynb methods/57_fedgse.ipynb methods/60_feddf.ipynb
-    methods/70_ditto.ipynb methods/71_apfl.ipynb methods/72_pfedme.ipynb methods/77_personal.ipynb
-    methods/80_privacy.ipynb methods/81_compression.ipynb scale/capacity.ipynb scale/costs.ipynb scale/flower.ipynb
+    07_local.ipynb after/without.ipynb engine/guard.ipynb engine/speed.ipynb engine/table.ipynb
+    methods/77_personal.ipynb scale/capacity.ipynb scale/costs.ipynb scale/flower.ipynb
     scale/torchrun.ipynb theory/proposition1.ipynb
 """.split())
 
