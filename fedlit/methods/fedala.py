@@ -24,7 +24,7 @@ def settled(
     window,    # int
     threshold, # of their standard deviation
 ):
-    "Have the last `window` losses stopped to change?"
+    "Have the last `window` losses stopped changing?"
     return len(losses) > window and statistics.pstdev(losses[-window:]) < threshold
 
 # %% ../../nbs/methods/76_fedala.ipynb #0c2474a7
