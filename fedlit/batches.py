@@ -152,7 +152,7 @@ def plan(
     return torch.from_numpy(index), torch.from_numpy(counts)
 
 def _visits(k, idx, local, seed, round, W, least, min_batch):
-    "What client `k` with the samples `idx` visits, step by step: (steps, W) and how many of each batch are real, (steps,)."
+    "What client `k` with the samples `idx` visits: index (steps, W), and how many of each batch are real (steps,)."
     B, n, gen = local.batch_size, len(idx), rng('batches', seed, round, k)
     sizes = [B]*(n//B)*(B >= least) + [n % B]*(n % B >= max(1, least)) # of an epoch's batches
     if not sizes: raise ValueError(_unusable(k, n, local, min_batch))

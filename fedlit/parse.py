@@ -61,7 +61,7 @@ def _assigned(name, *modules):
 def listed(
     what='methods', # 'methods', 'models', 'datasets' or 'values'
 ) -> list: # of names
-    "The names of `known`, `values`, `fedlit.models.models` or `fedlit.data.datasets`, without importing what they name."
+    "The names of `known`, `values`, `fedlit.models.models` or `fedlit.data.datasets`, without importing PyTorch."
     if what == 'methods':
         return [k for k in ast.literal_eval(_assigned('_all_', 'methods/__init__.py')) if k != 'Method']
     if what == 'models':
