@@ -8,7 +8,7 @@ export KINETO_LOG_LEVEL ?= 99
 # what `make test-machines` pretends to be; .ci/machines.py has the list
 MACHINES ?= default sse41 mkl threads
 
-.PHONY: install hooks reproduce bench test test-laws test-slow test-all test-machines docs test-docs quarto lint check readme wheel clean
+.PHONY: install hooks reproduce bench test test-laws test-slow test-long test-all test-machines docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -37,9 +37,12 @@ test-laws: install  ## the laws, and all other tests that are quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 test-slow: install  ## what `make test` leaves out, cells that are marked slow among it: their pages run whole, in a real kernel
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m slow
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not long"
 
-test-all: test test-slow  ## everything
+test-long: install  ## the few pages that take minutes each, whole, in a real kernel
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
+
+test-all: test test-slow test-long  ## everything
 
 test-machines: install  ## the notebooks and the quick tests as other processors would run them: make test-machines MACHINES="default threads"
 	$(BIN)/python .ci/machines.py $(BIN) $(MACHINES)

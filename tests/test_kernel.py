@@ -32,8 +32,15 @@ def pages():
     told = {p: code(p) for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts}
     return [p for p, sources in told.items() if any(re.search(r'^#\|\s*(fig-alt|slow\b)', s, re.M) for s in sources)]
 
-@pytest.mark.slow
-@pytest.mark.parametrize('page', pages(), ids=lambda p: str(p.relative_to(NBS).with_suffix('')))
+def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
+
+LONG = 'methods/12_moon', 'methods/51_heterofl', 'methods/52_fedrolex', 'engine/speed' # minutes each
+each = [pytest.param(p, marks=[pytest.mark.slow, *([pytest.mark.long] if name(p) in LONG else [])], id=name(p))
+        for p in pages()]
+
+def test_the_long_pages_are_there(): assert {*LONG} <= {name(p) for p in pages()}
+
+@pytest.mark.parametrize('page', each)
 def test_every_cell_that_draws_shows_a_picture(page):
     cells = ran([*code(page), READER], page.parent)
     dark = [c.source for c in cells if '#| fig-alt' in c.source and not pictures(c)]
