@@ -223,17 +223,10 @@ def dots(png):
     return .0254*int.from_bytes(raw[at+4:at+8], 'big') if at > 0 else 72
 
 # not yet run again by `docs/fill.py`; some measure times and want a machine of their own. Only ever make it shorter
-BLUNT = set("""
-    07_local.ipynb after/without.ipynb engine/guard.ipynb engine/speed.ipynb engine/table.ipynb
-    methods/77_personal.ipynb scale/capacity.ipynb scale/costs.ipynb scale/flower.ipynb
-    scale/torchrun.ipynb theory/proposition1.ipynb
-""".split())
-
 def test_figures_have_twice_the_pixels():
     found = {p for p in pages.notebooks() for _, picture, _ in pages.figures(p)
              if not picture.startswith('<') and dots(picture) < 120}
-    assert not BLUNT - found, 'these are sharp now'
-    assert not found - BLUNT, f'python docs/fill.py {" ".join(sorted("nbs/" + p for p in found - BLUNT))}'
+    assert not found, f'python docs/fill.py {" ".join(sorted("nbs/" + p for p in found))}'
 
 def test_an_alternative_text_is_a_sentence_or_more():
     told = {(p, alt) for p in pages.notebooks() for alt, *_ in pages.figures(p)}
