@@ -222,7 +222,6 @@ def dots(png):
     at = raw.find(b'pHYs', 0, 4096)
     return .0254*int.from_bytes(raw[at+4:at+8], 'big') if at > 0 else 72
 
-# not yet run again by `docs/fill.py`; some measure times and want a machine of their own. Only ever make it shorter
 def test_figures_have_twice_the_pixels():
     found = {p for p in pages.notebooks() for _, picture, _ in pages.figures(p)
              if not picture.startswith('<') and dots(picture) < 120}
