@@ -7,7 +7,7 @@ __all__ = ['ABSTRACT', 'ParseError', 'known', 'listed', 'named', 'method', 'valu
            'classes']
 
 # %% ../nbs/14_parse.ipynb #271bce77
-import ast, importlib, math, sys
+import ast, importlib, math, re, sys
 from difflib import get_close_matches
 from inspect import Signature, signature
 from importlib.util import find_spec
@@ -50,9 +50,11 @@ def _method(node, names, total=total):
 # %% ../nbs/14_parse.ipynb #b04b1436
 ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation'
 
-def _source(*modules): # statements of modules that are not imported
+def _texts(*modules): # sources that are not imported; a name may have a *
     home = Path(find_spec('fedlit').submodule_search_locations[0])
-    return [line for m in modules for line in ast.parse((home/m).read_text(encoding='utf-8')).body]
+    return [path.read_text(encoding='utf-8') for m in modules for path in sorted(home.glob(m))]
+
+def _source(*modules): return [line for text in _texts(*modules) for line in ast.parse(text).body]
 
 def _assigned(name, *modules):
     return next(line.value for line in _source(*modules)
@@ -65,8 +67,8 @@ def listed(
     if what == 'methods':
         return [k for k in ast.literal_eval(_assigned('_all_', 'methods/__init__.py')) if k != 'Method']
     if what == 'models':
-        return [f.name for f in _source('models.py') if isinstance(f, ast.FunctionDef)
-                and any(ast.unparse(d) == 'register' for d in f.decorator_list)]
+        return [name for text in _texts('models.py', 'methods/*.py')
+                for name in re.findall(r'^@register\s+def (\w+)', text, re.M)]
     if what == 'datasets': return [k.arg for k in _assigned('_loaders', 'data.py').keywords]
     found = dict.fromkeys(ABSTRACT)
     for c in _source('local.py', 'participation.py'):

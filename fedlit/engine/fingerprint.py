@@ -68,7 +68,8 @@ def _some(x, most=2**30): # bytes
     return x[::max(1, -(-x.numel()*x.element_size()//most))]
 
 def _weight(v): # (...) -> one number that rounding moves by a millionth of itself at most
-    v = v.detach().cpu().double().flatten().nan_to_num(1., 2., 3.)
+    v = v.detach().cpu()
+    v = (torch.view_as_real(v) if v.is_complex() else v).double().flatten().nan_to_num(1., 2., 3.)
     return float(f'{((v.clamp(min=0) - 2*v.clamp(max=0))*torch.linspace(1, 2, len(v), dtype=torch.double)).sum():.8g}')
 
 def fingerprint(
