@@ -208,8 +208,10 @@ class Local:
     steps: int = field(default=None, repr=False)          # instead of epochs: steps a round; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
     def __post_init__(self):
-        for name in ('epochs', 'steps'):
-            if isinstance(v := getattr(self, name), list): object.__setattr__(self, name, tuple(v))
+        for f in fields(self):
+            v = getattr(self, f.name)
+            if isinstance(v, np.generic): object.__setattr__(self, f.name, v.item())
+            if isinstance(v, list) and f.name in ('epochs', 'steps'): object.__setattr__(self, f.name, _plain(v))
         for k, (good, right) in self.right().items():
             if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right}")
     def right(self):

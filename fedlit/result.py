@@ -572,7 +572,7 @@ def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."
     other = unlike(*(run.get('fingerprint', {}) for run in (theirs, ours)))
     if not alike(theirs.get('input', here := ours.get('input')), here): other.append('another normalisation')
-    return [f'{k}: {theirs.get(k)} there, {v} here' for k, v in ours.items()
+    return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 
 def resume(

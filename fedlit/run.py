@@ -12,7 +12,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several',
 import copy, hashlib, inspect, math, platform, re, time, warnings
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
@@ -177,7 +177,8 @@ def check_without(self:Federation):
 def checked(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that cannot be."
     device = best_device() if self.device == 'auto' else str(self.device)
-    asked = replace(self, device=device)
+    plain = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
+    asked = replace(self, device=device, **plain)
     asked.check_choices()
     asked.check_numbers()
     check_device(device)

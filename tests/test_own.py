@@ -1,10 +1,10 @@
 "Methods that users write: what is wrong with them is said in one sentence, and what is right goes on and comes back."
 import os, subprocess, sys
-import pytest, torch
+import numpy as np, pytest, torch
 from dataclasses import replace
 from functools import partial
 from torch import nn
-from fedlit.data import load
+from fedlit.data import Crop, load
 from fedlit.engine.files import Damaged
 from fedlit.method import Method
 from fedlit.methods import FedAvg, MOON
@@ -246,7 +246,7 @@ def test_randomness_and_counters_in_forward_are_noticed(how, said):
 def test_memory_goes_back_when_federate_returns():
     code = '''
 import torch
-from fedlit.data import load
+from fedlit.data import Crop, load
 from fedlit.run import federate
 from fedlit.models import build
 from fedlit.partition import iid
@@ -287,3 +287,60 @@ def test_a_checkpoint_goes_on_on_another_machine(tmp_path, machine):
     subprocess.run([sys.executable, '-c', ELSEWHERE, str(tmp_path/'run')], env={**os.environ, **machine}, check=True)
     exec(ELSEWHERE, scope := dict(__name__='here'))
     assert scope['go'](tmp_path/'run', 2).history['round'].tolist() == [1, 2]
+
+class Heads(nn.Module):
+    def __init__(self, heads=2, act=torch.relu, power=1):
+        super().__init__()
+        self.mix, self.head = nn.MultiheadAttention(8, heads, batch_first=True), nn.Linear(64, 10)
+        self.act, self.own = act, lambda x: self.act(x)**power
+        self.register_buffer('mask', torch.full((8, 8), -torch.inf).triu(1))
+    def forward(self, x):
+        x = x.flatten(1).view(-1, 8, 8)
+        z = self.own(self.body(x)).flatten(1)
+        return z, self.head(z)
+    def body(self, x): return self.mix(x, x, x, attn_mask=self.mask)[0]
+
+class Other(Heads):
+    def body(self, x): return torch.sin(super().body(x))
+
+def masked(i, j):
+    net = Heads()
+    net.mask[i, j] = 0
+    return net
+
+@pytest.mark.parametrize('kw', [dict(heads=4), dict(act=torch.tanh), dict(power=2.)], ids=str)
+def test_networks_of_the_same_tensors_are_told_apart(kw):
+    from fedlit.engine.fingerprint import form_of
+    assert form_of(Heads()) == form_of(Heads()) != form_of(Heads(**kw)) and form_of(Heads()) != form_of(Other())
+
+def test_a_mask_of_infinities_is_looked_at_entry_by_entry():
+    from fedlit.engine.fingerprint import _weight, alike
+    a, b, c = (_weight(net.mask) for net in (Heads(), masked(0, 3), masked(0, 4)))
+    assert not (alike(a, b) or alike(b, c)) and alike(b, _weight(masked(0, 3).mask))
+
+AUGMENTED = replace(TASK, augment=(Crop(padding=2),))
+MOVED = [torch.arange(0, 50), torch.arange(50, 60), torch.arange(60, 80), torch.arange(80, 100)]
+BOUNDS = [torch.arange(0, 10), torch.arange(10, 60), *MOVED[2:]]
+def keyword(y, t, *, s=.1): return cross_entropy(y, t)*s
+def keyword_other():
+    def keyword(y, t, *, s=.3): return cross_entropy(y, t)*s
+    return keyword
+
+@pytest.mark.parametrize('first,then,said', [
+    (dict(), dict(task=AUGMENTED), 'another augmentation'),
+    (dict(tests=MOVED), dict(tests=BOUNDS), 'other test samples of clients')], ids=lambda v: '')
+def test_resume_looks_at_augmentation_and_at_bounds(tmp_path, first, then, said):
+    four = iid(TASK.y_train, 4, seed=0)
+    go(clients=four, **first, rounds=1, checkpoint=tmp_path/'run')
+    with pytest.raises(ValueError, match=said): go(clients=four, **then, checkpoint=tmp_path/'run')
+
+def test_defaults_of_keywords_are_part_of_a_criterion():
+    from fedlit.engine.fingerprint import in_words
+    assert in_words(keyword, still=True) != in_words(keyword_other(), still=True)
+
+def test_numbers_of_numpy_are_numbers(tmp_path):
+    local = Local(epochs=np.int64(1), batch_size=np.int64(64), lr=np.float32(.05))
+    assert 'np.' not in repr(local)
+    run = go(clients=CLIENTS, local=local, seed=np.int64(0), rounds=np.int64(1), participation=np.float32(1.),
+             checkpoint=tmp_path/'run')
+    assert Run.load(run.save(tmp_path/'done'), model=run.model).settings['seed'] == 0

@@ -33,28 +33,41 @@ def in_words(
     match v:
         case torch.Tensor(): return f'{list(v.shape)} {checksum(v)}'
         case None | bool() | int() | float() | complex() | str() | bytes(): return repr(v)
-        case _ if deep == 0: return type(v).__qualname__
+        case _ if deep <= 0: return type(v).__qualname__
         case list() | tuple(): return f"({', '.join(map(inside, v))})"
         case dict(): return f"({', '.join(f'{k}: {inside(u)}' for k, u in v.items())})"
-        case torch.nn.Module(): return f'{form_of(v)} {inside(v.state_dict())}'
+        case torch.nn.Module(): return f"{'; '.join(form_of(v, deep-1).splitlines())} {inside(v.state_dict())}"
         case partial(): return inside([v.func, v.args, v.keywords])
     code = getattr(v, '__code__', v)
     if not hasattr(code, 'co_code'): # an object, or what is written in C
         own = {k: u for k, u in getattr(v, '__dict__', {}).items() if kept(u)}
         return f"{getattr(v, '__qualname__', type(v).__qualname__)} {inside(own)}"
     cells = [c.cell_contents for c in getattr(v, '__closure__', None) or () if c != type(c)()]
-    given = [u for u in [*cells, *(getattr(v, '__defaults__', None) or ())] if kept(u)]
+    named = (getattr(v, '__kwdefaults__', None) or {}).values()
+    given = [u for u in [*cells, *(getattr(v, '__defaults__', None) or ()), *named] if kept(u)]
     parts = [code.co_names, code.co_consts, given, getattr(v, '__self__', None)]
     return f'{code.co_name} {zlib.crc32(code.co_code):08x} {inside(parts)}'
 
 # %% ../../nbs/engine/fingerprint.ipynb #22729270
+def _ours(m): return not type(m).__module__.startswith('torch.')
+
+def _written(m, deep):
+    "The functions of a module's class, in words; nothing for PyTorch's own."
+    of = [c for c in type(m).__mro__ if not c.__module__.startswith('torch.') and c is not object]
+    return in_words({k: f for c in of for k, f in vars(c).items() if hasattr(f, '__code__')}, deep, True) if of else ''
+
+def _said(m, deep):
+    "What a module keeps besides tensors and modules; whole numbers may be counters, but not in PyTorch's modules."
+    kinds = (bool, float, str) if _ours(m) else (bool, float, str, int)
+    return {k: v if isinstance(v, kinds) else in_words(v, deep, True) for k, v in vars(m).items()
+            if k != 'training' and k[0] != '_' and (isinstance(v, kinds) or callable(v))}
+
 def form_of(
     model, # torch.nn.Module
+    deep=4, # int, how far to look into functions and objects that it keeps
 ) -> str:
-    "A network without its tensors: its layers, fractions and words among their attributes, their `forward`."
-    plain = lambda m: {k: v for k, v in vars(m).items() if k != 'training' and isinstance(v, (bool, float, str))}
-    code = lambda m: '' if type(m).__module__.startswith('torch.') else in_words(type(m).forward, still=True)
-    return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {plain(m)} {code(m)}'
+    "A network without its tensors: its layers, their attributes, the code of its own classes."
+    return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {_said(m, deep)} {_written(m, deep)}'
                      for k, m in model.named_modules())
 
 # %% ../../nbs/engine/fingerprint.ipynb #4bb4ac94
@@ -67,10 +80,14 @@ def _name_of(f):
 def _some(x, most=2**30): # bytes
     return x[::max(1, -(-x.numel()*x.element_size()//most))]
 
-def _weight(v): # (...) -> one number that rounding moves by a millionth of itself at most
+def _weight(v): # (...) -> a number that rounding moves by a millionth of itself at most, and what does not round
     v = v.detach().cpu()
-    v = (torch.view_as_real(v) if v.is_complex() else v).double().flatten().nan_to_num(1., 2., 3.)
-    return float(f'{((v.clamp(min=0) - 2*v.clamp(max=0))*torch.linspace(1, 2, len(v), dtype=torch.double)).sum():.8g}')
+    if not (v.is_floating_point() or v.is_complex()): return checksum(v)
+    v = (torch.view_as_real(v) if v.is_complex() else v).double().flatten()
+    sound, scale = v.isfinite(), torch.linspace(1, 2, len(v), dtype=torch.double)
+    v = torch.where(sound, v, 0)
+    number = float(f'{((v.clamp(min=0) - 2*v.clamp(max=0))*scale).sum():.8g}')
+    return number if sound.all() else [number, checksum(sound)]
 
 def fingerprint(
     model,     # the network to begin with
@@ -81,6 +98,7 @@ def fingerprint(
 ) -> dict:     # name -> checksum, name or numbers; what Python and torch decide has their versions in its name
     "By what a checkpoint knows the run that it belongs to; of images beyond a gigabyte it looks at some."
     indices = lambda parts: checksum(*([torch.cat([torch.as_tensor(p).long() for p in parts])] if parts else []))
+    lengths = torch.tensor([len(t) for t in tests or ()])
     brief = lambda text: f'{zlib.crc32(text.encode()):08x}'
     few = torch.arange(0, len(task.y_train), max(1, len(task.y_train)//64)) # older files have only these
     here = f'Python {sys.version_info[0]}.{sys.version_info[1]} and torch {torch.__version__}'
@@ -88,14 +106,16 @@ def fingerprint(
             'labels': checksum(task.y_train),
             'images': checksum(torch.as_tensor(task.x_train[few.to(task.x_train.device)])),
             'pixels': checksum(_some(task.x_train)), 'tests': checksum(_some(task.x_test), task.y_test),
-            'own': indices(tests), 'criterion': _name_of(criterion),
+            'own': f'{indices(tests)} {checksum(lengths)}', 'augment': in_words(list(task.augment)),
+            'criterion': _name_of(criterion),
             f'criterion in {here}': brief(in_words(criterion, still=True)),
             f'network in {here}': brief(form_of(model))}
 
 # %% ../../nbs/engine/fingerprint.ipynb #f28a53a9
 GIVEN = dict(partition='another partition', start='other first weights', labels='other labels',
              images='other images', pixels='other images', tests='other test samples',
-             own='other test samples of clients', criterion='another criterion', network='another network')
+             own='other test samples of clients', augment='another augmentation',
+             criterion='another criterion', network='another network')
 
 def unlike(
     was, # what `fingerprint` said then

@@ -36,7 +36,7 @@ def check_values(
     given = {**dict(zip([f.name for f in fields(cls)], args)), **kw}
     for f in fields(cls):
         v, kind = given.get(f.name, f.default), {'int': int, 'float': float}.get(f.type, f.type)
-        many = getattr(v, 'ndim', 0) > 0 # an array
+        many = getattr(v, 'ndim', 0) > 0 or type(v).__name__ == 'ndarray'
         if isinstance(v, list) or many and kind in (tuple, 'tuple'):
             plain = tuple(v.tolist() if many else v)
             raise TypeError(f"{cls.__name__}: {f.name}={v!r} is {'an array' if many else 'a list'}; "

@@ -8,6 +8,7 @@ __all__ = ['uniform', 'top', 'entry', 'SubModel', 'Scaler', 'MaskedCE', 'OwnLabe
 # %% ../../nbs/methods/50_submodels.ipynb #de7c6f85
 import torch
 from dataclasses import field
+from ..local import is_number
 from ..method import Method, require
 from ..round import holders
 from ..tree import finest, sqnorm
@@ -63,7 +64,8 @@ class SubModel(Method):
     helpers = 'rate', 'top'
     def __post_init__(self):
         require(self,
-                rates=(len(self.rates) and all(0 < r <= 1 for r in self.rates), 'a tuple of numbers in (0, 1]'),
+                rates=(isinstance(self.rates, tuple) and len(self.rates) and
+                       all(is_number(r) and 0 < r <= 1 for r in self.rates), 'a tuple of numbers in (0, 1]'),
                 assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"),
                 rounding=(self.rounding in ('up', 'down'), "'up' or 'down'"))
     def rate(self, number, clients, round):
