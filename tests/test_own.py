@@ -308,7 +308,7 @@ def masked(i, j):
     net.mask[i, j] = 0
     return net
 
-@pytest.mark.parametrize('kw', [dict(heads=4), dict(act=torch.tanh), dict(power=2.)], ids=str)
+@pytest.mark.parametrize('kw', [dict(heads=4), dict(act=torch.tanh), dict(power=2.)], ids=lambda kw: next(iter(kw)))
 def test_networks_of_the_same_tensors_are_told_apart(kw):
     from fedlit.engine.fingerprint import form_of
     assert form_of(Heads()) == form_of(Heads()) != form_of(Heads(**kw)) and form_of(Heads()) != form_of(Other())
