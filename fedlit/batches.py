@@ -143,17 +143,18 @@ def plan(
     min_batch=1, # leave out batches smaller than this
 ): # index (K, T, B) into the training set, and how many of each batch are real, (K, T)
     "Which samples each client visits in this round, step by step."
-    W, least = width(parts, local), local.batch_size if local.drop_last else min_batch
-    each = [_visits(k, np.asarray(parts[k]), local, seed, round, W, least, min_batch) for k in who]
+    W = width(parts, local)
+    each = [_visits(k, np.asarray(parts[k]), local, seed, round, W, min_batch) for k in who]
     steps = max(len(counts) for _, counts in each)
     index, counts = np.zeros((len(who), steps, W), dtype=np.int64), np.zeros((len(who), steps), dtype=np.int64)
     for i, (its_index, its_counts) in enumerate(each):
         index[i, :len(its_index)], counts[i, :len(its_counts)] = its_index, its_counts
     return torch.from_numpy(index), torch.from_numpy(counts)
 
-def _visits(k, idx, local, seed, round, W, least, min_batch):
+def _visits(k, idx, local, seed, round, W, min_batch):
     "What client `k` with the samples `idx` visits: index (steps, W), and how many of each batch are real (steps,)."
     B, n, gen = local.batch_size, len(idx), rng('batches', seed, round, k)
+    least = B if local.drop_last else min_batch
     sizes = [B]*(n//B)*(B >= least) + [n % B]*(n % B >= max(1, least)) # of an epoch's batches
     if not sizes: raise ValueError(_unusable(k, n, local, min_batch))
     steps = local.length(len(sizes), k, seed, round)

@@ -12,18 +12,16 @@ import numpy as np
 from dataclasses import dataclass, field, fields, replace
 from fastcore.basics import patch
 from .draws import rng
+from .engine.messages import as_python
 from .engine.tape import dial
 from .tree import zeros
 
 # %% ../nbs/07_local.ipynb #0eccc47c
-def _plain(v): # a NumPy number as the number that it is, an array as a tuple
-    return _plain(v.tolist()) if hasattr(v, 'tolist') else tuple(map(_plain, v)) if isinstance(v, (tuple, list)) else v
-
 class Value:
     "Prints as the call that makes it; a subclass is a frozen dataclass, and lists in its fields become tuples."
     def __init_subclass__(cls): dataclass(frozen=True, repr=False)(cls)
     def __post_init__(self):
-        for f in fields(self): object.__setattr__(self, f.name, _plain(getattr(self, f.name)))
+        for f in fields(self): object.__setattr__(self, f.name, as_python(getattr(self, f.name)))
         for name, (ok, right) in self.right().items():
             if not ok:
                 raise ValueError(f"{type(self).__name__}: {name}={getattr(self, name)!r}, but it must be {right}")
@@ -210,8 +208,8 @@ class Local:
     def __post_init__(self):
         for f in fields(self):
             v = getattr(self, f.name)
-            if isinstance(v, np.generic): object.__setattr__(self, f.name, v.item())
-            if isinstance(v, list) and f.name in ('epochs', 'steps'): object.__setattr__(self, f.name, _plain(v))
+            if isinstance(v, np.generic) or isinstance(v, list) and f.name in ('epochs', 'steps'):
+                object.__setattr__(self, f.name, as_python(v))
         for k, (good, right) in self.right().items():
             if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right}")
     def right(self):

@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import permutations
 from weakref import WeakKeyDictionary
-from .engine.messages import NOTICE, RETURNS, check_class, check_names, check_values, warn
+from .engine.messages import NOTICE, RETURNS, as_python, check_class, check_names, check_values, warn
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
 _all_ = ['HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
 
@@ -48,9 +48,6 @@ def ask(
     return out
 
 # %% ../nbs/06_method.ipynb #40008139
-def _plain(v): # a NumPy number as the number that it is, an array as a tuple
-    return _plain(v.tolist()) if hasattr(v, 'tolist') else tuple(map(_plain, v)) if isinstance(v, (tuple, list)) else v
-
 class Method:
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
@@ -80,7 +77,7 @@ class Method:
     def __add__(self, other): return total(self, other)
     def __repr__(self):
         shown = [f for f in fields(self) if f.repr or getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{f.name}={_plain(getattr(self, f.name))!r}' for f in shown)})"
+        return f"{type(self).__name__}({', '.join(f'{f.name}={as_python(getattr(self, f.name))!r}' for f in shown)})"
     def __init_subclass__(cls):
         check_class(cls, Method)
         dataclass(frozen=True, repr=False)(cls)

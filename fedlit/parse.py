@@ -9,6 +9,7 @@ __all__ = ['ABSTRACT', 'ParseError', 'known', 'listed', 'named', 'method', 'valu
 # %% ../nbs/14_parse.ipynb #271bce77
 import ast, importlib, math, re, sys
 from difflib import get_close_matches
+from functools import cache
 from inspect import Signature, signature
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,6 +61,7 @@ def _assigned(name, *modules):
     return next(line.value for line in _source(*modules)
                 if isinstance(line, ast.Assign) and ast.unparse(line.targets[0]) == name)
 
+@cache
 def listed(
     what='methods', # 'methods', 'models', 'datasets' or 'values'
 ) -> list: # of names
@@ -78,7 +80,8 @@ def listed(
 def _nothing(*args, **kw): "What a name stands for while only its spelling is looked at."
 
 def _proper(text, names, what, alike=.6):
-    "The name that `text` means; case, dashes and underscores do not matter."
+    "The name that `text` is, or else means: case, dashes and underscores do not matter."
+    if text in names: return text
     plain = lambda v: str(v).lower().replace('-', '').replace('_', '').replace(' ', '')
     found = {plain(k): k for k in names}
     if plain(text) in found: return found[plain(text)]

@@ -422,6 +422,8 @@ def test_a_local_that_is_none(kw):
     (lambda: MOON('x'), ["mu='x'"]),
     (lambda: methods.HeteroFL(rates=[1., .5]), ['HeteroFL', r'rates=\(1.0, 0.5\)']),
     (lambda: methods.HeteroFL(rates=np.array([1., .5])), ['HeteroFL', 'is an array', r'rates=\(1.0, 0.5\)']),
+    (lambda: methods.HeteroFL(rates=np.array(.5)), ['HeteroFL', 'is an array', r'rates=\(0.5,\)']),
+    (lambda: methods.HeteroFL(rates=np.array([[1., .5]])), ['HeteroFL', r'rates=\(\(1.0, 0.5\),\)']),
     (lambda: methods.FedProx(mu=np.array([.1, .2])), ['FedProx', 'must be a number']),
     (lambda: methods.FedProx(mu=torch.ones(2)), ['FedProx', 'must be a number']),
     (lambda: wrap(5, 'fc'), ['5 is a int', 'torch.nn.Module']),

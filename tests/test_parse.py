@@ -1,5 +1,6 @@
 "Text that is not a method, and what the parser says of it; generated texts are in test_properties.py."
 import pytest
+from fedlit.method import Method
 from fedlit.parse import ParseError, method, value
 
 @pytest.mark.parametrize('text,word', [
@@ -26,3 +27,10 @@ def test_text_that_is_not_a_method(text, word):
 def test_arguments_of_a_value_that_do_not_fit():
     with pytest.raises(ParseError, match=r'is written as Milestones\(lr, at, factor=0\.1\)'): value('Milestones(.1)')
     with pytest.raises(ParseError, match=r'written as RoundRobin\(share=1\.0\)'): value('RoundRobin(.1, hour=3)')
+
+def test_a_name_that_is_there_is_taken_before_one_that_looks_like_it():
+    class My_Own(Method): left: int = 1
+    class MyOwn(Method): right: int = 2
+    both = dict(My_Own=My_Own, MyOwn=MyOwn)
+    assert [type(method(f'{k}()', both)) for k in both] == [My_Own, MyOwn]
+    assert type(method('myown()', both)) in both.values()

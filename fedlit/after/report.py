@@ -79,7 +79,6 @@ def _once_more(sim, run, who):
             out = sim.train(who[i:i+10], run.state)
         if len(out['who']): yield out['who'].tolist(), out
 
-
 def _networks(sim, run, who, source):
     "Client number, the network that is looked at, and what is known of its training."
     method, state = run.method, run.state

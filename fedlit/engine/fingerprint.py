@@ -49,16 +49,16 @@ def in_words(
     return f'{code.co_name} {zlib.crc32(code.co_code):08x} {inside(parts)}'
 
 # %% ../../nbs/engine/fingerprint.ipynb #22729270
-def _ours(m): return not type(m).__module__.startswith('torch.')
+def _ours(c): return not (c is object or c.__module__.startswith('torch.'))
 
 def _written(m, deep):
     "The functions of a module's class, in words; nothing for PyTorch's own."
-    of = [c for c in type(m).__mro__ if not c.__module__.startswith('torch.') and c is not object]
+    of = list(filter(_ours, type(m).__mro__))
     return in_words({k: f for c in of for k, f in vars(c).items() if hasattr(f, '__code__')}, deep, True) if of else ''
 
 def _said(m, deep):
     "What a module keeps besides tensors and modules; whole numbers may be counters, but not in PyTorch's modules."
-    kinds = (bool, float, str) if _ours(m) else (bool, float, str, int)
+    kinds = (bool, float, str) if _ours(type(m)) else (bool, float, str, int)
     return {k: v if isinstance(v, kinds) else in_words(v, deep, True) for k, v in vars(m).items()
             if k != 'training' and k[0] != '_' and (isinstance(v, kinds) or callable(v))}
 
