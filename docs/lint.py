@@ -2,7 +2,7 @@
 promises without a test, dependencies without a reason, doors in the code.
 
 `python docs/lint.py` prints every complaint and fails if there is one; `make lint` runs it."""
-import ast, configparser, json, os, re, sys
+import ast, builtins, configparser, json, os, re, sys
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
@@ -56,6 +56,43 @@ def no_line_of_a_text_is_a_directive():
         for k, c in enumerate(pages.read(p)['cells']):
             words = re.findall(r'^#\| {2,}(\S+)', ''.join(c['source']), re.M) if c['cell_type'] == 'code' else ()
             for w in READ.intersection(words): yield f'{p}[{k}]: nbdev takes {w!r} for a directive; break elsewhere'
+
+def at_once(node):
+    "The nodes that a cell evaluates when it is run: not what its functions will."
+    later = [*node.body] if isinstance(node, ast.FunctionDef) else [node.body] if isinstance(node, ast.Lambda) else []
+    yield node
+    for n in ast.iter_child_nodes(node):
+        if n not in later: yield from at_once(n)
+
+def bound(tree):
+    "The names that a cell binds, its parameters and those of its comprehensions among them."
+    for n in ast.walk(tree):
+        if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load): yield n.id
+        elif isinstance(n, (ast.FunctionDef, ast.ClassDef)): yield n.name
+        elif isinstance(n, ast.arg): yield n.arg
+        elif isinstance(n, ast.ExceptHandler) and n.name: yield n.name
+        elif isinstance(n, (ast.Import, ast.ImportFrom)):
+            for a in n.names: yield (a.asname or a.name).split('.')[0]
+
+def unbound(sources):
+    """Quarto's preparation runs those cells of a page that import something or are exported, and no others:
+    (cell, name) of what such a cell needs and none of them binds."""
+    known = {*dir(builtins), 'get_ipython'}
+    for k, source in enumerate(sources):
+        if re.search(r'^#\|\s*eval:\s*false', source, re.M): continue
+        tree = ast.parse(re.sub(r'^[%!].*', 'pass', source, flags=re.M))
+        exported = re.search(r'^#\|\s*(exports?|exporti|exec_doc)\b', source, re.M)
+        if not exported and not any(isinstance(n, (ast.Import, ast.ImportFrom)) for n in ast.walk(tree)): continue
+        known |= {*bound(tree)}
+        for n in at_once(tree):
+            if isinstance(n, ast.Name) and n.id not in known: yield k, n.id
+
+def a_cell_that_imports_needs_no_cell_that_does_not():
+    for p in pages.notebooks():
+        cells = pages.read(p)['cells']
+        if not pages.module_of(pages.read(p)): continue # without exported cells none is run
+        for k, name in unbound([''.join(c['source']) if c['cell_type'] == 'code' else '' for c in cells]):
+            yield f'{p}[{k}]: Quarto runs this cell, since it imports, but not the cell that binds {name}'
 
 def every_public_name_is_documented():
     for p in pages.notebooks():
@@ -213,6 +250,7 @@ def every_file_is_written_by_one_module():
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
           arrows_run_down, no_circle_of_imports, no_private_name_crosses_a_module, no_function_has_too_many_parameters,
           every_module_comes_from_a_notebook, no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive,
+          a_cell_that_imports_needs_no_cell_that_does_not,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
           every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,
           every_file_is_written_by_one_module]

@@ -168,6 +168,13 @@ def test_lint_sees_an_import_of_a_later_page_and_a_circle(monkeypatch):
     circle, = lint.no_circle_of_imports()
     assert {'run', 'tree'} <= set(re.findall(r'[\w.]+', circle))
 
+def test_lint_sees_a_cell_that_quarto_runs_without_what_it_needs():
+    import lint
+    right = ['#| export\nimport os', 'a = 1', 'import re\nf = lambda b: a + b', 'import re\nx = [os.name for k in "a"]']
+    assert not [*lint.unbound(right)]
+    assert [*lint.unbound([*right, 'import re\ndef f(): return a\nf(a)'])] == [(4, 'a')]
+    assert not [*lint.unbound(['a = 1', '#| eval: false\nimport re\na + 1', 'a + 2'])]
+
 # -- pages
 
 def test_old_addresses_are_no_pages_and_new_ones_are():
