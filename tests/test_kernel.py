@@ -27,22 +27,27 @@ def test_the_first_figure_may_be_ours():
     ours = "from fedlit.figure import spectra\n_ = spectra({'a': [3., 2., 1.]})"
     assert [pictures(c) for c in ran([ours, READER, ours, READER], '.')] == [1, 1, 1, 1]
 
-def pages():
-    "Those that draw, and those with cells that `make test` leaves out."
-    told = {p: code(p) for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts}
-    return [p for p, sources in told.items() if any(re.search(r'^#\|\s*(fig-alt|slow\b)', s, re.M) for s in sources)]
-
+told = {p: code(p) for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints' not in p.parts}
+def has(page, directive): return any(re.search(rf'^#\|\s*{directive}\b', s, re.M) for s in told[page])
 def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
 
-LONG = 'methods/12_moon', 'methods/51_heterofl', 'methods/52_fedrolex', 'engine/speed' # minutes each
-each = [pytest.param(p, marks=[pytest.mark.slow, *([pytest.mark.long] if name(p) in LONG else [])], id=name(p))
-        for p in pages()]
+LONG = 'methods/12_moon', 'methods/51_heterofl', 'engine/speed' # minutes each
+draw = [pytest.param(p, marks=[pytest.mark.slow, *([pytest.mark.long] if name(p) in LONG else [])], id=name(p))
+        for p in told if has(p, 'fig-alt')]
+whole = [pytest.param(p, marks=[pytest.mark.slow, pytest.mark.long], id=name(p)) for p in told if has(p, 'slow')]
 
-def test_the_long_pages_are_there(): assert {*LONG} <= {name(p) for p in pages()}
+def test_the_long_pages_are_there(): assert {*LONG} <= {p.id for p in draw} and whole
 
-@pytest.mark.parametrize('page', each)
-def test_every_cell_that_draws_shows_a_picture(page):
-    cells = ran([*code(page), READER], page.parent)
+def shows(page, sources):
+    "Run in a kernel, every cell that draws shows a picture, and so does a plot of the reader below."
+    cells = ran([*sources, READER], page.parent)
     dark = [c.source for c in cells if '#| fig-alt' in c.source and not pictures(c)]
     assert not dark, f'{len(dark)} cells show no picture; the first is\n{dark[0]}'
     assert pictures(cells[-1]), 'after this page a plot of the reader is not shown'
+
+@pytest.mark.parametrize('page', draw)
+def test_every_cell_that_draws_shows_a_picture(page):
+    shows(page, [s for s in told[page] if not re.search(r'^#\|\s*slow\b', s, re.M)])
+
+@pytest.mark.parametrize('page', whole)
+def test_a_page_runs_whole(page): shows(page, told[page])
