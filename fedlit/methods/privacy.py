@@ -22,7 +22,7 @@ from ..tree import sqnorm, tmap
 # %% ../../nbs/methods/80_privacy.ipynb #7000000e
 def clipped(
     delta, # tree, an update or a gradient
-    most,  # float, C, its greatest length
+    most,  # float, C, its maximum length
     per='update', # 'update', or 'tensor': each of the n tensors has a length of at most C/sqrt(n)
 ):         # tree
     "`delta`, shortened where it is longer than `most`."
@@ -38,7 +38,7 @@ def epsilon_of(
     delta=1e-5,      # chance that the bound does not hold
     clients=1,       # how many there are
     drawn=None,      # how many of them are drawn for a round; None: all
-    sampling='fixed',# 'fixed': so many without replacement; 'poisson': each for itself, so many on average
+    sampling='fixed',# 'fixed': exactly so many, without replacement; 'poisson': independently, so many on average
 ) -> float:
     "The epsilon of (epsilon, delta)-differential privacy after some rounds; ValueError where a number makes no sense."
     right = dict(noise=(noise, is_number(noise) and 0 <= noise < math.inf, 'at least 0'),
@@ -55,7 +55,7 @@ def _of_one_round(noise, clients, drawn, sampling):
     dp = _library()
     relation = dp.NeighboringRelation
     if not 0 < drawn <= clients: raise ValueError(f"drawn={drawn}, but it must be from 1 to the {clients} clients")
-    if sampling == 'fixed':   # neighbours: another client in the place of one; their updates are up to 2C apart
+    if sampling == 'fixed':   # neighbours: one client replaced by another; their updates are up to 2C apart
         kind, once = relation.REPLACE_ONE, dp.GaussianDpEvent(noise/2)
         event = once if drawn == clients else dp.SampledWithoutReplacementDpEvent(clients, drawn, once)
     elif sampling == 'poisson': # neighbours: one client more; its update is at most C long
@@ -84,10 +84,10 @@ def _library():
 
 def noise_for(
     epsilon, # what may be spent
-    rounds,  # in so many rounds
+    rounds,  # over how many rounds
     **kw,    # for `epsilon_of`: delta, clients, drawn, sampling
 ) -> float:  # z, rounded up to a thousandth
-    "The least noise multiplier that keeps to `epsilon`."
+    "The least noise multiplier that stays within `epsilon`."
     if not (is_number(epsilon) and 0 < epsilon < math.inf):
         raise ValueError(f"epsilon={epsilon!r}, but it must be positive and finite")
     if not (is_whole(rounds) and rounds >= 1): raise ValueError(f"rounds={rounds!r}, but it must be at least 1")
@@ -122,7 +122,7 @@ def _sources(method): return (method.source in SOURCES, 'seed or system')
 # %% ../../nbs/methods/80_privacy.ipynb #70000011
 class DP(Method):
     "Clip every client's update and add Gaussian noise: user-level privacy (McMahan et al., ICLR 2018)."
-    clip: float = 1.     # C, greatest length of a client's update
+    clip: float = 1.     # C, maximum length of a client's update
     noise: float = 1.    # z: its standard deviation over C, on the sum of the updates or on each of them
     at: str = 'server'   # who adds it: the 'server' to the mean, or every 'client' to what it sends
     per: str = 'update'  # what is clipped: the whole 'update', or each 'tensor' to its share of C
@@ -171,7 +171,7 @@ def _protects(travels):
                          "FedBN() + DP(), or statistics='home'")
 
 def _hidden(participation, clients):
-    "Among how many draws of equal chance a client hides; all take part where they are chosen in another way."
+    "How many are drawn at random in a round; all of them, if they are chosen in another way."
     how = Uniform(participation) if is_number(participation) else participation
     return many(how.share, clients) if type(how) is Uniform else clients
 
@@ -185,7 +185,7 @@ def _column(method, participation, times, **kw):
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000012
 def _unprotected(dp, other, before):
-    "Why `other` cannot stand beside `dp`."
+    "Why `other` cannot be added to `dp`."
     reads = lambda name: asks_for(other, 'weigh', name) or asks_for(other, 'merge', name)
     central = dp.at == 'server'
     if overrides(other, 'mask') and not asks_for(other, 'mask', 'step'):
@@ -206,7 +206,7 @@ def _unprotected(dp, other, before):
 # %% ../../nbs/methods/80_privacy.ipynb #70000013
 class DPSGD(Method):
     "Clip the gradient of every sample and add Gaussian noise in each step (Abadi et al., CCS 2016)."
-    clip: float = 1.     # C, greatest length of the gradient of one sample
+    clip: float = 1.     # C, maximum length of the gradient of one sample
     noise: float = 1.    # z: the noise on the sum over a batch has the standard deviation zC
     delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
     source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
