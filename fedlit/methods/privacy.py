@@ -105,7 +105,7 @@ def noise_for(
 def system_normal(
     like: torch.Tensor, # whose shape, type and device the answer has
 ) -> torch.Tensor:
-    "Normal numbers from the operating system's randomness."
+    "Normally distributed numbers, drawn from the operating system's randomness."
     from scipy.special import ndtri
     bits = np.frombuffer(os.urandom(8*like.numel()), np.uint64) >> np.uint64(11)
     return torch.from_numpy(ndtri((bits + .5)*2.**-53)).to(like.dtype).reshape(like.shape).to(like.device)
