@@ -77,10 +77,10 @@ def listed(
         if isinstance(c, ast.ClassDef) and any(ast.unparse(b) in found for b in c.bases): found[c.name] = c
     return [k for k in found if k not in ABSTRACT and k[0] != '_']
 
-def _nothing(*args, **kw): "What a name stands for while only its spelling is looked at."
+def _nothing(*args, **kw): "What a name stands for while only its spelling is checked."
 
 def _proper(text, names, what, alike=.6):
-    "The name that `text` is, or else means: case, dashes and underscores do not matter."
+    "The name that `text` is or stands for: case, dashes and underscores do not matter."
     if text in names: return text
     plain = lambda v: str(v).lower().replace('-', '').replace('_', '').replace(' ', '')
     found = {plain(k): k for k in names}
@@ -93,7 +93,7 @@ def named(
     text, # a name
     what, # 'models' or 'datasets'
 ) -> str:
-    "What `text` names among `listed(what)`; a `ParseError` says what would do. Nothing is imported."
+    "What `text` names among `listed(what)`; a `ParseError` says what is allowed. Nothing is imported."
     return _proper(text, listed(what), dict(models='model', datasets='data set')[what])
 
 # %% ../nbs/14_parse.ipynb #d35fe6cb
@@ -101,8 +101,8 @@ def method(
     text,         # such as "MOON(mu=1) + FedDecorr(beta=0.1)"
     others=None,  # dictionary name -> class: what it may name besides `known()`
     longest=2000, # int, in characters
-    spelling=False, # look at its names only, which imports nothing
-) -> Method:      # None if only names are looked at
+    spelling=False, # check its names only, which imports nothing
+) -> Method:      # None if only names are checked
     "The method that `text` describes. Never evaluates code; raises `ParseError` for anything that is not a method."
     if not isinstance(text, str): raise ParseError(f"a method must be given as text, not as {type(text).__name__}")
     if len(text) > longest: raise ParseError(f"a method of {len(text)} characters is not read; {longest} are plenty")
@@ -132,7 +132,7 @@ def called(
     return f'{cls.__name__}{Signature(bare)}'
 
 def _made(name, names, *args, **kw):
-    "The value of that name; where its arguments do not fit, how it is called."
+    "The value of that name; if its arguments do not fit, an error says how it is called."
     cls = names[_proper(name, names, 'value')]
     try: return cls(*args, **kw)
     except TypeError: raise ParseError(f"{name} is written as {called(cls)}") from None
@@ -148,9 +148,9 @@ def _value(node, names):
 def value(
     text,         # such as "Milestones(.1, at=(800, 1250))", "adam" or ".1"
     longest=10**5, # int, in characters
-    spelling=False, # look at its names only, which imports nothing
-):                # a number, a tuple, or a `fedlit.local.Value`; None if only names are looked at
-    "What a text of local training or of participation says. A name alone is its call without arguments."
+    spelling=False, # check its names only, which imports nothing
+):                # a number, a tuple, or a `fedlit.local.Value`; None if only names are checked
+    "The value that a text describes, for local training or participation. A name alone is its call without arguments."
     if not isinstance(text, str): return text
     if len(text) > longest: raise ParseError(f"a value of {len(text)} characters is not read; {longest} are plenty")
     try:
@@ -184,7 +184,7 @@ def homes(
 def classes(
     homes, # what the function of that name returned
 ) -> dict: # name -> class, of those that can be found
-    "Import the classes again. A module of Python's own library is not asked, since no method lives there."
+    "Import the classes again. Modules of Python's own library are not searched, since no method lives there."
     found = {}
     for name, home in homes.items():
         module, _, inside = str(home).partition(':')
@@ -192,6 +192,6 @@ def classes(
                 or '<locals>' in inside):
             continue
         try: c = getattr(sys.modules.get(module) or importlib.import_module(module), inside, None)
-        except Exception: continue # a module that is not here, or does not bear being imported
+        except Exception: continue # a module that is not here, or cannot be imported
         if isinstance(c, type) and issubclass(c, Method): found[name] = c
     return found

@@ -57,7 +57,7 @@ def _text(x, y, text, size=15, anchor='start', bold=False):
 def _box(x, y, w, h): return f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="8" {LINE} stroke-opacity=".4"/>'
 
 def _arrow(x0, y0, x1, y1, width=2.):
-    "A line from one point to another, with a head there."
+    "A line from one point to another, with an arrowhead there."
     n = ((x1 - x0)**2 + (y1 - y0)**2)**.5
     u, v, h = (x1 - x0)/n, (y1 - y0)/n, 2 + 3*width
     (bx, by), s = (x1 - h*u, y1 - h*v), h/2

@@ -57,7 +57,7 @@ def rows(
 def put(
     tree, # stacked tree, K rows
     i,    # as for `rows`
-    new,  # tree of the rows instead, with the same keys; on any device, of any type
+    new,  # tree of the new rows, with the same keys; on any device, of any type
 ):
     "A stacked `tree` in which the rows `i` are replaced by `new`."
     def one(old, new):
@@ -98,14 +98,14 @@ def told(
 def doubles(
     device, # torch.device
 ):          # bool
-    "Has this device double precision?"
+    "Does this device have double precision?"
     try: return torch.empty((), dtype=torch.double, device=device).dtype == torch.double
     except TypeError: return False
 
 def finest(
     device, # torch.device, or None for the CPU
 ):          # torch.double where the device has it, else torch.float32
-    "The most exact type of numbers there."
+    "The most exact floating-point type on a device."
     return torch.double if doubles(torch.device(device or 'cpu')) else torch.float32
 
 # %% ../nbs/00_tree.ipynb #ef0cafcf

@@ -54,7 +54,7 @@ def rounded(
     levels, # int, how many steps there are from zero to its largest entry
     damped=False, # divide by 1 + omega, so that the expected error is shorter than `v`? else the mean is `v`
 ):          # tensor of whole multiples of a step
-    "`v` rounded to one of the two nearest levels by lot."
+    "`v` rounded at random to one of the two nearest levels."
     step = v.abs().max()/levels
     whole, lot = v/step, torch.rand_like(v)
     f = whole - whole.floor()
@@ -81,7 +81,7 @@ def _which(few, whole):
     return np.minimum(whole, lists)
 
 class Quantize(Method):
-    "Send every number with a few bits, rounded by lot, and the error later (Alistarh et al., NeurIPS 2017)."
+    "Send every number with a few bits, rounded at random, and the error later (Alistarh et al., NeurIPS 2017)."
     bits: int = 8 # of a number, from 2 to 16
     feedback: bool = True # add what rounding took to the next update?
     def __post_init__(self): require(self, bits=(2 <= self.bits <= 16, 'from 2 to 16'))

@@ -23,7 +23,7 @@ class ExactDecorr(Method):
         z = features - features.mean(0)
         if self.of == 'correlation': z = z/(features.var(0) + 1e-8).sqrt()
         c = z.T@z/(n-1)
-        # the solver stops the program at a NaN; the sum hands it on to `fedlit.engine.guard`
+        # the solver stops the program at a NaN; the sum passes it on to `fedlit.engine.guard`
         s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0)) + 0*c.sum()
         if live is not None: d = live.sum() # in a sub-model the other columns are zero, and so are their values
         return self.beta*(s.square().sum()/d - (s.sum()/d)**2)

@@ -20,7 +20,7 @@ def higher(
     return [k for k in names if k.rpartition('.')[0] in each[-layers:]]
 
 def settled(
-    losses,    # one a pass
+    losses,    # one per pass
     window,    # int
     threshold, # of their standard deviation
 ):
@@ -33,7 +33,7 @@ class FedALA(Method):
     layers: int = 1       # how many layers, from the output, are mixed, p
     eta: float = 1.       # step size of the weights
     share: float = .8     # of the client's samples that a pass looks at, s
-    batch: int = 32       # samples a step
+    batch: int = 32       # samples per step
     threshold: float = .1 # the first time, passes go on until the loss varies less
     most: int = 50        # but no longer than this
     alone = ('mask',)
@@ -60,7 +60,7 @@ class FedALA(Method):
         learned = torch.ones_like(client['learned'])
         return {**params, **mixed(weights)}, {**client, 'weights': weights, 'learned': learned}
     def _batches(self, data, generator):
-        "A random share of the samples, in batches; a short one only where there is no other."
+        "A random share of the samples, in batches; a short batch only where there is no other."
         x, y = data
         some = torch.randperm(len(y), generator=generator)[:max(1, int(self.share*len(y)))].to(y.device)
         full = len(some)//self.batch*self.batch or len(some)

@@ -64,7 +64,7 @@ class FedDF(Method):
     helpers = 'teach',
     steps: int = 100      # of Adam in a round
     lr: float = 1e-3      # of Adam
-    batch_size: int = 128 # unlabelled inputs a step
+    batch_size: int = 128 # unlabelled inputs per step
     def __post_init__(self):
         require(self,
                 steps=(self.steps >= 0, 'at least 0'),

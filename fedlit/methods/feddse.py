@@ -21,7 +21,7 @@ def activity(
     x,       # (N, ...) samples of the client
     score='mean', # over samples, positions and points: 'mean', or 'sum' as released
 ):           # axis -> (n,) how active its neurons are
-    "How much each neuron answers to `x`: its activation behind the ReLU, or behind its layer if no ReLU follows."
+    "How strongly each neuron responds to `x`: its activation behind the ReLU, or behind its layer if no ReLU follows."
     seen, reduce, out = watch(params, buffers, x)[2], getattr(torch, score), {}
     for p, a in watched(axes).items():
         out.setdefault(a, []).append(reduce(seen[p].abs().transpose(0, 1).flatten(1), 1))
@@ -50,7 +50,7 @@ class FedDSE(SubModel):
         h,     # (n,), activity
         *keys, # integers, see `uniform`
     ):         # (n,)
-        "What the neurons with activity `h` are ranked by; random numbers depend on `keys`."
+        "The ranking of neurons with activity `h`; random numbers depend on `keys`."
         if self.mode == 'softmax' and not self.temperature: return h
         noise = -(-uniform(len(h), self.seed, *keys, device=h.device).log()).log() # Gumbel
         return noise + (h.log() if self.mode == 'probs' else h/self.temperature)

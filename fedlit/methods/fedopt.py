@@ -14,7 +14,7 @@ from ..tree import zeros
 class FedAdagrad(Method):
     "Adagrad on the server (Reddi et al., ICLR 2021, algorithm 2)."
     lr: float = .1     # eta, of the server
-    beta1: float = 0.  # of the mean of the steps; in [0, 1)
+    beta1: float = 0.  # decay of the mean of the steps; in [0, 1)
     tau: float = 1e-3  # degree of adaptivity: below it, coordinates are treated alike
     excludes = "the server's optimiser"
     helpers = ('second',)
@@ -25,7 +25,7 @@ class FedAdagrad(Method):
         v,  # tensor, what it was
         d2, # tensor, the square of the step
     ):      # tensor
-        "What says how large the steps of each coordinate have been."
+        "How large the steps of each coordinate have been."
         return v + d2
     def merge(self,
         delta,  # tree: the weighted mean of what the clients changed, parameters and buffers
@@ -42,8 +42,8 @@ class FedAdagrad(Method):
 class FedAdam(FedAdagrad):
     "Adam on the server (Reddi et al., ICLR 2021, algorithm 2)."
     lr: float = .03    # eta, of the server
-    beta1: float = .9  # of the mean of the steps; in [0, 1)
-    beta2: float = .99 # of the mean of their squares; in [0, 1)
+    beta1: float = .9  # decay of the mean of the steps; in [0, 1)
+    beta2: float = .99 # decay of the mean of their squares; in [0, 1)
     def __post_init__(self):
         super().__post_init__()
         require(self, beta2=(0 <= self.beta2 < 1, 'in [0, 1)'))

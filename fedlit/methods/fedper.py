@@ -14,7 +14,7 @@ def check_prefix(
     field,  # name of the hyper-parameter that holds the prefix
     params, # the network's parameters
 ):
-    "Raise a `ValueError` where the prefix names nothing, or everything."
+    "Raise a `ValueError` if the prefix names nothing, or everything."
     prefix = getattr(method, field) + '.'
     if len({k.startswith(prefix) for k in params}) == 2: return
     raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, "

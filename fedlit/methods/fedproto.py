@@ -24,7 +24,7 @@ def class_means(
 def prototypes(
     means,  # (K, classes, d), of K clients
     counts, # (K, classes)
-    form,   # 'released': clients count alike; 'paper': by their samples of the class
+    form,   # 'released': clients count equally; 'paper': by their samples of the class
 ):          # (classes, d), zero where no client has the class; (classes,) does one have it?
     "What a class looks like to all clients together (FedProto, eq. 6)."
     share = counts if form == 'paper' else (counts > 0).to(counts)
@@ -35,7 +35,7 @@ def prototypes(
 class FedProto(Method):
     "Class means of features travel instead of weights (Tan et al., AAAI 2022, algorithm 1)."
     lam: float = 1.        # weight of the distance to the prototypes, lambda
-    form: str = 'released' # prototypes of clients: 'released' counts all alike, 'paper' by their samples
+    form: str = 'released' # prototypes of clients: 'released' counts all equally, 'paper' by their samples
     head: str = 'head'     # prefix of the classifier, a linear layer on the features
     alone = ('mask',)
     def __post_init__(self):

@@ -25,7 +25,7 @@ def distance(
     z,    # (N, d) features of the model that trains
     near, # (N, d) features to stay near: the global model's
 ): # () mean over the batch, in feature units
-    "The Euclidean distance, not squared; what is within rounding counts as zero (Li et al., CVPR 2021, section 4.7)."
+    "The Euclidean distance, not squared; zero if within rounding error (Li et al., CVPR 2021, section 4.7)."
     gap = torch.linalg.vector_norm(z - near, dim=-1)
     rounding = torch.finfo(z.dtype).eps**.5*torch.linalg.vector_norm(near, dim=-1)
     return torch.where(gap > rounding, gap, 0.).mean()
@@ -35,7 +35,7 @@ class MOON(Method):
     "Model-contrastive learning (Li et al., CVPR 2021, eq. 3 and 4), and the L2 term of its Table 5."
     mu: float = 1.         # weight of the term
     tau: float = .5        # temperature; 'l2' has none
-    form: str = 'released' # a late client: 'released' contrasts with the initial model, 'paper' waits until it trained
+    form: str = 'released' # a late client: 'released' contrasts with the initial model, 'paper' lets it train first
     variant: str = 'contrastive' # or 'l2': the distance to the global features
     def __post_init__(self):
         require(self, mu=(self.mu >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'),

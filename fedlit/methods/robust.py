@@ -74,7 +74,7 @@ class Krum(Method):
         require(self, attackers=(self.attackers >= 0, 'at least 0'), best=(self.best >= 1, 'at least 1'))
     def scores(self,
         deltas, # name -> (K, ...), the clients' updates
-        params, # name -> parameter; what is no parameter does not count
+        params, # name -> parameter; other tensors do not count
     ):          # (K,), small where a client is like the others
         "The score s(i) of every client, by its parameters."
         K = len(next(iter(deltas.values())))

@@ -12,7 +12,7 @@ from ..method import Method, require
 class StructuredDeCov(Method):
     "Penalise covariances between groups of features (after Xiong et al., ICDM 2016); groups are consecutive blocks."
     weight: float = .1  # of the penalty between groups
-    groups: int = 8     # how many groups; the number of features is the same as DeCov, 1 is no penalty
+    groups: int = 8     # how many groups; the number of features makes it DeCov, 1 is no penalty
     within: float = 0.  # reward for mean squared correlation within groups, in [0, 1) of `weight`
     def __post_init__(self):
         require(self, weight=(self.weight >= 0, 'at least 0'), groups=(self.groups >= 1, 'at least 1'),

@@ -35,7 +35,7 @@ def pull(ws:list, # all layers, the classifier last
 def descent(ws:list, # all layers, the classifier last
             x:torch.Tensor, # (..., samples, inputs)
             y:torch.Tensor, # (..., samples)
-           ) -> list: # minus the gradient of the summed cross-entropy, one tensor a layer
+           ) -> list: # minus the gradient of the summed cross-entropy, one tensor per layer
     "The velocity of every layer under gradient flow."
     before = [None]
     for w in ws[:-1]: before.append(w if before[-1] is None else w @ before[-1])
@@ -51,8 +51,8 @@ def flow(ws:list, # all layers at time 0
          y:torch.Tensor, # (..., samples)
          dt:float, # time of one step; times the number of samples it compares with a learning rate on the mean loss
          steps:int, # number of steps
-         every:int=1, # keep one moment in so many
-        ) -> list: # one tensor a layer, (moments, ..., out, in), the start included
+         every:int=1, # keep every n-th moment
+        ) -> list: # one tensor per layer, (moments, ..., out, in), the start included
     "Gradient flow of a deep linear network by Runge-Kutta steps of fourth order."
     f = lambda k, h: descent([w + h*v for w, v in zip(ws, k)], x, y)
     out = [ws]
