@@ -14,6 +14,7 @@ from math import isfinite
 from operator import getitem
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..draws import draws
+from .inputs import changed_state
 from .messages import warn
 from ..tree import tmap, leaves
 
@@ -333,7 +334,7 @@ class Tapes:
         before = self.state() if self.state else {}
         out, made = f(*args, **kw)
         after = self.state() if self.state else {}
-        if where := next((k for k in after if before.get(k) != after[k]), ''):
+        if where := changed_state(before, after):
             self.changed = where
             warn(f"a step changes what Python remembers ({where}), so steps are run and not played back; "
                  "the same seed may give another result with another executor")
