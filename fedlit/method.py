@@ -84,7 +84,7 @@ class Method:
         dataclass(frozen=True, repr=False)(cls)
         cls.__init__ = settled(cls.__init__)
     def __new__(cls, *args, **kw):
-        check_names(cls, kw)
+        check_names(cls.__name__, [f.name for f in fields(cls)], kw)
         check_values(cls, args, kw)
         return super().__new__(cls)
 

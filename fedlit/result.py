@@ -528,8 +528,9 @@ def _method_of(header, path):
 
 def _text_of(header, method):
     "The text of a file's method; that of `method` where it says the same in other words, as an older version may."
-    try: return repr(method) if repr(method) == header['method'] or method == _method_of(header, '') else header['method']
-    except ValueError: return header['method']
+    ours, theirs = repr(method), header['method']
+    try: return ours if ours == theirs or method == _method_of(header, '') else theirs
+    except ValueError: return theirs
 
 def _size(model): return sum(v.numel() for v in (*model.parameters(), *model.buffers()))
 
@@ -570,8 +571,8 @@ def load_run(
 
 # %% ../nbs/15_result.ipynb #46ffccc3
 # may differ when a run goes on
-FREE = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit',
-        'metrics', 'labels')
+FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'machine', 'torch', 'python',
+        'fedlit', 'metrics', 'labels')
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."

@@ -334,8 +334,9 @@ def check_device(
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, TypeError) as e:
         there = ['cpu', *(f'cuda:{k}' for k in range(torch.cuda.device_count())),
                  *(['mps'] if torch.backends.mps.is_available() else [])]
-        raise ValueError(f"device={device!r} cannot be used here ({str(e).partition(chr(10))[0][:80]}); "
-                         f"there is {', '.join(there)}") from None
+        why = str(e).partition(chr(10))[0]
+        why = 'PyTorch knows no such device' if 'Expected one of' in why or 'Invalid device' in why else why[:80]
+        raise ValueError(f"device={device!r} cannot be used here ({why}); there is {', '.join(there)}") from None
 
 # %% ../../nbs/engine/inputs.ipynb #e7bfabb2
 def first_odd(
