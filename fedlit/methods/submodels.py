@@ -56,9 +56,9 @@ def entry(
 # %% ../../nbs/methods/50_submodels.ipynb #44ee5e18
 class SubModel(Method):
     "Clients train the coordinates that rank highest on every axis; a base whose subclasses say how they score."
-    rates: tuple[float, ...] = (1., .5, .25, .125, .0625) # shares of each axis, from the strongest clients to the weakest
-    assign: str = 'fixed'                     # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
-    seed: int = 0                             # of what is drawn
+    rates: tuple[float, ...] = (1., .5, .25, .125, .0625) # shares of an axis, from the strongest clients down
+    assign: str = 'fixed' # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
+    seed: int = 0         # of what is drawn
     rounding: str = field(default='up', repr=False, kw_only=True) # of the number kept: 'up', or 'down' (thesis' code)
     excludes = 'which coordinates a client has'
     helpers = 'rate', 'top'
