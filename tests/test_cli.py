@@ -31,6 +31,7 @@ def test_the_command_line_says_what_is_wrong(args, word):
     (['--alpha', 'nan'], "--alpha: 'nan'"), (['--clients', '2.5'], "--clients: '2.5'"), (['--lr', '-.1'], '--lr: '),
     (['--lr', 'inf'], "--lr: 'inf', but it must be a positive number"), (['--epochs', '0'], '--epochs: '),
     (['--participation', '1.5'], r'--participation: .* in \(0, 1\]'), (['--momentum', '1'], '--momentum: '),
+    (['--train-samples', '0'], "--train-samples: '0'"), (['--evaluate-every', '0'], '--evaluate-every: '),
     (['--seed', '-1'], '--seed: '), (['--roundes', '3'], 'unrecognized arguments: --roundes 3')])
 def test_a_bad_number_is_told_in_one_line(args, word, capsys):
     with pytest.raises(SystemExit) as e: main(['run', '--quiet', *args])

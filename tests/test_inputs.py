@@ -538,14 +538,12 @@ def cli(*words):
 FAST = 'run', '--quiet', '--rounds', 1, '--epochs', 1
 
 @pytest.mark.parametrize('words,said', [
-    (['--train-samples', 0], 'cannot take 0'),
     (['--proxy-samples', 100000], '--proxy-samples 100000 of 1438'),
     (['--executor', 'gpu'], 'auto'),
     (['--device', 'tpu'], "device='tpu'"),
     (['--device', 'cuda:99'], 'cuda:99'),
     (['--option', 'features=-3'], 'features=-3'),
     (['--option', 'features=abc'], "features='abc'"),
-    (['--evaluate-every', 0], 'evaluate_every=0'),
     (['--data', 'cifar10', '--root', '/nowhere'], '--download'),
     (['--from', '/nowhere.json'], 'nowhere.json')])
 def test_the_command_line_refuses(words, said):

@@ -58,7 +58,7 @@ def test_a_local_prints_as_the_call_that_makes_it():
     assert json.loads(json.dumps(local.plain())) == local.plain()
 
 @pytest.mark.parametrize('make,word', [
-    (lambda: Local(epochs=0.), 'epochs=0.0'), (lambda: Local(epochs=()), r'epochs=\(\)'),
+    (lambda: Local(epochs=0.), 'epochs=0,'), (lambda: Local(epochs=()), r'epochs=\(\)'),
     (lambda: Local(epochs=(1, -1)), r'epochs=\(1, -1\)'), (lambda: Local(epochs=float('nan')), 'epochs=nan'),
     (lambda: Local(steps=1.5), 'steps=1.5'), (lambda: Local(steps=0), 'steps=0'),
     (lambda: Local(lr='fast'), "lr='fast'"),
