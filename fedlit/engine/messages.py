@@ -101,7 +101,7 @@ def settled(
         for f in fields(self):
             object.__setattr__(self, f.name, v := as_declared(f, getattr(self, f.name)))
             odd = isnan if f.name in self.endless else lambda x: not isfinite(x)
-            if any(isinstance(x, float) and odd(x) for x in (v if isinstance(v, tuple) else (v,))):
+            if _kind(f) and any(isinstance(x, float) and odd(x) for x in (v if isinstance(v, tuple) else (v,))):
                 raise ValueError(f"{type(self).__name__}: {f.name}={v!r}, but it must be finite")
     return made
 
