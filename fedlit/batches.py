@@ -9,6 +9,7 @@ __all__ = ['PADDED', 'cross_entropy', 'beside', 'occupied', 'Batches', 'groups',
 # %% ../nbs/08_batches.ipynb #eb9f631d
 import copy, torch
 import numpy as np
+from dataclasses import replace
 from .data import prepare
 from .draws import rng, seed_of
 from .local import Local, sgd
@@ -74,10 +75,11 @@ class Batches:
 
     def data(self,
         k,      # int, position of the client in this round
-        epochs, # int, how many the batches make up
+        epochs=1, # how many its batches make up; None: nobody knows, and all of them are taken
     ):
-        "All samples of the client at position `k`, as its first epoch sees them: (n, ...), (n,)."
-        steps = max(1, int((self.counts[k] > 0).sum())//epochs)
+        "All samples of the client at position `k`, as an epoch sees them: (n, ...), (n,)."
+        steps = int((self.counts[k] > 0).sum())
+        steps = min(steps, max(1, int(steps/(epochs or 1) + .5)))
         each = [self.at(t, [k], int(self.counts[k, t])) for t in range(steps)]
         return torch.cat([x[0] for x, _ in each]), torch.cat([y[0] for _, y in each])
 
@@ -172,14 +174,19 @@ class TaskBatches(Batches):
         index,    # (K, T, B) int64, into the training set
         counts,   # (K, T) int64 on the CPU, how many of each batch are real
         draws=(), # for each augmentation of the task what it drew: name -> (K, T, B, ...)
+        epoch=None, # function of a position -> TaskBatches of this client over one epoch
     ):
-        self.task, self.index, self.counts, self.draws, self.ready = (
-            task, index.to(task.x_train.device), counts, draws, range(0))
+        self.task, self.index, self.counts, self.draws, self.epoch, self.ready = (
+            task, index.to(task.x_train.device), counts, draws, epoch, range(0))
 
     def of(self, ks):
         steps = int((self.counts[ks] > 0).sum(1).max())
         return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
-                           [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws])
+                           [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
+                           self.epoch and (lambda k: self.epoch(ks[k])))
+
+    def data(self, k, epochs=1): # whatever part of an epoch, or however many, the client takes in this round
+        return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)
 
     def widest(self): return self.index.shape[2]
 
@@ -237,6 +244,7 @@ def batches_of(
     steps = (counts > 0).sum(1).tolist() # a client draws for its own steps, whoever else takes part
     drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
              for a in task.augment]
-    device = task.x_train.device
+    device, whole = task.x_train.device, replace(local, epochs=1, steps=None)
     return TaskBatches(task, index, counts,
-                       [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn])
+                       [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn],
+                       lambda k: batches_of(task, clients, [who[k]], whole, seed, round, min_batch))

@@ -34,15 +34,10 @@ def check_local(
         if local.optimizer.kept and local.momentum:
             raise ValueError(f"{left} reckons with a velocity that is zero when a round begins; "
                              f"with {local.optimizer!r} it is not: take kept=False or momentum=0.")
-    whole = 'epochs' in local.offers()
-    how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
-    if not whole and (left := who(lambda p: wants(p, 'epochs'))):
+    if 'epochs' not in local.offers() and (left := who(lambda p: wants(p, 'epochs'))):
+        how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
         raise ValueError(f"{left} counts or divides a client's epochs, which needs one number of epochs "
                          f"for all clients, but {how}")
-    looks = lambda p: any(asks_for(p, hook, 'data') for hook in ('begin', 'mask', 'done'))
-    if (left := who(looks)) and not (whole and int(local.epochs) == local.epochs):
-        raise ValueError(f"{left} looks at all of a client's data, of which a round may show "
-                         f"a part with {how}; take one whole number of epochs for all clients")
 
 # %% ../nbs/09_cohort.ipynb #1ae7f355
 @dataclass(frozen=True)
@@ -256,14 +251,15 @@ def begin(self:Cohort):
     return new
 
 @patch
-def asked(self:Cohort, hook, f):
+def asked(self:Cohort, hook, f, *step):
     "`f` of all that one client has, for every client, and of its samples if `hook` asks for `data`: then one by one."
+    state, each = self.sent.state, []
     if not asks_for(self.sent.method, hook, 'data'):
-        with self.draws(hook): return self.apply(f)
-    each = []
-    for k in range(len(self.loss)):
-        one, data = self.at(slice(k, k+1)), self.batches.data(k, int(self.sent.local.epochs))
-        with one.draws(hook): each.append(one.apply(lambda offer: f(offer, data=data)))
+        with self.draws(hook, *step): return self.apply(f)
+    for k, number in enumerate(self.who):
+        epochs, _ = self.sent.local.work(number, state.seed, state.round)
+        one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
+        with one.draws(hook, *step): each.append(one.apply(lambda offer: f(offer, data=data)))
     return tmap(lambda *v: torch.cat(v), *each)
 
 # %% ../nbs/09_cohort.ipynb #c73751a1

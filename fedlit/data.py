@@ -6,7 +6,7 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import difflib, math, operator, os, stat, torch, warnings
+import math, operator, os, stat, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass, replace
@@ -14,6 +14,7 @@ from fastcore.basics import patch
 from importlib.util import find_spec
 from pathlib import Path
 from .engine.files import digest, fetch, unharmed, unpack, write_file
+from .engine.messages import proper
 from .tree import finest
 
 # %% ../nbs/02_data.ipynb #22d9af13
@@ -887,11 +888,7 @@ def load(
     **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains
 ) -> Task:
     "The data set `name` as a `Task`, normalised and augmented as in FedDecorr where it is one of that paper's."
-    plain = {k.replace("_", ""): k for k in _loaders}
-    name = plain.get(str(name).lower().replace("-", "").replace("_", "").replace(" ", ""), name)
-    if name not in _loaders:
-        near = difflib.get_close_matches(str(name), _loaders, n=3) or list(_loaders)
-        raise ValueError(f"no data set {name!r}; did you mean {', '.join(near)}?")
+    name = proper(name, _loaders, "data set")
     try: return _loaders[name](Path(root or os.environ.get("FEDLIT_DATA", "data")), download, **kw)
     except OSError as e:
         if type(e).__name__ != "URLError": raise

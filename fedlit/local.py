@@ -12,7 +12,7 @@ import numpy as np
 from dataclasses import dataclass, field, fields, replace
 from fastcore.basics import patch
 from .draws import rng
-from .engine.messages import as_python
+from .engine.messages import as_declared, as_python
 from .engine.tape import dial
 from .tree import zeros
 
@@ -21,7 +21,7 @@ class Value:
     "Prints as the call that makes it; a subclass is a frozen dataclass, and lists in its fields become tuples."
     def __init_subclass__(cls): dataclass(frozen=True, repr=False)(cls)
     def __post_init__(self):
-        for f in fields(self): object.__setattr__(self, f.name, as_python(getattr(self, f.name)))
+        for f in fields(self): object.__setattr__(self, f.name, as_declared(f, as_python(getattr(self, f.name))))
         for name, (ok, right) in self.right().items():
             if not ok:
                 raise ValueError(f"{type(self).__name__}: {name}={getattr(self, name)!r}, but it must be {right}")
@@ -77,7 +77,7 @@ class Cosine(Schedule):
 # %% ../nbs/07_local.ipynb #cf0643bd
 class Rates(Schedule):
     "A table: one rate for each round; the last one is used from then on."
-    rates: tuple # learning rates, positive
+    rates: tuple[float, ...] # learning rates, positive
     def right(self): return dict(
         rates=(isinstance(self.rates, tuple) and self.rates and all(map(_positive, self.rates)), 'positive numbers'))
     def __call__(self, round): return self.rates[min(round, len(self.rates) - 1)]
@@ -177,13 +177,13 @@ class SGD(Optimizer):
 
 class Adam(Optimizer):
     "Adam (Kingma and Ba, ICLR 2015); weight decay is added to the gradient."
-    betas: tuple = (.9, .999) # of the means of gradient and square
+    betas: tuple[float, ...] = (.9, .999) # of the means of gradient and square
     eps: float = 1e-8         # added to the root
     kept: bool = False        # does a client keep the means for its next round?
     def right(self): return dict(
         betas=(isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(is_number, self.betas))
                and all(0 <= b < 1 for b in self.betas), 'two numbers in [0, 1)'),
-        eps=(is_number(self.eps) and self.eps > 0, 'a positive number'),
+        eps=(_positive(self.eps), 'a positive number'),
         kept=(isinstance(self.kept, bool), 'True or False'))
     def begin(self, local, params, *clients):
         return {'.mean': zeros(params), '.square': zeros(params),
@@ -206,10 +206,7 @@ class Local:
     steps: int = field(default=None, repr=False)          # instead of epochs: steps a round; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
     def __post_init__(self):
-        for f in fields(self):
-            v = getattr(self, f.name)
-            if isinstance(v, np.generic) or isinstance(v, list) and f.name in ('epochs', 'steps'):
-                object.__setattr__(self, f.name, as_python(v))
+        for f in fields(self): object.__setattr__(self, f.name, as_declared(f, getattr(self, f.name)))
         for k, (good, right) in self.right().items():
             if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right}")
     def right(self):

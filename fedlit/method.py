@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import permutations
 from weakref import WeakKeyDictionary
-from .engine.messages import NOTICE, RETURNS, as_python, check_class, check_names, check_values, warn
+from .engine.messages import NOTICE, RETURNS, check_class, check_names, check_values, settled, warn
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
 _all_ = ['HOOKS', 'NOTICE', 'OFFERS', 'RETURNS', 'warn']
 
@@ -54,6 +54,7 @@ class Method:
     alone = ()                                                # hooks that no other part may override beside this one
     helpers = ()                                              # functions of a subclass that are no hooks
     idle = ()                                                 # hooks that these hyper-parameters leave out of use
+    endless = ()                                              # hyper-parameters that may be infinite
     def init(self, params): return params, {}, {}             # before round 0: parameters, server's and client's memory
     def keep(self, name): return False                        # does this tensor stay on its client?
     def begin(self, params, client): return params, client    # where a client's training starts; what it remembers
@@ -77,12 +78,13 @@ class Method:
     def __add__(self, other): return total(self, other)
     def __repr__(self):
         shown = [f for f in fields(self) if f.repr or getattr(self, f.name) != f.default]
-        return f"{type(self).__name__}({', '.join(f'{f.name}={as_python(getattr(self, f.name))!r}' for f in shown)})"
+        return f"{type(self).__name__}({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in shown)})"
     def __init_subclass__(cls):
         check_class(cls, Method)
         dataclass(frozen=True, repr=False)(cls)
+        cls.__init__ = settled(cls.__init__)
     def __new__(cls, *args, **kw):
-        check_names(cls, kw)
+        check_names(cls.__name__, [f.name for f in fields(cls)], kw)
         check_values(cls, args, kw)
         return super().__new__(cls)
 

@@ -10,13 +10,14 @@ __all__ = ['Net', 'count', 'register', 'models', 'moon_projector', 'mlp', 'build
            'feddse_resnet34', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap', 'freeze']
 
 # %% ../nbs/04_models.ipynb #6b42f0c2
-import copy, difflib, itertools, math, torch
+import copy, inspect, itertools, math, re, torch
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext
 from torch import nn
 from torch.nn.modules import module
 from types import MethodType, SimpleNamespace
 from .draws import undrawn
+from .engine.messages import check_names, proper
 
 # %% ../nbs/04_models.ipynb #936dbce0
 class Net(nn.Module):
@@ -125,15 +126,16 @@ def build(
     **options, # of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
     "The network `name`, sized for `task`; a ValueError says which names or which image sizes would do."
-    plain = lambda v: str(v).lower().replace("-", "").replace("_", "")
-    name = name if name in _shelf else {plain(k): k for k in _shelf}.get(plain(name), name)
-    if name not in _shelf: raise ValueError(f"no model {name!r}; {_hint(name)}")
+    name = proper(name, _shelf, "model", .4)
     shape = tuple(task.x_train.shape[1:])
     with undrawn([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.manual_seed(seed)
         try: model = _shelf[name](shape, task.classes, **options)
         except (TypeError, RuntimeError) as e:
-            if "unexpected keyword" in str(e) or not options: raise
+            if odd := re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(e)):
+                f = _shelf.get(odd[1], _shelf[name])
+                check_names(name, [*inspect.signature(f).parameters][2:], [odd[2]], "option")
+            if odd or not options: raise
             said = ", ".join(f"{k}={v!r}" for k,v in options.items())
             raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; "
                              "widths are whole numbers, at least 1") from e
@@ -166,9 +168,7 @@ def rebuild(
     return build(spec["name"], like, **spec["options"])
 
 # %% ../nbs/04_models.ipynb #6e34aae5
-def _hint(name):
-    near = difflib.get_close_matches(str(name), models(), cutoff=.4)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(models())}"
+#| exports
 
 # %% ../nbs/04_models.ipynb #8ac2517a
 def colours(

@@ -8,11 +8,11 @@ __all__ = ['ABSTRACT', 'ParseError', 'known', 'listed', 'named', 'method', 'valu
 
 # %% ../nbs/14_parse.ipynb #271bce77
 import ast, importlib, math, re, sys
-from difflib import get_close_matches
 from functools import cache
 from inspect import Signature, signature
 from importlib.util import find_spec
 from pathlib import Path
+from .engine.messages import proper
 from .method import Method, total
 
 # %% ../nbs/14_parse.ipynb #9b31758d
@@ -63,15 +63,16 @@ def _assigned(name, *modules):
 
 @cache
 def listed(
-    what='methods', # 'methods', 'models', 'datasets' or 'values'
+    what='methods', # 'methods', 'models', 'datasets', 'executors' or 'values'
 ) -> list: # of names
-    "The names of `known`, `values`, `fedlit.models.models` or `fedlit.data.datasets`, without importing PyTorch."
+    "The names of `known`, `values`, `fedlit.models.models` and the like, without importing PyTorch."
     if what == 'methods':
         return [k for k in ast.literal_eval(_assigned('_all_', 'methods/__init__.py')) if k != 'Method']
     if what == 'models':
         return [name for text in _texts('models.py', 'methods/*.py')
                 for name in re.findall(r'^@register\s+def (\w+)', text, re.M)]
     if what == 'datasets': return [k.arg for k in _assigned('_loaders', 'data.py').keywords]
+    if what == 'executors': return ['auto', *(k.arg for k in _assigned('EXECUTORS', 'round.py').keywords), 'torchrun']
     found = dict.fromkeys(ABSTRACT)
     for c in _source('local.py', 'participation.py'):
         if isinstance(c, ast.ClassDef) and any(ast.unparse(b) in found for b in c.bases): found[c.name] = c
@@ -79,22 +80,17 @@ def listed(
 
 def _nothing(*args, **kw): "What a name stands for while only its spelling is checked."
 
-def _proper(text, names, what, alike=.6):
-    "The name that `text` is or stands for: case, dashes and underscores do not matter."
-    if text in names: return text
-    plain = lambda v: str(v).lower().replace('-', '').replace('_', '').replace(' ', '')
-    found = {plain(k): k for k in names}
-    if plain(text) in found: return found[plain(text)]
-    near = [found[k] for k in get_close_matches(plain(text), found, 3, alike)]
-    raise ParseError(f"no {what} is called {text!r}; "
-                     + (f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(names))}"))
+def _proper(*args):
+    "`proper`; what it refuses is a text that cannot be read."
+    try: return proper(*args)
+    except ValueError as e: raise ParseError(str(e)) from None
 
 def named(
     text, # a name
-    what, # 'models' or 'datasets'
+    what, # 'models', 'datasets' or 'executors'
 ) -> str:
     "What `text` names among `listed(what)`; a `ParseError` says what is allowed. Nothing is imported."
-    return _proper(text, listed(what), dict(models='model', datasets='data set')[what])
+    return _proper(text, listed(what), dict(models='model', datasets='data set', executors='executor')[what])
 
 # %% ../nbs/14_parse.ipynb #d35fe6cb
 def method(
@@ -114,7 +110,7 @@ def method(
     except ParseError: raise
     except (SyntaxError, RecursionError, MemoryError):
         raise ParseError(f"{text[:80]!r} cannot be read; a method reads like MOON(mu=1) + FedDecorr()") from None
-    except (TypeError, ValueError) as e: raise ParseError(str(e)) from None
+    except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
 
 # %% ../nbs/14_parse.ipynb #3b37141e
 def values() -> dict: # name -> class
@@ -160,7 +156,7 @@ def value(
     except ParseError: raise
     except (SyntaxError, RecursionError, MemoryError):
         raise ParseError(f"{text[:80]!r} cannot be read; a value reads like Milestones(.1, at=(800, 1250))") from None
-    except (TypeError, ValueError) as e: raise ParseError(str(e)) from None
+    except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
 
 def local(
     **fields, # of `fedlit.local.Local`: values, or texts of them

@@ -526,6 +526,12 @@ def _method_of(header, path):
         raise ValueError(f"{path} holds {header['method'][:200]}, and {where or f'{e},'} cannot be found here; "
                          "pass the method: Run.load(path, method=...)") from None
 
+def _text_of(header, method):
+    "The text of a file's method; that of `method` where it says the same in other words, as an older version may."
+    ours, theirs = repr(method), header['method']
+    try: return ours if ours == theirs or method == _method_of(header, '') else theirs
+    except ValueError: return theirs
+
 def _size(model): return sum(v.numel() for v in (*model.parameters(), *model.buffers()))
 
 def _check_size(size, state, what):
@@ -555,7 +561,7 @@ def load_run(
 ) -> Run:
     "Read a run back."
     header, state = _read(path, device)
-    if method is not None and repr(method) != header['method']:
+    if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
     run = Run(method or _method_of(header, path), pd.DataFrame(header['history']), state, header['settings'])
     with _whole(path):
@@ -565,8 +571,8 @@ def load_run(
 
 # %% ../nbs/15_result.ipynb #46ffccc3
 # may differ when a run goes on
-FREE = ('rounds', 'bad_clients', 'executor', 'channels_last', 'device', 'machine', 'torch', 'python', 'fedlit',
-        'metrics', 'labels')
+FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'machine', 'torch', 'python',
+        'fedlit', 'metrics', 'labels')
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."
@@ -585,7 +591,7 @@ def resume(
     found = path and newest(path, partial(_read, device=device))
     if not found: return None
     header, state = found
-    theirs, ours = ({**header['settings'], 'method': header['method']},
+    theirs, ours = ({**header['settings'], 'method': _text_of(header, method)},
                     {**json.loads(json.dumps(settings)), 'method': repr(method)})
     if header['format'] < 4:
         raise ValueError(f"{path} was written before fedlit named its random draws anew (format {header['format']}); "

@@ -9,7 +9,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several',
            'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
-import copy, hashlib, inspect, math, platform, re, time, warnings
+import copy, hashlib, inspect, math, platform, re, sys, time, warnings
 import numpy as np, pandas as pd, torch
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields, replace
@@ -37,7 +37,7 @@ from .result import (FORMAT, FREE, Run, Tester, by_name, check_metrics, load_run
                            own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
-from .engine.tape import Tapes
+from .engine.tape import Tapes, no_compiler
 from .tree import told
 from .vocabulary import STEP
 _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
@@ -122,8 +122,8 @@ def check_choices(self:Federation):
     if self.executor not in ('auto', *EXECUTORS):
         raise ValueError(f"executor={self.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, "
                          "or torchrun, torchrun:vmap and so on")
-    graph = self.record == 'graph' and not self.device.startswith('cuda')
-    if self.record not in (True, False, 'compile', 'graph') or graph:
+    graph = ('graph',) if self.device.startswith('cuda') else ()
+    if not (isinstance(self.record, bool) or self.record in ('compile', *graph)):
         raise ValueError(f"record={self.record!r} on {self.device}, but it must be True, False, 'compile' or, "
                          "on CUDA, 'graph'")
     for name, choices in dict(precision=PRECISION, weighting=WEIGHTING).items():
@@ -243,9 +243,9 @@ class Simulation:
                  "its steps are not recorded, and the same seed may give another result")
             return None
         state = partial(python_state, network=self.model, criterion=self.asked.criterion)
-        if (how := self.asked.record) == 'compile' and (why := self._uncompiled()):
-            warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
-        return Tapes(how == 'graph', state, how == 'compile') if how else None
+        why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
+        if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
+        return Tapes(how == 'graph', state, how == 'compile' and not why) if how else None
 
     def _uncompiled(self):
         "Why no step of this federation will be compiled, or ''; see `Cohort.returns`."
@@ -288,7 +288,7 @@ def settings(self:Simulation, executor):
                 participation=plain(a.participation), seed=a.seed, executor=executor, device=a.device,
                 weighting=a.weighting, statistics=a.statistics, precision=a.precision,
                 without=sorted(a.without) or None, # None, as older runs say by saying nothing
-                channels_last=self.channels_last, bad_clients=repr(a.bad_clients),
+                channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests),
                 **noted_of(self.task), **measured)
@@ -466,6 +466,8 @@ def notice(self:Simulation, state, who):
 def rounds(self:Simulation, run, team, stop):
     "Rounds until enough or the clock says `stop`; `run` is up to date after each, and it stops after all but the last."
     a, history = self.asked, run.history.to_dict('records')
+    if a.progress and self.tapes and self.tapes.compiles and run.state.round < a.rounds and not no_compiler():
+        tqdm.write("record='compile': the first steps wait for their kernels, for seconds to minutes", file=sys.stderr)
     bar = tqdm(range(run.state.round, a.rounds), initial=run.state.round, total=a.rounds,
                disable=not a.progress, desc=a.method.name, unit='round')
     for r in bar:
@@ -518,6 +520,9 @@ def running(self:Federation, team=None):
             asked.method, pd.DataFrame(),
             start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed, asked.local), settings)
         run.asked = asked
+        if run.state.round > asked.rounds:
+            warn(f"{asked.checkpoint} has {run.state.round} rounds, and rounds={asked.rounds} asks for fewer; "
+                 f"this is the run after {run.state.round}")
         differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
         if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
         sim.try_metrics()
@@ -607,6 +612,10 @@ def compare(
     from fedlit.data import load
     from fedlit.models import build
     from fedlit.partition import dirichlet
+    methods, seeds = list(methods), list(seeds)
+    for name, each in dict(methods=methods, seeds=seeds).items():
+        if twice := [v for i, v in enumerate(each) if v in each[:i]]:
+            raise ValueError(f"{name} has {twice[0]!r} twice; once is enough")
     task, rows = load(task) if isinstance(task, str) else task, []
     columns = dict.fromkeys([*columns, *(kw.get('metrics') or ())])
     split = partition or (lambda task, clients, seed: dirichlet(task.y_train, clients, alpha, seed=seed))

@@ -1,5 +1,5 @@
 "The command line: what it runs, what it says is wrong, and that its help does not load PyTorch."
-import json, subprocess, sys, time
+import json, re, subprocess, sys, time
 import pandas as pd, pytest
 from fedlit.cli import main
 from fedlit.methods import FedDecorr, MOON
@@ -9,14 +9,61 @@ from conftest import DATA
 @pytest.mark.parametrize('args,word', [
     (['--method', 'FedDecor()'], 'did you mean FedDecorr'),
     (['--data', 'digit'], 'did you mean digits'),
-    (['--rounds', '0'], 'rounds=0'),
-    (['--alpha', '0'], 'alpha'),
     (['--clients', '5000'], '5000'),
+    (['--option', 'featurs=128'], "mlp has no option 'featurs'; did you mean 'features'"),
+    (['--model', 'CNN-4', '--option', 'widht=1'], "no option 'widht'; did you mean 'width'"),
+    (['--from', 'nofile'], '--from nofile: there is no such file; it is one that `fedlit run --json` wrote'),
+    (['--device', 'gpu'], 'PyTorch knows no such device.*; there is cpu'),
+    (['--partition', 'Dirichlt'], 'did you mean dirichlet'),
+    (['--partition', 'By-Domain'], 'digits has no domains'),
+    (['--executor', 'torchrun:vamp'], 'did you mean vmap'),
+    (['--record', 'copmile'], 'did you mean compile'),
+    (['--record', 'graph', '--device', 'cpu'], "record='graph' on cpu"),
     (['--data', 'cifar10', '--root', '/nowhere'], 'nowhere'),
     (['--model', 'mpl'], 'mlp'),
     (['--executor', 'x'], 'executor')])
 def test_the_command_line_says_what_is_wrong(args, word):
     with pytest.raises(SystemExit, match=word): main(['run', '--quiet', '--rounds', '1', '--epochs', '1', *args])
+
+@pytest.mark.parametrize('args,word', [
+    (['--rounds', '0'], "--rounds: '0', but it must be a whole number, at least 1"),
+    (['--alpha', '-1'], "--alpha: '-1', but it must be a positive number"),
+    (['--alpha', 'nan'], "--alpha: 'nan'"), (['--clients', '2.5'], "--clients: '2.5'"), (['--lr', '-.1'], '--lr: '),
+    (['--lr', 'inf'], "--lr: 'inf', but it must be a positive number"), (['--epochs', '0'], '--epochs: '),
+    (['--participation', '1.5'], r'--participation: .* in \(0, 1\]'), (['--momentum', '1'], '--momentum: '),
+    (['--train-samples', '0'], "--train-samples: '0'"), (['--evaluate-every', '0'], '--evaluate-every: '),
+    (['--seed', '-1'], '--seed: '), (['--roundes', '3'], 'unrecognized arguments: --roundes 3')])
+def test_a_bad_number_is_told_in_one_line(args, word, capsys):
+    with pytest.raises(SystemExit) as e: main(['run', '--quiet', *args])
+    said = capsys.readouterr().err
+    assert e.value.code == 2 and re.fullmatch(f'fedlit run: error: .*{word}.*; see fedlit run --help\n', said), said
+
+def test_names_are_read_without_case_and_dashes(capsys):
+    from fedlit.cli import _names, parser
+    a = parser().parse_args(['run', '--partition', 'Classes-per-client', '--data', 'Digits', '--model', 'MLP',
+                             '--executor', 'TorchRun:VMAP', '--weighting', 'Uniform', '--statistics', 'HOME',
+                             '--precision', 'BFloat-16', '--bad-clients', 'Skip', '--record', 'Compile'])
+    _names(a, 'fedavg()')
+    assert [a.partition, a.data, a.model, a.executor, a.weighting, a.statistics, a.precision, a.bad_clients,
+            a.record] == ['classes_per_client', 'digits', 'mlp', 'torchrun:vmap', 'uniform', 'home', 'bfloat16',
+                          'skip', 'compile']
+
+@pytest.mark.parametrize('args,word', [
+    (['--methods', 'MOON()', 'FedAvg()', 'moon(mu=1)'], r'the methods: MOON\(mu=1\.0.* is there twice'),
+    (['--seeds', '0', '1', '0'], '--seeds: 0 is there twice')])
+def test_nothing_is_compared_with_itself(args, word):
+    with pytest.raises(SystemExit, match=word): main(['compare', '--quiet', *args])
+    from fedlit.run import compare
+    with pytest.raises(ValueError, match='methods has MOON.* twice'): compare([MOON(), MOON(mu=1)])
+    with pytest.raises(ValueError, match='seeds has 1 twice'): compare([MOON()], seeds=(1, 1))
+
+@pytest.mark.parametrize('record', ['false', 'True'])
+def test_a_run_says_how_it_was_recorded(record, tmp_path):
+    main(['run', '--quiet', '--rounds', '1', '--epochs', '.1', '--record', record, '--checkpoint', str(tmp_path/'run')])
+    run = Run.load(tmp_path/'run')
+    assert run.settings['record'] is (record == 'True')
+    main(['run', '--quiet', '--rounds', '2', '--epochs', '.1', '--checkpoint', str(tmp_path/'run')]) # it goes on
+    assert Run.load(tmp_path/'run').state.round == 2
 
 @pytest.mark.filterwarnings('ignore:.*hardly vary')
 def test_the_command_line(tmp_path, capsys):

@@ -71,6 +71,14 @@ def test_without_a_compiler_one_sentence_and_the_tape(monkeypatch):
                                "so steps are played from the tape or run as they are"]
     assert same(run, small(how=True))
 
+def test_a_run_that_waits_for_kernels_says_so_where_progress_is_shown(as_written, capsys):
+    small()
+    assert 'kernels' not in capsys.readouterr().err
+    small(progress=True)
+    assert capsys.readouterr().err.count("record='compile': the first steps wait for their kernels") == 1
+    small(how=True, progress=True)
+    assert 'kernels' not in capsys.readouterr().err
+
 def breaks(module, examples): raise NotImplementedError('no kernel for this\nand more lines')
 
 def trips(module, examples): raise RuntimeError('C++ compile error\n\n/tmp/a.cpp:3:1: error: no such type\nmore')

@@ -311,7 +311,7 @@ def test_an_overflow_of_half_precision_is_named(executor):
 
 class Reckless(Method):
     "A server that multiplies the average step."
-    by: float = 1e30
+    by: object = 1e30 # or NaN
     def merge(self, delta, server): return {k: v*self.by for k, v in delta.items()}, server
 
 @pytest.mark.parametrize('by,word', [(math.nan, 'produced NaN or infinity in round 1, first in body.1.weight'),

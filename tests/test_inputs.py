@@ -1,16 +1,18 @@
 "What a user gives is right, or it is refused in one sentence that names the value and what would be right."
-import json, warnings
+import dataclasses, json, math, warnings
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fedlit import methods
 from fedlit.engine.inputs import best_device
 from fedlit.data import Flip, Task, load
+from fedlit.local import Adam, Decay, Rates
 from fedlit.methods import FedAvg, FedBN, FedDecorr, MOON
 from fedlit.models import build, unwrap, wrap
+from fedlit.parse import known
 from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.round import PADDED, Local, plan
 from fedlit import run as runs
-from fedlit.run import federate
+from fedlit.run import Run, federate
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, 10, .5, seed=0)
@@ -409,7 +411,7 @@ def test_requests_that_are_no_numbers(kw, words):
 
 @pytest.mark.parametrize('kw', [
     dict(lr='0.1'), dict(lr=None), dict(lr=lambda r: .1), dict(lr=float('nan')), dict(lr=float('inf')),
-    dict(epochs=-1.5), dict(epochs='1'), dict(batch_size=32.), dict(batch_size=True),
+    dict(epochs=-1.5), dict(epochs='1'), dict(batch_size=32.5), dict(batch_size=True),
     dict(momentum='a'), dict(weight_decay=None), dict(drop_last='no')],
     ids=lambda kw: '-'.join(f'{k}-{type(v).__name__}' for k, v in kw.items()))
 def test_a_local_that_is_none(kw):
@@ -428,9 +430,47 @@ def test_a_local_that_is_none(kw):
     (lambda: methods.FedProx(mu=torch.ones(2)), ['FedProx', 'must be a number']),
     (lambda: wrap(5, 'fc'), ['5 is a int', 'torch.nn.Module']),
     (lambda: by_flower(None, [0, 1]), ['partitioner=None', 'flwr_datasets']),
-    (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number'])])
+    (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number']),
+    (lambda: methods.Krum(np.float64(1.5)), [r'attackers=.*1.5', 'whole number']),
+    (lambda: methods.Krum(torch.tensor(1.5)), ['attackers=1.5', 'whole number']),
+    (lambda: methods.FedProx(mu=math.inf), ['FedProx: mu=inf', 'finite']),
+    (lambda: methods.FedProx(mu=math.nan), ['FedProx: mu=nan', 'at least 0']),
+    (lambda: methods.NormClipping(norm=math.nan), ['NormClipping: norm=nan']),
+    (lambda: methods.HeteroFL(rates=(math.nan, .5)), [r'rates=\(nan, 0.5\)']),
+    (lambda: Adam(eps=math.inf), ['Adam: eps=inf', 'positive'])])
 def test_hyper_parameters_that_are_none(make, words):
     with refused(*words): make()
+
+PLAIN = [m for m in (c() for c in known().values()) if dataclasses.fields(m)]
+
+@pytest.mark.parametrize('method', PLAIN, ids=lambda m: m.name)
+def test_no_hyper_parameter_is_nan_or_infinite_unless_it_says_so(method):
+    for f in dataclasses.fields(method):
+        if not isinstance(v := getattr(method, f.name), float) and not (f.type is float and v is None): continue
+        with pytest.raises(ValueError, match=f'{f.name}=nan'): dataclasses.replace(method, **{f.name: math.nan})
+        if f.name in method.endless: dataclasses.replace(method, **{f.name: math.inf})
+        else:
+            with pytest.raises(ValueError, match=f'{f.name}=inf'): dataclasses.replace(method, **{f.name: math.inf})
+
+@pytest.mark.parametrize('one,other', [
+    (methods.HeteroFL(rates=(1, .5)), methods.HeteroFL(rates=(1., np.float32(.5)))),
+    (methods.FjORD(widths=(1,)), methods.FjORD(widths=(1.,))), (MOON(1), MOON(1.)),
+    (MOON(mu=torch.tensor(1)), MOON(mu=np.int64(1))), (methods.Krum(np.float64(1)), methods.Krum(1.)),
+    (methods.Krum(1.), methods.Krum(1)), (Local(lr=1), Local(lr=1.)), (Local(epochs=2.), Local(epochs=2)),
+    (Rates((1, .5)), Rates((1., .5))), (Decay(1, np.float64(.5)), Decay(1., .5)), (Adam((0, .9)), Adam((0., .9)))],
+    ids=repr)
+def test_a_number_is_one_however_it_is_written(one, other): assert one == other and repr(one) == repr(other)
+
+def test_a_checkpoint_knows_its_method_however_it_was_written(tmp_path, monkeypatch):
+    kw = dict(clients=[[*range(20)], [*range(20, 40)]], checkpoint=tmp_path/'run')
+    go(method=methods.HeteroFL(rates=(1, .5)), rounds=1, **kw)
+    assert len(go(method=methods.HeteroFL(rates=(1., .5)), rounds=2, **kw).history) == 2
+    text = methods.HeteroFL.__repr__ # as it was printed before
+    with monkeypatch.context() as m:
+        m.setattr(methods.HeteroFL, '__repr__', lambda self: text(self).replace('1.0', '1'))
+        go(method=methods.HeteroFL(rates=(1, .5)), rounds=3, **kw)
+    assert len(go(method=methods.HeteroFL(rates=(1., .5)), rounds=4, **kw).history) == 4
+    assert Run.load(tmp_path/'run', method=methods.HeteroFL(rates=(1., .5))).state.round == 4
 
 def test_batchnorm_is_named():
     net = lambda: build('mlp', TASK, seed=0, norm='batch')
@@ -498,14 +538,12 @@ def cli(*words):
 FAST = 'run', '--quiet', '--rounds', 1, '--epochs', 1
 
 @pytest.mark.parametrize('words,said', [
-    (['--train-samples', 0], 'cannot take 0'),
     (['--proxy-samples', 100000], '--proxy-samples 100000 of 1438'),
     (['--executor', 'gpu'], 'auto'),
     (['--device', 'tpu'], "device='tpu'"),
     (['--device', 'cuda:99'], 'cuda:99'),
     (['--option', 'features=-3'], 'features=-3'),
     (['--option', 'features=abc'], "features='abc'"),
-    (['--evaluate-every', 0], 'evaluate_every=0'),
     (['--data', 'cifar10', '--root', '/nowhere'], '--download'),
     (['--from', '/nowhere.json'], 'nowhere.json')])
 def test_the_command_line_refuses(words, said):

@@ -7,9 +7,10 @@ from fedlit.data import load
 from fedlit.engine import tape
 from fedlit.local import (Adam, AdamW, Between, Cosine, Decay, Effort, Local, Milestones, Rates, Schedule, SGD,
                           Stragglers, Warmup)
-from fedlit.batches import batches_of, plan
+from fedlit.batches import Batches, batches_of, plan
 from fedlit.engine.tape import Tapes
-from fedlit.methods import FedAvg, FedDyn, FedNova, FedProx, FedRep, HeteroFL, SCAFFOLD, FedBN
+from fedlit.methods import (FedALA, FedAvg, FedBN, FedDSE, FedDyn, FedNova, FedProto, FedProx, FedRep, HeteroFL,
+                            SCAFFOLD)
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import fed_round, local_phase, start
@@ -57,7 +58,7 @@ def test_a_local_prints_as_the_call_that_makes_it():
     assert json.loads(json.dumps(local.plain())) == local.plain()
 
 @pytest.mark.parametrize('make,word', [
-    (lambda: Local(epochs=0.), 'epochs=0.0'), (lambda: Local(epochs=()), r'epochs=\(\)'),
+    (lambda: Local(epochs=0.), 'epochs=0,'), (lambda: Local(epochs=()), r'epochs=\(\)'),
     (lambda: Local(epochs=(1, -1)), r'epochs=\(1, -1\)'), (lambda: Local(epochs=float('nan')), 'epochs=nan'),
     (lambda: Local(steps=1.5), 'steps=1.5'), (lambda: Local(steps=0), 'steps=0'),
     (lambda: Local(lr='fast'), "lr='fast'"),
@@ -172,6 +173,30 @@ def test_uneven_work_is_one_in_all_executors(method, local):
     one, *others = [trained(method, local=local, rounds=2, executor=e, record=r)
                     for e, r in (('loop', False), ('loop', True), ('vmap', True), ('extract', False))]
     assert all(gap(one, r) < 2e-4 for r in others)
+
+@pytest.mark.parametrize('local', [UNEVEN[1], Local(epochs=(1, 2, .5, 3, 1.4), batch_size=16)], ids=repr)
+@pytest.mark.parametrize('method', [FedProto(), FedALA(layers=2, most=3), FedDSE(rates=(1., .5))], ids=repr)
+def test_methods_that_look_at_all_data_take_uneven_work(method, local):
+    one, *others = [trained(method, local=local, rounds=2, executor=e) for e in ('loop', 'vmap', 'extract')]
+    assert all(laws.gap(one.state, r.state) < 5e-4 for r in others)
+
+@pytest.mark.parametrize('local', [Local(steps=1), Local(steps=40), Local(epochs=.2), Local(epochs=(1, 2, .5, 3, 1))])
+def test_all_data_are_an_epoch_of_them_whatever_is_trained(local):
+    local = replace(local, batch_size=16)
+    for who in ([0, 1, 2, 3, 4], [4, 2]):
+        batches, whole = (batches_of(TASK, CLIENTS, who, l, 3, 1) for l in (local, Local(epochs=2, batch_size=16)))
+        for i, k in enumerate(who):
+            x, y = batches.data(i)
+            assert all(map(torch.equal, (x, y), whole.data(i)))
+            assert torch.equal(y.sort().values, TASK.y_train[CLIENTS[k]].sort().values)
+            assert all(map(torch.equal, (x, y), batches.of([1, i]).data(1)))
+
+@pytest.mark.parametrize('epochs', [1, 1.4, 1.5, 2, 5, .5])
+@pytest.mark.parametrize('per', range(1, 9))
+def test_an_epoch_of_batches_that_are_given(epochs, per):
+    steps = Local(epochs=epochs).length(per)
+    data = Batches(torch.arange(steps)[None, :, None, None].float(), torch.zeros(1, steps, 1, dtype=torch.long))
+    assert len(data.data(0, epochs)[1]) == min(per, steps) and len(data.data(0, None)[1]) == steps
 
 @pytest.mark.parametrize('statistics', ['recomputed', 'static'])
 def test_statistics_are_collected_over_all_data_however_little_is_trained(statistics):

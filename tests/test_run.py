@@ -176,7 +176,14 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path):
     with pytest.raises(ValueError, match='FedProx'):
         federate(net(), TASK, CLIENTS, FedProx(), rounds=2, checkpoint=file, **FAST)
 
+def test_a_checkpoint_with_more_rounds_than_were_asked_for_says_so(tmp_path):
+    file = tmp_path/'c.safetensors'
+    whole = federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=file, **FAST)
+    with pytest.warns(UserWarning, match='has 3 rounds, and rounds=2 asks for fewer; this is the run after 3'):
+        assert same(whole, federate(net(), TASK, CLIENTS, FedAvg(), rounds=2, checkpoint=file, **FAST))
+
 @pytest.mark.parametrize('kw,word', [
+    (dict(record=1), 'record=1 '), (dict(record=0), 'record=0 '), (dict(record='yes'), "record='yes'"),
     (dict(rounds=0), 'rounds=0'), (dict(participation=0.), 'participation=0'),
     (dict(participation=2.), 'participation=2'), (dict(executor='vmop'), 'vmop')])
 def test_bad_requests(kw, word):

@@ -25,7 +25,9 @@ def test_a_short_job_imports_little():
 @pytest.mark.parametrize('argv', [
     ['run', '--method', 'FedFoo()'], ['run', '--method', 'MOON(mu=', '--quiet'], ['run', '--method', 'MOON(mu=x)'],
     ['compare', '--methods', 'FedFoo()', 'FedAvg()'], ['interactions', 'FedFoo()', 'MOON()'],
-    ['run', '--rounds', 'x'], ['nothing'], ['run', '--model', 'resnet19'], ['run', '--data', 'cifar11'],
+    ['run', '--rounds', 'x'], ['run', '--alpha', '-1'], ['run', '--clients', '0'], ['run', '--from', 'nofile'],
+    ['run', '--partition', 'idd'], ['run', '--executor', 'torchrun:vamp'], ['run', '--record', 'x'], ['nothing'],
+    ['run', '--model', 'resnet19'], ['run', '--data', 'cifar11'],
     ['run', '--lr', 'fast'], ['run', '--optimizer', 'SDG'], ['run', '--participation', 'Sometimes(.1)'],
     ['compare', '--data', 'nothing'], ['interactions', 'MOON()', 'FedProx()', '--model', 'nothing']], ids=' '.join)
 def test_a_wrong_argument_is_told_without_torch(argv):
@@ -37,7 +39,9 @@ def test_the_names_of_methods_are_known_without_their_code():
     from fedlit.models import models
     from fedlit.parse import known, listed, values
     assert sorted(listed()) == sorted(known()) and sorted(listed('values')) == sorted(values())
+    from fedlit.round import EXECUTORS
     assert sorted(listed('models')) == models() and sorted(listed('datasets')) == datasets()
+    assert listed('executors') == ['auto', *EXECUTORS, 'torchrun']
 
 def test_digits_are_those_of_scikit_learn(monkeypatch):
     from sklearn.datasets import load_digits

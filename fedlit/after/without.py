@@ -48,8 +48,8 @@ def rebuilt(
     made = dict(local=lambda: local(**s['local']), participation=lambda: value(s['participation']))
     said = {k: given.pop(k) if k in given else f() for k, f in made.items()} # values of yours are yours to bring
     return Federation(model, task, clients, run.method, **{**same, **said, **dict(
-        rounds=run.state.round, bad_clients=_guard(s['bad_clients']), without=tuple(s.get('without') or ()),
-        evaluate_every=int(tested['round'].iloc[0]), progress=False), **given})
+        record=s.get('record', True), rounds=run.state.round, bad_clients=_guard(s['bad_clients']),
+        without=tuple(s.get('without') or ()), evaluate_every=int(tested['round'].iloc[0]), progress=False), **given})
 
 # %% ../../nbs/after/without.ipynb #6cac4eda
 def asked_of(

@@ -14,7 +14,7 @@ from .axes import along, masked, masks
 from ..batches import beside
 from ..cohort import Cohort
 from ..method import ask, asks_for, overrides, own, part_names
-from ..tree import tmap, zeros
+from ..tree import zeros
 
 # %% ../../nbs/engine/masks.ipynb #5494f706
 def times(a, b):
@@ -37,13 +37,8 @@ def asked_masks(self:Cohort, step):
     method = self.sent.method
     def ask_one(offer, **more):
         return mask_of(method, dict(offer, axes=self.sent.axes, step=step, **more), step is not None)
-    if step is not None or not asks_for(method, 'mask', 'data'):
-        with self.draws('mask', step or 0): return self.apply(ask_one)
-    each = []
-    for k in range(len(self.loss)):
-        one, data = self.at(slice(k, k+1)), self.batches.data(k, int(self.sent.local.epochs))
-        with one.draws('mask', 0): each.append(one.apply(lambda offer: ask_one(offer, data=data)))
-    return tmap(lambda *v: torch.cat(v), *each)
+    if step is None: return self.asked('mask', ask_one, 0)
+    with self.draws('mask', step): return self.apply(ask_one)
 
 # %% ../../nbs/engine/masks.ipynb #343d550c
 @patch

@@ -39,6 +39,7 @@ def circles(
 class FedCAC(Method):
     "Average critical parameters with similar clients only (Wu et al., ICCV 2023, algorithm 1)."
     alone = ('keep',)
+    endless = 'beta',
     share: float = .5 # share of each tensor that is critical, tau
     beta: float = 100. # rounds until critical parameters stay at home
     def __post_init__(self): require(self, share=(0 <= self.share <= 1, 'in [0, 1]'), beta=(self.beta > 0, 'positive'))

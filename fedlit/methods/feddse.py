@@ -31,6 +31,7 @@ def activity(
 class FedDSE(SubModel):
     "Clients keep the neurons that their own data activate most, or draw them with such odds (Jia, thesis 2024, ch. 3)."
     helpers = *SubModel.helpers, 'preference'
+    endless = 'temperature',
     temperature: float = 0. # T of eq. (3-2): 0 keeps the most active, larger draws more evenly; in units of the score
     samples: int = 0        # how many samples a client looks at; 0 is all
     score: str = 'mean'     # of the activations: 'mean', or 'sum' as released; the temperature's scale depends on it

@@ -30,8 +30,8 @@ def narrow(
 class FjORD(HeteroFL):
     "Clients hold the first channels and draw a width each step; the widest teaches (Horváth et al., NeurIPS 2021)."
     helpers = *HeteroFL.helpers, 'width'
-    rates: tuple = (1., .8, .6, .4, .2)  # the tiers: shares that clients can hold, from the strongest to the weakest
-    widths: tuple = (.2, .4, .6, .8, 1.) # p_s, the shares that a step may use; those above the tier are left out
+    rates: tuple[float, ...] = (1., .8, .6, .4, .2)  # the tiers: what clients can hold, from the strongest down
+    widths: tuple[float, ...] = (.2, .4, .6, .8, 1.) # p_s, what a step may use; what is above the tier is left out
     distill: bool = True                 # does the widest network teach the narrow one?
     def __post_init__(self):
         super().__post_init__()

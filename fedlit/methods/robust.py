@@ -51,6 +51,7 @@ class TrimmedMean(Method):
 # %% ../../nbs/methods/33_robust.ipynb #06647b15
 class NormClipping(Method):
     "No client's update longer than a bound (Sun et al., 2019)."
+    endless = 'norm',
     norm: float = None # the bound; None: the median of the round's lengths; inf is FedAvg
     def __post_init__(self): require(self, norm=(self.norm is None or self.norm > 0, 'positive, or None'))
     def combine(self, deltas, weights, params):

@@ -56,9 +56,9 @@ def entry(
 # %% ../../nbs/methods/50_submodels.ipynb #44ee5e18
 class SubModel(Method):
     "Clients train the coordinates that score highest on every axis; a base class, whose subclasses supply the scores."
-    rates: tuple = (1., .5, .25, .125, .0625) # shares of each axis, from the strongest clients to the weakest
-    assign: str = 'fixed'                     # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
-    seed: int = 0                             # of what is drawn
+    rates: tuple[float, ...] = (1., .5, .25, .125, .0625) # shares of an axis, from the strongest clients down
+    assign: str = 'fixed' # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
+    seed: int = 0         # of what is drawn
     rounding: str = field(default='up', repr=False, kw_only=True) # of the number kept: 'up', or 'down' (thesis' code)
     excludes = 'which coordinates a client has'
     helpers = 'rate', 'top'
@@ -105,6 +105,7 @@ class Clip(Method):
     """Scale the gradient down to `norm` where its norm over all entries is larger (Pascanu et al., ICML 2013);
     a client's second network (Ditto, APFL) is part of it."""
     norm: float = 1. # positive
+    endless = 'norm',
     def __post_init__(self): require(self, norm=(self.norm > 0, 'positive'))
     def grad(self, grads):
         size = sqnorm(grads).sqrt()
