@@ -83,6 +83,17 @@ class Phases(Method):
 def test_numbers_that_a_hook_asks_for_are_part_of_the_key():
     assert gap(train(Phases(), 'vmap', rounds=4), train(Phases(), 'vmap', rounds=4, tapes=Tapes())) == 0
 
+class Counted(Method):
+    "The server's memory grows by a row a round, and a step is as many times as small."
+    def init(self, params): return params, dict(rounds=torch.ones(1)), {}
+    def grad(self, grads, server): return {k: g/len(server['rounds']) for k, g in grads.items()}
+    def merge(self, delta, server): return delta, dict(rounds=torch.cat([server['rounds'], torch.ones(1)]))
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_the_shape_of_the_servers_memory_is_part_of_the_key(executor):
+    run, played = (train(Counted(), executor, rounds=4, tapes=t) for t in (None, Tapes()))
+    assert gap(run, played) == 0
+
 def test_one_collection_of_tapes_serves_several_methods():
     tapes = Tapes()
     for _ in range(2):

@@ -30,14 +30,15 @@ def on(self:Cohort, work, received, mine, part, server):
     return new
 
 # %% ../../nbs/engine/replay.ipynb #18a4677f
-def _kind(tree): return tuple((v.shape[1:], v.dtype, v.device) for v in leaves(tree))
+def _kind(tree, lead=1): return tuple((v.shape[lead:], v.dtype, v.device) for v in leaves(tree))
 
 @patch
 def key(self:Cohort, batch):
     "What decides which operations a step runs."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
-    kinds = tuple(map(_kind, (batch['x'], batch.get('frozen', {}), *self.trees())))
+    *trees, server = self.trees()
+    kinds = *map(_kind, (batch['x'], batch.get('frozen', {}), *trees)), _kind(server, lead=0)
     network = sent.model, _plain(sent.function), batch['x'].shape[:2]
     local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
