@@ -279,8 +279,9 @@ def _layer(name, module, state, out, new):
 MARKS = dict(
     own='a client uses a network of its own', loss='the loss has a term', grad='the gradient is corrected',
     client='a client remembers tensors', weights='weights travel', more_up='something else travels up',
-    more_down='something else travels down', noise='noise is added', fewer='fewer bits travel up', step="the server's step is not the mean",
-    server='the server remembers tensors', public='the server has public samples')
+    more_down='something else travels down', noise='noise is added', fewer='fewer bits travel up',
+    step="the server's step is not the mean", server='the server remembers tensors',
+    public='the server has public samples')
 
 def _marks(method, state, out, new, plain, drawn):
     wire, tensors = Wire(1000, 1, 32, 1000, 32), lambda tree, least: any(v.dim() > least for v in leaves(tree))
@@ -290,7 +291,7 @@ def _marks(method, state, out, new, plain, drawn):
     found = dict(
         own=bool(home) or overrides(method, 'deploy'),
         loss=overrides(method, 'loss') or overrides(method, 'output'), grad=overrides(method, 'grad'),
-        client=tensors(state.client, 1), weights=bool(state.params.keys() - home.keys()), # no counters; clients are rows
+        client=tensors(state.client, 1), weights=bool(state.params.keys() - home.keys()), # no counters
         more_up=bool(leaves(out['uploads'])) or bool(home) and asks_for(method, 'merge', 'trained'),
         more_down=bool(server_readers(method)) or given, noise=drawn and not fewer, fewer=fewer,
         step=any(not v.allclose(plain.params[k], rtol=1e-3, atol=1e-6) for k, v in new.params.items()),
@@ -344,7 +345,7 @@ def words(self:Portrait):
 def _rect(x, y, w, h, how=FILL): return f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" {how}/>'
 
 def _bar(x, y, width, unit, has, accent):
-    "A layer around the height `y`: neurons that are there are filled, an outline in colour is where others are missing."
+    "A layer around the height `y`: neurons that are there are filled, and an outline is where others are missing."
     top, there, i = y - unit*len(has)/2, '', 0
     for on, run in ((on, len([*run])) for on, run in groupby(has)):
         there, i = there + _rect(x, top + unit*i, width, unit*run)*on, i + run

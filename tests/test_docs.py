@@ -542,7 +542,8 @@ SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
         boxes = [...s.querySelectorAll('rect[rx="8"]')].map(rect),
         texts = [...s.querySelectorAll('text')].map(e => [e.textContent, rect(e)]),
         hit = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
-    return {wide: out.width, ink: getComputedStyle(s).color, accent: getComputedStyle(s.querySelector('.accent') || s).color,
+    return {wide: out.width, ink: getComputedStyle(s).color,
+            accent: getComputedStyle(s.querySelector('.accent') || s).color,
             outside: texts.filter(([t, r]) => r.left < out.left - 1 || r.right > out.right + 1
                                               || r.bottom > out.bottom + 1).map(([t]) => t),
             on: texts.filter(([t, r], i) => t != 'server' && boxes.some(b => hit(r, b))
