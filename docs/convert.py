@@ -3,6 +3,8 @@ import base64, json, os, re
 from pathlib import Path
 from tables import set_tables
 
+NBS = Path(__file__).resolve().parent.parent/'nbs'
+
 def page_of(path):
     "The page that notebook or made file `path` becomes, as nbdev names it: `methods/12_moon.ipynb` is `methods/moon`."
     folder, name = os.path.split(path)
@@ -39,6 +41,8 @@ def inline(output):
     "An output whose SVG names itself becomes part of the page: its text is found by search, its ink is the page's."
     svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
     return dict(output, data={'text/html': svg}) if '<title>' in svg else output
+
+PICTURE = re.compile(r'!\[[^\]]*\]\(((?!https?:)[^)\s]+\.svg)\)')
 
 LONG = re.compile(r'(?<![\w.])(?<!"\()-?\d+\.\d{8,}(?:e[-+]?\d+)?')
 
@@ -90,6 +94,11 @@ class Converter:
         url = self.to(self.pages[full], '') if full in self.pages else url
         return f"]({url}{'#' + anchor if anchor else ''})"
 
+    def picture(self, m):
+        "A file as `inline` does it with an output; the page's style sheet has what the file says of its colours."
+        svg = (NBS/self.folder/m[1]).read_text(encoding='utf-8').strip()
+        return re.sub('<style>.*?</style>', '', svg) if '<title>' in svg else m[0]
+
     def cite(self, m):
         keys = [k.strip().lstrip('@') for k in m[1].split(';')]
         return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k})" for k in keys) + ')'
@@ -102,6 +111,7 @@ class Converter:
 
     def markdown(self, text):
         def change(t):
+            t = PICTURE.sub(self.picture, t)
             t = re.sub(r'\[(@[\w:-]+(?:;\s*@[\w:-]+)*)\]', self.cite, t)
             t = re.sub(r'\[[^\]]*\]\([^)]*\)|(?<![`\w])`([\w.]+(?:\([^`\n]*\))?)`(?!`)',
                        lambda m: self.name(m) if m[1] else m[0], t)

@@ -5,7 +5,7 @@ from functools import cache
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 import pages
-from convert import directives, front, page_of, prose
+from convert import PICTURE, directives, front, page_of, prose
 
 S = pages.settings()
 SITE = S['doc_host'] + S['doc_baseurl']
@@ -21,7 +21,7 @@ def links(text, path):
         target, _, anchor = m[1].partition('#')
         full = posixpath.normpath(posixpath.join(posixpath.dirname(path), target)) if target else path
         return f"]({url(full)}{'#' + anchor if anchor else ''})"
-    return prose(text, lambda t: LINK.sub(there, t))
+    return prose(text, lambda t: LINK.sub(there, PICTURE.sub('', t)))
 
 def cell(c, path):
     "A cell as Markdown, or nothing where the page shows nothing of it."

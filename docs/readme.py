@@ -4,7 +4,7 @@ from pathlib import Path
 import nbformat
 from nbconvert import MarkdownExporter
 sys.path.insert(0, str(Path(__file__).parent))
-from convert import directives, page_of
+from convert import PICTURE, directives, page_of
 from pages import ROOT, settings
 
 cfg = settings()
@@ -24,6 +24,8 @@ for i, (alt, (name, image)) in enumerate(zip(alts, sorted(made['outputs'].items(
     (ROOT/'nbs/images'/f'index-{i}.png').write_bytes(image)
     body = re.sub(rf'!\[\w*\]\({name}\)', f'![{alt}](images/index-{i}.png)', body)
 body = re.sub(r'```\w*\s+```\n', '', body)                          # what is left of a cell whose code is not shown
+says = lambda m: f"![{re.search('<desc>(.*?)</desc>', (ROOT/'nbs'/m[1]).read_text(encoding='utf-8'))[1]}]({m[1]})"
+body = PICTURE.sub(says, body)
 page = lambda m: f"]({site}/{page_of(m[1])}.html"
 body = re.sub(r'\]\((?!https?:|#)([\w/.-]+?)\.(?:ipynb|qmd)', page, body)   # pages live on the site
 body = re.sub(r'\]\((?!https?:|#)(images/)', r'](nbs/\1', body)

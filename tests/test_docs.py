@@ -98,6 +98,13 @@ def test_an_svg_that_names_itself_becomes_part_of_the_page():
     assert shown('<svg><title>MOON</title></svg>') == {'text/html': '<svg><title>MOON</title></svg>'}
     assert shown('<svg><path/></svg>')['image/svg+xml'] == ['<svg><path/></svg>']
 
+def test_a_file_of_an_svg_that_names_itself_becomes_part_of_the_page_too():
+    shown = moon.markdown('| ![FedPer](../images/methods/FedPer.svg) | `FedPer` |')
+    assert re.fullmatch(r'\| <svg.*<title>FedPer as a picture</title><desc>FedPer: .*</svg> \| `FedPer` \|', shown)
+    assert '<style' not in shown
+    assert moon.markdown('![Logo](../images/logo.svg)') == '![Logo](../images/logo.svg)'
+    assert llms.links('a ![FedPer](images/methods/FedPer.svg) b', 'index.ipynb') == 'a  b'
+
 def test_a_figure_is_a_png_or_an_svg(monkeypatch):
     cells = [dict(cell_type='markdown', source='## Here'),
              *(dict(cell_type='code', source=f'#| fig-alt: "{kind}"\nx', outputs=[dict(data={kind: 'aGk='})])
@@ -535,8 +542,8 @@ SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
         boxes = [...s.querySelectorAll('rect[rx="8"]')].map(rect),
         texts = [...s.querySelectorAll('text')].map(e => [e.textContent, rect(e)]),
         hit = (a, b) => a.left < b.right - 1 && b.left < a.right - 1 && a.top < b.bottom - 1 && b.top < a.bottom - 1;
-    return {wide: out.width, ink: getComputedStyle(s.querySelector('text')).fill,
-            accent: getComputedStyle(s.querySelector('.accent')).color,
+    return {wide: out.width, ink: getComputedStyle(s).color,
+            accent: getComputedStyle(s.querySelector('.accent') || s).color,
             outside: texts.filter(([t, r]) => r.left < out.left - 1 || r.right > out.right + 1
                                               || r.bottom > out.bottom + 1).map(([t]) => t),
             on: texts.filter(([t, r], i) => t != 'server' && boxes.some(b => hit(r, b))
@@ -546,15 +553,16 @@ SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
 @browsed
 @pytest.mark.parametrize('width', [1280, 375])
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
-def test_schemes_can_be_read(tab, width, scheme):
+@pytest.mark.parametrize('page, many', [('scheme.html', 4), ('index.html', 35)])
+def test_schemes_can_be_read(tab, width, scheme, page, many):
     tab.set_viewport_size(dict(width=width, height=900))
     tab.emulate_media(color_scheme=scheme)
-    tab.goto((SITE/'scheme.html').as_uri())
+    tab.goto((SITE/page).as_uri())
     tab.wait_for_timeout(500)
     lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
     ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))
     found = tab.evaluate(SCHEME)
-    assert len(found) >= 3
+    assert len(found) >= many
     for s in found:
         assert s['wide'] <= width and not s['outside'] and not s['on'], s
         assert abs(lightness(s['ink']) - ground) > .5 and abs(lightness(s['accent']) - ground) > .35, s
