@@ -108,7 +108,7 @@ class Between(Effort):
     def __call__(self, client, round, rng): return int(rng.integers(self.low, self.high + 1))
 
 class Stragglers(Effort):
-    "`most` for a client that is in time; for one that is not, anything from 1 to `most` (FedProx, section 5.2)."
+    "`most` for a client that is on time; for one that is not, anything from 1 to `most` (FedProx, section 5.2)."
     most: int         # epochs or steps, at least 1
     share: float = .5 # how likely it is that a client is late, in [0, 1]
     def right(self): return dict(most=(_counts(self.most), 'a whole number, at least 1'),

@@ -591,9 +591,12 @@ def _cut(model, head):
     model = copy.deepcopy(model)
     try: module = model.get_submodule(head)
     except AttributeError: module = None
+    linear = ", ".join(k for k,m in model.named_modules() if isinstance(m, nn.Linear)) or "absent"
     if module is None or not head:
-        linear = [k for k,m in model.named_modules() if isinstance(m, nn.Linear)]
-        raise ValueError(f"no submodule {head!r} to use as head; linear layers are {', '.join(linear) or 'absent'}")
+        raise ValueError(f"no submodule {head!r} to use as head; linear layers are {linear}")
+    if not module.state_dict():
+        raise ValueError(f"{head!r} is a {type(module).__name__}, which has no numbers to make logits with; "
+                         f"linear layers are {linear}")
     model.set_submodule(head, nn.Identity())
     return model, module
 

@@ -227,6 +227,14 @@ def test_wrap_errors():
     with pytest.raises(ValueError, match="after '0'"):
         wrap(nn.Sequential(nn.Conv2d(1, 3, 1), nn.Flatten()), '0', x=torch.randn(2, 1, 4, 4))
 
+def test_a_head_has_something_to_make_logits_with():
+    "A dropout before the last layer changes nothing in evaluation mode, where `wrap` compares."
+    net = nn.Sequential(nn.Dropout(), nn.Linear(4, 3))
+    for x in (None, torch.randn(2, 4)):
+        with pytest.raises(ValueError, match="'0' is a Dropout.*linear layers are 1"): wrap(net, '0', x=x)
+    fixed = nn.Sequential(nn.Linear(4, 5), nn.BatchNorm1d(5, affine=False)) # buffers will do: a fixed classifier
+    assert isinstance(wrap(fixed, '1').head, nn.BatchNorm1d)
+
 def test_wrap_torchvision_under_vmap():
     import torchvision
     nets = [wrap(torchvision.models.resnet18(num_classes=10), 'fc').double() for _ in range(2)]
