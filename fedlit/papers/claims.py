@@ -152,10 +152,10 @@ def minus(
 # %% ../../nbs/papers/claims.ipynb #1233426a
 def kendall(
     x, y, # sequences of the same length
-):        # from -1, always falling, to 1, always rising
+):        # from -1, always falling, to 1, always rising; NaN for a single point
     "Kendall's tau of `y` along `x`."
     pairs = [np.sign(y[j]-y[i])*np.sign(x[j]-x[i]) for i, j in itertools.combinations(range(len(x)), 2)]
-    return float(np.mean(pairs))
+    return float(np.mean(pairs)) if pairs else math.nan
 
 # %% ../../nbs/papers/claims.ipynb #9df85d2d
 def rising(
