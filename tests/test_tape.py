@@ -6,7 +6,7 @@ import fedlit.round as round_
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.engine.ragged import fills
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
+from fedlit.methods import FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
 from fedlit.engine.tape import Tapes, record
 from fedlit.tree import flatten
@@ -19,6 +19,13 @@ ids = lambda m: repr(m)
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_a_tape_changes_nothing(m, norm, executor):
     assert gap(train(m, executor, norm=norm), train(m, executor, norm=norm, tapes=Tapes())) == 0
+
+@pytest.mark.parametrize('m', [*CUTTING, HeteroFL(rates=(1., .5)) + MOON() + FedDecorr()], ids=ids)
+def test_networks_that_are_cut_out_are_played_too(m):
+    tapes = Tapes()
+    assert gap(train(m, 'extract', rounds=4), train(m, 'extract', rounds=4, tapes=tapes)) == 0
+    draws = isinstance(m, (FederatedDropout, FjORD)) # other steps have other masks
+    assert draws or sum(callable(p) for p in tapes.kept.values()) >= 2
 
 @pytest.mark.parametrize('m', [FedAvg(), MOON() + FedDecorr(), HeteroFL(rates=(1., .5))], ids=ids)
 def test_tapes_are_played(m):

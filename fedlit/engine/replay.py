@@ -44,8 +44,9 @@ def key(self:Cohort, batch):
 
 @patch
 def returns(self:Cohort, batch):
-    "Do steps like this one come back in every round: is the batch full, and does no hook ask what changes?"
-    return batch['x'].shape[1] == self.batches.widest() and varies_with(self.sent.method, STEP) <= {'first'}
+    "Do steps like this come back in every round: a full batch, the whole network, and no hook asks what changes?"
+    whole = batch['x'].shape[1] == self.batches.widest() and not self.where
+    return whole and varies_with(self.sent.method, STEP) <= {'first'}
 
 def _plain(f):
     "A function as a key: two partials are one where they hold the same."
