@@ -38,14 +38,14 @@ def key(self:Cohort, batch):
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     kinds = tuple(map(_kind, (batch['x'], batch.get('frozen', {}), *self.trees())))
-    network = sent.model, _plain(sent.function), batch['x'].shape[:2]
+    network = sent.model, _plain(sent.function), batch['x'].shape[:2], 'real' in batch
     local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
 
 @patch
 def returns(self:Cohort, batch):
     "Do steps like this come back in every round: a full batch, the whole network, and no hook asks what changes?"
-    whole = batch['x'].shape[1] == self.batches.widest() and not self.where
+    whole = batch['x'].shape[1] == self.batches.widest() and 'real' not in batch and not self.where
     return whole and varies_with(self.sent.method, STEP) <= {'first'}
 
 def _plain(f):
@@ -59,7 +59,7 @@ def move(self:Cohort, t, ks, batch):
     if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(draws=None, changes=changes(self.sent.method)))
     bound, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
-    at = (ks.start, ks.stop, batch['x'].shape[1]) if again else None
+    at = (ks.start, ks.stop, batch['x'].shape[1], 'real' in batch) if again else None
     if at is None or at not in bound: bound[at] = self.bind(t, ks, batch)
     bound[at](batch)
 
