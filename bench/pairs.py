@@ -1,4 +1,4 @@
-"Sub-models beside the small network trained alone, ragged clients beside even ones: runs that take turns, a round each."
+"Sub-models beside the small network trained alone, ragged clients beside even ones: runs that take turns by the round."
 import statistics, time
 import torch
 from fedlit.cohort import Cohort

@@ -24,16 +24,19 @@ def _linear(x, w, b=None):
     return y if b is None else y + b
 
 # %% ../../nbs/engine/stacks.ipynb #430d4790
+_ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
+
 class _Among(TorchFunctionMode):
     def __init__(self, real):
         super().__init__()
         self.real = real
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        return _batch_norm(self.real, *args, **(kwargs or {})) if f is F.batch_norm else f(*args, **(kwargs or {}))
+        asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
+        return _batch_norm(self.real, asked) if asked.get('training') else f(*args, **(kwargs or {}))
 
-def _batch_norm(real, x, running_mean, running_var, weight=None, bias=None, training=False, momentum=.1, eps=1e-5):
-    "`F.batch_norm` over the real samples."
-    if not training: return F.batch_norm(x, running_mean, running_var, weight, bias, training, momentum, eps)
+def _batch_norm(real, asked):
+    "`F.batch_norm(**asked)` over the real samples."
+    x, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
     wide, over = (1, -1) + (1,)*(x.dim()-2), [0, *range(2, x.dim())]
     v = x if x.dtype == torch.double else x.float()
     r = real.to(v).reshape((-1,) + (1,)*(x.dim()-1))
@@ -41,10 +44,10 @@ def _batch_norm(real, x, running_mean, running_var, weight=None, bias=None, trai
     mean = (v*r).sum(over)/n
     gap = v - mean.view(wide)
     var = (gap.square()*r).sum(over)/n
-    for running, new in ((running_mean, mean), (running_var, var*(n/(n-1)))):
-        if running is not None: running.mul_(1-momentum).add_(new.detach(), alpha=momentum)
-    scale = (var + eps).rsqrt() if weight is None else (var + eps).rsqrt()*weight
-    out = gap*scale.view(wide)
+    for k, new in dict(running_mean=mean, running_var=var*(n/(n-1))).items():
+        if asked.get(k) is not None: asked[k].mul_(1-momentum).add_(new.detach(), alpha=momentum)
+    scale = (var + asked.get('eps', 1e-5)).rsqrt()
+    out = gap*(scale if weight is None else scale*weight).view(wide)
     return (out if bias is None else out + bias.view(wide)).to(x.dtype)
 
 def among(
