@@ -3,7 +3,7 @@ import argparse, signal, statistics, sys
 from pathlib import Path
 from . import peers, report
 from .drive import HERE, RESULTS, case, contend, start
-from .work import COUNTS, GROWN, GROWTH, HEARD, OVERHEADS, PRODUCTS, WORKLOADS, write
+from .work import COUNTS, GROWN, GROWTH, HEARD, OVERHEADS, PRODUCTS, RAGGED, SUBMODELS, WORKLOADS, write
 
 def versions(): return peers.probe('fedlit', sys.executable)
 
@@ -11,6 +11,13 @@ def overhead(work):
     "Ratios to FedAvg of the same turn."
     seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}),
                     dict(OMP_NUM_THREADS=str(work['threads'])))
+    return seen if 'error' in seen else dict(seen, versions=versions())
+
+def pairs(work, what):
+    "Sub-models beside small networks, or ragged clients beside even ones."
+    seen, _ = start(sys.executable, 'bench.pairs', dict(work=work, options=dict(what=what)),
+                    dict(OMP_NUM_THREADS=str(work['threads'])))
+    for r in seen.get('rows', ()): print(f"  {what}, {r['name']}: {r['ratio']:.3f}", flush=True)
     return seen if 'error' in seen else dict(seen, versions=versions())
 
 def grown(work, method):
@@ -44,6 +51,9 @@ def cases(names, contenders, nets, tiny, folder):
             yield f'{w}-{c}', settings, lambda w=w, c=c: contend(w, c, WORKLOADS[w], folder)
     for n in nets.get('overheads', ()):
         yield f'overheads-{n}', OVERHEADS[n], lambda n=n: overhead(OVERHEADS[n])
+    for n in nets.get('submodels', ()):
+        yield f'submodels-{n}', SUBMODELS[n], lambda n=n: pairs(SUBMODELS[n], 'submodels')
+    for n in nets.get('ragged', ()): yield f'ragged-{n}', RAGGED[n], lambda n=n: pairs(RAGGED[n], 'ragged')
     for w in nets.get('product', ()):
         yield (f'product-{w}', dict(PRODUCTS[w], work=WORKLOADS[w]),
                lambda w=w: fraction(WORKLOADS[w], PRODUCTS[w], folder))
@@ -56,6 +66,7 @@ def chosen(only, tiny, net):
     "What `--only` leaves: workloads, contenders, and the parts that concern fedlit alone."
     workloads, parts = (('tiny',) if tiny else HEARD), dict(
         overheads=['tiny' if tiny else net], product=['tiny'] if tiny else list(HEARD),
+        submodels=['tiny' if tiny else 'cnn'], ragged=['tiny' if tiny else 'mlp'],
         counts=['tiny' if tiny else 'full'], growth=list(GROWN))
     if not only: return workloads, list(peers.CONTENDERS), parts
     asked = only.split(',')
@@ -69,7 +80,8 @@ def chosen(only, tiny, net):
 
 def main(args=None):
     p = argparse.ArgumentParser(prog='python -m bench', description=__doc__)
-    p.add_argument('--only', help='comma-separated workloads, contenders, overheads, product, counts, growth: W1,flwr')
+    p.add_argument('--only', help='comma-separated workloads, contenders, overheads, submodels, ragged, product, '
+                                  'counts, growth: W1,flwr')
     p.add_argument('--again', action='store_true', help='measure anew what is there')
     p.add_argument('--net', default='cnn', choices=['cnn', 'mobilenetv2'], help='network of the overheads')
     p.add_argument('--tiny', action='store_true', help='a minute-long try of everything; give it an --out of its own')

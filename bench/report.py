@@ -85,6 +85,21 @@ def _overheads(name, r):
             *markdown(['method', 'executor', 'median seconds a round', 'ratio of the shortest rounds',
                        'median ratio to FedAvg of the same turn (the middle three fifths)'], rows)]
 
+PAIRS = dict(submodels=('Sub-models beside the small network alone', 'every axis cut to the share {rate}'),
+             ragged=('Ragged clients beside even ones', 'clients of {ragged} samples beside as many of {even[0]}'))
+
+def _pairs(name, r):
+    title, said = PAIRS[name.split('-')[0]]
+    if 'error' in r: return [f'## {title}', '', r['error'], '']
+    s = r['settings']
+    rows = [[v['name'], v['executor'], f"{statistics.median(v['seconds']):.4g}", f"{v['choosing']:.3g}",
+             f"{v['without']:.3f}", f"{v['ratio']:.3f}"] for v in r['rows']]
+    return [f'## {title}', '', f"{s['net']}, {said.format(**s)}, {s['epochs']} epochs, batch {s['batch']}, "
+            f"{s['threads']} thread; {s['rounds'] - s['warmup']} timed rounds each, in turn. Load average before: "
+            f"{r['load_before'][0]:.2f}. Medians; ratios are taken within a turn.", '',
+            *markdown(['run', 'executor', 'seconds a round', 'of them choosing what to train',
+                       'ratio without choosing', 'ratio'], rows)]
+
 def _products(results):
     "All workloads: the rate of a round beside that of a plain product."
     rows = []
@@ -144,6 +159,8 @@ def table(folder):
         out += _contest(w, results)
     for k, r in results.items():
         if k.startswith('overheads-'): out += _overheads(k, r)
+    for k, r in results.items():
+        if k.split('-')[0] in PAIRS: out += _pairs(k, r)
     if made := [r for k, r in results.items() if k.startswith('product-')]: out += _products(made)
     for k, r in results.items():
         if k.startswith('counts-'): out += _counts(r)

@@ -36,6 +36,17 @@ PRODUCTS = dict(W1=dict(size=2048, precisions=['float32'], threads=2),
 # how often the host waits for a device, and how many operations a stack takes
 COUNTS = dict(full=dict(nets=['mlp'], shape=[1, 8, 8], clients=4, each=32, batch=16, rounds=3, seed=0),
               tiny=dict(nets=['mlp'], shape=[1, 8, 8], clients=2, each=8, batch=8, rounds=3, seed=0))
+# sub-models beside the small network alone, on W2's network with W2's clients; ragged clients beside even ones
+SUBMODELS = dict(
+    cnn=dict(net='cnn', shape=[1, 28, 28], clients=10, each=600, public=1024, rate=1/16, epochs=2, batch=32,
+             rounds=9, warmup=3, threads=1, seed=0),
+    tiny=dict(net='cnn', shape=[1, 28, 28], clients=2, each=16, public=8, rate=1/16, epochs=1, batch=8,
+              rounds=4, warmup=2, threads=1, seed=0))
+RAGGED = dict(
+    mlp=dict(net='mlp', shape=[1, 8, 8], even=[145]*10, ragged=[131, 134, 137, 140, 143, 147, 150, 153, 156, 159],
+             epochs=5, batch=32, rounds=34, warmup=4, threads=1, seed=0),
+    tiny=dict(net='mlp', shape=[1, 8, 8], even=[12]*2, ragged=[11, 13], epochs=1, batch=8,
+              rounds=4, warmup=2, threads=1, seed=0))
 GROWN = dict(fedavg='FedAvg()', moon='MOON()')
 
 # name -> (shape of the weight, inputs of one output); a bias has the first of the shape. Both torch's way round.

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from .engine.axes import axes_of, watch
 from .batches import cross_entropy, groups
 from .draws import Seeded
-from .engine.stacks import single, stacked
+from .engine.stacks import among, single, stacked
 from .local import Local, SGD
 from .method import Method, ask, asks_for, each_part, overrides, own, part_names, replaces, through, wants
 from .state import OPTIMIZER, State, pure
@@ -197,11 +197,13 @@ def hold(self:Cohort):
 def offer(self:Cohort, own):
     "What a hook may ask for at one client, by name; `own` holds its tensors."
     mine, part, y = own.pop('mine'), own.pop('part'), {k: own.pop(k) for k in ('y',) if k in own}
+    real = own.pop('real', None) # which samples of the batch, where some of its places are empty
     offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, **mine, **own,
              **self.describe(part, own)}
     def forward(params, buffers, x, train=True):
         seen = {**offer, 'params': self.restrict(params, part), 'train': train}
-        return self.forward(through(self.sent.method, 'use', 'params', seen), buffers, x, train)
+        used = through(self.sent.method, 'use', 'params', seen)
+        with among(real): return self.forward(used, buffers, x, train)
     return {**offer, **y, 'forward': forward}
 
 @torch.no_grad()
@@ -310,9 +312,16 @@ def batch(self:Cohort, t, ks, n):
     return dict(zip('xy', self.batches.at(t, ks, n)))
 
 @patch
+def real(self:Cohort, t, ks, batch):
+    "Which places of this batch hold samples, `real` (len(ks), n), if the network has to know it: here all of them do."
+    return {}
+
+@patch
 def train(self:Cohort):
     "All steps of all clients, and what they end with: name -> (K, ...)."
-    for t, n, ks in self.moves(): self.move(t, ks, self.batch(t, ks, n))
+    for t, n, ks in self.moves():
+        batch = self.batch(t, ks, n)
+        self.move(t, ks, {**batch, **self.real(t, ks, batch)})
     self.memo.clear() # what is in it refers to the cohort, and would keep its memory
     return self.results()
 

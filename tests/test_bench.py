@@ -155,6 +155,17 @@ def test_overheads_are_measured_and_shown(tmp_path):
     assert {len(s) for s in seen['seconds'].values()} == {2} and seen['threads'] == 1
     assert '| FedAvg again |' in report.table(tmp_path)
 
+@pytest.mark.parametrize('what,names', [
+    ('submodels', ['the small network alone', 'HeteroFL', 'FedDSE', 'FedGSE']),
+    ('ragged', ['even, BatchNorm', 'ragged, BatchNorm', 'even', 'ragged'])])
+def test_pairs_are_measured_and_shown(tmp_path, what, names):
+    settings = dict(submodels=work.SUBMODELS, ragged=work.RAGGED)[what]['tiny']
+    seen, _ = drive.case(tmp_path/f'{what}-tiny.json', settings, lambda: bench.pairs(settings, what))
+    assert [r['name'] for r in seen['rows']] == names and {len(r['seconds']) for r in seen['rows']} == {2}
+    assert all(r['without'] <= r['ratio'] for r in seen['rows']) and seen['rows'][0]['ratio'] == 1
+    assert all((r['choosing'] > 0) == (r['executor'] == 'extract') for r in seen['rows'])
+    assert f'| {names[1]} |' in report.table(tmp_path)
+
 def test_gpu_data_and_counts(tmp_path):
     from bench import gpu
     from fedlit.models import wrap

@@ -6,7 +6,7 @@ import fedlit.round as round_
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.engine.ragged import fills
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
+from fedlit.methods import FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
 from fedlit.engine.tape import Tapes, record
 from fedlit.tree import flatten
@@ -19,6 +19,13 @@ ids = lambda m: repr(m)
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
 def test_a_tape_changes_nothing(m, norm, executor):
     assert gap(train(m, executor, norm=norm), train(m, executor, norm=norm, tapes=Tapes())) == 0
+
+@pytest.mark.parametrize('m', [*CUTTING, HeteroFL(rates=(1., .5)) + MOON() + FedDecorr()], ids=ids)
+def test_networks_that_are_cut_out_are_played_too(m):
+    tapes = Tapes()
+    assert gap(train(m, 'extract', rounds=4), train(m, 'extract', rounds=4, tapes=tapes)) == 0
+    draws = isinstance(m, (FederatedDropout, FjORD)) # other steps have other masks
+    assert draws or sum(callable(p) for p in tapes.kept.values()) >= 2
 
 @pytest.mark.parametrize('m', [FedAvg(), MOON() + FedDecorr(), HeteroFL(rates=(1., .5))], ids=ids)
 def test_tapes_are_played(m):
@@ -107,7 +114,7 @@ def filled(method, net, criterion=cross_entropy):
 
 def test_batches_are_filled_up_only_where_nobody_looks_across():
     assert filled(FedAvg(), model(norm=False)) and filled(FedProx(), model(norm=False))
-    assert not filled(FedAvg(), model(norm=True))             # BatchNorm
+    assert filled(FedAvg(), model(norm=True))                 # BatchNorm, which passes over empty places
     assert not filled(FedDecorr(), model(norm=False)) and not filled(MOON(), model(norm=False))
     assert not filled(FedAvg(), model(norm=False), F.cross_entropy)
     class Centred(nn.Module):
@@ -119,10 +126,25 @@ def test_batches_are_filled_up_only_where_nobody_looks_across():
             return z, logits - logits.mean(0)
     assert not filled(FedAvg(), Centred())                    # no BatchNorm, and yet
 
-def test_filled_or_not_is_the_same(monkeypatch):
-    a = train(FedProx(mu=.1), 'vmap', norm=False)
+@pytest.mark.parametrize('norm', [False, True], ids=['plain', 'BatchNorm'])
+def test_filled_or_not_is_the_same(monkeypatch, norm):
+    a, tapes = train(FedProx(mu=.1), 'vmap', norm=norm), Tapes()
+    assert gap(a, train(FedProx(mu=.1), 'vmap', norm=norm, tapes=tapes)) == 0
     monkeypatch.setattr(round_, 'fills', lambda *args: False)
-    assert gap(a, train(FedProx(mu=.1), 'vmap', norm=False)) < 1e-12
+    assert gap(a, train(FedProx(mu=.1), 'vmap', norm=norm)) < 1e-12
+
+def test_full_and_short_batches_of_one_group_are_two_recordings():
+    "Clients that end together: whether BatchNorm has to pass over places changes from step to step."
+    net, gen, live = model(norm=True), torch.Generator().manual_seed(0), torch.tensor([[4, 3]*3, [4, 2]*3])
+    x, y = torch.randn(2, 6, 4, 1, 6, 6, generator=gen).double(), torch.randint(0, 4, (2, 6, 4), generator=gen)
+    def run(executor, **kw):
+        state = start(FedAvg(), net, 2)
+        for _ in range(3):
+            state = fed_round(FedAvg(), net, state, [0, 1], dict(x=x, y=y, live=live), SIZES[:2], Local(lr=.1),
+                              executor, **kw)
+        return state
+    whole = run('loop')
+    assert gap(whole, run('vmap')) < 1e-12 and gap(whole, run('vmap', tapes=Tapes())) < 1e-12
 
 def test_padding_may_hold_anything():
     net, data, out = model(norm=False), batches(0), []

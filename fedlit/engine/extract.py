@@ -8,6 +8,7 @@ __all__ = []
 # %% ../../nbs/engine/extract.ipynb #971fddb1
 import copy
 from fastcore.basics import patch
+from functools import cache
 from .axes import cut, extract, masks, paste, shrunk
 from ..cohort import Cohort
 from .masks import times
@@ -25,8 +26,9 @@ def cut_out(self:Cohort, on=None): # on: what `cuts` says, where it was asked be
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
     small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
     small.server, small.axes, small.where = cut(axes, self.server, on), shrunk(axes, on), _positions(on)
-    small.forward = self.sent.function(extract(self.sent.model, axes, on))
-    small.each, small.tapes, small.memo = single, None, {}
+    small.forward = _once_called(lambda: self.sent.function(extract(self.sent.model, axes, on)))
+    small.each, small.memo = single, {}
+    if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
     sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
     tensors = cut(axes, {k: v.expand_as(sizes[k]) for k, v in part['tensors'].items()}, on, 1)
     rest = {k: v for k, v in part['chosen'].items() if k not in on}
@@ -42,6 +44,11 @@ def cuts(self:Cohort):
     return dict(zip(on, told(*on.values()))) # shapes depend on it
 
 def _positions(on): return {a: v.nonzero()[:, 0] for a, v in on.items()}
+
+def _once_called(make):
+    "The function that `make` makes, made when it is called: what is played from a tape needs none."
+    made = cache(make)
+    return lambda *args, **kw: made()(*args, **kw)
 
 # %% ../../nbs/engine/extract.ipynb #70eaeda3
 @patch

@@ -8,10 +8,12 @@ __all__ = ['ACROSS', 'alone', 'fills']
 # %% ../../nbs/engine/ragged.ipynb #80834a52
 import torch
 from fastcore.basics import patch
+from torch.nn.modules.batchnorm import _BatchNorm
 from weakref import WeakKeyDictionary
 from ..draws import undrawn
-from ..batches import cross_entropy, groups
+from ..batches import cross_entropy, groups, occupied
 from ..cohort import Cohort
+from .stacks import among
 from ..method import asks_for, overrides
 from ..server import deployed
 from ..state import pure
@@ -25,14 +27,18 @@ def alone(
     buffers, # name -> tensor
     x,       # (N, ...) samples
 ):           # bool
-    "Does the network treat every sample of a batch by itself, while it trains?"
+    "Do other places of a batch mean nothing to its samples, while the network trains and BatchNorm passes over them?"
     if len(x) < 3: return False
     with torch.no_grad(), undrawn([]):
-        few, many = (pure(model)(params, buffers, v)[1] for v in (x[:2], x))
-    return torch.allclose(few, many[:2], rtol=1e-4, atol=1e-5)
+        few = pure(model)(params, buffers, x[:2])[1:]
+        with among(torch.arange(len(x), device=x.device) < 2): many = pure(model)(params, buffers, x)[1:]
+    near = lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+    return near(few[0], many[0][:2]) and all(near(v, many[1][k]) for k, v in few[1].items())
 
 # %% ../../nbs/engine/ragged.ipynb #0abc65da
 _filled = WeakKeyDictionary() # what was found out about a network, as long as it lives
+
+def _normalised(model): return any(isinstance(m, _BatchNorm) for m in model.modules())
 
 def fills(
     sent,    # Broadcast
@@ -41,6 +47,7 @@ def fills(
     "May short batches be filled up?"
     method, hooks = sent.method, [h for h in ('use', 'output', 'loss', 'grad') if overrides(sent.method, h)]
     if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
+    if _normalised(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
     if sent.model not in _filled:
         first = batches.at(0, [0], int(batches.counts[0, 0]))[0][0]
         _filled[sent.model] = alone(sent.model, *deployed(method, sent.state), first)
@@ -56,3 +63,10 @@ def moves(self:Cohort):
     for t, many in enumerate(moving.sum(0).tolist()):
         if ordered: yield t, full, slice(0, many)
         else: yield from ((t, n, ks) for n, ks in groups(moving[:, t]*full if self.fill else counts[:, t]))
+
+@patch
+def real(self:Cohort, t, ks, batch):
+    "Which places of this batch hold samples, `real` (len(ks), n), if BatchNorm has to know it."
+    if not self.fill or not _normalised(self.sent.model): return {}
+    places = occupied(self.batches.counts[ks, t], batch['y'].shape[1])
+    return {} if places.all() else dict(real=places.to(batch['y'].device))

@@ -39,14 +39,15 @@ def key(self:Cohort, batch):
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     *trees, server = self.trees()
     kinds = *map(_kind, (batch['x'], batch.get('frozen', {}), *trees)), _kind(server, lead=0)
-    network = sent.model, _plain(sent.function), batch['x'].shape[:2]
+    network = sent.model, _plain(sent.function), batch['x'].shape[:2], 'real' in batch
     local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
 
 @patch
 def returns(self:Cohort, batch):
-    "Do steps like this one come back in every round: is the batch full, and does no hook ask what changes?"
-    return batch['x'].shape[1] == self.batches.widest() and varies_with(self.sent.method, STEP) <= {'first'}
+    "Do steps like this come back in every round: a full batch, the whole network, and no hook asks what changes?"
+    whole = batch['x'].shape[1] == self.batches.widest() and 'real' not in batch and not self.where
+    return whole and varies_with(self.sent.method, STEP) <= {'first'}
 
 def _plain(f):
     "A function as a key: two partials are one where they hold the same."
@@ -59,7 +60,7 @@ def move(self:Cohort, t, ks, batch):
     if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(draws=None, changes=changes(self.sent.method)))
     bound, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
-    at = (ks.start, ks.stop, batch['x'].shape[1]) if again else None
+    at = (ks.start, ks.stop, batch['x'].shape[1], 'real' in batch) if again else None
     if at is None or at not in bound: bound[at] = self.bind(t, ks, batch)
     bound[at](batch)
 

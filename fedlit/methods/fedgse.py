@@ -25,9 +25,10 @@ def sensitivity(
 ):             # axis -> (n,) how strongly the loss depends on its neurons
     "Gradient of the cross-entropy with respect to each neuron's output, in evaluation mode."
     at, out = 'relu' if form == 'paper' else 'layer', {}
-    look = lambda taps=None: watch(params, buffers, x, at=at, taps=taps, train=False)
-    taps = {p: torch.zeros_like(h[:1] if form == 'paper' else h) for p, h in look()[2].items()}
-    grads = torch.func.grad(lambda taps: (weight*F.cross_entropy(look(taps)[1], y, reduction='none')).sum())(taps)
+    look = lambda x, taps=None: watch(params, buffers, x, at=at, taps=taps, train=False)
+    many = 1 if form == 'paper' else len(x)
+    taps = {p: h.new_zeros(many, *h.shape[1:]) for p, h in look(x[:1])[2].items()} # one sample tells the shapes
+    grads = torch.func.grad(lambda taps: (weight*F.cross_entropy(look(x, taps)[1], y, reduction='none')).sum())(taps)
     for p, a in watched(axes, at).items():
         out[a] = out.get(a, 0) + grads[p].abs().transpose(0, 1).flatten(1).sum(1)
     return out
@@ -71,10 +72,12 @@ class FedGSE(SubModel):
         return params, {}, dict(label=torch.full((self.pool,), -1, device=next(iter(params.values())).device))
     def mask(self, params, buffers, axes, watch, forward, proxy, client, number, clients, round):
         x, y = self.public(proxy)
-        said = client['label'][:len(x)]
+        said, order = client['label'][:len(x)], uniform(len(x), self.seed, round, number, 1, device=x.device)
+        if self.similar == 'CSL': # whatever the network says: the others need not be looked at
+            first = order.argsort()[:self.samples]
+            x, said, order = x[first], said[first], order[first]
         said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
-        i, target, real = similar_data(said, y, self.similar, self.samples,
-                                       uniform(len(x), self.seed, round, number, 1, device=x.device))
+        i, target, real = similar_data(said, y, self.similar, self.samples, order)
         scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
         return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
     def done(self, client, params, buffers, forward, axes, chosen, proxy):

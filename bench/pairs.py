@@ -1,0 +1,88 @@
+"Sub-models beside the small network trained alone, ragged clients beside even ones: runs that take turns by the round."
+import statistics, time
+import torch
+from fedlit.cohort import Cohort
+from fedlit.data import Task
+from fedlit.engine.axes import axes_of, extract
+from fedlit.methods import FedAvg, FedDSE, FedGSE, HeteroFL
+from fedlit.models import build, wrap
+from fedlit.round import Local
+from fedlit.run import federating, hold_memory
+from . import nets
+from .child import main
+
+CHOOSING = [0.] # seconds for which clients were given their parts of the network
+
+def watched(asked):
+    "`Cohort.asked_masks`, timed."
+    def timed(self, step):
+        began = time.perf_counter()
+        try: return asked(self, step)
+        finally: CHOOSING[0] += time.perf_counter() - began
+    return timed
+
+def noise(work, sizes):
+    "A task of random images, and clients of so many samples."
+    gen = torch.Generator().manual_seed(work['seed'])
+    x = torch.rand(sum(sizes), *work['shape'], generator=gen)
+    y = torch.randint(10, (len(x),), generator=gen)
+    return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(sizes))
+
+def in_turn(running, work):
+    "Seconds of the rounds after the warm-up, and those of them that went into choosing parts."
+    names, last, chose = list(running), {}, {k: [] for k in running}
+    for t in range(work['rounds']):
+        for k in names[t % len(names):] + names[:t % len(names)]: # everybody is first once in a while
+            CHOOSING[0] = 0.
+            last[k] = next(running[k])
+            chose[k].append(CHOOSING[0])
+    warm = work['warmup']
+    return ({k: r.history['seconds'].tolist()[warm:] for k, r in last.items()},
+            {k: v[warm:] for k, v in chose.items()}, {k: r.settings['executor'] for k, r in last.items()})
+
+def row(name, executor, seconds, chose, base):
+    "Medians: seconds a round, those of choosing, and ratios to `base` of the same turn, with choosing and without."
+    less = [s - c for s, c in zip(seconds, chose)]
+    ratio = lambda v: statistics.median(a/b for a, b in zip(v, base))
+    return dict(name=name, executor=executor, seconds=seconds, choosing=statistics.median(chose),
+                ratio=ratio(seconds), without=ratio(less))
+
+def shrunk(model, rate):
+    "The network whose axes have the first `rate` of their coordinates."
+    axes = axes_of(model)
+    return extract(model, axes, {a: torch.arange(n) < -(-n*rate//1) for a, n in axes.size.items()})
+
+def submodels(work, go):
+    task, clients = noise(work, [work['each']]*work['clients'])
+    public, big = torch.rand(work['public'], *work['shape']), wrap(nets.build(work['net']), 'head')
+    one = (work['rate'],)
+    runs = {'the small network alone': go(shrunk(big, work['rate']), task, clients, FedAvg(), executor='loop')}
+    for m in (HeteroFL(rates=one), FedDSE(rates=one), FedGSE(rates=one)):
+        runs[m.name] = go(big, task, clients, m, executor='extract', proxy=public)
+    return runs
+
+def ragged(work, go):
+    runs = {}
+    for norm in ('batch', 'none'):
+        for how in ('even', 'ragged'):
+            task, clients = noise(work, work[how])
+            net = build('mlp', task, seed=0, hidden=(128,), features=64, norm=norm)
+            runs[f"{how}{', BatchNorm' if norm == 'batch' else ''}"] = go(net, task, clients, FedAvg(), executor='vmap')
+    return runs
+
+BASES = {'ragged, BatchNorm': 'even, BatchNorm', 'ragged': 'even'} # all others: the first
+
+def run(work, data, options):
+    hold_memory()
+    Cohort.asked_masks = watched(Cohort.asked_masks)
+    how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
+    go = lambda net, task, clients, method, **kw: federating(
+        net, task, clients, method, work['rounds'], how, seed=work['seed'], device='cpu',
+        evaluate_every=work['rounds'], progress=False, **kw)
+    seconds, chose, executors = in_turn(dict(submodels=submodels, ragged=ragged)[options['what']](work, go), work)
+    first = next(iter(seconds))
+    rows = [row(k, executors[k], s, chose[k], seconds[BASES.get(k, k if options['what'] == 'ragged' else first)])
+            for k, s in seconds.items()]
+    return dict(rows=rows, ended=time.time(), threads=torch.get_num_threads())
+
+if __name__ == '__main__': main(run)
