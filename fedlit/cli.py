@@ -142,11 +142,11 @@ def _reproduce(rep):
     _entries(rep)
     rep.add_argument('--list', action='store_true', help='all entries, with their runs and how many are done')
     rep.add_argument('--processes', type=_count, help='runs at a time (default: one a core)')
-    rep.add_argument('--minutes', type=float,
+    rep.add_argument('--minutes', type=_reads('a number, at least 0', lambda v: v >= 0),
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
-    rep.add_argument('--seeds', type=int, nargs='+',
+    rep.add_argument('--seeds', type=_natural, nargs='+',
                      help='main job: seeds (default: 0 1 2); entries: how many (default: 3)')
     rep.add_argument('--until-decided', action='store_true',
                      help='entries: three more seeds, and again, until the claims are decided; '
@@ -206,12 +206,17 @@ def _once(what, values):
         raise ValueError(f'{what}: {twice[0]!r} is there twice, and once is enough')
     return values
 
+def _executor(text):
+    "Such as torchrun:vmap."
+    from fedlit.parse import named
+    return ':'.join(named(k, 'executors') for k in text.split(':') if k)
+
 def _names(a, *methods):
     "The methods. All that is misspelt is told before what takes seconds to import."
     from fedlit.engine.messages import proper
     from fedlit.parse import ParseError, method, named, value
     a.model, a.data = named(a.model, 'models'), named(a.data, 'datasets')
-    a.executor = ':'.join(named(k, 'executors') for k in a.executor.split(':') if k) # such as torchrun:vmap
+    a.executor = _executor(a.executor)
     for k, names in CHOICES.items(): setattr(a, k, proper(getattr(a, k), names, f"value of --{k.replace('_', '-')}"))
     for m in methods: method(m, spelling=True)
     for k in TAKES:
@@ -363,6 +368,7 @@ def compare(a):
 def reproduce(a):
     "`fedlit reproduce`"
     if not (a.entry or a.list): return _collapse(a)
+    if a.executor: a.executor = _executor(a.executor)
     from fedlit.papers import catalogue
     if a.list: return print(catalogue.listing(a.out).to_string(index=False, justify='left'))
     if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')
@@ -384,6 +390,7 @@ def _collapse(a):
                 ('scale', 'only', 'minutes', 'device', 'executor', 'until_decided', 'max_seeds') if getattr(a, k)]:
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
+    _once('--seeds', a.seeds or [])
     import time
     import pandas as pd
     from fedlit.papers import catalogue

@@ -16,7 +16,7 @@ from fastcore.basics import patch
 from torch import nn
 from .batches import Batches
 from .figure import palette
-from .method import FedAvg, asks_for, overrides, server_readers, wants
+from .method import FedAvg, Method, asks_for, overrides, server_readers, wants
 from .methods.depthfl import Exits
 from .models import Net
 from .round import Local, aggregate, local_phase, pure, start
@@ -311,6 +311,7 @@ def portrait(
     method, # a Method
 ):          # Portrait
     "Let `method` run a round on the first of the `trial_networks` that it does not refuse."
+    if not isinstance(method, Method): raise TypeError(f"{method!r} is not a method, as MOON(mu=1) + FedDecorr() is")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for model in trial_networks():

@@ -861,3 +861,8 @@ def test_until_decided_gives_up(small, monkeypatch, capsys):
     assert until_decided(['tiny/fig1'], max_seeds=7, progress=False) == 0
     assert re.findall(r'(\d+) seeds, 0 of 1', capsys.readouterr().out) == ['3', '6', '7']
     assert judged([small], 'embedded', out='results/catalogue').verdict[0] == 'undecided'
+
+def test_a_misspelt_entry_beside_all_is_named():
+    from fedlit.papers.catalogue import entries
+    assert entries('all', 'moon') == entries() and entries('moon', 'all')[0].paper == 'moon'
+    with pytest.raises(ValueError, match="no entry 'moon/fig99'"): entries('all', 'moon/fig99')

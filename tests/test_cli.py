@@ -124,3 +124,17 @@ def test_a_log_survives_a_kill(tmp_path, capsys):
     n = int(pd.read_csv(log)['round'].iloc[-1])
     main([*RUN, '--rounds', str(n + 2), *files])
     assert pd.read_csv(log)['round'].tolist() == list(range(1, n + 3))
+
+@pytest.mark.parametrize('args,word', [
+    (['--seeds', '0', '0'], '--seeds: 0 is there twice, and once is enough'),
+    (['moon', '--executor', 'vmapp'], "'vmapp'; did you mean vmap")])
+def test_what_reproduce_is_asked_is_told_before_anything_trains(args, word):
+    with pytest.raises(SystemExit, match=word): main(['reproduce', '--quiet', *args])
+
+@pytest.mark.parametrize('args,word', [
+    (['--seeds', '-2'], "--seeds: '-2', but it must be a whole number, at least 0"),
+    (['moon', '--minutes', '-1'], "--minutes: '-1', but it must be a number, at least 0"),
+    (['moon', '--minutes', 'nan'], "--minutes: 'nan'")])
+def test_a_bad_number_of_reproduce_is_told_before_anything_trains(args, word, capsys):
+    with pytest.raises(SystemExit) as e: main(['reproduce', '--quiet', *args])
+    assert e.value.code == 2 and word in capsys.readouterr().err

@@ -73,3 +73,7 @@ def test_a_method_that_refuses_every_network_says_why():
     class Picky(Method):
         def init(self, params): raise ValueError('no network is good enough')
     with pytest.raises(ValueError, match='no network is good enough'): portrait(Picky())
+
+@pytest.mark.parametrize('wrong', [TopK, 'TopK()', None], ids=str)
+def test_what_is_no_method_is_named(wrong):
+    with pytest.raises(TypeError, match=re.escape(f'{wrong!r} is not a method')): portrait(wrong)

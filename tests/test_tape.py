@@ -146,6 +146,43 @@ def test_full_and_short_batches_of_one_group_are_two_recordings():
     whole = run('loop')
     assert gap(whole, run('vmap')) < 1e-12 and gap(whole, run('vmap', tapes=Tapes())) < 1e-12
 
+class Odd(nn.Module):
+    "Looks across the batch, or at zero, in ways that are no BatchNorm module's."
+    def __init__(self, how):
+        super().__init__()
+        self.how, self.body, self.norm, self.head = how, nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 3)
+        if how in ('function', 'unit'): self.norm = nn.Identity()
+    def forward(self, x):
+        z = self.body(x/x.norm(dim=1, keepdim=True) if 'unit' in self.how else x)
+        if self.how == 'function': z = F.batch_norm(z, None, None, training=True)
+        elif self.how == 'two views': z = sum(self.norm(torch.cat([z, -2*z.tanh()])).tensor_split(2))
+        elif self.how == 'weights': z = F.linear(x, self.norm(self.body.weight))
+        else: z = self.norm(z)
+        return z, self.head(z)
+
+@pytest.mark.parametrize('how,fill', [('function', False), ('two views', False), ('weights', False), ('unit', True),
+                                      ('unit, BatchNorm', True)])
+def test_empty_places_do_no_harm_in_odd_networks(how, fill):
+    torch.manual_seed(0)
+    net, live = Odd(how).double(), torch.tensor([[3, 4, 4], [4, 3, 2], [4, 2, 0]])
+    x, y = torch.randn(3, 3, 4, 4).double(), torch.randint(0, 3, (3, 3, 4))
+    def run(executor, **kw):
+        state = start(FedAvg(), net, 3)
+        for _ in range(3):
+            state = fed_round(FedAvg(), net, state, [0, 1, 2], dict(x=x, y=y, live=live), SIZES[:3],
+                              Local(batch_size=4, lr=.1), executor, **kw)
+        return state
+    whole, sent = run('loop'), Broadcast(FedAvg(), net, start(FedAvg(), net, 3), Local(batch_size=4))
+    assert all(v.isfinite().all() for v in whole.params.values())
+    assert gap(whole, run('vmap')) < 1e-9 and gap(whole, run('vmap', tapes=Tapes())) < 1e-9
+    assert fills(sent, Batches(x, y, live)) == fill
+
+def test_a_first_batch_too_small_to_tell_decides_nothing():
+    net, x, y = model(norm=True), torch.randn(2, 2, 4, 1, 6, 6).double(), torch.zeros(2, 2, 4, dtype=torch.long)
+    sent = Broadcast(FedAvg(), net, start(FedAvg(), net, 2), Local(batch_size=4))
+    seen = [fills(sent, Batches(x, y, torch.tensor(live))) for live in ([[2, 2], [2, 2]], [[2, 2], [4, 2]])]
+    assert seen == [False, True]
+
 def test_padding_may_hold_anything():
     net, data, out = model(norm=False), batches(0), []
     for junk in (0., float('nan')):

@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from torch.nn.modules.batchnorm import _BatchNorm
 from weakref import WeakKeyDictionary
 from ..draws import undrawn
-from ..batches import cross_entropy, groups, occupied
+from ..batches import beside, cross_entropy, groups, occupied
 from ..cohort import Cohort
 from .stacks import among
 from ..method import asks_for, overrides
@@ -21,6 +21,8 @@ from ..state import pure
 # %% ../../nbs/engine/ragged.ipynb #170c2838
 ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward', 'objective' # what belongs to the samples of a batch
 
+def _normalised(model): return any(isinstance(m, _BatchNorm) for m in model.modules())
+
 def alone(
     model,   # module whose forward returns (features, logits)
     params,  # name -> tensor
@@ -29,16 +31,15 @@ def alone(
 ):           # bool
     "Do other places of a batch mean nothing to its samples, while the network trains and BatchNorm passes over them?"
     if len(x) < 3: return False
+    real = torch.arange(len(x), device=x.device) < 2 if _normalised(model) else None # as in training
     with torch.no_grad(), undrawn([]):
         few = pure(model)(params, buffers, x[:2])[1:]
-        with among(torch.arange(len(x), device=x.device) < 2): many = pure(model)(params, buffers, x)[1:]
+        with among(real): many = pure(model)(params, buffers, x)[1:]
     near = lambda a, b: torch.allclose(a, b, rtol=1e-4, atol=1e-5)
     return near(few[0], many[0][:2]) and all(near(v, many[1][k]) for k, v in few[1].items())
 
 # %% ../../nbs/engine/ragged.ipynb #0abc65da
-_filled = WeakKeyDictionary() # what was found out about a network, as long as it lives
-
-def _normalised(model): return any(isinstance(m, _BatchNorm) for m in model.modules())
+_filled = WeakKeyDictionary() # what was found out about a network and the size of its batches, as long as it lives
 
 def fills(
     sent,    # Broadcast
@@ -48,10 +49,12 @@ def fills(
     method, hooks = sent.method, [h for h in ('use', 'output', 'loss', 'grad') if overrides(sent.method, h)]
     if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
     if _normalised(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
-    if sent.model not in _filled:
-        first = batches.at(0, [0], int(batches.counts[0, 0]))[0][0]
-        _filled[sent.model] = alone(sent.model, *deployed(method, sent.state), first)
-    return _filled[sent.model]
+    known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
+    if full not in known:
+        if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; another round may have more
+        x = batches.at(0, [k], n)[0][0][torch.arange(min(full, batches.widest())) % n]
+        known[full] = alone(sent.model, *deployed(method, sent.state), x)
+    return known[full]
 
 # %% ../../nbs/engine/ragged.ipynb #e4f3c1fd
 @patch
@@ -66,7 +69,8 @@ def moves(self:Cohort):
 
 @patch
 def real(self:Cohort, t, ks, batch):
-    "Which places of this batch hold samples, `real` (len(ks), n), if BatchNorm has to know it."
-    if not self.fill or not _normalised(self.sent.model): return {}
-    places = occupied(self.batches.counts[ks, t], batch['y'].shape[1])
-    return {} if places.all() else dict(real=places.to(batch['y'].device))
+    "For a short batch: `x` with a sample in its empty places; for BatchNorm, which are `real` (len(ks), n)."
+    if not self.fill or (places := occupied(self.batches.counts[ks, t], batch['y'].shape[1])).all(): return {}
+    x, places = batch['x'], places.to(batch['x'].device)
+    x = torch.where(beside(places, x), x, x[:, :1]) # at zero a gradient may be infinite, and times zero NaN
+    return dict(x=x, real=places) if _normalised(self.sent.model) else dict(x=x)

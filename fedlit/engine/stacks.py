@@ -32,7 +32,8 @@ class _Among(TorchFunctionMode):
         self.real = real
     def __torch_function__(self, f, types, args=(), kwargs=None):
         asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
-        return _batch_norm(self.real, asked) if asked.get('training') else f(*args, **(kwargs or {}))
+        here = asked.get('training') and len(asked['input']) == len(self.real) # else its rows are no samples
+        return _batch_norm(self.real, asked) if here else f(*args, **(kwargs or {}))
 
 def _batch_norm(real, asked):
     "`F.batch_norm(**asked)` over the real samples."

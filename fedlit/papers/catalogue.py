@@ -43,10 +43,10 @@ def entries(
     *names, # such as 'feddecorr/table1', 'moon' for all of a paper, 'all'; or Entry
 ):          # list of Entry
     "The entries of these names; every one where there is no name."
-    if not names or 'all' in names: return list(CATALOGUE.values())
+    if not names: return list(CATALOGUE.values())
     out = []
     for n in names:
-        known = [n] if isinstance(n, Entry) else [e for e in CATALOGUE.values() if n in (e.id, e.paper)]
+        known = [n] if isinstance(n, Entry) else [e for e in CATALOGUE.values() if n in ('all', e.id, e.paper)]
         if not known: raise unknown('entry', n, CATALOGUE)
         out += known
     return list(dict.fromkeys(out))
