@@ -866,3 +866,15 @@ def test_a_misspelt_entry_beside_all_is_named():
     from fedlit.papers.catalogue import entries
     assert entries('all', 'moon') == entries() and entries('moon', 'all')[0].paper == 'moon'
     with pytest.raises(ValueError, match="no entry 'moon/fig99'"): entries('all', 'moon/fig99')
+
+LOCKS = '''import multiprocessing
+from fedlit.papers.settings import work_off
+def lock(item): lock.kept = multiprocessing.get_context('spawn').RLock() # what a progress bar makes
+if __name__ == '__main__': work_off(lock, [1, 2, 3], 2, progress=False)
+'''
+
+def test_processes_end_by_themselves(tmp_path):
+    "Else Python complains, when everything is done, of semaphores that they leaked."
+    (tmp_path/'locks.py').write_text(LOCKS)
+    done = subprocess.run([sys.executable, tmp_path/'locks.py'], capture_output=True, text=True, check=True)
+    assert 'leaked' not in done.stderr

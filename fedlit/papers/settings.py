@@ -286,6 +286,8 @@ def work_off(
     else:
         with multiprocessing.get_context('spawn').Pool(n) as pool:
             for _ in tqdm(pool.imap_unordered(work, todo), **bar): pass
+            pool.close() # leaving ends them at once, and Python would complain of what they had not cleaned up
+            pool.join()
 
 # %% ../../nbs/papers/settings.ipynb #ebccd318
 def checkpoint_of(out, s):
