@@ -37,10 +37,14 @@ def prose(text, change):
     parts = re.split(r'(^```.*?^```|^(?: {4}[^\n]*\n?)+|``.+?``|\$\$.+?\$\$|\$[^$\n]+\$)', text, flags=re.S | re.M)
     return ''.join(p if i % 2 else change(p) for i, p in enumerate(parts))
 
+def named(svg):
+    "An SVG in whose name and description Sphinx does not mark what was searched for: it cannot, and fails."
+    return re.sub('<(title|desc)>', r'<\1 class="nohighlight">', svg)
+
 def inline(output):
     "An output whose SVG names itself becomes part of the page: its text is found by search, its ink is the page's."
     svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
-    return dict(output, data={'text/html': svg}) if '<title>' in svg else output
+    return dict(output, data={'text/html': named(svg)}) if '<title>' in svg else output
 
 PICTURE = re.compile(r'!\[[^\]]*\]\(((?!https?:)[^)\s]+\.svg)\)')
 
@@ -97,7 +101,7 @@ class Converter:
     def picture(self, m):
         "A file as `inline` does it with an output; the page's style sheet has what the file says of its colours."
         svg = (NBS/self.folder/m[1]).read_text(encoding='utf-8').strip()
-        return re.sub('<style>.*?</style>', '', svg) if '<title>' in svg else m[0]
+        return re.sub('<style>.*?</style>', '', named(svg)) if '<title>' in svg else m[0]
 
     def cite(self, m):
         keys = [k.strip().lstrip('@') for k in m[1].split(';')]

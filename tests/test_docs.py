@@ -95,12 +95,14 @@ def test_an_svg_that_names_itself_becomes_part_of_the_page():
         out = dict(output_type='execute_result', data={'image/svg+xml': [svg], 'text/plain': 'x'}, metadata={})
         cell = dict(cell_type='code', source='#| fig-alt: A scheme\nx', outputs=[out])
         return moon.code(cell)['outputs'][0]['data']
-    assert shown('<svg><title>MOON</title></svg>') == {'text/html': '<svg><title>MOON</title></svg>'}
+    assert shown('<svg><title>MOON</title></svg>') == {
+        'text/html': '<svg><title class="nohighlight">MOON</title></svg>'}
     assert shown('<svg><path/></svg>')['image/svg+xml'] == ['<svg><path/></svg>']
 
 def test_a_file_of_an_svg_that_names_itself_becomes_part_of_the_page_too():
     shown = moon.markdown('| ![FedPer](../images/methods/FedPer.svg) | `FedPer` |')
-    assert re.fullmatch(r'\| <svg.*<title>FedPer as a picture</title><desc>FedPer: .*</svg> \| `FedPer` \|', shown)
+    named = '<title class="nohighlight">FedPer as a picture</title><desc class="nohighlight">FedPer: '
+    assert re.fullmatch(rf'\| <svg.*{named}.*</svg> \| `FedPer` \|', shown)
     assert '<style' not in shown
     assert moon.markdown('![Logo](../images/logo.svg)') == '![Logo](../images/logo.svg)'
     assert llms.links('a ![FedPer](images/methods/FedPer.svg) b', 'index.ipynb') == 'a  b'
@@ -345,7 +347,7 @@ def test_schemes_name_and_describe_themselves(site):
     assert len({n for n, _ in drawn}) > 6
     for n, svg in drawn:
         assert 'role="img"' in svg and ' id="' not in svg, n # drawn twice on a page, an id would not be unique
-        assert all(len(re.search(f'<{tag}>(.*?)</{tag}>', svg)[1]) > 10 for tag in ('title', 'desc')), n
+        assert all(len(re.search(f'<{tag}[^>]*>(.*?)</{tag}>', svg)[1]) > 10 for tag in ('title', 'desc')), n
 
 DUMPED = {'a machine': r'(?<![\w./])/(?:work|tmp|home|root)/(?!bash)', 'an address': r' at 0x[0-9a-f]{6}',
           'a type': r'np\.float64\(', 'a graph': r'grad_fn=', 'a bar': r'\d%\|',
