@@ -12,12 +12,16 @@ from .child import main
 # the second shows how far two measurements of one thing differ
 METHODS = {'FedAvg': FedAvg(), 'FedAvg again': FedAvg(), 'FedDecorr': FedDecorr(), 'FedProx': FedProx(), 'MOON': MOON()}
 
-def noise(work):
-    "A task of random pixels with one test image, and one index tensor a client."
+def noise(work, sizes):
+    "A task of random pixels with one test image, and one index tensor for each client, of so many samples."
     gen = torch.Generator().manual_seed(work['seed'])
-    x = torch.rand(work['clients']*work['each'], *work['shape'], generator=gen)
+    x = torch.rand(sum(sizes), *work['shape'], generator=gen)
     y = torch.randint(10, (len(x),), generator=gen)
-    return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(work['each']))
+    return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(sizes))
+
+def turns_of(names, rounds):
+    "Who trains next: everybody a round at a time, and everybody is first once in a while."
+    for t in range(rounds): yield from names[t % len(names):] + names[:t % len(names)]
 
 def turns(work, go, held=lambda: None):
     """Seconds and ratios of the rounds after the warm-up. `go(method, rounds)` yields a `Run` after every round.
@@ -25,11 +29,10 @@ def turns(work, go, held=lambda: None):
     `held()` says how many MB are in use before a round; what the round adds is its peak less that."""
     names, rounds = list(METHODS), work['rounds']
     running, last, added = {k: go(m, rounds) for k, m in METHODS.items()}, {}, {}
-    for t in range(rounds):
-        for k in names[t % len(names):] + names[:t % len(names)]: # everybody is first once in a while
-            before = held()
-            last[k] = next(running[k])
-            added[k] = None if before is None else last[k].history['peak_mb'].iloc[-1] - before
+    for k in turns_of(names, rounds):
+        before = held()
+        last[k] = next(running[k])
+        added[k] = None if before is None else last[k].history['peak_mb'].iloc[-1] - before
     seconds = {k: r.history['seconds'].tolist()[work['warmup']:] for k, r in last.items()}
     ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
     return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()},
@@ -37,7 +40,7 @@ def turns(work, go, held=lambda: None):
 
 def run(work, data, options):
     hold_memory()
-    task, clients = noise(work)
+    task, clients = noise(work, [work['each']]*work['clients'])
     model = (build('mobilenetv2', task, seed=0) if work['net'] == 'mobilenetv2'
              else wrap(nets.build(work['net']), 'head'))
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)

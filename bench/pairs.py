@@ -2,7 +2,6 @@
 import statistics, time
 import torch
 from fedlit.cohort import Cohort
-from fedlit.data import Task
 from fedlit.engine.axes import axes_of, extract
 from fedlit.methods import FedAvg, FedDSE, FedGSE, HeteroFL
 from fedlit.models import build, wrap
@@ -10,6 +9,7 @@ from fedlit.round import Local
 from fedlit.run import federating, hold_memory
 from . import nets
 from .child import main
+from .overheads import noise, turns_of
 
 CHOOSING = [0.] # seconds for which clients were given their parts of the network
 
@@ -21,21 +21,13 @@ def watched(asked):
         finally: CHOOSING[0] += time.perf_counter() - began
     return timed
 
-def noise(work, sizes):
-    "A task of random images, and clients of so many samples."
-    gen = torch.Generator().manual_seed(work['seed'])
-    x = torch.rand(sum(sizes), *work['shape'], generator=gen)
-    y = torch.randint(10, (len(x),), generator=gen)
-    return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(sizes))
-
 def in_turn(running, work):
     "Seconds of the rounds after the warm-up, and those of them that went into choosing parts."
-    names, last, chose = list(running), {}, {k: [] for k in running}
-    for t in range(work['rounds']):
-        for k in names[t % len(names):] + names[:t % len(names)]: # everybody is first once in a while
-            CHOOSING[0] = 0.
-            last[k] = next(running[k])
-            chose[k].append(CHOOSING[0])
+    last, chose = {}, {k: [] for k in running}
+    for k in turns_of(list(running), work['rounds']):
+        CHOOSING[0] = 0.
+        last[k] = next(running[k])
+        chose[k].append(CHOOSING[0])
     warm = work['warmup']
     return ({k: r.history['seconds'].tolist()[warm:] for k, r in last.items()},
             {k: v[warm:] for k, v in chose.items()}, {k: r.settings['executor'] for k, r in last.items()})

@@ -89,9 +89,8 @@ def unbound(sources):
 
 def a_cell_that_imports_needs_no_cell_that_does_not():
     for p in pages.notebooks():
-        cells = pages.read(p)['cells']
-        if not pages.module_of(pages.read(p)): continue # without exported cells none is run
-        for k, name in unbound([''.join(c['source']) if c['cell_type'] == 'code' else '' for c in cells]):
+        if not pages.module_of(nb := pages.read(p)): continue # without exported cells none is run
+        for k, name in unbound([''.join(c['source']) if c['cell_type'] == 'code' else '' for c in nb['cells']]):
             yield f'{p}[{k}]: Quarto runs this cell, since it imports, but not the cell that binds {name}'
 
 def every_public_name_is_documented():

@@ -313,7 +313,7 @@ def batch(self:Cohort, t, ks, n):
 
 @patch
 def real(self:Cohort, t, ks, batch):
-    "Which places of this batch hold samples, `real` (len(ks), n), if the network has to know it: here all of them do."
+    "What a batch with empty places needs besides, by name; see `fedlit.engine.ragged`. Here no place is empty."
     return {}
 
 @patch

@@ -167,9 +167,6 @@ def rebuild(
     like = SimpleNamespace(classes=spec["classes"], x_train=torch.empty(0, *spec["shape"]))
     return build(spec["name"], like, **spec["options"])
 
-# %% ../nbs/04_models.ipynb #6e34aae5
-#| exports
-
 # %% ../nbs/04_models.ipynb #8ac2517a
 def colours(
     shape, # of one sample

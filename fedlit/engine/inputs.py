@@ -17,10 +17,9 @@ from functools import partial
 from pathlib import Path
 from torch import nn
 from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from ..draws import undrawn
-from .stacks import stacked
+from .stacks import has_batchnorm, stacked
 from .tape import changed_state
 from ..state import pure, split_state, start
 from ..tree import tmap
@@ -287,7 +286,7 @@ def impure(
 # %% ../../nbs/engine/inputs.ipynb #8075f183
 def least_batch(model):
     "The smallest batch that the network can be trained on: BatchNorm wants two samples."
-    return 2 if any(isinstance(m, _BatchNorm) for m in model.modules()) else 1
+    return 2 if has_batchnorm(model) else 1
 
 def convolves(model):
     return any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())

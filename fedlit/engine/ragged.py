@@ -8,20 +8,17 @@ __all__ = ['ACROSS', 'alone', 'fills']
 # %% ../../nbs/engine/ragged.ipynb #80834a52
 import torch
 from fastcore.basics import patch
-from torch.nn.modules.batchnorm import _BatchNorm
 from weakref import WeakKeyDictionary
 from ..draws import undrawn
 from ..batches import beside, cross_entropy, groups, occupied
 from ..cohort import Cohort
-from .stacks import among
+from .stacks import among, has_batchnorm
 from ..method import asks_for, overrides
 from ..server import deployed
 from ..state import pure
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
 ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward', 'objective' # what belongs to the samples of a batch
-
-def _normalised(model): return any(isinstance(m, _BatchNorm) for m in model.modules())
 
 def alone(
     model,   # module whose forward returns (features, logits)
@@ -31,7 +28,7 @@ def alone(
 ):           # bool
     "Do other places of a batch mean nothing to its samples, while the network trains and BatchNorm passes over them?"
     if len(x) < 3: return False
-    real = torch.arange(len(x), device=x.device) < 2 if _normalised(model) else None # as in training
+    real = torch.arange(len(x), device=x.device) < 2 if has_batchnorm(model) else None # as in training
     with torch.no_grad(), undrawn([]):
         few = pure(model)(params, buffers, x[:2])[1:]
         with among(real): many = pure(model)(params, buffers, x)[1:]
@@ -48,7 +45,7 @@ def fills(
     "May short batches be filled up?"
     method, hooks = sent.method, [h for h in ('use', 'output', 'loss', 'grad') if overrides(sent.method, h)]
     if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
-    if _normalised(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
+    if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
     known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
     if full not in known:
         if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; another round may have more
@@ -73,4 +70,4 @@ def real(self:Cohort, t, ks, batch):
     if not self.fill or (places := occupied(self.batches.counts[ks, t], batch['y'].shape[1])).all(): return {}
     x, places = batch['x'], places.to(batch['x'].device)
     x = torch.where(beside(places, x), x, x[:, :1]) # at zero a gradient may be infinite, and times zero NaN
-    return dict(x=x, real=places) if _normalised(self.sent.model) else dict(x=x)
+    return dict(x=x, real=places) if has_batchnorm(self.sent.model) else dict(x=x)
