@@ -40,7 +40,13 @@ CONTENDERS = dict(
                                'numpy<2', 'scipy<1.13'],
         probe='fedjax', versions=['fedjax', 'jax', 'jaxlib'],
         tries=[dict(threads(2), label="XLA's threads"),
-               dict(threads(1), label='1 thread', env=dict(OMP_NUM_THREADS='1', XLA_FLAGS=ONE_XLA))]))
+               dict(threads(1), label='1 thread', env=dict(OMP_NUM_THREADS='1', XLA_FLAGS=ONE_XLA))]),
+    blazefl=dict(
+        title='BlazeFL', needs=['blazefl==3.0.0', TORCH, 'numpy', 'tqdm'], pythons=['3.14t', '3.14'],
+        probe=f'blazefl.contrib, {DYNAMO}', versions=['blazefl', 'torch'],
+        tries=[dict(t, label=label, options=dict(t['options'], pool=pool)) for t, label, pool in (
+            (threads(1), '1 thread', None), (threads(2), '2 threads', None),
+            (threads(1), 'pool of 2 threads', 'threads'), (threads(1), 'pool of 2 processes', 'processes'))]))
 
 class Missing(Exception): "A peer that cannot be installed or imported here; the text says why."
 
@@ -56,6 +62,13 @@ def _call(command, what):
     if done.returncode: raise Missing(f'{what}: ' + ' '.join((done.stderr or done.stdout).split())[-600:])
     return done.stdout
 
+def _venv(pythons, home, name):
+    "An empty environment with the first of these versions of Python that uv finds."
+    for version in pythons:
+        try: return _call([*uv(), 'venv', '-q', '--python', version, str(home)], f'no environment for {name}')
+        except Missing as e: last = e
+    raise last
+
 def environment(name, folder=HERE/'.envs'):
     "The Python that has this contender; made with uv from PyPI where it is missing. Raises `Missing` with the reason."
     needs = CONTENDERS[name]['needs']
@@ -64,8 +77,7 @@ def environment(name, folder=HERE/'.envs'):
     python, mark = home/'bin'/'python', home/f'.complete-{stamp}'
     if not mark.exists():
         shutil.rmtree(home, ignore_errors=True)
-        _call([*uv(), 'venv', '-q', '--python', f'{sys.version_info.major}.{sys.version_info.minor}', str(home)],
-              f'no environment for {name}')
+        _venv(CONTENDERS[name].get('pythons') or [f'{sys.version_info.major}.{sys.version_info.minor}'], home, name)
         _call([*uv(), 'pip', 'install', '-q', '--compile-bytecode', '--python', str(python), *needs],
               f'{name} does not install')
         mark.touch()

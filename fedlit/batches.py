@@ -54,7 +54,7 @@ class Batches:
                              f"got {tuple(x.shape[:3])}, {tuple(y.shape)} and {tuple(live.shape)}")
         self.counts = (live*y.shape[2] if live.dtype == torch.bool else live).cpu()
         real = occupied(self.counts, y.shape[2]).to(y.device)
-        self.x, self.y = torch.where(beside(real, x), x, 0), torch.where(real, y, -1)
+        self.x, self.y = torch.where(beside(real, x), x, x[:, :, :1]), torch.where(real, y, -1)
 
     def at(self,
         t,  # int, the step
@@ -162,7 +162,9 @@ def _visits(k, idx, local, seed, round, W, min_batch):
     steps = local.length(len(sizes), k, seed, round)
     epochs, seen = -(-steps//len(sizes)), min(n, sum(sizes))
     index = np.zeros((epochs, len(sizes)*W), dtype=np.int64)
-    for row in index: row[:seen] = idx[gen.permutation(n)[:seen]]
+    for row in index: # what is left of the last batch repeats its first sample
+        row[:seen] = idx[gen.permutation(n)[:seen]]
+        row[seen:] = row[W*(len(sizes) - 1)]
     return index.reshape(-1, W)[:steps], np.tile(sizes, epochs)[:steps]
 
 # %% ../nbs/08_batches.ipynb #fc79aba4
@@ -197,7 +199,6 @@ class TaskBatches(Batches):
         now = slice(live), slice(t, self.ready.stop)
         draws = [{k: v[now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
         self.x, self.y = self._images(self.index[now], draws or None), self.targets(now)
-        if (self.counts[now] < self.index.shape[2]).any(): self.x[self.y < 0] = 0 # the counts are at hand
 
     def _images(self, index, draws=None):
         return prepare(self.task, self.task.x_train[index.flatten()], draws).unflatten(0, index.shape)

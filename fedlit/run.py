@@ -33,8 +33,8 @@ from .engine.guard import Guard, check_clients, check_server, client_columns, se
 from .measure import feature_layer, scored, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
 from .engine.fingerprint import fingerprint
-from .result import (FORMAT, FREE, Run, Tester, by_name, check_metrics, load_run, noted_of,
-                           own_samples, records, resume, scores_of, tests_of, with_spread)
+from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
+                           noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
 from .state import pure, start
 from .engine.tape import Tapes, no_compiler
@@ -403,11 +403,12 @@ def seen(self:Simulation, who, before, out, after):
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
     samples = self.own_samples(who)
-    score = lambda name, state, nets, **more: by_name(
-        name, scores_of(self.asked.method, self.test, state, own, nets, **more))
-    return {**score('global_before', before, none), **score('global_after', after, none),
-            **score('personal_before', before, who, **samples),
-            **score('personal_after', ended, range(len(who)), **samples)}
+    nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
+                personal_before=(before, who, samples), personal_after=(ended, range(len(who)), samples))
+    asked = [v for state, whose, more in nets.values()
+             for v in asked_of(self.asked.method, self.test, state, own, whose, **more)]
+    scores, m = answered(self.test, asked, own*len(nets)), len(who)
+    return {k: v for i, name in enumerate(nets) for k, v in by_name(name, scores[i*m:(i+1)*m]).items()}
 
 @patch
 def own_samples(self:Simulation, who):

@@ -14,7 +14,8 @@ from .batches import beside, cross_entropy, groups
 from .draws import Seeded
 from .method import ask, asks_for, overrides, own, part_names, through
 from .state import State, pure
-from .tree import finest, put, rows, tmap
+from .tree import finest, rows, tmap
+from .engine.table import written
 
 # %% ../nbs/10_server.ipynb #427b26c6
 def _difference(new, old):
@@ -141,9 +142,10 @@ def _merged(method, state, who, out, offer, moved):
         home.update(*more)
     new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
+    kept = written(dict(client=state.client, personal=state.personal), who,
+                   dict(client=out['client'], personal={k: home[k] for k in state.personal}))
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
-                   server=server, client=put(state.client, who, out['client']),
-                   personal={k: put(v, who, home[k]) for k, v in state.personal.items()}, round=state.round+1)
+                   server=server, **kept, round=state.round+1)
 
 # %% ../nbs/10_server.ipynb #f548d2ab
 def deployed(

@@ -8,7 +8,7 @@ __all__ = ['tmap', 'sub', 'zeros', 'leaves', 'sqnorm', 'repeat', 'rows', 'put', 
 
 # %% ../nbs/00_tree.ipynb #cc4340cc
 import re, torch
-from functools import cache, reduce
+from functools import cache
 
 # %% ../nbs/00_tree.ipynb #4a5319ca
 def tmap(
@@ -62,7 +62,7 @@ def put(
     "A stacked `tree` in which the rows `i` are replaced by `new`."
     def one(old, new):
         old = old.clone()
-        old[i] = new.to(old.device, old.dtype)
+        old[i] = new.to(old.device, old.dtype) if torch.is_tensor(old) else new # a Table takes rows from any device
         return old
     return tmap(one, tree, new)
 
@@ -86,12 +86,12 @@ def average(
 def told(
     *tensors, # of any shapes and types, on any device
 ) -> list:    # of tensors on the CPU, of the same shapes and types
-    "The same tensors on the CPU, read from their device in one transfer."
+    "The same tensors on the CPU, read from their device in one transfer, byte by byte."
     away = [v for v in tensors if v.device.type != 'cpu']
     if not away: return list(tensors)
-    widest = reduce(torch.promote_types, (v.dtype for v in away))
-    rows = iter(torch.cat([v.reshape(-1).to(widest) for v in away]).cpu().split([v.numel() for v in away]))
-    return [v if v.device.type == 'cpu' else next(rows).to(v.dtype).view(v.shape) for v in tensors]
+    as_bytes = [v.contiguous().view(-1).view(torch.uint8) for v in away]
+    read = iter(torch.cat(as_bytes).cpu().split([len(b) for b in as_bytes]))
+    return [v if v.device.type == 'cpu' else next(read).clone().view(v.dtype).view(v.shape) for v in tensors]
 
 # %% ../nbs/00_tree.ipynb #a1fine01
 @cache

@@ -13,8 +13,8 @@ from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task
 from fedlit.engine.guard import Guard
 from fedlit.engine.tape import Tapes
 from fedlit.method import Method
-from fedlit.methods import (DSFL, DepthFL, FedAvg, FedBN, FedDF, FedDecorr, FedET, FedPer, FedRep, HeteroFL, MOON,
-                            SCAFFOLD, Scaler)
+from fedlit.methods import (DSFL, DepthFL, Ditto, FedAvg, FedBN, FedDF, FedDecorr, FedET, FedPer, FedRep, HeteroFL,
+                            MOON, SCAFFOLD, Scaler)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.round import Local
@@ -193,6 +193,7 @@ def kept():
 READS = {
     'FedAvg, vmap': (FedAvg(), dict(executor='vmap')), 'FedAvg, loop': (FedAvg(), dict(executor='loop')),
     'MOON + FedDecorr, vmap': (MOON() + FedDecorr(), dict(executor='vmap')),
+    'SCAFFOLD, vmap': (SCAFFOLD(), dict(executor='vmap')), 'Ditto, vmap': (Ditto(), dict(executor='vmap')),
     'HeteroFL, extract': (HeteroFL(rates=(1., .5)), dict(executor='extract')),
     'HeteroFL, vmap': (HeteroFL(rates=(1., .5)), dict(executor='vmap')),
     'FedAvg, skipping': (FedAvg(), dict(executor='vmap', bad_clients='skip')),
@@ -339,7 +340,12 @@ def device():
         return ''
     with accelerator.limits(double=False):
         double = refused(a.double), refused(lambda: torch.ones(2, dtype=torch.double).to('dev'))
-    return dict(values=a.cpu().tolist(), stride=a.t().stride(), same=a.t().data_ptr() == a.data_ptr(), shape=shape,
+    square = torch.tensor([[.1, 1.], [2., 3.]], dtype=torch.double)
+    told = tree.told(torch.tensor([2**53 + 1]).to('dev'), torch.tensor([True, False, True]).to('dev'), square.to('dev'),
+                     torch.zeros(0).to('dev'), torch.tensor(7, dtype=torch.uint8).to('dev'),
+                     torch.arange(1., 7).to('dev')[::3])
+    return dict(told=[v.tolist() for v in told], values=a.cpu().tolist(), stride=a.t().stride(),
+                same=a.t().data_ptr() == a.data_ptr(), shape=shape,
                 counts={k: seen.get(k, 0) for k in ('SYNC', 'TO CPU', 'FROM CPU', 'reads')},
                 mixed=refused(lambda: a + torch.ones(3, 2)), index=refused(lambda: torch.ones(3)[a[:, 0].long()]),
                 generator=refused(lambda: torch.randn(2, device='dev', generator=torch.Generator().manual_seed(0))),

@@ -34,6 +34,9 @@ def test_the_device_is_what_it_says():
     assert 'same device' in d['mixed'] and 'indices' in d['index'] and "'dev' device type for gen" in d['generator']
     assert all('float64' in v for v in d['double']) and not d['number'] and not d['indices']
 
+def test_numbers_that_are_read_together_are_exact():
+    assert seen('device')['told'] == [[2**53 + 1], [True, False, True], [[.1, 1.], [2., 3.]], [], 7, [1., 4.]]
+
 def test_every_method_is_on_the_device_what_it_is_on_the_cpu():
     said = seen('methods')
     assert set(said['classes']) == set(known())
@@ -65,7 +68,9 @@ def test_tables_on_disk_and_checkpoints_go_from_one_device_to_the_other():
 @pytest.mark.parametrize('name,most', {
     'FedAvg, vmap': 2, 'FedAvg, loop': 2, 'FedAvg, skipping': 2, 'HeteroFL, vmap': 2, 'FedAvg, metrics': 2,
     'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
-    'MOON + FedDecorr, vmap': 1 + 17 + 1 + 2, # which samples, memories written to tables, what FedDecorr notices
+    'SCAFFOLD, vmap': 2 + 1,                # memories are written to their tables together
+    'Ditto, vmap': 3 + 2,                   # tests of those who took part, and of everybody
+    'MOON + FedDecorr, vmap': 2 + 1 + 2,    # which samples, and what FedDecorr notices
     }.items())
 def test_a_round_waits_for_the_device(name, most):
     "Once for the clients' numbers, once for the server's and the test; bounds from above."

@@ -32,12 +32,15 @@ def one(method, executor='loop', network=None, tapes=None, rounds=1, **kw):
 
 def apart(a, b): return max((v - b[k]).abs().max().item() for k, v in a.items())
 
-def test_empty_places_hold_zeros():
-    data = batches_of(TASK, CLIENTS, WHO, Local(epochs=1, batch_size=16))
+@pytest.mark.parametrize('local', [Local(epochs=2, batch_size=16), Local(epochs=1, batch_size=500), Local(steps=3)])
+def test_empty_places_hold_the_first_sample_of_their_batch(local):
+    data = batches_of(TASK, CLIENTS, WHO, local)
+    assert (data.counts < data.widest()).any()
     for t in range(data.counts.shape[1]):
         live = (data.counts[:, t] > 0).nonzero()[:, 0].tolist()
         x, y = data.at(t, live, data.index.shape[2])
-        assert (x[y < 0] == 0).all()
+        assert torch.equal(x, torch.where((y < 0).view(*y.shape, *[1]*(x.dim() - 2)), x[:, :1], x))
+        assert torch.equal((y >= 0).sum(1), data.counts[live, t])
 
 @pytest.mark.filterwarnings('ignore:client')
 def test_one_bad_sample_makes_one_client_bad():

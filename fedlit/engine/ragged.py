@@ -10,7 +10,7 @@ import torch
 from fastcore.basics import patch
 from weakref import WeakKeyDictionary
 from ..draws import undrawn
-from ..batches import beside, cross_entropy, groups, occupied
+from ..batches import cross_entropy, groups, occupied
 from ..cohort import Cohort
 from .stacks import among, has_batchnorm
 from ..method import asks_for, overrides
@@ -66,8 +66,10 @@ def moves(self:Cohort):
 
 @patch
 def real(self:Cohort, t, ks, batch):
-    "For a short batch: `x` with a sample in its empty places; for BatchNorm, which are `real` (len(ks), n)."
-    if not self.fill or (places := occupied(self.batches.counts[ks, t], batch['y'].shape[1])).all(): return {}
-    x, places = batch['x'], places.to(batch['x'].device)
-    x = torch.where(beside(places, x), x, x[:, :1]) # at zero a gradient may be infinite, and times zero NaN
-    return dict(x=x, real=places) if has_batchnorm(self.sent.model) else dict(x=x)
+    "For BatchNorm, which places of a short batch are `real` (len(ks), n)."
+    if 'short' not in self.memo:
+        counts, full = self.batches.counts, min(self.sent.local.batch_size, self.batches.widest())
+        told = self.fill and has_batchnorm(self.sent.model)
+        self.memo['short'] = ((0 < counts) & (counts < full)).any(0).tolist() if told else [False]*counts.shape[1]
+    if not self.memo['short'][t]: return {}
+    return dict(real=occupied(self.batches.counts[ks, t], batch['y'].shape[1]).to(batch['y'].device))
