@@ -394,10 +394,11 @@ def _collapse(a):
     import time
     import pandas as pd
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import committed_verdicts, main_job, verdicts_beside
+    from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job, verdicts_beside
     from fedlit.papers.entries import SEEDS
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
+    note_main_job(a.out or catalogue.CATALOGUE['collapse'].folder)
     print(f"{catalogue.CATALOGUE['collapse'].caption} on digits:", end=' ')
     catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
     catalogue.report(['collapse'], out=a.out)

@@ -2,8 +2,8 @@
 import itertools, math
 import numpy as np, pytest
 from scipy import stats
-from fedlit.papers.evidence import (FEW, LEVEL, capital, interval, paired, repeated, seeds_needed, sign_flips,
-                                    subset_means, together)
+from fedlit.papers.evidence import (FEW, LEVEL, capital, interval, next_run, paired, repeated, repeated_interval,
+                                    repeated_needed, seeds_needed, sign_flips, subset_means, together)
 
 def draws(times, n, seed=0):
     rng = np.random.default_rng(seed)
@@ -107,3 +107,33 @@ def test_what_the_sequential_test_says():
     assert p == sorted(p, reverse=True) and p[-1] <= LEVEL          # what is decided stays decided
     assert repeated(d).side == 1 and repeated(-d) == (repeated(d).p, -1, 'sequential')
     assert repeated(np.ones(6)).p > LEVEL >= repeated(np.ones(7)).p
+
+@pytest.mark.parametrize('kind', ['normal', 'laplace', 'signs'])
+def test_the_sequential_interval_misses_seldom_however_often_one_looks(kind):
+    d = draws(150, 40, 3)[kind] + 2
+    missed = [any(not low <= 2 <= high for low, high in (repeated_interval(row[:n]) for n in (7, 15, 25, 40)))
+              for row in d]
+    assert np.mean(missed) <= most(LEVEL, 150)
+    assert all(repeated_interval(row)[0] > -math.inf for row in d)
+
+def test_the_sequential_interval_at_the_edges():
+    assert all(map(math.isnan, repeated_interval([1.])))
+    assert repeated_interval([1., 2., 3.]) == (-math.inf, math.inf)     # no game is won in three rounds
+    low, high = repeated_interval([2.]*12)
+    assert abs(low - 2) < 1e-3 and abs(high - 2) < 1e-3
+    d = np.random.default_rng(1).normal(1, 1, 30)
+    low, high = repeated_interval(d)
+    assert (repeated(d).p <= LEVEL) == (low > 0)
+    assert np.allclose(np.subtract(repeated_interval(100*d + 7), 7)/100, (low, high), atol=1e-3)
+
+def test_the_seeds_of_the_sequential_test_are_those_it_takes():
+    rng = np.random.default_rng(5)
+    d = rng.normal(.6, 1, 10)
+    n = repeated_needed(d)
+    later = np.concatenate([np.tile(d, (2000, 1)), rng.normal(d.mean(), d.std(ddof=1), (2000, int(n) - 10))], 1)
+    assert n > seeds_needed(d) and abs(np.mean((2/capital(later).max((0, -1))) <= LEVEL) - .8) < .06
+    assert math.isnan(repeated_needed([1.])) and repeated_needed([-1., 1.]*10, most=100) == math.inf
+
+def test_where_a_new_run_lies_has_bounds_and_needs_a_spread():
+    assert next_run([99., 98., 97.], least=0, most=100)[1] == 100 and next_run([1., 9., 3.], least=0)[0] == 0
+    assert all(map(math.isnan, next_run([64., 64., 64.])))

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from ..engine.files import shipped
 from ..measure import spread
-from .evidence import LEVEL, Evidence, interval, paired, repeated, seeds_needed, together
+from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_interval, repeated_needed,
+                                    seeds_needed, together)
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
@@ -250,7 +251,7 @@ def _needs(w, level):
     if w.numbers.by is counted: return ''
     margin = getattr(w.numbers.by, 'margin', 0.)
     null = math.copysign(margin, np.mean(w.differences))
-    n = seeds_needed(w.differences, level, null=null)
+    n = (repeated_needed if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
     return 'one seed has no spread' if math.isnan(n) else '> 1000' if math.isinf(n) else f'{n:.0f}'
 
 def _said(w):
@@ -258,7 +259,8 @@ def _said(w):
     columns = dict(claim=w.claim, whose='ours' if w.numbers.ours else 'paper', measured=w.why, interval='', seeds=0,
                    test='')
     if w.why: return columns
-    s, (low, high) = spread(w.differences), interval(w.differences)
+    s, ends = spread(w.differences), repeated_interval if w.evidence.test == 'sequential' else interval
+    low, high = ends(w.differences)
     spans = '' if s.n < 2 or w.evidence.test == 'counted' else f'{low:+.2f} to {high:+.2f}'
     return columns | dict(measured=f'{s.mean:+.2f} {w.numbers.unit}'.rstrip(), interval=spans, seeds=s.n,
                           test=w.evidence.test)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
-           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'left_out', 'committed',
-           'committed_verdicts', 'verdicts_beside']
+           'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'note_main_job', 'left_out',
+           'committed', 'committed_verdicts', 'verdicts_beside']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json
@@ -13,10 +13,11 @@ import numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..engine.files import all_results, result, shipped
+from ..engine.files import all_results, result, shipped, write_json
 from .claims import above_zero, ahead, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import CATALOGUE, SEEDS, alphas, bases, changed, cross, entry
+from .entries import CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks
+from .evidence import paired, repeated
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
 from .settings import plain
 
@@ -151,6 +152,17 @@ def runs_in(out):
     seeds = tuple(sorted({s['seed'] for s in asked if s['rounds'] == rounds}))
     return seeds, None if rounds == usual[0]['rounds'] else rounds
 
+def note_main_job(out):
+    "Remember with how many seeds the main job is run in a folder; more than were there before is one more look."
+    e, file = CATALOGUE['collapse'], Path(out)/'looks.json'
+    key, seeds = 'collapse embedded', {labels['seed'] for labels, _ in e.grid('embedded')}
+    there = len(seeds - {labels['seed'] for labels, _ in results(e.grid('embedded'), out)[1]})
+    seen = result(file) or {}
+    before = seen.get(key, dict(asked=[there] if there > 1 else [], repeated=False))
+    asked = before['asked'] + [len(seeds)]*(len(seeds) > max(before['asked'], default=0))
+    # the grid has its seeds, so that no number of them is to be asked for
+    write_json(file, seen | {key: dict(seeds=[None], asked=asked, repeated=before['repeated'] or len(asked) > 1)})
+
 def left_out(out, rounds):
     "Lines about the files of a folder that a report of so many rounds does not use."
     known = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
@@ -175,7 +187,8 @@ def committed_verdicts(
     scale='embedded', # or 'short': real images
 ):                    # DataFrame of `decide`, a row a claim of the main job
     "The verdicts by the results that come with fedlit."
-    return CATALOGUE['collapse'].judge(*committed(scale))
+    e, out = CATALOGUE['collapse'], shipped('digits' if scale == 'embedded' else 'catalogue')
+    return e.judge(*committed(scale), repeated if looks(e, scale, out)[1] else paired)
 
 def verdicts_beside(
     tables, # by name: DataFrames of `decide`, of the main job

@@ -10,7 +10,7 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short
            'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
-import functools, re
+import functools, math, re
 import pandas as pd, numpy as np
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -127,9 +127,9 @@ class Entry:
         "The drawings as pairs of (name, function of rows); one that is alone has no name."
         pairs = self.draw if isinstance(self.draw, tuple) else (('', self.draw),)
         return [(name, lambda rows, draw=draw: draw(self.derive(rows))) for name, draw in pairs]
-    def judge(self, rows, missing=()):
+    def judge(self, rows, missing=(), test=paired):
         "The claims on these results, judged by themselves: a DataFrame."
-        return judge(self.claims, rows, missing, self.derive)
+        return judge(self.claims, rows, missing, self.derive, test)
 
 # %% ../../nbs/papers/entries.ipynb #aade9d93
 CATALOGUE = {}
@@ -244,7 +244,9 @@ def means(
     name, late, _ = value.partition('_late')
     more = {'last': name, 'best': f'{name}_best'} if late and name in rows else {}
     part = rows.groupby(labels, sort=False)
-    end = lambda i: lambda v: next_run(v.dropna())[i]
+    most = 100 if name in ('accuracy', 'personal') else math.inf
+    least = 0 if (rows[value].dropna() >= 0).all() else -math.inf
+    end = lambda i: lambda v: next_run(v.dropna(), least=least, most=most)[i]
     half = lambda v: margin(v.dropna()) if v.notna().any() else np.nan
     out = part[value].agg(ours='mean', margin=half, seeds='count')
     out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
@@ -285,8 +287,10 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
     "Remember that an entry is asked for so many seeds; more than were there before is one more look."
     if seeds is None: return
     before, again = looks(entry, scale, out, only)
-    if before == [None]: # the seeds of the entry count as a look if they are there
-        before = [] if results(select(entry, scale, only), out)[1] else [len(SEEDS)]
+    if before == [None]: # seeds of which all runs are there count as a look
+        grid, lacking = select(entry, scale, only), results(select(entry, scale, only), out)[1]
+        there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
+        before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
     file, key = Path(out)/'looks.json', f'{entry.id} {scale} {only}'.strip()
     write_json(file, (result(file) or {}) | {key: dict(seeds=now, repeated=again or until_decided or len(now) > 1)})

@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['ALL_SIGNS', 'LEVEL', 'FEW', 'BETS', 'sign_flips', 'Evidence', 'equal', 'paired', 'subset_means', 'interval', 'margin',
-           'mean_and_margin', 'next_run', 'seeds_needed', 'together', 'capital', 'repeated']
+           'mean_and_margin', 'next_run', 'seeds_needed', 'together', 'capital', 'repeated', 'repeated_interval',
+           'repeated_needed']
 
 # %% ../../nbs/papers/evidence.ipynb #c60017a0
 import math, numpy as np
@@ -84,14 +85,16 @@ def mean_and_margin(
 
 # %% ../../nbs/papers/evidence.ipynb #0645855e
 def next_run(
-    values,    # (n,), one a seed
-    level=.01, # how often a new run may lie outside
-):             # its two ends; NaN for a single seed
+    values,         # (n,), one a seed
+    level=.01,      # how often a new run may lie outside
+    least=-math.inf, # no run lies below, such as 0 for an accuracy
+    most=math.inf,  # none lies above, such as 100
+):                  # its two ends; NaN for a single seed, and for values that are all the same
     "Where the run of a seed lies that is not among these."
     v = np.asarray(values, float)
-    if len(v) < 2: return math.nan, math.nan
+    if len(v) < 2 or equal(v): return math.nan, math.nan
     half = stats.t.isf(level/2, len(v)-1)*v.std(ddof=1)*math.sqrt(1 + 1/len(v))
-    return float(v.mean() - half), float(v.mean() + half)
+    return max(float(v.mean() - half), least), min(float(v.mean() + half), most)
 
 
 # %% ../../nbs/papers/evidence.ipynb #ec84a8cb
@@ -144,3 +147,39 @@ def repeated(
     plus, minus = capital(d).max(-1)
     p = min(1., 2/max(plus, minus))
     return Evidence(float(p), int(np.sign(plus - minus)), 'sequential')
+
+# %% ../../nbs/papers/evidence.ipynb #5e9be702
+def repeated_interval(
+    differences, # (n,), in the order of the seeds
+    level=LEVEL, # how often it may miss, at any look
+):               # its two ends, which may be infinite; NaN for a single seed
+    "From the lowest to the highest centre that `repeated` does not reject."
+    d = np.asarray(differences, float)
+    if len(d) < 2: return math.nan, math.nan
+    rich = lambda c, side: capital(d - np.asarray(c)[..., None])[side].max(-1) >= 2/level
+    far = 20*(d.std() or abs(d).max() or 1.)
+    def end(side, start, stop): # the first centre on the way that is not rejected
+        if not rich(start, side): return math.copysign(math.inf, start - stop)
+        for _ in range(3): # ever finer
+            way = np.linspace(start, stop, 200)
+            i = max(1, int(np.argmin(rich(way, side))))
+            start, stop = way[i-1], way[i]
+        return float(stop)
+    return end(0, d.min() - far, d.max()), end(1, d.max() + far, d.min())
+
+def repeated_needed(
+    differences, # (n,), in the order of the seeds
+    level=LEVEL, # of false alarms
+    power=.8,    # how often the effect that is seen shall be found
+    most=1000,   # seeds
+    null=0.,     # the value that is to be excluded
+    times=200,   # games to play
+):               # how many seeds that takes in all; infinity if more than `most`; or NaN
+    "As `seeds_needed`, for `repeated`: the game goes on from these differences, with their mean and spread."
+    d = np.asarray(differences, float) - null
+    if len(d) < 2: return math.nan
+    more = np.random.default_rng(0).normal(d.mean(), d.std(ddof=1), (times, most - len(d)))
+    highest = capital(np.concatenate([np.tile(d, (times, 1)), more], 1)).max(0)
+    over = np.maximum.accumulate(highest >= 2/level, 1).mean(0) >= power
+    over[:len(d)] = False
+    return float(over.argmax() + 1) if over.any() else math.inf
