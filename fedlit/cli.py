@@ -365,12 +365,24 @@ def compare(a):
     if a.json: print('wrote', write_json(a.json, dict(asked=asked(a), table=rows, runs=every)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
+def _folder(option, path):
+    if path and os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(f'{option} {path} is a file, but what is written takes a folder')
+
+def _listed(catalogue, a):
+    if a.scale and a.scale not in catalogue.SCALES: raise catalogue.unknown('scale', a.scale, catalogue.SCALES)
+    table = catalogue.listing(a.out)
+    return table.drop(columns=[s for s in catalogue.SCALES if s != a.scale]) if a.scale else table
+
 def reproduce(a):
     "`fedlit reproduce`"
     if not (a.entry or a.list): return _collapse(a)
     if a.executor: a.executor = _executor(a.executor)
+    _folder('--out', a.out)
     from fedlit.papers import catalogue
-    if a.list: return print(catalogue.listing(a.out).to_string(index=False, justify='left'))
+    if a.list: return print(_listed(catalogue, a).to_string(index=False, justify='left'))
+    from fedlit.engine.inputs import check_device
+    if a.device and a.device != 'auto': check_device(a.device)
     if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')
     if a.seeds and (len(a.seeds) > 1 or a.seeds[0] < 1):
         raise ValueError(f"--seeds {' '.join(map(str, a.seeds))}, but of an entry it is how many, such as --seeds 10; "
@@ -424,6 +436,7 @@ def listing(a):
 # %% ../nbs/cli.ipynb #5ee0827d
 def report(a):
     "`fedlit report`"
+    for option, path in (('--out', a.out), ('--to', a.to)): _folder(option, path)
     from fedlit.papers import catalogue
     from fedlit.papers.collapse import collapse_runs, left_out, main_job, runs_in
     ours, out = not a.entry or 'collapse' in a.entry, a.out or catalogue.CATALOGUE['collapse'].folder
@@ -447,6 +460,7 @@ def report_run(a):
 
 def interactions(a):
     "`fedlit interactions`"
+    _folder('--out', a.out)
     methods = _names(a, *a.methods)
     from fedlit.engine.files import write_figure, write_json
     from fedlit.papers.interactions import interactions as measure

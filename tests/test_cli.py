@@ -138,3 +138,16 @@ def test_what_reproduce_is_asked_is_told_before_anything_trains(args, word):
 def test_a_bad_number_of_reproduce_is_told_before_anything_trains(args, word, capsys):
     with pytest.raises(SystemExit) as e: main(['reproduce', '--quiet', *args])
     assert e.value.code == 2 and word in capsys.readouterr().err
+
+@pytest.mark.parametrize('args,word', [
+    (['reproduce', 'moon/fig5', '--out', 'FILE'], 'is a file, but'),
+    (['report', 'moon/fig5', '--to', 'FILE'], 'is a file, but'),
+    (['interactions', 'FedAvg()', 'FedProx()', '--out', 'FILE'], 'is a file, but'),
+    (['reproduce', 'moon/fig5', '--device', 'tpu'], "'tpu'"),
+    (['reproduce', '--list', '--scale', 'x'], "no scale 'x'")])
+def test_a_folder_a_device_a_scale_that_cannot_be_is_told_at_once(args, word, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path/'FILE').write_text('kept')
+    with pytest.raises(SystemExit, match=word) as e: main(args)
+    assert len(e.value.code.splitlines()) == 1 and not capsys.readouterr().out
+    assert [f.name for f in tmp_path.iterdir()] == ['FILE'] and (tmp_path/'FILE').read_text() == 'kept'

@@ -112,12 +112,13 @@ def until_decided(
 def listing(
     out=None, # folder of the results; None: each entry's own
 ):            # DataFrame
-    "All entries: id, caption, and how many of its runs are there, at every scale."
-    @functools.cache
-    def done(scale, folder): return {a for a, s in plan(scale, folder).items() if found(out or folder, s)}
+    "All entries: id, caption, and how many are there of the runs that were asked for, at every scale."
+    there = {} # entries share runs
     def count(e, scale):
-        runs = {address(s) for _, s in e.grid(scale)}
-        return f'{len(runs & done(scale, e.folder))}/{len(runs)}'
+        folder = out or e.folder
+        runs = {(folder, address(s)): s for _, s in asked(e, scale, out=folder)}
+        there.update((k, bool(found(folder, s))) for k, s in runs.items() if k not in there)
+        return f'{sum(map(there.get, runs))}/{len(runs)}'
     return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption)
                          for e in CATALOGUE.values()])
 
