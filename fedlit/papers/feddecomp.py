@@ -71,7 +71,7 @@ entry('feddecomp/main',
                                                                              'personal_late')
               for m in HOME if m != 'FedDecomp'},
       value='personal_late',
-      note='The text ends before the paper\'s alphas, baselines and numbers.')
+      note='The text breaks off before the paper\'s alphas, baselines and numbers.')
 
 # %% ../../nbs/papers/feddecomp.ipynb #cf7acd40
 entry('feddecomp/alternating',

@@ -109,7 +109,7 @@ entry('moon/table1',
               **{f'{m} is ahead of training alone': ahead(dict(method=m), dict(method='SOLO')) for m in FEDERATED}},
       published='Table 1',
       note='Beside ours: the rerun in Flower\'s baseline of MOON, one run each; its FedProx on CIFAR-10 has '
-           'mu=0.001, the paper\'s and ours 0.01. '
+           'mu=0.001, the paper\'s 0.01. '
            f'SOLO: 300 epochs; at the smaller scales as many as the others. {SCAFFOLD_ROW}')
 
 # %% ../../nbs/papers/moon.ipynb #d6aeb38f
