@@ -610,6 +610,11 @@ def test_paper_and_released_code_stand_side_by_side():
     for id in ('feddecorr/table8', 'feddecorr/tpami-table2', 'moon/table1', 'moon/table3'):
         form = methods(id, data='cifar10' if 'feddecorr' in id else 'cifar100')
         assert 'corrected' in form['Scaffold'] and "form='paper'" in form['Scaffold (as printed)'], id
+    dse, gse = methods('feddse/table3.4', data='mnist'), methods('fedgse/table4.3', data='mnist')
+    assert "mode='probs'" in dse['FedDSE T=1 (released)'] and "mode='softmax'" in dse['FedDSE T=1']
+    assert "form='released'" in gse['FedGSE-SPL (released)'] and "form='released'" not in gse['FedGSE-SPL']
+    own = {name: m for name, m in (dse | gse).items() if 'DSE(' in m or 'GSE(' in m}
+    assert own and all(('OldCounts' in m) == ('(released)' in name) for name, m in own.items())
     for e in CATALOGUE.values(): # elsewhere a run is meant in one way, and no second row repeats the first
         rows = [(l, s) for l, s in e.grid('paper') if l.get('method') != row_name(l.get('method'))]
         assert all((*l.items(), s) not in {(*{**l, 'method': row_name(l['method'])}.items(), s)} for l, s in rows), e.id
@@ -633,7 +638,7 @@ def looked(made):
     plt.close(made)
     return pixels
 
-@pytest.mark.parametrize('paper', ['feddecorr', 'moon', 'feddecomp'])
+@pytest.mark.parametrize('paper', ['feddecorr', 'moon', 'feddecomp', 'feddse', 'fedgse'])
 def test_no_picture_is_drawn_twice(paper):
     groups = {}
     for e in CATALOGUE.values():

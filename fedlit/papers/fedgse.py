@@ -13,10 +13,11 @@ import numpy as np, pandas as pd
 from dataclasses import replace
 from .claims import Numbers, ahead, counted, kendall, minus, ours, pick, rising, with_columns, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import entry, grid, holding, measuring, published
+from .entries import entry, grid, holding, in_other_ways, measuring, published
 from .feddecorr import FIVE_SEEDS
-from .feddse import (BASELINES, BOTH_LEVELS, FOUR_SETS, RATES, THESIS, cutting, easier, gain, labels_of,
-                                  named, participations, plateau, shares_of, strong_share, wins)
+from .feddse import (AS_RELEASED, BASELINES, BOTH_LEVELS, FOUR_SETS, RATES, THESIS, THESIS_NAMES,
+                                  as_released, cutting, easier, gain, labels_of, named, participations, plateau,
+                                  shares_of, strong_share, wins)
 from .settings import Setting
 
 # %% ../../nbs/papers/fedgse.ipynb #2dda63a2
@@ -75,12 +76,13 @@ DEPTH_WINS = {f'DepthFL is ahead of {m}': ahead(dict(method='DepthFL'), dict(met
 entry('fedgse/table4.3',
       source='Table 4.3',
       caption='Sub-models, high heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
-                method=named(*BASELINES, *GSE)),
+      grid=in_other_ways(grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
+                              method=named(*BASELINES, *GSE)), as_released),
       draw=table('method', 'data'),
       claims=BOTH_WIN | wins('FedGSE-CSL', 'DepthFL', 'FedGSE-SPL') | ours(wins('FedGSE-SPL', 'DepthFL')),
       published='Table 4.3',
-      note='The caption in the thesis says low. The rows printed FedDSE_SPL are read as FedGSE_SPL.')
+      note='The caption in the thesis says low. The rows printed FedDSE_SPL are read as FedGSE_SPL. '
+           f'{AS_RELEASED}')
 
 # %% ../../nbs/papers/fedgse.ipynb #f9fb5aff
 entry('fedgse/table4.4',
@@ -200,11 +202,11 @@ def in_the_mix(a, b, **where):
         return np.mean([ahead(dict(method=a, rho=r, **where), dict(method=b, rho=r, **where))(rows) for r in shares], 0)
     return Numbers(difference, 'points')
 
-def more_whole_clients(id, data):
+def more_whole_clients(id, data, **fields):
     "Figures 4.6 and 4.7, which differ in their data."
     entry(f'fedgse/{id}',
           source=f'Fig. {id[3:]}',
-          caption=f'More whole clients (1 among 1/16); the thesis has {data}',
+          caption=f'More whole clients (1 among 1/16); the thesis has {THESIS_NAMES[data]}',
           grid=grid(THESIS, data, heterogeneity=BOTH_LEVELS, method=named(*RIVALS, 'FedGSE-SPL'),
                     rho=shares_of(1.)),
           draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
@@ -212,10 +214,11 @@ def more_whole_clients(id, data):
                   for m in RIVALS}
                  | {'low heterogeneity: more whole clients are better':
                         rising('rho', method='FedGSE-SPL', heterogeneity='low')},
-          note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.')
+          note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.',
+          **fields)
 
 more_whole_clients('fig4.6', 'mnist')
-more_whole_clients('fig4.7', 'cifar10')
+more_whole_clients('fig4.7', 'cifar10', as_in='fedgse/fig4.6')
 
 # %% ../../nbs/papers/fedgse.ipynb #a824bb6e
 def whole_clients(scale): return strong_share(1., *((.5,) if scale == 'embedded' else (.2, .4, .6, .8)))

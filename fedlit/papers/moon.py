@@ -4,13 +4,16 @@
 
 # %% auto #0
 __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 'CROWD', 'STRONG_MOON', 'alone', 'weight',
-           'moon_row', 'as_printed', 'tried', 'best_used', 'moon_rows', 'moon_wins', 'rounds_to', 'many_parties']
+           'moon_row', 'as_printed', 'tried', 'not_behind', 'best_used', 'moon_rows', 'moon_wins', 'rounds_to',
+           'many_parties']
 
 # %% ../../nbs/papers/moon.ipynb #8559805d
+import math, numpy as np
 from dataclasses import replace
-from .claims import Numbers, ahead, counted, ours, pick, with_columns
+from .claims import Numbers, ahead, ours, pick, with_columns
 from .drawings import axis_figure, rounds_figure, table
 from .entries import alphas, differently, entry, grid, in_other_ways, local_field, measuring
+from .evidence import Evidence
 from .feddecorr import DECORR, FIVE_SEEDS, many_clients
 from .settings import Setting
 from ..round import Local
@@ -65,14 +68,19 @@ SCAFFOLD_ROW = ('Scaffold allows for momentum, unlike its printed form, which at
 # %% ../../nbs/papers/moon.ipynb #8882a197
 def tried(name, *values): return {f'{name}, mu={v:g}': moon_row(name, v) for v in values}
 
+def not_behind(differences, test):
+    "The rule where nothing is random and a tie is good enough."
+    return Evidence(math.nan, 1 if np.min(differences) >= 0 else -1, 'counted')
+
 def best_used(name):
-    "The claim's numbers: how far the weight that the rows use lies above the best of the others."
+    "The claim's numbers: how far the weight that the rows use lies above the best of the others, at short scale."
     def lead(rows):
+        if set(rows.data) != set(PARTIES['short']): raise LookupError('the weights of this scale are the paper\'s')
         used = f"{name}, mu={SHORT_WEIGHTS[name]:g}"
-        seen = pick(rows, {}, 'accuracy').groupby('method').mean()
-        others = [v for k, v in seen.items() if k.startswith(name) and k != used]
+        seen = pick(rows, {}, 'accuracy_late').groupby('method').mean()
+        others = [v for k, v in seen.items() if k.startswith(f'{name},') and k != used]
         return [seen[used] - max(others)]
-    return Numbers(lead, 'points', counted)
+    return Numbers(lead, 'points', not_behind)
 
 entry('moon/tuning',
       source='not in the paper',
@@ -80,7 +88,8 @@ entry('moon/tuning',
       grid=grid(PARTIES, 'cifar10', seeds=(100,),
                 method=tried('MOON', .1, 1, 5, 10) | tried('FedProx', .001, .01, .1, 1)),
       draw=table('method', 'data'),
-      claims=ours({f'the rows at short scale use the best weight of {m}': best_used(m) for m in SHORT_WEIGHTS}),
+      claims=ours({f'no other weight of {m} is ahead of the one that the rows at short scale use': best_used(m)
+                   for m in SHORT_WEIGHTS}),
       note='At the other scales the weights are those of the paper, and this only shows what they cost there.')
 
 # %% ../../nbs/papers/moon.ipynb #98eca079
@@ -97,10 +106,10 @@ entry('moon/table1',
       grid=in_other_ways(grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows('SOLO', *FEDERATED)), as_printed),
       draw=table('method', 'data'),
       claims={**moon_wins('FedAvg', 'FedProx', 'Scaffold'),
-              'every federation is ahead of training alone (FedAvg)':
-                  ahead(dict(method='FedAvg'), dict(method='SOLO'))},
+              **{f'{m} is ahead of training alone': ahead(dict(method=m), dict(method='SOLO')) for m in FEDERATED}},
       published='Table 1',
-      note='Beside ours: the rerun in Flower\'s baseline of MOON, one run each. '
+      note='Beside ours: the rerun in Flower\'s baseline of MOON, one run each; its FedProx on CIFAR-10 has '
+           'mu=0.001, the paper\'s 0.01. '
            f'SOLO: 300 epochs; at the smaller scales as many as the others. {SCAFFOLD_ROW}')
 
 # %% ../../nbs/papers/moon.ipynb #d6aeb38f
