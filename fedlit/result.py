@@ -165,8 +165,15 @@ class Tester:
     def __call__(self, net, at=slice(None)): return self.answer(told(*self.ask(net, at)), at)
 
 # %% ../nbs/15_result.ipynb #a447c18d
-def asked_of(method, test, state, tests, who, **offer):
-    "What `Tester.ask` makes of the same: a list of lists of tensors, which may be on a device."
+def asked_of(
+    method, # a Method
+    test,   # Tester
+    state,  # State
+    tests,  # one index tensor into the test set for each entry of `who`
+    who,    # client numbers; None is the server
+    **offer, # for `deployed`: lists with an entry for each of `who`
+):          # what `Tester.ask` returns for each of them
+    "Sums for scores, still on the device."
     return [test.ask(deployed(method, state, k, **rows(offer, i)), at) for i, (k, at) in enumerate(zip(who, tests))]
 
 def answered(

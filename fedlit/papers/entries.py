@@ -127,7 +127,7 @@ class Entry:
         "The drawings as pairs of (name, function of rows); one that is alone has no name."
         pairs = self.draw if isinstance(self.draw, tuple) else (('', self.draw),)
         return [(name, lambda rows, draw=draw: draw(self.derive(rows))) for name, draw in pairs]
-    def judge(self, rows, missing=(), test=paired):
+    def judge(self, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.weigh`
         "The claims on these results, judged by themselves: a DataFrame."
         return judge(self.claims, rows, missing, self.derive, test)
 
