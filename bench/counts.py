@@ -10,7 +10,8 @@ from fedlit.run import federate
 from .child import main
 
 METHODS = {'FedAvg': FedAvg(), 'FedProx': FedProx(), 'SCAFFOLD': SCAFFOLD(), 'MOON + FedDecorr': MOON() + FedDecorr(),
-           'HeteroFL': HeteroFL(rates=(1., .5))}
+           'HeteroFL': HeteroFL(rates=(1., .5)), 'HeteroFL, cut out': HeteroFL(rates=(1., .5))}
+EXECUTORS = {'HeteroFL, cut out': 'extract'} # others are stacked
 
 def noise(work, clients):
     "A task of random images and clients of `each` samples, so that all have the same batches."
@@ -36,7 +37,7 @@ def run(work, data, options):
     sys.path.insert(0, str(Path(__file__).parents[1]/'tests')) # the stand-in device that counts
     import accelerator
     if accelerator.UNABLE: raise RuntimeError(accelerator.UNABLE)
-    rows = [dict(net=net, method=name, stacked=counted(work, net, m, work['clients'], 'vmap'),
+    rows = [dict(net=net, method=name, stacked=counted(work, net, m, work['clients'], EXECUTORS.get(name, 'vmap')),
                  alone=counted(work, net, m, 1, 'loop'), one_by_one=counted(work, net, m, work['clients'], 'loop'))
             for net in work['nets'] for name, m in METHODS.items()]
     return dict(rows=rows, ended=time.time())

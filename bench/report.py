@@ -133,13 +133,14 @@ def _counts(r):
 def _growth(results):
     "All methods: seconds and memory against the number of clients."
     def said(row):
-        if 'error' in row: return [_short(row['error']).replace('|', '/'), '', '', '']
-        return [f"{row['median']:.4g}", f"{row['outside_rounds']:.2f}",
+        if 'error' in row: return [_short(row['error']).replace('|', '/'), '', '', '', '']
+        return [f"{row['median']:.4g}", f"{row['partition']:.2f}", f"{row['outside_rounds']:.2f}",
                 f"{row['before_mb']:.0f}", f"{row['federate_mb']:.0f}"]
     rows = [[r['settings']['method'], row['clients'], *said(row)] for r in results for row in r.get('rows', [])]
     return ['## Growth with the number of clients', '',
-            'Ten clients of 32 samples a round, however many exist; one process for each row.', '',
-            *markdown(['method', 'clients', 'median seconds a round', 'seconds of federate outside its rounds',
+            'A hundred clients of 32 samples a round, however many exist; one process for each row.', '',
+            *markdown(['method', 'clients', 'median seconds a round', 'seconds to partition',
+                       'seconds of federate outside its rounds',
                        'MB before federate', 'MB that federate adds at its peak'], rows)]
 
 def table(folder):

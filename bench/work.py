@@ -25,7 +25,7 @@ OVERHEADS = dict(
 
 # fedlit's seconds and memory against how many clients exist
 GROWTH = dict(
-    full=dict(net='mlp', counts=[10, 100, 1_000, 10_000, 100_000], sampled=10, each=32, pool=2_000, epochs=5, batch=32,
+    full=dict(net='mlp', counts=[100, 1_000, 10_000, 100_000], sampled=100, each=32, pool=2_000, epochs=5, batch=32,
               rounds=22, warmup=2, seed=0),
     tiny=dict(net='mlp', counts=[10, 20], sampled=10, each=32, pool=200, epochs=1, batch=32,
               rounds=3, warmup=1, seed=0))

@@ -92,6 +92,33 @@ def drifts(module, examples):
         return out
     return run
 
+def exaggerates(module, examples):
+    "Everything that is written moves too far by eight in a hundred."
+    def run(*inputs):
+        before = [v.clone() for v in inputs]
+        out = module(*inputs)
+        for v, b in zip(inputs, before):
+            if v.is_floating_point(): v.add_(v - b, alpha=.08)
+        return out
+    return run
+
+def stands_still(module, examples):
+    "The matrices stay as they were."
+    def run(*inputs):
+        before = [v.clone() for v in inputs]
+        out = module(*inputs)
+        for v, b in zip(inputs, before):
+            if v.dim() == 3 and v.is_floating_point(): v.copy_(b)
+        return out
+    return run
+
+@pytest.mark.parametrize('local', [Local(epochs=1), Local(epochs=1, lr=1e-4, momentum=0.)], ids=['usual', 'slow'])
+@pytest.mark.parametrize('build', [exaggerates, stands_still])
+def test_kernels_that_are_a_little_wrong_are_not_trusted(build, local, as_written, monkeypatch):
+    monkeypatch.setattr(tape, '_built', build)
+    with pytest.warns(UserWarning, match='does not do what the step does'): run = small(local=local)
+    assert same(run, small(how=True, local=local))
+
 @pytest.mark.parametrize('build,why', [
     (trips, 'RuntimeError: /tmp/a.cpp:3:1: error: no such type'),
     (breaks, 'NotImplementedError: no kernel for this'),

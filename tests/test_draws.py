@@ -4,9 +4,9 @@ from torch import nn
 from fedlit.data import load
 from fedlit.draws import rng, seed_of
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDecomp, FedPara
+from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
 from fedlit.models import build, wrap
-from fedlit.partition import dirichlet
+from fedlit.partition import dirichlet, iid
 from fedlit.round import Local, start
 from fedlit.run import Run, federate, federating
 
@@ -211,3 +211,24 @@ def test_words_of_streams_do_not_coincide():
 @pytest.mark.parametrize('odd', [-1, 2**64, .5, float('nan'), float('inf'), '1', None])
 def test_numbers_that_are_no_seeds_are_refused(odd):
     with pytest.raises((ValueError, TypeError, OverflowError)): rng('step', 0, odd)
+
+def conv_with(dropout):
+    torch.manual_seed(0)
+    return wrap(nn.Sequential(nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(), nn.Flatten(), dropout, nn.Linear(512, 10)), '4')
+
+class Functional(nn.Module):
+    def forward(self, x): return nn.functional.dropout(x, .5, self.training)
+
+@pytest.mark.parametrize('dropout,chosen', [(nn.Dropout(.5), 'threads'), (Functional(), 'threads'),
+                                            (nn.Dropout(0.), 'extract'), (nn.Identity(), 'extract')], ids=str)
+def test_where_a_cut_out_network_would_draw_other_numbers_it_is_masked(dropout, chosen):
+    task = load('digits').subset(60, seed=0)
+    def run(executor):
+        return federate(conv_with(dropout), task, iid(task.y_train, 3, seed=0), HeteroFL(rates=(1., .5)), 2,
+                        Local(epochs=1), executor=executor, device='cpu', progress=False)
+    auto = run('auto')
+    assert auto.settings['executor'] == chosen
+    one = run('loop').model.state_dict()
+    assert all((v - one[k]).abs().max() < 1e-5 for k, v in auto.model.state_dict().items())
+    if chosen == 'threads':
+        with pytest.warns(UserWarning, match='not the same numbers'): run('extract')

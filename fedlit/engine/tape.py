@@ -474,11 +474,11 @@ def no_compiler() -> str:
     return '' if shutil.which(cxx.split()[0]) else f'there is no compiler {cxx} on this machine'
 
 def _same(before, one, two):
-    "Have two runs of a step, up to rounding, the same in every tensor? By a tenth of what moved, and a little."
+    "Have two runs of a step, up to rounding, the same in every tensor? By a hundredth of what moved, and a little."
     def near(b, u, v):
         if not u.is_floating_point(): return torch.equal(u, v)
         far = lambda a, b: float((a - b).abs().nan_to_num().max()) if a.numel() else 0.
-        return torch.equal(u.isfinite(), v.isfinite()) and far(u, v) <= .1*far(u, b) + 1e-4*(1 + far(u, 0*u))
+        return torch.equal(u.isfinite(), v.isfinite()) and far(u, v) <= .01*far(u, b) + 1e-6*(1 + far(u, 0*u))
     return all(map(near, before, one, two))
 
 def compiled(
