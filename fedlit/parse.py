@@ -8,11 +8,12 @@ __all__ = ['ABSTRACT', 'ParseError', 'known', 'listed', 'named', 'method', 'valu
 
 # %% ../nbs/14_parse.ipynb #271bce77
 import ast, importlib, math, re, sys
-from functools import cache
+from dataclasses import field, fields, make_dataclass
+from functools import cache, partial
 from inspect import Signature, signature
 from importlib.util import find_spec
 from pathlib import Path
-from .engine.messages import proper
+from .engine.messages import KINDS, check_names, check_values, proper
 from .method import Method, total
 
 # %% ../nbs/14_parse.ipynb #9b31758d
@@ -51,6 +52,7 @@ def _method(node, names, total=total):
 # %% ../nbs/14_parse.ipynb #b04b1436
 ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation'
 
+@cache
 def _texts(*modules): # sources that are not imported; a name may have a *
     home = Path(find_spec('fedlit').submodule_search_locations[0])
     return [path.read_text(encoding='utf-8') for m in modules for path in sorted(home.glob(m))]
@@ -63,7 +65,7 @@ def _assigned(name, *modules):
 
 @cache
 def listed(
-    what='methods', # 'methods', 'models', 'datasets', 'executors' or 'values'
+    what='methods', # 'methods', 'models', 'datasets', 'executors', 'entries' or 'values'
 ) -> list: # of names
     "The names of `known`, `values`, `fedlit.models.models` and the like, without importing PyTorch."
     if what == 'methods':
@@ -73,6 +75,8 @@ def listed(
                 for name in re.findall(r'^@register\s+def (\w+)', text, re.M)]
     if what == 'datasets': return [k.arg for k in _assigned('_loaders', 'data.py').keywords]
     if what == 'executors': return ['auto', *(k.arg for k in _assigned('EXECUTORS', 'round.py').keywords), 'torchrun']
+    if what == 'entries':
+        return sorted(name for text in _texts('papers/*.py') for name in re.findall(r"^ *entry\('([^']+)'", text, re.M))
     found = dict.fromkeys(ABSTRACT)
     for c in _source('local.py', 'participation.py'):
         if isinstance(c, ast.ClassDef) and any(ast.unparse(b) in found for b in c.bases): found[c.name] = c
@@ -92,20 +96,51 @@ def named(
     "What `text` names among `listed(what)`; a `ParseError` says what is allowed. Nothing is imported."
     return _proper(text, listed(what), dict(models='model', datasets='data set', executors='executor')[what])
 
+# %% ../nbs/14_parse.ipynb #a17c0d53
+def _declared(line): # an annotated assignment; a ValueError says that it cannot be read
+    kind = {v: k for k, v in KINDS.items()}.get(ast.unparse(line.annotation), object)
+    match line.value:
+        case None: return line.target.id, kind
+        case ast.Call(func=ast.Name(id='field'), args=[], keywords=given):
+            default = field(**{k.arg: ast.literal_eval(k.value) for k in given})
+        case v: default = ast.literal_eval(v)
+    return line.target.id, kind, default
+
+@cache
+def _outline(name): # of a class of `known` or `values`
+    "A dataclass with the fields of a class, of which only the source is read; None where that does not say enough."
+    if name in ('Method', 'Value'): return make_dataclass(name, ())
+    texts = _texts('method.py', 'methods/*.py', 'local.py', 'participation.py')
+    text = next((text for text in texts if re.search(rf'^class {name}\b', text, re.M)), '')
+    c = next((c for c in ast.parse(text).body if isinstance(c, ast.ClassDef) and c.name == name), None)
+    own = {'__init__', '__new__', '__init_subclass__'}
+    if c is None or c.decorator_list or c.keywords or any(getattr(v, 'name', '') in own for v in c.body): return None
+    bases = tuple(_outline(ast.unparse(b)) for b in c.bases)
+    try: return make_dataclass(name, [_declared(v) for v in c.body if isinstance(v, ast.AnnAssign)], bases=bases)
+    except (TypeError, ValueError): return None # a base without an outline, a default that is no literal
+
+def _fits(name, /, *args, **kw):
+    "Refuse what a method of that name does not take, as the method does."
+    if not (cls := _outline(name)): return
+    check_names(name, [f.name for f in fields(cls)], kw)
+    check_values(cls, args, kw)
+    cls(*args, **kw)
+
+
 # %% ../nbs/14_parse.ipynb #d35fe6cb
 def method(
     text,         # such as "MOON(mu=1) + FedDecorr(beta=0.1)"
     others=None,  # dictionary name -> class: what it may name besides `known()`
     longest=2000, # int, in characters
-    spelling=False, # check its names only, which imports nothing
-) -> Method:      # None if only names are checked
+    spelling=False, # check its names and what they take, which imports nothing
+) -> Method:      # None if no more is checked
     "The method that `text` describes. Never evaluates code; raises `ParseError` for anything that is not a method."
     if not isinstance(text, str): raise ParseError(f"a method must be given as text, not as {type(text).__name__}")
     if len(text) > longest: raise ParseError(f"a method of {len(text)} characters is not read; {longest} are plenty")
     try:
         node, others = ast.parse(text.strip(), mode='eval').body, others or {}
         if spelling or 'fedlit.methods' not in sys.modules:
-            _method(node, dict.fromkeys([*listed(), *others], _nothing), _nothing)
+            _method(node, {k: partial(_fits, k) for k in listed()} | dict.fromkeys(others, _nothing), _nothing)
         return None if spelling else _method(node, {**known(), **others})
     except ParseError: raise
     except (SyntaxError, RecursionError, MemoryError):
@@ -127,7 +162,7 @@ def called(
     bare = [p.replace(annotation=p.empty) for p in signature(cls).parameters.values()]
     return f'{cls.__name__}{Signature(bare)}'
 
-def _made(name, names, *args, **kw):
+def _made(name, names, /, *args, **kw):
     "The value of that name; if its arguments do not fit, an error says how it is called."
     cls = names[_proper(name, names, 'value')]
     try: return cls(*args, **kw)
@@ -144,14 +179,15 @@ def _value(node, names):
 def value(
     text,         # such as "Milestones(.1, at=(800, 1250))", "adam" or ".1"
     longest=10**5, # int, in characters
-    spelling=False, # check its names only, which imports nothing
-):                # a number, a tuple, or a `fedlit.local.Value`; None if only names are checked
+    spelling=False, # check its names and what they take, which imports nothing
+):                # a number, a tuple, or a `fedlit.local.Value`; None if no more is checked
     "The value that a text describes, for local training or participation. A name alone is its call without arguments."
     if not isinstance(text, str): return text
     if len(text) > longest: raise ParseError(f"a value of {len(text)} characters is not read; {longest} are plenty")
     try:
         node = ast.parse(text.strip(), mode='eval').body
-        if spelling or 'fedlit.local' not in sys.modules: _value(node, dict.fromkeys(listed('values'), _nothing))
+        if spelling or 'fedlit.local' not in sys.modules:
+            _value(node, {k: _outline(k) or _nothing for k in listed('values')})
         return None if spelling else _value(node, values())
     except ParseError: raise
     except (SyntaxError, RecursionError, MemoryError):
