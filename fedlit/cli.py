@@ -214,7 +214,7 @@ def _executor(text):
 def _names(a, *methods):
     "The methods. All that is misspelt is told before what takes seconds to import."
     from fedlit.engine.messages import check_record, proper
-    from fedlit.parse import ParseError, method, named, value
+    from fedlit.parse import Misfit, ParseError, method, named, value
     a.model, a.data = named(a.model, 'models'), named(a.data, 'datasets')
     a.executor = _executor(a.executor)
     for k, names in CHOICES.items(): setattr(a, k, proper(getattr(a, k), names, f"value of --{k.replace('_', '-')}"))
@@ -222,6 +222,7 @@ def _names(a, *methods):
     for m in methods: method(m, spelling=True)
     for k in TAKES:
         try: value(getattr(a, k), spelling=True)
+        except Misfit as e: raise ParseError(f'{k}: {e}') from None
         except ParseError as e: raise ParseError(f'--{k} takes {TAKES[k]}; {e}') from None
     if isinstance(seeds := getattr(a, 'seeds', None), list): _once('--seeds', seeds)
     return _once('the methods', list(map(method, methods)))

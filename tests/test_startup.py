@@ -60,6 +60,13 @@ def test_a_value_says_the_same_of_its_arguments_before_it_is_imported(text):
     from fedlit.parse import value
     assert refused(lambda: value(text, spelling=True)) == refused(lambda: value(text))
 
+def test_the_command_line_says_the_same_of_a_value_as_a_file_does():
+    from fedlit.cli import _names, parser
+    from fedlit.parse import local
+    for k in 'lr', 'epochs', 'steps', 'optimizer':
+        a = parser().parse_args(['run', f'--{k}', 'Adam(foo=1)'])
+        assert refused(lambda a=a: _names(a)) == refused(lambda k=k: local(**{k: 'Adam(foo=1)'}))
+
 def test_what_a_class_judges_is_left_to_it():
     from fedlit.parse import method, value
     for text in 'MOON(mu=-1)', 'MOON(mu=inf)', 'FedAvgM() + FedAdam()': assert method(text, spelling=True) is None
