@@ -80,6 +80,10 @@ def test_the_parameters_of_every_class_are_known_without_its_code():
         assert (outline := _outline(name)) and bare(outline) == bare(cls), name
         assert {f.name: _kind(f) for f in fields(outline)} == {f.name: _kind(f) for f in fields(cls)}, name
 
+def test_what_every_class_prints_is_taken_before_it_is_imported():
+    from fedlit.parse import known, method
+    for cls in known().values(): assert method(repr(cls()), spelling=True) is None
+
 def test_a_class_of_which_more_would_have_to_be_known_has_no_outline(monkeypatch):
     from fedlit import parse
     def outline(text):
