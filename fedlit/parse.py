@@ -58,7 +58,10 @@ def _texts(*modules): # sources that are not imported; a name may have a *
     home = Path(find_spec('fedlit').submodule_search_locations[0])
     return [path.read_text(encoding='utf-8') for m in modules for path in sorted(home.glob(m))]
 
-def _source(*modules): return [line for text in _texts(*modules) for line in ast.parse(text).body]
+@cache
+def _lines(text): return ast.parse(text).body
+
+def _source(*modules): return [line for text in _texts(*modules) for line in _lines(text)]
 
 def _assigned(name, *modules):
     return next(line.value for line in _source(*modules)
@@ -113,7 +116,7 @@ def _outline(name): # of a class of `known` or `values`
     if name in ('Method', 'Value'): return make_dataclass(name, ())
     texts = _texts('method.py', 'methods/*.py', 'local.py', 'participation.py')
     text = next((text for text in texts if re.search(rf'^class {name}\b', text, re.M)), '')
-    c = next((c for c in ast.parse(text).body if isinstance(c, ast.ClassDef) and c.name == name), None)
+    c = next((c for c in _lines(text) if isinstance(c, ast.ClassDef) and c.name == name), None)
     own = {'__init__', '__new__', '__init_subclass__'}
     if c is None or c.decorator_list or c.keywords or any(getattr(v, 'name', '') in own for v in c.body): return None
     bases = tuple(_outline(ast.unparse(b)) for b in c.bases)
