@@ -213,14 +213,16 @@ def _executor(text):
 
 def _names(a, *methods):
     "The methods. All that is misspelt is told before what takes seconds to import."
-    from fedlit.engine.messages import proper
-    from fedlit.parse import ParseError, method, named, value
+    from fedlit.engine.messages import check_record, proper
+    from fedlit.parse import Misfit, ParseError, method, named, value
     a.model, a.data = named(a.model, 'models'), named(a.data, 'datasets')
     a.executor = _executor(a.executor)
     for k, names in CHOICES.items(): setattr(a, k, proper(getattr(a, k), names, f"value of --{k.replace('_', '-')}"))
+    if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     for m in methods: method(m, spelling=True)
     for k in TAKES:
         try: value(getattr(a, k), spelling=True)
+        except Misfit as e: raise ParseError(f'{k}: {e}') from None
         except ParseError as e: raise ParseError(f'--{k} takes {TAKES[k]}; {e}') from None
     if isinstance(seeds := getattr(a, 'seeds', None), list): _once('--seeds', seeds)
     return _once('the methods', list(map(method, methods)))
@@ -369,6 +371,20 @@ def _folder(option, path):
     if path and os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f'{option} {path} is a file, but what is written takes a folder')
 
+def _known(names):
+    "Refuse a name that no entry and no paper has."
+    from fedlit.engine.messages import unknown
+    from fedlit.parse import listed
+    ids = listed('entries')
+    for n in names:
+        if n not in ('all', *ids, *(k.partition('/')[0] for k in ids)): raise unknown('entry', n, ids)
+
+def _catalogue(names):
+    "The catalogue. A name that it does not have is told before what takes seconds to import."
+    if 'fedlit.papers.entries' not in sys.modules: _known(names) # else there may be entries of somebody's own
+    from fedlit.papers import catalogue
+    return catalogue
+
 def _listed(catalogue, a):
     if a.scale and a.scale not in catalogue.SCALES: raise catalogue.unknown('scale', a.scale, catalogue.SCALES)
     table = catalogue.listing(a.out)
@@ -379,7 +395,7 @@ def reproduce(a):
     if not (a.entry or a.list): return _collapse(a)
     if a.executor: a.executor = _executor(a.executor)
     _folder('--out', a.out)
-    from fedlit.papers import catalogue
+    catalogue = _catalogue(() if a.list else a.entry)
     if a.list: return print(_listed(catalogue, a).to_string(index=False, justify='left'))
     from fedlit.engine.inputs import check_device
     if a.device and a.device != 'auto': check_device(a.device)
@@ -437,7 +453,7 @@ def listing(a):
 def report(a):
     "`fedlit report`"
     for option, path in (('--out', a.out), ('--to', a.to)): _folder(option, path)
-    from fedlit.papers import catalogue
+    catalogue = _catalogue(a.entry)
     from fedlit.papers.collapse import collapse_runs, left_out, main_job, runs_in
     ours, out = not a.entry or 'collapse' in a.entry, a.out or catalogue.CATALOGUE['collapse'].folder
     if ours: main_job(*(seeds_rounds := runs_in(out)))
@@ -478,6 +494,7 @@ def interactions(a):
 # %% ../nbs/cli.ipynb #4f551b53
 def check(a):
     "`fedlit check`"
+    _there(a.file)
     from fedlit import laws
     from fedlit.parse import method
     module = laws.imported(a.file)
@@ -490,6 +507,11 @@ def check(a):
     for name, why in unmade.items():
         print(f"{name} was not tried: {why}; put a value into the file, mine = {name}(...)")
     if unmade or not all(ok): sys.exit(1)
+
+def _there(path):
+    "What `laws.imported` says of a file that is not there, before PyTorch is imported."
+    from pathlib import Path
+    if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
 
 def _told(report):
     print(report, flush=True)

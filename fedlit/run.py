@@ -28,7 +28,7 @@ from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
 from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
                                   least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
-from .engine.messages import warn
+from .engine.messages import check_record, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, scored, spread
@@ -123,10 +123,7 @@ def check_choices(self:Federation):
     if self.executor not in ('auto', *EXECUTORS):
         raise ValueError(f"executor={self.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, "
                          "or torchrun, torchrun:vmap and so on")
-    graph = ('graph',) if self.device.startswith('cuda') else ()
-    if not (isinstance(self.record, bool) or self.record in ('compile', *graph)):
-        raise ValueError(f"record={self.record!r} on {self.device}, but it must be True, False, 'compile' or, "
-                         "on CUDA, 'graph'")
+    check_record(self.record, self.device)
     for name, choices in dict(precision=PRECISION, weighting=WEIGHTING).items():
         if getattr(self, name) not in choices:
             raise ValueError(f"{name}={getattr(self, name)!r}, but it must be one of {', '.join(choices)}")

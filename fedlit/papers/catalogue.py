@@ -47,7 +47,7 @@ def entries(
     out = []
     for n in names:
         known = [n] if isinstance(n, Entry) else [e for e in CATALOGUE.values() if n in ('all', e.id, e.paper)]
-        if not known: raise unknown('entry', n, CATALOGUE)
+        if not known: raise unknown('entry', n, sorted(CATALOGUE))
         out += known
     return list(dict.fromkeys(out))
 

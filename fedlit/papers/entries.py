@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
-           'repeats', 'remarks', 'unknown', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside',
-           'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'command', 'file_of', 'data_in_words',
+           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'looks',
+           'note_look', 'asked', 'found_rows', 'whole', 'judged', 'command', 'file_of', 'data_in_words',
            'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from difflib import get_close_matches
 from ..engine.files import result, shipped, write_figure, write_file, write_json
+from ..engine.messages import unknown
 from .claims import decide, judge, results, shown, weigh, with_columns
 from .evidence import margin, next_run, paired, repeated
 from .settings import address, call
@@ -155,13 +155,6 @@ def remarks(
     first = repeats(entry, scale)
     again = f"At this scale its runs are those of {first.id}, and it is not drawn again." if first else ''
     return ' '.join(filter(None, (entry.note, again)))
-
-# %% ../../nbs/papers/entries.ipynb #509c0478
-def unknown(what, name, known):
-    "A ValueError that names what is near."
-    near = get_close_matches(str(name), list(map(str, known)), 3, .3)
-    return ValueError(f"no {what} {name!r}" + (f"; did you mean {', '.join(near)}?" if near
-                                               else f"; there are {', '.join(map(str, known))}"))
 
 # %% ../../nbs/papers/entries.ipynb #e8306dc6
 def with_seeds(

@@ -258,20 +258,18 @@ LEVELS_OFF = {'low heterogeneity: from a fifth on it hardly matters (gain up to 
               'high heterogeneity: it still rises beyond a fifth': beyond_a_fifth(heterogeneity='high')}
 KEEPS_RISING = {'it still rises beyond a fifth': beyond_a_fifth()}
 
-def more_strong_clients(id, data, after_a_fifth, **fields):
+def more_strong_clients(data, after_a_fifth):
     "Figures 3.6 and 3.7, which differ in their data and in what the thesis reads off them."
-    entry(f'feddse/{id}',
-          source=f'Fig. {id[3:]}',
-          caption=f'More strong clients (1/2 among 1/16); the thesis has {THESIS_NAMES[data]}',
-          grid=grid(CHAPTER_3, data, heterogeneity=BOTH_LEVELS, method=as_in_chapter_3('FedRolex', 'FedDSE'),
-                    rho=shares_of(.5)),
-          draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
-          claims=RISES | after_a_fifth,
-          note='FedRolex is an addition.',
-          **fields)
+    return dict(
+        caption=f'More strong clients (1/2 among 1/16); the thesis has {THESIS_NAMES[data]}',
+        grid=grid(CHAPTER_3, data, heterogeneity=BOTH_LEVELS, method=as_in_chapter_3('FedRolex', 'FedDSE'),
+                  rho=shares_of(.5)),
+        draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
+        claims=RISES | after_a_fifth,
+        note='FedRolex is an addition.')
 
-more_strong_clients('fig3.6', 'mnist', LEVELS_OFF)
-more_strong_clients('fig3.7', 'cifar10', KEEPS_RISING, as_in='feddse/fig3.6')
+entry('feddse/fig3.6', source='Fig. 3.6', **more_strong_clients('mnist', LEVELS_OFF))
+entry('feddse/fig3.7', source='Fig. 3.7', as_in='feddse/fig3.6', **more_strong_clients('cifar10', KEEPS_RISING))
 
 # %% ../../nbs/papers/feddse.ipynb #4dc9e95e
 entry('feddse/fig3.8',

@@ -202,23 +202,21 @@ def in_the_mix(a, b, **where):
         return np.mean([ahead(dict(method=a, rho=r, **where), dict(method=b, rho=r, **where))(rows) for r in shares], 0)
     return Numbers(difference, 'points')
 
-def more_whole_clients(id, data, **fields):
+def more_whole_clients(data):
     "Figures 4.6 and 4.7, which differ in their data."
-    entry(f'fedgse/{id}',
-          source=f'Fig. {id[3:]}',
-          caption=f'More whole clients (1 among 1/16); the thesis has {THESIS_NAMES[data]}',
-          grid=grid(THESIS, data, heterogeneity=BOTH_LEVELS, method=named(*RIVALS, 'FedGSE-SPL'),
-                    rho=shares_of(1.)),
-          draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
-          claims={f'high heterogeneity: FedGSE is ahead of {m}': in_the_mix('FedGSE-SPL', m, heterogeneity='high')
-                  for m in RIVALS}
-                 | {'low heterogeneity: more whole clients are better':
-                        rising('rho', method='FedGSE-SPL', heterogeneity='low')},
-          note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.',
-          **fields)
+    return dict(
+        caption=f'More whole clients (1 among 1/16); the thesis has {THESIS_NAMES[data]}',
+        grid=grid(THESIS, data, heterogeneity=BOTH_LEVELS, method=named(*RIVALS, 'FedGSE-SPL'),
+                  rho=shares_of(1.)),
+        draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
+        claims={f'high heterogeneity: FedGSE is ahead of {m}': in_the_mix('FedGSE-SPL', m, heterogeneity='high')
+                for m in RIVALS}
+               | {'low heterogeneity: more whole clients are better':
+                      rising('rho', method='FedGSE-SPL', heterogeneity='low')},
+        note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.')
 
-more_whole_clients('fig4.6', 'mnist')
-more_whole_clients('fig4.7', 'cifar10', as_in='fedgse/fig4.6')
+entry('fedgse/fig4.6', source='Fig. 4.6', **more_whole_clients('mnist'))
+entry('fedgse/fig4.7', source='Fig. 4.7', as_in='fedgse/fig4.6', **more_whole_clients('cifar10'))
 
 # %% ../../nbs/papers/fedgse.ipynb #a824bb6e
 def whole_clients(scale): return strong_share(1., *((.5,) if scale == 'embedded' else (.2, .4, .6, .8)))
