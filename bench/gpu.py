@@ -2,7 +2,7 @@
 
 What is measured is written round by round; a second call goes on where the first one stopped;
 it stops by itself before `--limit` seconds."""
-import argparse, io, json, os, signal, statistics, time
+import argparse, io, json, os, signal, statistics, time, warnings
 import numpy as np, torch, torch.nn.functional as F
 from collections import OrderedDict
 from pathlib import Path
@@ -58,7 +58,8 @@ def images(root, n, seed, tests=1, augmented=True):
             gen, said = torch.Generator().manual_seed(seed), "random images of CIFAR-10's shape"
             x, y = (torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8, generator=gen),
                     torch.randint(10, (n,), generator=gen))
-        task = Task('cifar10', x, y, x[:tests], y[:tests], classes=10) # training images once more
+        task = Task('cifar10', x, y, x[:tests], y[:tests], classes=10)
+        if tests > 1: said += ', tested on the first of them'
     task = Task('cifar10', task.x_train[:n], task.y_train[:n], task.x_test[:tests], task.y_test[:tests], classes=10)
     return recipe(task, 'feddecorr') if augmented else task, said
 
@@ -308,13 +309,16 @@ def _goal(what, goal, seen, choose, form, met):
     k = choose(seen, key=seen.get)
     return [what, goal, f'{seen[k]:{form}} ({k})', 'met' if met(seen[k]) else 'missed']
 
-def _unfinished(out):
-    "Lines on what has begun and on what failed."
+def _said(out):
+    "Lines on what has begun, what failed, and what was warned of, such as steps that cannot be compiled."
     for p in sorted(Path(out).glob('*.json')):
         try: r = json.loads(p.read_text())
         except (OSError, ValueError): continue
         if r.get('partial'): yield f"{p.name.removesuffix('.partial.json')}: {rounds_of(r)} of {r['of']} rounds so far."
         elif 'error' in r: yield f"{p.stem} did not run: {r['error']}"
+        for said in r.get('warned', []): yield f'{p.stem} warned: {said}'
+
+def _line(v): return ' '.join(str(v).split())[:300]
 
 def _where(s):
     m = s['machine']
@@ -323,7 +327,7 @@ def _where(s):
 def table(out):
     "Markdown of the pieces in `out`."
     seen = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p)) and not r.get('partial')}
-    rest = [line for l in _unfinished(out) for line in (l, '')]
+    rest = [line for l in _said(out) for line in (l, '')]
     if not seen: return '\n'.join(['# On a GPU', '', 'Nothing measured yet.', '', *rest])
     devices = sorted({r['settings']['device'] for r in seen.values()})
     lines = ['# On a GPU', '', '## Goals', '', f"Set for one H100; measured on {', '.join(devices)}.", '',
@@ -379,8 +383,12 @@ def resumed(path, settings, what, again, of):
     own = dict(format=FORMAT, settings=settings, partial=True, of=of)
     before = load(part, json.loads(json.dumps(settings))) or {}
     def measured():
-        try: return what({k: v for k, v in before.items() if k not in own}, lambda seen: save(part, dict(seen, **own)))
-        except Exception as e: return dict(error=f'{type(e).__name__}: {" ".join(str(e).split())[:300]}')
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always', UserWarning)
+            try: seen = what({k: v for k, v in before.items() if k not in own}, lambda v: save(part, dict(v, **own)))
+            except Exception as e: seen = dict(error=f'{type(e).__name__}: {_line(e)}')
+        said = dict.fromkeys(_line(w.message) for w in said if issubclass(w.category, UserWarning))
+        return dict(seen, warned=list(said))
     seen, new = case(path, settings, measured, again or bool(before))
     if 'error' not in seen:
         part.unlink(missing_ok=True)

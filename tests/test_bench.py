@@ -249,6 +249,15 @@ def test_gpu_failing_piece_is_said_and_the_others_run(tmp_path, monkeypatch, sma
     assert 'loop-1-workers did not run: RuntimeError: no kernel' in text and '| fedlit-loop' in text
     assert gpu.TimeUp not in Exception.__subclasses__() # what catches errors must not catch the limit
 
+def test_gpu_warnings_are_shown(tmp_path, monkeypatch, small):
+    import warnings
+    from bench import gpu
+    def warns(*args, rounds, **kw):
+        warnings.warn('a step cannot be compiled', stacklevel=1)
+        yield from ((1., {}) for _ in range(rounds))
+    monkeypatch.setattr(gpu, 'plain', warns)
+    assert 'loop-1-workers warned: a step cannot be compiled' in gpu_run(tmp_path, '--only', 'loop-1-workers')
+
 def test_gpu_pfl_job_is_the_published_one():
     from bench import gpu
     net = gpu.pfl_net(0)
