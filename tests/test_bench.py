@@ -208,7 +208,7 @@ def test_gpu_piece_is_measured_and_shown(tmp_path, small, name):
 
 @pytest.mark.slow
 def test_gpu_tiny_is_mobilenet(tmp_path):
-    assert 'MobileNetV2' in gpu_run(tmp_path, '--only', 'fedlit-auto,fedlit-compile')
+    assert 'MobileNetV2' in gpu_run(tmp_path, '--only', 'fedlit-auto,fedlit-bfloat16')
 
 def cut_after(monkeypatch, rounds):
     "The limit comes when so many rounds have been kept in one call."
