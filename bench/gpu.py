@@ -1,33 +1,52 @@
-"""`python -m bench.gpu --out FOLDER`: W3, MobileNetV2 on CIFAR-10's shapes, on a GPU.
+"""`python -m bench.gpu --out FOLDER`: W3, MobileNetV2 on CIFAR-10's shapes, and pfl's published job, on a GPU.
 
-Every piece is written when it is done; a second call goes on where the first one stopped;
+What is measured is written round by round; a second call goes on where the first one stopped;
 it stops by itself before `--limit` seconds."""
-import argparse, io, os, signal, statistics, time
+import argparse, io, json, os, signal, statistics, time, warnings
 import numpy as np, torch, torch.nn.functional as F
+from collections import OrderedDict
 from pathlib import Path
+from unittest import mock
 from fedlit.data import Task, load as load_data, recipe
-from fedlit.engine.files import write_file
+from fedlit.engine.files import forget, write_file
 from fedlit.methods import FedAvg
-from fedlit.models import build, count, macs
-from fedlit.partition import dirichlet
+from fedlit.models import build, count, macs, wrap
+from fedlit.partition import dirichlet, iid
 from fedlit.round import Local
-from fedlit.run import federating
-from .drive import case, load, machine
+from fedlit.run import Run, federating
+from torch import nn
+from .drive import FORMAT, case, load, machine, save
 from .overheads import turns
 from .report import markdown
 
-FULL = dict(images=50_000, clients=10, alpha=.5, epochs=1, batch=64, lr=.01, momentum=.9, weight_decay=1e-5,
-            rounds=4, warmup=1, turns=10, seed=0)
+FULL = dict(net='mobilenetv2', images=50_000, clients=10, alpha=.5, epochs=1, batch=64,
+            lr=.01, momentum=.9, weight_decay=1e-5, rounds=4, warmup=1, turns=10, seed=0)
 TINY = dict(FULL, images=48, clients=2, batch=8, rounds=2, turns=5)
+# pfl-research's benchmark on CIFAR-10 (`cifar10_iid`): 1,000 users, of whom 50 train in a round
+PFL = dict(images=50_000, tests=10_000, users=50, each=50, batch=10, lr=.1, rounds=1_500, evaluate_every=10, seed=0)
+PFL_TINY = dict(PFL, images=40, tests=20, users=2, each=10, rounds=4, evaluate_every=2)
 PART = 'cifar10-part.npz' # what `--part` writes: some training images of CIFAR-10, small enough to be sent
 
-# Assumed, not measured. Vendor: NVIDIA's data sheet of the H200 SXM;
-# TF32 is half of the printed 989, which counts on sparsity.
-PEAKS = {'H200': dict(fp32=67e12, tf32=494.5e12, bytes=4.8e12, source='vendor (NVIDIA H200 SXM data sheet, dense)')}
+# Assumed, not measured, by the name that torch gives the device. Vendor: NVIDIA's data sheets. Without tensor cores
+# (fp32) and with them (tf32, bf16), dense: half of what is printed where that counts on sparsity.
+def _peak(fp32, tf32, moved, sheet):
+    return dict(fp32=fp32*1e12, tf32=tf32*1e12, bf16=2*tf32*1e12, bytes=moved*1e12,
+                source=f'vendor (NVIDIA {sheet} data sheet, dense)')
+PEAKS = {'NVIDIA H200': _peak(67, 494.5, 4.8, 'H200 SXM'),
+         'NVIDIA H100 80GB HBM3': _peak(67, 494.5, 3.35, 'H100 SXM'),
+         'NVIDIA H100 PCIe': _peak(51, 378, 2., 'H100 PCIe'),
+         'NVIDIA A100-SXM4-40GB': _peak(19.5, 156, 1.555, 'A100 40GB'),
+         'NVIDIA A100-PCIE-40GB': _peak(19.5, 156, 1.555, 'A100 40GB'),
+         'NVIDIA A100-SXM4-80GB': _peak(19.5, 156, 2.039, 'A100 80GB SXM'),
+         'NVIDIA A100 80GB PCIe': _peak(19.5, 156, 1.935, 'A100 80GB PCIe')}
+GOALS = dict(float32=14_000, bfloat16=30_000) # images a second of W3, on one H100
+GOAL_SECONDS = 60                             # for pfl's job, on one H100
 
-class TimeUp(Exception): "The limit is near."
+class TimeUp(BaseException): "The limit is near; no Exception, since fedlit goes on where compiling raises one."
 
-def images(root, n, seed):
+def up(*_): raise TimeUp()
+
+def images(root, n, seed, tests=1, augmented=True):
     "CIFAR-10, or the part of it in `root`, or random images of its shape; and which of them it is."
     root = Path(root or os.environ.get('FEDLIT_DATA', 'data'))
     try: task, said = load_data('cifar10', root), 'CIFAR-10'
@@ -39,10 +58,10 @@ def images(root, n, seed):
             gen, said = torch.Generator().manual_seed(seed), "random images of CIFAR-10's shape"
             x, y = (torch.randint(256, (n, 3, 32, 32), dtype=torch.uint8, generator=gen),
                     torch.randint(10, (n,), generator=gen))
-        task = Task('cifar10', x, y, x[:1], y[:1], classes=10)
-    x, y = task.x_train[:n], task.y_train[:n]
-    # one test image: `federate` evaluates its last round
-    return recipe(Task('cifar10', x, y, x[:1], y[:1], classes=10), 'feddecorr'), said
+        task = Task('cifar10', x, y, x[:tests], y[:tests], classes=10)
+        if tests > 1: said += ', tested on the first of them'
+    task = Task('cifar10', task.x_train[:n], task.y_train[:n], task.x_test[:tests], task.y_test[:tests], classes=10)
+    return recipe(task, 'feddecorr') if augmented else task, said
 
 def write_part(root, n=20_000):
     "The first `n` training images, which lie in random order, as one file of less than 64 MiB."
@@ -53,9 +72,11 @@ def write_part(root, n=20_000):
 
 def traffic(model, shape, batch):
     "Operations and bytes that training one image takes: three forward passes, and its share of the step."
-    moved, hooks = [], []
-    leaf = lambda m: not list(m.children()) and not isinstance(m, torch.nn.Identity)
-    def add(m, inputs, output): moved.append(inputs[0].numel() + output.numel())
+    moved, fused, hooks = [], [], []
+    leaf = lambda m: not list(m.children()) and not isinstance(m, nn.Identity)
+    def add(m, inputs, output):
+        moved.append(inputs[0].numel() + output.numel())
+        if isinstance(m, (nn.Conv2d, nn.Linear)): fused.append(moved[-1])
     for m in filter(leaf, model.modules()): hooks.append(m.register_forward_hook(add))
     with torch.no_grad(): model.eval()(torch.zeros(1, *shape))
     for h in hooks: h.remove()
@@ -63,14 +84,14 @@ def traffic(model, shape, batch):
     # a step reads the weights twice, writes and reads gradients, reads and writes velocity and weights:
     # eight times their number
     return dict(parameters=count(model), forward_macs=forward, flops=3*2*forward,
-                activation_bytes=3*4*sum(moved), step_bytes=8*4*count(model)/batch)
+                activation_bytes=3*4*sum(moved), fused_bytes=3*4*sum(fused), step_bytes=8*4*count(model)/batch)
 
-def roofline(counts, rate, device):
+def roofline(counts, rate, device, precision='float32'):
     "The share of the roofline that `rate` images a second reach, by the device's assumed peaks."
-    peak = next((v for k, v in PEAKS.items() if k in device), None)
-    if peak is None: return dict(peaks=None)
-    moved = counts['activation_bytes'] + counts['step_bytes']
-    best = {p: 1/max(counts['flops']/peak[p], moved/peak['bytes']) for p in ('fp32', 'tf32')}
+    if (peak := PEAKS.get(device)) is None: return dict(peaks=None)
+    kinds, share = dict(float32=(('fp32', 'tf32'), 1), bfloat16=(('bf16',), 1/2))[precision]
+    most = lambda p, what: 1/max(counts['flops']/peak[p], (share*counts[what] + counts['step_bytes'])/peak['bytes'])
+    best = {p: most(p, 'activation_bytes') for p in kinds} | {f'{kinds[-1]} fused': most(kinds[-1], 'fused_bytes')}
     return dict(peaks=peak, most_images_a_second=best, fraction={p: rate/b for p, b in best.items()})
 
 def sync(device):
@@ -83,6 +104,10 @@ def peak_reset(device):
 
 def peak_device_mb(device): return torch.cuda.max_memory_allocated()/2**20 if device.type == 'cuda' else None
 
+def peak_of(run, device):
+    "As `peak_device_mb`, of a run: fedlit starts counting anew in every round."
+    return float(run.history['peak_mb'].max())*1e6/2**20 if device.type == 'cuda' else None
+
 class Pictures(torch.utils.data.Dataset):
     "A client's images through torchvision's transforms, as tutorials train on CIFAR-10."
     def __init__(self, task, rows):
@@ -93,16 +118,30 @@ class Pictures(torch.utils.data.Dataset):
     def __len__(self): return len(self.y)
     def __getitem__(self, i): return self.change(self.x[i]), self.y[i]
 
-def plain(work, task, parts, device, workers):
+def gathered(work, making, before, keep):
+    """Seconds of all rounds, those of an earlier call included, and what is said of the last one.
+
+    `making(n)` makes n rounds and yields both for each; each call warms up anew."""
+    warm, said = work['warmup'], dict(before)
+    seconds = said.pop('seconds', [])
+    if len(seconds) <= warm: seconds = []
+    left, again = work['rounds'] - len(seconds), warm if seconds else 0
+    for i, (s, said) in enumerate(making(left + again) if left else ()):
+        if i < again: continue
+        seconds = [*seconds, s]
+        if len(seconds) > warm: keep(dict(said, seconds=seconds))
+    return dict(said, seconds=seconds)
+
+def plain(work, task, parts, device, workers, rounds):
     "FedAvg by a plain loop: DataLoaders with workers and pinned memory, torch.optim.SGD, cudnn choosing its kernels."
     pinned = device.type == 'cuda'
     how = dict(batch_size=work['batch'], shuffle=True, num_workers=workers,
                pin_memory=pinned, persistent_workers=workers > 0)
     loaders = [torch.utils.data.DataLoader(Pictures(task, p), **how) for p in parts]
-    model, seconds, before = build('mobilenetv2', task, seed=0).to(device).train(), [], torch.backends.cudnn.benchmark
+    model, before = build(work['net'], task, seed=0).to(device).train(), torch.backends.cudnn.benchmark
     torch.backends.cudnn.benchmark = True
     try:
-        for _ in range(work['rounds']):
+        for _ in range(rounds):
             began, sent, total = time.perf_counter(), {k: v.clone() for k, v in model.state_dict().items()}, None
             for part, loader in zip(parts, loaders):
                 model.load_state_dict(sent)
@@ -118,57 +157,135 @@ def plain(work, task, parts, device, workers):
                 total = share if total is None else {k: total[k] + v for k, v in share.items()}
             model.load_state_dict(total)
             sync(device)
-            seconds.append(time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            finite(torch.stack([v.isfinite().all() for v in model.state_dict().values()]).all())
+            yield seconds, dict(workers=workers)
     finally: torch.backends.cudnn.benchmark = before
-    return dict(seconds=seconds, workers=workers)
 
-def ours(work, task, parts, device, executor, method=None, rounds=None):
+def finite(good):
+    if not good: raise ArithmeticError('what was trained is not finite')
+
+def ours(work, task, parts, device, rounds, method=None, executor='auto', **how):
     "A `Run` of fedlit, round by round."
-    how = Local(epochs=work['epochs'], batch_size=work['batch'],
-                lr=work['lr'], momentum=work['momentum'], weight_decay=work['weight_decay'])
-    rounds = rounds or work['rounds']
-    return federating(build('mobilenetv2', task, seed=0), task, parts, method or FedAvg(), rounds, how,
-                      seed=work['seed'], executor=executor, device=device.type, evaluate_every=rounds, progress=False)
+    local = Local(epochs=work['epochs'], batch_size=work['batch'],
+                  lr=work['lr'], momentum=work['momentum'], weight_decay=work['weight_decay'])
+    return federating(build(work['net'], task, seed=0), task, parts, method or FedAvg(), rounds, local,
+                      seed=work['seed'], executor=executor, device=device.type, evaluate_every=rounds, progress=False,
+                      **how)
 
-def fedlit_piece(work, task, parts, device, executor):
-    began = time.perf_counter()
-    *_, run = ours(work, task, parts, device, executor)
-    sync(device)
-    seconds = run.history['seconds'].tolist()
-    return dict(seconds=seconds, executor=run.settings['executor'],
-                outside_rounds=time.perf_counter() - began - sum(seconds))
+def fedlit_rounds(work, task, parts, device, rounds, precision='float32', **how):
+    for run in ours(work, task, parts, device, rounds, precision=precision, **how):
+        sync(device)
+        loss = float(run.history['train_loss'].iloc[-1])
+        finite(np.isfinite(loss))
+        yield float(run.history['seconds'].iloc[-1]), dict(executor=run.settings['executor'], precision=precision,
+                                                           train_loss=loss, peak_device_mb=peak_of(run, device))
 
-def timed(work, device, what, visits):
+def timed(work, device, visits, making, before, keep):
     "A piece with its median, images a second and peak memory."
     peak_reset(device)
-    seen = what()
+    seen = gathered(work, making, before, keep)
     median = statistics.median(seen['seconds'][work['warmup']:])
-    return dict(seen, median=median, images_a_second=visits/median, peak_device_mb=peak_device_mb(device))
+    return {'peak_device_mb': peak_device_mb(device), **seen, 'median': median, 'images_a_second': visits/median}
 
-def pieces(work, task, parts, device, cores):
-    "(name, what measures it), the most wanted first."
+def pfl_net(seed):
+    """pfl's `simple_cnn`: 1,626,442 parameters; its dropout is left out, since compiled steps draw no numbers.
+
+    Training it on an image takes 99.5 million operations, and the job's 3.75 million images 373 TFLOP."""
+    torch.manual_seed(seed)
+    net = nn.Sequential(OrderedDict(
+        one=nn.Conv2d(3, 32, 3), relu1=nn.ReLU(), two=nn.Conv2d(32, 64, 3), relu2=nn.ReLU(), pool=nn.MaxPool2d(2),
+        flat=nn.Flatten(), three=nn.Linear(64*14*14, 128), relu3=nn.ReLU(), head=nn.Linear(128, 10)))
+    for m in net.modules():
+        if isinstance(m, (nn.Conv2d, nn.Linear)): nn.init.xavier_uniform_(m.weight)
+    return wrap(net, 'head')
+
+def pfl_counts(net, job):
+    "As `traffic`, without the gradient of the first convolution's input, which nobody needs."
+    counts = traffic(net, (3, 32, 32), job['batch'])
+    return dict(counts, flops=counts['flops'] - 2*macs(net.body.one, (3, 32, 32)))
+
+def clocked(f, took):
+    "`f`, whose seconds are added to the list `took`."
+    def timed(*args, **kw):
+        began = time.perf_counter()
+        try: return f(*args, **kw)
+        finally: took.append(time.perf_counter() - began)
+    return timed
+
+def pfl(job, task, users, device, path, how, before, keep):
+    """pfl's published job by fedlit: every round's seconds, and those of the whole, checkpoints left out.
+
+    Outside of the rounds lies what every call does before the first one, and between them."""
+    if not before: forget(path)
+    outside, saving, saved, kept = before.get('outside', 0.), before.get('saving', 0.), [], [0.]
+    peak_reset(device)
+    began = time.perf_counter()
+    with mock.patch.object(Run, 'save', clocked(Run.save, saved)):
+        for run in federating(pfl_net(job['seed']), task, users, FedAvg(), job['rounds'],
+                              Local(epochs=1, batch_size=job['batch'], lr=job['lr'], momentum=0.),
+                              participation=job['users']/len(users), seed=job['seed'], device=device.type,
+                              checkpoint=str(path), evaluate_every=job['evaluate_every'], progress=False, **how):
+            seconds, lasted = run.history['seconds'].tolist(), time.perf_counter() - began
+            here = sum(seconds[len(seconds) - len(saved):]) # every round of this call has been saved once
+            so_far = dict(seconds=seconds, outside=outside + lasted - here - sum(saved) - sum(kept),
+                          saving=saving + sum(saved))
+            if len(saved) < 2 or run.state.round % job['evaluate_every'] == 0: clocked(keep, kept)(so_far)
+    last, whole = run.last, sum(seconds) + so_far['outside']
+    finite(np.isfinite([last['train_loss'], last['loss']]).all())
+    return dict(so_far, whole=whole, median=statistics.median(seconds), executor=run.settings['executor'],
+                precision=run.settings['precision'], accuracy=last['accuracy'], loss=last['loss'],
+                images_a_second=job['users']*job['each']*len(seconds)/whole, peak_device_mb=peak_of(run, device))
+
+def pieces(work, job, cores):
+    "Name -> (what is measured, `work` or `job`; how), the most wanted first."
+    out = {'fedlit-auto': (work, {}), 'pfl': (job, {})}
+    out |= {'fedlit-bfloat16': (work, dict(precision='bfloat16')), 'fedlit-compile': (work, dict(record='compile')),
+            'fedlit-compile-bfloat16': (work, dict(precision='bfloat16', record='compile'))}
+    out |= {f'loop-{w}-workers': (work, dict(workers=w)) for w in sorted({min(4, cores), min(8, cores)})}
+    out |= {'overheads': (work, {})} | {f'fedlit-{e}': (work, dict(executor=e)) for e in ('vmap', 'loop')}
+    return out | {'pfl-compile': (job, dict(record='compile'))}
+
+def measuring(name, work, how, task, parts, device, path):
+    "What measures a piece: a function of (what an earlier call kept, what keeps)."
+    if name.startswith('pfl'):
+        return lambda before, keep: pfl(work, task, parts, device, path.with_suffix('.safetensors'), how, before, keep)
+    if name == 'overheads':
+        return lambda before, keep: taking_turns(
+            dict(work, rounds=work['turns'], warmup=3), task, parts, device, before, keep)
     visits = sum(map(len, parts))*work['epochs']
-    piece = lambda what: (lambda: timed(work, device, what, visits))
-    yield 'fedlit-auto', piece(lambda: fedlit_piece(work, task, parts, device, 'auto'))
-    for w in sorted({min(4, cores), min(8, cores)}):
-        yield f'loop-{w}-workers', piece(lambda w=w: plain(work, task, parts, device, w))
-    yield 'overheads', lambda: taking_turns(dict(work, rounds=work['turns'], warmup=3), task, parts, device)
-    for e in ('vmap', 'loop'):
-        yield f'fedlit-{e}', piece(lambda e=e: fedlit_piece(work, task, parts, device, e))
+    one = plain if name.startswith('loop') else fedlit_rounds
+    making = lambda rounds: one(work, task, parts, device, rounds=rounds, **how)
+    return lambda before, keep: timed(work, device, visits, making, before, keep)
 
-def taking_turns(work, task, parts, device):
+def taking_turns(work, task, parts, device, before, keep):
     held = lambda: torch.cuda.memory_allocated()/1e6 if device.type == 'cuda' else None
-    return turns(work, lambda m, rounds: ours(work, task, parts, device, 'auto', m, rounds), held)
+    return turns(work, lambda m, rounds: ours(work, task, parts, device, rounds, m), held, before, keep)
+
+def rounds_of(seen):
+    "How many rounds of a piece are there."
+    seconds = seen.get('seconds', [])
+    return len(seconds if isinstance(seconds, list) else next(iter(seconds.values())))
+
+def _shares(r):
+    share = r['roofline'].get('fraction')
+    return ', '.join(f'{k} {v:.3f}' for k, v in share.items()) if share else 'no peaks known for this device'
 
 def _piece_row(k, r, warm, base):
-    some, share = r['seconds'][warm:], r['roofline'].get('fraction')
-    said = ', '.join(f'{v:.3f}' for v in share.values()) if share else 'no peaks known for this device'
+    some = r['seconds'][warm:]
     return [k + (f" = {r['executor']}" if 'executor' in r else ''),
             f"{r['median']:.3f} ({min(some):.3f} to {max(some):.3f})",
             f"{r['images_a_second']:.0f}",
             f"{r['median']/base:.2f}" if base else '',
             _mb(r['peak_device_mb']),
-            said]
+            _shares(r)]
+
+def _pfl_row(k, r):
+    rate, peak = r['images_a_second']*r['settings']['counts']['flops'], r['roofline']['peaks']
+    return [f"{k} = {r['executor']}", f"{r['whole']:.1f}", f"{r['outside']:.1f}", f"{r['saving']:.1f}",
+            f"{r['median']:.4f} ({min(r['seconds']):.4f} to {max(r['seconds']):.4f})", f'{rate/1e12:.3g}',
+            ', '.join(f'{p} {rate/peak[p]:.3f}' for p in ('fp32', 'tf32')) if peak else '',
+            _shares(r), _mb(r['peak_device_mb']), f"{r['accuracy']:.3f}"]
 
 def _mb(v): return 'not counted' if v is None else f'{v:.0f}'
 
@@ -177,32 +294,110 @@ def _turn_rows(r):
         yield [m, r['executors'][m], f'{statistics.median(v):.3f} ({min(v):.3f} to {max(v):.3f})',
                _mb(r['added_mb'][m])]
 
+def goals(seen):
+    "Rows: what for, the goal, the best that was measured of the whole work, met or missed."
+    whole = {k: r for k, r in seen.items() if r['settings']['work'] in (FULL, PFL)}
+    for precision, goal in GOALS.items():
+        rates = {k: r['images_a_second'] for k, r in whole.items()
+                 if k.startswith('fedlit') and r['precision'] == precision}
+        yield _goal(f'W3, {precision}', f'at least {goal} images/s', rates, max, '.0f', lambda v, goal=goal: v >= goal)
+    yield _goal("pfl's job", f'under {GOAL_SECONDS} s', {k: r['whole'] for k, r in whole.items() if 'whole' in r},
+                min, '.1f', lambda v: v < GOAL_SECONDS)
+
+def _goal(what, goal, seen, choose, form, met):
+    if not seen: return [what, goal, '', 'not measured']
+    k = choose(seen, key=seen.get)
+    return [what, goal, f'{seen[k]:{form}} ({k})', 'met' if met(seen[k]) else 'missed']
+
+def _said(out):
+    "Lines on what has begun, what failed, and what was warned of, such as steps that cannot be compiled."
+    for p in sorted(Path(out).glob('*.json')):
+        try: r = json.loads(p.read_text())
+        except (OSError, ValueError): continue
+        if r.get('partial'): yield f"{p.name.removesuffix('.partial.json')}: {rounds_of(r)} of {r['of']} rounds so far."
+        elif 'error' in r: yield f"{p.stem} did not run: {r['error']}"
+        for said in r.get('warned', []): yield f'{p.stem} warned: {said}'
+
+def _line(v): return ' '.join(str(v).split())[:300]
+
+def _where(s):
+    m = s['machine']
+    return f"{s['device']}, torch {s['torch']}, {m['cores']} cores of {m['cpu']}. Data: {s['data']}."
+
 def table(out):
     "Markdown of the pieces in `out`."
-    seen = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p))}
-    if not seen: return '# W3\n\nNothing measured yet.\n'
+    seen = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p)) and not r.get('partial')}
+    rest = [line for l in _said(out) for line in (l, '')]
+    if not seen: return '\n'.join(['# On a GPU', '', 'Nothing measured yet.', '', *rest])
+    devices = sorted({r['settings']['device'] for r in seen.values()})
+    lines = ['# On a GPU', '', '## Goals', '', f"Set for one H100; measured on {', '.join(devices)}.", '',
+             *markdown(['work', 'goal', 'measured', ''], goals(seen)), *rest]
+    jobs = {k: r for k, r in seen.items() if 'whole' in r}
+    lines += _w3({k: r for k, r in seen.items() if k not in jobs}) + _pfl(jobs)
+    if peak := next((p for r in seen.values() if (p := r.get('roofline', {}).get('peaks'))), None):
+        lines += [f"Peaks, assumed: {peak['fp32']/1e12:g} TFLOP/s fp32, {peak['tf32']/1e12:g} TFLOP/s tf32, "
+                  f"{peak['bf16']/1e12:g} TFLOP/s bf16, {peak['bytes']/1e12:g} TB/s: {peak['source']}.", '']
+    return '\n'.join(lines)
+
+def _w3(seen):
+    if not seen: return []
     s, base = next(iter(seen.values()))['settings'], seen.get('fedlit-auto', {}).get('median')
-    w, c, m = s['work'], s['counts'], s['machine']
-    lines = ['# W3: MobileNetV2', '',
-             f"{s['device']}, torch {s['torch']}, {m['cores']} cores of {m['cpu']}. Data: {s['data']}. "
-             f"{s['visits']} images a round, {w['clients']} clients, Dirichlet {w['alpha']}, batch {w['batch']}, "
-             f"{w['epochs']} local epoch(s), augmented; {w['warmup']} of {w['rounds']} rounds warm up.", '']
+    w, c = s['work'], s['counts']
+    name = 'MobileNetV2' if w['net'] == 'mobilenetv2' else w['net']
+    lines = [f'## W3: {name}', '',
+             f"{_where(s)} {s['visits']} images a round, {w['clients']} clients, Dirichlet {w['alpha']}, "
+             f"batch {w['batch']}, {w['epochs']} local epoch(s), augmented; "
+             f"{w['warmup']} of {w['rounds']} rounds warm up.", '']
     head = ['contender', 'seconds a round: median (min to max)', 'images a second',
-            'times fedlit auto', 'peak device MB', 'of the roofline: fp32, tf32']
+            'times fedlit auto', 'peak device MB', 'of the roofline']
     lines += markdown(head, [_piece_row(k, r, w['warmup'], base) for k, r in seen.items() if 'median' in r])
     if r := seen.get('overheads'):
         lines += [f"Overheads, {len(r['seconds']['FedAvg'])} timed rounds a method, in turn:", '',
                   *markdown(['method', 'executor', 'median ratio to FedAvg of the same turn (min to max)',
                              'MB that a round adds on the device'], _turn_rows(r))]
-    lines += [f"Counted for one trained image: {c['flops']/1e6:.0f} million operations (three times the forward pass), "
-              f"{c['activation_bytes']/1e6:.2f} MB of activations (three times the forward pass, in which "
-              "every layer reads its input and writes its output once, nothing fused; "
-              "residual additions are left out), "
-              f"{c['step_bytes']/1e6:.2f} MB for the step's weights.", '']
-    if peak := next((p for r in seen.values() if (p := r.get('roofline', {}).get('peaks'))), None):
-        lines += [f"Peaks, assumed: {peak['fp32']/1e12:g} TFLOP/s fp32, {peak['tf32']/1e12:g} TFLOP/s tf32, "
-                  f"{peak['bytes']/1e12:g} TB/s: {peak['source']}.", '']
-    return '\n'.join(lines)
+    return lines + [
+        f"Counted for one trained image: {c['flops']/1e6:.0f} million operations (three times the forward pass), "
+        f"{c['activation_bytes']/1e6:.2f} MB of activations in float32 (three times the forward pass, in which "
+        "every layer reads its input and writes its output once, nothing fused; residual additions are left out), "
+        f"{c['fused_bytes']/1e6:.2f} MB where only convolutions and linear layers move them (fused); "
+        f"half of either in bfloat16; {c['step_bytes']/1e6:.2f} MB for the step's weights.", '']
+
+def _pfl(seen):
+    if not seen: return []
+    s = next(iter(seen.values()))['settings']
+    w, c = s['work'], s['counts']
+    images = w['rounds']*w['users']*w['each']
+    head = ['contender', 'seconds, the whole job', 'of these outside of rounds', 'checkpoints, not included',
+            'seconds a round: median (min to max)', 'TFLOP/s', 'of the peak', 'of the roofline', 'peak device MB',
+            'accuracy']
+    return ["## pfl's published job", '',
+            f"{_where(s)} {w['rounds']} rounds of {w['users']} users with {w['each']} images each, batch {w['batch']}, "
+            f"evaluated every {w['evaluate_every']} rounds on {w['tests']} images; {c['parameters']} parameters, "
+            f"{c['flops']/1e6:.1f} million operations for an image (no gradient of the first input), "
+            f"{images*c['flops']/1e12:.3g} TFLOP in all, evaluation left out.", '',
+            *markdown(head, [_pfl_row(k, r) for k, r in seen.items()])]
+
+def resumed(path, settings, what, again, of):
+    "The result at `path`, gone on with where a call was stopped; an error is written down."
+    part = path.with_suffix('.partial.json')
+    own = dict(format=FORMAT, settings=settings, partial=True, of=of)
+    before = load(part, json.loads(json.dumps(settings))) or {}
+    def measured():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always', UserWarning)
+            try: seen = what({k: v for k, v in before.items() if k not in own}, lambda v: save(part, dict(v, **own)))
+            except Exception as e: seen = dict(error=f'{type(e).__name__}: {_line(e)}')
+        said = dict.fromkeys(_line(w.message) for w in said if issubclass(w.category, UserWarning))
+        return dict(seen, warned=list(said))
+    seen, new = case(path, settings, measured, again or bool(before))
+    if 'error' not in seen:
+        part.unlink(missing_ok=True)
+        forget(path.with_suffix('.safetensors'))
+    return seen, new
+
+def begun(path):
+    "What an earlier call kept of the piece at `path`, or {}."
+    return load(path.with_suffix('.partial.json')) or {}
 
 def main(args=None):
     began = time.time()
@@ -220,31 +415,58 @@ def main(args=None):
     if a.out is None: p.error('--out is needed')
     if a.device == 'cuda' and not torch.cuda.is_available():
         p.error('there is no GPU here; --device cpu --tiny tries the code')
-    work, device = TINY if a.tiny else FULL, torch.device(a.device)
-    task, said = images(a.root, work['images'], work['seed'])
-    parts = dirichlet(task.y_train, work['clients'], work['alpha'], seed=work['seed'])
-    counts, name = (traffic(build('mobilenetv2', task, seed=0), (3, 32, 32), work['batch']),
-                    torch.cuda.get_device_name() if device.type == 'cuda' else 'cpu')
-    here = machine()
-    settings = dict(work=work, data=said, visits=sum(map(len, parts))*work['epochs'], device=name,
-                    torch=torch.__version__, cuda=torch.version.cuda, machine=here, counts=counts)
-    def up(*_): raise TimeUp()
+    work, job, device, here = TINY if a.tiny else FULL, PFL_TINY if a.tiny else PFL, torch.device(a.device), machine()
+    todo = pieces(work, job, here['cores'])
+    only = a.only.split(',') if a.only else list(todo)
+    if odd := [k for k in only if k not in todo]: p.error(f"{odd[0]} is none of {', '.join(todo)}")
+    k, had = next(k for k in todo if k in only), {}
     signal.signal(signal.SIGALRM, up)
-    signal.setitimer(signal.ITIMER_REAL, max(1., a.limit - 10 - (time.time() - began)))
+    # once more every five seconds, should something swallow it
+    signal.setitimer(signal.ITIMER_REAL, max(1., a.limit - 10 - (time.time() - began)), 5)
     try:
-        for k, what in pieces(work, task, parts, device, here['cores']):
-            if a.only and k not in a.only.split(','): continue
-            def measured(what=what):
-                seen = what()
-                return (dict(seen, roofline=roofline(counts, seen['images_a_second'], name))
-                        if 'images_a_second' in seen else seen)
-            seen, new = case(a.out/f'{k}.json', settings, measured, a.again)
-            said = (f", {seen['median']:.3f} s a round, {seen['images_a_second']:.0f} images/s"
-                    if 'median' in seen else '')
-            print(f"{k}: {'measured' if new else 'kept'}{said}", flush=True)
-    except TimeUp: print(f'{a.limit:.0f} s are nearly over; call again to go on')
+        data = Prepared(a.root, device)
+        for k, (asked, how) in ((k, todo[k]) for k in todo if k in only):
+            path, of = a.out/f'{k}.json', asked['turns'] - 3 if k == 'overheads' else asked['rounds']
+            had = begun(path)
+            task, parts, settings = data.of(asked, dict(how, machine=here))
+            what = measuring(k, asked, how, task, parts, device, path)
+            def measured(before, keep, what=what, settings=settings):
+                seen = what(before, keep)
+                if 'images_a_second' not in seen: return seen
+                return dict(seen, roofline=roofline(settings['counts'], seen['images_a_second'], settings['device'],
+                                                    seen.get('precision', 'float32')))
+            seen, new = resumed(path, settings, measured, a.again, of)
+            said = seen.get('error') or (f"{seen['median']:.3f} s a round, {seen['images_a_second']:.0f} images/s"
+                                         if 'median' in seen else '')
+            done = 'failed' if 'error' in seen else 'measured' if new else 'kept'
+            print(f"{k}: {done}{said and ', '}{said}", flush=True)
+    except TimeUp:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        now = begun(a.out/f'{k}.json')
+        print(f'{a.limit:.0f} s are nearly over; '
+              + (f'{k} has {rounds_of(now)} rounds; call again to go on' if now != had else
+                 f'no round of {k} was finished; call again, with a larger --limit if nothing came before it'))
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         if a.out.exists(): write_file(a.out/'table.md', table(a.out).encode())
+
+class Prepared:
+    "Data and settings of both works, made when they are first asked for."
+    def __init__(self, root, device): self.root, self.device, self.made = root, device, {}
+    def of(self, work, more):
+        key = 'users' in work
+        if key not in self.made: self.made[key] = (self._pfl if key else self._w3)(work)
+        task, parts, data, counts = self.made[key]
+        name = torch.cuda.get_device_name() if self.device.type == 'cuda' else 'cpu'
+        return task, parts, dict(work=work, data=data, counts=counts, device=name, torch=torch.__version__,
+                                 cuda=torch.version.cuda, visits=sum(map(len, parts))*work.get('epochs', 1), **more)
+    def _w3(self, work):
+        task, said = images(self.root, work['images'], work['seed'])
+        parts = dirichlet(task.y_train, work['clients'], work['alpha'], seed=work['seed'])
+        return task, parts, said, traffic(build(work['net'], task, seed=0), (3, 32, 32), work['batch'])
+    def _pfl(self, job):
+        task, said = images(self.root, job['images'], job['seed'], job['tests'], augmented=False)
+        users = iid(task.y_train, len(task.y_train)//job['each'], job['seed'])
+        return task, users, said, pfl_counts(pfl_net(job['seed']), job)
 
 if __name__ == '__main__': main()

@@ -179,5 +179,114 @@ def test_gpu_data_and_counts(tmp_path):
     assert counts['flops'] == 6*(64*128 + 128*64 + 64*10)
     moved = 64+64 + 64+128 + 128+128 + 128+64 + 64+64 + 64+10 # flatten, three layers, two ReLUs
     assert counts['activation_bytes'] == 3*4*moved
-    bound = gpu.roofline(dict(flops=67e6, activation_bytes=1e6, step_bytes=0), 1e5, 'NVIDIA H200')
+    bound = gpu.roofline(dict(flops=67e6, activation_bytes=1e6, fused_bytes=1e5, step_bytes=0), 1e5, 'NVIDIA H200')
     assert bound['fraction']['fp32'] == pytest.approx(.1) and gpu.roofline(counts, 1, 'cpu') == dict(peaks=None)
+
+GPU_PIECES = ['fedlit-auto', 'pfl', 'fedlit-bfloat16', 'fedlit-compile', 'fedlit-compile-bfloat16', 'loop-1-workers',
+              'overheads', 'fedlit-vmap', 'fedlit-loop', 'pfl-compile']
+
+def gpu_run(out, *args):
+    from bench import gpu
+    gpu.main(['--device', 'cpu', '--tiny', '--out', str(out), '--root', str(out), *args])
+    return (out/'table.md').read_text()
+
+@pytest.fixture
+def small(monkeypatch):
+    "A network that takes a moment instead of MobileNetV2, and one process for the loop's data."
+    from bench import gpu
+    monkeypatch.setattr(gpu, 'TINY', dict(gpu.TINY, net='cnn_bn'))
+    monkeypatch.setattr(gpu, 'machine', lambda: dict(cpu='c', cores=1, system='s'))
+
+@pytest.mark.parametrize('name', [pytest.param(n, marks=[pytest.mark.slow]*('compile' in n)) for n in GPU_PIECES])
+def test_gpu_piece_is_measured_and_shown(tmp_path, small, name):
+    text, seen = gpu_run(tmp_path, '--only', name), drive.load(tmp_path/f'{name}.json')
+    assert f'| {name}' in text or name == 'overheads' and '| FedAvg again |' in text
+    assert '## Goals' in text and 'did not run' not in text
+    assert sorted(p.name for p in tmp_path.iterdir()) == sorted([f'{name}.json', 'table.md']) # nothing left over
+    if name != 'overheads': assert len(seen['seconds']) == seen['settings']['work']['rounds']
+    if 'bfloat16' in name: assert seen['precision'] == 'bfloat16' and np.isfinite(seen['train_loss'])
+
+@pytest.mark.slow
+def test_gpu_tiny_is_mobilenet(tmp_path):
+    assert 'MobileNetV2' in gpu_run(tmp_path, '--only', 'fedlit-auto,fedlit-bfloat16')
+
+def cut_after(monkeypatch, rounds):
+    "The limit comes when so many rounds have been kept in one call."
+    from bench import gpu
+    monkeypatch.setattr(gpu, 'save', lambda path, value, kept=[0]: (
+        drive.save(path, value), kept.__setitem__(0, kept[0] + 1), kept[0] == rounds and gpu.up()))
+
+@pytest.mark.parametrize('name', ['loop-1-workers', 'fedlit-loop', 'overheads', 'pfl'])
+def test_gpu_piece_that_is_cut_goes_on(tmp_path, monkeypatch, capsys, small, name):
+    from bench import gpu
+    monkeypatch.setattr(gpu, 'TINY', dict(gpu.TINY, rounds=4))
+    count = lambda r: len(r['seconds']['FedAvg'] if name == 'overheads' else r['seconds'])
+    with monkeypatch.context() as m:
+        cut_after(m, 1 if name == 'overheads' else 2)
+        text = gpu_run(tmp_path, '--only', name)
+    part = drive.load(tmp_path/f'{name}.partial.json')
+    assert part['partial'] and 'call again' in capsys.readouterr().out and f'{name}: {count(part)} of' in text
+    gpu_run(tmp_path, '--only', name)
+    whole = drive.load(tmp_path/f'{name}.json')
+    assert not list(tmp_path.glob('*.partial.json')) and not list(tmp_path.glob('*.safetensors*'))
+    first = lambda r: r['seconds']['MOON'] if name == 'overheads' else r['seconds']
+    assert first(whole)[:count(part)] == first(part)
+    work = whole['settings']['work']
+    assert count(whole) == (work['turns'] - 3 if name == 'overheads' else work['rounds'])
+    if name == 'pfl': assert whole['outside'] > part['outside'] and whole['whole'] > sum(whole['seconds'])
+
+def test_gpu_no_round_within_the_limit(tmp_path, monkeypatch, capsys, small):
+    from bench import gpu
+    monkeypatch.setattr(gpu, 'plain', lambda *args, **kw: gpu.up())
+    for _ in range(2): gpu_run(tmp_path, '--only', 'loop-1-workers')
+    assert capsys.readouterr().out.count('a larger --limit') == 2
+
+def test_gpu_failing_piece_is_said_and_the_others_run(tmp_path, monkeypatch, small):
+    from bench import gpu
+    def fails(*args, **kw): raise RuntimeError('no kernel')
+    monkeypatch.setattr(gpu, 'plain', fails)
+    text = gpu_run(tmp_path, '--only', 'loop-1-workers,fedlit-loop')
+    assert 'loop-1-workers did not run: RuntimeError: no kernel' in text and '| fedlit-loop' in text
+    assert gpu.TimeUp not in Exception.__subclasses__() # what catches errors must not catch the limit
+
+def test_gpu_warnings_are_shown(tmp_path, monkeypatch, small):
+    import warnings
+    from bench import gpu
+    def warns(*args, rounds, **kw):
+        warnings.warn('a step cannot be compiled', stacklevel=1)
+        yield from ((1., {}) for _ in range(rounds))
+    monkeypatch.setattr(gpu, 'plain', warns)
+    assert 'loop-1-workers warned: a step cannot be compiled' in gpu_run(tmp_path, '--only', 'loop-1-workers')
+
+def test_gpu_pfl_job_is_the_published_one():
+    from bench import gpu
+    net = gpu.pfl_net(0)
+    counts, job = gpu.pfl_counts(net, gpu.PFL), gpu.PFL
+    assert counts['parameters'] == 1_626_442
+    assert job['rounds']*job['users']*job['each']*counts['flops']/1e12 == pytest.approx(373, abs=.1)
+
+def test_gpu_peaks_and_roofline():
+    from bench import gpu
+    for v in gpu.PEAKS.values():
+        assert v['fp32'] < v['tf32'] < v['bf16'] and v['bf16'] == 2*v['tf32'] and v['source']
+    assert {'NVIDIA H200', 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe', 'NVIDIA A100-SXM4-80GB'} <= gpu.PEAKS.keys()
+    counts = dict(flops=1, activation_bytes=4e6, fused_bytes=1e6, step_bytes=0)
+    bound = lambda p: gpu.roofline(counts, 3.35e5, 'NVIDIA H100 80GB HBM3', p)['fraction']
+    assert bound('float32') == pytest.approx({'fp32': .4, 'tf32': .4, 'tf32 fused': .1})
+    assert bound('bfloat16') == pytest.approx({'bf16': .2, 'bf16 fused': .05})
+    for other in ('NVIDIA GH200 480GB', 'NVIDIA H100 80GB HBM3 MIG 1g.10gb', 'NVIDIA H100 NVL'):
+        assert gpu.roofline(counts, 1, other) == dict(peaks=None)
+
+def test_gpu_goals():
+    from bench import gpu
+    w3 = lambda rate, precision, work=gpu.FULL: dict(settings=dict(work=work), precision=precision,
+                                                     images_a_second=rate)
+    seen = {'fedlit-auto': w3(13_000., 'float32'), 'fedlit-compile': w3(14_500., 'float32'),
+            'fedlit-bfloat16': w3(29_000., 'bfloat16'), 'loop-4-workers': dict(w3(10**6, 'float32')),
+            'pfl': dict(settings=dict(work=gpu.PFL), precision='float32', whole=59.)}
+    rows = list(gpu.goals(seen))
+    assert [r[-2:] for r in rows] == [['14500 (fedlit-compile)', 'met'], ['29000 (fedlit-bfloat16)', 'missed'],
+                                      ['59.0 (pfl)', 'met']]
+    assert [r[1] for r in rows] == ['at least 14000 images/s', 'at least 30000 images/s', 'under 60 s']
+    # a small try measures no goal
+    assert {r[-1] for r in gpu.goals({'fedlit-auto': w3(1e9, 'float32', gpu.TINY)})} == {'not measured'}
