@@ -27,6 +27,7 @@ from torch.utils import backend_registration
 UNABLE = ('' if hasattr(backend_registration, '_setup_privateuseone_for_python_backend')
           else f'torch {torch.__version__} has no backends written in Python; they came with 2.10')
 READS = 'SYNC', 'TO CPU'
+THROUGH = 'fedlit.tree', 'fedlit.draws' # where others' reads pass through
 counts, places, _double = Counter(), Counter(), True
 
 def reads():
@@ -114,7 +115,7 @@ def _note(kind):
     if kind not in READS: return
     frame = sys._getframe(2)
     name = lambda f: f.f_globals.get('__name__', '')
-    while frame and (not name(frame).startswith('fedlit.') or name(frame) == 'fedlit.tree'): frame = frame.f_back
+    while frame and (not name(frame).startswith('fedlit.') or name(frame) in THROUGH): frame = frame.f_back
     places[f'{name(frame)}:{frame.f_lineno}' if frame else 'elsewhere'] += 1
 
 def _copied(source, target):

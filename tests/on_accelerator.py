@@ -2,23 +2,24 @@
 
 `tests/test_accelerator.py` starts them, since registering a device changes a process for good.
 """
-import copy, json, os, sys, tempfile, warnings
+import copy, functools, json, os, sys, tempfile, warnings
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import accelerator
-from fedlit import laws, models, tree
+from fedlit import laws, methods as library, models, tree
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task
 from fedlit.engine.guard import Guard
+from fedlit.engine.table import Table
 from fedlit.engine.tape import Tapes
-from fedlit.method import Method
+from fedlit.method import Method, overrides
 from fedlit.methods import (DSFL, DepthFL, Ditto, FedAvg, FedBN, FedDF, FedDecorr, FedET, FedPer, FedRep, HeteroFL,
                             MOON, SCAFFOLD, Scaler)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
-from fedlit.round import Local
-from fedlit.run import Run, federate
+from fedlit.round import Local, deployed
+from fedlit.run import Run, federate, part_columns
 from fedlit.tree import tmap
 from federation import METHODS, PRIVATE, SUMS, small
 
@@ -55,14 +56,29 @@ def apart(a, b):
     far = [(a[k].double() - b[k].double()).abs().nan_to_num(nan=torch.inf).max().item() for k in a if a[k].numel()]
     return max(far, default=0.)
 
-def lost(state): return [k for k, v in laws.contents(state).items() if v.device.type != 'dev' and v.numel()]
+def lost_of(tree): return [k for k, v in tree.items() if v.device.type != 'dev' and v.numel()]
+def lost(state): return lost_of(laws.contents(state))
 
 # ---- every method ----
 
+def between(method, state, world):
+    "What a method makes between rounds: networks of the server and of two clients, and its columns of the history."
+    batch = {k: world.data(0)[k][0, 0] for k in 'xy'}
+    nets = {str(k): deployed(method, state, k, tuple(batch.values()), world.model) for k in (None, 0, 1)}
+    return tree.flatten({k: dict(zip(('params', 'buffers'), v)) for k, v in nets.items()}), part_columns(method, state)
+
 def one(method, executor, record, rounds, worlds):
-    "How far a method on the device is from the CPU after some rounds, and what of its state is not there."
-    a, b = (laws.train(method, worlds[d], executor, rounds, tapes=Tapes() if record else None) for d in BOTH)
-    return dict(apart=apart(a, b), lost=lost(b))
+    """How far a method on the device is from the CPU after some rounds, and what of its state is not there; how often
+    the host reads in the last of these rounds, and what for."""
+    tapes = Tapes() if record else None
+    a = laws.train(method, worlds['cpu'], executor, rounds, tapes=Tapes() if record else None)
+    b = laws.train(method, worlds['dev'], executor, rounds - 1, tapes=tapes)
+    with accelerator.counted() as seen: b = laws.train(method, worlds['dev'], executor, rounds, b, tapes=tapes)
+    (nets, said), (others, also) = between(method, a, worlds['cpu']), between(method, b, worlds['dev'])
+    far = max((nets[k] - v.cpu()).abs().max().item() for k, v in others.items() if v.numel())
+    return dict(apart=max(apart(a, b), far), lost=lost(b) + lost_of(others), differ=said != also, reads=seen['reads'],
+                tables=any(isinstance(v, Table) for v in laws.contents(b).values()), places=seen['places'],
+                parts=executor == 'extract' and overrides(method, 'mask'))
 
 def methods(whole='', only=()):
     "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
@@ -96,11 +112,11 @@ def task(images=False):
     augment = (Crop(padding=1), Flip()) if images else ()
     return Task('made', x[:60], y[:60], x[60:], y[60:], 3, augment=augment)
 
-def ran(method, device, t=None, rounds=2, **kw):
+def ran(method, device, t=None, rounds=2, norm='batch', **kw):
     "A whole run of six clients, with personal tests."
     t = t or task()
-    net = (build('small_cnn', t, seed=0, norm='batch') if t.x_train.dim() == 4
-           else build('mlp', t, seed=0, hidden=(8,), features=6, norm='batch'))
+    net = (build('small_cnn', t, seed=0, norm=norm) if t.x_train.dim() == 4
+           else build('mlp', t, seed=0, hidden=(8,), features=6, norm=norm))
     clients = [torch.arange(k, 60, 6)[:10 - k] for k in range(6)]
     tests = [torch.arange(k, 30, 6) for k in range(6)]
     return federate(net, t, clients, method, rounds, Local(epochs=1, batch_size=5, lr=.1), progress=False,
@@ -329,6 +345,30 @@ def planted():
         said[m.name] = dict(error=error, reads=seen['reads'], places=seen['places'])
     return said
 
+def _hop(v): return v.cpu().to(v.device)
+def _item(v): return v + 0*v.detach().sum().item()
+
+# each in a method that has it in the usual run
+PLANTS = {'FedProx.grad': _hop, 'FedAvgM.merge': _hop, 'SCAFFOLD.done': _hop, 'Krum.combine': _hop, 'TopK.send': _hop,
+          'FedNova.weigh': _item, 'FedDyn.merge': _item, 'MOON.loss': _item, 'FedCAC.merge': _item}
+
+def hooks():
+    "The group `methods` for methods with a read planted into what one of their hooks returns."
+    said = {}
+    for name, fault in PLANTS.items():
+        cls, hook = name.split('.')
+        kind = getattr(library, cls)
+        was = getattr(kind, hook)
+        @functools.wraps(was) # which says what it asks for
+        def planted(*args, **kw):
+            out = was(*args, **kw)
+            spoil = lambda of: tmap(lambda v: fault(v) if isinstance(v, torch.Tensor) else v, of)
+            return tuple(map(spoil, out)) if isinstance(out, tuple) else spoil(out)
+        setattr(kind, hook, planted)
+        try: said[name] = methods(only=(cls,))['seen']
+        finally: setattr(kind, hook, was)
+    return said
+
 def device():
     "What the stand-in itself promises: memory, views, refusals, counts."
     a = torch.ones(3, 2).to('dev')
@@ -352,7 +392,7 @@ def device():
                 number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
                 double=double)
 
-GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted)}
+GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted, hooks)}
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

@@ -37,16 +37,36 @@ def test_the_device_is_what_it_says():
 def test_numbers_that_are_read_together_are_exact():
     assert seen('device')['told'] == [[2**53 + 1], [True, False, True], [[.1, 1.], [2., 3.]], [], 7, [1., 4.]]
 
+# who reads more in a round of four clients, and why
+# FedALA: has a client trained before? it alone knows; and the first time, is pass 11, 12, ... the last?
+MORE = {'FedALA': 4 + 4}
+
+def too_many(said):
+    "Runs that read more than once for their memories, which are written to their tables together."
+    more = lambda k: next((n for name, n in MORE.items() if k.startswith(name)), 0)
+    # extract has shapes that depend on what each of the four clients has
+    return {k: v for k, v in said.items() if v.get('reads', 0) > v.get('tables', 0) + 4*v.get('parts', 0) + more(k)}
+
 def test_every_method_is_on_the_device_what_it_is_on_the_cpu():
     said = seen('methods')
     assert set(said['classes']) == set(known())
     agree(said['seen'])
 
+def test_no_method_waits_for_the_device():
+    "Not once in a round, but for what stays at home; an evaluation is none of a method's business."
+    assert not (bad := too_many(seen('methods')['seen'])), bad
+
+def test_a_read_in_a_hook_passes_the_bound():
+    for name, said in seen('hooks').items():
+        agree(said)
+        assert too_many(said) == said != {}, (name, said)
+
 @pytest.mark.slow
 @at_leisure
 def test_every_form_and_sum_in_every_executor_recorded_and_not():
-    said = seen('methods', 'whole')
-    agree(said['seen'])
+    said = seen('methods', 'whole')['seen']
+    agree(said)
+    assert not (bad := too_many(said)), bad
 
 def test_whole_runs(): agree(seen('runs'))
 
