@@ -14,10 +14,12 @@ from fedlit.engine.guard import Guard
 from fedlit.engine.table import Table
 from fedlit.engine.tape import Tapes
 from fedlit.method import Method, overrides
-from fedlit.methods import (DSFL, DepthFL, Ditto, FedAvg, FedBN, FedDF, FedDecorr, FedET, FedPer, FedRep, HeteroFL,
-                            MOON, SCAFFOLD, Scaler)
+from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDF,
+                            FedDecorr, FedET, FedPer, FedRep, FedRoD, HeteroFL, Krum, MOON, NormClipping, PerFedAvg,
+                            Quantize, SCAFFOLD, Scaler, TopK, TrimmedMean, pFedMe)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
+from fedlit.participation import BySize, PowerOfChoice
 from fedlit.round import Local, deployed
 from fedlit.run import Run, federate, part_columns
 from fedlit.tree import tmap
@@ -145,6 +147,19 @@ RUNS = {
     'FedDF, unlabelled': (FedDF(steps=3), dict(proxy=3)),
     'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy=3)),
     'FedET, public labels': (FedET(steps=3), dict(proxy='pair')),
+    'TopK + Quantize, vmap': (TopK(share=.2) + Quantize(), dict(executor='vmap')),
+    'DP': (DP(clip=.1), dict(norm='none')), 'DPSGD, loop': (DPSGD(), dict(norm='none', executor='loop')),
+    'Krum, vmap': (Krum(attackers=1), dict(executor='vmap')),
+    'TrimmedMean + NormClipping': (TrimmedMean(trim=.2) + NormClipping(), dict()),
+    'CoordinateMedian, loop': (CoordinateMedian(), dict(executor='loop')),
+    'PowerOfChoice': (FedAvg(), dict(participation=PowerOfChoice(.4))),
+    'BySize, without, uniform': (FedAvg(), dict(participation=BySize(.6), without=(2,), weighting='uniform')),
+    'SCAFFOLD, in chunks': (SCAFFOLD(), dict(executor='vmap', chunk=4)),
+    'statistics at home': (FedAvg(), dict(statistics='home')), 'static': (FedAvg(), dict(statistics='static')),
+    'FedALA': (FedALA(most=12), dict()), 'FedRoD': (FedRoD(), dict()), 'PerFedAvg': (PerFedAvg(alpha=.1), dict()),
+    'pFedMe': (pFedMe(steps=2), dict()), 'Ditto': (Ditto(), dict()),
+    'bfloat16, vmap': (FedAvg(), dict(executor='vmap', precision='bfloat16')),
+    'bfloat16, loop': (MOON(), dict(executor='loop', precision='bfloat16')),
     'metrics': (FedPer(), dict(metrics=dict(hits=lambda logits, y: hits_of(logits, y)))),
     'locals and watch': (FedAvg(), dict(keep_locals=True, watch=lambda net, task, state, locals: dict(
         seen=sum(v.square().sum().item() for v in locals['params'].values()))))}
@@ -164,6 +179,30 @@ def runs():
         try: said[name] = same(*(ran(method, d, **run_options(kw, d)) for d in BOTH))
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
     return said
+
+def after():
+    "What a run is asked once it is over."
+    t, said = task(), {}
+    tests = [torch.arange(k, 30, 6) for k in range(6)]
+    for d in BOTH:
+        run = ran(Ditto(), d)
+        with tempfile.TemporaryDirectory() as folder:
+            report = run.report(Path(folder)/'report.html').read_text()
+            files = [Path(run.save_model(Path(folder)/f'{k}.safetensors', k)).read_bytes().hex() for k in (None, 1)]
+        said[d] = dict(per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
+                       logits=[run.logits(t.x_test, client=k).tolist() for k in (None, 1)],
+                       predict=[run.predict(t.x_test, client=k).tolist() for k in (None, 1)],
+                       influence=run.influence([1]).to_dict('list'),
+                       without=run.without(client=3).history.to_dict('list'))
+    return {k: dict(apart=0., differ=str(v) != str(said['dev'][k])) for k, v in said['cpu'].items()}
+
+def compiled():
+    "Steps that were to be compiled: as on the CPU from the tape, and what is said of it."
+    plain = ran(FedAvg(), 'cpu', executor='vmap')
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        run = ran(FedAvg(), 'dev', executor='vmap', record='compile')
+    return dict(same(plain, run), words=[str(w.message) for w in caught])
 
 class Explodes(Method):
     "Client 2 sends infinity."
@@ -209,6 +248,7 @@ def kept():
 READS = {
     'FedAvg, vmap': (FedAvg(), dict(executor='vmap')), 'FedAvg, loop': (FedAvg(), dict(executor='loop')),
     'MOON + FedDecorr, vmap': (MOON() + FedDecorr(), dict(executor='vmap')),
+    'FedALA, vmap': (FedALA(), dict(executor='vmap')), 'FedCAC, vmap': (FedCAC(), dict(executor='vmap')),
     'SCAFFOLD, vmap': (SCAFFOLD(), dict(executor='vmap')), 'Ditto, vmap': (Ditto(), dict(executor='vmap')),
     'HeteroFL, extract': (HeteroFL(rates=(1., .5)), dict(executor='extract')),
     'HeteroFL, vmap': (HeteroFL(rates=(1., .5)), dict(executor='vmap')),
@@ -392,7 +432,8 @@ def device():
                 number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
                 double=double)
 
-GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted, hooks)}
+GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted, hooks,
+                                     after, compiled)}
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

@@ -4,7 +4,11 @@ import json, os, subprocess, sys
 from functools import cache
 from pathlib import Path
 import pytest
+from fedlit.data import load
+from fedlit.methods import FedAvg
+from fedlit.models import build
 from fedlit.parse import known
+from fedlit.run import federate
 
 HERE, NEAR = Path(__file__).parent, 3e-6
 at_leisure = pytest.mark.skipif(not os.environ.get('FEDLIT_WHOLE'), reason='a quarter of an hour: FEDLIT_WHOLE=1')
@@ -70,6 +74,22 @@ def test_every_form_and_sum_in_every_executor_recorded_and_not():
 
 def test_whole_runs(): agree(seen('runs'))
 
+def test_what_a_run_is_asked_once_it_is_over():
+    said = seen('after')
+    agree(said)
+    assert len(said) == 7
+
+def test_steps_that_cannot_be_compiled_are_played_from_the_tape():
+    said = seen('compiled')
+    agree(dict(compiled=said))
+    assert len(said['words']) == 1 and 'played from the tape or run as they are' in said['words'][0], said['words']
+
+@pytest.mark.parametrize('precision', ['bfloat16', 'float16'])
+def test_a_device_without_autocast_is_named(precision):
+    t = load('digits')
+    with pytest.raises(ValueError, match=f"precision='{precision}' on 'meta', but PyTorch has no autocast"):
+        federate(build('mlp', t, seed=0), t, [range(9)], FedAvg(), precision=precision, device='meta')
+
 def test_bad_clients_are_met_with_the_same_words():
     said = seen('guard')
     for then, v in said.items():
@@ -90,6 +110,8 @@ def test_tables_on_disk_and_checkpoints_go_from_one_device_to_the_other():
     'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
     'SCAFFOLD, vmap': 2 + 1,                # memories are written to their tables together
     'Ditto, vmap': 3 + 2,                   # tests of those who took part, and of everybody
+    'FedCAC, vmap': 2 + 1 + 2,              # memories, and personal tests
+    'FedALA, vmap': 2 + 1 + 2 + 4*6,        # has this client trained? as it begins and in three tests
     'MOON + FedDecorr, vmap': 2 + 1 + 2,    # which samples, and what FedDecorr notices
     }.items())
 def test_a_round_waits_for_the_device(name, most):
