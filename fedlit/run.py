@@ -180,6 +180,9 @@ def checked(self:Federation):
     asked.check_choices()
     asked.check_numbers()
     check_device(device)
+    if asked.precision != 'float32' and not torch.amp.is_autocast_available(torch.device(device).type):
+        raise ValueError(f"precision={asked.precision!r} on {device!r}, but PyTorch has no autocast for this device; "
+                         "precision='float32' needs none")
     if asked.checkpoint: writable(asked.checkpoint)
     check_metrics(asked.metrics)
     clients, tests = asked.check_data()

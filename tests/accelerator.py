@@ -14,7 +14,9 @@ says why where PyTorch is too old). What it guarantees:
   and 'FROM CPU', how many tensors crossed. `places` says where in fedlit the host read something.
 - **No double precision**, inside of `limits(double=False)`: float64 is refused as on Apple's devices.
 
-There is no autocast, and nothing is said about speed or memory.
+- **Autocast** of products, as on the CPU: `CASTED` of them are done in the lower precision.
+
+Nothing is said about speed or memory.
 """
 import sys
 from collections import Counter
@@ -27,6 +29,7 @@ from torch.utils import backend_registration
 UNABLE = ('' if hasattr(backend_registration, '_setup_privateuseone_for_python_backend')
           else f'torch {torch.__version__} has no backends written in Python; they came with 2.10')
 READS = 'SYNC', 'TO CPU'
+THROUGH = 'fedlit.tree', 'fedlit.draws' # where others' reads pass through
 counts, places, _double = Counter(), Counter(), True
 
 def reads():
@@ -114,7 +117,7 @@ def _note(kind):
     if kind not in READS: return
     frame = sys._getframe(2)
     name = lambda f: f.f_globals.get('__name__', '')
-    while frame and (not name(frame).startswith('fedlit.') or name(frame) == 'fedlit.tree'): frame = frame.f_back
+    while frame and (not name(frame).startswith('fedlit.') or name(frame) in THROUGH): frame = frame.f_back
     places[f'{name(frame)}:{frame.f_lineno}' if frame else 'elsewhere'] += 1
 
 def _copied(source, target):
@@ -156,6 +159,18 @@ CONVOLUTION = dict(convolution_overrideable=torch.ops.aten.convolution.default,
 # for the rest the fallback is enough; but `torch.tensor` calls these inside of modes, which do not find a fallback
 BY_NAME = (*CONVOLUTION, 'empty.memory_format', 'empty_strided', '_copy_from', '_local_scalar_dense')
 
+# ---- autocast ----
+
+CASTED = 'linear', 'matmul', 'mm', 'bmm', 'baddbmm', 'addmm', 'addbmm', 'conv1d', 'conv2d', 'convolution'
+AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)
+
+def casted(op, *args, **kwargs):
+    "A product of tensors in the precision that was asked for."
+    to = torch.get_autocast_dtype('dev')
+    down = lambda v: v.to(to) if here(v) and v.is_floating_point() and v.dtype is not torch.double else v
+    with torch._C._ExcludeDispatchKeyGuard(AUTOCAST):
+        return op(*map(down, args), **{k: down(v) for k, v in kwargs.items()})
+
 # ---- the device ----
 
 _clone = torch.UntypedStorage.clone
@@ -186,4 +201,7 @@ if not UNABLE:
         _packet, _, _overload = _name.partition('.')
         _op = getattr(getattr(torch.ops.aten, _packet), _overload or 'default')
         _own.impl(_name, partial(dispatch, _op), 'PrivateUse1')
+    _library.fallback(torch.library.fallthrough_kernel, 'AutocastPrivateUse1')
+    for _name in CASTED:
+        _own.impl(_name, partial(casted, getattr(torch.ops.aten, _name).default), 'AutocastPrivateUse1')
     torch.UntypedStorage.clone = _cloned

@@ -2,23 +2,26 @@
 
 `tests/test_accelerator.py` starts them, since registering a device changes a process for good.
 """
-import copy, json, os, sys, tempfile, warnings
+import copy, functools, json, os, sys, tempfile, warnings
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import accelerator
-from fedlit import laws, models, tree
+from fedlit import laws, methods as library, models, tree
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task
 from fedlit.engine.guard import Guard
+from fedlit.engine.table import Table
 from fedlit.engine.tape import Tapes
-from fedlit.method import Method
-from fedlit.methods import (DSFL, DepthFL, Ditto, FedAvg, FedBN, FedDF, FedDecorr, FedET, FedPer, FedRep, HeteroFL,
-                            MOON, SCAFFOLD, Scaler)
+from fedlit.method import Method, overrides
+from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDF,
+                            FedDecorr, FedET, FedPer, FedRep, FedRoD, HeteroFL, Krum, MOON, NormClipping, PerFedAvg,
+                            Quantize, SCAFFOLD, Scaler, TopK, TrimmedMean, pFedMe)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
-from fedlit.round import Local
-from fedlit.run import Run, federate
+from fedlit.participation import BySize, PowerOfChoice
+from fedlit.round import Local, deployed
+from fedlit.run import Run, federate, part_columns
 from fedlit.tree import tmap
 from federation import METHODS, PRIVATE, SUMS, small
 
@@ -55,14 +58,29 @@ def apart(a, b):
     far = [(a[k].double() - b[k].double()).abs().nan_to_num(nan=torch.inf).max().item() for k in a if a[k].numel()]
     return max(far, default=0.)
 
-def lost(state): return [k for k, v in laws.contents(state).items() if v.device.type != 'dev' and v.numel()]
+def lost_of(tree): return [k for k, v in tree.items() if v.device.type != 'dev' and v.numel()]
+def lost(state): return lost_of(laws.contents(state))
 
 # ---- every method ----
 
+def between(method, state, world):
+    "What a method makes between rounds: networks of the server and of two clients, and its columns of the history."
+    batch = {k: world.data(0)[k][0, 0] for k in 'xy'}
+    nets = {str(k): deployed(method, state, k, tuple(batch.values()), world.model) for k in (None, 0, 1)}
+    return tree.flatten({k: dict(zip(('params', 'buffers'), v)) for k, v in nets.items()}), part_columns(method, state)
+
 def one(method, executor, record, rounds, worlds):
-    "How far a method on the device is from the CPU after some rounds, and what of its state is not there."
-    a, b = (laws.train(method, worlds[d], executor, rounds, tapes=Tapes() if record else None) for d in BOTH)
-    return dict(apart=apart(a, b), lost=lost(b))
+    """How far a method on the device is from the CPU after some rounds, and what of its state is not there; how often
+    the host reads in the last of these rounds, and what for."""
+    tapes = Tapes() if record else None
+    a = laws.train(method, worlds['cpu'], executor, rounds, tapes=Tapes() if record else None)
+    b = laws.train(method, worlds['dev'], executor, rounds - 1, tapes=tapes)
+    with accelerator.counted() as seen: b = laws.train(method, worlds['dev'], executor, rounds, b, tapes=tapes)
+    (nets, said), (others, also) = between(method, a, worlds['cpu']), between(method, b, worlds['dev'])
+    far = max((nets[k] - v.cpu()).abs().max().item() for k, v in others.items() if v.numel())
+    return dict(apart=max(apart(a, b), far), lost=lost(b) + lost_of(others), differ=said != also, reads=seen['reads'],
+                tables=any(isinstance(v, Table) for v in laws.contents(b).values()), places=seen['places'],
+                parts=executor == 'extract' and overrides(method, 'mask'))
 
 def methods(whole='', only=()):
     "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
@@ -96,11 +114,11 @@ def task(images=False):
     augment = (Crop(padding=1), Flip()) if images else ()
     return Task('made', x[:60], y[:60], x[60:], y[60:], 3, augment=augment)
 
-def ran(method, device, t=None, rounds=2, **kw):
+def ran(method, device, t=None, rounds=2, norm='batch', **kw):
     "A whole run of six clients, with personal tests."
     t = t or task()
-    net = (build('small_cnn', t, seed=0, norm='batch') if t.x_train.dim() == 4
-           else build('mlp', t, seed=0, hidden=(8,), features=6, norm='batch'))
+    net = (build('small_cnn', t, seed=0, norm=norm) if t.x_train.dim() == 4
+           else build('mlp', t, seed=0, hidden=(8,), features=6, norm=norm))
     clients = [torch.arange(k, 60, 6)[:10 - k] for k in range(6)]
     tests = [torch.arange(k, 30, 6) for k in range(6)]
     return federate(net, t, clients, method, rounds, Local(epochs=1, batch_size=5, lr=.1), progress=False,
@@ -129,6 +147,19 @@ RUNS = {
     'FedDF, unlabelled': (FedDF(steps=3), dict(proxy=3)),
     'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy=3)),
     'FedET, public labels': (FedET(steps=3), dict(proxy='pair')),
+    'TopK + Quantize, vmap': (TopK(share=.2) + Quantize(), dict(executor='vmap')),
+    'DP': (DP(clip=.1), dict(norm='none')), 'DPSGD, loop': (DPSGD(), dict(norm='none', executor='loop')),
+    'Krum, vmap': (Krum(attackers=1), dict(executor='vmap')),
+    'TrimmedMean + NormClipping': (TrimmedMean(trim=.2) + NormClipping(), dict()),
+    'CoordinateMedian, loop': (CoordinateMedian(), dict(executor='loop')),
+    'PowerOfChoice': (FedAvg(), dict(participation=PowerOfChoice(.4))),
+    'BySize, without, uniform': (FedAvg(), dict(participation=BySize(.6), without=(2,), weighting='uniform')),
+    'SCAFFOLD, in chunks': (SCAFFOLD(), dict(executor='vmap', chunk=4)),
+    'statistics at home': (FedAvg(), dict(statistics='home')), 'static': (FedAvg(), dict(statistics='static')),
+    'FedALA': (FedALA(most=12), dict()), 'FedRoD': (FedRoD(), dict()), 'PerFedAvg': (PerFedAvg(alpha=.1), dict()),
+    'pFedMe': (pFedMe(steps=2), dict()), 'Ditto': (Ditto(), dict()),
+    'bfloat16, vmap': (FedAvg(), dict(executor='vmap', precision='bfloat16')),
+    'bfloat16, loop': (MOON(), dict(executor='loop', precision='bfloat16')),
     'metrics': (FedPer(), dict(metrics=dict(hits=lambda logits, y: hits_of(logits, y)))),
     'locals and watch': (FedAvg(), dict(keep_locals=True, watch=lambda net, task, state, locals: dict(
         seen=sum(v.square().sum().item() for v in locals['params'].values()))))}
@@ -148,6 +179,30 @@ def runs():
         try: said[name] = same(*(ran(method, d, **run_options(kw, d)) for d in BOTH))
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
     return said
+
+def after():
+    "What a run is asked once it is over."
+    t, said = task(), {}
+    tests = [torch.arange(k, 30, 6) for k in range(6)]
+    for d in BOTH:
+        run = ran(Ditto(), d)
+        with tempfile.TemporaryDirectory() as folder:
+            report = run.report(Path(folder)/'report.html').read_text()
+            files = [Path(run.save_model(Path(folder)/f'{k}.safetensors', k)).read_bytes().hex() for k in (None, 1)]
+        said[d] = dict(per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
+                       logits=[run.logits(t.x_test, client=k).tolist() for k in (None, 1)],
+                       predict=[run.predict(t.x_test, client=k).tolist() for k in (None, 1)],
+                       influence=run.influence([1]).to_dict('list'),
+                       without=run.without(client=3).history.to_dict('list'))
+    return {k: dict(apart=0., differ=str(v) != str(said['dev'][k])) for k, v in said['cpu'].items()}
+
+def compiled():
+    "Steps that were to be compiled: as on the CPU from the tape, and what is said of it."
+    plain = ran(FedAvg(), 'cpu', executor='vmap')
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter('always')
+        run = ran(FedAvg(), 'dev', executor='vmap', record='compile')
+    return dict(same(plain, run), words=[str(w.message) for w in caught])
 
 class Explodes(Method):
     "Client 2 sends infinity."
@@ -193,6 +248,7 @@ def kept():
 READS = {
     'FedAvg, vmap': (FedAvg(), dict(executor='vmap')), 'FedAvg, loop': (FedAvg(), dict(executor='loop')),
     'MOON + FedDecorr, vmap': (MOON() + FedDecorr(), dict(executor='vmap')),
+    'FedALA, vmap': (FedALA(), dict(executor='vmap')), 'FedCAC, vmap': (FedCAC(), dict(executor='vmap')),
     'SCAFFOLD, vmap': (SCAFFOLD(), dict(executor='vmap')), 'Ditto, vmap': (Ditto(), dict(executor='vmap')),
     'HeteroFL, extract': (HeteroFL(rates=(1., .5)), dict(executor='extract')),
     'HeteroFL, vmap': (HeteroFL(rates=(1., .5)), dict(executor='vmap')),
@@ -329,6 +385,30 @@ def planted():
         said[m.name] = dict(error=error, reads=seen['reads'], places=seen['places'])
     return said
 
+def _hop(v): return v.cpu().to(v.device)
+def _item(v): return v + 0*v.detach().sum().item()
+
+# each in a method that has it in the usual run
+PLANTS = {'FedProx.grad': _hop, 'FedAvgM.merge': _hop, 'SCAFFOLD.done': _hop, 'Krum.combine': _hop, 'TopK.send': _hop,
+          'FedNova.weigh': _item, 'FedDyn.merge': _item, 'MOON.loss': _item, 'FedCAC.merge': _item}
+
+def hooks():
+    "The group `methods` for methods with a read planted into what one of their hooks returns."
+    said = {}
+    for name, fault in PLANTS.items():
+        cls, hook = name.split('.')
+        kind = getattr(library, cls)
+        was = getattr(kind, hook)
+        @functools.wraps(was) # which says what it asks for
+        def planted(*args, **kw):
+            out = was(*args, **kw)
+            spoil = lambda of: tmap(lambda v: fault(v) if isinstance(v, torch.Tensor) else v, of)
+            return tuple(map(spoil, out)) if isinstance(out, tuple) else spoil(out)
+        setattr(kind, hook, planted)
+        try: said[name] = methods(only=(cls,))['seen']
+        finally: setattr(kind, hook, was)
+    return said
+
 def device():
     "What the stand-in itself promises: memory, views, refusals, counts."
     a = torch.ones(3, 2).to('dev')
@@ -352,7 +432,8 @@ def device():
                 number=refused(lambda: a*torch.tensor(2.)), indices=refused(lambda: a[torch.tensor([0])]),
                 double=double)
 
-GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted)}
+GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted, hooks,
+                                     after, compiled)}
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

@@ -4,7 +4,11 @@ import json, os, subprocess, sys
 from functools import cache
 from pathlib import Path
 import pytest
+from fedlit.data import load
+from fedlit.methods import FedAvg
+from fedlit.models import build
 from fedlit.parse import known
+from fedlit.run import federate
 
 HERE, NEAR = Path(__file__).parent, 3e-6
 at_leisure = pytest.mark.skipif(not os.environ.get('FEDLIT_WHOLE'), reason='a quarter of an hour: FEDLIT_WHOLE=1')
@@ -37,18 +41,54 @@ def test_the_device_is_what_it_says():
 def test_numbers_that_are_read_together_are_exact():
     assert seen('device')['told'] == [[2**53 + 1], [True, False, True], [[.1, 1.], [2., 3.]], [], 7, [1., 4.]]
 
+# who reads more in a round of four clients, and why
+# FedALA: has a client trained before? it alone knows; and the first time, is pass 11, 12, ... the last?
+MORE = {'FedALA': 4 + 4}
+
+def too_many(said):
+    "Runs that read more than once for their memories, which are written to their tables together."
+    more = lambda k: next((n for name, n in MORE.items() if k.startswith(name)), 0)
+    # extract has shapes that depend on what each of the four clients has
+    return {k: v for k, v in said.items() if v.get('reads', 0) > v.get('tables', 0) + 4*v.get('parts', 0) + more(k)}
+
 def test_every_method_is_on_the_device_what_it_is_on_the_cpu():
     said = seen('methods')
     assert set(said['classes']) == set(known())
     agree(said['seen'])
 
+def test_no_method_waits_for_the_device():
+    "Not once in a round, but for what stays at home; an evaluation is none of a method's business."
+    assert not (bad := too_many(seen('methods')['seen'])), bad
+
+def test_a_read_in_a_hook_passes_the_bound():
+    for name, said in seen('hooks').items():
+        agree(said)
+        assert too_many(said) == said != {}, (name, said)
+
 @pytest.mark.slow
 @at_leisure
 def test_every_form_and_sum_in_every_executor_recorded_and_not():
-    said = seen('methods', 'whole')
-    agree(said['seen'])
+    said = seen('methods', 'whole')['seen']
+    agree(said)
+    assert not (bad := too_many(said)), bad
 
 def test_whole_runs(): agree(seen('runs'))
+
+def test_what_a_run_is_asked_once_it_is_over():
+    said = seen('after')
+    agree(said)
+    assert len(said) == 7
+
+def test_steps_that_cannot_be_compiled_are_played_from_the_tape():
+    said = seen('compiled')
+    agree(dict(compiled=said))
+    assert len(said['words']) == 1 and 'played from the tape or run as they are' in said['words'][0], said['words']
+
+@pytest.mark.parametrize('precision', ['bfloat16', 'float16'])
+def test_a_device_without_autocast_is_named(precision):
+    t = load('digits')
+    with pytest.raises(ValueError, match=f"precision='{precision}' on 'meta', but PyTorch has no autocast"):
+        federate(build('mlp', t, seed=0), t, [range(9)], FedAvg(), precision=precision, device='meta')
 
 def test_bad_clients_are_met_with_the_same_words():
     said = seen('guard')
@@ -70,6 +110,8 @@ def test_tables_on_disk_and_checkpoints_go_from_one_device_to_the_other():
     'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
     'SCAFFOLD, vmap': 2 + 1,                # memories are written to their tables together
     'Ditto, vmap': 3 + 2,                   # tests of those who took part, and of everybody
+    'FedCAC, vmap': 2 + 1 + 2,              # memories, and personal tests
+    'FedALA, vmap': 2 + 1 + 2 + 4*6,        # has this client trained? as it begins and in three tests
     'MOON + FedDecorr, vmap': 2 + 1 + 2,    # which samples, and what FedDecorr notices
     }.items())
 def test_a_round_waits_for_the_device(name, most):

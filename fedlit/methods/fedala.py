@@ -8,6 +8,7 @@ __all__ = ['higher', 'settled', 'FedALA']
 # %% ../../nbs/methods/76_fedala.ipynb #5fce44c3
 import statistics, torch
 from ..method import Method, require
+from ..tree import told
 
 # %% ../../nbs/methods/76_fedala.ipynb #db4cf99d
 def higher(
@@ -20,12 +21,12 @@ def higher(
     return [k for k in names if k.rpartition('.')[0] in each[-layers:]]
 
 def settled(
-    losses,    # one per pass
+    losses,    # (N,), one per pass
     window,    # int
     threshold, # of their standard deviation
 ):
     "Have the last `window` losses stopped changing?"
-    return len(losses) > window and statistics.pstdev(losses[-window:]) < threshold
+    return len(losses) > window and statistics.pstdev(losses[-window:].tolist()) < threshold
 
 # %% ../../nbs/methods/76_fedala.ipynb #0c2474a7
 class FedALA(Method):
@@ -46,17 +47,18 @@ class FedALA(Method):
         ones = {k: torch.ones_like(v) for k, v in last.items()}
         return params, {}, dict(last=last, weights=ones, trained=never, learned=never)
     def begin(self, params, buffers, client, data, forward, criterion, generator):
-        if not client['trained']: return params, client
+        trained, learned = told(client['trained'], client['learned'])
+        if not trained: return params, client
         last, weights, losses = client['last'], client['weights'], []
         new = {k: params[k] for k in last}
         mixed = lambda weights: {k: v + (new[k] - v)*weights[k] for k, v in last.items()}
         def loss(v, x, y): return criterion(forward({**params, **v}, buffers, x)[1], y)
-        for _ in range(1 if client['learned'] else self.most):
+        for _ in range(1 if learned else self.most):
             for x, y in self._batches(data, generator):
                 g, value = torch.func.grad_and_value(loss)(mixed(weights), x, y)
                 weights = {k: (w - self.eta*g[k]*(new[k] - last[k])).clamp(0, 1) for k, w in weights.items()}
-            losses.append(value.item())
-            if settled(losses, 10, self.threshold): break
+            losses.append(value)
+            if settled(torch.stack(losses), 10, self.threshold): break
         learned = torch.ones_like(client['learned'])
         return {**params, **mixed(weights)}, {**client, 'weights': weights, 'learned': learned}
     def _batches(self, data, generator):

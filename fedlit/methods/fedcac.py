@@ -32,7 +32,8 @@ def circles(
     flat = torch.cat([m.flatten(1) for m in masks.values()], 1)
     overlap, other = flat@flat.T/flat.sum(1), ~torch.eye(len(flat), dtype=torch.bool, device=flat.device)
     if len(flat) == 1: return ~other
-    mean, most = overlap[other].mean(), overlap[other].max()
+    pairs = overlap.flatten()[1:].view(len(flat)-1, -1)[:, :-1].flatten() # two at a time; a mask has to be counted
+    mean, most = pairs.mean(), pairs.max()
     return (overlap >= mean + (round + 1)/beta*(most - mean)) & other | ~other
 
 # %% ../../nbs/methods/45_fedcac.ipynb #6bd1e609
