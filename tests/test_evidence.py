@@ -137,3 +137,16 @@ def test_the_seeds_of_the_sequential_test_are_those_it_takes():
 def test_where_a_new_run_lies_has_bounds_and_needs_a_spread():
     assert next_run([99., 98., 97.], least=0, most=100)[1] == 100 and next_run([1., 9., 3.], least=0)[0] == 0
     assert all(map(math.isnan, next_run([64., 64., 64.])))
+
+def test_a_difference_of_claims_takes_the_seeds_that_both_have():
+    from fedlit.papers.claims import ahead, minus, weigh
+    import pandas as pd
+    every = [dict(method=m, alpha=a, seed=s) for a in (.1, .5, 1.) for m in 'AB' for s in range(9)]
+    there = [l for l in every if l['alpha'] == .1 or l['seed'] < 4 or l['method'] == 'A' and l['seed'] == 4]
+    rng = np.random.default_rng(0)
+    rows = pd.DataFrame([dict(l, accuracy_late=50 + 10*(l['method'] == 'B') + rng.normal()) for l in there])
+    rows.attrs.update(labels=['method', 'alpha', 'seed'])
+    gain = lambda a: ahead(dict(method='B', alpha=a), dict(method='A', alpha=a))
+    claims = {'more': minus(gain(.1), gain(.5))}
+    missing = [(l, None) for l in every if l not in there]
+    assert [len(w.differences) for w in weigh(claims, rows, missing)] == [4]

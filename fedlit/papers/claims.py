@@ -147,8 +147,12 @@ def ahead(
 def minus(
     f, g, # Numbers
 ):        # Numbers
-    "The difference of two claims' numbers."
-    return replace(f, of=lambda rows: f(rows) - g(rows), whole=f.whole or g.whole)
+    "The difference of two claims' numbers, seed by seed."
+    def differences(rows):
+        left, right = f(rows), g(rows)
+        if left.shape != right.shape: raise LookupError('the two sides have different seeds')
+        return left - right
+    return replace(f, of=differences, whole=f.whole or g.whole)
 
 # %% ../../nbs/papers/claims.ipynb #1233426a
 def kendall(
@@ -181,11 +185,12 @@ def levels_off(
     **where,     # labels that the rows must have
 ):               # {sentence: Numbers}
     "Two claims: the second value along `axis` beats the first, and by more than the last beats the second."
-    def step(rows, to, start):
-        values = sorted(rows[axis].unique())
-        return ahead({**where, axis: values[to]}, {**where, axis: values[start]})(rows)
-    return {rises: Numbers(lambda rows: step(rows, 1, 0), 'points'),
-            flat: Numbers(lambda rows: step(rows, 1, 0) - step(rows, -1, 1), 'points')}
+    def step(to, start):
+        def of(rows):
+            values = sorted(rows[axis].unique())
+            return ahead({**where, axis: values[to]}, {**where, axis: values[start]})(rows)
+        return Numbers(of, 'points')
+    return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1))}
 
 # %% ../../nbs/papers/claims.ipynb #02580b43
 class Weighed(NamedTuple):
