@@ -270,14 +270,13 @@ class Simulation:
 
 
     def _executor(self, x):
-        best = self.asked.executor
-        if best == 'auto': best = choose_executor(self.asked.method, self.model, self.asked.device)
+        auto, best = self.asked.executor == 'auto', self.asked.executor
+        if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
         if best == 'extract' and asks_for(self.asked.method, 'mask', 'axes') and draws_numbers(self.model, x):
-            if self.asked.executor == 'auto': return 'threads'
+            if auto: return 'threads'
             warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
                  "expect the same distribution as with 'loop', not the same numbers")
-        if self.asked.executor != 'auto': return best
-        if best != 'vmap' or not (said := unstackable(self.model, x)): return best
+        if not auto or best != 'vmap' or not (said := unstackable(self.model, x)): return best
         warn(f"{type(self.model).__name__} cannot be stacked by vmap ({said}); going on with executor='loop'")
         return 'loop'
 
