@@ -197,15 +197,18 @@ class TaskBatches(Batches):
         live, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
         self.ready = range(t, min(t + max(1, self.ahead//(live*self.index.shape[2]*image)), self.counts.shape[1]))
         now = slice(live), slice(t, self.ready.stop)
-        draws = [{k: v[now].flatten(0, 2) for k, v in d.items()} for d in self.draws]
-        self.x, self.y = self._images(self.index[now], draws or None), self.targets(now)
+        by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step lies together
+        draws = [{k: by_step(v).flatten(0, 2) for k, v in d.items()} for d in self.draws]
+        self.x, self.y = self._images(by_step(self.index), draws or None), self.targets(now).transpose(0, 1).contiguous()
 
     def _images(self, index, draws=None):
-        return prepare(self.task, self.task.x_train[index.flatten()], draws).unflatten(0, index.shape)
+        images, at = self.task.x_train, index.flatten()
+        chosen = images.index_select(0, at) if images.is_contiguous() else images[at] # the first is faster, but forgets
+        return prepare(self.task, chosen, draws).unflatten(0, index.shape)            # where the channels lie
 
     def at(self, t, ks, n):
         if t not in self.ready: self._prepare(t)
-        return self.x[ks, t-self.ready.start, :n], self.y[ks, t-self.ready.start, :n]
+        return self.x[t-self.ready.start, ks, :n], self.y[t-self.ready.start, ks, :n]
 
     def targets(self, at=slice(None)):
         real = occupied(self.counts[at], self.index.shape[2]).to(self.index.device)

@@ -9,13 +9,14 @@ __all__ = ['STAGES', 'SEEN', 'FORMAT', 'LONG', 'BESIDE', 'ROWS', 'TREES', 'FREE'
 
 # %% ../nbs/15_result.ipynb #34006c7f
 import copy, json
-import pandas as pd, torch
+import torch
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
 from math import nan, prod
+from typing import TYPE_CHECKING
 from .engine.card import card, upload, write_folder
 from .engine.fingerprint import alike, unlike
 from .engine.files import newest, read_tensors, write_file, write_tensors
@@ -31,13 +32,24 @@ from .server import deployed
 from .state import STATISTICS, State, pixel_by_pixel
 from .engine.table import Store, Table, pack, unpack
 from .tree import doubles, flatten, leaves, rows, tmap, told, unflatten
+if TYPE_CHECKING: import pandas as pd
 
 # %% ../nbs/15_result.ipynb #5a83f678
+class _History:
+    "A table with a row for each round: made of dictionaries the first time that somebody asks for it."
+    def __get__(self, run, cls=None):
+        if run is None: raise AttributeError('history') # so that the field has no default
+        if isinstance(vars(run)['history'], list):
+            import pandas as pd # takes longer to import than a short federation to run
+            vars(run)['history'] = pd.DataFrame(vars(run)['history'])
+        return vars(run)['history']
+    def __set__(self, run, history): vars(run)['history'] = history
+
 @dataclass
 class Run:
     "A federation that has run: what was asked, what was seen, and the state to go on from."
     method: Method             # the method, a value that prints as its configuration
-    history: pd.DataFrame      # one row a round
+    history: 'pd.DataFrame' = _History() # one row a round; given as a table or as a list of dictionaries
     state: State               # parameters, buffers, memories, personal tensors
     settings: dict             # everything else that was asked, and versions, device, seconds
     model: torch.nn.Module = None # the network with the server's final parameters
@@ -232,6 +244,7 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
             'personal': (everyone, own_samples(self.method, self.model, task, clients, everyone))}
     seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
             for name, (who, more) in both.items()]
+    import pandas as pd
     return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests],
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
 
@@ -581,7 +594,7 @@ def load_run(
     header, state = _read(path, device)
     if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
-    run = Run(method or _method_of(header, path), pd.DataFrame(header['history']), state, header['settings'])
+    run = Run(method or _method_of(header, path), header['history'], state, header['settings'])
     with _whole(path):
         _check_use(run)
         if model is None and isinstance(spec := run.settings['model'], dict): model = _network(spec, state)
@@ -617,4 +630,4 @@ def resume(
                          "Run.load reads it; choose another file to begin again")
     if differ := _differ(theirs, ours):
         raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differ)}); choose another file")
-    return Run(method, pd.DataFrame(header['history']), state, settings)
+    return Run(method, header['history'], state, settings)

@@ -10,7 +10,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several',
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, time, warnings
-import numpy as np, pandas as pd, torch
+import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tqdm import tqdm
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
 from .cohort import check_local
@@ -41,6 +41,7 @@ from .state import pure, start
 from .engine.tape import Tapes, no_compiler
 from .tree import told
 from .vocabulary import STEP
+if TYPE_CHECKING: import pandas as pd
 _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
          'records',
          'release_memory', 'tests_of', 'writable']
@@ -481,7 +482,7 @@ def notice(self:Simulation, state, who):
 @patch
 def rounds(self:Simulation, run, team, stop):
     "Rounds until enough or the clock says `stop`; `run` is up to date after each, and it stops after all but the last."
-    a, history = self.asked, run.history.to_dict('records')
+    a, history = self.asked, run.history.to_dict('records') if run.state.round else []
     if a.progress and self.tapes and self.tapes.compiles and run.state.round < a.rounds and not no_compiler():
         tqdm.write("record='compile': the first steps wait for their kernels, for seconds to minutes", file=sys.stderr)
     bar = tqdm(range(run.state.round, a.rounds), initial=run.state.round, total=a.rounds,
@@ -495,7 +496,7 @@ def rounds(self:Simulation, run, team, stop):
             row.update(self.tested(history, before, out, run.state, team, seen))
             if a.watch: row.update(a.watch(self.model, self.task, run.state, _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
-        run.history = pd.DataFrame(history)
+        run.history = history[:] # a table only where somebody looks
         bar.set_postfix_str(_shown(history, ('accuracy', *self.test.metrics)))
         # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if a.keep_locals and last: run.locals = _locals(out)
@@ -533,7 +534,7 @@ def running(self:Federation, team=None):
         sim = Simulation(asked)
         settings = sim.settings(team.named(sim.executor))
         run = resume(asked.checkpoint, asked.method, settings, asked.device) or Run(
-            asked.method, pd.DataFrame(),
+            asked.method, [],
             start(asked.method, sim.model, len(asked.clients), asked.statistics, asked.seed, asked.local), settings)
         run.asked = asked
         if run.state.round > asked.rounds:
@@ -561,7 +562,7 @@ def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
     kept = None
     try:
-        for run, net in self.running(team): kept = replace(run) # noqa: B007, as it is after this round
+        for run, net in self.running(team): kept = copy.copy(run) # noqa: B007, as it is after this round
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
@@ -595,7 +596,7 @@ def federate(*args, **kwargs) -> Run:
 def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
     for run, net in Federation(*args, **kwargs).running():
-        yield replace(run).put_into(copy.deepcopy(net), checked=False)
+        yield copy.copy(run).put_into(copy.deepcopy(net), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(
@@ -623,7 +624,7 @@ def compare(
     partition=None,# function (task, clients, seed) -> list of index tensors; None: `dirichlet`
     folder=None,   # where to write every run, round by round; the same call goes on from what is there
     **kw,          # for `federate`, metrics among them
-) -> pd.DataFrame: # one row a run: method, seed, columns
+) -> 'pd.DataFrame': # one row a run: method, seed, columns
     "Train every method with every seed."
     from fedlit.data import load
     from fedlit.models import build
@@ -644,13 +645,15 @@ def compare(
                            checkpoint=folder and file_of(folder, m, seed), **kw)
             rows.append(dict(method=repr(m), seed=seed,
                              **{c: run.history[c].iloc[-1] for c in columns if c in run.history}))
+    import pandas as pd
     return pd.DataFrame(rows)
 
 def table(
     runs,         # what `compare` returned
     against=None, # the Method that all are compared with, seed by seed; None: no differences
-) -> pd.DataFrame: # one row a method: mean ± half its 95 % interval over seeds
+) -> 'pd.DataFrame': # one row a method: mean ± half its 95 % interval over seeds
     "A comparison in a form to read."
+    import pandas as pd
     columns = [c for c in runs.columns if c not in ('method', 'seed')]
     seen = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
     means = {c: {m: str(spread(g[c])) for m, g in seen.items()} for c in columns}

@@ -24,6 +24,18 @@ def test_a_short_job_imports_little():
             "build('mlp', load('digits'))")
     assert loaded(code, 'torch', *HEAVY) == ['torch']
 
+def test_a_federation_makes_no_table_until_it_is_asked_for():
+    code = ("import torch\n"
+            "from fedlit.data import Task\n"
+            "from fedlit.methods import FedAvg\n"
+            "from fedlit.models import build\n"
+            "from fedlit.run import federate\n"
+            "x, y = torch.randn(8, 1, 8, 8), torch.arange(8)%2\n"
+            "task = Task('own', x, y, x, y, classes=2)\n"
+            "run = federate(build('mlp', task), task, [range(4), range(4, 8)], FedAvg(), rounds=2, progress=False)\n")
+    assert loaded(code, 'pandas') == []
+    assert loaded(code + "assert run.history['round'].tolist() == [1, 2]", 'pandas') == ['pandas']
+
 @pytest.mark.parametrize('argv', [
     ['run', '--method', 'FedFoo()'], ['run', '--method', 'MOON(mu=', '--quiet'], ['run', '--method', 'MOON(mu=x)'],
     ['compare', '--methods', 'FedFoo()', 'FedAvg()'], ['interactions', 'FedFoo()', 'MOON()'],
