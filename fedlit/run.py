@@ -33,6 +33,7 @@ from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, pea
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, scored, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
+from .engine.extract import uncuttable
 from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
@@ -273,7 +274,14 @@ class Simulation:
     def _executor(self, x):
         auto, best = self.asked.executor == 'auto', self.asked.executor
         if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
-        if best == 'extract' and asks_for(self.asked.method, 'mask', 'axes') and draws_numbers(self.model, x):
+        cuts = best == 'extract' and asks_for(self.asked.method, 'mask', 'axes')
+        if cuts and (said := uncuttable(self.model, x)):
+            if not auto:
+                raise ValueError(f"executor='extract' cannot cut {type(self.model).__name__} to half of its width "
+                                 f"({said}); take executor='auto', which masks it")
+            warn(f"{type(self.model).__name__} cannot be cut to half of its width ({said}); it is masked instead")
+            return 'threads'
+        if cuts and draws_numbers(self.model, x):
             if auto: return 'threads'
             warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
                  "expect the same distribution as with 'loop', not the same numbers")

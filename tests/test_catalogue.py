@@ -783,6 +783,12 @@ def test_intervals_stand_beside_the_papers_numbers(tmp_path):
     assert ((low < t.ours - t.margin) | (low == 0)).all() and ((high > t.ours + t.margin) | (high == 100)).all()
     assert (low >= 0).all() and (high <= 100).all()
 
+@pytest.mark.slow
+def test_a_seed_whose_partition_takes_long_to_find_has_one():
+    [crowded, *_] = {s for _, s in select(CATALOGUE['feddecorr/table3'], 'embedded') if s.clients == 50}
+    seed = 11 # the first ten thousand tables leave a client with fewer than two samples
+    assert min(map(len, clients_of(replace(crowded, seed=seed), task_of(crowded.data))[0])) >= 2
+
 ANYWHERE = 'feddecorr/table10', 'moon/table5', 'feddecomp/order' # one of each of three papers, seconds a run
 
 @pytest.mark.slow

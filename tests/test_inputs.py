@@ -1,12 +1,13 @@
 "What a user gives is right, or it is refused in one sentence that names the value and what would be right."
 import dataclasses, json, math, warnings
 import numpy as np, pandas as pd, pytest, torch
+from functools import partial
 from torch import nn
 from fedlit import methods
 from fedlit.engine.inputs import best_device
 from fedlit.data import Flip, Task, load
 from fedlit.local import Adam, Decay, Rates
-from fedlit.methods import FedAvg, FedBN, FedDecorr, MOON
+from fedlit.methods import FedAvg, FedBN, FedDecorr, HeteroFL, MOON
 from fedlit.models import build, unwrap, wrap
 from fedlit.parse import known
 from fedlit.partition import by_flower, dirichlet, iid
@@ -603,3 +604,26 @@ def test_auto_is_the_best_device_there_is(monkeypatch, cuda, apple, best):
     monkeypatch.setattr(torch.cuda, 'is_available', lambda: cuda)
     monkeypatch.setattr(torch.backends.mps, 'is_available', lambda: apple)
     assert best_device() == best
+
+class Reshaping(nn.Module):
+    "Writes down a width of its own."
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+    def forward(self, x):
+        z = self.body(x.flatten(1)).relu().view(-1, 16)
+        return z, self.head(z)
+
+def spectral():
+    net = Reshaping()
+    net.body = nn.utils.parametrizations.spectral_norm(net.body)
+    return net
+
+@pytest.mark.parametrize('make', [Reshaping, spectral])
+def test_a_network_that_cannot_be_cut_is_refused_by_name(make):
+    task = load('digits').subset(40, test=10)
+    run = partial(federate, make(), task, [range(20), range(20, 40)], HeteroFL(rates=(1., .5)), rounds=1,
+                  progress=False)
+    with pytest.raises(ValueError, match=f"executor='extract' cannot cut {make().__class__.__name__} to half"):
+        run(executor='extract')
+    assert len(run(executor='threads').history) == 1 # which masks
