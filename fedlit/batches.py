@@ -199,7 +199,8 @@ class TaskBatches(Batches):
         now = slice(live), slice(t, self.ready.stop)
         by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step lies together
         draws = [{k: by_step(v).flatten(0, 2) for k, v in d.items()} for d in self.draws]
-        self.x, self.y = self._images(by_step(self.index), draws or None), self.targets(now).transpose(0, 1).contiguous()
+        self.x = self._images(by_step(self.index), draws or None)
+        self.y = self.targets(now).transpose(0, 1).contiguous()
 
     def _images(self, index, draws=None):
         images, at = self.task.x_train, index.flatten()
