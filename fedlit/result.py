@@ -37,7 +37,7 @@ if TYPE_CHECKING: import pandas as pd
 # %% ../nbs/15_result.ipynb #5a83f678
 class _History:
     "A table with a row for each round: made of dictionaries the first time that somebody asks for it."
-    def __get__(self, run, cls=None):
+    def __get__(self, run, cls=None) -> 'pd.DataFrame':
         if run is None: raise AttributeError('history') # so that the field has no default
         if isinstance(vars(run)['history'], list):
             import pandas as pd # takes longer to import than a short federation to run
@@ -49,7 +49,7 @@ class _History:
 class Run:
     "A federation that has run: what was asked, what was seen, and the state to go on from."
     method: Method             # the method, a value that prints as its configuration
-    history: 'pd.DataFrame' = _History() # one row a round; given as a table or as a list of dictionaries
+    history: _History = _History() # DataFrame with one row a round; given as one, or as a list of dictionaries
     state: State               # parameters, buffers, memories, personal tensors
     settings: dict             # everything else that was asked, and versions, device, seconds
     model: torch.nn.Module = None # the network with the server's final parameters

@@ -19,7 +19,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from tqdm import tqdm
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
 from .cohort import check_local
@@ -42,7 +42,6 @@ from .state import pure, start
 from .engine.tape import Tapes, no_compiler
 from .tree import told
 from .vocabulary import STEP
-if TYPE_CHECKING: import pandas as pd
 _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
          'records',
          'release_memory', 'tests_of', 'writable']
@@ -632,7 +631,7 @@ def compare(
     partition=None,# function (task, clients, seed) -> list of index tensors; None: `dirichlet`
     folder=None,   # where to write every run, round by round; the same call goes on from what is there
     **kw,          # for `federate`, metrics among them
-) -> 'pd.DataFrame': # one row a run: method, seed, columns
+): # DataFrame with one row a run: method, seed, columns
     "Train every method with every seed."
     from fedlit.data import load
     from fedlit.models import build
@@ -659,7 +658,7 @@ def compare(
 def table(
     runs,         # what `compare` returned
     against=None, # the Method that all are compared with, seed by seed; None: no differences
-) -> 'pd.DataFrame': # one row a method: mean ± half its 95 % interval over seeds
+): # DataFrame with one row a method: mean ± half its 95 % interval over seeds
     "A comparison in a form to read."
     import pandas as pd
     columns = [c for c in runs.columns if c not in ('method', 'seed')]

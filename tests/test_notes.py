@@ -1,6 +1,8 @@
 "Every parameter that the site's reference shows has a note, and every word of docs/names.yml is used. Reads sources."
-import sys
+import inspect, sys
+from importlib import import_module
 from pathlib import Path
+import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
@@ -17,3 +19,12 @@ def test_every_word_of_names_yml_is_used():
     used = {(api.place_of(name, place), name) for place, name in SILENT}
     told = {(None, name) for name in api.COMMON} | {(p, name) for p, words in api.PLACES.items() for name in words}
     assert sorted(told - used, key=str) == []
+
+@pytest.mark.parametrize('module', sorted({e.module for e in ENTRIES}))
+def test_annotations_name_what_is_there(module):
+    "The site's reference, and `typing.get_type_hints`, evaluate those that are strings."
+    try: made = vars(import_module(module := f'fedlit.{module}')).values()
+    except ImportError as e: pytest.skip(str(e))
+    for f in made:
+        if (inspect.isfunction(f) or inspect.isclass(f)) and f.__module__ == module and not hasattr(f, '__signature__'):
+            inspect.get_annotations(f, eval_str=True)
