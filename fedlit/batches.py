@@ -204,8 +204,9 @@ class TaskBatches(Batches):
 
     def _images(self, index, draws=None):
         images, at = self.task.x_train, index.flatten()
-        chosen = images.index_select(0, at) if images.is_contiguous() else images[at] # the first is faster, but forgets
-        return prepare(self.task, chosen, draws).unflatten(0, index.shape)            # where the channels lie
+        # index_select is faster, but forgets where the channels lie
+        chosen = images.index_select(0, at) if images.is_contiguous() else images[at]
+        return prepare(self.task, chosen, draws).unflatten(0, index.shape)
 
     def at(self, t, ks, n):
         if t not in self.ready: self._prepare(t)
