@@ -13,6 +13,7 @@ import torch
 from .axes import axes_of, cut, extract, masks, paste, shrunk
 from ..cohort import Cohort
 from .masks import times
+from .messages import point
 from .stacks import single
 from ..draws import undrawn
 from ..state import OPTIMIZER, pure, split_state
@@ -81,5 +82,5 @@ def uncuttable(
     try:
         small = extract(model, axes, half)
         with torch.no_grad(), undrawn(): pure(small)(*(cut(axes, t, half) for t in tensors), x)
-    except Exception as e: return (str(e).strip() or type(e).__name__).splitlines()[0][:200]
+    except Exception as e: return point(e)
     return ''

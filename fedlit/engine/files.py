@@ -271,11 +271,12 @@ def result(
     except Damaged as e: warn(f"{e}; it counts as missing")
 
 # %% ../../nbs/engine/files.ipynb #0efaaf72
-def _rounded(value, exact=('setting', 'settings')):
-    "A value of JSON with nine digits a number, but for what was typed."
-    if isinstance(value, dict): return {k: v if k in exact else _rounded(v) for k, v in value.items()}
-    if isinstance(value, list): return [_rounded(v) for v in value]
-    return float(f'{value:.9g}') if isinstance(value, float) else value
+def _rounded(value, digits=7, exact=('setting', 'settings'), rough=('seconds', 'peak_mb')):
+    "A value of JSON with so many digits a number, but for what was typed, and three of a time or a memory."
+    if isinstance(value, dict):
+        return {k: v if k in exact else _rounded(v, 3 if k in rough else digits) for k, v in value.items()}
+    if isinstance(value, list): return [_rounded(v, digits) for v in value]
+    return float(f'{value:.{digits}g}') if isinstance(value, float) else value
 
 def all_results(
     folder, # where results were written, packed or not

@@ -19,6 +19,7 @@ from torch import nn
 from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from torch.overrides import TorchFunctionMode
 from ..draws import undrawn
+from .messages import point
 from .stacks import has_batchnorm, stacked
 from .tape import changed_state
 from ..state import pure, split_state, start
@@ -163,7 +164,7 @@ def unstackable(
         with undrawn():
             out = stacked(loss, (0, 0, 0))(params, buffers, torch.stack([x, x]))
         torch.autograd.grad(out.sum(), list(params.values()), allow_unused=True)
-    except Exception as e: return (str(e).strip() or type(e).__name__).splitlines()[0][:200]
+    except Exception as e: return point(e)
     return ''
 
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'KNOBS', 'NOTICE', 'ALSO', 'RETURNS', 'check_names', 'proper', 'unknown', 'check_record', 'as_python',
-           'as_declared', 'check_values', 'settled', 'check_class', 'warn']
+           'as_declared', 'check_values', 'settled', 'check_class', 'warn', 'point']
 
 # %% ../../nbs/engine/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -249,3 +249,11 @@ def warn(
     while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] == 'fedlit':
         frame, level = frame.f_back, level + 1
     warnings.warn(said, stacklevel=level)
+
+# %% ../../nbs/engine/messages.ipynb #f3a5b816
+def point(
+    error, # exception, perhaps with a message of many lines
+):         # one line of at most 200 characters
+    "What an exception says: the first error of a compiler, else its first line, else its kind."
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]

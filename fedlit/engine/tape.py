@@ -14,7 +14,7 @@ from math import isfinite
 from operator import getitem
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..draws import draws
-from .messages import warn
+from .messages import point, warn
 from ..tree import tmap, leaves
 
 # %% ../../nbs/engine/tape.ipynb #e149a416
@@ -267,11 +267,6 @@ def _player(step, shape, numbers):
     return bound
 
 # %% ../../nbs/engine/tape.ipynb #2421bdb1
-def _point(text):
-    "The line of a long message that says what is wrong: of a compiler's the first error, else the first line."
-    lines = text.strip().splitlines() or ['']
-    return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]
-
 def changed_state(before, after): # name of a place -> what is there
     "The first place at which two answers of a `state` function differ; '' if none."
     return next((k for k in after if before.get(k) != after[k]), '')
@@ -320,7 +315,7 @@ class Tapes:
                 if not why:
                     bind = compiled(f, (*steady, *trees), len(steady), self._watched, **numbers)
                     why = '' if bind else 'it draws random numbers or looks at the numbers in a tensor'
-            except Exception as e: why = f'{type(e).__name__}: {_point(str(e))}'
+            except Exception as e: why = f'{type(e).__name__}: {point(e)}'
             if self.changed: return
             if why:
                 self.compiles = False
