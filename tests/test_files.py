@@ -366,7 +366,7 @@ def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_pat
     assert [f.name for f in (tmp_path/'runs').iterdir()] == ['bad.json'] # for a person to look at
     (tmp_path/'runs'/'bad.json').unlink()
     assert files.pack(tmp_path/'runs').read_bytes() == first
-    assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.333333333, setting=dict(lr=.1+.2))
+    assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.3333333, setting=dict(lr=.1+.2))
     with pytest.raises(ValueError, match='no results in'): files.pack(tmp_path/'none')
 
 def test_a_folder_is_not_written_over(tmp_path):
