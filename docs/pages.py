@@ -111,16 +111,28 @@ def names(images=None):
 
 # -- figures
 
+STANDS_ON = re.compile(r'\*Here:\* (.+?)\.(?: \*In the paper:\*.*)?$', re.M) # as `show` of the catalogue prints it
+
+def shown_in(cell):
+    """The figures of a cell: (alt text, PNG as base 64 or SVG as text, what it stands on). The last is never typed: the
+    cell made it of the settings of the runs, and printed it or kept it with the picture; or it is ''."""
+    d, _ = directives(''.join(cell['source']))
+    printed, found = '', []
+    for o in () if 'hide' in d else cell['outputs']:
+        data, noted = o.get('data', {}), o.get('metadata', {})
+        said = STANDS_ON.search(''.join(data.get('text/markdown', '')))
+        printed = said[1] if said else printed
+        found += [(d.get('fig-alt', ''), ''.join(data[kind]), noted.get('here', printed))
+                  for kind in ('image/png', 'image/svg+xml') if kind in data]
+    return found
+
 def figures(path):
-    "The figures of a notebook: (alt text, PNG as base 64 or SVG as text, the heading they stand under)."
+    "The figures of a notebook: (alt text, PNG or SVG, the heading they stand under, what they stand on)."
     heading, found = '', []
     for c in read(path)['cells']:
-        d, _ = directives(''.join(c['source'])) if c['cell_type'] == 'code' else ({}, '')
         if c['cell_type'] == 'markdown':
             heading = ([heading] + re.findall(r'^##+ (.+)', ''.join(c['source']), re.M))[-1]
-        elif 'hide' not in d:
-            found += [(d.get('fig-alt', ''), ''.join(o['data'][kind]), heading) for o in c['outputs']
-                      for kind in ('image/png', 'image/svg+xml') if kind in o.get('data', {})]
+        elif c['cell_type'] == 'code': found += [(alt, image, heading, here) for alt, image, here in shown_in(c)]
     return found
 
 def command(path):
@@ -129,18 +141,19 @@ def command(path):
     return named[0] if named else f'jupyter execute nbs/{path}'
 
 def gallery(images):
-    "Every figure as a thumbnail that leads to its page; the pictures go to the folder `images`."
+    "Every figure as a thumbnail that leads to its page, with its data and network; the pictures go to `images`."
     images.mkdir(parents=True, exist_ok=True)
     out = ['# Gallery\n> Every figure of the site, with the page that explains it and the command that draws it']
     for p in notebooks():
         cards = []
-        for i, (alt, picture, heading) in enumerate(figures(p)):
+        for i, (alt, picture, heading, here) in enumerate(figures(p)):
             name = f"{page_of(p).replace('/', '-')}-{i}.png"
             if not (svg := picture.startswith('<')): (images/name).write_bytes(base64.b64decode(picture))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
             shown = picture if svg else f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy">'
+            told = f"{alt.rstrip('.')}. Here: {here}." if here else alt
             cards.append(f'<figure><a href="{href}">{shown}</a>'
-                         f'<figcaption>{escape(alt)}</figcaption></figure>')
+                         f'<figcaption>{escape(told, quote=False)}</figcaption></figure>')
         title, says = front(NBS/p)
         if cards:
             out += [f'## {title}', f'[{says}]({p}), drawn by `{command(p)}`',

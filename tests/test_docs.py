@@ -112,7 +112,36 @@ def test_a_figure_is_a_png_or_an_svg(monkeypatch):
              *(dict(cell_type='code', source=f'#| fig-alt: "{kind}"\nx', outputs=[dict(data={kind: 'aGk='})])
                for kind in ('image/png', 'image/svg+xml', 'text/plain'))]
     monkeypatch.setattr(pages, 'read', lambda path: dict(cells=cells))
-    assert pages.figures('x') == [('image/png', 'aGk=', 'Here'), ('image/svg+xml', 'aGk=', 'Here')]
+    assert pages.figures('x') == [('image/png', 'aGk=', 'Here', ''), ('image/svg+xml', 'aGk=', 'Here', '')]
+
+def test_the_gallery_says_what_a_figure_stands_on(monkeypatch, tmp_path):
+    "In the words that the cell made of the settings: those that `show` prints, or those kept with the picture."
+    picture = lambda **noted: dict(data={'image/png': 'aGk='}, metadata=noted)
+    printed = lambda text: dict(data={'text/markdown': [text]}, metadata={})
+    shown = printed("**Fig. 1.** As drawn (short, 2 of 2 runs).\n\n"
+                    "*Here:* cifar10 (16x16 pixels); mlp(dropout=0.5); 2 seeds. *In the paper:* cifar10; mlp; 1 seed.")
+    outputs = [[shown, picture(), picture()], [picture(here='digits; mlp; 3 seeds')], [picture()],
+               [printed('*Here:* <b>; 1 seed.'), picture()]]
+    cells = [dict(cell_type='code', source='#| fig-alt: "What it shows."\nx', outputs=o) for o in outputs]
+    monkeypatch.setattr(pages, 'read', lambda path: dict(cells=cells))
+    first = 'cifar10 (16x16 pixels); mlp(dropout=0.5); 2 seeds'
+    assert [here for *_, here in pages.figures('x')] == [first, first, 'digits; mlp; 3 seeds', '', '<b>; 1 seed']
+    monkeypatch.setattr(pages, 'notebooks', lambda: ['x.ipynb'])
+    monkeypatch.setattr(pages, 'front', lambda path: ('A page', 'about it'))
+    captions = re.findall('<figcaption>(.*?)</figcaption>', pages.gallery(tmp_path))
+    assert captions == [*[f'What it shows. Here: {first}.']*2, 'What it shows. Here: digits; mlp; 3 seeds.',
+                        'What it shows.', 'What it shows. Here: &lt;b&gt;; 1 seed.']
+
+def test_the_gallery_knows_the_setting_of_every_figure_of_the_catalogue():
+    "A cell that calls `show` prints it, one that calls `show_signed` keeps it with the picture."
+    asked, lacking = 0, set()
+    for p in pages.notebooks():
+        for c in pages.read(p)['cells']:
+            if re.search(r'^(show|show_signed)\(', ''.join(c['source']), re.M) and c['cell_type'] == 'code':
+                heres = [here for *_, here in pages.shown_in(c)]
+                asked += len(heres)
+                if '' in heres: lacking.add(f'nbs/{p}')
+    assert asked > 30 and not lacking, f'python docs/fill.py {" ".join(sorted(lacking))}'
 
 @pytest.mark.parametrize('printed, shown', [
     ('(np.float64(0.506217684107042), 0.81)', '(0.506218, 0.81)'),
@@ -232,7 +261,7 @@ def dots(png):
     return .0254*int.from_bytes(raw[at+4:at+8], 'big') if at > 0 else 72
 
 def test_figures_have_twice_the_pixels():
-    found = {p for p in pages.notebooks() for _, picture, _ in pages.figures(p)
+    found = {p for p in pages.notebooks() for _, picture, *_ in pages.figures(p)
              if not picture.startswith('<') and dots(picture) < 120}
     assert not found, f'python docs/fill.py {" ".join(sorted("nbs/" + p for p in found))}'
 

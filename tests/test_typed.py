@@ -1,5 +1,6 @@
 "The check of numbers typed into prose finds each kind, leaves settings and code alone, and passes on this repository."
-import json, sys
+import json, re, sys
+from html import unescape
 from pathlib import Path
 import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]/'docs'))
@@ -49,3 +50,46 @@ def test_a_line_has_a_reason():
         typed.allowed('methods/x | six points | because')
 
 def test_this_repository(): assert typed.check() == []
+
+# -- what pages store of committed results, which others may have added to since
+
+ROOT = Path(__file__).parents[1]
+VERDICTS = 'holds|does not hold|undecided|not evaluated'
+
+def told(words):
+    "Verdict and number of seeds of `holds, +10.90 values (30 seeds)`."
+    found = re.fullmatch(rf'({VERDICTS})(?:, .*\((\d+) seeds\))?', words.strip())
+    return (found[1], int(found[2] or 0)) if found else None
+
+def rows_of(output):
+    "The rows of a stored table, in Markdown or HTML, as lists of texts."
+    data = {k: ''.join(v) for k, v in output.get('data', {}).items()}
+    if 'text/html' in data:
+        return [[unescape(re.sub('<.*?>', '', cell)) for cell in re.findall('<t[hd].*?>(.*?)</t[hd]>', row, re.S)]
+                for row in re.findall('<tr.*?>(.*?)</tr>', data['text/html'], re.S)]
+    return [[cell.strip() for cell in line.strip('|').split(' | ')]
+            for line in data.get('text/markdown', '').splitlines() if line.startswith('|')]
+
+def stored(nb):
+    "Claim -> what a page stores of it, a (verdict, seeds) for each set of runs, from its last table of that kind."
+    rows = [r for c in nb['cells'] for o in c.get('outputs', ()) for r in rows_of(o)]
+    return {claim: heard for claim, *words in rows if (heard := [told(w) for w in words]) and None not in heard}
+
+def test_reads_both_kinds_of_tables():
+    html = ('<table><tr><th></th><th>on digits</th></tr><tr><th>a &gt; b</th>'
+            '<td>does not hold, -3.82 points (30 seeds)</td></tr></table>')
+    text = '| claim | x | y |\n|---|---|---|\n| c | holds, +1 s (7 seeds) | not evaluated |'
+    nb = dict(cells=[dict(outputs=[dict(data={'text/html': [html]}), dict(data={'text/markdown': text})]), {}])
+    assert stored(nb) == {'a > b': [('does not hold', 30)], 'c': [('holds', 7), ('not evaluated', 0)]}
+
+@pytest.mark.parametrize('page, least', [('nbs/index.ipynb', 5), ('nbs/papers/collapse.ipynb', 17)])
+def test_pages_say_what_the_committed_results_say(page, least):
+    from fedlit.papers.collapse import committed_verdicts, verdicts_beside
+    now = verdicts_beside({'on digits': committed_verdicts(), 'on CIFAR-10': committed_verdicts('short')})
+    on_page = stored(json.loads((ROOT/page).read_text(encoding='utf-8')))
+    assert len(on_page) >= least
+    old = [f'{claim}: {there} on the page, now {[told(w) for w in now.loc[claim]]}' for claim, there in on_page.items()
+           if claim in now.index and there != [told(w) for w in now.loc[claim]]]
+    gone = sorted(set(on_page) - set(now.index))
+    assert not old + gone, '\n'.join([f'{page} is older than results/, so: python docs/fill.py {page}'
+                                      + ' && python docs/readme.py'*page.endswith('index.ipynb'), *old, *gone])

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
            'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'note_main_job', 'left_out',
-           'committed', 'committed_verdicts', 'verdicts_beside']
+           'committed_runs', 'committed', 'here_of', 'show_signed', 'gains_by_alpha', 'committed_verdicts',
+           'verdicts_beside']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json
@@ -16,10 +17,11 @@ from pathlib import Path
 from ..engine.files import all_results, result, shipped, write_json
 from .claims import above_zero, ahead, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks
-from .evidence import paired, repeated
+from .entries import (CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks, seeds_of, signed,
+                                   stands_on)
+from .evidence import paired, repeated, repeated_interval
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
-from .settings import plain
+from .settings import address, plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = .05 # the alpha of most claims
@@ -173,14 +175,49 @@ def left_out(out, rounds):
         elif r['setting']['rounds'] != rounds:
             yield f"of another length: {file} has {r['setting']['rounds']} rounds, not {rounds}"
 
+def committed_runs(
+    scale='embedded', # or 'short': real images
+):                    # list of (labels, Setting), and the folder of their results
+    "The main job's runs that come with fedlit, and those still to come."
+    if scale == 'short': return collapse_runs(scale, range(10)), shipped('catalogue')
+    return collapse_runs(scale, *runs_in(shipped('digits'))), shipped('digits')
+
 def committed(
     scale='embedded', # or 'short': real images
 ):                    # DataFrame of `results`, and what is missing
     "The main job's results that come with fedlit."
-    out, seeds, rounds = (shipped('digits'), *runs_in(shipped('digits'))) if scale == 'embedded' else (
-        shipped('catalogue'), range(10), None)
-    return results(collapse_runs(scale, seeds, rounds), out)
+    return results(*committed_runs(scale))
 
+# %% ../../nbs/papers/collapse.ipynb #c1a5e002
+def here_of(
+    rows,             # DataFrame, some of `committed`
+    scale='embedded', # or 'short'
+):                    # str
+    "Data, network, clients, length of runs and seeds of committed runs, from their settings."
+    drawn = set(rows.run)
+    runs = [(labels, s) for labels, s in committed_runs(scale)[0] if str(address(s)) in drawn]
+    return f'{stands_on(runs)}; {seeds_of(runs)}'
+
+def show_signed(
+    fig,  # matplotlib Figure, which is closed
+    here, # str: what it stands on
+):
+    "In a notebook: a figure with a small line of text under it, which is kept beside the picture as well."
+    import matplotlib.pyplot as plt
+    from IPython.display import display
+    display(signed(fig, here), metadata=dict(here=here))
+    plt.close(fig)
+
+# %% ../../nbs/papers/collapse.ipynb #c1a5e005
+def gains_by_alpha(rows):
+    "What FedDecorr adds to the accuracy of FedAvg at each alpha, in points, by the sequential test."
+    plain, cured = PAIR
+    late = lambda m, a: rows[(rows.method == m) & (rows.alpha == a)].set_index('seed').accuracy_late
+    def gain(a):
+        d = (late(cured, a) - late(plain, a)).dropna()
+        return dict(gain=f'{d.mean():+.2f} points', seeds=len(d),
+                    interval='{:+.2f} to {:+.2f}'.format(*repeated_interval(d)))
+    return pd.DataFrame({a: gain(a) for a in FOUR}).T.rename_axis('alpha')
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
 def committed_verdicts(
