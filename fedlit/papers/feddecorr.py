@@ -91,7 +91,8 @@ def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
 def fewer_dimensions(value, who):
-    return {f'uneven labels leave the {who} fewer dimensions ({value} rises with alpha)': rising('alpha', value)}
+    return {f'uneven labels tend to leave the {who} fewer dimensions ({value} tends to rise with alpha)':
+                rising('alpha', value)}
 
 COLLAPSE = fewer_dimensions('significant', 'global model') | ours(fewer_dimensions('rank', 'global model'))
 LOCAL_COLLAPSE = (fewer_dimensions('local_significant', 'local models')
@@ -214,7 +215,7 @@ entry('feddecorr/tpami-fig4',
                 method=decorr_rows('FedAvg')),
       draw=with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')),
       claims={'averaging collapses further: R > 0': above_zero('R'),
-              'R grows with heterogeneity': rising('alpha', 'R', -1)},
+              'R tends to grow with heterogeneity': rising('alpha', 'R', -1)},
       value='R')
 
 # %% ../../nbs/papers/feddecorr.ipynb #95ff4760

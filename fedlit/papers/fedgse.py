@@ -177,10 +177,10 @@ entry('fedgse/fig4.4',
       grid=GAPS,
       derive=added_up,
       draw=gap_table,
-      claims={'the differences have the thesis\' order, after every fifth of the rounds':
+      claims={'the differences tend to have the thesis\' order (mean over fifths of the rounds)':
                   Numbers(differences_in_order, 'tau'),
-              'and the accuracies the opposite one': Numbers(accuracies_in_order, 'tau'),
-              'the larger a difference, the lower the accuracy': Numbers(opposed, 'tau')})
+              'and the accuracies tend to have the opposite one': Numbers(accuracies_in_order, 'tau'),
+              'a larger difference tends to go with a lower accuracy': Numbers(opposed, 'tau')})
 
 # %% ../../nbs/papers/fedgse.ipynb #86c8da85
 entry('fedgse/fig4.5',
@@ -211,7 +211,7 @@ def more_whole_clients(data):
         draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
         claims={f'high heterogeneity: FedGSE is ahead of {m}': in_the_mix('FedGSE-SPL', m, heterogeneity='high')
                 for m in RIVALS}
-               | {'low heterogeneity: more whole clients are better':
+               | {'low heterogeneity: more whole clients tend to be better':
                       rising('rho', method='FedGSE-SPL', heterogeneity='low')},
         note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.')
 
@@ -273,7 +273,7 @@ entry('fedgse/table4.5',
       grid=grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10), method=named('FedDSE', 'FedGSE')),
       draw=table('classes', 'method'),
       claims={'four classes are easier than two': gain('classes', 0, 1, method='FedGSE'),
-              'beyond four it hardly matters (gain of 4 over 2 minus gain of 10 over 4)':
+              'most of the gain comes up to four (gain of 4 over 2 minus gain of 10 over 4)':
                   minus(gain('classes', 0, 1, method='FedGSE'), gain('classes', 1, -1, method='FedGSE'))},
       published='Table 4.5',
       note='The numbers equal those of SPL elsewhere in the thesis, so SPL is used. FedDSE is an addition.')
