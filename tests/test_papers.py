@@ -1,9 +1,19 @@
 """What the pages of the papers claim and plan: sentences say what is judged, rounds fit into a slice."""
-import re
-import pandas as pd
-from fedlit.papers.catalogue import CATALOGUE
+import re, shlex
+from pathlib import Path
+import pandas as pd, pytest, torch
+from fedlit.cli import parser
+from fedlit.data import load
+from fedlit.local import SGD, Local
+from fedlit.methods import SOLO, FedAvg
+from fedlit.models import build
+from fedlit.papers.catalogue import CATALOGUE, plan, select
 from fedlit.papers.claims import judge
 from fedlit.papers.entries import judged
+from fedlit.papers.settings import address
+from fedlit.run import federate
+
+ROOT = Path(__file__).parents[1]
 
 def claims(): return [(e.id, text, numbers) for e in CATALOGUE.values() for text, numbers in e.claims.items()]
 
@@ -41,3 +51,43 @@ def test_the_claims_about_convolutions_wait_for_a_network_that_has_some():
     t = judged([CATALOGUE['feddecomp/ratios']], 'embedded').set_index('claim')
     assert (t[t.index.str.contains('r_c')].verdict == 'not evaluated').all()
     assert (t[t.index.str.contains('r_l')].seeds >= 20).all()
+
+# ---- what a GPU is asked for ----
+
+IMAGES = dict(mnist=60_000, cifar10=50_000, cifar100=50_000, tiny_imagenet=100_000, office_caltech10=2_533,
+              domainnet=569_010) # of training, or more; all of DomainNet
+A_SECOND, MINUTES = 14_000, 9    # what results/README.md reckons with
+
+def images_in_a_round(s): return IMAGES[s.data]*s.participation*s.local.epochs if s.rounds else 0
+
+def test_a_round_at_paper_scale_ends_within_a_slice():
+    "A checkpoint is written after a round: a longer one begins again in every slice."
+    long = {(str(a), s.rounds, s.local.epochs) for a, s in plan('paper').items()
+            if s.data != 'blank' and images_in_a_round(s) > A_SECOND*60*MINUTES}
+    assert not long, long
+
+def test_every_command_of_the_first_hour_selects_runs():
+    text = (ROOT/'results'/'README.md').read_text(encoding='utf-8')
+    lines = [line.strip() for line in text.partition('## The first hour on a GPU')[2].splitlines()]
+    [more] = [line[3:-1] for line in lines if line.startswith('R="')]
+    said = [shlex.split(line.replace('$R', more)) for line in lines if line.startswith('fedlit reproduce ')]
+    assert len(said) >= 6
+    for words in said:
+        a = parser().parse_args(words[1:])
+        assert a.entry and (a.scale, a.minutes) == ('paper', MINUTES), words
+        for id in a.entry:
+            runs = select(CATALOGUE[id], a.scale, a.only or '')
+            assert runs and all(address(s) in plan('paper') for _, s in runs), (id, a.only)
+
+@pytest.mark.parametrize('method, clients', [(SOLO(), 2), (FedAvg(), 1)], ids=['SOLO', 'FedAvg of one'])
+def test_epochs_in_rounds_are_the_same_training_where_nothing_is_averaged(method, clients):
+    "With whole batches, where the order of the samples makes no difference."
+    task, parts = load('digits').subset(60, seed=0), torch.arange(60).chunk(clients)
+    def after(rounds, epochs, kept):
+        local = Local(epochs=epochs, batch_size=60, lr=.1, weight_decay=1e-3, optimizer=SGD(kept=kept))
+        net = build('mlp', task, seed=0, hidden=(8,), features=4, norm='batch')
+        state = federate(net, task, parts, method, rounds, local, progress=False).state
+        return torch.cat([v[:clients].flatten().float() for own in (state.personal, state.params, state.buffers)
+                          for v in own.values() if v.dim()])
+    one = after(1, 6, False)
+    assert (after(3, 2, True) - one).abs().max() < 1e-5 < 1e-3 < (after(3, 2, False) - one).abs().max()
