@@ -27,6 +27,11 @@ def test_a_gain_minus_a_gain_is_not_called_nothing():
     "A step that is larger than all later ones together says where most is gained, not that no more is gained."
     assert not (bold := {(id, text) for id, text, _ in claims() if 'hardly' in text}), bold
 
+def test_a_claim_about_scaffold_says_which_form():
+    named = [(id, text) for id, text, _ in claims() if 'Scaffold' in text]
+    assert {'moon/table1', 'feddecorr/table8', 'feddecorr/table9'} <= {id for id, _ in named}
+    assert all('corrected form' in text for _, text in named), named
+
 def ratio_rows(**accuracies):
     "Rows of `feddecomp/ratios`: the accuracies of the three ratios, one a seed, by kind of layer."
     rows = pd.DataFrame([dict(data='digits', layers=layers, ratio=r, seed=i, personal_late=v)
