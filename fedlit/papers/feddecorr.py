@@ -191,9 +191,9 @@ entry('feddecorr/fig9',
 
 # %% ../../nbs/papers/feddecorr.ipynb #5c4e649f
 def both_models(rows, local, whole):
-    "Two rows of each: its column `local` under the name of local models, its column `whole` under the global one's."
+    "Two rows of each: its column `local` under the method's name and 'local', its column `whole` with 'global'."
     return pd.concat([rows.assign(method=rows.method + f', {who}', curve=rows[column])
-                      for who, column in (('local models', local), ('global model', whole))])
+                      for who, column in (('local', local), ('global', whole))])
 
 def both_spectra(rows):
     "Singular values of local and of global models, a panel for each alpha."
@@ -292,7 +292,7 @@ entry('feddecorr/fig11',
                 method=decorr_rows('FedAvg+FedDecorr')),
       derive=fall,
       draw=loss_figure,
-      claims={'the loss falls during the local phase': above_zero('fall')},
+      claims=ours({'the loss falls during the local phase': above_zero('fall')}),
       value='fall',
       note='The text has neither alpha nor the number of clients (ICLR H); 0.5 and ten are used.')
 
