@@ -1,7 +1,7 @@
 """What the pages of the papers claim and plan: sentences say what is judged, rounds fit into a slice."""
 import re, shlex
 from pathlib import Path
-import pandas as pd, pytest, torch
+import matplotlib.pyplot as plt, pandas as pd, pytest, torch
 from fedlit.cli import parser
 from fedlit.data import load
 from fedlit.local import SGD, Local
@@ -9,7 +9,7 @@ from fedlit.methods import SOLO, FedAvg
 from fedlit.models import build
 from fedlit.papers.catalogue import CATALOGUE, plan, select
 from fedlit.papers.claims import judge
-from fedlit.papers.entries import judged
+from fedlit.papers.entries import found_rows, judged, row_name, whole
 from fedlit.papers.settings import address
 from fedlit.run import federate
 
@@ -57,6 +57,14 @@ def test_the_claims_about_convolutions_wait_for_a_network_that_has_some():
     assert (t[t.index.str.contains('r_c')].verdict == 'not evaluated').all()
     assert (t[t.index.str.contains('r_l')].seeds >= 20).all()
 
+@pytest.mark.parametrize('id', ['feddecorr/tpami-fig4', 'feddecorr/tpami-fig6'])
+def test_local_and_global_models_are_followed_through_the_rounds_on_real_images(id):
+    e = CATALOGUE[id]
+    made = dict(e.draws)['rounds'](whole(*found_rows(e, 'short')))
+    names = {text.get_text() for ax in made.axes for text in ax.texts}
+    assert {'FedAvg, local', 'FedAvg, global'} <= names, names
+    plt.close(made)
+
 # ---- what a GPU is asked for ----
 
 IMAGES = dict(mnist=60_000, cifar10=50_000, cifar100=50_000, tiny_imagenet=100_000, office_caltech10=2_533,
@@ -96,3 +104,15 @@ def test_epochs_in_rounds_are_the_same_training_where_nothing_is_averaged(method
                           for v in own.values() if v.dim()])
     one = after(1, 6, False)
     assert (after(3, 2, True) - one).abs().max() < 1e-5 < 1e-3 < (after(3, 2, False) - one).abs().max()
+
+@pytest.mark.parametrize('id', ['feddse/table3.4', 'feddse/table3.5', 'feddse/table3.6',
+                                'fedgse/table4.3', 'fedgse/table4.4', 'fedgse/table4.5'])
+def test_every_table_of_the_thesis_has_the_released_code_s_reading(id):
+    "Score, odds, average and augmentation: what the code does in another way does not depend on the table."
+    runs = {tuple(sorted((k, str(v)) for k, v in labels.items())): s for labels, s in CATALOGUE[id].grid('paper')}
+    other = {k: s for k, s in runs.items() if '(released)' in dict(k)['method']}
+    beside = [runs[tuple(sorted({**dict(k), 'method': row_name(dict(k)['method'])}.items()))] for k in other]
+    chosen = [s for k, s in runs.items() if k not in other and ('DSE(' in s.method or 'GSE(' in s.method)]
+    assert len(chosen) == sum('OldCounts' in s.method for s in other.values()) > 0
+    assert all(a != b and (a.seed, a.partition) == (b.seed, b.partition) for a, b in zip(other.values(), beside))
+    assert {s.recipe for s in other.values() if s.data == 'mnist'} == {'feddse'}

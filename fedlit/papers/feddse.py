@@ -111,7 +111,7 @@ def with_rates(*rates):
 
 # %% ../../nbs/papers/feddse.ipynb #84b1e6f9
 def as_released(s):
-    "What a row of the thesis' main tables may also mean: score, odds, average and augmentation of the released code."
+    "What a row of the thesis' tables may also mean: score, odds, average and augmentation of the released code."
     def part(p):
         match p:
             case FedDSE(): return replace(p, score='sum', mode='probs' if p.temperature else 'softmax')
@@ -197,10 +197,12 @@ entry('feddse/table3.4',
 entry('feddse/table3.5',
       source='Table 3.5',
       caption='Sub-models, low heterogeneity',
-      grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'), method=TABLE_ROWS),
+      grid=in_other_ways(grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
+                              method=TABLE_ROWS), as_released),
       draw=table('method', 'data'),
       claims=wins('FedDSE', *BASELINES),
-      published='Table 3.5')
+      published='Table 3.5',
+      note=AS_RELEASED)
 
 # %% ../../nbs/papers/feddse.ipynb #1b73b8c4
 def easier(**where):
@@ -342,12 +344,14 @@ SMALL = [c for c in CAPACITIES if c != 'mixed']
 entry('feddse/table3.6',
       source='Table 3.6',
       caption='Equally small clients',
-      grid=grid(CHAPTER_3, 'mnist', heterogeneity=labels_of('high', 'low', 'iid'),
-                method=as_in_chapter_3('FedRolex', 'FedDSE T=0', 'FedDSE T=1'), capacity=CAPACITIES),
+      grid=in_other_ways(grid(CHAPTER_3, 'mnist', heterogeneity=labels_of('high', 'low', 'iid'),
+                              method=as_in_chapter_3('FedRolex', 'FedDSE T=0', 'FedDSE T=1'), capacity=CAPACITIES),
+                         as_released),
       draw=by_capacity,
       claims={f'{c}: drawing neurons is ahead of choosing the most active': among(c, DRAWN, CHOSEN) for c in SMALL}
              | {f'{c}: drawing neurons is ahead of the rolling window': among(c, DRAWN, 'FedRolex') for c in SMALL}
              | {'mixed capacities: choosing is ahead of drawing': among('mixed', CHOSEN, DRAWN),
                 'mixed capacities: choosing is ahead of the rolling window': among('mixed', CHOSEN, 'FedRolex')}
              | ours({f'{c}: choosing falls behind the rolling window': among(c, 'FedRolex', CHOSEN) for c in SMALL}),
-      published='Table 3.6')
+      published='Table 3.6',
+      note=AS_RELEASED)

@@ -88,11 +88,12 @@ entry('fedgse/table4.3',
 entry('fedgse/table4.4',
       source='Table 4.4',
       caption='Sub-models, low heterogeneity',
-      grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
-                method=named(*BASELINES, *GSE)),
+      grid=in_other_ways(grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
+                              method=named(*BASELINES, *GSE)), as_released),
       draw=table('method', 'data'),
       claims=BOTH_WIN | DEPTH_WINS | wins('FedGSE-SPL', 'FedGSE-CSL'),
-      published='Table 4.4')
+      published='Table 4.4',
+      note=AS_RELEASED)
 
 # %% ../../nbs/papers/fedgse.ipynb #97e3065c
 def hundred_rounds(s):
@@ -270,13 +271,15 @@ entry('fedgse/fig4.10',
 entry('fedgse/table4.5',
       source='Table 4.5',
       caption='Classes a client',
-      grid=grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10), method=named('FedDSE', 'FedGSE')),
+      grid=in_other_ways(grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10),
+                              method=named('FedDSE', 'FedGSE')), as_released),
       draw=table('classes', 'method'),
       claims={'four classes are easier than two': gain('classes', 0, 1, method='FedGSE'),
               'most of the gain comes up to four (gain of 4 over 2 minus gain of 10 over 4)':
                   minus(gain('classes', 0, 1, method='FedGSE'), gain('classes', 1, -1, method='FedGSE'))},
       published='Table 4.5',
-      note='The numbers equal those of SPL elsewhere in the thesis, so SPL is used. FedDSE is an addition.')
+      note='The numbers equal those of SPL elsewhere in the thesis, so SPL is used. FedDSE is an addition. '
+           f'{AS_RELEASED}')
 
 # %% ../../nbs/papers/fedgse.ipynb #1a57f779
 def sources(scale):
