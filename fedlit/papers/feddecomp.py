@@ -117,7 +117,10 @@ def ratios(scale):
             for run in cross(bases(DECOMP, scale, 'cifar10'), FIVE_SEEDS(scale), layers={layers: {}},
                              ratio=tried(layers))]
 
-def middle_ahead(layers, other):
+def middle_ahead(
+    layers, # whose ratio it is, 'r_l' or 'r_c'
+    other,  # another ratio
+):          # Numbers
     "The claim's numbers: how far a ratio of 0.6 lies above another, for layers that the network has."
     step = ahead(dict(layers=layers, ratio=.6), dict(layers=layers, ratio=other), 'personal_late')
     def differences(rows):

@@ -100,7 +100,11 @@ FEDERATED = 'FedAvg', 'FedProx', 'Scaffold', 'MOON'
 
 SAID = {'Scaffold': 'Scaffold (corrected form)', 'SOLO': 'training alone'}
 
-def leads(first, *others):
+def leads(
+    first, # name of a row
+    *others,
+):         # {sentence: Numbers}
+    "The claims that one row is ahead of others; a name says where a row is not quite the paper's."
     return {f'{SAID.get(first, first)} is ahead of {SAID.get(m, m)}': ahead(dict(method=first), dict(method=m))
             for m in others}
 
