@@ -467,7 +467,7 @@ moon | | local.batch_size | 64 | MOON 4.1
 moon | cifar10 | model | moon_cnn | MOON 4.1
 moon | cifar100 | model | resnet50 | MOON 4.1
 moon | tiny_imagenet | model | resnet50 | MOON 4.1
-moon/table1 | method=SOLO | local.epochs | 300 | MOON 4.1
+moon/table1 | method=SOLO | rounds/local.epochs | 30/10 | MOON 4.1, 300 epochs
 moon/table1 table2 table5 fig6 | cifar10,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
 moon/table1 table2 table5 fig6 | cifar100,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
 moon/table1 table2 table5 fig6 | tiny_imagenet,method=MOON | rounds/local.epochs | 20/10 | MOON 4.1

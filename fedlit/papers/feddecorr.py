@@ -91,7 +91,8 @@ def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
 def fewer_dimensions(value, who):
-    return {f'uneven labels leave the {who} fewer dimensions ({value} rises with alpha)': rising('alpha', value)}
+    return {f'uneven labels tend to leave the {who} fewer dimensions ({value} tends to rise with alpha)':
+                rising('alpha', value)}
 
 COLLAPSE = fewer_dimensions('significant', 'global model') | ours(fewer_dimensions('rank', 'global model'))
 LOCAL_COLLAPSE = (fewer_dimensions('local_significant', 'local models')
@@ -190,9 +191,9 @@ entry('feddecorr/fig9',
 
 # %% ../../nbs/papers/feddecorr.ipynb #5c4e649f
 def both_models(rows, local, whole):
-    "Two rows of each: its column `local` under the name of local models, its column `whole` under the global one's."
+    "Two rows of each: its column `local` under the method's name and 'local', its column `whole` with 'global'."
     return pd.concat([rows.assign(method=rows.method + f', {who}', curve=rows[column])
-                      for who, column in (('local models', local), ('global model', whole))])
+                      for who, column in (('local', local), ('global', whole))])
 
 def both_spectra(rows):
     "Singular values of local and of global models, a panel for each alpha."
@@ -214,7 +215,7 @@ entry('feddecorr/tpami-fig4',
                 method=decorr_rows('FedAvg')),
       draw=with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')),
       claims={'averaging collapses further: R > 0': above_zero('R'),
-              'R grows with heterogeneity': rising('alpha', 'R', -1)},
+              'R tends to grow with heterogeneity': rising('alpha', 'R', -1)},
       value='R')
 
 # %% ../../nbs/papers/feddecorr.ipynb #95ff4760
@@ -291,7 +292,7 @@ entry('feddecorr/fig11',
                 method=decorr_rows('FedAvg+FedDecorr')),
       derive=fall,
       draw=loss_figure,
-      claims={'the loss falls during the local phase': above_zero('fall')},
+      claims=ours({'the loss falls during the local phase': above_zero('fall')}),
       value='fall',
       note='The text has neither alpha nor the number of clients (ICLR H); 0.5 and ten are used.')
 
@@ -332,11 +333,12 @@ entry('feddecorr/table2',
 
 # %% ../../nbs/papers/feddecorr.ipynb #9907e7d7
 TEN = decorr_rows('Scaffold', 'FedNova') | with_and_without(*ALL)
-AHEAD_OF_BOTH = {f'FedAvg + FedDecorr is ahead of {m} (alpha 0.05)':
+AHEAD_OF_BOTH = {f'FedAvg + FedDecorr is ahead of {said} (alpha 0.05)':
                  ahead(dict(method='FedAvg+FedDecorr', alpha=.05), dict(method=m, alpha=.05))
-                 for m in ('Scaffold', 'FedNova')}
+                 for m, said in (('Scaffold', 'Scaffold in its corrected form'), ('FedNova', 'FedNova'))}
 
-SCAFFOLD_ROW = 'The released code has no SCAFFOLD; this row\'s allows for momentum, unlike the printed one.'
+SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row\'s is this library\'s corrected form, which allows for '
+                'momentum, unlike the printed one.')
 
 entry('feddecorr/table8',
       source='ICLR Table 8, TPAMI Table I',
