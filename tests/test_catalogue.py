@@ -935,3 +935,63 @@ def test_processes_end_by_themselves(tmp_path):
     (tmp_path/'locks.py').write_text(LOCKS)
     done = subprocess.run([sys.executable, tmp_path/'locks.py'], capture_output=True, text=True, check=True)
     assert 'leaked' not in done.stderr
+
+# ---- one rule for who judges ----
+
+def of(table, claim): return table.set_index('claim').loc[claim, ['interval', 'seeds', 'test', 'p']].tolist()
+
+def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_job():
+    from fedlit.papers.collapse import committed_verdicts
+    main_job = committed_verdicts('short')
+    for id, claim, there in (
+            ('feddecorr/table1', 'FedDecorr raises the accuracy of FedAvg (alpha 0.05)',
+             'Table 1: FedDecorr raises the accuracy of FedAvg'),
+            ('feddecorr/fig2a', 'uneven labels leave the global model fewer dimensions (significant rises with alpha)', '')):
+        whole = of(judged([CATALOGUE[id]], 'short'), claim)
+        data = of(judged([CATALOGUE[id]], 'short', 'data=small_cifar10'), claim)
+        assert whole == data and whole[2] == 'sequential'
+        if there: assert of(judged([CATALOGUE[id]], 'short', 'alpha=0.05'), claim) == whole == of(main_job, there)
+    part = judged([CATALOGUE['feddecorr/fig3']], 'short', 'alpha=0.05')
+    assert (of(part, "FedDecorr raises the global model's significant")
+            == of(main_job, "Fig. 3: FedDecorr raises the global model's number of values above 0.01"))
+
+def test_who_lacks_nothing_is_not_judged_for_what_others_lack():
+    rows = invented(dict(A=60., B=62., C=64.), seeds=8)
+    gap = [(dict(zip(rows.attrs['labels'], rows.loc[i, rows.attrs['labels']])), None)
+           for i in rows.index[(rows.method == 'C') & (rows.seed == 3)]]
+    there = rows.drop(rows.index[(rows.method == 'C') & (rows.seed == 3)])
+    claims = {m: ahead(dict(method=m), dict(method='A')) for m in 'BC'}
+    assert judge(claims, there, gap).test.tolist() == ['sign flips', 'sequential']
+    assert judge(claims, there, gap).seeds.tolist() == [8, 7]
+
+def test_a_part_of_an_entry_has_the_seeds_and_the_looks_of_the_whole(small):
+    from fedlit.papers.entries import note_look
+    note_look(small, 'embedded', 'results/catalogue', seeds=4)
+    part = 'method=FedAvg'
+    assert looks(small, 'embedded', 'results/catalogue', part) == ([4], False)
+    note_look(small, 'embedded', 'results/catalogue', part, seeds=6)
+    assert looks(small, 'embedded', 'results/catalogue', part) == ([4, 6], True)
+    assert looks(small, 'embedded', 'results/catalogue') == ([4], True) # some of its runs were looked at twice
+
+def test_a_report_on_what_is_incomplete_is_a_look(small, monkeypatch, capsys):
+    fake(monkeypatch, 1)
+    monkeypatch.setitem(CATALOGUE, small.id, replace(small, grid=lambda scale: with_seeds(small.grid(scale), 7)))
+    e, out = CATALOGUE[small.id], Path('results/catalogue')
+    main(['reproduce', 'tiny/fig1', '--quiet'])
+    last = {f: f.read_bytes() for f in [out/address(s) for l, s in select(e, 'embedded') if l['seed'] == 6]}
+    main(['report', 'tiny/fig1'])
+    assert looks(e, 'embedded', out) == ([None], False) and judged([e], 'embedded', out=out).test[0] == 'sign flips'
+    for f in last: f.unlink()
+    main(['report', 'tiny/fig1'])
+    for f, content in last.items(): f.write_bytes(content)
+    assert looks(e, 'embedded', out) == ([None], True) and judged([e], 'embedded', out=out).test[0] == 'sequential'
+
+def test_what_is_shown_before_it_is_complete_is_noted():
+    "Else the last runs to come would turn a claim that was looked at into one that was not."
+    from fedlit.engine.files import shipped
+    from fedlit.papers.claims import weigh
+    for e in CATALOGUE.values():
+        rows, missing = collapse.committed('short') if e.id == 'collapse' else found_rows(e, 'short')
+        early = [w.claim for w in weigh(e.claims, rows, missing, e.derive)
+                 if w.evidence and w.evidence.test == 'sequential' and len(w.differences) > 1]
+        assert not early or looks(e, 'short', shipped('catalogue'))[1], f'note_seen: {e.id}, {early}'

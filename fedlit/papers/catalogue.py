@@ -17,8 +17,8 @@ from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noq
 from .claims import judge, results, shown, tally
 from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
-                                   found_rows, judged, looks, note_look, published, remarks, repeats, seeds_of, select,
-                                   signed, stands_on, unknown, whole)
+                                   found_rows, judged, looks, note_look, note_seen, published, remarks, repeats,
+                                   seeds_of, select, signed, stands_on, unknown, whole)
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'judged', 'published', 'results',
@@ -155,6 +155,7 @@ def report(
         folders = [out] if out else dict.fromkeys(e.folder for e in entries())
         raise FileNotFoundError(f"no results at scale {scale} in {' or '.join(map(str, folders))}; "
                                 '`fedlit reproduce` and `fedlit reproduce all` make them')
+    for e in wanted: note_seen(e, scale, out or e.folder, only)
     folders = dict.fromkeys(out or e.folder for e in wanted)
     claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
     with pd.option_context('display.width', 200, 'display.max_colwidth', 110,
