@@ -206,7 +206,7 @@ def show(
     claims = shown(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(signed(m, here)) for m in made),
-                     beside(e, drawn) if e.published else None,
+                     beside(e, drawn) if e.published or quantity(e, rows) else None,
                      claims.set_index('claim') if len(claims) else None):
             if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
 

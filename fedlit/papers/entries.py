@@ -230,15 +230,15 @@ def published(
 def means(
     entry, # Entry
     rows,  # DataFrame of its results
-):         # DataFrame: labels; mean over seeds, half its 95 % interval, where 99 of 100 new seeds lie; last and best
+):         # DataFrame: labels; mean over seeds, half its 95 % interval, where 999 of 1000 new seeds lie; last and best
     "What was measured, a row a setting."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
     value = entry.value if entry.value in rows else 'accuracy_late'
     name, late, _ = value.partition('_late')
     more = {'last': name, 'best': f'{name}_best'} if late and name in rows else {}
     part = rows.groupby(labels, sort=False)
-    most = 100 if name in ('accuracy', 'personal') else math.inf
     least = 0 if (rows[value].dropna() >= 0).all() else -math.inf
+    most = 100 if name in ('accuracy', 'personal') else math.inf
     end = lambda i: lambda v: next_run(v.dropna(), least=least, most=most)[i]
     half = lambda v: margin(v.dropna()) if v.notna().any() else np.nan
     out = part[value].agg(ours='mean', margin=half, seeds='count')
