@@ -19,6 +19,7 @@ from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
                                    found_rows, judged, looks, note_look, note_seen, published, remarks, repeats,
                                    seeds_of, select, signed, stands_on, unknown, whole)
+from ..engine.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'judged', 'published', 'results',
@@ -109,18 +110,30 @@ def until_decided(
     return left
 
 # %% ../../nbs/papers/catalogue.ipynb #c41c41bc
+def _part(e, scale, only, folder):
+    "The runs of an entry that were asked for; none where it has no such part."
+    try: return {address(s): s for _, s in asked(e, scale, only, folder)}
+    except ValueError:
+        if not only: raise
+        return {}
+
 def listing(
-    out=None, # folder of the results; None: each entry's own
-):            # DataFrame
-    "All entries: id, caption, and how many are there of the runs that were asked for, at every scale."
-    there = {} # entries share runs
+    out=None,      # folder of the results; None: each entry's own, and those that come with fedlit
+    names=(),      # of entries, see `entries`; none: all
+    scales=SCALES,
+    only='',       # see `select`; entries that have no such part are left out
+):                 # DataFrame
+    "Entries: id, caption, and how many are there of the runs that were asked for, at every scale."
+    wanted, there = entries(*names), {} # entries share runs
     def count(e, scale):
-        folder = out or e.folder
-        runs = {(folder, address(s)): s for _, s in asked(e, scale, out=folder)}
-        there.update((k, bool(found(folder, s))) for k, s in runs.items() if k not in there)
-        return f'{sum(map(there.get, runs))}/{len(runs)}'
-    return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption)
-                         for e in CATALOGUE.values()])
+        folders = [out] if out else [e.folder, shipped('catalogue'), shipped('digits')]
+        runs = {(folders[0], a): s for a, s in _part(e, scale, only, folders[0]).items()}
+        there.update((k, any(found(f, s) for f in folders)) for k, s in runs.items() if k not in there)
+        return f'{sum(map(there.get, runs))}/{len(runs)}' if runs else ''
+    rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in wanted]
+    rows = [r for r in rows if any(r[s] for s in scales)]
+    if not rows: select(wanted[0], scales[0], only) # which says what there is
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/papers/catalogue.ipynb #bf3fbee3
 def quantity(
@@ -192,7 +205,7 @@ def show(
     e = CATALOGUE[id]
     runs = asked(e, scale, only, out)
     rows, missing = found_rows(e, scale, only, out)
-    here = f'{stands_on(runs)}; {seeds_of([r for r in runs if r not in missing] or runs)}'
+    here = f'{stands_on(runs)}; {seeds_of(runs, missing)}'
     part = f'{scale}, {only}' if only else scale
     paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '

@@ -415,9 +415,14 @@ def stands_on(
               f"{_listed((s.local.epochs for s in each), 'epoch')}")
     return '; '.join((_listed(data_in_words(s.task) for s in each), _listed(map(network_in_words, each)), length))
 
-def seeds_of(grid):
-    "How many seeds a row has, in words."
-    rows = Counter(tuple((k, v) for k, v in labels.items() if k != 'seed') for labels, _ in grid)
+def seeds_of(
+    grid,       # list of (labels, Setting)
+    missing=(), # those that are not there
+):              # str
+    "How many seeds a row has, in words; 0 where none of its runs is there."
+    row = lambda labels: tuple((k, v) for k, v in labels.items() if k != 'seed')
+    rows = Counter(row(labels) for labels, _ in grid)
+    rows.subtract(row(labels) for labels, _ in missing)
     return _listed(rows.values(), 'seed')
 
 def signed(
@@ -459,7 +464,7 @@ def about(
     rows, missing = found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
                            remarks=remarks(entry, scale),
-                           here=f'{stands_on(runs)}; {seeds_of([r for r in runs if r not in missing] or runs)}',
+                           here=f'{stands_on(runs)}; {seeds_of(runs, missing)}',
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
