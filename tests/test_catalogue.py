@@ -1008,3 +1008,15 @@ def test_what_is_shown_before_it_is_complete_is_noted():
         early = [w.claim for w in weigh(e.claims, rows, missing, e.derive)
                  if w.evidence and w.evidence.test == 'sequential' and len(w.differences) > 1]
         assert not early or looks(e, 'short', shipped('catalogue'))[1], f'note_seen: {e.id}, {early}'
+
+@pytest.mark.parametrize('name', ['claims', 'accuracy', 'beside'])
+def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
+    from fedlit.engine.files import shipped
+    from fedlit.papers.claims import shown
+    from fedlit.papers.entries import write_drawing, write_table
+    e, (rows, missing) = CATALOGUE['collapse'], collapse.committed()
+    write = dict(claims=lambda: write_table(shown(collapse.committed_verdicts().assign(entry=e.id)), tmp_path/'now.csv'),
+                 accuracy=lambda: write_drawing(e.draws[0][1](rows), lambda end: tmp_path/f'now{end}'),
+                 beside=lambda: write_table(beside(e, rows), tmp_path/'now.csv'))
+    now, kept = pd.read_csv(write[name]()), pd.read_csv(shipped('digits')/f'{name}.csv')
+    pd.testing.assert_frame_equal(now, kept) # fedlit report collapse --out results/digits
