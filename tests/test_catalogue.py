@@ -1005,8 +1005,8 @@ def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, 
     from fedlit.engine.files import shipped
     from fedlit.papers.claims import shown
     from fedlit.papers.entries import write_drawing, write_table
-    e, (rows, missing) = CATALOGUE['collapse'], collapse.committed()
-    write = dict(claims=lambda: write_table(shown(collapse.committed_verdicts().assign(entry=e.id)), tmp_path/'now.csv'),
+    e, rows, verdicts = CATALOGUE['collapse'], collapse.committed()[0], collapse.committed_verdicts()
+    write = dict(claims=lambda: write_table(shown(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
                  accuracy=lambda: write_drawing(e.draws[0][1](rows), lambda end: tmp_path/f'now{end}'),
                  beside=lambda: write_table(beside(e, rows), tmp_path/'now.csv'))
     now, kept = pd.read_csv(write[name]()), pd.read_csv(shipped('digits')/f'{name}.csv')

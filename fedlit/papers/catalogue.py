@@ -140,10 +140,11 @@ def quantity(
     entry, # Entry
     rows,  # DataFrame of its results
 ):         # a sentence, or '' where no accuracy is judged
-    "What the accuracies of an entry are, and what stands behind the ±."
+    "What the accuracies of an entry are, and what stands behind the ± and the ends."
     name, late, _ = entry.value.partition('_late')
     if not late or name not in rows: return ''
-    return f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval."
+    return (f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval; a new run lies outside "
+            "its two ends once in a thousand times.")
 
 @contextmanager
 def _without_windows():
