@@ -140,7 +140,8 @@ def _entries(p):
 # %% ../nbs/cli.ipynb #9ea0c255
 def _reproduce(rep):
     _entries(rep)
-    rep.add_argument('--list', action='store_true', help='all entries, with their runs and how many are done')
+    rep.add_argument('--list', action='store_true',
+                     help='the entries, or all where none is named, with their runs and how many are there')
     rep.add_argument('--processes', type=_count, help='runs at a time (default: one a core)')
     rep.add_argument('--minutes', type=_reads('a number, at least 0', lambda v: v >= 0),
                      help='entries: stop at the first round that ends after so many; the same command goes on')
@@ -387,15 +388,14 @@ def _catalogue(names):
 
 def _listed(catalogue, a):
     if a.scale and a.scale not in catalogue.SCALES: raise catalogue.unknown('scale', a.scale, catalogue.SCALES)
-    table = catalogue.listing(a.out)
-    return table.drop(columns=[s for s in catalogue.SCALES if s != a.scale]) if a.scale else table
+    return catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
 
 def reproduce(a):
     "`fedlit reproduce`"
     if not (a.entry or a.list): return _collapse(a)
     if a.executor: a.executor = _executor(a.executor)
     _folder('--out', a.out)
-    catalogue = _catalogue(() if a.list else a.entry)
+    catalogue = _catalogue(a.entry)
     if a.list: return print(_listed(catalogue, a).to_string(index=False, justify='left'))
     from fedlit.engine.inputs import check_device
     if a.device and a.device != 'auto': check_device(a.device)

@@ -139,6 +139,24 @@ def test_a_bad_number_of_reproduce_is_told_before_anything_trains(args, word, ca
     with pytest.raises(SystemExit) as e: main(['reproduce', '--quiet', *args])
     assert e.value.code == 2 and word in capsys.readouterr().err
 
+def test_the_list_takes_names_a_scale_and_a_part(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    def told(*words):
+        main(['reproduce', '--list', *words])
+        head, *lines = capsys.readouterr().out.splitlines()
+        return head.split(), {line.split()[0]: line for line in lines}
+    head, lines = told('moon', '--scale', 'paper', '--only', 'seed=0')
+    assert head == ['entry', 'source', 'paper', 'caption'] and all(name.startswith('moon/') for name in lines)
+    _, all_seeds = told('moon', '--scale', 'paper')
+    counts = [[re.search(r'\d+/(\d+)', there[k])[1] for there in (lines, all_seeds)] for k in lines]
+    assert len(lines) > 5 and all(3*int(one) == int(whole) for one, whole in counts if one != whole)
+    _, lines = told('collapse', 'feddecorr/table1')                # what comes with fedlit is there
+    assert ' 42/42 ' in lines['collapse'] and len(lines) == 2
+    _, lines = told('collapse', '--out', 'mine')
+    assert ' 0/42 ' in lines['collapse'] and not list(tmp_path.iterdir())
+    with pytest.raises(SystemExit, match="no label 'sed'"): main(['reproduce', '--list', 'moon', '--only', 'sed=0'])
+    with pytest.raises(SystemExit, match="no entry 'mon'"): main(['reproduce', '--list', 'mon'])
+
 @pytest.mark.parametrize('args,word', [
     (['reproduce', 'moon/fig5', '--out', 'FILE'], 'is a file, but'),
     (['report', 'moon/fig5', '--to', 'FILE'], 'is a file, but'),

@@ -137,6 +137,31 @@ def test_the_seeds_of_the_sequential_test_are_those_it_takes():
 def test_where_a_new_run_lies_has_bounds_and_needs_a_spread():
     assert next_run([99., 98., 97.], least=0, most=100)[1] == 100 and next_run([1., 9., 3.], least=0)[0] == 0
     assert all(map(math.isnan, next_run([64., 64., 64.])))
+    low, high = next_run([100., 100., 99.5, 100.]*5, least=0, most=100)
+    assert 95 < low < 99.5 and high == 100                            # also where most are on a bound
+    assert next_run([0., 100.], least=0, most=100) == (0, 100)
+
+def test_between_two_bounds_it_is_the_interval_of_the_logit():
+    from scipy.special import expit, logit
+    v = np.random.default_rng(0).normal(1, .3, 12)
+    low, high = (logit((b + .01)/1.02) for b in next_run(expit(v), least=0, most=1))
+    wide = (expit(v) + .01)/1.02
+    assert np.allclose((low, high), next_run(logit(wide))) and np.isclose(low + high, 2*logit(wide).mean())
+    left, right = next_run([90., 95., 97., 98., 98.5, 96.], least=0, most=100)
+    mean = np.mean([90., 95., 97., 98., 98.5, 96.])
+    assert mean - left > 2*(right - mean) # the tail is long where there is room
+    assert np.allclose(next_run(100 - np.array([90., 95., 97.]), least=0, most=100)[::-1],
+                       100 - np.array(next_run([90., 95., 97.], least=0, most=100)))
+
+@pytest.mark.parametrize('n', [5, 20])
+def test_one_run_in_a_thousand_lies_outside(n):
+    from scipy.special import expit
+    d = 100*expit(np.random.default_rng(0).normal(3, .6, (20000, n + 1)))
+    x = np.log((d + 1)/(101 - d))                                     # next_run for all rows at once
+    half = stats.t.isf(.0005, n-1)*x[:, :n].std(1, ddof=1)*math.sqrt(1 + 1/n)
+    assert np.allclose([next_run(r[:n], least=0, most=100)[0] for r in d[:20]],
+                       np.clip(102/(1 + np.exp(half - x[:, :n].mean(1))) - 1, 0, 100)[:20])
+    assert (abs(x[:, n] - x[:, :n].mean(1)) > half).mean() <= most(.001, 20000)
 
 def test_a_difference_of_claims_takes_the_seeds_that_both_have():
     from fedlit.papers.claims import ahead, minus, weigh

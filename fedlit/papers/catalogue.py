@@ -17,8 +17,9 @@ from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noq
 from .claims import judge, results, shown, tally
 from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
-                                   found_rows, judged, looks, note_look, published, remarks, repeats, seeds_of, select,
-                                   signed, stands_on, unknown, whole)
+                                   found_rows, judged, looks, note_look, note_seen, published, remarks, repeats,
+                                   seeds_of, select, signed, stands_on, unknown, whole)
+from ..engine.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
 _all_ = ['CATALOGUE', 'RESULTS', 'SCALES', 'Entry', 'about', 'beside', 'judge', 'judged', 'published', 'results',
@@ -109,28 +110,41 @@ def until_decided(
     return left
 
 # %% ../../nbs/papers/catalogue.ipynb #c41c41bc
+def _part(e, scale, only, folder):
+    "The runs of an entry that were asked for; none where it has no such part."
+    try: return {address(s): s for _, s in asked(e, scale, only, folder)}
+    except ValueError:
+        if not only: raise
+        return {}
+
 def listing(
-    out=None, # folder of the results; None: each entry's own
-):            # DataFrame
-    "All entries: id, caption, and how many are there of the runs that were asked for, at every scale."
-    there = {} # entries share runs
+    out=None,      # folder of the results; None: each entry's own, and those that come with fedlit
+    names=(),      # of entries, see `entries`; none: all
+    scales=SCALES,
+    only='',       # see `select`; entries that have no such part are left out
+):                 # DataFrame
+    "Entries: id, caption, and how many are there of the runs that were asked for, at every scale."
+    wanted, there = entries(*names), {} # entries share runs
     def count(e, scale):
-        folder = out or e.folder
-        runs = {(folder, address(s)): s for _, s in asked(e, scale, out=folder)}
-        there.update((k, bool(found(folder, s))) for k, s in runs.items() if k not in there)
-        return f'{sum(map(there.get, runs))}/{len(runs)}'
-    return pd.DataFrame([dict(entry=e.id, source=e.source, **{s: count(e, s) for s in SCALES}, caption=e.caption)
-                         for e in CATALOGUE.values()])
+        folders = [out] if out else [e.folder, shipped('catalogue'), shipped('digits')]
+        runs = {(folders[0], a): s for a, s in _part(e, scale, only, folders[0]).items()}
+        there.update((k, any(found(f, s) for f in folders)) for k, s in runs.items() if k not in there)
+        return f'{sum(map(there.get, runs))}/{len(runs)}' if runs else ''
+    rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in wanted]
+    rows = [r for r in rows if any(r[s] for s in scales)]
+    if not rows: select(wanted[0], scales[0], only) # which says what there is
+    return pd.DataFrame(rows)
 
 # %% ../../nbs/papers/catalogue.ipynb #bf3fbee3
 def quantity(
     entry, # Entry
     rows,  # DataFrame of its results
 ):         # a sentence, or '' where no accuracy is judged
-    "What the accuracies of an entry are, and what stands behind the ±."
+    "What the accuracies of an entry are, and what stands behind the ± and the ends."
     name, late, _ = entry.value.partition('_late')
     if not late or name not in rows: return ''
-    return f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval."
+    return (f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval; a new run lies outside "
+            "its two ends once in a thousand times.")
 
 @contextmanager
 def _without_windows():
@@ -155,6 +169,7 @@ def report(
         folders = [out] if out else dict.fromkeys(e.folder for e in entries())
         raise FileNotFoundError(f"no results at scale {scale} in {' or '.join(map(str, folders))}; "
                                 '`fedlit reproduce` and `fedlit reproduce all` make them')
+    for e in wanted: note_seen(e, scale, out or e.folder, only)
     folders = dict.fromkeys(out or e.folder for e in wanted)
     claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
     with pd.option_context('display.width', 200, 'display.max_colwidth', 110,
@@ -191,7 +206,7 @@ def show(
     e = CATALOGUE[id]
     runs = asked(e, scale, only, out)
     rows, missing = found_rows(e, scale, only, out)
-    here = f'{stands_on(runs)}; {seeds_of([r for r in runs if r not in missing] or runs)}'
+    here = f'{stands_on(runs)}; {seeds_of(runs, missing)}'
     part = f'{scale}, {only}' if only else scale
     paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
@@ -205,7 +220,7 @@ def show(
     claims = shown(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(signed(m, here)) for m in made),
-                     beside(e, drawn) if e.published else None,
+                     beside(e, drawn) if e.published or quantity(e, rows) else None,
                      claims.set_index('claim') if len(claims) else None):
             if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
 

@@ -234,7 +234,7 @@ def weigh(
     rows,        # DataFrame of `results`
     missing=(),  # what `results` says is missing
     derive=lambda rows: rows, # adds the columns that the claims are about
-    test=paired, # function of the differences -> Evidence
+    test=paired, # function of the differences -> Evidence; where seeds are lacking, it is `repeated`
     entry='',    # whose claims they are
 ):               # list of Weighed
     "Numbers and evidence of every claim."
@@ -245,7 +245,7 @@ def weigh(
             seen.attrs['read'] = read = Noted()
             d = numbers(seen)
             read = read or {(run, '') for run in seen.get('run', seen.index)}
-            evidence = numbers.by(d, repeated if missing else test)
+            evidence = numbers.by(d, repeated if seen.attrs.get('lacking') else test)
             out.append(Weighed(entry, text, numbers, d, evidence, frozenset(read)))
         except LookupError as e: out.append(Weighed(entry, text, numbers, why=str(e.args[0])))
     return out

@@ -160,7 +160,7 @@ def note_main_job(out):
     key, seeds = 'collapse embedded', {labels['seed'] for labels, _ in e.grid('embedded')}
     there = len(seeds - {labels['seed'] for labels, _ in results(e.grid('embedded'), out)[1]})
     seen = result(file) or {}
-    before = seen.get(key, dict(asked=[there] if there > 1 else [], repeated=False))
+    before = dict(asked=[there] if there > 1 else [], repeated=False) | seen.get(key, {})
     asked = before['asked'] + [len(seeds)]*(len(seeds) > max(before['asked'], default=0))
     # the grid has its seeds, so that no number of them is to be asked for
     write_json(file, seen | {key: dict(seeds=[None], asked=asked, repeated=before['repeated'] or len(asked) > 1)})

@@ -6,7 +6,7 @@
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
            'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'looks',
-           'note_look', 'asked', 'found_rows', 'whole', 'judged', 'command', 'file_of', 'data_in_words',
+           'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of', 'data_in_words',
            'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
@@ -230,15 +230,15 @@ def published(
 def means(
     entry, # Entry
     rows,  # DataFrame of its results
-):         # DataFrame: labels; mean over seeds, half its 95 % interval, where 99 of 100 new seeds lie; last and best
+):         # DataFrame: labels; mean over seeds, half its 95 % interval, where 999 of 1000 new seeds lie; last and best
     "What was measured, a row a setting."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
     value = entry.value if entry.value in rows else 'accuracy_late'
     name, late, _ = value.partition('_late')
     more = {'last': name, 'best': f'{name}_best'} if late and name in rows else {}
     part = rows.groupby(labels, sort=False)
-    most = 100 if name in ('accuracy', 'personal') else math.inf
     least = 0 if (rows[value].dropna() >= 0).all() else -math.inf
+    most = 100 if name in ('accuracy', 'personal') else math.inf
     end = lambda i: lambda v: next_run(v.dropna(), least=least, most=most)[i]
     half = lambda v: margin(v.dropna()) if v.notna().any() else np.nan
     out = part[value].agg(ours='mean', margin=half, seeds='count')
@@ -266,6 +266,8 @@ def beside(
     return out.dropna(axis=1, how='all').round(3)
 
 # %% ../../nbs/papers/entries.ipynb #a979033a
+def _looked(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip()
+
 def looks(
     entry,   # Entry
     scale,   # one of SCALES
@@ -273,8 +275,10 @@ def looks(
     only='', # see `select`
 ):           # numbers of seeds that were asked for, one after the other; is it the sequential test that judges?
     "How the seeds of an entry came about; None is the entry's own number."
-    seen = (result(Path(out)/'looks.json') or {}).get(f'{entry.id} {scale} {only}'.strip())
-    return (seen['seeds'], seen['repeated']) if seen else ([None], False)
+    key, whole = _looked(entry, scale, only), _looked(entry, scale)
+    seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
+    seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
+    return seeds, any(v['repeated'] for v in seen.values())
 
 def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
     "Remember that an entry is asked for so many seeds; more than were there before is one more look."
@@ -285,8 +289,10 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    file, key = Path(out)/'looks.json', f'{entry.id} {scale} {only}'.strip()
-    write_json(file, (result(file) or {}) | {key: dict(seeds=now, repeated=again or until_decided or len(now) > 1)})
+    file, key = Path(out)/'looks.json', _looked(entry, scale, only)
+    known = result(file) or {}
+    new = dict(seeds=now, repeated=again or until_decided or len(now) > 1)
+    write_json(file, known | {key: known.get(key, {}) | new})
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def asked(
@@ -327,6 +333,23 @@ def judged(
         weighed += weigh(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
     table = decide(weighed)
     return table[table.entry.isin(wanted)]
+
+# %% ../../nbs/papers/entries.ipynb #5d1f7a3e
+def note_seen(
+    entry,   # Entry
+    scale,   # one of SCALES
+    out,     # folder of the results
+    only='', # see `select`
+):
+    "Remember with how many of their seeds claims can be read now; where all seeds are there, nothing."
+    rows, missing = found_rows(entry, scale, only, out)
+    weighed = weigh(entry.claims, rows, missing, entry.derive) if missing else []
+    seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
+    file, key = Path(out)/'looks.json', _looked(entry, scale, only)
+    known = result(file) or {}
+    before = known.get(key, dict(seeds=looks(entry, scale, out, only)[0]))
+    if seen <= set(before.get('seen', ())): return
+    write_json(file, known | {key: before | dict(repeated=True, seen=sorted(seen.union(before.get('seen', ()))))})
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
 def command(
@@ -392,9 +415,14 @@ def stands_on(
               f"{_listed((s.local.epochs for s in each), 'epoch')}")
     return '; '.join((_listed(data_in_words(s.task) for s in each), _listed(map(network_in_words, each)), length))
 
-def seeds_of(grid):
-    "How many seeds a row has, in words."
-    rows = Counter(tuple((k, v) for k, v in labels.items() if k != 'seed') for labels, _ in grid)
+def seeds_of(
+    grid,       # list of (labels, Setting)
+    missing=(), # those that are not there
+):              # str
+    "How many seeds a row has, in words; 0 where none of its runs is there."
+    row = lambda labels: tuple((k, v) for k, v in labels.items() if k != 'seed')
+    rows = Counter(row(labels) for labels, _ in grid)
+    rows.subtract(row(labels) for labels, _ in missing)
     return _listed(rows.values(), 'seed')
 
 def signed(
@@ -436,7 +464,7 @@ def about(
     rows, missing = found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
                            remarks=remarks(entry, scale),
-                           here=f'{stands_on(runs)}; {seeds_of([r for r in runs if r not in missing] or runs)}',
+                           here=f'{stands_on(runs)}; {seeds_of(runs, missing)}',
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
