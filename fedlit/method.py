@@ -204,7 +204,6 @@ def varies_with(
     names = {name for part in method.parts for hook in hooks for name in _wants(hook_of(part, hook))[0]}
     return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
 
-@remembered
 def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"
     return any(asks_for(method, hook, name) for hook in HOOKS for name in names)

@@ -7,6 +7,7 @@ __all__ = []
 
 # %% ../../nbs/engine/replay.ipynb #b020f813
 import copy
+from dataclasses import replace
 from fastcore.basics import patch
 from functools import partial
 from ..cohort import WORK, Cohort
@@ -39,8 +40,7 @@ def key(self:Cohort, batch):
     *trees, server = self.trees()
     kinds = *map(_kind, (batch['x'], batch.get('frozen', {}), *trees)), _kind(server, lead=0)
     network = sent.model, _plain(sent.function), batch['x'].shape[:2], 'real' in batch
-    lr_too = any(asks_for(sent.method, h, 'lr') for h in STEP)
-    local = type(sent.local), *((k, v) for k, v in vars(sent.local).items() if k != 'lr' or lr_too)
+    local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
 
 @patch
