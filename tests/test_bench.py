@@ -156,7 +156,7 @@ def test_overheads_are_measured_and_shown(tmp_path):
     assert '| FedAvg again |' in report.table(tmp_path)
 
 @pytest.mark.parametrize('what,names', [
-    ('submodels', ['the small network alone', 'HeteroFL', 'FedDSE', 'FedGSE']),
+    ('submodels', ['the small network alone', 'HeteroFL', 'FedDSE', 'FedGSE', 'FedDSE, 128 samples']),
     ('ragged', ['even, BatchNorm', 'ragged, BatchNorm', 'even', 'ragged'])])
 def test_pairs_are_measured_and_shown(tmp_path, what, names):
     settings = dict(submodels=work.SUBMODELS, ragged=work.RAGGED)[what]['tiny']
