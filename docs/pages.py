@@ -115,7 +115,7 @@ STANDS_ON = re.compile(r'\*Here:\* (.+?)\.(?: \*In the paper:\*.*)?$', re.M) # a
 
 def shown_in(cell):
     """The figures of a cell: (alt text, PNG as base 64 or SVG as text, what it stands on). The last is never typed: the
-    cell made it of the settings of the runs, and printed it or kept it with the picture; or it is ''."""
+    cell made it from the settings of the runs, and printed it or stored it with the picture; if neither, it is ''."""
     d, _ = directives(''.join(cell['source']))
     printed, found = '', []
     for o in () if 'hide' in d else cell['outputs']:

@@ -141,7 +141,7 @@ def _entries(p):
 def _reproduce(rep):
     _entries(rep)
     rep.add_argument('--list', action='store_true',
-                     help='the entries, or all where none is named, with their runs and how many are there')
+                     help='list the entries (all if none is named) with their runs, and how many of these there are')
     rep.add_argument('--processes', type=_count, help='runs at a time (default: one a core)')
     rep.add_argument('--minutes', type=_reads('a number, at least 0', lambda v: v >= 0),
                      help='entries: stop at the first round that ends after so many; the same command goes on')

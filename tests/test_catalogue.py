@@ -959,7 +959,8 @@ def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_jo
             ('feddecorr/table1', 'FedDecorr raises the accuracy of FedAvg (alpha 0.05)',
              'Table 1: FedDecorr raises the accuracy of FedAvg'),
             ('feddecorr/fig2a',
-             'uneven labels leave the global model fewer dimensions (significant rises with alpha)', '')):
+             'uneven labels tend to leave the global model fewer dimensions (significant tends to rise with alpha)',
+             '')):
         whole = of(judged([CATALOGUE[id]], 'short'), claim)
         data = of(judged([CATALOGUE[id]], 'short', 'data=small_cifar10'), claim)
         assert whole == data and whole[2] == 'sequential'
@@ -991,7 +992,7 @@ def test_a_report_on_what_is_incomplete_is_a_look(small, monkeypatch, capsys):
     assert looks(e, 'embedded', out) == ([None], True) and judged([e], 'embedded', out=out).test[0] == 'sequential'
 
 def test_what_is_shown_before_it_is_complete_is_noted():
-    "Else the last runs to come would turn a claim that was looked at into one that was not."
+    "Otherwise the last runs to come would turn a claim that was looked at into one that was not."
     from fedlit.engine.files import shipped
     from fedlit.papers.claims import weigh
     for e in CATALOGUE.values():

@@ -1,15 +1,14 @@
 """What the pages of the papers claim and plan: sentences say what is judged, rounds fit into a slice."""
 import re, shlex
 from pathlib import Path
-import matplotlib.pyplot as plt, pandas as pd, pytest, torch
+import matplotlib.pyplot as plt, pytest, torch
 from fedlit.cli import parser
 from fedlit.data import load
 from fedlit.local import SGD, Local
 from fedlit.methods import SOLO, FedAvg
 from fedlit.models import build
 from fedlit.papers.catalogue import CATALOGUE, plan, select
-from fedlit.papers.claims import judge
-from fedlit.papers.entries import found_rows, judged, row_name, whole
+from fedlit.papers.entries import SCALES, found_rows, judged, row_name, whole
 from fedlit.papers.settings import address
 from fedlit.run import federate
 
@@ -32,28 +31,12 @@ def test_a_claim_about_scaffold_says_which_form():
     assert {'moon/table1', 'feddecorr/table8', 'feddecorr/table9'} <= {id for id, _ in named}
     assert all('corrected form' in text for _, text in named), named
 
-def ratio_rows(**accuracies):
-    "Rows of `feddecomp/ratios`: the accuracies of the three ratios, one a seed, by kind of layer."
-    rows = pd.DataFrame([dict(data='digits', layers=layers, ratio=r, seed=i, personal_late=v)
-                         for layers, table in accuracies.items() for r, vs in table.items() for i, v in enumerate(vs)])
-    rows.attrs['labels'] = ['data', 'layers', 'ratio', 'seed']
-    return rows
-
-def test_a_ratio_that_changes_nothing_is_not_judged():
-    "A network without convolutions is the same for every ratio of theirs, and no number of seeds would tell."
-    e, same, other = CATALOGUE['feddecomp/ratios'], [80., 81., 82.], {.2: [70., 72., 71.], 1.: [79., 78., 79.5]}
-    flat = ratio_rows(r_l={.6: same, **other}, r_c=dict.fromkeys((.2, .6, 1.), same))
-    of = lambda rows, layers: judge({k: v for k, v in e.claims.items() if layers in k}, rows)
-    t = of(flat, 'r_c')
-    assert len(t) == 2 and set(t.verdict) == {'not evaluated'} and set(t.measured) == {'r_c changes nothing here'}
-    for rows, layers in ((flat, 'r_l'), (ratio_rows(r_l={.6: same, **other}, r_c={.6: same, **other}), 'r_c')):
-        assert of(rows, layers).seeds.tolist() == [3, 3]
-    lines = lambda rows: [text.get_text() for text in e.draw(rows).axes[0].get_legend().get_texts()]
-    assert lines(flat) == ['layers r_l'] and len(lines(ratio_rows(r_l={.6: same}, r_c={.6: same, **other}))) == 1
-
 def test_the_claims_about_convolutions_wait_for_a_network_that_has_some():
-    "On digits, where it is a perceptron that is trained."
-    t = judged([CATALOGUE['feddecomp/ratios']], 'embedded').set_index('claim')
+    "On digits, where a perceptron is trained, no run asks for a ratio of theirs."
+    e = CATALOGUE['feddecomp/ratios']
+    tried = {scale: {labels['layers'] for labels, _ in e.grid(scale)} for scale in SCALES}
+    assert tried == dict(embedded={'r_l'}, short={'r_l', 'r_c'}, paper={'r_l', 'r_c'})
+    t = judged([e], 'embedded').set_index('claim')
     assert (t[t.index.str.contains('r_c')].verdict == 'not evaluated').all()
     assert (t[t.index.str.contains('r_l')].seeds >= 20).all()
 

@@ -120,7 +120,7 @@ def _part(e, scale, only, folder):
 def listing(
     out=None,      # folder of the results; None: each entry's own, and those that come with fedlit
     names=(),      # of entries, see `entries`; none: all
-    scales=SCALES,
+    scales=SCALES, # a column each
     only='',       # see `select`; entries that have no such part are left out
 ):                 # DataFrame
     "Entries: id, caption, and how many are there of the runs that were asked for, at every scale."
@@ -140,11 +140,11 @@ def quantity(
     entry, # Entry
     rows,  # DataFrame of its results
 ):         # a sentence, or '' where no accuracy is judged
-    "What the accuracies of an entry are, and what stands behind the ± and the ends."
+    "What the accuracies of an entry are, and what the ± and the two ends mean."
     name, late, _ = entry.value.partition('_late')
     if not late or name not in rows: return ''
     return (f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval; a new run lies outside "
-            "its two ends once in a thousand times.")
+            "the two ends once in a thousand times.")
 
 @contextmanager
 def _without_windows():

@@ -234,7 +234,7 @@ def weigh(
     rows,        # DataFrame of `results`
     missing=(),  # what `results` says is missing
     derive=lambda rows: rows, # adds the columns that the claims are about
-    test=paired, # function of the differences -> Evidence; where seeds are lacking, it is `repeated`
+    test=paired, # function of the differences -> Evidence; where seeds are missing, it is `repeated`
     entry='',    # whose claims they are
 ):               # list of Weighed
     "Numbers and evidence of every claim."

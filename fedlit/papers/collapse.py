@@ -15,11 +15,11 @@ from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from ..engine.files import all_results, result, shipped, write_json
-from .claims import above_zero, ahead, ours, results, within
+from .claims import above_zero, ahead, judge, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
 from .entries import (CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks, seeds_of, signed,
                                    stands_on)
-from .evidence import paired, repeated, repeated_interval
+from .evidence import paired, repeated
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
 from .settings import address, plain
 
@@ -200,24 +200,22 @@ def here_of(
 
 def show_signed(
     fig,  # matplotlib Figure, which is closed
-    here, # str: what it stands on
+    here, # str: what it was drawn from
 ):
-    "In a notebook: a figure with a small line of text under it, which is kept beside the picture as well."
+    "In a notebook: a figure with a small line of text under it, which is also stored with the picture."
     import matplotlib.pyplot as plt
     from IPython.display import display
     display(signed(fig, here), metadata=dict(here=here))
     plt.close(fig)
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
-def gains_by_alpha(rows):
+def gains_by_alpha(
+    rows,       # DataFrame of `committed`
+    missing=(), # what it says is missing
+):              # DataFrame
     "What FedDecorr adds to the accuracy of FedAvg at each alpha, in points, by the sequential test."
-    plain, cured = PAIR
-    late = lambda m, a: rows[(rows.method == m) & (rows.alpha == a)].set_index('seed').accuracy_late
-    def gain(a):
-        d = (late(cured, a) - late(plain, a)).dropna()
-        return dict(gain=f'{d.mean():+.2f} points', seeds=len(d),
-                    interval='{:+.2f} to {:+.2f}'.format(*repeated_interval(d)))
-    return pd.DataFrame({a: gain(a) for a in FOUR}).T.rename_axis('alpha')
+    gains = judge({a: helps(alpha=a) for a in FOUR}, rows, missing, test=repeated).set_index('claim')
+    return gains[['measured', 'seeds', 'interval']].rename(columns=dict(measured='gain')).rename_axis('alpha')
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
 def committed_verdicts(

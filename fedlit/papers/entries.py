@@ -341,7 +341,7 @@ def note_seen(
     out,     # folder of the results
     only='', # see `select`
 ):
-    "Remember with how many of their seeds claims can be read now; where all seeds are there, nothing."
+    "Remember by how many of their seeds claims are judged now; nothing if no run is missing."
     rows, missing = found_rows(entry, scale, only, out)
     weighed = weigh(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}

@@ -337,8 +337,8 @@ AHEAD_OF_BOTH = {f'FedAvg + FedDecorr is ahead of {said} (alpha 0.05)':
                  ahead(dict(method='FedAvg+FedDecorr', alpha=.05), dict(method=m, alpha=.05))
                  for m, said in (('Scaffold', 'Scaffold in its corrected form'), ('FedNova', 'FedNova'))}
 
-SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row\'s is this library\'s corrected form, which allows for '
-                'momentum, unlike the printed one.')
+SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row has this library\'s corrected form, which allows '
+                'for momentum, unlike the printed one.')
 
 entry('feddecorr/table8',
       source='ICLR Table 8, TPAMI Table I',
