@@ -85,7 +85,7 @@ def best_used(name):
 
 entry('moon/tuning',
       source='not in the paper',
-      caption='Weights of MOON and FedProx on a seed that no table uses',
+      caption='Weights of MOON and FedProx on seeds that no table uses',
       grid=grid(PARTIES, 'cifar10', seeds=(100,),
                 method=tried('MOON', .1, 1, 5, 10) | tried('FedProx', .001, .01, .1, 1)),
       draw=table('method', 'data'),
