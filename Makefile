@@ -36,10 +36,10 @@ test: install  ## the notebooks, then the laws
 test-laws: install  ## the laws, and all other tests that are quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-slow: install  ## what `make test` leaves out: many cases, many processes, and all pages that draw, in a real kernel
+test-slow: install  ## what `make test` leaves out: many cases, many processes, and in a real kernel a page for every way of drawing
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not long"
 
-test-long: install  ## pages with slow cells, whole, in a real kernel: comparisons over many seeds, an hour or so
+test-long: install  ## all pages that draw, and those with slow cells whole, in a real kernel: an hour or so
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 test-all: test test-slow test-long  ## everything

@@ -1,4 +1,4 @@
-"Pages in a real Jupyter kernel, whole, where a cell that draws must show a picture; nbdev_test has no display."
+"Pages in a real Jupyter kernel, where a cell that draws must show a picture; nbdev_test has no display."
 import json, re, sys
 from pathlib import Path
 import pytest
@@ -31,12 +31,15 @@ told = {p: code(p) for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints'
 def has(page, directive): return any(re.search(rf'^#\|\s*{directive}\b', s, re.M) for s in told[page])
 def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
 
-LONG = 'methods/12_moon', 'methods/51_heterofl', 'engine/speed' # minutes each
-draw = [pytest.param(p, marks=[pytest.mark.slow, *([pytest.mark.long] if name(p) in LONG else [])], id=name(p))
+# a page for every way of drawing; the others, which draw in the same ways, are for `make test-long`
+USUAL = set("""02_data 13_figure 16_run after/without engine/guard guides/seven_pictures index methods/00_fedavg
+    methods/13_feddecorr methods/46_feddecomp methods/57_fedgse methods/index papers/collapse papers/feddecorr
+    papers/drawings papers/interactions papers/moon_figures scale/capacity scheme theory/proposition1""".split())
+draw = [pytest.param(p, marks=[pytest.mark.slow, *([] if name(p) in USUAL else [pytest.mark.long])], id=name(p))
         for p in told if has(p, 'fig-alt')]
 whole = [pytest.param(p, marks=[pytest.mark.slow, pytest.mark.long], id=name(p)) for p in told if has(p, 'slow')]
 
-def test_the_long_pages_are_there(): assert {*LONG} <= {p.id for p in draw} and whole
+def test_the_usual_pages_are_there(): assert USUAL <= {p.id for p in draw} and whole
 
 def shows(page, sources):
     "Run in a kernel, every cell that draws shows a picture, and so does a plot of the reader below."
