@@ -45,8 +45,9 @@ def notebooks(bin, log, env):
     return f'{len(there) - len(failed)} of {len(there)}', failed
 
 # what no processor changes: a device that is none, the site, texts, files, the statistics of results
-SAME = ('accelerator away bench catalogue check cli docs doors evidence files hub inputs kernel logs moved notes odd_files '
-        'odd_results own papers parse pictures portraits process release report share snippets startup typed unread').split()
+SAME = ('accelerator away bench catalogue check cli docs doors evidence files hub inputs kernel logs moved notes '
+        'odd_files odd_results own papers parse pictures portraits process release report share snippets startup typed '
+        'unread').split()
 
 def tests(bin, log, env):
     same = [f'--ignore=tests/test_{t}.py' for t in SAME]
