@@ -991,6 +991,25 @@ def test_a_report_on_what_is_incomplete_is_a_look(small, monkeypatch, capsys):
     for f, content in last.items(): f.write_bytes(content)
     assert looks(e, 'embedded', out) == ([None], True) and judged([e], 'embedded', out=out).test[0] == 'sequential'
 
+def test_a_report_needs_no_leave_to_write_beside_the_results(small, monkeypatch, capsys):
+    from fedlit.papers import entries
+    fake(monkeypatch, 1)
+    monkeypatch.setitem(CATALOGUE, small.id, replace(small, grid=lambda scale: with_seeds(small.grid(scale), 7)))
+    e, out = CATALOGUE[small.id], Path('results/catalogue')
+    main(['reproduce', 'tiny/fig1', '--quiet'])
+    for l, s in select(e, 'embedded'): (out/address(s)).unlink() if l['seed'] == 6 else None
+    def refused(*args): raise OSError(30, 'Read-only file system')
+    monkeypatch.setattr(entries, 'write_json', refused)
+    with pytest.warns(UserWarning, match='looks.json.*Read-only'): main(['report', 'tiny/fig1', '--to', 'elsewhere'])
+    assert 'claims' in capsys.readouterr().out and Path('elsewhere/embedded/tiny').exists()
+
+def test_the_main_job_keeps_what_is_remembered_of_it(tmp_path):
+    write_json(tmp_path/'looks.json', {'collapse embedded': dict(seeds=[None], repeated=True, seen=[2])})
+    collapse.note_main_job(tmp_path)
+    from fedlit.engine.files import result
+    assert result(tmp_path/'looks.json')['collapse embedded']['seen'] == [2]
+    assert looks(CATALOGUE['collapse'], 'embedded', tmp_path)[1]
+
 def test_what_is_shown_before_it_is_complete_is_noted():
     "Otherwise the last runs to come would turn a claim that was looked at into one that was not."
     from fedlit.engine.files import shipped

@@ -14,11 +14,11 @@ import numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..engine.files import all_results, result, shipped, write_json
+from ..engine.files import all_results, result, shipped
 from .claims import above_zero, ahead, judge, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import (CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks, seeds_of, signed,
-                                   stands_on)
+from .entries import (CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks, remember, seeds_of,
+                                   signed, stands_on)
 from .evidence import paired, repeated
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
 from .settings import address, plain
@@ -156,14 +156,14 @@ def runs_in(out):
 
 def note_main_job(out):
     "Remember with how many seeds the main job is run in a folder; more than were there before is one more look."
-    e, file = CATALOGUE['collapse'], Path(out)/'looks.json'
-    key, seeds = 'collapse embedded', {labels['seed'] for labels, _ in e.grid('embedded')}
+    e, key = CATALOGUE['collapse'], 'collapse embedded'
+    seeds = {labels['seed'] for labels, _ in e.grid('embedded')}
     there = len(seeds - {labels['seed'] for labels, _ in results(e.grid('embedded'), out)[1]})
-    seen = result(file) or {}
-    before = dict(asked=[there] if there > 1 else [], repeated=False) | seen.get(key, {})
+    seen = (result(Path(out)/'looks.json') or {}).get(key, {})
+    before = dict(asked=[there] if there > 1 else [], repeated=False) | seen
     asked = before['asked'] + [len(seeds)]*(len(seeds) > max(before['asked'], default=0))
     # the grid has its seeds, so that no number of them is to be asked for
-    write_json(file, seen | {key: dict(seeds=[None], asked=asked, repeated=before['repeated'] or len(asked) > 1)})
+    remember(out, key, seeds=[None], asked=asked, repeated=before['repeated'] or len(asked) > 1)
 
 def left_out(out, rounds):
     "Lines about the files of a folder that a report of so many rounds does not use."

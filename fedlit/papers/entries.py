@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
-           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'looks',
-           'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of', 'data_in_words',
-           'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table', 'about']
+           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
+           'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
+           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table',
+           'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re
@@ -18,7 +19,7 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from ..engine.files import result, shipped, write_figure, write_file, write_json
-from ..engine.messages import unknown
+from ..engine.messages import point, unknown, warn
 from .claims import decide, judge, results, shown, weigh, with_columns
 from .evidence import margin, next_run, paired, repeated
 from .settings import address, call
@@ -268,6 +269,16 @@ def beside(
 # %% ../../nbs/papers/entries.ipynb #a979033a
 def _looked(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip()
 
+def remember(
+    out,   # folder of the results
+    key,   # str: id of an entry, scale and part
+    **new, # what is to be remembered
+):
+    "Add to what `looks.json` says of an entry; what else it says stays."
+    file = Path(out)/'looks.json'
+    known = result(file) or {}
+    write_json(file, known | {key: known.get(key, {}) | new})
+
 def looks(
     entry,   # Entry
     scale,   # one of SCALES
@@ -289,10 +300,7 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    file, key = Path(out)/'looks.json', _looked(entry, scale, only)
-    known = result(file) or {}
-    new = dict(seeds=now, repeated=again or until_decided or len(now) > 1)
-    write_json(file, known | {key: known.get(key, {}) | new})
+    remember(out, _looked(entry, scale, only), seeds=now, repeated=again or until_decided or len(now) > 1)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def asked(
@@ -345,11 +353,12 @@ def note_seen(
     rows, missing = found_rows(entry, scale, only, out)
     weighed = weigh(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
-    file, key = Path(out)/'looks.json', _looked(entry, scale, only)
-    known = result(file) or {}
-    before = known.get(key, dict(seeds=looks(entry, scale, out, only)[0]))
-    if seen <= set(before.get('seen', ())): return
-    write_json(file, known | {key: before | dict(repeated=True, seen=sorted(seen.union(before.get('seen', ()))))})
+    key = _looked(entry, scale, only)
+    known = (result(Path(out)/'looks.json') or {}).get(key, dict(seeds=looks(entry, scale, out, only)[0]))
+    if seen <= set(known.get('seen', ())): return
+    seen = sorted(seen.union(known.get('seen', ())))
+    try: remember(out, key, seeds=known['seeds'], repeated=True, seen=seen)
+    except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {point(e)}")
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
 def command(
