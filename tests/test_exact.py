@@ -1,6 +1,8 @@
 "Double precision stays double precision, and readings of released code that differ in a few words."
 import pytest, torch, torch.nn.functional as F
 from torch import nn
+from fedlit.engine.stacks import Rewritten, single, stacked
+from fedlit.engine.tape import record
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedNova, FedProx, FedRolex, HeteroFL, SCAFFOLD, DepthFL
 from fedlit.methods.depthfl import mutual
@@ -108,3 +110,95 @@ def test_fednova_allows_for_a_proximal_term():
         torch.testing.assert_close(FedNova(mu=mu).weigh(weights=weights, steps=steps, momentum=momentum, lr=lr), want,
                                    rtol=0, atol=1e-12)
     assert repr(FedNova()) == 'FedNova()' and parse(repr(FedNova(mu=.01) + FedProx(mu=.01))).parts[0].mu == .01
+
+# --- a ReLU and the max pool behind it swap places ---
+def odd(shape, dtype, seed):
+    "Few different values, so that windows have ties, and among them -0, infinity and what is no number."
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randint(-2, 3, shape, generator=g).to(dtype)
+    for v in (-0., float('inf'), float('nan')): x[torch.rand(shape, generator=g) < .03] = v
+    return x
+
+def both_ways(net, x):
+    "Outputs and gradients of a network that is run as it is, and under `Rewritten`."
+    def go():
+        y, g = net(x), torch.Generator().manual_seed(1)
+        return y.detach(), torch.autograd.grad(y, x, torch.randn(y.shape, generator=g).to(y))[0]
+    with Rewritten(): new = go()
+    return go(), new
+
+def same_bits(one, two):
+    same = lambda u, v: torch.equal(u.isnan(), v.isnan()) and torch.equal(u.nan_to_num(), v.nan_to_num())
+    return all(map(same, one, two))
+
+@pytest.mark.parametrize('dtype', [torch.float32, torch.bfloat16, torch.double], ids=str)
+@pytest.mark.parametrize('pool', [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, 1), nn.MaxPool2d(3, 1, 1), nn.MaxPool2d(2, 3)],
+                         ids=['2x2', 'with overlap', 'one by one', 'with gaps'])
+@pytest.mark.parametrize('last', [False, True], ids=['channels first', 'channels last'])
+def test_a_relu_after_the_pool_gives_the_same_bits(pool, dtype, last):
+    for seed in range(3):
+        x = odd((2, 3, 9, 9), dtype, seed)
+        x = (x.to(memory_format=torch.channels_last) if last else x).requires_grad_()
+        for relu in (nn.ReLU(), torch.relu, torch.Tensor.relu):
+            assert same_bits(*both_ways(lambda x: pool(relu(x)), x))
+
+def masked(x):
+    x = x + 0
+    y = F.relu(x)
+    y *= .5
+    return F.max_pool2d(y, 2)
+
+def spoilt(x):
+    x = x + 0
+    y = F.relu(x)
+    with torch.no_grad(): x.neg_()
+    return F.max_pool2d(y, 2)
+
+def dropped(x):
+    torch.manual_seed(0)
+    return F.max_pool2d(F.dropout(F.relu(x), .5, inplace=True), 2)
+
+def both(x):
+    y = F.relu(x)
+    return F.max_pool2d(y, 2) + y[..., ::2, ::2]
+
+@pytest.mark.parametrize('net', [
+    spoilt, both,
+    lambda x: F.max_pool2d(F.relu(x + 0, inplace=True), 2),
+    lambda x: sum(F.max_pool2d(F.relu(x), 2, return_indices=True)),
+    lambda x: F.adaptive_max_pool2d(F.relu(x), 2),
+    lambda x: F.max_pool2d(input=F.relu(input=x), kernel_size=2),
+    lambda x: F.max_pool2d(F.relu(x), kernel_size=2, stride=1),
+    lambda x: F.max_pool3d(F.relu(x), 2), lambda x: F.max_pool1d(F.relu(x[0]), 2),
+    lambda x: F.max_pool2d(F.max_pool2d(F.relu(x), 2), 2)])
+def test_what_lies_between_a_relu_and_a_pool_is_heeded(net):
+    assert same_bits(*both_ways(net, odd((2, 4, 8, 8), torch.float32, 0).requires_grad_()))
+
+@pytest.mark.parametrize('net', [masked, dropped])
+def test_a_relus_result_may_be_written_over_where_nothing_is_trained(net):
+    x = odd((2, 4, 8, 8), torch.float32, 0)
+    with torch.no_grad():
+        plain = net(x)
+        with Rewritten(): assert same_bits([plain], [net(x)])
+
+class Pooled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten(),
+                                  nn.Linear(64, 3))
+    def forward(self, x): return self.body(x)
+
+@pytest.mark.parametrize('each', [single, stacked])
+def test_a_recorded_step_has_no_relu_before_the_pool(each):
+    net, k = Pooled(), 1 if each is single else 2
+    params = {n: v.detach().expand(k, *v.shape).clone() for n, v in net.named_parameters()}
+    def step(params, x):
+        leaves = {n: v.detach().requires_grad_() for n, v in params.items()}
+        f = each(lambda w, x: dict(y=torch.func.functional_call(net, w, (x,)).square().mean()), (0, 0))
+        return dict(zip(leaves, torch.autograd.grad(f(leaves, x)['y'].sum(), list(leaves.values()))))
+    x = torch.randn(k, 5, 1, 8, 8)
+    first, bind = record(step, params, x)
+    pool, relu = (bind.source.index(f' aten_{w}') for w in ('max_pool2d', 'relu'))
+    assert bind.source.count('aten_relu') == 1 and pool < relu
+    again = bind()(params, x)
+    assert all(torch.equal(first[n], again[n]) for n in first)
