@@ -111,20 +111,13 @@ def names(images=None):
 
 # -- figures
 
-STANDS_ON = re.compile(r'\*Here:\* (.+?)\.(?: \*In the paper:\*.*)?$', re.M) # as `show` of the catalogue prints it
-
 def shown_in(cell):
     """The figures of a cell: (alt text, PNG as base 64 or SVG as text, what it stands on). The last is never typed: the
-    cell made it from the settings of the runs, and printed it or stored it with the picture; if neither, it is ''."""
+    cell made it from the settings of the runs and stored it with the picture; '' where it did not."""
     d, _ = directives(''.join(cell['source']))
-    printed, found = '', []
-    for o in () if 'hide' in d else cell['outputs']:
-        data, noted = o.get('data', {}), o.get('metadata', {})
-        said = STANDS_ON.search(''.join(data.get('text/markdown', '')))
-        printed = said[1] if said else printed
-        found += [(d.get('fig-alt', ''), ''.join(data[kind]), noted.get('here', printed))
-                  for kind in ('image/png', 'image/svg+xml') if kind in data]
-    return found
+    return [(d.get('fig-alt', ''), ''.join(o['data'][kind]), o.get('metadata', {}).get('here', ''))
+            for o in (() if 'hide' in d else cell['outputs'])
+            for kind in ('image/png', 'image/svg+xml') if kind in o.get('data', {})]
 
 def figures(path):
     "The figures of a notebook: (alt text, PNG or SVG, the heading they stand under, what they stand on)."

@@ -959,7 +959,7 @@ def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_jo
             ('feddecorr/table1', 'FedDecorr raises the accuracy of FedAvg (alpha 0.05)',
              'Table 1: FedDecorr raises the accuracy of FedAvg'),
             ('feddecorr/fig2a',
-             'uneven labels tend to leave the global model fewer dimensions (significant tends to rise with alpha)',
+             'uneven labels tend to leave the global model fewer dimensions (significant against alpha)',
              '')):
         whole = of(judged([CATALOGUE[id]], 'short'), claim)
         data = of(judged([CATALOGUE[id]], 'short', 'data=small_cifar10'), claim)

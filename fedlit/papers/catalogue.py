@@ -16,9 +16,9 @@ from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noq
                            fedgse)                                                      # CATALOGUE
 from .claims import judge, results, shown, tally
 from .drawings import small_picture
-from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, beside, command,
+from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, basis, beside, command,
                                    found_rows, judged, looks, note_look, note_seen, published, remarks, repeats,
-                                   seeds_of, select, signed, stands_on, unknown, whole)
+                                   select, signed, stands_on, unknown, whole)
 from ..engine.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
@@ -206,7 +206,7 @@ def show(
     e = CATALOGUE[id]
     runs = asked(e, scale, only, out)
     rows, missing = found_rows(e, scale, only, out)
-    here = f'{stands_on(runs)}; {seeds_of(runs, missing)}'
+    here = basis(runs, missing)
     part = f'{scale}, {only}' if only else scale
     paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
@@ -219,10 +219,12 @@ def show(
     table = judged([e], scale, only, out) if out or only else _shipped(e.paper, scale)
     claims = shown(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
-        for part in (*(m if isinstance(m, pd.DataFrame) else small_picture(signed(m, here)) for m in made),
-                     beside(e, drawn) if e.published or quantity(e, rows) else None,
+        for m in made:
+            if isinstance(m, pd.DataFrame): display(m)
+            else: display(small_picture(signed(m, here)), metadata=dict(here=here)) # the gallery reads it there
+        for part in (beside(e, drawn) if e.published or quantity(e, rows) else None,
                      claims.set_index('claim') if len(claims) else None):
-            if part is not None and (not hasattr(part, 'empty') or not part.empty): display(part)
+            if part is not None and len(part): display(part)
 
 # %% ../../nbs/papers/catalogue.ipynb #7757ae57
 def verdicts(

@@ -5,8 +5,7 @@
 # %% auto #0
 __all__ = ['STRONG', 'COLLAPSE', 'CURE', 'GAINS', 'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars',
            'accuracy_by_round', 'gap_by_alpha', 'wider', 'main_job', 'runs_in', 'note_main_job', 'left_out',
-           'committed_runs', 'committed', 'here_of', 'show_signed', 'gains_by_alpha', 'committed_verdicts',
-           'verdicts_beside']
+           'committed_runs', 'committed', 'here_of', 'gains_by_alpha', 'committed_verdicts', 'verdicts_beside']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
 import json
@@ -17,8 +16,7 @@ from pathlib import Path
 from ..engine.files import all_results, result, shipped
 from .claims import above_zero, ahead, judge, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import (CATALOGUE, SEEDS, alphas, bases, changed, cross, entry, looks, remember, seeds_of,
-                                   signed, stands_on)
+from .entries import (CATALOGUE, SEEDS, alphas, bases, basis, changed, cross, entry, looks, remember)
 from .evidence import paired, repeated
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
 from .settings import address, plain
@@ -195,18 +193,7 @@ def here_of(
 ):                    # str
     "Data, network, clients, length of runs and seeds of committed runs, from their settings."
     drawn = set(rows.run)
-    runs = [(labels, s) for labels, s in committed_runs(scale)[0] if str(address(s)) in drawn]
-    return f'{stands_on(runs)}; {seeds_of(runs)}'
-
-def show_signed(
-    fig,  # matplotlib Figure, which is closed
-    here, # str: what it was drawn from
-):
-    "In a notebook: a figure with a small line of text under it, which is also stored with the picture."
-    import matplotlib.pyplot as plt
-    from IPython.display import display
-    display(signed(fig, here), metadata=dict(here=here))
-    plt.close(fig)
+    return basis([(labels, s) for labels, s in committed_runs(scale)[0] if str(address(s)) in drawn])
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
 def gains_by_alpha(

@@ -7,8 +7,8 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
            'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
            'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
-           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'signed', 'write_drawing', 'write_table',
-           'about']
+           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'signed', 'show_signed',
+           'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re
@@ -434,6 +434,13 @@ def seeds_of(
     rows.subtract(row(labels) for labels, _ in missing)
     return _listed(rows.values(), 'seed')
 
+def basis(
+    runs,       # list of (labels, Setting)
+    missing=(), # those of them that are not there
+):              # str
+    "What results stand on: data, networks, clients, length of runs, and how many seeds a row has."
+    return f'{stands_on(runs)}; {seeds_of(runs, missing)}'
+
 def signed(
     fig,  # matplotlib Figure
     text, # what it stands on
@@ -443,6 +450,16 @@ def signed(
     fig.text(0, -.04, textwrap.fill(text, int(14*fig.get_figwidth())), fontsize=6, color='0.45', va='top',
              transform=fig.transFigure)
     return fig
+
+def show_signed(
+    fig,  # matplotlib Figure, which is closed
+    here, # str: what it was drawn from
+):
+    "In a notebook: a figure with a small line of text under it, which is also stored with the picture."
+    import matplotlib.pyplot as plt
+    from IPython.display import display
+    display(signed(fig, here), metadata=dict(here=here))
+    plt.close(fig)
 
 # %% ../../nbs/papers/entries.ipynb #ea161e67
 def write_drawing(
@@ -473,7 +490,7 @@ def about(
     rows, missing = found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
                            remarks=remarks(entry, scale),
-                           here=f'{stands_on(runs)}; {seeds_of(runs, missing)}',
+                           here=basis(runs, missing),
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")

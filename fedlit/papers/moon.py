@@ -14,7 +14,7 @@ from .claims import Numbers, ahead, ours, pick, with_columns
 from .drawings import axis_figure, rounds_figure, table
 from .entries import alphas, differently, entry, grid, in_other_ways, local_field, measuring
 from .evidence import Evidence
-from .feddecorr import DECORR, FIVE_SEEDS, many_clients
+from .feddecorr import CORRECTED, DECORR, FIVE_SEEDS, many_clients
 from .settings import Setting
 from ..local import SGD, Local
 
@@ -98,7 +98,7 @@ def moon_rows(*names): return {n: moon_row(n) for n in names}
 ALL_SETS = 'cifar10', 'cifar100', 'tiny_imagenet'
 FEDERATED = 'FedAvg', 'FedProx', 'Scaffold', 'MOON'
 
-SAID = {'Scaffold': 'Scaffold (corrected form)', 'SOLO': 'training alone'}
+SAID = {'Scaffold': CORRECTED, 'SOLO': 'training alone'}
 
 def leads(
     first, # name of a row
