@@ -16,9 +16,9 @@ from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noq
                            fedgse)                                                      # CATALOGUE
 from .claims import judge, results, shown, tally
 from .drawings import small_picture
-from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, basis, beside, command,
-                                   found_rows, judged, looks, note_look, note_seen, published, remarks, repeats,
-                                   select, signed, stands_on, unknown, whole)
+from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, basis, basis_of, beside,
+                                   command, found_rows, judged, looks, note_look, note_seen, published, remarks,
+                                   repeats, select, signed, stands_on, unknown, whole)
 from ..engine.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
@@ -206,22 +206,23 @@ def show(
     e = CATALOGUE[id]
     runs = asked(e, scale, only, out)
     rows, missing = found_rows(e, scale, only, out)
-    here = basis(runs, missing)
+    drawn = whole(rows, missing)
+    here, under = basis(runs, missing), basis_of(drawn, runs)
     part = f'{scale}, {only}' if only else scale
-    paper = f' *In the paper:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
+    paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
             f'{quantity(e, rows)}')
     display(Markdown(f'{told.rstrip()}\n\n*Here:* {here}.{paper}'))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
-    drawn = whole(rows, missing)
+    if len(drawn) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
     made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(drawn)) is not None]
     table = judged([e], scale, only, out) if out or only else _shipped(e.paper, scale)
     claims = shown(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for m in made:
             if isinstance(m, pd.DataFrame): display(m)
-            else: display(small_picture(signed(m, here)), metadata=dict(here=here)) # the gallery reads it there
+            else: display(small_picture(signed(m, under)), metadata=dict(here=under)) # the gallery reads it there
         for part in (beside(e, drawn) if e.published or quantity(e, rows) else None,
                      claims.set_index('claim') if len(claims) else None):
             if part is not None and len(part): display(part)

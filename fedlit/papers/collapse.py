@@ -16,10 +16,10 @@ from pathlib import Path
 from ..engine.files import all_results, result, shipped
 from .claims import above_zero, ahead, judge, ours, results, within
 from .drawings import axis_figure, rounds_figure, table
-from .entries import (CATALOGUE, SEEDS, alphas, bases, basis, changed, cross, entry, looks, remember)
+from .entries import (CATALOGUE, SEEDS, alphas, bases, basis_of, changed, cross, entry, looks, remember)
 from .evidence import paired, repeated
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
-from .settings import address, plain
+from .settings import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = .05 # the alpha of most claims
@@ -192,8 +192,7 @@ def here_of(
     scale='embedded', # or 'short'
 ):                    # str
     "Data, network, clients, length of runs and seeds of committed runs, from their settings."
-    drawn = set(rows.run)
-    return basis([(labels, s) for labels, s in committed_runs(scale)[0] if str(address(s)) in drawn])
+    return basis_of(rows, committed_runs(scale)[0])
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
 def gains_by_alpha(

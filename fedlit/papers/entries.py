@@ -7,7 +7,7 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short
            'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
            'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
            'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
-           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'signed', 'show_signed',
+           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed', 'show_signed',
            'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
@@ -440,6 +440,14 @@ def basis(
 ):              # str
     "What results stand on: data, networks, clients, length of runs, and how many seeds a row has."
     return f'{stands_on(runs)}; {seeds_of(runs, missing)}'
+
+def basis_of(
+    rows, # DataFrame of `results`
+    runs, # list of (labels, Setting), theirs among others
+):        # str
+    "What these rows stand on."
+    there = set(rows.run) if len(rows) else ()
+    return basis([(labels, s) for labels, s in runs if str(address(s)) in there])
 
 def signed(
     fig,  # matplotlib Figure
