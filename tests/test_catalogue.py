@@ -959,14 +959,15 @@ def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_jo
             ('feddecorr/table1', 'FedDecorr raises the accuracy of FedAvg (alpha 0.05)',
              'Table 1: FedDecorr raises the accuracy of FedAvg'),
             ('feddecorr/fig2a',
-             'uneven labels tend to leave the global model fewer dimensions (significant against alpha)',
+             'uneven labels tend to leave the global model fewer dimensions '
+             '(number of values above 0.01 against alpha)',
              '')):
         whole = of(judged([CATALOGUE[id]], 'short'), claim)
         data = of(judged([CATALOGUE[id]], 'short', 'data=small_cifar10'), claim)
         assert whole == data and whole[2] == 'sequential'
         if there: assert of(judged([CATALOGUE[id]], 'short', 'alpha=0.05'), claim) == whole == of(main_job, there)
     part = judged([CATALOGUE['feddecorr/fig3']], 'short', 'alpha=0.05')
-    assert (of(part, "FedDecorr raises the global model's significant")
+    assert (of(part, "FedDecorr raises the global model's number of values above 0.01")
             == of(main_job, "Fig. 3: FedDecorr raises the global model's number of values above 0.01"))
 
 def test_a_part_of_an_entry_has_the_seeds_and_the_looks_of_the_whole(small):

@@ -6,11 +6,11 @@
 __all__ = ['DECORR', 'BOTH_WAYS', 'LOSS_AS_PRINTED', 'PAIR', 'ALL', 'FOUR', 'COLLAPSE', 'LOCAL_COLLAPSE', 'TEN_SEEDS',
            'FIVE_SEEDS', 'STAND_INS', 'LINEAR', 'uneven', 'EACH_GAIN', 'EIGHT', 'TEN', 'CORRECTED', 'AHEAD_OF_BOTH',
            'SCAFFOLD_ROW', 'RELU_END', 'DOMAINS', 'FIVE', 'decorr_row', 'other_ways', 'decorr_rows', 'with_and_without',
-           'helps', 'fewer_dimensions', 'spectra_alphas', 'strongest', 'most_uneven', 'by_round', 'each_client',
-           'client_figure', 'architectures', 'wide_and_narrow', 'both_models', 'both_spectra', 'ranks_by_round',
-           'with_curves', 'first_pair', 'raises', 'loss_by_client', 'loss_figure', 'fall', 'main_table', 'many_clients',
-           'crowds', 'gain_along', 'epochs_help_fedavg', 'more_in_the_wide', 'classes_by_data', 'domain_table',
-           'overhead']
+           'helps', 'counted', 'fewer_dimensions', 'spectra_alphas', 'strongest', 'most_uneven', 'by_round',
+           'each_client', 'client_figure', 'architectures', 'wide_and_narrow', 'both_models', 'both_spectra',
+           'ranks_by_round', 'with_curves', 'first_pair', 'raises', 'loss_by_client', 'loss_figure', 'fall',
+           'main_table', 'many_clients', 'crowds', 'gain_along', 'epochs_help_fedavg', 'more_in_the_wide',
+           'classes_by_data', 'domain_table', 'overhead']
 
 # %% ../../nbs/papers/feddecorr.ipynb #0c74f613
 import numpy as np, pandas as pd
@@ -91,8 +91,10 @@ def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
     return ahead(dict(method=f'{base}+FedDecorr', **where), dict(method=base, **where), value, unit)
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
+def counted(value): return 'number of values above 0.01' if 'significant' in value else 'effective rank'
+
 def fewer_dimensions(value, who):
-    return {f'uneven labels tend to leave the {who} fewer dimensions ({value} against alpha)':
+    return {f'uneven labels tend to leave the {who} fewer dimensions ({counted(value)} against alpha)':
                 rising('alpha', value)}
 
 COLLAPSE = fewer_dimensions('significant', 'global model') | ours(fewer_dimensions('rank', 'global model'))
@@ -251,7 +253,7 @@ entry('feddecorr/fig6',
 
 # %% ../../nbs/papers/feddecorr.ipynb #175c676a
 def raises(value, who):
-    return {f'FedDecorr raises the {who} model\'s {value.replace("local_", "")}': helps(value=value, unit='')}
+    return {f'FedDecorr raises the {who} model\'s {counted(value)}': helps(value=value, unit='')}
 
 entry('feddecorr/fig3',
       source='ICLR Fig. 3, TPAMI Figs. 5 and 7',
