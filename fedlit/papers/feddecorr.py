@@ -91,7 +91,11 @@ def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
     return ahead(dict(method=f'{base}+FedDecorr', **where), dict(method=base, **where), value, unit)
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
-def counted(value): return 'number of values above 0.01' if 'significant' in value else 'effective rank'
+def counted(
+    value, # column of the results, such as 'local_significant'
+):         # what it counts
+    "The quantity of a claim about spectra, in words."
+    return 'number of values above 0.01' if 'significant' in value else 'effective rank'
 
 def fewer_dimensions(value, who):
     return {f'uneven labels tend to leave the {who} fewer dimensions ({counted(value)} against alpha)':
