@@ -322,8 +322,14 @@ def settings(self:Simulation, executor):
 def train(self:Simulation, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
     a = self.asked
-    out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
-                      a.criterion, a.proxy, self.tapes, a.chunk, self.function)
+    try:
+        out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
+                          a.criterion, a.proxy, self.tapes, a.chunk, self.function)
+    except RuntimeError as e:
+        if self.executor != 'vmap' or not re.match("vmap:|Cannot access (data pointer|storage)", str(e)): raise
+        raise RuntimeError(f"a hook of {a.method!r}, or the criterion, asks for something that clients side by side "
+                           "do not have, such as .item(), `if` on a number or a mask as index; "
+                           f"executor='loop' trains one after another ({point(e)})") from e
     guard = a.bad_clients if self.alone else replace(a.bad_clients, beyond=math.inf) # a team judges all together
     out = check_clients(guard, who, out, state, self.guess, partial(self.advice, state.round, who, out))
     if self.alone or not len(out['who']): return out

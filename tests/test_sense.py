@@ -126,3 +126,31 @@ def test_parameters_of_a_criterion_get_a_warning():
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         go(criterion=Scaled().requires_grad_(False))
+
+# ---- hooks that look at numbers, under vmap ----
+
+class Item(Method):
+    def loss(self, features): return features.mean().item()*features.square().mean()
+class Branch(Method):
+    def loss(self, features): return features.square().mean() if features.mean() > 0 else 0*features.sum()
+class Norm(Method):
+    def grad(self, grads): return {k: v/max(1., float(v.norm())) for k, v in grads.items()}
+class Start(Method):
+    def begin(self, params, client): return {k: v if v.sum() > 0 else v for k, v in params.items()}, client
+class Picked(Method):
+    def loss(self, features): return features[features[:, 0] > 0].sum()
+class Away(Method):
+    def loss(self, features): return features.square().mean()*float(features.detach().numpy().sum() > 0)
+
+def looks(logits, y): return F.cross_entropy(logits, y)*(1 if logits.sum().item() > 0 else 2)
+
+@pytest.mark.parametrize('m,f', [(m, F.cross_entropy) for m in (Item(), Branch(), Norm(), Start(), Picked(), Away())]
+                         + [(FedAvg(), looks)], ids=lambda v: getattr(v, 'name', ''))
+@pytest.mark.parametrize('record', [True, False])
+@pytest.mark.filterwarnings('ignore')
+def test_a_hook_that_looks_at_numbers_is_answered_with_the_loop(m, f, record):
+    for executor in ('auto', 'vmap'):
+        with pytest.raises(RuntimeError, match="executor='loop' trains one after another") as said:
+            go(m, criterion=f, record=record, executor=executor)
+        assert repr(m) in str(said.value)
+    go(m, criterion=f, executor='loop')
