@@ -22,12 +22,13 @@ from tqdm import tqdm
 from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
-from .cohort import check_local
+from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
-                                  least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
+from .engine.inputs import (best_device, check_device, check_extremes, check_network, convolves, first_odd,
+                                  impure, least_batch, parts, prefers_channels_last, python_state, writable)
+from .engine.trial import try_stack
 from .engine.messages import check_record, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
@@ -234,19 +235,20 @@ class Simulation:
     ):
         self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> client -> what is
         self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
-        x = self.task.normalise(self.task.x_train[:2])
-        self.executor = self._executor(x)
-        self.tapes = self._tapes(x)
-        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
-        self.channels_last = self.executor != 'vmap' and side
-        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
         self.source = normalised(self.task)
-        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
         self.lengths = [len(c) for c in asked.clients] # looked at once; a round looks at its own clients only
         per = [-(-n//asked.local.batch_size) for n in self.lengths]
         self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
+        x = self.task.normalise(self.task.x_train[:2])
+        check_extremes(self.model, self.task)
+        self.executor = self._executor(x)
+        self.tapes = self._tapes(x)
+        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
+        self.channels_last = self.executor != 'vmap' and side
+        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
+        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
 
     def _tapes(self, x):
         "Where steps are recorded; None where they are not, or must not be."
@@ -254,7 +256,7 @@ class Simulation:
             warn(f"{type(self.model).__name__}'s forward {said}: "
                  "its steps are not recorded, and the same seed may give another result")
             return None
-        state = partial(python_state, network=self.model, criterion=self.asked.criterion)
+        state = partial(python_state, network=self.model, criterion=self.asked.criterion, method=self.asked.method)
         why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
         if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
         return Tapes(how == 'graph', state, how == 'compile' and not why) if how else None
@@ -284,9 +286,22 @@ class Simulation:
             if auto: return 'threads'
             warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
                  "expect the same distribution as with 'loop', not the same numbers")
-        if not auto or best != 'vmap' or not (said := unstackable(self.model, x)): return best
-        warn(f"{type(self.model).__name__} cannot be stacked by vmap ({said}); going on with executor='loop'")
+        if best != 'vmap' or not (why := self._unstackable()): return best
+        warn(f"clients with {type(self.model).__name__} cannot be stacked by vmap ({why}); "
+             "going on with executor='loop'")
         return 'loop'
+
+    def _unstackable(self):
+        "Why a stack of clients would not do what they do one by one, or ''."
+        a = self.asked
+        if len(a.clients) < 2: return ''
+        state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
+        function = partial(pure, precision=PRECISION[a.precision])
+        sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
+        longest = max(range(len(a.clients)), key=self.lengths.__getitem__)
+        batches = self.batches([longest], 0, epochs=1, steps=1)
+        (x,), (y,) = batches.at(0, [0], int(batches.counts[0, 0]))
+        return try_stack(sent, x, y)
 
     def batches(self, who, round, **change):
         "What the clients `who` see in this round; `change` replaces fields of `local`."
@@ -602,8 +617,9 @@ def federate(*args, **kwargs) -> Run:
 @takes(Federation)
 def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
-    for run, net in Federation(*args, **kwargs).running():
-        yield copy.copy(run).put_into(copy.deepcopy(net), checked=False)
+    asked = Federation(*args, **kwargs)
+    for run, _ in asked.running(): # the network at work may hold what it computed last, which cannot be copied
+        yield copy.copy(run).put_into(copy.deepcopy(asked.model).to(run.asked.device), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(
