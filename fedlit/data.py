@@ -209,8 +209,9 @@ def _augments_of(task): # the augmentations as a tuple, if they fit the samples
         raise ValueError(f"augment={task.augment!r}, but it must be a tuple, such as ({task.augment!r},)")
     for a in task.augment:
         if isinstance(a, type) or not (callable(a) and hasattr(a, "draw")):
-            raise ValueError(f"augment holds {a!r}, which does not draw apart from what it does to images; take Crop, Flip, "
-                             "Rotate or AutoAugment, or a class with draw(shape, generator) and __call__(x, draws)")
+            raise ValueError(f"augment holds {a!r}, which does not draw apart from what it does to images; "
+                             "take Crop, Flip, Rotate or AutoAugment, or a class "
+                             "with draw(shape, generator) and __call__(x, draws)")
         if isinstance(a, (Crop, Flip, Rotate, AutoAugment)) and task.x_train.ndim != 4:
             raise ValueError(f"{a!r} is for images (N, C, H, W), but x_train has shape {tuple(task.x_train.shape)}")
         if isinstance(a, AutoAugment) and task.x_train.is_floating_point() and task.x_train.max() > 1 + 1e-6:
@@ -260,7 +261,7 @@ def _doubt(task): # warn of what is legal and seldom meant
     known = set(train)
     share = sum(v in known for v in test) / len(test)
     if share >= .01 * len(train) / len(x) and share > 2 * (1 - len(known) / len(train)):
-        warn(f"at least {100 * share:.2g} % of the test samples are among the training samples; "
+        warn(f"at least {100 * share:.3g} % of the test samples are among the training samples; "
              "a network is to be tested on samples that it has not seen")
 
 

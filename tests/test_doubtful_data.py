@@ -182,7 +182,7 @@ def test_test_samples_among_the_training_samples():
     leak = lambda: task(xt=torch.cat([DIGITS.x_test, DIGITS.x_train[:5]]),
                         yt=torch.cat([DIGITS.y_test, DIGITS.y_train[:5]]))
     (text, where), = said(leak)
-    assert 'at least 9.1 % of the test samples are among the training samples' in text and where == __file__
+    assert 'at least 9.09 % of the test samples are among the training samples' in text and where == __file__
     with warnings.catch_warnings():
         warnings.simplefilter('ignore')
         leaky = leak()
