@@ -97,13 +97,14 @@ def checkpoints(
 def tried(
     model, # network that returns (features, logits)
     x,     # (N, ...) two samples
+    train=False, # in training mode
 ):         # what it returns; a ValueError says why it cannot take them
-    "What `model` makes of two samples `x`, in evaluation mode, with nothing changed by it."
+    "What `model` makes of two samples `x`, with nothing changed by it."
     net, name, x_is = (copy.deepcopy(model).to(x.device), type(model).__name__,
                        f'{str(x.dtype)[6:]} {tuple(x.shape[1:])}')
     try:
         with torch.no_grad(), undrawn():
-            return pure(net)(*split_state(net), x, train=False)[:2]
+            return pure(net)(*split_state(net), x, train=train)[:2]
     except (RuntimeError, ValueError, IndexError) as e:
         odd = {str(p.dtype)[6:] for p in net.parameters() if p.is_floating_point()} - {'float32'}
         if odd and x.is_floating_point():
@@ -115,6 +116,15 @@ def tried(
             hint = 'an Embedding wants tokens: whole numbers, x.long()'
         else: hint = str(e).partition('\n')[0]
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
+
+def _check_training(model, x, shapes): # of what it returns in evaluation mode
+    "Refuse a network that returns something else while it trains, such as auxiliary outputs."
+    try: same = [v.shape for v in tried(model, x, train=True)] == shapes
+    except (TypeError, AttributeError): same = False # what it returns is no pair of tensors
+    if not same:
+        raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
+                         "logits) of the same shapes as in evaluation. Turn auxiliary outputs off, in torchvision "
+                         "with aux_logits=False")
 
 def check_network(
     model,  # what should be a network
@@ -142,6 +152,7 @@ def check_network(
             raise ValueError(f"{name} returns (logits, features); return them the other way round, (features, logits)")
         raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
                          f"but the task has {classes} classes; they must be (N, {classes})")
+    _check_training(model, x, [features.shape, logits.shape])
     if checkpoints(model, x):
         raise ValueError(f"{name} uses activation checkpointing (torch.utils.checkpoint), which would compute with "
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "
