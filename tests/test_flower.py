@@ -11,6 +11,7 @@ from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import save_file
 import fedlit.flower as ff
 from fedlit.data import load
+from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import Local, fed_round
 from fedlit.run import Run, batches_of, federate
@@ -64,6 +65,25 @@ def test_the_same_model_as_the_simulation(home, text):
                 assert np.allclose(context.state[max(context.state)][leaf].numpy(), v.numpy(), atol=1e-6), leaf
     assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
                if hasattr(v, 'written'))
+
+def dropping(name, task, seed, **options):
+    "A network with dropout."
+    net = build(name, task, seed=seed, **options)
+    net.body = torch.nn.Sequential(net.body, torch.nn.Dropout(.3))
+    return net
+
+@pytest.mark.parametrize('seed', [0, 5])
+@pytest.mark.parametrize('text, network', [('Quantize(bits=4)', build), ('FedAvg()', dropping),
+                                           ('pFedPara() + Quantize(bits=4)', build)])
+def test_what_is_drawn_at_sites_is_drawn_as_in_the_simulation(home, text, network, seed):
+    "Also with a seed that is not the default: by the method, and by layers."
+    task, parts, config = home
+    config = {**config, 'method': text, 'seed': seed}
+    run = ff.serve(ff.Rehearsal(ff.client_app(network=network), config, SITES), ff.read_plan(config, network))
+    plan = ff.read_plan(config, network)
+    other = federate(plan.model, task, parts, plan.method, 3, LOCAL, seed=seed, executor='loop', progress=False)
+    for k, v in other.state.params.items():
+        if k not in other.state.personal: assert torch.allclose(run.state.params[k], v, atol=1e-6, rtol=0), k
 
 class Overheard(ff.Rehearsal):
     "Keeps the names and the bytes of all arrays that travel."

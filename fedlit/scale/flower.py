@@ -54,7 +54,7 @@ class Plan:
     clients: int            # how many clients exist; sites are numbered 0 to clients-1
     rounds: int = 5         # communication rounds
     participation: float = 1. # share of the clients that are asked in a round, or a Participation
-    seed: int = 0           # decides sampling, batches and augmentation
+    seed: int = 0           # decides all that is drawn, as in `federate`
     weighting: str = 'samples' # how much a client counts: by the 'samples' that it says it has, or 'uniform'
     statistics: str = 'averaged' # BatchNorm's running statistics: 'averaged', or kept at 'home'
     least: int = 1          # good answers that a round needs; with fewer the run stops
@@ -100,7 +100,7 @@ def _agreeable(self):
 
 def begin(plan):
     "The federation before round zero: what every side computes for itself."
-    return start(plan.method, plan.model, plan.clients, plan.statistics, local=plan.local)
+    return start(plan.method, plan.model, plan.clients, plan.statistics, plan.seed, plan.local)
 
 # %% ../../nbs/scale/flower.ipynb #71c89147
 def _plain(v):
