@@ -62,7 +62,8 @@ def test_the_same_model_as_the_simulation(home, text):
             # SCAFFOLD's variate of a tensor that is kept is never read
             used = not (leaf.startswith('client') and leaf.split('/')[-1] in other.state.personal)
             if used and not leaf.endswith('/') and context.state:
-                assert np.allclose(context.state[max(context.state)][leaf].numpy(), v.numpy(), atol=1e-6), leaf
+                last = max(r for r in context.state if r.startswith('after'))
+                assert np.allclose(context.state[last][leaf].numpy(), v.numpy(), atol=1e-6), leaf
     assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
                if hasattr(v, 'written'))
 
@@ -311,6 +312,81 @@ def test_noise_between_sites_comes_from_the_system(home):
     m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
     a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
     assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
+
+LYING = '''
+"A server that asks its sites for more than the rounds of the plan, and keeps what they say."
+import hashlib, json, time
+from pathlib import Path
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+from fedlit.flower import begin, client_app, read_plan, to_record, to_sites
+
+def ask(grid, node, round, arrays):
+    "The digest of an answer, or the reason why there is none."
+    m = Message(RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=round, accepted=0))}), node, 'train',
+                ttl=900.)
+    grid.push_messages([m])
+    while not (got := list(grid.pull_messages([m.metadata.message_id]))): time.sleep(.2)
+    if got[0].has_error(): return 'refused: ' + got[0].error.reason
+    return hashlib.sha256(b''.join(a.data for _, a in sorted(got[0].content['arrays'].items()))).hexdigest()
+
+def lie(grid, plan, questions):
+    "What one site answers to pairs (round, what is added to the parameters)."
+    while not (nodes := sorted(grid.get_node_ids())): time.sleep(.2)
+    sent = to_record(to_sites(plan, begin(plan)))
+    moved = lambda by: ArrayRecord({k: Array((a.numpy() + by).astype(a.numpy().dtype)) for k, a in sent.items()})
+    return [ask(grid, nodes[0], r, moved(by)) for r, by in questions]
+
+client = client_app()
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    plan = read_plan(context.run_config)
+    Path(plan.checkpoint).write_text(json.dumps(lie(grid, plan, json.loads(plan.test))))
+'''
+NOISY = "FedBN() + DP(clip=0.5, at='client', source='system')"
+
+def test_a_lying_server_gets_one_noise_a_round(home):
+    "It never says that an answer was used, so that all that a method counts is rolled back."
+    app = {}
+    exec(LYING, app)
+    config = {**home[2], 'method': NOISY, 'rounds': 3}
+    grid, plan = ff.Rehearsal(ff.client_app(), config, SITES[:1]), ff.read_plan(config)
+    said = app['lie'](grid, plan, [(0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (0, 0), (1, 0), (2, 1), (1, 0), (2, 0),
+                                   (2, 1), (3, 0), (-1, 0), (10**9, 0)])
+    assert [i for i, a in enumerate(said) if a.startswith('refused')] == [3, 5, 8, 9, 11, 12, 13], said
+    assert said[0] == said[1] == said[2] != said[4] == said[6] != said[7] == said[10]
+    assert len({a for a in said if not a.startswith('refused')}) == plan.rounds
+    assert grid.contexts[2].state['answers']['count'] == plan.rounds
+    for i, line in ((3, 'round 1 is asked for, but this site has answered round 1 (answers so far: 1'),
+                    (5, 'round 1 is asked for, but this site has answered round 2'),
+                    (11, 'round 4 is asked for, but the plan has 3')): assert line in said[i], said[i]
+
+class Heard(ff.Rehearsal):
+    "Keeps the answers of every round; in round 2 client 1's is lost once."
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.answers, self.lost = {}, False
+    def _answer(self, m):
+        answer, where = super()._answer(m), (m.metadata.group_id, m.metadata.dst_node_id)
+        if m.metadata.message_type != 'train': return answer
+        self.answers.setdefault(where, []).append(answer.content['arrays'][NAME].data)
+        if where != ('2', 3) or self.lost: return answer
+        self.lost = True
+        return Message(ff.Error(code=0, reason='the line is down'), reply_to=m)
+
+def test_a_round_that_is_asked_for_again_has_the_answers_that_it_had(home, tmp_path):
+    "One noise for one update: what left a site before the server stopped is what it gets again."
+    config = {**home[2], 'method': NOISY, 'least': 4, 'checkpoint': str(tmp_path/'global.safetensors')}
+    grid = Heard(ff.client_app(), config, SITES)
+    with pytest.raises(RuntimeError, match='round 2 has 3 good answers'): ff.serve(grid, ff.read_plan(config))
+    run = ff.serve(grid, ff.read_plan(config))
+    assert run.history['participants'].tolist() == [4, 4, 4]
+    assert [len(grid.answers[r, n]) for r in '123' for n in (2, 3, 4, 5)] == [1]*4 + [2]*4 + [1]*4
+    assert all(len(set(a)) == 1 for a in grid.answers.values()) and len(set(sum(grid.answers.values(), []))) == 12
+
 # ---- what a registered site can do to the others ----
 
 @pytest.mark.parametrize('name,value', [('body.2.running_mean', 1e38), ('body.2.running_var', 2e18),
@@ -431,8 +507,9 @@ def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tm
     config['checkpoint'] = str(tmp_path/'global.safetensors')
     before, grid = rehearse({**config, 'rounds': 2})
     assert Run.load(f"{config['checkpoint']}.last").state.round == 1
-    if not survives:
-        for c in grid.contexts.values(): c.state = RecordDict()
+    for c in grid.contexts.values():
+        c.run_config = config # the new plan has a third round, for the sites too
+        if not survives: c.state = RecordDict()
     with caplog.at_level(logging.INFO, 'flwr'): run = ff.serve(grid, ff.read_plan(config))
     assert same(run, whole.state) == survives
     assert 'goes on after round 2' in caplog.text and '(SCAFFOLD, 10 personal tensors)' in caplog.text

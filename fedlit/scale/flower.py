@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
-           'recall', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'merged', 'Book', 'serve',
-           'server_app', 'Rehearsal']
+           'recall', 'recall_answer', 'note_answer', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed',
+           'merged', 'Book', 'serve', 'server_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -14,7 +14,7 @@ try:
 except ImportError as e:
     raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
-import ast, logging, math, sys, time, torch
+import ast, hashlib, logging, math, sys, time, torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -233,13 +233,42 @@ def _trained(plan, task, number, state):
 
 # %% ../../nbs/scale/flower.ipynb #14bc97d0
 def recall(
-    context,  # Flower's Context; its state holds one record a round, and is tidied here
+    context,  # Flower's Context; its state holds one such record a round, and is tidied here
     accepted, # int, the last round whose answer the server used; 0 is none
 ):            # ArrayRecord, or None where there is no such memory
     "What this site remembers of the last round that counted."
     name = f'after round {accepted}'
-    for k in [k for k in context.state if k != name]: del context.state[k]
+    for k in [k for k in context.state if k.startswith('after round') and k != name]: del context.state[k]
     return context.state.get(name)
+
+# %% ../../nbs/scale/flower.ipynb #5e1c07a1
+def _question(content):
+    "What makes two questions of a server the same."
+    digest = hashlib.sha256(repr(sorted(content['round'].items())).encode())
+    for k, a in sorted(content['arrays'].items()): digest.update(repr((k, len(a.data))).encode() + a.data)
+    return digest.hexdigest()
+
+def recall_answer(
+    context, # Flower's Context
+    plan,    # Plan
+    content, # RecordDict, what the server asks
+):           # RecordDict, the answer that this question has had; None where it is new
+    "A site answers once in a round, and in no round beyond the plan: a ValueError where there is no answer."
+    round, last = content['round']['round'], context.state.get('answers', dict(round=-1))
+    if not (type(round) is int and 0 <= round < plan.rounds):
+        raise ValueError(f"round {round+1} is asked for, but the plan has {plan.rounds}")
+    if round > last['round']: return None
+    if (round, _question(content)) != (last['round'], last['question']):
+        raise ValueError(f"round {round+1} is asked for, but this site has answered round {last['round']+1} "
+                         f"(answers so far: {last['count']}), and repeats that answer only if asked the same")
+    return RecordDict({k: context.state[f'answer/{k}'] for k in ('arrays', 'said')})
+
+def note_answer(context, content, answer):
+    "Remember what is about to leave this site; no later message takes that back."
+    count = context.state.get('answers', dict(count=0))['count'] + 1
+    context.state['answers'] = ConfigRecord(dict(round=content['round']['round'], question=_question(content),
+                                                 count=count))
+    context.state.update({f'answer/{k}': type(v)(dict(v.items())) for k, v in answer.items()})
 
 # %% ../../nbs/scale/flower.ipynb #37d2f72b
 def folder(
@@ -283,6 +312,7 @@ def client_app(
     def train(message, context):
         (x, y), (round, accepted) = data(context), (message.content['round'][k] for k in ('round', 'accepted'))
         plan = read_plan(context.run_config, network, (len(y), allowed(context)))
+        if (again := recall_answer(context, plan, message.content)) is not None: return Message(again, reply_to=message)
         kept = recall(context, accepted)
         answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round,
                                   message.content['arrays'], kept)
@@ -291,8 +321,9 @@ def client_app(
             log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
                         number(context), accepted)
         context.state[f'after round {round+1}'] = to_record(home)
-        return Message(RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))}),
-                       reply_to=message)
+        answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
+        note_answer(context, message.content, answer)
+        return Message(answer, reply_to=message)
     return app
 
 # %% ../../nbs/scale/flower.ipynb #1cf9f32f
