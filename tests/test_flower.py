@@ -260,6 +260,28 @@ def test_too_few_good_answers_stop_the_run_and_keep_the_model(home, tmp_path):
     run, _ = rehearse(config) # the same command goes on
     assert run.history['round'].tolist() == [1, 2, 3] and same(run, rehearse(home[2])[0].state)
 
+class Absent(ff.Rehearsal):
+    "The last site never connects."
+    def get_node_ids(self): return super().get_node_ids()[:-1]
+
+@pytest.mark.parametrize('grid, line', [
+    (Silent, 'no answer of client 1 within timeout=1.5 s; where sites need longer, raise timeout in the run config'),
+    (Absent, 'no word of client 3 within wait=0.1 s; where sites need longer, raise wait in the run config')])
+def test_who_does_not_come_in_time_is_named_with_the_number_to_raise(home, grid, line, caplog):
+    "In the log where the round goes on, and in the error where it does not."
+    config = {**home[2], 'timeout': 1.5}
+    with caplog.at_level(logging.INFO, 'flwr'): rehearse(config, grid)
+    assert line in caplog.text
+    with pytest.raises(RuntimeError, match=re.escape(line)): rehearse({**config, 'least': 4}, grid)
+
+def test_no_number_is_named_where_more_time_would_not_help(home, caplog):
+    with caplog.at_level(logging.INFO, 'flwr'): rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
+    assert 'round 2 goes on without client 1' in caplog.text and 'need longer' not in caplog.text
+
+def test_the_example_allows_a_slow_laptop_time():
+    "A round of three sites took up to two minutes on a busy one."
+    assert agreed()['timeout'] >= 600 and agreed()['wait'] >= 300
+
 @pytest.mark.parametrize('node, line', [({'partition-id': 7}, 'it is client 7 with'),
                                         ({'partition-id': -1}, 'it is client -1'),
                                         ({'partition-id': 3, 'folder': 'nowhere'}, 'No such file'),

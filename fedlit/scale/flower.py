@@ -484,6 +484,13 @@ class Book:
         return self.here()
 
 # %% ../../nbs/scale/flower.ipynb #c6e83ae2
+def _overdue(plan, **late):
+    "Who did not come in time, and which number of the plan, `timeout` or `wait`, would give them longer."
+    what = dict(timeout='answer', wait='word')
+    names = lambda who: ', '.join(f'client {k}' for k in sorted(who))
+    return '; '.join(f"no {what[k]} of {names(who)} within {k}={getattr(plan, k):g} s; "
+                     f"where sites need longer, raise {k} in the run config" for k, who in late.items() if who)
+
 def _answers(grid, plan, state, book, accepted, form, r):
     "One round of asking: the good answers by client number, and those who were drawn."
     like = rows(from_site(state, form), 0)
@@ -509,7 +516,9 @@ def _answers(grid, plan, state, book, accepted, form, r):
         if k not in good:
             log.warning('round %s goes on without client %s (%s)', r+1, k,
                         f'node {here[k]}' if k in here else 'not connected')
-    return good, who, {k: book.said[n][1] for n, k in asked.items()}
+    late = _overdue(plan, timeout=[asked[n] for n in waiting.values()], wait=set(who) - told.keys())
+    if late: log.warning('round %s: %s', r+1, late)
+    return good, who, {k: book.said[n][1] for n, k in asked.items()}, late
 
 # %% ../../nbs/scale/flower.ipynb #d5bd1d61
 def _begun(plan):
@@ -561,10 +570,10 @@ def serve(
     if run.state.round: _goes_on(plan, run.state)
     while len(book.call(grid, run.state.round)) < plan.clients and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
-        began, (good, who, sizes) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, form, r)
+        began, (good, who, sizes, late) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, form, r)
         if len(good) < plan.least:
             raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
-                               f"the run stops with the model of round {r}")
+                               f"the run stops with the model of round {r}{late and '; '}{late}")
         run.state = merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
