@@ -592,6 +592,31 @@ def test_without_flower_the_error_says_what_to_install():
     assert ("pip install 'fedlit[flower] @ git+https"
             in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
 
+# The example, where there is no checkout
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    "The package as a wheel has it."
+    folder = tmp_path_factory.mktemp('built')
+    subprocess.run([sys.executable, 'setup.py', '-q', 'build_py', '-d', str(folder)], cwd=APP.parents[1], check=True)
+    return folder
+
+@pytest.mark.slow # the results are packed, too
+def test_the_example_comes_with_the_package(built, tmp_path):
+    code = "import fedlit.flower as ff; print(ff.__file__, ff.write_app('mine/app'))"
+    run = lambda: subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True,
+                                 env={**os.environ, 'PYTHONPATH': str(built)})
+    done = run()
+    assert done.returncode == 0 and str(built) in done.stdout, done.stderr
+    files = lambda root: {f.relative_to(root).as_posix(): f.read_bytes() for f in root.rglob('*')
+                          if f.suffix in ('.py', '.toml')}
+    assert files(tmp_path/'mine'/'app') == files(APP) and len(files(APP)) == 4
+    (tmp_path/'mine'/'app'/'app.py').write_text('changed')
+    assert 'is there already' in run().stderr and (tmp_path/'mine'/'app'/'app.py').read_text() == 'changed'
+
+def test_a_checkout_writes_its_own_example(tmp_path):
+    assert (ff.write_app(tmp_path/'app')/'app.py').read_text() == (APP/'app.py').read_text()
+
 # Processes, TLS and a folder for each of five sites
 
 FAULTY = '''

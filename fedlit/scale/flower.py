@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
            'recall', 'recall_answer', 'note_answer', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed',
-           'merged', 'Book', 'serve', 'server_app', 'Rehearsal']
+           'merged', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -14,7 +14,7 @@ try:
 except ImportError as e:
     raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
-import ast, hashlib, logging, math, sys, time, torch
+import ast, hashlib, logging, math, shutil, sys, time, torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -593,6 +593,17 @@ def server_app(
     @app.main()
     def main(grid, context): serve(grid, read_plan(context.run_config, network), metrics)
     return app
+
+# %% ../../nbs/scale/flower.ipynb #5e1c07b1
+def write_app(
+    folder, # a new one
+) -> Path:  # the folder
+    "A copy of the example app, to be changed: app.py, pyproject.toml, prepare.py for keys, deploy.py for processes."
+    if Path(folder).exists(): raise FileExistsError(f'{folder} is there already; name a new folder')
+    package = Path(fedlit.__file__).parent
+    places = [p/'examples'/'flower' for p in (package, package.parent)] # as installed, and in a checkout
+    source = next(p for p in places if p.exists())
+    return Path(shutil.copytree(source, folder, ignore=shutil.ignore_patterns('__pycache__')))
 
 # %% ../../nbs/scale/flower.ipynb #d0287afb
 class Rehearsal:
