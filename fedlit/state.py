@@ -43,7 +43,7 @@ def pure(
         buffers = {k: v.clone() if train else v for k, v in buffers.items() if k in has}
         with torch.autocast(x.device.type, precision, enabled=precision is not None):
             out = functional_call(model, (tmap(last, params), buffers),
-                                  (pixel_by_pixel(x) if channels_last else x,))
+                                  (pixel_by_pixel(x) if channels_last else x.clone(),))
         if not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"{type(model).__name__} must return (features, logits), "
                             f"but it returned a {type(out).__name__}; see fedlit.models.wrap")
