@@ -610,8 +610,8 @@ def _outputs(model, x):
 def _agree(net, model, x):
     "Does `net` compute the logits that `model` computes on `x`?"
     with torch.no_grad():
-        logits = copy.deepcopy(model).eval()(x)
-        try: return torch.allclose(copy.deepcopy(net).eval()(x)[1], logits, rtol=1e-4, atol=1e-5)
+        logits = copy.deepcopy(model).eval()(x.clone())
+        try: return torch.allclose(copy.deepcopy(net).eval()(x.clone())[1], logits, rtol=1e-4, atol=1e-5)
         except (RuntimeError, ValueError): return False # the shapes do not even fit
 
 # %% ../nbs/04_models.ipynb #ed06f95e

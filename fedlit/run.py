@@ -516,7 +516,7 @@ def rounds(self:Simulation, run, team, stop):
         self.notice(run.state, out['who'].tolist())
         if look:
             row.update(self.tested(history, before, out, run.state, team, seen))
-            if a.watch: row.update(a.watch(self.model, self.task, run.state, _locals(out)))
+            if a.watch: row.update(a.watch(self.model, self.task, run.state.clone(), _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
         run.history = history[:] # a table only where somebody looks
         bar.set_postfix_str(_shown(history, ('accuracy', *self.test.metrics)))
@@ -619,7 +619,9 @@ def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
     asked = Federation(*args, **kwargs)
     for run, _ in asked.running(): # the network at work may hold what it computed last, which cannot be copied
-        yield copy.copy(run).put_into(copy.deepcopy(asked.model).to(run.asked.device), checked=False)
+        own = copy.copy(run)
+        own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
+        yield own.put_into(copy.deepcopy(asked.model).to(run.asked.device), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(
