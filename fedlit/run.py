@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'Simulation', 'versions', 'part_columns', 'no_one', 'Alone', 'takes', 'federate', 'federating', 'file_of',
-           'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of',
-           'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
+           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'takes', 'federate',
+           'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches',
+           'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, time, warnings
@@ -138,6 +138,7 @@ def check_data(self:Federation):
     if not all(hasattr(task, k) for k in ('x_train', 'y_train', 'x_test', 'normalise')):
         raise TypeError(f"task is {str(task)[:60]!r}, a {type(task).__name__}; "
                         "it must be a fedlit.data.Task, such as load('digits')")
+    if not len(task.x_test): raise ValueError(f"{task.name} has no test samples, so no network could be scored")
     clients = parts('clients', self.clients, len(task.y_train))
     if not len(clients):
         raise ValueError("clients is empty; it must be a list of index tensors, one per client, "
@@ -435,6 +436,14 @@ def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, wher
                     "look at the clients' updates, the column `drift`")))
     return seen
 
+def clients_named(
+    who,     # client numbers
+    most=10, # so many are named
+):           # text
+    "Such as 'clients 3, 4 and 17 more'."
+    more = f' and {len(who) - most} more' if len(who) > most else ''
+    return f"client{'s'*(len(who) > 1)} {', '.join(map(str, who[:most]))}{more}"
+
 @patch
 def seen(self:Simulation, who, before, out, after):
     "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
@@ -465,9 +474,28 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if self.tests is None or not who: return row
     everyone = range(len(self.tests))
     everyone = scores_of(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
-    return {**row, **with_spread({**team.seen(who, before, out, after), **by_name('personal', everyone)})}
+    own = by_name('personal', everyone)
+    self.notice_undefined(own)
+    return {**row, **with_spread({**team.seen(who, before, out, after), **own})}
+
+@patch
+def notice_undefined(self:Simulation, own): # own: name -> a number for each client
+    "Warn, once for each column, for which clients it is undefined though they have test samples."
+    for name, values in own.items():
+        none = [k for k, v in enumerate(values) if v != v and len(self.tests[k])]
+        if none and name not in self.noticed:
+            self.noticed.append(name)
+            warn(f"`{name}` is undefined (NaN) for {clients_named(none)}; "
+                 f"such columns are means over clients for whom it is defined")
 
 # %% ../nbs/16_run.ipynb #mt20try_
+@patch
+def try_tests(self:Simulation):
+    "Warn of clients without test samples."
+    if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
+        warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
+             "what is measured on clients' own tests is the mean over the others")
+
 @patch
 def try_metrics(self:Simulation):
     "Ask every metric of invented logits; a ValueError names the one that fails."
@@ -476,8 +504,8 @@ def try_metrics(self:Simulation):
     if odd := set(parts) & set(self.test.metrics):
         raise ValueError(f"metrics: {min(odd)!r} is a column of {self.asked.method.name}; choose another name")
     y, gen = self.test.labels, torch.Generator().manual_seed(0)
-    fewest = min(self.tests or [], key=lambda at: len(y[at].unique()), default=slice(None))
-    for labels in (y, y[fewest]) if self.tests else (y,):
+    each = [y[at] for at in self.tests or [] if len(at)]
+    for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # of classes that invented logits never choose
             scored(self.test.metrics, torch.randn(len(labels), self.task.classes, generator=gen), labels)
@@ -564,6 +592,7 @@ def running(self:Federation, team=None):
                  f"this is the run after {run.state.round}")
         differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
         if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
+        sim.try_tests()
         sim.try_metrics()
         if team.follows:
             yield team.follow(sim, run), sim.model
