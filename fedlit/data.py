@@ -186,7 +186,7 @@ def _constants_of(task): # mean and std as tuples of floats, if they can be
     except (TypeError, ValueError):
         raise ValueError(f"mean={task.mean!r} and std={task.std!r}, "
                          "but each must be one number per channel or column") from None
-    if mean is None and std is not None and not isinstance(task.std, tuple): # a tuple may be another Task's
+    if mean is None and std is not None:
         raise ValueError(f"std={std} is given without mean; both belong together, and mean=0 takes nothing away")
     if mean is None: return mean, std
     x, n = task.x_train, task.x_train.shape[1]

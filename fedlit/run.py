@@ -226,7 +226,7 @@ def normalised(
 ):        # Task
     "The task with its training images normalised once and for all; as it is where they are augmented, or too many."
     return (task if task.augment or task.x_train.numel() >= 2**28
-            else replace(task, x_train=task.normalise(task.x_train), mean=None))
+            else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
 
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."

@@ -81,6 +81,7 @@ MASKED = np.ma.masked_greater(ROWS[:6].numpy(), .5)
     (dict(xt=lambda: torch.rand(6, 4)), r'x_train has shape \(3,\), one of x_test \(4,\)'),
     (dict(xt=lambda: torch.ones(6, 3).long()), r'x_train holds float32 and x_test int64'),
     (dict(std=lambda: .1), r'std=\(0.1,\) is given without mean'),
+    (dict(std=lambda: (.1,)), r'std=\(0.1,\) is given without mean'),
     (dict(labels=lambda: ('a', 'b', 'c')), 'labels has 3 names, but there are 2'),
     (dict(domain_train=lambda: SIX), 'domain_train and domain_test belong together'),
     (dict(domain_test=lambda: SIX), 'domain_train and domain_test belong together')])
