@@ -123,11 +123,10 @@ def total(
                         "methods add only to methods, as in MOON(mu=1) + FedDecorr()")
     ps = tuple(p for m in methods for p in m.parts if type(p) is not FedAvg)
     taken = {}
-    for p in ps:
-        if p.excludes and (other := taken.setdefault(p.excludes, p)) is not p:
-            raise ValueError(f"{p!r} cannot be added to {other!r}: both decide {p.excludes}, and only one can")
-        if clash := [(q, h) for q in ps if q is not p
-                     for h in p.alone if hook_of(q, h) is not getattr(Method, h)]:
+    for i, p in enumerate(ps):
+        if p.excludes and (other := taken.setdefault(p.excludes, i)) != i:
+            raise ValueError(f"{p!r} cannot be added to {ps[other]!r}: both decide {p.excludes}, and only one can")
+        if clash := [(q, h) for q in ps[:i] + ps[i+1:] for h in p.alone if hook_of(q, h) is not getattr(Method, h)]:
             raise ValueError(f"{clash[0][0]!r} cannot be added to {p!r}, which has to decide `{clash[0][1]}` alone")
     anew = [p for p in ps if replaces(p)]
     if anew[1:]: raise ValueError(f"{anew[1]!r} cannot be added to {anew[0]!r}: both make the gradient anew")

@@ -161,6 +161,7 @@ class Tester:
     ):
         "What says how good the network is, as tensors on its device that nobody has waited for."
         x, y = self.task.x_test[at], self.task.y_test[at]
+        if not len(y): return []
         if not self.metrics: return [score_sums(self.model, x, y, prepare=self.ready, state=net)]
         logits = logits_of(self.model, x, prepare=self.ready, state=net)
         if not doubles(logits.device): logits = logits.cpu()
@@ -170,7 +171,8 @@ class Tester:
         read,           # the tensors of `ask`, on the CPU
         at=slice(None), # as for `ask`
     ):
-        "dict(accuracy, loss, and the metrics), of what `ask` returned, on the CPU."
+        "dict(accuracy, loss, and the metrics), of what `ask` returned, on the CPU; NaN where there are no images."
+        if not read: return dict.fromkeys(('accuracy', 'loss', *self.metrics), nan)
         (sums, *logits), y = read, self.labels[at]
         return {**score_of(sums, len(y)), **scored(self.metrics, *logits, y)} if logits else score_of(sums, len(y))
 
@@ -235,9 +237,9 @@ def by_name(
 def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as `federate` took them, if from a file
     "A DataFrame, one row a client: accuracy and `metrics` of the server's model and of the client's own on its tests."
     if clients is None and self.asked and self.asked.task is task: clients = self.asked.clients
-    if len(tests) != self.state.clients or not all(map(len, tests)):
-        raise ValueError(f"tests has {len(tests)} entries, of which {sum(not len(t) for t in tests)} are empty, "
-                         f"but it must have samples for each of the {self.state.clients} clients")
+    if len(tests) != self.state.clients:
+        raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
+                         f"{self.state.clients} clients")
     state, task = self.state, task.to(next(self.model.parameters()).device)
     test, everyone = Tester(self.model, task, self.settings.get('channels_last'), metrics), list(range(state.clients))
     both = {'global': ([None]*state.clients, {}),
@@ -251,10 +253,10 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
 def with_spread(
     seen, # name -> list of accuracies, one a client
 ):        # name -> their mean, and name_sd -> their standard deviation
-    "Columns of the history from what was seen of single clients."
+    "Columns of the history from what was seen of single clients; those for whom it is undefined (NaN) do not count."
     row = {}
     for name, values in seen.items():
-        s = spread(values)
+        s = spread([v for v in values if v == v] or [nan])
         row[name], row[f'{name}_sd'] = s.mean, s.sd
     return row
 
@@ -311,6 +313,7 @@ def noted_of(
     "What a run writes down of the samples that its network takes, and the names of the classes."
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
+    if task.columns: said['columns'] = list(task.columns)
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels])
 
 @patch
@@ -338,7 +341,7 @@ def _asked(self:Run, x, task):
     "Samples as tensors, and the function that normalises them."
     said = self.settings.get('input') if task is None else noted_of(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
-    x = samples('x', x)
+    x = samples('x', x, said.get('columns'))
     if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'Simulation', 'versions', 'part_columns', 'no_one', 'Alone', 'shield', 'takes', 'federate', 'federating',
-           'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of',
-           'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
+           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes', 'federate',
+           'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches',
+           'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time, warnings
@@ -22,12 +22,13 @@ from tqdm import tqdm
 from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
-from .cohort import check_local
+from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
-                                  least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
+from .engine.inputs import (best_device, check_device, check_extremes, check_network, convolves, first_odd,
+                                  impure, least_batch, parts, prefers_channels_last, python_state, writable)
+from .engine.trial import try_stack
 from .engine.messages import check_record, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
@@ -137,6 +138,7 @@ def check_data(self:Federation):
     if not all(hasattr(task, k) for k in ('x_train', 'y_train', 'x_test', 'normalise')):
         raise TypeError(f"task is {str(task)[:60]!r}, a {type(task).__name__}; "
                         "it must be a fedlit.data.Task, such as load('digits')")
+    if not len(task.x_test): raise ValueError(f"{task.name} has no test samples, so no network could be scored")
     clients = parts('clients', self.clients, len(task.y_train))
     if not len(clients):
         raise ValueError("clients is empty; it must be a list of index tensors, one per client, "
@@ -224,7 +226,7 @@ def normalised(
 ):        # Task
     "The task with its training images normalised once and for all; as it is where they are augmented, or too many."
     return (task if task.augment or task.x_train.numel() >= 2**28
-            else replace(task, x_train=task.normalise(task.x_train), mean=None))
+            else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
 
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
@@ -234,19 +236,20 @@ class Simulation:
     ):
         self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> client -> what is
         self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
-        x = self.task.normalise(self.task.x_train[:2])
-        self.executor = self._executor(x)
-        self.tapes = self._tapes(x)
-        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
-        self.channels_last = self.executor != 'vmap' and side
-        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
         self.source = normalised(self.task)
-        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
         self.lengths = [len(c) for c in asked.clients] # looked at once; a round looks at its own clients only
         per = [-(-n//asked.local.batch_size) for n in self.lengths]
         self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
+        x = self.task.normalise(self.task.x_train[:2])
+        check_extremes(self.model, self.task)
+        self.executor = self._executor(x)
+        self.tapes = self._tapes(x)
+        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
+        self.channels_last = self.executor != 'vmap' and side
+        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
+        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
 
     def _tapes(self, x):
         "Where steps are recorded; None where they are not, or must not be."
@@ -254,7 +257,7 @@ class Simulation:
             warn(f"{type(self.model).__name__}'s forward {said}: "
                  "its steps are not recorded, and the same seed may give another result")
             return None
-        state = partial(python_state, network=self.model, criterion=self.asked.criterion)
+        state = partial(python_state, network=self.model, criterion=self.asked.criterion, method=self.asked.method)
         why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
         if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
         return Tapes(how == 'graph', state, how == 'compile' and not why) if how else None
@@ -284,9 +287,22 @@ class Simulation:
             if auto: return 'threads'
             warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
                  "expect the same distribution as with 'loop', not the same numbers")
-        if not auto or best != 'vmap' or not (said := unstackable(self.model, x)): return best
-        warn(f"{type(self.model).__name__} cannot be stacked by vmap ({said}); going on with executor='loop'")
+        if best != 'vmap' or not (why := self._unstackable()): return best
+        warn(f"clients with {type(self.model).__name__} cannot be stacked by vmap ({why}); "
+             "going on with executor='loop'")
         return 'loop'
+
+    def _unstackable(self):
+        "Why a stack of clients would not do what they do one by one, or ''."
+        a = self.asked
+        if len(a.clients) < 2: return ''
+        state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
+        function = partial(pure, precision=PRECISION[a.precision])
+        sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
+        longest = max(range(len(a.clients)), key=self.lengths.__getitem__)
+        batches = self.batches([longest], 0, epochs=1, steps=1)
+        (x,), (y,) = batches.at(0, [0], int(batches.counts[0, 0]))
+        return try_stack(sent, x, y)
 
     def batches(self, who, round, **change):
         "What the clients `who` see in this round; `change` replaces fields of `local`."
@@ -420,6 +436,14 @@ def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, wher
                     "look at the clients' updates, the column `drift`")))
     return seen
 
+def clients_named(
+    who,     # client numbers
+    most=10, # so many are named
+):           # text
+    "Such as 'clients 3, 4 and 17 more'."
+    more = f' and {len(who) - most} more' if len(who) > most else ''
+    return f"client{'s'*(len(who) > 1)} {', '.join(map(str, who[:most]))}{more}"
+
 @patch
 def seen(self:Simulation, who, before, out, after):
     "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
@@ -450,9 +474,28 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if self.tests is None or not who: return row
     everyone = range(len(self.tests))
     everyone = scores_of(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
-    return {**row, **with_spread({**team.seen(who, before, out, after), **by_name('personal', everyone)})}
+    own = by_name('personal', everyone)
+    self.notice_undefined(own)
+    return {**row, **with_spread({**team.seen(who, before, out, after), **own})}
+
+@patch
+def notice_undefined(self:Simulation, own): # own: name -> a number for each client
+    "Warn, once for each column, for which clients it is undefined though they have test samples."
+    for name, values in own.items():
+        none = [k for k, v in enumerate(values) if v != v and len(self.tests[k])]
+        if none and name not in self.noticed:
+            self.noticed.append(name)
+            warn(f"`{name}` is undefined (NaN) for {clients_named(none)}; "
+                 f"such columns are means over clients for whom it is defined")
 
 # %% ../nbs/16_run.ipynb #mt20try_
+@patch
+def try_tests(self:Simulation):
+    "Warn of clients without test samples."
+    if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
+        warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
+             "what is measured on clients' own tests is the mean over the others")
+
 @patch
 def try_metrics(self:Simulation):
     "Ask every metric of invented logits; a ValueError names the one that fails."
@@ -461,8 +504,8 @@ def try_metrics(self:Simulation):
     if odd := set(parts) & set(self.test.metrics):
         raise ValueError(f"metrics: {min(odd)!r} is a column of {self.asked.method.name}; choose another name")
     y, gen = self.test.labels, torch.Generator().manual_seed(0)
-    fewest = min(self.tests or [], key=lambda at: len(y[at].unique()), default=slice(None))
-    for labels in (y, y[fewest]) if self.tests else (y,):
+    each = [y[at] for at in self.tests or [] if len(at)]
+    for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # of classes that invented logits never choose
             scored(self.test.metrics, torch.randn(len(labels), self.task.classes, generator=gen), labels)
@@ -549,6 +592,7 @@ def running(self:Federation, team=None):
                  f"this is the run after {run.state.round}")
         differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
         if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
+        sim.try_tests()
         sim.try_metrics()
         if team.follows:
             yield team.follow(sim, run), sim.model
@@ -638,11 +682,11 @@ def federating(*args, **kwargs) -> Iterator[Run]:
             if run is None: return
             yield run # the loop of the caller has the caller's surroundings
 
-def _round_by_round(federation):
-    for run, net in federation.running():
+def _round_by_round(asked):
+    for run, _ in asked.running(): # the network at work may hold what it computed last, which cannot be copied
         own = copy.copy(run)
         own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
-        yield own.put_into(copy.deepcopy(net), checked=False)
+        yield own.put_into(copy.deepcopy(asked.model).to(run.asked.device), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(

@@ -200,6 +200,13 @@ def test_round_refuses_bad_input():
         fed_round(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6),
                   who(0), data, SIZES, Local())
 
+@pytest.mark.parametrize('text', 'FedNova() FedDyn() SCAFFOLD() FedAvgM() FedALA() Scaler() OldCounts()'.split())
+def test_what_is_no_method_twice_is_refused(text):
+    m = parse(text)
+    for other in (parse(text), m): # equal, and the very same
+        with pytest.raises(ValueError, match='both decide'): m + other
+    with pytest.raises(ValueError, match='both decide'): FedProx() + m + MOON() + parse(text)
+
 def test_sum_is_a_monoid():
     a, b, c = FedProx(), MOON(), FedDecorr()
     assert (a+b)+c == a+(b+c) and isinstance(a+b, Sum) and (a+b).name == 'FedProx + MOON'

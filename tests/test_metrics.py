@@ -263,3 +263,50 @@ def test_a_metric_cannot_be_called_like_a_column_of_the_method():
     net = build('mlp', TASK, seed=0)
     with pytest.raises(ValueError, match="'epsilon' is a column of DP"):
         federate(net, TASK, CLIENTS, DP(), 1, Local(epochs=1), metrics=dict(epsilon=lambda z, y: 1.), progress=False)
+
+# ---- what is undefined for a client ----
+
+def auc(logits, y): return (logits[:, 1] - logits[:, 0]).mean() if len(y.unique()) > 1 else math.nan
+
+def few(test_owner):
+    "Four clients, of whom the third has ones only; each is a domain, and `test_owner` says whose the test samples are."
+    gen = torch.Generator().manual_seed(0)
+    x, owner = torch.randn(300, 13, generator=gen), torch.arange(240) % 4
+    y = (x[:, 0] > 0).long()
+    y[:240][owner == 2], y[240:][test_owner == 2] = 1, 1
+    task = Task('heart', x[:240], y[:240], x[240:], y[240:], classes=2, domain_train=owner, domain_test=test_owner)
+    return task, [(owner == k).nonzero()[:, 0] for k in range(4)]
+
+def own(task, clients, **kw):
+    return federate(build('mlp', task, seed=0), task, clients, FedPer(), 2, Local(epochs=1), progress=False, **kw)
+
+def test_one_client_without_a_value_does_not_take_the_others():
+    task, clients = few(torch.arange(60) % 4)
+    with pytest.warns(UserWarning, match='`auc_personal` is undefined .* for client 2;') as said:
+        run = own(task, clients, metrics=dict(auc=auc))
+    assert len([w for w in said if 'undefined' in str(w.message)]) == 1
+    each = run.per_client(task, running.tests_of(task, clients), dict(auc=auc))['auc_personal']
+    assert each.isna().tolist() == [False, False, True, False]
+    h = run.history.iloc[-1]
+    assert h['auc_personal'] == pytest.approx(each.mean()) and h['auc_personal_sd'] == pytest.approx(each.std())
+    assert run.last['auc_personal'] == h['auc_personal'] and run.best('auc_personal')
+    assert run.history.filter(like='auc').notna().all(axis=None)
+
+def test_a_client_without_test_samples_is_not_scored(tmp_path):
+    task, clients = few(torch.arange(60) % 3) # of the last client there are none
+    with pytest.warns(UserWarning, match='client 3 has no test samples') as said:
+        run = own(task, clients, metrics=dict(hits=hits))
+    assert len([w for w in said if 'client 3' in str(w.message)]) == 1
+    tests = running.tests_of(task, clients)
+    each = run.per_client(task, tests)['personal']
+    assert each.isna().tolist() == [False, False, False, True]
+    assert run.last['personal'] == run.last['hits_personal'] == pytest.approx(each.mean())
+    assert run.last['personal_sd'] == pytest.approx(each.std())
+    three = own(task, clients, tests=[*tests[:3], tests[0]]) # training is not touched by tests
+    assert all(torch.equal(v, three.state.params[k]) for k, v in run.state.params.items())
+    run.report(tmp_path/'run.html')
+
+def test_a_task_without_test_samples_is_refused_before_training():
+    task, clients = few(torch.arange(60) % 4)
+    none = Task('heart', task.x_train, task.y_train, task.x_test[:0], task.y_test[:0], classes=2)
+    with pytest.raises(ValueError, match='heart has no test samples'): own(none, clients)

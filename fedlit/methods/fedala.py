@@ -37,7 +37,7 @@ class FedALA(Method):
     batch: int = 32       # samples per step
     threshold: float = .1 # the first time, passes go on until the loss varies less
     most: int = 50        # but no longer than this
-    alone = ('mask',)
+    excludes, alone = "what is mixed before training", ('mask',)
     def __post_init__(self):
         require(self, layers=(self.layers >= 1, 'at least 1'), eta=(self.eta >= 0, 'at least 0'),
                 share=(0 < self.share <= 1, 'in (0, 1]'), batch=(self.batch >= 1, 'at least 1'),

@@ -59,6 +59,7 @@ class FedDSE(SubModel):
 # %% ../../nbs/methods/56_feddse.ipynb #b70bc9a7
 class OldCounts(Method):
     "The old network counts as one more client that had every entry (released code of FedDSE; use weighting='uniform')."
+    excludes = 'how much the old network counts'
     def merge(self, delta, server, mask, participants):
         had = holders(mask, delta, participants)
         return {k: d*(had[k]/(had[k] + 1)) for k, d in delta.items()}, server

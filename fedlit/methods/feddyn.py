@@ -13,6 +13,7 @@ from ..tree import zeros
 # %% ../../nbs/methods/21_feddyn.ipynb #faf59270
 class FedDyn(Method):
     "Dynamic regularisation: a linear term that remembers, and a spring (Acar et al., ICLR 2021, algorithm 1)."
+    excludes = "the clients' linear terms"
     alpha: float = .1 # strength of the spring; the smaller, the longer the server's strides
     def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'))
     def init(self, params): return params, dict(h=zeros(params)), dict(g=zeros(params))

@@ -23,6 +23,7 @@ def length(
 
 class FedNova(Method):
     "Average the clients' normalised updates (Wang et al., NeurIPS 2020, eq. 9)."
+    excludes = 'how updates are normalised'
     mu: float = field(default=0., repr=False) # weight of a proximal term in the local loss that the lengths allow for
     def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
     def weigh(self, weights, steps, momentum, lr, nesterov=False):

@@ -34,6 +34,7 @@ def response(
 # %% ../../nbs/methods/20_scaffold.ipynb #59cdfd08
 class SCAFFOLD(Method):
     "Control variates for client drift (Karimireddy et al., ICML 2020, algorithm 1, option II)."
+    excludes = 'the control variates'
     form: str = 'corrected' # 'corrected' allows for momentum and weight decay, 'paper' divides by K*lr as printed
     def __post_init__(self): require(self, form=(self.form in ('corrected', 'paper'), "'corrected' or 'paper'"))
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))

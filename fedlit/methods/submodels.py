@@ -83,6 +83,7 @@ class SubModel(Method):
 # %% ../../nbs/methods/50_submodels.ipynb #356666dd
 class Scaler(Method):
     "Multiply the output of a layer that is cut to the share r by 1/r while training (Diao et al., ICLR 2021)."
+    excludes = 'the scale of layers that are cut'
     def use(self, params, axes, share=None, train=True):
         if share is None or not train: return params
         return {k: v/share[axes.makes[k]] if axes.makes.get(k) in share else v for k, v in params.items()}
