@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'takes', 'federate',
+           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes', 'federate',
            'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches',
            'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
-import copy, hashlib, inspect, math, platform, re, sys, time, warnings
+import copy, hashlib, inspect, math, platform, re, sys, threading, time, warnings
 import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from fastcore.basics import patch
 from functools import partial
@@ -607,10 +607,40 @@ def running(self:Federation, team=None):
         for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
     yield run, net
 
+# %% ../nbs/16_run.ipynb #shld0002
+_at_work, _theirs, _lock = 0, None, threading.Lock() # how many need a default type, and the caller's
+
+@contextmanager
+def _floats():
+    "Inside of it, new tensors are float32; all threads share that, so the last to leave restores what was there."
+    global _at_work, _theirs
+    with _lock:
+        if not _at_work: _theirs = torch.get_default_dtype()
+        _at_work += 1
+        torch.set_default_dtype(torch.float32)
+    try: yield
+    finally:
+        with _lock:
+            _at_work -= 1
+            if not _at_work: torch.set_default_dtype(_theirs)
+
+@contextmanager
+def shield():
+    "Inside of it, gradients, autocast, default type and default device are as PyTorch has them by itself."
+    kinds = {'cpu', getattr(torch.accelerator.current_accelerator(), 'type', 'cpu')}
+    with ExitStack() as undone, torch.inference_mode(False), torch.enable_grad(), _floats():
+        for kind in filter(torch.is_autocast_enabled, kinds): undone.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != 'cpu': undone.enter_context(torch.device('cpu'))
+        yield
+
 # %% ../nbs/16_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
+    with shield(): return self._to_the_end(team)
+
+@patch
+def _to_the_end(self:Federation, team):
     kept = None
     try:
         for run, net in self.running(team): kept = copy.copy(run) # noqa: B007, as it is after this round
@@ -646,7 +676,13 @@ def federate(*args, **kwargs) -> Run:
 @takes(Federation)
 def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
-    asked = Federation(*args, **kwargs)
+    with closing(_round_by_round(Federation(*args, **kwargs))) as rounds:
+        while True:
+            with shield(): run = next(rounds, None)
+            if run is None: return
+            yield run # the loop of the caller has the caller's surroundings
+
+def _round_by_round(asked):
     for run, _ in asked.running(): # the network at work may hold what it computed last, which cannot be copied
         own = copy.copy(run)
         own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)

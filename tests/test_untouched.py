@@ -1,4 +1,6 @@
 "What is the user's is not touched, and what surrounds a run does not reach into it."
+import threading
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import partial
 import pytest, torch
@@ -9,7 +11,7 @@ from fedlit import run as runs
 from fedlit.data import Task, load
 from fedlit.measure import evaluate, features_of
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDF, FedET, FedPer, MOON, PerFedAvg
+from fedlit.methods import FedALA, FedAvg, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg
 from fedlit.participation import PowerOfChoice
 from fedlit.round import Local
 from fedlit.run import federate, federating
@@ -52,8 +54,8 @@ def same(a, b):
 
 # --- what is written into -----------------------------------------------------------------------------------------
 
-def untouched(task): return all(torch.equal(getattr(task, k), getattr(ROWS, k))
-                                for k in ('x_train', 'y_train', 'x_test', 'y_test'))
+TENSORS = 'x_train', 'y_train', 'x_test', 'y_test'
+def untouched(task): return all(torch.equal(getattr(task, k), getattr(ROWS, k)) for k in TENSORS)
 
 def spoils_labels(logits, y):
     y[:] = 0
@@ -116,9 +118,10 @@ def test_a_criterion_writes_into_its_own():
         y[:] = 0
         return loss
     task = deepcopy(ROWS)
-    run = go(task=task, criterion=spoils, participation=PowerOfChoice(.5), executor='loop')
+    kw = dict(participation=PowerOfChoice(.5), executor='loop', record=False)
+    run = go(task=task, criterion=spoils, **kw)
     assert untouched(task)
-    assert same(run, go(criterion=F.cross_entropy, participation=PowerOfChoice(.5), executor='loop'))
+    assert same(run, go(criterion=F.cross_entropy, **kw))
 
 @pytest.mark.filterwarnings("ignore:Subtracts's forward")
 @pytest.mark.parametrize('method', [FedDF(steps=2), FedET(steps=2)], ids=str)
@@ -171,3 +174,110 @@ def test_what_watch_does_to_its_arguments_does_not_reach_the_run():
         spoil(state)
         return {}
     assert same(go(METHOD, rounds=3, watch=watch, **OWN), go(METHOD, rounds=3, **OWN))
+
+# --- what surrounds a run -----------------------------------------------------------------------------------------
+
+@contextmanager
+def default(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try: yield
+    finally: torch.set_default_dtype(before)
+
+AROUND = dict(autocast=partial(torch.autocast, 'cpu', torch.bfloat16), no_grad=torch.no_grad,
+              inference=torch.inference_mode, double=partial(default, torch.double), half=partial(default, torch.half),
+              meta=partial(torch.device, 'meta'))
+
+def mood():
+    return (torch.is_autocast_enabled('cpu'), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(), torch.get_default_device())
+
+PUBLIC = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+KINDS = dict(FedAvg=(FedAvg(), {}), loop=(MOON() + Counts(), dict(executor='loop', participation=PowerOfChoice(.5))),
+             threads=(MOON(), dict(executor='threads', record=False)), extract=(HeteroFL(rates=(1., .5)), {}),
+             FedDF=(FedDF(steps=2), dict(proxy=PUBLIC)), FedPara=(FedPara(), OWN), PerFedAvg=(PerFedAvg(), OWN),
+             recomputed=(FedAvg(), dict(net=Plain(nn.BatchNorm1d(12)), statistics='recomputed')),
+             metrics=(FedAvg(), dict(metrics=dict(hits=hits))))
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('around', AROUND)
+def test_what_surrounds_a_run_does_not_reach_into_it(around, kind):
+    method, kw = KINDS[kind]
+    kw = {'net': Plain(), 'executor': 'vmap', **kw, **({'executor': 'extract'} if kind == 'extract' else {})}
+    alone, before = go(method, **kw), mood()
+    with AROUND[around]():
+        inside = mood()
+        run = go(method, **kw)
+        assert mood() == inside != before
+    assert mood() == before
+    assert same(alone, run)
+    for p in run.model.parameters(): p.data.add_(1.) # it is a usual tensor
+    assert not any(p.is_inference() for p in run.model.parameters())
+
+@pytest.mark.parametrize('around', AROUND)
+def test_between_two_rounds_the_surroundings_are_the_callers(around):
+    net = Plain()
+    alone, before, seen = go(FedPara(), net), mood(), []
+    with AROUND[around]():
+        inside = mood()
+        for run in federating(net, ROWS, CLIENTS, FedPara(), 2, LOCAL, progress=False, device='cpu'): # noqa: B007
+            seen.append(mood())
+        for _ in federating(net, ROWS, CLIENTS, FedPara(), 2, LOCAL, progress=False, device='cpu'): break
+        assert mood() == inside
+    assert seen == [inside]*2 and mood() == before and same(alone, run)
+    assert run.state.params['body.bias'].dtype == torch.float32
+
+def test_surroundings_that_begin_between_two_rounds_do_not_reach_the_next():
+    alone, rounds = go(rounds=3), iter(federating(Plain(), ROWS, CLIENTS, FedAvg(), 3, LOCAL, progress=False,
+                                                  device='cpu'))
+    next(rounds)
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
+        next(rounds)
+        assert torch.is_inference_mode_enabled()
+    assert same(alone, next(rounds))
+    assert not torch.is_autocast_enabled('cpu')
+
+def test_a_run_that_fails_leaves_the_surroundings_as_they_were():
+    def fails(logits, y): raise RuntimeError('it fails')
+    with torch.no_grad():
+        with pytest.raises(RuntimeError, match='it fails'): go(criterion=fails, executor='loop')
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+@pytest.mark.parametrize('around', ['no_grad', 'inference'])
+@pytest.mark.parametrize('method', [PerFedAvg(), FedPara(), FedALA(most=3), FedPer()], ids=lambda m: m.name)
+def test_a_run_is_asked_where_nothing_is_to_be_learned(method, around):
+    "Many put `no_grad` around a prediction; a client whose network is trained first has it all the same."
+    run = go(method, **OWN)
+    ask = lambda: [run.logits(ROWS.x_test, client=k) for k in (None, 1)] + [
+        torch.tensor(run.per_client(ROWS, **OWN)['personal'].tolist()), run.network(1)(ROWS.x_test)[1].detach()]
+    said = ask()
+    with AROUND[around](): assert all(map(torch.equal, said, ask()))
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_network_and_a_task_that_were_made_where_nothing_is_learned(kind):
+    method, kw = KINDS[kind]
+    kw = {'executor': 'vmap', **kw, **({'executor': 'extract'} if kind == 'extract' else {})}
+    def world():
+        net = Plain(nn.BatchNorm1d(12)) if kind == 'recomputed' else Plain()
+        more = dict(proxy=PUBLIC.clone()) if 'proxy' in kw else {}
+        return dict(kw, net=net, task=Task('rows', *(getattr(ROWS, k).clone() for k in TENSORS), 10), **more)
+    alone = go(method, **world())
+    with torch.inference_mode():
+        made = world()
+        assert same(alone, go(method, **made))
+    assert same(alone, go(method, **made))
+
+def test_a_federation_that_ends_leaves_the_default_type_to_another_at_work():
+    "All threads share it; here one federation begins and ends while another measures."
+    types, net = [], Plain()
+    def another(logits, y):
+        other = threading.Thread(target=go, args=(FedAvg(), net))
+        other.start()
+        other.join()
+        types.append(torch.get_default_dtype())
+        return 1.
+    with default(torch.double):
+        go(FedAvg(), net, metrics=dict(another=another))
+        assert torch.get_default_dtype() == torch.double
+    assert {*types} == {torch.float32}
