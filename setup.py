@@ -1,5 +1,5 @@
-"Everything is read from settings.ini, which nbdev reads too. The results that pages draw travel as one packed file."
-import io, json, lzma, tarfile
+"Everything is read from settings.ini, which nbdev reads too. What pages draw and copy travels with the package."
+import io, json, lzma, shutil, tarfile
 from configparser import ConfigParser
 from pathlib import Path
 from setuptools import setup, find_packages
@@ -37,7 +37,10 @@ class Build(build_py):
     def run(self):
         super().run()
         if self.editable_mode: return # the checkout has them as files
-        (Path(self.build_lib)/'fedlit'/'results.tar.xz').write_bytes(packed(here/'results'))
+        there = Path(self.build_lib)/'fedlit'
+        (there/'results.tar.xz').write_bytes(packed(here/'results'))
+        shutil.copytree(here/'examples', there/'examples', ignore=shutil.ignore_patterns('__pycache__'),
+                        dirs_exist_ok=True)
 
 if __name__ == '__main__':
     parser = ConfigParser(delimiters=['='])

@@ -4,8 +4,8 @@ import json, sys
 import pages
 
 SOURCE = 'git+' + pages.settings()['git_url']
-INSTALL = {'scale/flower.ipynb': f'pip install -q "fedlit[flower] @ {SOURCE}"', # notebook -> what it needs instead
-           'guides/real_sites.ipynb': f'git clone -q {SOURCE[4:]} &&\\\n  pip install -q "./fedlit[flower]"'}
+INSTALL = dict.fromkeys(('scale/flower.ipynb', 'guides/real_sites.ipynb'), # notebook -> what it needs instead
+                        f'pip install -q "fedlit[flower] @ {SOURCE}"')
 
 def cell(path):
     "Hidden on the site, passed over by nbdev's tests, and without effect outside Colab, which alone has /content."

@@ -7,7 +7,7 @@ __all__ = ['CHOICES', 'TAKES', 'COMMANDS', 'asked', 'run', 'compare', 'reproduce
            'interactions', 'check', 'parser', 'main']
 
 # %% ../nbs/cli.ipynb #061c3b79
-import argparse, os, sys
+import argparse, contextlib, errno, os, sys
 
 # %% ../nbs/cli.ipynb #38760ffe
 def _option(text):
@@ -352,13 +352,14 @@ def run(a):
     done = _federate(a, asked_for, a.seed, checkpoint=a.checkpoint)
     if _follows(): return
     done.settings['asked'] = asked(a)
-    print(done.history.to_string(index=False, float_format='{:.4g}'.format))
-    print(done)
-    if a.save: print('saved', done.save(a.save))
-    if a.report: print('wrote', done.report(a.report))
+    files = []
+    if a.save: files.append(f'saved {done.save(a.save)}')
+    if a.report: files.append(f'wrote {done.report(a.report)}')
     if a.json:
-        write_json(a.json, dict(method=repr(done.method), settings=done.settings, history=records(done.history)))
-        print('wrote', a.json)
+        said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
+        files.append(f'wrote {write_json(a.json, said)}')
+    print(done.history.to_string(index=False, float_format='{:.4g}'.format))
+    print(done, *files, sep='\n')
 
 # %% ../nbs/cli.ipynb #0199b8b6
 def compare(a):
@@ -573,6 +574,25 @@ def parser():
     p.commands = sub.choices
     return p
 
+# %% ../nbs/cli.ipynb #7c1d52e1
+class _Stream:
+    "A stream whose end, a closed pipe or a full disk, ends what it shows and nothing else; `lost` names the latter."
+    def __init__(self, stream):
+        if stream is None:
+            while (nothing := os.open(os.devnull, os.O_RDWR)) < 3: pass # these numbers stay taken
+            stream = os.fdopen(nothing, 'w')
+        self.stream, self.lost = stream, ''
+    def __getattr__(self, name): return getattr(self.stream, name)
+    def write(self, text): return self._tried(self.stream.write, text)
+    def flush(self): return self._tried(self.stream.flush)
+    def _tried(self, do, *args):
+        try: return do(*args)
+        except OSError as e:
+            if e.errno not in (errno.EPIPE, errno.EINVAL): self.lost = os.strerror(e.errno) # Windows' word for EPIPE
+            nothing = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nothing, self.stream.fileno()) # what the stream still holds has somewhere to go
+            os.close(nothing)
+
 # %% ../nbs/cli.ipynb #14f8a55f
 def _parsed(argv):
     "The arguments, over those of the file that --from names."
@@ -599,7 +619,15 @@ def _interrupted(a, e):
 # %% ../nbs/cli.ipynb #e44d294b
 def main(argv=None):
     "The `fedlit` command."
-    a = _parsed(argv)
+    out, err = _Stream(sys.stdout), _Stream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try: _command(_parsed(argv))
+        finally:
+            if argv is None: # the process ends, and would flush after us
+                for s in (out, err): s.flush()
+    if out.lost: sys.exit(f'fedlit: what it printed was lost: {out.lost}; files are written')
+
+def _command(a):
     if _follows() and a.command not in ('run', 'compare', 'interactions'): return
     try: COMMANDS[a.command][-1](a)
     except ConnectionError as e: sys.exit(f'fedlit: {e}') # of another rank, which may be the one that prints

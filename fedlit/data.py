@@ -6,15 +6,16 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import math, operator, os, stat, torch, warnings
+import copy, math, operator, os, stat, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from importlib.util import find_spec
 from pathlib import Path
+from torch.utils.weak import WeakTensorKeyDictionary
 from .engine.files import digest, fetch, unharmed, unpack, write_file
-from .engine.messages import proper
+from .engine.messages import proper, warn
 from .tree import finest
 
 # %% ../nbs/02_data.ipynb #22d9af13
@@ -42,6 +43,8 @@ def _odd(name, values): # the error for entries that are no numbers
     return ValueError(f"{name} holds {what}")
 
 def _array(name, a): # NumPy array -> tensor in the same memory where that is possible
+    if np.ma.is_masked(a):
+        raise ValueError(f"{name} is an array with masked entries; leave these samples out, or fill them")
     if a.dtype.kind not in "biufc": raise _odd(name, a.ravel()[:1000].tolist())
     if not a.dtype.isnative or any(s < 0 for s in a.strides): a = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
     with warnings.catch_warnings():
@@ -52,8 +55,24 @@ def _array(name, a): # NumPy array -> tensor in the same memory where that is po
             raise ValueError(f"{name} is {a.dtype}, which torch does not have; try a.astype('float32')") from e
 
 # %% ../nbs/02_data.ipynb #37a92a64
+def _columns_of(v): # the columns of a data frame, as text; None of anything else
+    return tuple(map(str, v.columns)) if hasattr(v, "columns") and hasattr(v, "to_numpy") else None
+
+def _aligned(name, v, columns): # a frame with its columns in this order; anything else as it is
+    names = _columns_of(v)
+    if columns is None or names is None or names == tuple(columns): return v
+    for c in (*names, *columns):
+        if names.count(c) == columns.count(c) == 1: continue
+        what = ("which the training samples do not have" if c not in columns
+                else "twice" if names.count(c) > 1 else "missing")
+        raise ValueError(f"{name} has the column {c!r} {what}; its columns must be {', '.join(columns)[:200]}, "
+                         "in any order")
+    return v[[v.columns[names.index(c)] for c in columns]]
+
 def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one column
-    if hasattr(v, "columns"):
+    if (names := _columns_of(v)) is not None:
+        twice = next((c for c in names if names.count(c) > 1), None)
+        if twice is not None: raise ValueError(f"{name} has two columns of the name {twice!r}; give each its own")
         for c in v.columns:
             if getattr(v[c].dtype, "kind", "f") not in "biuf":
                 raise ValueError(f"{name}: column {c!r} holds text or other objects; a table is made of numbers")
@@ -65,6 +84,10 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
 # %% ../nbs/02_data.ipynb #58dea758
 def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W) uint8
     kinds = {(i.size, i.mode) for i in items}
+    if deep := next((m for _, m in kinds if m[0] in "IF"), None):
+        raise ValueError(f"{name} holds pictures of the mode {deep}, more than eight bits a pixel; "
+                         "make numbers from 0 to 1 of them: "
+                         "(np.stack([np.asarray(p) for p in pictures])[:, None] / 65535).astype('float32')")
     if len(kinds) > 1 or (mode := next(iter(kinds))[1]) not in ("L", "RGB", "RGBA"):
         raise ValueError(f"{name} holds pictures of the sizes and modes {sorted(kinds)[:3]}; "
                          "make them one with .convert('RGB').resize((32, 32))")
@@ -84,9 +107,15 @@ def _stacked(name, v): # a sequence -> tensor
     except ValueError as e: raise (_odd(name, [[]]) if "inhomogeneous" in str(e) else e) from None
 
 # %% ../nbs/02_data.ipynb #4660fdaa
+def _dense(name, v): # a tensor whose numbers are there
+    if v.is_meta: raise ValueError(f"{name} is on the device 'meta', a tensor without numbers")
+    if v.layout != torch.strided: raise ValueError(f"{name} is sparse, {v.layout}; give {name}.to_dense()")
+    return v.detach() if v.requires_grad else v
+
 def _tensor(name, v): # what a user has -> tensor
     from torch.utils.data import DataLoader, Dataset
-    if isinstance(v, torch.Tensor): return v
+    if isinstance(v, torch.Tensor): return _dense(name, v)
+    if hasattr(v, "toarray"): raise ValueError(f"{name} is sparse, a {type(v).__name__}; give {name}.toarray()")
     if isinstance(v, (Dataset, DataLoader)):
         raise ValueError(f"{name} is a data set, a {type(v).__name__}; stack its samples: "
                          "x = torch.stack([image for image, _ in data]), y = torch.tensor(data.targets)")
@@ -97,6 +126,9 @@ def _tensor(name, v): # what a user has -> tensor
     raise ValueError(f"{name} is a {type(v).__name__}; it must be a tensor, an array, a list or a column of numbers")
 
 # %% ../nbs/02_data.ipynb #0088be74
+def _channels_last(a, b, c): # is (a, b, c) an image (H, W, C), going by which two sides are more alike?
+    return 0 < c < min(a, b) and max(a, b) * c < min(a, b) * b
+
 def _input(name, x): # the samples in the type in which they are kept
     if x.dtype == torch.bool: x = x.float()
     elif not x.is_floating_point() and not x.is_complex() and x.dtype != torch.uint8: x = x.long()
@@ -108,7 +140,7 @@ def _input(name, x): # the samples in the type in which they are kept
     if x.dtype == torch.uint8 and not is_image:
         raise ValueError(f"{name} is {x.dtype} {shape}; bytes are images, which must be (N, C, H, W): "
                          "of grey ones x[:, None]; a table is x.float(), tokens are x.long()")
-    if is_image and shape[3] == 3 and min(shape[1:3]) > 4 and (x.dtype == torch.uint8 or shape[1] == shape[2]):
+    if is_image and _channels_last(*shape[1:]):
         raise ValueError(f"{name} has shape {shape}, with the channels last; "
                          "images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
     return x
@@ -126,9 +158,10 @@ def _classed(name, y): # labels or domains as int64
 def samples(
     name, # what they are, for messages
     v, # tensor, array, list, data frame or column
+    columns=None, # names of the columns of a table, by which those of a data frame are put in order
 ): # tensor: images (N, C, H, W), uint8 or float; or float (N, ...); or tokens (N, L) int64
     "Samples as a `Task` keeps them; a ValueError says what is wrong with those that cannot be kept."
-    return _input(name, _tensor(name, v))
+    return _input(name, _tensor(name, _aligned(name, v, columns)))
 
 
 # %% ../nbs/02_data.ipynb #466c0c49
@@ -138,6 +171,8 @@ def _check(task, part): # part: "train" or "test"
     if len(x) != len(y): raise ValueError(f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels")
     if domain is not None and len(domain) != len(y):
         raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} images")
+    if (task.domain_train is None) != (task.domain_test is None):
+        raise ValueError("domain_train and domain_test belong together; give both or none")
     bad = y[(y < 0) | (y >= task.classes)]
     if len(bad):
         raise ValueError(f"y_{part} holds the label {bad[0].item()}; "
@@ -151,6 +186,8 @@ def _constants_of(task): # mean and std as tuples of floats, if they can be
     except (TypeError, ValueError):
         raise ValueError(f"mean={task.mean!r} and std={task.std!r}, "
                          "but each must be one number per channel or column") from None
+    if mean is None and std is not None:
+        raise ValueError(f"std={std} is given without mean; both belong together, and mean=0 takes nothing away")
     if mean is None: return mean, std
     x, n = task.x_train, task.x_train.shape[1]
     if std is None: raise ValueError(f"mean={mean} is given without std; both belong together")
@@ -166,27 +203,67 @@ def _constants_of(task): # mean and std as tuples of floats, if they can be
         raise ValueError(f"mean={mean} is of bytes; bytes are divided by 255 first, and so must mean and std be")
     return mean, std
 
+# %% ../nbs/02_data.ipynb #au02code
 def _augments_of(task): # the augmentations as a tuple, if they fit the samples
     if not isinstance(task.augment, (tuple, list)):
         raise ValueError(f"augment={task.augment!r}, but it must be a tuple, such as ({task.augment!r},)")
     for a in task.augment:
+        if isinstance(a, type) or not (callable(a) and hasattr(a, "draw")):
+            raise ValueError(f"augment holds {a!r}, which does not draw apart from what it does to images; "
+                             "take Crop, Flip, Rotate or AutoAugment, or a class "
+                             "with draw(shape, generator) and __call__(x, draws)")
         if isinstance(a, (Crop, Flip, Rotate, AutoAugment)) and task.x_train.ndim != 4:
             raise ValueError(f"{a!r} is for images (N, C, H, W), but x_train has shape {tuple(task.x_train.shape)}")
+        if isinstance(a, AutoAugment) and task.x_train.is_floating_point() and task.x_train.max() > 1 + 1e-6:
+            raise ValueError(f"x_train holds {task.x_train.max():g}, but AutoAugment is for floats from 0 to 1, or "
+                             "bytes; give x / 255, or x.to(torch.uint8) if they are whole")
     return tuple(task.augment)
 
 # %% ../nbs/02_data.ipynb #2c98715c
 def _read_in(task): # every field as what it will be
-    for name in ("x_train", "x_test"): setattr(task, name, samples(name, getattr(task, name)))
+    if task.columns is None: task.columns = _columns_of(task.x_train)
+    for name in ("x_train", "x_test"): setattr(task, name, samples(name, getattr(task, name), task.columns))
     for name in ("y_train", "y_test", "domain_train", "domain_test"):
         if (v := getattr(task, name)) is not None: setattr(task, name, _classed(name, _tensor(name, v)))
     a, b = (tuple(x.shape[1:]) for x in (task.x_train, task.x_test))
-    if len(a) != len(b):
-        raise ValueError(f"a sample of x_train has shape {a}, one of x_test {b}; images must be (N, C, H, W) in both")
+    tokens = task.x_train.dtype == torch.int64
+    if len(a) != len(b) or not tokens and len(a) != 2 and a[0] != b[0] or len(a) == 2 and a[1] != b[1]:
+        raise ValueError(f"a sample of x_train has shape {a}, one of x_test {b}; they must have the same columns, "
+                         "and images must be (N, C, H, W) in both")
+    if tokens != (task.x_test.dtype == torch.int64):
+        raise ValueError(f"x_train holds {str(task.x_train.dtype)[6:]} and x_test {str(task.x_test.dtype)[6:]}, "
+                         "but tokens are whole numbers in both; a table is x.float()")
     try: task.classes = operator.index(task.classes)
     except TypeError:
         raise ValueError(f"classes={task.classes!r}, but it must be a whole number, "
                          "how many classes there are") from None
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
+    for name, names, n in (("labels", task.labels, task.classes), ("columns", task.columns, a[0])):
+        if names is not None and len(names) != n: raise ValueError(f"{name} has {len(names)} names, but there are {n}")
+
+# %% ../nbs/02_data.ipynb #dt02code
+def _some_rows(x, most=2**24): # the bytes of at most 4096 samples and 16 MB, spread over all
+    step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
+    return [v.tobytes() for v in x[::step].flatten(1).contiguous().view(torch.uint8).numpy()]
+
+_judged = WeakTensorKeyDictionary() # test labels -> what else was looked at, so that a copy of a task is not again
+
+def _doubt(task): # warn of what is legal and seldom meant
+    x, z, key = task.x_train, task.x_test, tuple(map(id, (task.x_train, task.x_test, task.y_train)))
+    if _judged.get(task.y_test) == key: return
+    _judged[task.y_test] = key
+    labels = {k for y in (task.y_train, task.y_test) for k in y.unique().tolist()}
+    if task.classes > 2 and labels == {*range(1, task.classes)}:
+        warn(f"no sample has the label 0, and all of 1..{task.classes - 1} occur; if they are counted from 1, "
+             f"give y - 1 and classes={task.classes - 1}")
+    if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return
+    train, test = _some_rows(x), _some_rows(z)
+    known = set(train)
+    share = sum(v in known for v in test) / len(test)
+    if share >= .01 * len(train) / len(x) and share > 2 * (1 - len(known) / len(train)):
+        warn(f"at least {100 * share:.3g} % of the test samples are among the training samples; "
+             "a network is to be tested on samples that it has not seen")
+
 
 # %% ../nbs/02_data.ipynb #d33061c7
 @dataclass(eq=False, repr=False)
@@ -205,15 +282,22 @@ class Task:
     domain_train: torch.Tensor = None # (N,) int64, where each sample comes from
     domain_test: torch.Tensor = None # likewise
     domains: tuple = None # domain names
+    columns: tuple = None # names of the columns of a table; None: those of `x_train`, if it is a data frame
 
     def __post_init__(self):
         _read_in(self)
         self.mean, self.std, self.augment = *_constants_of(self), _augments_of(self)
         for part in ("train", "test"): _check(self, part)
+        _doubt(self)
 
 # %% ../nbs/02_data.ipynb #1d4f4cfe
 def _tensors(task): # every tensor of a task, by field name
     return {k: v for k, v in vars(task).items() if isinstance(v, torch.Tensor)}
+
+def _with(task, fields): # the same task with other tensors, which are right because its own are
+    other = copy.copy(task)
+    vars(other).update(fields)
+    return other
 
 # %% ../nbs/02_data.ipynb #b818c0c4
 @patch
@@ -221,7 +305,7 @@ def to(self: Task,
     device, # "cuda", "cpu" or a torch.device
 ) -> Task:
     "The same task with every tensor on `device`."
-    return replace(self, **{k: v.to(device) for k, v in _tensors(self).items()})
+    return _with(self, {k: v.to(device) for k, v in _tensors(self).items()})
 
 # %% ../nbs/02_data.ipynb #2ce96ea3
 def standardised(
@@ -249,6 +333,8 @@ def normalise(self: Task,
 # %% ../nbs/02_data.ipynb #33f30448
 def _cut(task, part, n, seed): # fields of a stratified cut of one part
     y, domain = getattr(task, f"y_{part}"), getattr(task, f"domain_{part}")
+    if not hasattr(n, "__index__"):
+        raise ValueError(f"{n!r} samples of the {part} set; give a whole number, such as round(.5 * {len(y)}) for half")
     if not 0 < n <= len(y): raise ValueError(f"cannot take {n} of the {len(y)} samples of the {part} set")
     group = y if domain is None else domain * task.classes + y
     i = _stratified(group, n, seed).to(y.device)
@@ -264,7 +350,7 @@ def subset(self: Task,
     "A seeded cut with the classes in proportion."
     parts = _cut(self, "train", n, seed)
     if test is not None: parts |= _cut(self, "test", test, seed)
-    return replace(self, **parts)
+    return _with(self, parts)
 
 # %% ../nbs/02_data.ipynb #ac744375
 @patch
@@ -722,13 +808,17 @@ def _grey_images(name, cls, **constants):
 _PIXELS, _LARGE = 2**26, 2**22 # the most of a picture that is read; those above `_LARGE` one at a time
 _KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
-def _rgb(path, image, size): # PIL image -> (3, size, size) uint8
-    import numpy as np
+def _eight_bits(image): # PIL image -> one of bytes; of 16 bits the upper eight
     from PIL import Image
     if image.mode in ("I", "F") and image.format != "PNG":
         raise ValueError(f"its pixels are {'whole numbers of 32 bits' if image.mode == 'I' else 'not whole numbers'}")
     if image.mode == "I" or image.mode.startswith("I;16"):
         image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
+    return image
+
+def _rgb(image, size): # PIL image -> (3, size, size) uint8
+    from PIL import Image
+    image = _eight_bits(image)
     if image.mode != "RGB": image = image.convert("RGB")
     if image.size != (size, size): image = image.resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
@@ -743,7 +833,7 @@ def _picture(path, size, large=False): # file -> (3, size, size) uint8, None if 
             many = image.width * image.height
             if many > _PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {_PIXELS:,} are read")
-            return _rgb(path, image, size) if large or many <= _LARGE else None
+            return _rgb(image, size) if large or many <= _LARGE else None
     except FileNotFoundError: raise
     except Exception as e:
         if isinstance(e, MemoryError) or isinstance(e, OSError) and e.errno:
@@ -763,11 +853,12 @@ def _read(paths, size): # files -> (N, 3, size, size) uint8
     return x
 
 # %% ../nbs/02_data.ipynb #13149ad4
-def _folders(path): # the sub-folders, sorted as ImageFolder sorts them
-    return sorted(p for p in path.iterdir() if p.is_dir()) if path.is_dir() else []
+def _folders(path): # the sub-folders, without hidden ones, sorted as ImageFolder sorts them
+    return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] != ".") if path.is_dir() else []
 
 def _pictures(path): # the pictures of a class; an error where there are none
-    found = sorted(p for p in path.iterdir() if p.suffix.lower() in (".jpg", ".jpeg", ".png")) if path.is_dir() else []
+    is_picture = lambda p: p.suffix.lower() in (".jpg", ".jpeg", ".png") and p.name[0] != "."
+    found = sorted(filter(is_picture, path.iterdir())) if path.is_dir() else []
     if not found: raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
     return found
 
@@ -924,6 +1015,15 @@ def _column(features, given, kind, usual, what): # the name of a column, or a li
     option, things = what
     raise ValueError(f"which column has the {things}? {option}= names it; there are {kinds}")
 
+def _complete(name, columns, number=True): # refuse what cannot be sorted into groups
+    for v in (v for c in columns for v in c):
+        if v is None or v != v: what = f"{name!r} lacks a value; leave these rows out: data.filter(...)"
+        elif isinstance(v, (list, dict)): what = f"{name!r} holds {v!r:.60}; one label per sample is supported, no more"
+        elif isinstance(v, float) and not number:
+            what = f"{name!r} holds {v}, a quantity, and regression is not supported; whole numbers or text are classes"
+        else: continue
+        raise ValueError(f"column {what}")
+
 def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
     names = sorted({v for c in columns for v in c})
     code = {v: k for k, v in enumerate(names)}
@@ -931,13 +1031,16 @@ def _coded(columns): # labels or names, a list for each split -> an int64 tensor
 
 def _classes_of(splits, y): # -> labels of each split, and the names of the classes
     feature, columns = splits[0].features[y], [s[y][:] for s in splits]
+    _complete(y, columns, number=False)
     if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names)
     return _coded(columns)
 
 # %% ../nbs/02_data.ipynb #hb05cell
 def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
+    if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2):
+        raise ValueError(f"size={size!r}, but it must be (height, width), such as (32, 32)")
     def one(p):
-        p = p.convert("L" if p.mode in ("1", "L") else "RGB")
+        p = _eight_bits(p).convert("L" if p.mode[0] in "1LI" else "RGB")
         return np.asarray(p.resize(size[::-1]) if size else p)
     rows = [one(p) for p in pictures]
     sizes = sorted({a.shape[:2] for a in rows})
@@ -962,6 +1065,7 @@ def _halves(splits, train, test, y, owner, seed): # -> training and test split
     first = _split_of(splits, train)
     if test is None or isinstance(test, str): return first, _split_of(splits, test or "test")
     if not 0 < test < 1: raise ValueError(f"test={test}, but it must be the name of a split, or a share in (0, 1)")
+    if owner: _complete(owner, [first[owner][:]])
     (group,), _ = _coded([first[owner][:]]) if owner else _classes_of([first], y)
     held = torch.zeros(len(group), dtype=torch.bool)
     held[_stratified(group, max(1, round(test*len(group))), seed)] = True
@@ -988,8 +1092,10 @@ def from_hub(cls: Task,
     if owner: _column(features, owner, "", (), ("owner", "owners"))
     both = _halves(splits, train, test, y, owner, seed)
     (y_train, y_test), labels = _classes_of(both, y)
+    if owner: _complete(owner, [s[owner][:] for s in both])
     (mine, theirs), people = _coded([s[owner][:] for s in both]) if owner else ((None, None), None)
     x_train, x_test = (_read_column(s, x, size) for s in both)
     return cls(data if isinstance(data, str) else "hub", x_train, y_train, x_test, y_test, classes=len(labels),
                labels=labels, domain_train=mine, domain_test=theirs, domains=people,
+               columns=tuple(x) if isinstance(x, (list, tuple)) else None,
                **(_stats(x_train) if x_train.ndim == 4 else {}))

@@ -142,7 +142,7 @@ def _outputs(model, x, batch, prepare, state):
     call = model if state is None else lambda xb: functional_call(model, tuple(state), (xb,))
     with _evaluating(model):
         for xb in x.split(batch):
-            xb = xb.to(place)
+            xb = xb.to(place, copy=True) # which a network may write into
             yield call(prepare(xb) if prepare else xb)
 
 # %% ../nbs/12_measure.ipynb #1d64d667
@@ -179,7 +179,7 @@ def scored(
 
 def _number(name, f, logits, y):
     asked = f"metric {name!r}, asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},"
-    try: v = f(logits, y)
+    try: v = f(logits.clone(), y.clone()) # which a metric may write into
     except Exception as e: raise ValueError(f"{asked} failed: {type(e).__name__}: {e}") from e
     try: return float(v.item() if hasattr(v, 'item') else v)
     except (TypeError, ValueError, RuntimeError):

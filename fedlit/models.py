@@ -597,12 +597,21 @@ def _cut(model, head):
     model.set_submodule(head, nn.Identity())
     return model, module
 
+# %% ../nbs/04_models.ipynb #wr02code
+def _outputs(model, x):
+    "What `model` returns while it trains, as a tuple; empty if it does not run."
+    with torch.no_grad(), undrawn():
+        try: out = copy.deepcopy(model).train()(torch.cat([x[:1]]*2))
+        except (RuntimeError, ValueError, TypeError): return () # what else is wrong with it others say
+    return tuple(out) if isinstance(out, tuple) else (out,)
+
+
 # %% ../nbs/04_models.ipynb #ce76efef
 def _agree(net, model, x):
     "Does `net` compute the logits that `model` computes on `x`?"
     with torch.no_grad():
-        logits = copy.deepcopy(model).eval()(x)
-        try: return torch.allclose(copy.deepcopy(net).eval()(x)[1], logits, rtol=1e-4, atol=1e-5)
+        logits = copy.deepcopy(model).eval()(x.clone())
+        try: return torch.allclose(copy.deepcopy(net).eval()(x.clone())[1], logits, rtol=1e-4, atol=1e-5)
         except (RuntimeError, ValueError): return False # the shapes do not even fit
 
 # %% ../nbs/04_models.ipynb #ed06f95e
@@ -615,6 +624,9 @@ def wrap(
     net = Net(*_cut(model, head))
     net.cut_at = head # where `unwrap` puts it back
     if x is None: return net
+    if len(_outputs(model, x)) > 1:
+        raise ValueError(f"{type(model).__name__} returns more than logits while it trains, auxiliary outputs; "
+                         "build it without them, in torchvision with aux_logits=False")
     if _agree(net, model, x): return net
     raise ValueError(f"{type(model).__name__} does something after {head!r}: cut there, it returns other logits")
 

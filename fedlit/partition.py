@@ -18,6 +18,7 @@ def _labels(
 )->np.ndarray: # (N,) int64
     "Labels as a flat array; ValueError for anything that cannot be counted."
     right = "it must be a non-empty row of whole numbers, 0 or more and below a million, one label a sample"
+    if np.ma.is_masked(y): raise ValueError(f"y has masked entries: {right}")
     try: y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)
     except ValueError: raise ValueError(f"y has rows of different lengths: {right}") from None
     if y.ndim != 1 or not y.size or y.dtype.kind not in "iu":
@@ -46,6 +47,18 @@ def _grouped(y, rng):
 def _decks(y, rng):
     "One shuffled index array per label 0..max, empty where a label does not occur."
     return np.split(_grouped(y, rng), np.cumsum(np.bincount(y))[:-1])
+
+# %% ../nbs/03_partition.ipynb #gr02code
+def _groups(name, v):
+    "The different entries of the row `v`, and which of them each sample has."
+    v = v.cpu().numpy() if torch.is_tensor(v) else np.ma.asarray(v)
+    if v.ndim != 1 or not v.size:
+        raise ValueError(f"{name} has shape {v.shape}: it must be a non-empty row, one {name} a sample")
+    lacks = (np.ma.getmaskarray(v) | np.array([e is None or e != e for e in v.tolist()])).nonzero()[0]
+    if len(lacks):
+        raise ValueError(f"{name} lacks a value for sample {lacks[0]}: leave these samples out, "
+                         "or give them a name of their own")
+    return np.unique(np.asarray(v), return_inverse=True)
 
 # %% ../nbs/03_partition.ipynb #231497ca
 def _pack(parts):
@@ -139,6 +152,11 @@ def iid(
     return _in_turn(_rng(seed).permutation(len(y)), clients)
 
 # %% ../nbs/03_partition.ipynb #4ee981bb
+def _concentration(alpha):
+    "ValueError if `alpha` is no number above 0."
+    if not (isinstance(alpha, (int, float, np.number)) and alpha > 0):
+        raise ValueError(f'alpha={alpha} must be a number above 0; float("inf") is the homogeneous case')
+
 def _table(sizes, clients, alpha, cap, rng):
     "One Dirichlet table (clients, classes) for classes of the given `sizes`, with the cap rule or without."
     table = np.zeros((len(sizes), clients), np.int64)
@@ -175,7 +193,7 @@ def dirichlet(
     y, clients = _start(y, clients)
     rng = _rng(seed)
     if form not in ("released", "paper"): raise ValueError(f'form={form!r} must be "released" or "paper"')
-    if not alpha > 0: raise ValueError(f'alpha={alpha} must be above 0; float("inf") is the homogeneous case')
+    _concentration(alpha)
     if form == "released":
         _whole("min_size", min_size, 0, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
     if alpha > 1e300: return _in_turn(_grouped(y, rng), clients)
@@ -278,7 +296,7 @@ def dirichlet_mixture(
     rng = _rng(seed)
     C = y.max() + 1
     clients, train, test = _whole("clients", clients, 1, 10**7), _whole("train", train, 1), _whole("test", test, 1)
-    if not alpha > 0: raise ValueError(f'alpha={alpha} must be above 0; float("inf") is the homogeneous case')
+    _concentration(alpha)
     q = np.full((clients, C), 1 / C) if alpha > 1e300 else rng.dirichlet(np.full(C, alpha), clients)
     draw = lambda y, n, name: _with_overlap(y, np.stack([_apportion(p, n, rng) for p in q]), rng, name)
     return draw(y, train, "train"), None if y_test is None else draw(_labels(y_test), test, "test")
@@ -290,10 +308,7 @@ def by_domain(
     seed=0, # Of the shuffle within a domain
 )->list: # One sorted int64 index tensor per client, in the sorted order of the domains; every index once
     "Each client holds one domain, or an even part of one (FedBN; FedDecorr TPAMI). ValueError: bad number of clients."
-    domain = domain.cpu().numpy() if torch.is_tensor(domain) else np.asarray(domain)
-    if domain.ndim != 1 or not domain.size:
-        raise ValueError(f"domain has shape {domain.shape}: it must be a non-empty row, one domain a sample")
-    names, d = np.unique(domain, return_inverse=True)
+    names, d = _groups("domain", domain)
     D = len(names)
     clients = _whole("clients", D if clients is None else clients, 1, len(d), "the number of samples")
     if clients % D:
@@ -313,10 +328,7 @@ def by_owner(
     seed=0, # Of the choice
 )->list: # One sorted int64 index tensor per client, in the sorted order of the owners
     "Each client holds what one owner has. ValueError: no owner has `least` samples, or fewer than `clients` do."
-    owner = owner.cpu().numpy() if torch.is_tensor(owner) else np.asarray(owner)
-    if owner.ndim != 1 or not owner.size:
-        raise ValueError(f"owner has shape {owner.shape}: it must be a non-empty row, one owner a sample")
-    _, o = np.unique(owner, return_inverse=True)
+    _, o = _groups("owner", owner)
     every = np.split(np.argsort(o, kind="stable"), np.cumsum(np.bincount(o))[:-1])
     parts = [p for p in every if len(p) >= least]
     if not parts: raise ValueError(f"no owner has least={least} samples; the largest has {max(map(len, every))}")

@@ -313,6 +313,7 @@ def noted_of(
     "What a run writes down of the samples that its network takes, and the names of the classes."
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
+    if task.columns: said['columns'] = list(task.columns)
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels])
 
 @patch
@@ -340,7 +341,7 @@ def _asked(self:Run, x, task):
     "Samples as tensors, and the function that normalises them."
     said = self.settings.get('input') if task is None else noted_of(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
-    x = samples('x', x)
+    x = samples('x', x, said.get('columns'))
     if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")

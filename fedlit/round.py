@@ -89,6 +89,7 @@ def local_phase(
     if executor not in EXECUTORS:
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
     check_local(method, local)
+    if tapes: tapes.new_round()
     sent = Broadcast(method, model, state, local.at(state.round), criterion, proxy, function)
     each, who, threads = EXECUTORS[executor], list(who), torch.get_num_threads()
     def train(at, model=model):

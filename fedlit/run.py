@@ -4,15 +4,15 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'takes', 'federate',
+           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes', 'federate',
            'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches',
            'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
-import copy, hashlib, inspect, math, platform, random, re, sys, time, warnings
+import copy, hashlib, inspect, math, platform, random, re, sys, threading, time, warnings
 import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields, replace
 from fastcore.basics import patch
 from functools import partial
@@ -22,12 +22,13 @@ from tqdm import tqdm
 from typing import ParamSpec, TypeVar
 import fedlit
 from .batches import Local, TaskBatches, batches_of, cross_entropy
-from .cohort import check_local
+from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_device, check_network, convolves, first_odd, impure,
-                                  least_batch, parts, prefers_channels_last, python_state, unstackable, writable)
+from .engine.inputs import (best_device, check_device, check_extremes, check_network, convolves, first_odd,
+                                  impure, least_batch, parts, prefers_channels_last, python_state, writable)
+from .engine.trial import try_stack
 from .engine.messages import check_record, point, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
@@ -225,7 +226,7 @@ def normalised(
 ):        # Task
     "The task with its training images normalised once and for all; as it is where they are augmented, or too many."
     return (task if task.augment or task.x_train.numel() >= 2**28
-            else replace(task, x_train=task.normalise(task.x_train), mean=None))
+            else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
 
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
@@ -235,19 +236,20 @@ class Simulation:
     ):
         self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> client -> what is
         self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
-        x = self.task.normalise(self.task.x_train[:2])
-        self.executor = self._executor(x)
-        self.tapes = self._tapes(x)
-        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
-        self.channels_last = self.executor != 'vmap' and side
-        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
         self.source = normalised(self.task)
-        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
         self.lengths = [len(c) for c in asked.clients] # looked at once; a round looks at its own clients only
         per = [-(-n//asked.local.batch_size) for n in self.lengths]
         self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
+        x = self.task.normalise(self.task.x_train[:2])
+        check_extremes(self.model, self.task)
+        self.executor = self._executor(x)
+        self.tapes = self._tapes(x)
+        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
+        self.channels_last = self.executor != 'vmap' and side
+        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
+        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
 
     def _tapes(self, x):
         "Where steps are recorded; None where they are not, or must not be."
@@ -255,7 +257,7 @@ class Simulation:
             warn(f"{type(self.model).__name__}'s forward {said}: "
                  "its steps are not recorded, and the same seed may give another result")
             return None
-        state = partial(python_state, network=self.model, criterion=self.asked.criterion)
+        state = partial(python_state, network=self.model, criterion=self.asked.criterion, method=self.asked.method)
         why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
         if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
         return Tapes(how == 'graph', state, how == 'compile' and not why) if how else None
@@ -285,9 +287,22 @@ class Simulation:
             if auto: return 'threads'
             warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
                  "expect the same distribution as with 'loop', not the same numbers")
-        if not auto or best != 'vmap' or not (said := unstackable(self.model, x)): return best
-        warn(f"{type(self.model).__name__} cannot be stacked by vmap ({said}); going on with executor='loop'")
+        if best != 'vmap' or not (why := self._unstackable()): return best
+        warn(f"clients with {type(self.model).__name__} cannot be stacked by vmap ({why}); "
+             "going on with executor='loop'")
         return 'loop'
+
+    def _unstackable(self):
+        "Why a stack of clients would not do what they do one by one, or ''."
+        a = self.asked
+        if len(a.clients) < 2: return ''
+        state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
+        function = partial(pure, precision=PRECISION[a.precision])
+        sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
+        longest = max(range(len(a.clients)), key=self.lengths.__getitem__)
+        batches = self.batches([longest], 0, epochs=1, steps=1)
+        (x,), (y,) = batches.at(0, [0], int(batches.counts[0, 0]))
+        return try_stack(sent, x, y)
 
     def batches(self, who, round, **change):
         "What the clients `who` see in this round; `change` replaces fields of `local`."
@@ -322,14 +337,8 @@ def settings(self:Simulation, executor):
 def train(self:Simulation, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
     a = self.asked
-    try:
-        out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
-                          a.criterion, a.proxy, self.tapes, a.chunk, self.function)
-    except RuntimeError as e:
-        if self.executor != 'vmap' or not re.match("vmap:|Cannot access (data pointer|storage)", str(e)): raise
-        raise RuntimeError(f"a hook of {a.method!r}, or the criterion, asks for something that clients side by side "
-                           "do not have, such as .item(), `if` on a number or a mask as index; "
-                           f"executor='loop' trains one after another ({point(e)})") from e
+    out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
+                      a.criterion, a.proxy, self.tapes, a.chunk, self.function)
     guard = a.bad_clients if self.alone else replace(a.bad_clients, beyond=math.inf) # a team judges all together
     out = check_clients(guard, who, out, state, self.guess, partial(self.advice, state.round, who, out))
     if self.alone or not len(out['who']): return out
@@ -629,7 +638,7 @@ def rounds(self:Simulation, run, team, stop):
         self.notice(run.state, out['who'].tolist())
         if look:
             row.update(self.tested(history, before, out, run.state, team, seen))
-            if a.watch: row.update(a.watch(self.model, self.task, run.state, _locals(out)))
+            if a.watch: row.update(a.watch(self.model, self.task, run.state.clone(), _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
         run.history = history[:] # a table only where somebody looks
         bar.set_postfix_str(_shown(history, ('accuracy', *self.test.metrics)))
@@ -691,10 +700,40 @@ def running(self:Federation, team=None):
         for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
     yield run, net
 
+# %% ../nbs/16_run.ipynb #shld0002
+_at_work, _theirs, _lock = 0, None, threading.Lock() # how many need a default type, and the caller's
+
+@contextmanager
+def _floats():
+    "Inside of it, new tensors are float32; all threads share that, so the last to leave restores what was there."
+    global _at_work, _theirs
+    with _lock:
+        if not _at_work: _theirs = torch.get_default_dtype()
+        _at_work += 1
+        torch.set_default_dtype(torch.float32)
+    try: yield
+    finally:
+        with _lock:
+            _at_work -= 1
+            if not _at_work: torch.set_default_dtype(_theirs)
+
+@contextmanager
+def shield():
+    "Inside of it, gradients, autocast, default type and default device are as PyTorch has them by itself."
+    kinds = {'cpu', getattr(torch.accelerator.current_accelerator(), 'type', 'cpu')}
+    with ExitStack() as undone, torch.inference_mode(False), torch.enable_grad(), _floats():
+        for kind in filter(torch.is_autocast_enabled, kinds): undone.enter_context(torch.autocast(kind, enabled=False))
+        if torch.get_default_device().type != 'cpu': undone.enter_context(torch.device('cpu'))
+        yield
+
 # %% ../nbs/16_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
+    with shield(): return self._to_the_end(team)
+
+@patch
+def _to_the_end(self:Federation, team):
     kept = None
     try:
         for run, net in self.running(team): kept = copy.copy(run) # noqa: B007, as it is after this round
@@ -730,8 +769,17 @@ def federate(*args, **kwargs) -> Run:
 @takes(Federation)
 def federating(*args, **kwargs) -> Iterator[Run]:
     "`federate`, round by round: `for run in federating(...)`; each is a Run of its own. Leaving the loop ends the run."
-    for run, net in Federation(*args, **kwargs).running():
-        yield copy.copy(run).put_into(copy.deepcopy(net), checked=False)
+    with closing(_round_by_round(Federation(*args, **kwargs))) as rounds:
+        while True:
+            with shield(): run = next(rounds, None)
+            if run is None: return
+            yield run # the loop of the caller has the caller's surroundings
+
+def _round_by_round(asked):
+    for run, _ in asked.running(): # the network at work may hold what it computed last, which cannot be copied
+        own = copy.copy(run)
+        own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
+        yield own.put_into(copy.deepcopy(asked.model).to(run.asked.device), checked=False)
 
 # %% ../nbs/16_run.ipynb #580da86b
 def file_of(

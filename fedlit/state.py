@@ -7,7 +7,7 @@ __all__ = ['STATISTICS', 'OPTIMIZER', 'pixel_by_pixel', 'names_of', 'pure', 'spl
 
 # %% ../nbs/07_state.ipynb #9e708f24
 import torch
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from .draws import Seeded
@@ -43,7 +43,7 @@ def pure(
         buffers = {k: v.clone() if train else v for k, v in buffers.items() if k in has}
         with torch.autocast(x.device.type, precision, enabled=precision is not None):
             out = functional_call(model, (tmap(last, params), buffers),
-                                  (pixel_by_pixel(x) if channels_last else x,))
+                                  (pixel_by_pixel(x) if channels_last else x.clone(),))
         if not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"{type(model).__name__} must return (features, logits), "
                             f"but it returned a {type(out).__name__}; see fedlit.models.wrap")
@@ -76,6 +76,11 @@ class State:
     def recomputes(self):
         "Does the averaged network collect statistics of its own?"
         return self.statistics in ('recomputed', 'static')
+    def clone(self):
+        "A second state of the same numbers; writing to one does not show in the other."
+        trees = dict(params=self.params, buffers=self.buffers, server=self.server, client=self.client,
+                     personal=self.personal)
+        return replace(self, **tmap(lambda v: v.clone(), trees))
 
 # %% ../nbs/07_state.ipynb #cfcae318
 def start(

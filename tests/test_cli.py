@@ -1,7 +1,9 @@
 "The command line: what it runs, what it says is wrong, and that its help does not load PyTorch."
-import json, re, subprocess, sys, time
+import json, os, re, shlex, subprocess, sys, time
+from pathlib import Path
 import pandas as pd, pytest
 from fedlit.cli import main
+from fedlit.data import datasets
 from fedlit.methods import FedDecorr, MOON
 from fedlit.run import Run
 from conftest import DATA
@@ -122,6 +124,39 @@ def test_a_log_has_every_round_once(tmp_path, capsys):
     pd.testing.assert_frame_equal(both[:1][list(one)], one, rtol=1e-12)
     assert both['round'].tolist() == [1, 2, 3, 4] and both['accuracy'].isna().tolist() == [False, False, True, False]
     pd.testing.assert_frame_equal(both, Run.load(tmp_path/'run').history, check_dtype=False, rtol=1e-12)
+
+def at_a_shell(redirections, *argv, folder):
+    "Exit status of fedlit, and what it said, at a POSIX shell with these redirections."
+    words = ' '.join(map(shlex.quote, (sys.executable, '-m', 'fedlit', *argv)))
+    done = subprocess.run(['bash', '-c', f'{words} {redirections}; exit ${{PIPESTATUS[0]}}'], cwd=folder,
+                          capture_output=True, text=True,
+                          env={**os.environ, 'PYTHONPATH': str(Path(__file__).parents[1])})
+    return done.returncode, done.stdout + done.stderr
+
+posix = pytest.mark.skipif(sys.platform == 'win32', reason='no such shell')
+FULL = pytest.param('>/dev/full', 1, marks=pytest.mark.skipif(not Path('/dev/full').exists(), reason='no /dev/full'))
+FILES = ['--json', 'r.json', '--save', 'r.safetensors', '--report', 'r.html',
+         '--log-csv', 'log.csv', '--checkpoint', 'c']
+
+@posix
+@pytest.mark.parametrize('redirections, status', [('| head -0', 0), ('2>&1 | head -0', 0), ('>&- 2>&- <&-', 0), FULL,
+                                                  ('>&-', 0), ('2> >(head -0)', 0)])
+def test_who_does_not_listen_has_the_files_all_the_same(redirections, status, tmp_path):
+    "A closed pipe, closed streams and a full disk behind them end printing and nothing else."
+    seen, said = at_a_shell(redirections, 'run', '--clients', '4', '--rounds', '40', '--epochs', '.1', *FILES,
+                            folder=tmp_path)
+    assert json.loads((tmp_path/'r.json').read_text())['history'][-1]['round'] == 40
+    assert Run.load(tmp_path/'r.safetensors').state.round == Run.load(tmp_path/'c').state.round == 40
+    assert len(pd.read_csv(tmp_path/'log.csv')) == 40 and '</html>' in (tmp_path/'r.html').read_text()
+    assert seen == status and 'Errno' not in said and 'Exception ignored' not in said
+    assert ('was lost: No space left on device' in said) == bool(status)
+
+@posix
+def test_other_commands_keep_their_files_and_their_status_too(tmp_path):
+    some = ['--clients', '4', '--rounds', '1', '--epochs', '.1', '--quiet', '--json', 'c.json']
+    assert at_a_shell('| head -0', 'compare', *some, folder=tmp_path)[0] == 0 and (tmp_path/'c.json').exists()
+    assert at_a_shell('| head -1', 'list', folder=tmp_path) == (0, 'data sets: ' + ', '.join(datasets()) + ' \n')
+    assert at_a_shell('| head -0', 'run', '--data', 'digit', folder=tmp_path)[0] == 1
 
 @pytest.mark.parametrize('option', ['--log-csv', '--json', '--save'])
 def test_a_file_that_cannot_be_written_is_refused_before_training(tmp_path, option, monkeypatch):

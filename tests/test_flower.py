@@ -11,6 +11,7 @@ from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
 from safetensors.torch import save_file
 import fedlit.flower as ff
 from fedlit.data import load
+from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.round import Local, fed_round
 from fedlit.run import Run, batches_of, federate
@@ -61,9 +62,29 @@ def test_the_same_model_as_the_simulation(home, text):
             # SCAFFOLD's variate of a tensor that is kept is never read
             used = not (leaf.startswith('client') and leaf.split('/')[-1] in other.state.personal)
             if used and not leaf.endswith('/') and context.state:
-                assert np.allclose(context.state[max(context.state)][leaf].numpy(), v.numpy(), atol=1e-6), leaf
+                last = max(r for r in context.state if r.startswith('after'))
+                assert np.allclose(context.state[last][leaf].numpy(), v.numpy(), atol=1e-6), leaf
     assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
                if hasattr(v, 'written'))
+
+def dropping(name, task, seed, **options):
+    "A network with dropout."
+    net = build(name, task, seed=seed, **options)
+    net.body = torch.nn.Sequential(net.body, torch.nn.Dropout(.3))
+    return net
+
+@pytest.mark.parametrize('seed', [0, 5])
+@pytest.mark.parametrize('text, network', [('Quantize(bits=4)', build), ('FedAvg()', dropping),
+                                           ('pFedPara() + Quantize(bits=4)', build)])
+def test_what_is_drawn_at_sites_is_drawn_as_in_the_simulation(home, text, network, seed):
+    "Also with a seed that is not the default: by the method, and by layers."
+    task, parts, config = home
+    config = {**config, 'method': text, 'seed': seed}
+    run = ff.serve(ff.Rehearsal(ff.client_app(network=network), config, SITES), ff.read_plan(config, network))
+    plan = ff.read_plan(config, network)
+    other = federate(plan.model, task, parts, plan.method, 3, LOCAL, seed=seed, executor='loop', progress=False)
+    for k, v in other.state.params.items():
+        if k not in other.state.personal: assert torch.allclose(run.state.params[k], v, atol=1e-6, rtol=0), k
 
 class Overheard(ff.Rehearsal):
     "Keeps the names and the bytes of all arrays that travel."
@@ -239,6 +260,28 @@ def test_too_few_good_answers_stop_the_run_and_keep_the_model(home, tmp_path):
     run, _ = rehearse(config) # the same command goes on
     assert run.history['round'].tolist() == [1, 2, 3] and same(run, rehearse(home[2])[0].state)
 
+class Absent(ff.Rehearsal):
+    "The last site never connects."
+    def get_node_ids(self): return super().get_node_ids()[:-1]
+
+@pytest.mark.parametrize('grid, line', [
+    (Silent, 'no answer of client 1 within timeout=1.5 s; where sites need longer, raise timeout in the run config'),
+    (Absent, 'no word of client 3 within wait=0.1 s; where sites need longer, raise wait in the run config')])
+def test_who_does_not_come_in_time_is_named_with_the_number_to_raise(home, grid, line, caplog):
+    "In the log where the round goes on, and in the error where it does not."
+    config = {**home[2], 'timeout': 1.5}
+    with caplog.at_level(logging.INFO, 'flwr'): rehearse(config, grid)
+    assert line in caplog.text
+    with pytest.raises(RuntimeError, match=re.escape(line)): rehearse({**config, 'least': 4}, grid)
+
+def test_no_number_is_named_where_more_time_would_not_help(home, caplog):
+    with caplog.at_level(logging.INFO, 'flwr'): rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
+    assert 'round 2 goes on without client 1' in caplog.text and 'need longer' not in caplog.text
+
+def test_the_example_allows_a_slow_laptop_time():
+    "A round of three sites took up to two minutes on a busy one."
+    assert agreed()['timeout'] >= 600 and agreed()['wait'] >= 300
+
 @pytest.mark.parametrize('node, line', [({'partition-id': 7}, 'it is client 7 with'),
                                         ({'partition-id': -1}, 'it is client -1'),
                                         ({'partition-id': 3, 'folder': 'nowhere'}, 'No such file'),
@@ -291,6 +334,81 @@ def test_noise_between_sites_comes_from_the_system(home):
     m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
     a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
     assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
+
+LYING = '''
+"A server that asks its sites for more than the rounds of the plan, and keeps what they say."
+import hashlib, json, time
+from pathlib import Path
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import ServerApp
+from fedlit.flower import begin, client_app, read_plan, to_record, to_sites
+
+def ask(grid, node, round, arrays):
+    "The digest of an answer, or the reason why there is none."
+    m = Message(RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=round, accepted=0))}), node, 'train',
+                ttl=900.)
+    grid.push_messages([m])
+    while not (got := list(grid.pull_messages([m.metadata.message_id]))): time.sleep(.2)
+    if got[0].has_error(): return 'refused: ' + got[0].error.reason
+    return hashlib.sha256(b''.join(a.data for _, a in sorted(got[0].content['arrays'].items()))).hexdigest()
+
+def lie(grid, plan, questions):
+    "What one site answers to pairs (round, what is added to the parameters)."
+    while not (nodes := sorted(grid.get_node_ids())): time.sleep(.2)
+    sent = to_record(to_sites(plan, begin(plan)))
+    moved = lambda by: ArrayRecord({k: Array((a.numpy() + by).astype(a.numpy().dtype)) for k, a in sent.items()})
+    return [ask(grid, nodes[0], r, moved(by)) for r, by in questions]
+
+client = client_app()
+server = ServerApp()
+
+@server.main()
+def main(grid, context):
+    plan = read_plan(context.run_config)
+    Path(plan.checkpoint).write_text(json.dumps(lie(grid, plan, json.loads(plan.test))))
+'''
+NOISY = "FedBN() + DP(clip=0.5, at='client', source='system')"
+
+def test_a_lying_server_gets_one_noise_a_round(home):
+    "It never says that an answer was used, so that all that a method counts is rolled back."
+    app = {}
+    exec(LYING, app)
+    config = {**home[2], 'method': NOISY, 'rounds': 3}
+    grid, plan = ff.Rehearsal(ff.client_app(), config, SITES[:1]), ff.read_plan(config)
+    said = app['lie'](grid, plan, [(0, 0), (0, 0), (0, 0), (0, 1), (1, 0), (0, 0), (1, 0), (2, 1), (1, 0), (2, 0),
+                                   (2, 1), (3, 0), (-1, 0), (10**9, 0)])
+    assert [i for i, a in enumerate(said) if a.startswith('refused')] == [3, 5, 8, 9, 11, 12, 13], said
+    assert said[0] == said[1] == said[2] != said[4] == said[6] != said[7] == said[10]
+    assert len({a for a in said if not a.startswith('refused')}) == plan.rounds
+    assert grid.contexts[2].state['answers']['count'] == plan.rounds
+    for i, line in ((3, 'round 1 is asked for, but this site has answered round 1 (answers so far: 1'),
+                    (5, 'round 1 is asked for, but this site has answered round 2'),
+                    (11, 'round 4 is asked for, but the plan has 3')): assert line in said[i], said[i]
+
+class Heard(ff.Rehearsal):
+    "Keeps the answers of every round; in round 2 client 1's is lost once."
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.answers, self.lost = {}, False
+    def _answer(self, m):
+        answer, where = super()._answer(m), (m.metadata.group_id, m.metadata.dst_node_id)
+        if m.metadata.message_type != 'train': return answer
+        self.answers.setdefault(where, []).append(answer.content['arrays'][NAME].data)
+        if where != ('2', 3) or self.lost: return answer
+        self.lost = True
+        return Message(ff.Error(code=0, reason='the line is down'), reply_to=m)
+
+def test_a_round_that_is_asked_for_again_has_the_answers_that_it_had(home, tmp_path):
+    "One noise for one update: what left a site before the server stopped is what it gets again."
+    config = {**home[2], 'method': NOISY, 'least': 4, 'checkpoint': str(tmp_path/'global.safetensors')}
+    grid = Heard(ff.client_app(), config, SITES)
+    with pytest.raises(RuntimeError, match='round 2 has 3 good answers'): ff.serve(grid, ff.read_plan(config))
+    run = ff.serve(grid, ff.read_plan(config))
+    assert run.history['participants'].tolist() == [4, 4, 4]
+    assert [len(grid.answers[r, n]) for r in '123' for n in (2, 3, 4, 5)] == [1]*4 + [2]*4 + [1]*4
+    assert all(len(set(a)) == 1 for a in grid.answers.values()) and len(set(sum(grid.answers.values(), []))) == 12
+
 # ---- what a registered site can do to the others ----
 
 @pytest.mark.parametrize('name,value', [('body.2.running_mean', 1e38), ('body.2.running_var', 2e18),
@@ -411,8 +529,9 @@ def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tm
     config['checkpoint'] = str(tmp_path/'global.safetensors')
     before, grid = rehearse({**config, 'rounds': 2})
     assert Run.load(f"{config['checkpoint']}.last").state.round == 1
-    if not survives:
-        for c in grid.contexts.values(): c.state = RecordDict()
+    for c in grid.contexts.values():
+        c.run_config = config # the new plan has a third round, for the sites too
+        if not survives: c.state = RecordDict()
     with caplog.at_level(logging.INFO, 'flwr'): run = ff.serve(grid, ff.read_plan(config))
     assert same(run, whole.state) == survives
     assert 'goes on after round 2' in caplog.text and '(SCAFFOLD, 10 personal tensors)' in caplog.text
@@ -472,6 +591,31 @@ def test_without_flower_the_error_says_what_to_install():
             "except ImportError as e: print(e)")
     assert ("pip install 'fedlit[flower] @ git+https"
             in subprocess.run([sys.executable, '-c', code], capture_output=True, text=True, check=True).stdout)
+
+# The example, where there is no checkout
+
+@pytest.fixture(scope='module')
+def built(tmp_path_factory):
+    "The package as a wheel has it."
+    folder = tmp_path_factory.mktemp('built')
+    subprocess.run([sys.executable, 'setup.py', '-q', 'build_py', '-d', str(folder)], cwd=APP.parents[1], check=True)
+    return folder
+
+@pytest.mark.slow # the results are packed, too
+def test_the_example_comes_with_the_package(built, tmp_path):
+    code = "import fedlit.flower as ff; print(ff.__file__, ff.write_app('mine/app'))"
+    run = lambda: subprocess.run([sys.executable, '-c', code], cwd=tmp_path, capture_output=True, text=True,
+                                 env={**os.environ, 'PYTHONPATH': str(built)})
+    done = run()
+    assert done.returncode == 0 and str(built) in done.stdout, done.stderr
+    files = lambda root: {f.relative_to(root).as_posix(): f.read_bytes() for f in root.rglob('*')
+                          if f.suffix in ('.py', '.toml')}
+    assert files(tmp_path/'mine'/'app') == files(APP) and len(files(APP)) == 4
+    (tmp_path/'mine'/'app'/'app.py').write_text('changed')
+    assert 'is there already' in run().stderr and (tmp_path/'mine'/'app'/'app.py').read_text() == 'changed'
+
+def test_a_checkout_writes_its_own_example(tmp_path):
+    assert (ff.write_app(tmp_path/'app')/'app.py').read_text() == (APP/'app.py').read_text()
 
 # Processes, TLS and a folder for each of five sites
 
@@ -536,6 +680,7 @@ def test_a_deployment_with_tls_and_its_faults(tmp_path):
         five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run)
         a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed)
         faults_between_processes_do_no_harm(d, task, parts, run.history['seconds'].iloc[-1], tmp_path/'faulty')
+        a_server_that_lies_to_processes_gets_one_noise_a_round(d, tmp_path/'lying')
 
 def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run):
     plan = ff.read_plan(agreed())
@@ -580,6 +725,17 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
         state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, plan.local, 0, r),
                           sizes[who], plan.local)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
+
+def a_server_that_lies_to_processes_gets_one_noise_a_round(d, app):
+    "A site's processes come and go with every message, and still it knows what it has answered."
+    import json
+    app.mkdir()
+    shutil.copy(APP/'pyproject.toml', app)
+    (app/'app.py').write_text(LYING)
+    d.run(app, method=NOISY, rounds=2, checkpoint='lies.json', test='[[0, 0], [0, 0], [0, 1], [1, 0], [0, 0], [2, 0]]')
+    first, again, moved, second, old, beyond = json.loads((d.folder/'lies.json').read_text())
+    assert first == again != second and not any(a.startswith('refused') for a in (first, second))
+    assert all(a.startswith('refused') for a in (moved, old, beyond)), (moved, old, beyond)
 
 @pytest.mark.slow
 @unix

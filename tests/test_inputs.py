@@ -121,8 +121,9 @@ def test_pictures(tmp_path):
     from torchvision.datasets import ImageFolder
     rng = np.random.default_rng(0)
     shots = [Image.fromarray(rng.integers(256, size=(5, 4, 3), dtype='uint8')) for _ in range(4)]
-    t = Task('mine', shots, [0, 1, 0, 1], [s.convert('L') for s in shots], [0, 1, 0, 1], classes=2)
-    assert t.x_train.shape == (4, 3, 5, 4) and t.x_test.shape == (4, 1, 5, 4) and t.x_train.dtype == torch.uint8
+    t, grey = (Task('mine', s, [0, 1, 0, 1], s, [0, 1, 0, 1], classes=2)
+               for s in (shots, [s.convert('L') for s in shots]))
+    assert t.x_train.shape == (4, 3, 5, 4) and grey.x_test.shape == (4, 1, 5, 4) and t.x_train.dtype == torch.uint8
     assert (t.x_train[0].permute(1, 2, 0).numpy() == np.array(shots[0])).all()
     with refused('x_train', 'sizes'):
         Task('mine', [shots[0], shots[1].resize((2, 2))], [0, 1], shots, [0, 1, 0, 1], classes=2)

@@ -146,11 +146,7 @@ def looks(logits, y): return F.cross_entropy(logits, y)*(1 if logits.sum().item(
 
 @pytest.mark.parametrize('m,f', [(m, F.cross_entropy) for m in (Item(), Branch(), Norm(), Start(), Picked(), Away())]
                          + [(FedAvg(), looks)], ids=lambda v: getattr(v, 'name', ''))
-@pytest.mark.parametrize('record', [True, False])
-@pytest.mark.filterwarnings('ignore')
-def test_a_hook_that_looks_at_numbers_is_answered_with_the_loop(m, f, record):
-    for executor in ('auto', 'vmap'):
-        with pytest.raises(RuntimeError, match="executor='loop' trains one after another") as said:
-            go(m, criterion=f, record=record, executor=executor)
-        assert repr(m) in str(said.value)
-    go(m, criterion=f, executor='loop')
+def test_a_hook_that_looks_at_numbers_is_answered_with_the_loop(m, f):
+    with pytest.warns(UserWarning, match="cannot be stacked by vmap .* executor='loop'"):
+        run = go(m, criterion=f, executor='vmap')
+    assert run.settings['executor'] == 'loop'

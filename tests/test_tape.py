@@ -1,13 +1,16 @@
 "What is played from a tape is what would have run: to the bit, for all methods and executors; or it is not recorded."
-import re, warnings
-import pytest, torch, torch.nn.functional as F
+import copy, re, warnings
+import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 import fedlit.round as round_
 from fedlit.cohort import Broadcast, Cohort
+from fedlit.data import load
 from fedlit.engine.ragged import fills
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
+from fedlit.models import build
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
+from fedlit.run import federating
 from fedlit.engine.tape import Tapes, record
 from fedlit.tree import flatten
 from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap, model, train, who
@@ -334,3 +337,95 @@ def test_precision_and_order_of_numbers(kw, executor):
                              Local(lr=.01), executor=executor, tapes=Tapes(), function=function))
     d = gap(*out)
     assert (0 < d < .05) if 'precision' in kw else d < 1e-5
+
+TASK = load('digits').subset(240, seed=0, test=60)
+THREE = [torch.arange(0, 90), torch.arange(90, 170), torch.arange(170, 240)]
+
+def two_ways(method=None, change=None, **kw):
+    "Largest difference of what is played and what is run, and the warnings; `change` acts between rounds."
+    ends, told = [], []
+    for plays in (True, False):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            begin, between = change() if change else (dict, lambda: None)
+            for run in federating(build('mlp', TASK, seed=0), TASK, THREE, method or FedAvg(), 4, # noqa: B007, the last is used
+                                  Local(epochs=2, batch_size=20), record=plays, progress=False, **kw, **begin()):
+                between()
+        ends.append(run.state)
+        told.append([str(w.message) for w in said])
+    return gap(*ends), told
+
+def test_weights_that_pass_through_numpy_or_lists_are_those_of_the_batch():
+    def by_numpy(logits, y):
+        n = np.bincount(y.numpy(), minlength=10)
+        return F.cross_entropy(logits, y, weight=torch.tensor(1/np.maximum(n, 1)).float())
+    def by_list(logits, y): return F.cross_entropy(logits, y)*(1 + sum(y.tolist()) % 7)
+    def by_array(logits, y): return F.cross_entropy(logits, y)*float(np.asarray(y).mean())
+    def by_copy(logits, y): return F.cross_entropy(logits, y)*copy.deepcopy(y).float().mean()
+    for criterion in (by_numpy, by_list, by_array, by_copy):
+        apart, (said, _) = two_ways(criterion=criterion, executor='loop')
+        assert apart == 0 and not any('recorded' in s for s in said), criterion
+
+class Weighted:
+    factor = 1.
+    def __call__(self, logits, y): return self.factor*F.cross_entropy(logits, y)
+
+def change_attribute():
+    c = Weighted()
+    def between(): c.factor *= .3
+    return lambda: dict(criterion=c), between
+
+def change_closure():
+    t = [1.]
+    def between(): t[0] *= 2
+    return lambda: dict(criterion=lambda logits, y: F.cross_entropy(logits/t[0], y)), between
+
+STRENGTH = dict(now=0.)
+class Annealed(Method):
+    def loss(self, features): return STRENGTH['now']*features.square().mean()
+
+def change_global():
+    STRENGTH['now'] = 0.
+    def between(): STRENGTH['now'] += 1.
+    return dict, between
+
+def change_in_watch():
+    c = Weighted()
+    def watch(*_):
+        c.factor *= .5
+        return {}
+    return lambda: dict(criterion=c, watch=watch), lambda: None
+
+@pytest.mark.parametrize('executor', ['loop', 'threads', 'vmap'])
+@pytest.mark.parametrize('change,method', [(change_attribute, FedAvg()), (change_closure, FedAvg()),
+                                           (change_global, Annealed()), (change_in_watch, FedAvg())])
+def test_what_changes_between_rounds_is_seen_in_the_next(change, method, executor):
+    apart, (said, _) = two_ways(method, change, executor=executor)
+    assert apart == 0
+    assert sum('no longer does what the step does' in s for s in said) == 1
+
+class Counting(Method):
+    "A hook with a counter, which acts late."
+    def loss(self, features):
+        COUNTS[0] += 1
+        return (COUNTS[0] > 9)*features.square().mean()
+COUNTS = [0]
+
+def test_a_hook_that_counts_is_run_every_time():
+    def change():
+        COUNTS[0] = 0
+        return dict, lambda: None
+    apart, (said, _) = two_ways(Counting(), change, executor='loop')
+    assert apart == 0 and sum('changes what Python remembers' in s for s in said) == 1
+
+def test_a_round_compares_one_stack_of_a_kind():
+    "However many sizes the stacks have: the step is run once more than it has to be."
+    calls, tapes = [], Tapes()
+    def f(x):
+        calls.append(len(x))
+        return x + 1
+    for r in range(3):
+        tapes.new_round()
+        for n in (3, 2, 1):
+            for _ in range(4): tapes.bind(n, f, kind='k')(torch.ones(n))
+        assert len(calls) == (7, 8, 9)[r]

@@ -246,7 +246,7 @@ def warn(
 ):
     "A warning at the line outside of fedlit that led here."
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] == 'fedlit':
+    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('fedlit', 'dataclasses'):
         frame, level = frame.f_back, level + 1
     warnings.warn(said, stacklevel=level)
 

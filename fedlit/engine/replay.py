@@ -34,12 +34,12 @@ def _kind(tree, lead=1): return tuple((v.shape[lead:], v.dtype, v.device) for v 
 
 @patch
 def key(self:Cohort, batch):
-    "What decides which operations a step runs."
+    "What decides which operations a step runs, besides the number of clients."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     *trees, server = self.trees()
     kinds = *map(_kind, (batch['x'], batch.get('frozen', {}), *trees)), _kind(server, lead=0)
-    network = sent.model, _plain(sent.function), batch['x'].shape[:2], 'real' in batch
+    network = sent.model, _plain(sent.function), batch['x'].shape[1], 'real' in batch
     local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
 
@@ -76,8 +76,10 @@ def bind(self:Cohort, t, ks, batch):
             clock['draws'] = drawn.count > 0 or clock['changes']
         return {}
     lr = self.sent.local.lr
-    go = (self.tapes.bind(some.key(batch), step, *some.trees(), often=some.returns(batch), lr=lr) if self.tapes
-          else partial(step, *some.trees()))
+    if self.tapes:
+        kind = some.key(batch)
+        go = self.tapes.bind((len(batch['x']), kind), step, *some.trees(), kind=kind, often=some.returns(batch), lr=lr)
+    else: go = partial(step, *some.trees())
     if isinstance(ks, slice): return go
     def scattered(batch):
         go(batch)

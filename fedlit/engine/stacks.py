@@ -21,17 +21,29 @@ _POOLS = F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_p
 class Rewritten(TorchFunctionMode):
     "While it is on, a linear layer is written as y' = W x' + b, and a ReLU right before a max pool acts after it."
     relu = None # what went into the ReLU before this call, and what came out; None if another call was in between
+    def __init__(self, stack=False): # stack: are the clients stacked by `vmap`?
+        super().__init__()
+        self.stack = stack
     def __torch_function__(self, f, types, args=(), kwargs=None):
         before, self.relu, kwargs = self.relu, None, kwargs or {}
         if f is F.linear: return _linear(*args, **kwargs)
+        if f is F.embedding and self.stack: return _embedding(*args, **kwargs)
         if before and f in _POOLS and args and args[0] is before[1]: return F.relu(f(before[0], *args[1:], **kwargs))
         out = f(*args, **kwargs)
         if f in _RELUS and args and out is not args[0]: self.relu = args[0], out
         return out
 
 def _linear(x, w, b=None):
+    if w.dim() < 2: return F.linear(x, w, b)
     y = (w @ x.mT).mT if x.dim() > 1 else w @ x
     return y if b is None else y + b
+
+def _embedding(x, w, padding_idx=None, max_norm=None, norm_type=2., scale_grad_by_freq=False, sparse=False):
+    if max_norm is not None or scale_grad_by_freq or sparse:
+        raise NotImplementedError('an Embedding with max_norm, scale_grad_by_freq or sparse has no rule')
+    if padding_idx is None: return F.embedding(x, w)
+    row = torch.arange(len(w), device=w.device) == padding_idx % len(w)
+    return F.embedding(x, torch.where(row[:, None], w.detach(), w))
 
 # %% ../../nbs/engine/stacks.ipynb #430d4790
 _ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
@@ -95,6 +107,6 @@ def stacked(
 ):           # function of the stacked tensors, of any number of clients
     "All clients of a stack at once."
     def all_of_them(*args):
-        with Rewritten():
+        with Rewritten(stack=True):
             return vmap(f, in_dims=in_dims, randomness='different')(*args)
     return all_of_them

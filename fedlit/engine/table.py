@@ -158,7 +158,8 @@ def __getitem__(self:Table, i):
     v = (self._at(ks) if one
          else torch.stack([self._at(k) for k in ks]) if ks
          else self.row.new_empty(0, *self.row.shape))
-    return v.to(self.device)[tuple(rest) if one else (slice(None), *rest)] if rest else v.to(self.device)
+    v = v.to(self.device, copy=one) # never the row itself, which others share
+    return v[tuple(rest) if one else (slice(None), *rest)] if rest else v
 
 # %% ../../nbs/engine/table.ipynb #5db721b2
 @patch

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory', 'site',
-           'recall', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'merged', 'Book', 'serve',
-           'server_app', 'Rehearsal']
+           'recall', 'recall_answer', 'note_answer', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed',
+           'merged', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -14,7 +14,7 @@ try:
 except ImportError as e:
     raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
-import ast, logging, math, sys, time, torch
+import ast, hashlib, logging, math, shutil, sys, time, torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -54,7 +54,7 @@ class Plan:
     clients: int            # how many clients exist; sites are numbered 0 to clients-1
     rounds: int = 5         # communication rounds
     participation: float = 1. # share of the clients that are asked in a round, or a Participation
-    seed: int = 0           # decides sampling, batches and augmentation
+    seed: int = 0           # decides all that is drawn, as in `federate`
     weighting: str = 'samples' # how much a client counts: by the 'samples' that it says it has, or 'uniform'
     statistics: str = 'averaged' # BatchNorm's running statistics: 'averaged', or kept at 'home'
     least: int = 1          # good answers that a round needs; with fewer the run stops
@@ -100,7 +100,7 @@ def _agreeable(self):
 
 def begin(plan):
     "The federation before round zero: what every side computes for itself."
-    return start(plan.method, plan.model, plan.clients, plan.statistics, local=plan.local)
+    return start(plan.method, plan.model, plan.clients, plan.statistics, plan.seed, plan.local)
 
 # %% ../../nbs/scale/flower.ipynb #71c89147
 def _plain(v):
@@ -233,13 +233,42 @@ def _trained(plan, task, number, state):
 
 # %% ../../nbs/scale/flower.ipynb #14bc97d0
 def recall(
-    context,  # Flower's Context; its state holds one record a round, and is tidied here
+    context,  # Flower's Context; its state holds one such record a round, and is tidied here
     accepted, # int, the last round whose answer the server used; 0 is none
 ):            # ArrayRecord, or None where there is no such memory
     "What this site remembers of the last round that counted."
     name = f'after round {accepted}'
-    for k in [k for k in context.state if k != name]: del context.state[k]
+    for k in [k for k in context.state if k.startswith('after round') and k != name]: del context.state[k]
     return context.state.get(name)
+
+# %% ../../nbs/scale/flower.ipynb #5e1c07a1
+def _question(content):
+    "What makes two questions of a server the same."
+    digest = hashlib.sha256(repr(sorted(content['round'].items())).encode())
+    for k, a in sorted(content['arrays'].items()): digest.update(repr((k, len(a.data))).encode() + a.data)
+    return digest.hexdigest()
+
+def recall_answer(
+    context, # Flower's Context
+    plan,    # Plan
+    content, # RecordDict, what the server asks
+):           # RecordDict, the answer that this question has had; None where it is new
+    "A site answers once in a round, and in no round beyond the plan: a ValueError where there is no answer."
+    round, last = content['round']['round'], context.state.get('answers', dict(round=-1))
+    if not (type(round) is int and 0 <= round < plan.rounds):
+        raise ValueError(f"round {round+1} is asked for, but the plan has {plan.rounds}")
+    if round > last['round']: return None
+    if (round, _question(content)) != (last['round'], last['question']):
+        raise ValueError(f"round {round+1} is asked for, but this site has answered round {last['round']+1} "
+                         f"(answers so far: {last['count']}), and repeats that answer only if asked the same")
+    return RecordDict({k: context.state[f'answer/{k}'] for k in ('arrays', 'said')})
+
+def note_answer(context, content, answer):
+    "Remember what is about to leave this site; no later message takes that back."
+    count = context.state.get('answers', dict(count=0))['count'] + 1
+    context.state['answers'] = ConfigRecord(dict(round=content['round']['round'], question=_question(content),
+                                                 count=count))
+    context.state.update({f'answer/{k}': type(v)(dict(v.items())) for k, v in answer.items()})
 
 # %% ../../nbs/scale/flower.ipynb #37d2f72b
 def folder(
@@ -283,6 +312,7 @@ def client_app(
     def train(message, context):
         (x, y), (round, accepted) = data(context), (message.content['round'][k] for k in ('round', 'accepted'))
         plan = read_plan(context.run_config, network, (len(y), allowed(context)))
+        if (again := recall_answer(context, plan, message.content)) is not None: return Message(again, reply_to=message)
         kept = recall(context, accepted)
         answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round,
                                   message.content['arrays'], kept)
@@ -291,8 +321,9 @@ def client_app(
             log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
                         number(context), accepted)
         context.state[f'after round {round+1}'] = to_record(home)
-        return Message(RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))}),
-                       reply_to=message)
+        answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
+        note_answer(context, message.content, answer)
+        return Message(answer, reply_to=message)
     return app
 
 # %% ../../nbs/scale/flower.ipynb #1cf9f32f
@@ -453,6 +484,13 @@ class Book:
         return self.here()
 
 # %% ../../nbs/scale/flower.ipynb #c6e83ae2
+def _overdue(plan, **late):
+    "Who did not come in time, and which number of the plan, `timeout` or `wait`, would give them longer."
+    what = dict(timeout='answer', wait='word')
+    names = lambda who: ', '.join(f'client {k}' for k in sorted(who))
+    return '; '.join(f"no {what[k]} of {names(who)} within {k}={getattr(plan, k):g} s; "
+                     f"where sites need longer, raise {k} in the run config" for k, who in late.items() if who)
+
 def _answers(grid, plan, state, book, accepted, form, r):
     "One round of asking: the good answers by client number, and those who were drawn."
     like = rows(from_site(state, form), 0)
@@ -478,7 +516,9 @@ def _answers(grid, plan, state, book, accepted, form, r):
         if k not in good:
             log.warning('round %s goes on without client %s (%s)', r+1, k,
                         f'node {here[k]}' if k in here else 'not connected')
-    return good, who, {k: book.said[n][1] for n, k in asked.items()}
+    late = _overdue(plan, timeout=[asked[n] for n in waiting.values()], wait=set(who) - told.keys())
+    if late: log.warning('round %s: %s', r+1, late)
+    return good, who, {k: book.said[n][1] for n, k in asked.items()}, late
 
 # %% ../../nbs/scale/flower.ipynb #d5bd1d61
 def _begun(plan):
@@ -530,10 +570,10 @@ def serve(
     if run.state.round: _goes_on(plan, run.state)
     while len(book.call(grid, run.state.round)) < plan.clients and time.monotonic() < end: time.sleep(.5)
     for r in range(run.state.round, plan.rounds):
-        began, (good, who, sizes) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, form, r)
+        began, (good, who, sizes, late) = time.perf_counter(), _answers(grid, plan, run.state, book, accepted, form, r)
         if len(good) < plan.least:
             raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
-                               f"the run stops with the model of round {r}")
+                               f"the run stops with the model of round {r}{late and '; '}{late}")
         run.state = merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
@@ -553,6 +593,17 @@ def server_app(
     @app.main()
     def main(grid, context): serve(grid, read_plan(context.run_config, network), metrics)
     return app
+
+# %% ../../nbs/scale/flower.ipynb #5e1c07b1
+def write_app(
+    folder, # a new one
+) -> Path:  # the folder
+    "A copy of the example app, to be changed: app.py, pyproject.toml, prepare.py for keys, deploy.py for processes."
+    if Path(folder).exists(): raise FileExistsError(f'{folder} is there already; name a new folder')
+    package = Path(fedlit.__file__).parent
+    places = [p/'examples'/'flower' for p in (package, package.parent)] # as installed, and in a checkout
+    source = next(p for p in places if p.exists())
+    return Path(shutil.copytree(source, folder, ignore=shutil.ignore_patterns('__pycache__')))
 
 # %% ../../nbs/scale/flower.ipynb #d0287afb
 class Rehearsal:

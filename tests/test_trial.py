@@ -1,0 +1,190 @@
+"A way of running clients is taken only if one step of it does what the plain way does."
+import copy, random, warnings
+import numpy as np, pytest, torch
+from torch import nn
+from fedlit.batches import Local
+from fedlit.data import Task, load
+from fedlit.method import Method
+from fedlit.methods import FedAvg, FedProx, MOON
+from fedlit.models import build
+from fedlit.run import federate, federating
+from federation import gap
+
+TASK = load('digits').subset(240, seed=0, test=60)
+RAGGED = [torch.arange(0, 33), torch.arange(33, 60), torch.arange(60, 101), torch.arange(101, 118)]
+LOCAL = Local(epochs=2, batch_size=8, lr=.05)
+
+class Net(nn.Module):
+    def __init__(self, middle):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.middle, self.head = nn.Linear(64, 16), middle, nn.Linear(16, 10)
+    def forward(self, x):
+        z = self.middle(self.a(x.flatten(1)).relu())
+        return z, self.head(z)
+
+class Backward(nn.Linear):
+    def __init__(self):
+        torch.manual_seed(0)
+        super().__init__(16, 16)
+        self.register_full_backward_hook(lambda m, gi, go: tuple(g if g is None else .1*g for g in gi))
+
+class OnTensor(nn.Module):
+    def forward(self, x):
+        y = x*1.
+        if y.requires_grad: y.register_hook(lambda g: .1*g)
+        return y
+
+class Gate(nn.Module):
+    "Looks across the batch as soon as its gate opens; at the end of it or through its logits only by `weight`."
+    def __init__(self, weight=10.):
+        super().__init__()
+        self.gate, self.weight = nn.Parameter(torch.zeros(1)), weight
+    def forward(self, x): return x + self.weight*self.gate*(x - x.mean(0, keepdim=True))
+
+class Weak(nn.Module):
+    def forward(self, x): return x + 1e-4*x.mean(0)
+
+class Stale(nn.Module):
+    def forward(self, x):
+        self.kept = x.tanh()
+        return self.kept
+
+class RowSum(nn.Module):
+    "A linear map onto one number, by a weight of one dimension."
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.full((16,), .1))
+    def forward(self, x): return x*nn.functional.linear(x, self.w)[:, None]
+
+class CustomBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x*1.
+    @staticmethod
+    def backward(ctx, g): return g*0.1
+
+class Custom(nn.Module):
+    def forward(self, x): return CustomBackward.apply(x)
+
+MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3)]
+
+@pytest.mark.parametrize('executor', ['auto', 'vmap'])
+@pytest.mark.parametrize('middle', MIDDLES, ids=lambda m: getattr(m, '__name__', '?'))
+def test_whatever_is_taken_does_what_the_loop_does(middle, executor):
+    def go(executor):
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            return federate(Net(middle()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, executor=executor,
+                            device='cpu')
+    assert gap(go('loop').state, go(executor).state) < 1e-5
+
+def test_a_network_that_stacks_is_stacked_without_a_word():
+    for middle in (nn.Identity, Gate, Stale, RowSum):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            run = federate(Net(middle()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
+        assert run.settings['executor'] == 'vmap'
+
+def test_one_sentence_says_what_differs():
+    sentence = r'cannot be stacked by vmap \(params/.* off\); going on with executor=.loop'
+    with pytest.warns(UserWarning, match=sentence) as said:
+        federate(Net(OnTensor()), TASK, RAGGED, FedAvg(), 2, LOCAL, progress=False, device='cpu')
+    assert len([w for w in said if 'stacked' in str(w.message)]) == 1
+
+class Bag(nn.Module):
+    def __init__(self, **kw):
+        super().__init__()
+        torch.manual_seed(0)
+        self.e, self.head = nn.Embedding(9, 4, **kw), nn.Linear(4, 2)
+    def forward(self, x):
+        z = self.e(x).mean(-2)
+        return z, self.head(z)
+
+TOKENS = torch.randint(0, 9, (60, 5), generator=torch.Generator().manual_seed(0))
+WORDS = Task('words', TOKENS, (TOKENS == 3).any(1).long(), TOKENS, (TOKENS == 3).any(1).long(), classes=2)
+SITES = [torch.arange(0, 30), torch.arange(30, 47), torch.arange(47, 60)]
+
+@pytest.mark.filterwarnings('ignore:clients with Bag cannot be stacked')
+@pytest.mark.parametrize('kw', [dict(padding_idx=0), dict(padding_idx=8), dict(padding_idx=-2),
+                                dict(scale_grad_by_freq=True), dict(max_norm=.5), {}], ids=str)
+@pytest.mark.parametrize('method', [FedAvg(), MOON()], ids=repr)
+def test_embeddings_of_every_kind(kw, method):
+    runs = [federate(Bag(**kw), WORDS, SITES, method, 2, Local(epochs=1, batch_size=10, lr=.5), executor=e,
+                     progress=False, device='cpu') for e in ('loop', 'auto')]
+    assert gap(*(r.state for r in runs)) < 1e-5
+    if 'padding_idx' in kw:
+        row = runs[1].model.e.weight[kw['padding_idx']]
+        assert torch.equal(row, Bag(**kw).e.weight[kw['padding_idx']])
+        assert runs[1].settings['executor'] == 'vmap'
+
+@pytest.mark.parametrize('token', [9, 100, -1])
+@pytest.mark.parametrize('where', ['x_train', 'x_test'])
+def test_a_token_beyond_the_vocabulary_is_named(token, where):
+    x = TOKENS.clone()
+    x[41, 3] = token
+    both = dict(x_train=TOKENS, x_test=TOKENS, y_train=WORDS.y_train, y_test=WORDS.y_train)
+    task = Task('words', classes=2, **{**both, where: x})
+    for executor in ('auto', 'loop'):
+        with pytest.raises(ValueError, match=f'sample 41 of {where} holds .*{token}.* which Bag cannot take'):
+            federate(Bag(), task, SITES, FedAvg(), 1, executor=executor, progress=False, device='cpu')
+
+def test_a_column_of_its_own_vocabulary():
+    "Position by position: 7 is a word of the first column, and none of the second."
+    class Columns(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.one, self.two, self.head = nn.Embedding(9, 4), nn.Embedding(5, 4), nn.Linear(8, 2)
+        def forward(self, x):
+            z = torch.cat([self.one(x[:, 0]), self.two(x[:, 1])], 1)
+            return z, self.head(z)
+    x = torch.stack([torch.arange(60) % 9, torch.arange(60) % 5], 1)
+    x[17, 1] = 7
+    task = Task('columns', x, WORDS.y_train, x[:9], WORDS.y_train[:9], classes=2)
+    with pytest.raises(ValueError, match='sample 17 of x_train'):
+        federate(Columns(), task, SITES, FedAvg(), 1, progress=False, device='cpu')
+
+class Reads(Method):
+    def loss(self, features): return features.square().mean()*(features.mean().item() > 0)
+
+def test_a_hook_that_reads_a_number_is_run_client_by_client():
+    net = build('mlp', TASK, seed=0)
+    with pytest.warns(UserWarning, match='cannot be stacked by vmap.*item.*executor=.loop'):
+        run = federate(net, TASK, RAGGED, Reads(), 2, LOCAL, progress=False, device='cpu')
+    assert gap(run.state, federate(net, TASK, RAGGED, Reads(), 2, LOCAL, progress=False, executor='loop').state) == 0
+
+class Noisy(nn.Module):
+    "Has a buffer, and draws from all three generators."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('steps', torch.zeros(()))
+    def forward(self, x):
+        if self.training: self.steps += 1
+        return x + 0*torch.rand(()) + 0*random.random() + 0*np.random.rand()
+
+@pytest.mark.filterwarnings('ignore:Net.s forward draws')
+def test_the_trial_leaves_no_trace():
+    net = Net(Noisy())
+    before = copy.deepcopy(net.state_dict())
+    from fedlit.engine.trial import try_stack
+    from fedlit.cohort import Broadcast
+    from fedlit.state import start
+    sent = Broadcast(FedProx(mu=.1), net, start(FedProx(mu=.1), net, 4), LOCAL)
+    states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), np.random.get_state()[2]
+    x = TASK.normalise(TASK.x_train[:8])
+    assert try_stack(sent, x, TASK.y_train[:8]) == ''
+    assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert (np.random.get_state()[1] == states[2]).all() and np.random.get_state()[2] == states[3]
+
+def test_a_network_that_keeps_what_it_computed_can_be_followed_round_by_round():
+    runs = list(federating(Net(Stale()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, evaluate_every=2,
+                           executor='vmap'))
+    assert [r.state.round for r in runs] == [1, 2, 3]
+
+def test_layers_that_insist_on_single_precision_are_tried_in_it():
+    class Single(nn.Module):
+        def forward(self, x): return x @ torch.eye(16)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        run = federate(Net(Single()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
+    assert run.settings['executor'] == 'vmap'

@@ -1,0 +1,283 @@
+"What is the user's is not touched, and what surrounds a run does not reach into it."
+import threading
+from contextlib import contextmanager
+from copy import deepcopy
+from functools import partial
+import pytest, torch
+from torch import nn
+from torch.nn import functional as F
+from fedlit import models
+from fedlit import run as runs
+from fedlit.data import Task, load
+from fedlit.measure import evaluate, features_of
+from fedlit.method import Method
+from fedlit.methods import FedALA, FedAvg, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg
+from fedlit.participation import PowerOfChoice
+from fedlit.round import Local
+from fedlit.run import federate, federating
+from fedlit.tree import leaves
+
+DIGITS = load('digits').subset(150, test=60)
+ROWS = Task('rows', DIGITS.x_train.flatten(1), DIGITS.y_train, DIGITS.x_test.flatten(1), DIGITS.y_test, 10)
+ENDS = 0, 33, 60, 101, 118, 150
+CLIENTS = [torch.arange(a, b) for a, b in zip(ENDS, ENDS[1:])]
+LOCAL = Local(epochs=1, batch_size=16)
+OWN = dict(tests=runs.tests_of(ROWS, CLIENTS))
+
+class Plain(nn.Module):
+    "A network for rows of numbers."
+    def __init__(self, middle=None):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body, self.middle, self.head = nn.Linear(64, 12), middle or nn.Identity(), nn.Linear(12, 10)
+    def forward(self, x):
+        z = self.middle(self.body(x).relu())
+        return z, self.head(z)
+
+class Subtracts(Plain):
+    "Writes into its input."
+    def forward(self, x): return super().forward(x.sub_(.5))
+
+def go(method=None, net=None, rounds=2, task=ROWS, **kw):
+    return federate(net or Plain(), task, CLIENTS, method or FedAvg(), rounds, LOCAL, progress=False,
+                    **{'device': 'cpu', **kw})
+
+def numbers(run):
+    "All numbers of a run: its state, and its history without the clock."
+    s, h = run.state, run.history.drop(columns=['seconds', 'peak_mb'])
+    trees = dict(a=s.params, b=s.buffers, c=s.personal, d=s.server, e=s.client)
+    return [v[:] if v.shape else v for v in leaves(trees)], h
+
+def same(a, b):
+    (one, history), (two, other) = numbers(a), numbers(b)
+    return len(one) == len(two) and all(map(torch.equal, one, two)) and history.equals(other)
+
+# --- what is written into -----------------------------------------------------------------------------------------
+
+TENSORS = 'x_train', 'y_train', 'x_test', 'y_test'
+def untouched(task): return all(torch.equal(getattr(task, k), getattr(ROWS, k)) for k in TENSORS)
+
+def spoils_labels(logits, y):
+    y[:] = 0
+    return 1.
+def spoils_logits(logits, y):
+    logits[:] = 0
+    return 1.
+def hits(logits, y): return (logits.argmax(1) == y).float().mean()
+
+@pytest.mark.parametrize('spoils', [spoils_labels, spoils_logits])
+def test_a_metric_writes_into_copies(spoils):
+    task, metrics = deepcopy(ROWS), dict(spoils=spoils, hits=hits)
+    run = go(FedPer(), task=task, metrics=metrics, **OWN)
+    assert untouched(task)
+    assert run.history['hits'].tolist() == pytest.approx(run.history['accuracy'].tolist())
+    assert run.history['hits_personal'].tolist() == pytest.approx(run.history['personal'].tolist())
+    assert same(run, go(FedPer(), metrics=dict(spoils=lambda logits, y: 1., hits=hits), **OWN))
+    said = evaluate(run.model, task.x_test, task.y_test, metrics=metrics)
+    assert said['hits'] == pytest.approx(said['accuracy']) and untouched(task)
+
+@pytest.mark.filterwarnings("ignore:Subtracts's forward")
+@pytest.mark.parametrize('method,kw', [
+    (FedAvg(), {}), (FedAvg(), dict(executor='loop', record=False)), (FedPer(), OWN),
+    (FedAvg(), dict(participation=PowerOfChoice(.5))), (MOON(), dict(executor='loop')),
+    (FedAvg(), dict(net=Subtracts(nn.BatchNorm1d(12)), statistics='recomputed')),
+    (PerFedAvg(), OWN)], ids=str)
+def test_a_forward_that_writes_into_its_input_leaves_the_task_alone(method, kw):
+    task = deepcopy(ROWS)
+    run = go(method, task=task, **{'net': Subtracts(), **kw})
+    assert untouched(task)
+    x = ROWS.x_test.clone()
+    for ask in (run.logits, run.predict, partial(features_of, run.model), partial(evaluate, run.model, y=ROWS.y_test)):
+        ask(x)
+        assert torch.equal(x, ROWS.x_test)
+    run.per_client(task, **OWN, clients=CLIENTS)
+    assert untouched(task)
+
+@pytest.mark.filterwarnings("ignore:Subtracts's forward")
+def test_a_forward_that_writes_into_its_input_is_asked_of_what_was_given():
+    "Every evaluation sees the images as they are: the same numbers as from a network that makes a new tensor."
+    class Makes(Plain):
+        def forward(self, x): return super().forward(x - .5)
+    for executor in ('loop', 'vmap'):
+        assert same(go(net=Subtracts(), executor=executor, record=False),
+                    go(net=Makes(), executor=executor, record=False))
+
+def test_a_network_is_wrapped_on_a_copy_of_the_batch():
+    class Logits(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(64, 12), nn.Linear(12, 10)
+        def forward(self, x): return self.head(self.body(x.sub_(.5)))
+    x = ROWS.x_test.clone()
+    models.wrap(Logits(), 'head', x)
+    assert torch.equal(x, ROWS.x_test)
+
+def test_a_criterion_writes_into_its_own():
+    def spoils(logits, y):
+        loss = F.cross_entropy(logits, y.clone())
+        y[:] = 0
+        return loss
+    task = deepcopy(ROWS)
+    kw = dict(participation=PowerOfChoice(.5), executor='loop', record=False)
+    run = go(task=task, criterion=spoils, **kw)
+    assert untouched(task)
+    assert same(run, go(criterion=F.cross_entropy, **kw))
+
+@pytest.mark.filterwarnings("ignore:Subtracts's forward")
+@pytest.mark.parametrize('method', [FedDF(steps=2), FedET(steps=2)], ids=str)
+def test_the_servers_own_inputs_are_not_written_into(method):
+    proxy = torch.randn(20, 64), torch.arange(20) % 10
+    kept = deepcopy(proxy)
+    go(method, Subtracts(), proxy=proxy, executor='loop')
+    assert all(map(torch.equal, proxy, kept))
+
+# --- what a run hands out -----------------------------------------------------------------------------------------
+
+class Counts(Method):
+    "Remembers on the server and at the clients."
+    def init(self, params): return params, dict(times=torch.zeros(3)), dict(times=torch.zeros(3))
+    def done(self, client): return dict(times=client['times'] + 1), {}
+    def merge(self, delta, server): return delta, dict(times=server['times'] + 1)
+
+def spoil(state):
+    "Write into everything of a state."
+    for v in leaves(dict(a=state.params, b=state.buffers, c=state.server)): v.fill_(7)
+    for v in leaves(dict(a=state.personal, b=state.client)):
+        for k in (0, 4): v[k].fill_(7)
+        v[2] = torch.full(v.shape[1:], 7.)
+
+METHOD = FedPer() + MOON() + Counts()
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_what_is_done_to_a_round_does_not_reach_the_next(executor):
+    kw = dict(participation=.6, executor=executor, statistics='home', **OWN)
+    net, kept = Plain(nn.BatchNorm1d(12)), []
+    alone = go(METHOD, net, 3, **kw)
+    for run in federating(net, ROWS, CLIENTS, METHOD, 3, LOCAL, progress=False, device='cpu', **kw):
+        kept.append(deepcopy(numbers(run)[0]))
+        last = deepcopy(run)
+        spoil(run.state)
+        run.settings.clear()
+        run.history['accuracy'] = 0.
+        for p in run.model.parameters(): p.data.zero_()
+    assert same(alone, last) and alone.settings == last.settings
+    assert not all(map(torch.equal, kept[0], kept[1]))
+
+def test_a_run_that_is_kept_stays_as_it_was():
+    each = list(federating(Plain(), ROWS, CLIENTS, METHOD, 3, LOCAL, progress=False, device='cpu'))
+    before = deepcopy(numbers(each[0])[0])
+    spoil(each[2].state)
+    assert all(map(torch.equal, before, numbers(each[0])[0]))
+
+def test_what_watch_does_to_its_arguments_does_not_reach_the_run():
+    def watch(network, task, state, locals):
+        spoil(state)
+        return {}
+    assert same(go(METHOD, rounds=3, watch=watch, **OWN), go(METHOD, rounds=3, **OWN))
+
+# --- what surrounds a run -----------------------------------------------------------------------------------------
+
+@contextmanager
+def default(dtype):
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try: yield
+    finally: torch.set_default_dtype(before)
+
+AROUND = dict(autocast=partial(torch.autocast, 'cpu', torch.bfloat16), no_grad=torch.no_grad,
+              inference=torch.inference_mode, double=partial(default, torch.double), half=partial(default, torch.half),
+              meta=partial(torch.device, 'meta'))
+
+def mood():
+    return (torch.is_autocast_enabled('cpu'), torch.is_grad_enabled(), torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(), torch.get_default_device())
+
+PUBLIC = torch.randn(20, 64, generator=torch.Generator().manual_seed(0))
+KINDS = dict(FedAvg=(FedAvg(), {}), loop=(MOON() + Counts(), dict(executor='loop', participation=PowerOfChoice(.5))),
+             threads=(MOON(), dict(executor='threads', record=False)), extract=(HeteroFL(rates=(1., .5)), {}),
+             FedDF=(FedDF(steps=2), dict(proxy=PUBLIC)), FedPara=(FedPara(), OWN), PerFedAvg=(PerFedAvg(), OWN),
+             recomputed=(FedAvg(), dict(net=Plain(nn.BatchNorm1d(12)), statistics='recomputed')),
+             metrics=(FedAvg(), dict(metrics=dict(hits=hits))))
+
+@pytest.mark.parametrize('kind', KINDS)
+@pytest.mark.parametrize('around', AROUND)
+def test_what_surrounds_a_run_does_not_reach_into_it(around, kind):
+    method, kw = KINDS[kind]
+    kw = {'net': Plain(), 'executor': 'vmap', **kw, **({'executor': 'extract'} if kind == 'extract' else {})}
+    alone, before = go(method, **kw), mood()
+    with AROUND[around]():
+        inside = mood()
+        run = go(method, **kw)
+        assert mood() == inside != before
+    assert mood() == before
+    assert same(alone, run)
+    for p in run.model.parameters(): p.data.add_(1.) # it is a usual tensor
+    assert not any(p.is_inference() for p in run.model.parameters())
+
+@pytest.mark.parametrize('around', AROUND)
+def test_between_two_rounds_the_surroundings_are_the_callers(around):
+    net = Plain()
+    alone, before, seen = go(FedPara(), net), mood(), []
+    with AROUND[around]():
+        inside = mood()
+        for run in federating(net, ROWS, CLIENTS, FedPara(), 2, LOCAL, progress=False, device='cpu'): # noqa: B007
+            seen.append(mood())
+        for _ in federating(net, ROWS, CLIENTS, FedPara(), 2, LOCAL, progress=False, device='cpu'): break
+        assert mood() == inside
+    assert seen == [inside]*2 and mood() == before and same(alone, run)
+    assert run.state.params['body.bias'].dtype == torch.float32
+
+def test_surroundings_that_begin_between_two_rounds_do_not_reach_the_next():
+    alone, rounds = go(rounds=3), iter(federating(Plain(), ROWS, CLIENTS, FedAvg(), 3, LOCAL, progress=False,
+                                                  device='cpu'))
+    next(rounds)
+    with torch.inference_mode(), torch.autocast('cpu', torch.bfloat16):
+        next(rounds)
+        assert torch.is_inference_mode_enabled()
+    assert same(alone, next(rounds))
+    assert not torch.is_autocast_enabled('cpu')
+
+def test_a_run_that_fails_leaves_the_surroundings_as_they_were():
+    def fails(logits, y): raise RuntimeError('it fails')
+    with torch.no_grad():
+        with pytest.raises(ValueError, match='it fails'): go(criterion=fails, executor='loop')
+        assert not torch.is_grad_enabled()
+    assert torch.is_grad_enabled()
+
+@pytest.mark.parametrize('around', ['no_grad', 'inference'])
+@pytest.mark.parametrize('method', [PerFedAvg(), FedPara(), FedALA(most=3), FedPer()], ids=lambda m: m.name)
+def test_a_run_is_asked_where_nothing_is_to_be_learned(method, around):
+    "Many put `no_grad` around a prediction; a client whose network is trained first has it all the same."
+    run = go(method, **OWN)
+    ask = lambda: [run.logits(ROWS.x_test, client=k) for k in (None, 1)] + [
+        torch.tensor(run.per_client(ROWS, **OWN)['personal'].tolist()), run.network(1)(ROWS.x_test)[1].detach()]
+    said = ask()
+    with AROUND[around](): assert all(map(torch.equal, said, ask()))
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_a_network_and_a_task_that_were_made_where_nothing_is_learned(kind):
+    method, kw = KINDS[kind]
+    kw = {'executor': 'vmap', **kw, **({'executor': 'extract'} if kind == 'extract' else {})}
+    def world():
+        net = Plain(nn.BatchNorm1d(12)) if kind == 'recomputed' else Plain()
+        more = dict(proxy=PUBLIC.clone()) if 'proxy' in kw else {}
+        return dict(kw, net=net, task=Task('rows', *(getattr(ROWS, k).clone() for k in TENSORS), 10), **more)
+    alone = go(method, **world())
+    with torch.inference_mode():
+        made = world()
+        assert same(alone, go(method, **made))
+    assert same(alone, go(method, **made))
+
+def test_a_federation_that_ends_leaves_the_default_type_to_another_at_work():
+    "All threads share it; here one federation begins and ends while another measures."
+    types, net = [], Plain()
+    def another(logits, y):
+        other = threading.Thread(target=go, args=(FedAvg(), net))
+        other.start()
+        other.join()
+        types.append(torch.get_default_dtype())
+        return 1.
+    with default(torch.double):
+        go(FedAvg(), net, metrics=dict(another=another))
+        assert torch.get_default_dtype() == torch.double
+    assert {*types} == {torch.float32}
