@@ -26,8 +26,8 @@ from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_device, check_extremes, check_network, convolves, first_odd,
-                                  impure, least_batch, parts, prefers_channels_last, python_state, writable)
+from .engine.inputs import (best_device, check_criterion, check_device, check_extremes, check_network, convolves,
+                                  first_odd, impure, least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.messages import check_record, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
@@ -191,6 +191,7 @@ def checked(self:Federation):
     clients, tests = asked.check_data()
     without = asked.check_without()
     check_network(asked.model, asked.task, asked.method, device)
+    check_criterion(asked.criterion, asked.task)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
     check_participation(asked.participation, len(clients))
     local = asked.local or Local()

@@ -281,3 +281,50 @@ def test_a_federation_that_ends_leaves_the_default_type_to_another_at_work():
         go(FedAvg(), net, metrics=dict(another=another))
         assert torch.get_default_dtype() == torch.double
     assert {*types} == {torch.float32}
+
+# --- what would be dropped ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('register', [nn.Parameter.register_hook, nn.Parameter.register_post_accumulate_grad_hook])
+def test_a_hook_on_a_parameters_gradient_is_refused(register):
+    net = Plain()
+    handle = register(net.head.weight, lambda g: None)
+    with pytest.raises(ValueError, match=r"Plain has a hook on the gradient of head.weight.*remove\(\).*`grad`"):
+        go(net=net)
+    handle.remove()
+    assert same(go(net=net), go())
+
+class Scaled(nn.Module):
+    "A criterion with a temperature."
+    def __init__(self, learns=True):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.), learns)
+    def forward(self, logits, y): return F.cross_entropy(self.scale*logits, y)
+
+class Holds:
+    "One that is no module."
+    def __init__(self): self.inside = Scaled()
+    def __call__(self, logits, y): return self.inside(logits, y)
+
+def with_scale(logits, y, scale): return F.cross_entropy(scale*logits, y)
+SCALE, NET = torch.tensor(2., requires_grad=True), Plain()
+
+@pytest.mark.parametrize('criterion,name', [
+    (Scaled(), 'scale'), (Scaled().forward, 'scale'), (Holds(), 'inside.scale'),
+    (partial(with_scale, scale=SCALE), 'scale'),
+    (lambda logits, y: F.cross_entropy(SCALE*logits, y), 'SCALE'),
+    (lambda logits, y: F.cross_entropy(logits, y) + 1e-3*NET.head.weight.square().sum(), 'NET.head.weight')])
+def test_a_criterion_with_something_to_train_is_refused(criterion, name):
+    with pytest.raises(ValueError, match=f'the criterion depends on {name}, which .* never train'):
+        go(criterion=criterion)
+
+CALLS = []
+def counted(logits, y):
+    CALLS.append(NET.training)
+    return F.cross_entropy(logits, y)
+
+@pytest.mark.parametrize('criterion', [
+    Scaled(learns=False), nn.CrossEntropyLoss(weight=torch.ones(10)),
+    lambda logits, y: F.cross_entropy(logits, y) if NET.training else F.cross_entropy(logits, y),
+    lambda logits, y: F.cross_entropy(logits*SCALE.detach(), y)])
+def test_a_criterion_with_nothing_to_train_is_taken(criterion):
+    assert go(criterion=criterion, executor='loop').state.round == 2
