@@ -395,8 +395,9 @@ def losses(self:Simulation, state, who):
     task, net, out = self.task, deployed(self.asked.method, state), []
     for k in who:
         pieces = self.asked.clients[k].to(task.x_train.device).split(512)
-        each = [self.asked.criterion(self.function(self.model)(*net, task.normalise(task.x_train[i]), train=False)[1],
-                                     task.y_train[i])*len(i) for i in pieces]
+        with Seeded(('losses', state.seed, state.round, k)):
+            each = [self.asked.criterion(self.function(self.model)(*net, task.normalise(task.x_train[i]), train=False)[1],
+                                         task.y_train[i])*len(i) for i in pieces]
         out.append(torch.stack(each).sum()/len(self.asked.clients[k]))
     return told(torch.stack(out))[0].tolist()
 
@@ -412,7 +413,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     if who:
         new = aggregate(a.method, state, who, out, self.sizes[who], a.local, pure(self.model), a.proxy, team.sums)
         if new.recomputes:
-            new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None))
+            new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?
         asked = [server_sound(a.bad_clients, state, new, columns)]
         if look: asked += self.test.ask(deployed(a.method, new))

@@ -2,6 +2,7 @@
 import threading
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
 import pytest, torch
 from torch import nn
@@ -13,8 +14,9 @@ from fedlit.measure import evaluate, features_of
 from fedlit.method import Method
 from fedlit.methods import FedALA, FedAvg, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg
 from fedlit.participation import PowerOfChoice
-from fedlit.round import Local
+from fedlit.round import Local, batches_of, recompute
 from fedlit.run import federate, federating
+from fedlit.state import start
 from fedlit.tree import leaves
 
 DIGITS = load('digits').subset(150, test=60)
@@ -328,3 +330,32 @@ def counted(logits, y):
     lambda logits, y: F.cross_entropy(logits*SCALE.detach(), y)])
 def test_a_criterion_with_nothing_to_train_is_taken(criterion):
     assert go(criterion=criterion, executor='loop').state.round == 2
+
+# --- what is drawn ------------------------------------------------------------------------------------------------
+
+class Always(nn.Module):
+    "Drops out in evaluation too, as `F.dropout` does where nobody says otherwise."
+    def forward(self, x): return F.dropout(x)
+
+@pytest.mark.parametrize('layer,kw', [
+    *((nn.Dropout(), dict(statistics=how, executor=e)) for how in ('recomputed', 'static') for e in ('loop', 'vmap')),
+    (Always(), OWN), (Always(), dict(participation=PowerOfChoice(.5))), (Always(), dict(metrics=dict(hits=hits)))])
+def test_whatever_a_network_draws_depends_on_the_seed_alone(layer, kw):
+    net = Plain(nn.Sequential(layer, nn.BatchNorm1d(12)))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    run = go(net=net, **kw)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert same(run, go(net=net, **kw)) and not same(run, go(net=net, seed=1, **kw))
+
+def test_what_a_client_draws_for_the_statistics_depends_on_nobody_else():
+    "The statistics of two rounds' clients together are the mean of what each gives alone."
+    net, method = Plain(nn.Sequential(nn.Dropout(), nn.BatchNorm1d(12))), FedAvg()
+    state = replace(start(method, net, 5, 'recomputed'), round=3)
+    task, local = runs.normalised(ROWS), Local(epochs=1, batch_size=64)
+    def seen(who): return recompute(method, net, state, batches_of(task, CLIENTS, who, local), who).buffers
+    alone, n = [seen([k]) for k in (1, 4)], torch.tensor([float(len(CLIENTS[k])) for k in (1, 4)])
+    for k, v in seen([4, 1]).items():
+        if not v.is_floating_point(): continue
+        torch.testing.assert_close(v, (n[0]*alone[0][k] + n[1]*alone[1][k])/n.sum())
