@@ -392,11 +392,11 @@ def drawn(self:Simulation, state):
 @torch.no_grad()
 def losses(self:Simulation, state, who):
     "The mean loss of the server's network on the training data of each of the clients `who`, not augmented."
-    task, net, out = self.task, deployed(self.asked.method, state), []
+    task, net, out, forward = self.task, deployed(self.asked.method, state), [], self.function(self.model)
     for k in who:
         pieces = self.asked.clients[k].to(task.x_train.device).split(512)
         with Seeded(('losses', state.seed, state.round, k)):
-            each = [self.asked.criterion(self.function(self.model)(*net, task.normalise(task.x_train[i]), train=False)[1],
+            each = [self.asked.criterion(forward(*net, task.normalise(task.x_train[i]), train=False)[1],
                                          task.y_train[i])*len(i) for i in pieces]
         out.append(torch.stack(each).sum()/len(self.asked.clients[k]))
     return told(torch.stack(out))[0].tolist()
