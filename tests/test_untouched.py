@@ -1,9 +1,11 @@
 "What is the user's is not touched, and what surrounds a run does not reach into it."
-import threading
+import pickle, threading
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 import pytest, torch
 from torch import nn
 from torch.nn import functional as F
@@ -12,10 +14,10 @@ from fedlit import run as runs
 from fedlit.data import Task, load
 from fedlit.measure import evaluate, features_of
 from fedlit.method import Method
-from fedlit.methods import FedALA, FedAvg, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg
+from fedlit.methods import (FedALA, FedAvg, FedBN, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg, SCAFFOLD)
 from fedlit.participation import PowerOfChoice
 from fedlit.round import Local, batches_of, recompute
-from fedlit.run import federate, federating
+from fedlit.run import Run, federate, federating
 from fedlit.state import start
 from fedlit.tree import leaves
 
@@ -359,3 +361,30 @@ def test_what_a_client_draws_for_the_statistics_depends_on_nobody_else():
     for k, v in seen([4, 1]).items():
         if not v.is_floating_point(): continue
         torch.testing.assert_close(v, (n[0]*alone[0][k] + n[1]*alone[1][k])/n.sum())
+
+# --- to another process -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('method', [FedAvg(), FedBN(), FedPer(), MOON(), SCAFFOLD(), FedPer() + MOON()],
+                         ids=lambda m: m.name)
+@pytest.mark.parametrize('memory', [None, 100], ids=['in memory', 'on disk'])
+def test_a_run_can_be_pickled(method, memory, tmp_path, monkeypatch):
+    "As it is or from a file, with its rows in memory or on disk: to the last bit, and it goes on."
+    if memory: monkeypatch.setenv('FEDLIT_MEMORY', str(memory))
+    run = go(method, Plain(nn.BatchNorm1d(12)), participation=.6, keep_locals=True)
+    run.save(tmp_path/'run')
+    read = Run.load(tmp_path/'run', Plain(nn.BatchNorm1d(12)))
+    for one in (run, read):
+        other = pickle.loads(pickle.dumps(one))
+        assert same(one, other) and other.settings == one.settings and repr(other.method) == repr(one.method)
+        assert torch.equal(one.predict(ROWS.x_test, 1), other.predict(ROWS.x_test, 1))
+        for mine, its in zip(*(leaves(dict(a=r.state.personal, b=r.state.client)) for r in (one, other))):
+            assert mine.written() == its.written() and len(mine) == len(its)
+            its[0] = torch.ones(its.shape[1:])
+        other.save(tmp_path/'again')
+    other = pickle.loads(pickle.dumps(run))
+    stores = {id(v.store) for v in leaves(dict(a=other.state.personal, b=other.state.client))}
+    assert len(stores) <= 1 # the budget is for all tables together
+
+def test_a_run_comes_back_from_a_pool():
+    with ProcessPoolExecutor(1, get_context('spawn')) as pool: far = pool.submit(go, METHOD).result()
+    assert same(far, go(METHOD))
