@@ -9,7 +9,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several',
            'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
-import copy, hashlib, inspect, math, platform, re, sys, threading, time, warnings
+import copy, hashlib, inspect, math, platform, random, re, sys, threading, time, warnings
 import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -29,7 +29,7 @@ from .draws import Seeded, undrawn
 from .engine.inputs import (best_device, check_criterion, check_device, check_extremes, check_network, convolves,
                                   first_odd, impure, least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
-from .engine.messages import check_record, warn
+from .engine.messages import check_record, point, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, scored, spread
@@ -39,9 +39,9 @@ from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
-from .state import pure, start
+from .state import pure, split_state, start
 from .engine.tape import Tapes, no_compiler
-from .tree import told
+from .tree import tmap, told
 from .vocabulary import STEP
 _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
          'records',
@@ -512,6 +512,100 @@ def try_metrics(self:Simulation):
             warnings.simplefilter('ignore') # of classes that invented logits never choose
             scored(self.test.metrics, torch.randn(len(labels), self.task.classes, generator=gen), labels)
 
+# %% ../nbs/16_run.ipynb #mt31part
+@patch
+@torch.enable_grad()
+def try_network(self:Simulation):
+    "(features, logits, labels) of some samples of the fullest client in evaluation mode, with gradients."
+    k, x = max(range(len(self.lengths)), key=self.lengths.__getitem__), self.task.x_train
+    first = self.asked.clients[k][:min(self.asked.local.batch_size, 16)].to(x.device)
+    net = copy.deepcopy(self.model)
+    with undrawn():
+        params, buffers = split_state(net)
+        params = tmap(torch.Tensor.requires_grad_, params)
+        features, logits, _ = pure(net)(params, buffers, self.task.normalise(x[first]), train=False)
+    return features, logits, self.task.y_train[first]
+
+@patch
+def try_parts(self:Simulation, features, logits):
+    "Refuse parts of the method that this network leaves without effect or meaning."
+    method, name = self.asked.method, type(self.model).__name__
+    for p in method.parts:
+        if overrides(p, 'keep') and not start(p, self.model, 1).personal:
+            raise ValueError(f"{p!r} finds nothing in {name} to keep at home, so it would be without effect; "
+                             "FedBN wants a network with BatchNorm, such as build(..., norm='batch')")
+        if not (asks_for(p, 'loss', 'features') or asks_for(p, 'output', 'features')): continue
+        if features.ndim != 2:
+            raise ValueError(f"{p!r} wants features (N, d), but {name} returns them as {tuple(features.shape)}; "
+                             "return features.flatten(1), logits")
+        if overrides(method, 'use'): continue # it may train what the network alone does not show
+        if any(v.requires_grad for v in self.model.parameters()) and not features.requires_grad:
+            raise ValueError(f"{p!r} works through the features, but those of {name} carry no gradient, so it would be "
+                             "without effect; do not detach them, and let the layers before them train")
+        if features.shape == logits.shape and torch.equal(features, logits):
+            warn(f"{name} returns its logits as features too, so {p!r} works on the logits; "
+                 "return what the last layer gets as features")
+
+# %% ../nbs/16_run.ipynb #mt33crit
+def _answer(f, *args):
+    "What a call returns, and what it raises; meanwhile no random number of the process is used up."
+    ours, theirs = random.getstate(), np.random.get_state()
+    try:
+        with undrawn(): return f(*args), None
+    except Exception as e: return None, e
+    finally:
+        random.setstate(ours)
+        np.random.set_state(theirs)
+
+@patch
+@torch.enable_grad()
+def try_criterion(self:Simulation, logits, y):
+    "Ask the criterion of a batch; an error says what is wrong with its answer."
+    f = self.asked.criterion
+    if isinstance(f, type): raise TypeError(f"criterion={f.__name__} is a class; make one of it, {f.__name__}()")
+    with suppress(Exception): f = copy.deepcopy(f) # it may count its calls
+    logits = logits.detach().requires_grad_()
+    asked = (f"criterion {getattr(f, '__name__', type(f).__name__)}, "
+             f"asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},")
+    v, e = _answer(f, logits, y)
+    if e:
+        turned = '' if _answer(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
+        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {point(e)}") from e
+    if not isinstance(v, torch.Tensor) or v.ndim:
+        what = f"tensor of shape {tuple(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__
+        raise TypeError(f"{asked} returned a {what}, but it must return a tensor without dimensions, "
+                        "the mean over the samples (reduction='mean')")
+    if not v.requires_grad:
+        raise ValueError(f"{asked} returned a number without a gradient; "
+                         "compute it from the logits with torch, without detach, .item() or NumPy")
+    if logits.isfinite().all() and not v.isfinite(): raise ValueError(f"{asked} returned {v.item()}")
+
+
+# %% ../nbs/16_run.ipynb #mt35noti
+@patch
+def notice_criterion(self:Simulation, logits):
+    "Warn of what is probably not meant about the criterion."
+    f, name = self.asked.criterion, type(self.model).__name__
+    entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
+    if entropy and logits.shape[1] > 1 and (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():
+        warn(f"{name} seems to end in a softmax: its logits are probabilities. The cross-entropy applies log-softmax "
+             "again, which leaves little of the gradient; return what the softmax gets")
+    own = dict(f.named_parameters()) if isinstance(f, torch.nn.Module) else {}
+    if free := [k for k, v in own.items() if v.requires_grad]:
+        warn(f"criterion {type(f).__name__} has parameters of its own ({', '.join(free[:3])}), which no client trains; "
+             "move them into the network, or call requires_grad_(False) on it")
+
+@patch
+def try_out(self:Simulation):
+    "Everything that can be tried before the first round."
+    self.try_tests()
+    self.try_metrics()
+    features, logits, y = self.try_network()
+    self.try_parts(features, logits)
+    self.try_criterion(logits, y)
+    self.notice_criterion(logits)
+
+
 # %% ../nbs/16_run.ipynb #db0a7d34
 @patch
 def notice(self:Simulation, state, who):
@@ -594,8 +688,7 @@ def running(self:Federation, team=None):
                  f"this is the run after {run.state.round}")
         differ = run.state.personal or overrides(asked.method, 'deploy') # do clients have networks of their own?
         if sim.tests is None and differ: sim.tests = tests_of(sim.task, asked.clients, asked.seed)
-        sim.try_tests()
-        sim.try_metrics()
+        sim.try_out()
         if team.follows:
             yield team.follow(sim, run), sim.model
             return

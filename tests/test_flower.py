@@ -680,6 +680,7 @@ def test_a_deployment_with_tls_and_its_faults(tmp_path):
         five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run)
         a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed)
         faults_between_processes_do_no_harm(d, task, parts, run.history['seconds'].iloc[-1], tmp_path/'faulty')
+        a_server_that_lies_to_processes_gets_one_noise_a_round(d, tmp_path/'lying')
 
 def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run):
     plan = ff.read_plan(agreed())
@@ -724,6 +725,17 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
         state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, plan.local, 0, r),
                           sizes[who], plan.local)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
+
+def a_server_that_lies_to_processes_gets_one_noise_a_round(d, app):
+    "A site's processes come and go with every message, and still it knows what it has answered."
+    import json
+    app.mkdir()
+    shutil.copy(APP/'pyproject.toml', app)
+    (app/'app.py').write_text(LYING)
+    d.run(app, method=NOISY, rounds=2, checkpoint='lies.json', test='[[0, 0], [0, 0], [0, 1], [1, 0], [0, 0], [2, 0]]')
+    first, again, moved, second, old, beyond = json.loads((d.folder/'lies.json').read_text())
+    assert first == again != second and not any(a.startswith('refused') for a in (first, second))
+    assert all(a.startswith('refused') for a in (moved, old, beyond)), (moved, old, beyond)
 
 @pytest.mark.slow
 @unix

@@ -39,7 +39,7 @@ def key(self:Cohort, batch):
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     *trees, server = self.trees()
     kinds = *map(_kind, (batch['x'], batch.get('frozen', {}), *trees)), _kind(server, lead=0)
-    network = sent.model, _plain(sent.function), self.each, batch['x'].shape[1], 'real' in batch
+    network = sent.model, _plain(sent.function), batch['x'].shape[1], 'real' in batch
     local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
     return network, sent.method, sent.criterion, local, numbers, kinds
 

@@ -334,14 +334,15 @@ def bind(self:Tapes,
 @patch
 def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
     "Run a step that could be played, and play it on copies; its kind is believed for this round if both agree."
-    copy = lambda: tmap(torch.clone, steady[0]) if steady else {}
-    before, mine = copy(), copy()
+    copy = lambda: [tmap(torch.clone, t) for t in steady[:1]] # what `f` writes to
+    mine, exact = copy(), hasattr(kept, 'source') and all(v.is_cpu for v in _flat(trees))
+    before = None if exact else copy()
     out = f(*steady, *trees)
-    played = kept(*([mine] if steady else []), *steady[1:], **numbers)(*trees)
-    ran, again = (_flat([tree, out]) for tree, out in ((steady[0] if steady else {}, out), (mine, played)))
-    first = _flat([before, tmap(torch.zeros_like, out)])
-    exact = hasattr(kept, 'source') and all(v.is_cpu for v in ran)
-    if all(map(_equal, ran, again)) if exact else _same(first, ran, again): self.believed.add(kind)
+    played = kept(*mine, *steady[1:], **numbers)(*trees)
+    ran, again = _flat([*steady[:1], out]), _flat([*mine, played])
+    same = (all(map(_equal, ran, again)) if exact
+            else _same(_flat([*before, tmap(torch.zeros_like, out)]), ran, again))
+    if same: self.believed.add(kind)
     else: self._stop("a recorded step no longer does what the step does: something has changed that is no tensor, such "
                      "as a number that a criterion, a hook or a forward reads from Python")
     return out

@@ -62,6 +62,8 @@ class NormClipping(Method):
             far = lengths(some, dict.fromkeys(some, 0))
             most = trimmed(far, _half) if self.norm is None or not mine and self.norm < torch.inf else self.norm
             short = (most/far.clamp(min=torch.finfo(far.dtype).tiny)).clamp(max=1)
+            short = torch.where(far.isfinite() | (most == torch.inf), short, 0.)
+            some = {k: torch.where(beside(short, v) > 0, v, 0) for k, v in some.items()} # NaN times 0 is NaN
             clipped.update({k: torch.where(beside(short, v) < 1, v*beside(short, v).to(v), v) for k, v in some.items()})
         return {k: clipped[k] for k in deltas}, weights
 
@@ -90,6 +92,9 @@ class Krum(Method):
             warn(f"Krum(attackers={self.attackers}) wants {2*self.attackers + 3} clients in a round or more, "
                  f"and this one has {K}: its guarantee does not hold")
         if self.best > K: warn(f'Krum(best={self.best}) of {K} clients is the mean of all')
+        elif self.best > K - self.attackers:
+            warn(f"{self!r} of {K} clients always averages an attacker if there are {self.attackers}; "
+                 f"take best={max(1, K - self.attackers)} or less")
         order = self.scores(deltas, params).nan_to_num(torch.inf).sort(stable=True).indices
         chosen = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
         middle = lambda v: trimmed(v, _half).expand_as(v) # of running statistics, whose lengths say nothing

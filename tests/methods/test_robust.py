@@ -1,5 +1,5 @@
 "Robust aggregation: breakdown points, part of a network, weights that clients claim, and the law of the hook."
-import pytest, torch
+import pytest, torch, warnings
 from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.methods import (
@@ -49,6 +49,21 @@ def test_a_clipped_liar_moves_the_mean_by_its_weight_times_the_bound():
     lied[1] = 1e9
     bound = lied[2:].flatten(1).norm(dim=1).max()
     assert server(NormClipping(), lied).norm() <= bound + 1e-9
+
+@pytest.mark.parametrize('odd', [float('nan'), float('inf'), -float('inf'), 1e300])
+@pytest.mark.parametrize('norm', [None, 2.])
+def test_one_odd_number_is_no_update_under_clipping(odd, norm):
+    honest = crowd(6)
+    lied, zero = honest.clone(), honest.clone()
+    lied[0, 0, 0], zero[0] = odd, 0
+    step = server(NormClipping(norm=norm), lied)
+    assert step.isfinite().all()
+    if norm: assert torch.allclose(step, server(NormClipping(norm=norm), zero))
+    mean, stats = dict(w=honest.flatten(1).clone()), dict(running_mean=torch.ones(6, 2).double())
+    stats['running_mean'][0, 0] = odd
+    out = NormClipping(norm=norm).combine({**mean, **stats}, torch.ones(6), dict(w=0))[0]
+    assert all(v.isfinite().all() for v in out.values())
+    assert out['w'][0].any() # its parameters are sound
 
 def test_entries_are_combined_among_those_who_trained_them():
     deltas = torch.tensor([[[1., 7, 0]], [[2, 0, 0]], [[9, 0, 0]]], dtype=torch.double)
@@ -131,6 +146,15 @@ def test_where_no_parameter_travels_there_is_nothing_to_combine(m, robust):
 def test_more_best_clients_than_there_are_is_said():
     with pytest.warns(UserWarning, match=r'Krum\(best=9\) of 4 clients is the mean of all'):
         train(Krum(attackers=0, best=9), 'vmap', rounds=1, norm=False)
+
+def test_more_best_clients_than_are_honest_is_said():
+    for best in (7, 8):
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter('always')
+            server(Krum(attackers=2, best=best), crowd(9))
+        assert len(said) == (best == 8)
+    assert 'Krum(attackers=2, best=8) of 9 clients always averages an attacker' in str(said[0].message)
+    assert 'best=7' in str(said[0].message)
 
 def test_krum_does_not_take_the_running_statistics_of_a_liar():
     K, liar = 7, 3

@@ -1,0 +1,152 @@
+"What cannot be meant is refused before the first round, and what is probably not meant gets a warning."
+import random
+import numpy as np, pytest, torch, torch.nn.functional as F, warnings
+from torch import nn
+from fedlit.data import load
+from fedlit.method import Method
+from fedlit.methods import (
+    MOON, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedPer, FedProto, FedRoD, StructuredDeCov)
+from fedlit.models import build
+from fedlit.partition import iid
+from fedlit.run import Federation, Local, Simulation, federate
+
+TASK = load('digits').subset(120, seed=0, test=40)
+CLIENTS = iid(TASK.y_train, 2)
+
+def go(method=None, net=None, rounds=1, **kw):
+    return federate(net or build('mlp', TASK, seed=0), TASK, CLIENTS, method or FedAvg(), rounds,
+                    Local(epochs=1, lr=.01), progress=False, **kw)
+
+class Net(nn.Module):
+    "A convolution and a head; `out` makes of its maps and logits what it returns."
+    def __init__(self, out):
+        super().__init__()
+        torch.manual_seed(0)
+        self.out, self.c, self.head = out, nn.Conv2d(1, 4, 3), nn.Linear(144, 10)
+    def forward(self, x):
+        z = self.c(x)
+        return self.out(z, self.head(z.flatten(1)))
+
+maps = lambda z, l: (z, l)
+flat = lambda z, l: (z.flatten(1), l)
+detached = lambda z, l: (z.flatten(1).detach(), l)
+twice = lambda z, l: (l, l)
+softmax = lambda z, l: (z.flatten(1), l.softmax(1))
+logsoftmax = lambda z, l: (z.flatten(1), l.log_softmax(1))
+
+class Own(Method):
+    def loss(self, features): return features.square().mean()
+
+PENALTIES = [MOON(), FedDecorr(), DeCov(), ExactDecorr(), StructuredDeCov(), FedProto(), Own()]
+
+@pytest.mark.parametrize('m', PENALTIES, ids=lambda m: m.name)
+def test_features_that_are_maps_are_refused(m):
+    with pytest.raises(ValueError, match=rf'{m.name}.*features \(N, d\).*Net.*\(16, 4, 6, 6\).*flatten'):
+        go(m, Net(maps))
+    with pytest.raises(ValueError, match='flatten'): go(FedAvgM() + m, Net(maps))
+    go(m, Net(flat))
+
+@pytest.mark.parametrize('m', PENALTIES, ids=lambda m: m.name)
+def test_features_without_a_gradient_are_refused(m):
+    with pytest.raises(ValueError, match=f'{m.name}.*carry no gradient'): go(m, Net(detached))
+
+def test_features_of_frozen_layers_are_refused_where_something_works_through_them():
+    net = Net(flat)
+    net.c.requires_grad_(False)
+    go(FedAvg(), net)
+    go(FedRoD(), net) # has a head of its own, on features
+    with pytest.raises(ValueError, match='let the layers before them train'): go(FedDecorr(), net)
+
+def test_features_that_are_the_logits_get_a_warning():
+    with pytest.warns(UserWarning, match='returns its logits as features too, so MOON.* works on the logits'):
+        go(MOON(), Net(twice))
+
+@pytest.mark.parametrize('out', [maps, detached, twice])
+def test_methods_that_ask_for_no_features_take_any(out):
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(FedAvg(), Net(out))
+
+def test_what_finds_nothing_to_keep_is_refused():
+    for net in (build('mlp', TASK, seed=0), build('small_cnn', TASK, seed=0, norm='group')):
+        for m in (FedBN(), FedBN() + FedDecorr(), FedPer() + FedBN()):
+            with pytest.raises(ValueError, match=r'FedBN\(\) finds nothing.*BatchNorm'): go(m, net)
+    assert 'personal' in go(FedBN(), build('mlp', TASK, seed=0, norm='batch')).last
+
+# ---- the criterion ----
+
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+    def forward(self, logits, y): return F.cross_entropy(self.scale*logits, y)
+
+def swapped(y, logits): return F.cross_entropy(logits, y)
+
+@pytest.mark.parametrize('f,word', [
+    (nn.CrossEntropyLoss, r'CrossEntropyLoss is a class; make one of it, CrossEntropyLoss\(\)'),
+    (nn.CrossEntropyLoss(reduction='none'), r"CrossEntropyLoss.* of shape \(16,\).*reduction='mean'"),
+    (lambda l, y: F.cross_entropy(l, y)[None], r'of shape \(1,\), but it must return a tensor without dimensions'),
+    (lambda l, y: F.cross_entropy(l, y).item(), 'returned a float, but'),
+    (lambda l, y: F.cross_entropy(l.detach(), y), 'without a gradient'),
+    (lambda l, y: F.cross_entropy(l, y)/0, 'returned inf'),
+    (swapped, r'criterion swapped.*takes \(labels, logits\), but must take \(logits, labels\)'),
+    (lambda l, y: F.cross_entropy(l, y, torch.ones(3)), 'criterion <lambda>, asked of .* failed: ')],
+    ids='class none element item detached infinite swapped fails'.split())
+@pytest.mark.parametrize('executor', ['auto', 'loop'])
+def test_a_criterion_is_tried_before_the_first_round(f, word, executor):
+    with pytest.raises((TypeError, ValueError), match=word): go(criterion=f, executor=executor)
+
+def test_trying_the_criterion_changes_nothing():
+    class Counts:
+        calls = 0
+        def __call__(self, logits, y):
+            self.calls += 1
+            return F.cross_entropy(logits, y)*(1 + torch.rand(()))*random.random()*np.random.rand()
+    before, f = (random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()), Counts()
+    sim = Simulation(Federation(build('mlp', TASK, seed=0), TASK, CLIENTS, FedAvg(), criterion=f).checked())
+    first = {k: v.clone() for k, v in sim.model.state_dict().items()}
+    sim.try_out()
+    assert f.calls == 0 and random.getstate() == before[0]
+    assert (np.random.get_state()[1] == before[1]).all() and torch.equal(torch.get_rng_state(), before[2])
+    assert all(torch.equal(v, first[k]) for k, v in sim.model.state_dict().items())
+
+@pytest.mark.parametrize('f', [None, nn.CrossEntropyLoss(label_smoothing=.1), F.cross_entropy])
+def test_a_network_that_ends_in_a_softmax_gets_a_warning(f):
+    kw = {} if f is None else dict(criterion=f)
+    with pytest.warns(UserWarning, match='Net seems to end in a softmax'): go(net=Net(softmax), **kw)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        for net in (Net(flat), Net(logsoftmax)): go(net=net, **kw)
+        go(net=Net(softmax), criterion=lambda p, y: F.nll_loss(p.log(), y))
+
+def test_parameters_of_a_criterion_get_a_warning():
+    with pytest.warns(UserWarning, match=r'Scaled has parameters of its own \(scale\), which no client trains'):
+        go(criterion=Scaled())
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(criterion=Scaled().requires_grad_(False))
+
+# ---- hooks that look at numbers, under vmap ----
+
+class Item(Method):
+    def loss(self, features): return features.mean().item()*features.square().mean()
+class Branch(Method):
+    def loss(self, features): return features.square().mean() if features.mean() > 0 else 0*features.sum()
+class Norm(Method):
+    def grad(self, grads): return {k: v/max(1., float(v.norm())) for k, v in grads.items()}
+class Start(Method):
+    def begin(self, params, client): return {k: v if v.sum() > 0 else v for k, v in params.items()}, client
+class Picked(Method):
+    def loss(self, features): return features[features[:, 0] > 0].sum()
+class Away(Method):
+    def loss(self, features): return features.square().mean()*float(features.detach().numpy().sum() > 0)
+
+def looks(logits, y): return F.cross_entropy(logits, y)*(1 if logits.sum().item() > 0 else 2)
+
+@pytest.mark.parametrize('m,f', [(m, F.cross_entropy) for m in (Item(), Branch(), Norm(), Start(), Picked(), Away())]
+                         + [(FedAvg(), looks)], ids=lambda v: getattr(v, 'name', ''))
+def test_a_hook_that_looks_at_numbers_is_answered_with_the_loop(m, f):
+    with pytest.warns(UserWarning, match="cannot be stacked by vmap .* executor='loop'"):
+        run = go(m, criterion=f, executor='vmap')
+    assert run.settings['executor'] == 'loop'
