@@ -136,4 +136,4 @@ def fed_round(
     batches = data if isinstance(data, Batches) else Batches(**data)
     out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk, function)
     with modes_kept(model): new = aggregate(method, state, list(map(int, who)), out, weights, local, pure(model), proxy)
-    return recompute(method, model, new, batches) if new.recomputes else new
+    return recompute(method, model, new, batches, who) if new.recomputes else new

@@ -26,8 +26,8 @@ from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_device, check_extremes, check_network, convolves, first_odd,
-                                  impure, least_batch, parts, prefers_channels_last, python_state, writable)
+from .engine.inputs import (best_device, check_criterion, check_device, check_extremes, check_network, convolves,
+                                  first_odd, impure, least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.messages import check_record, point, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
@@ -195,6 +195,7 @@ def checked(self:Federation):
         raise ValueError(f"{type(asked.model).__name__} cannot be copied, and clients train copies: {point(e)}; of the "
                          "old torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm can") from e
     check_network(asked.model, asked.task, asked.method, device)
+    check_criterion(asked.criterion, asked.task)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
     check_participation(asked.participation, len(clients))
     local = asked.local or Local()
@@ -395,11 +396,12 @@ def drawn(self:Simulation, state):
 @torch.no_grad()
 def losses(self:Simulation, state, who):
     "The mean loss of the server's network on the training data of each of the clients `who`, not augmented."
-    task, net, out = self.task, deployed(self.asked.method, state), []
+    task, net, out, forward = self.task, deployed(self.asked.method, state), [], self.function(self.model)
     for k in who:
         pieces = self.asked.clients[k].to(task.x_train.device).split(512)
-        each = [self.asked.criterion(self.function(self.model)(*net, task.normalise(task.x_train[i]), train=False)[1],
-                                     task.y_train[i])*len(i) for i in pieces]
+        with Seeded(('losses', state.seed, state.round, k)):
+            each = [self.asked.criterion(forward(*net, task.normalise(task.x_train[i]), train=False)[1],
+                                         task.y_train[i])*len(i) for i in pieces]
         out.append(torch.stack(each).sum()/len(self.asked.clients[k]))
     return told(torch.stack(out))[0].tolist()
 
@@ -415,7 +417,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     if who:
         new = aggregate(a.method, state, who, out, self.sizes[who], a.local, pure(self.model), a.proxy, team.sums)
         if new.recomputes:
-            new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None))
+            new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?
         asked = [server_sound(a.bad_clients, state, new, columns)]
         if look: asked += self.test.ask(deployed(a.method, new))

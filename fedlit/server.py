@@ -6,7 +6,8 @@
 __all__ = ['client_sums', 'holders', 'used', 'aggregate', 'deployed', 'recompute']
 
 # %% ../nbs/10_server.ipynb #7c82aa54
-import copy, torch
+import copy
+import numpy as np, torch
 from dataclasses import replace
 from functools import reduce
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -190,6 +191,7 @@ def recompute(
     model,   # module whose forward returns (features, logits)
     state,   # State after the round
     batches, # Batches to look at
+    who=None, # their clients' numbers, which name what the network draws; None: 0, 1, ...
 ) -> State:
     "Give the server's network the mean of its batch statistics on `batches`, weighted by their sizes unless `static`."
     net, total, seen = copy.deepcopy(model), {}, 0
@@ -197,11 +199,13 @@ def recompute(
     for m in norms.values(): m.momentum = 1.
     names = [f'{k}.{n}' for k in norms for n in ('running_mean', 'running_var')]
     params, buffers = deployed(method, state)
+    clients = np.array(range(len(batches.counts)) if who is None else who)
     with torch.no_grad():
         for t in range(batches.counts.shape[1]):
             for n, ks in groups(batches.counts[:, t]):
                 weight = 1 if state.statistics == 'static' else n
-                for x in batches.at(t, ks, n)[0]:
-                    new, seen = pure(net)(params, buffers, x)[2], seen + weight
+                for k, x in zip(clients[ks], batches.at(t, ks, n)[0]):
+                    with Seeded(('statistics', state.seed, state.round, k, t)): new = pure(net)(params, buffers, x)[2]
+                    seen += weight
                     total = {k: total.get(k, 0) + weight*new[k] for k in names}
     return replace(state, buffers={k: total[k]/seen if k in total else v for k, v in state.buffers.items()})

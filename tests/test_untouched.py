@@ -1,8 +1,11 @@
 "What is the user's is not touched, and what surrounds a run does not reach into it."
-import threading
+import pickle, threading
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
+from dataclasses import replace
 from functools import partial
+from multiprocessing import get_context
 import pytest, torch
 from torch import nn
 from torch.nn import functional as F
@@ -11,10 +14,11 @@ from fedlit import run as runs
 from fedlit.data import Task, load
 from fedlit.measure import evaluate, features_of
 from fedlit.method import Method
-from fedlit.methods import FedALA, FedAvg, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg
+from fedlit.methods import (FedALA, FedAvg, FedBN, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg, SCAFFOLD)
 from fedlit.participation import PowerOfChoice
-from fedlit.round import Local
-from fedlit.run import federate, federating
+from fedlit.round import Local, batches_of, recompute
+from fedlit.run import Run, federate, federating
+from fedlit.state import start
 from fedlit.tree import leaves
 
 DIGITS = load('digits').subset(150, test=60)
@@ -281,3 +285,106 @@ def test_a_federation_that_ends_leaves_the_default_type_to_another_at_work():
         go(FedAvg(), net, metrics=dict(another=another))
         assert torch.get_default_dtype() == torch.double
     assert {*types} == {torch.float32}
+
+# --- what would be dropped ----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('register', [nn.Parameter.register_hook, nn.Parameter.register_post_accumulate_grad_hook])
+def test_a_hook_on_a_parameters_gradient_is_refused(register):
+    net = Plain()
+    handle = register(net.head.weight, lambda g: None)
+    with pytest.raises(ValueError, match=r"Plain has a hook on the gradient of head.weight.*remove\(\).*`grad`"):
+        go(net=net)
+    handle.remove()
+    assert same(go(net=net), go())
+
+class Scaled(nn.Module):
+    "A criterion with a temperature."
+    def __init__(self, learns=True):
+        super().__init__()
+        self.scale = nn.Parameter(torch.tensor(2.), learns)
+    def forward(self, logits, y): return F.cross_entropy(self.scale*logits, y)
+
+class Holds:
+    "One that is no module."
+    def __init__(self): self.inside = Scaled()
+    def __call__(self, logits, y): return self.inside(logits, y)
+
+def with_scale(logits, y, scale): return F.cross_entropy(scale*logits, y)
+SCALE, NET = torch.tensor(2., requires_grad=True), Plain()
+
+@pytest.mark.parametrize('criterion,name', [
+    (Scaled(), 'scale'), (Scaled().forward, 'scale'), (Holds(), 'inside.scale'),
+    (partial(with_scale, scale=SCALE), 'scale'),
+    (lambda logits, y: F.cross_entropy(SCALE*logits, y), 'SCALE'),
+    (lambda logits, y: F.cross_entropy(logits, y) + 1e-3*NET.head.weight.square().sum(), 'NET.head.weight')])
+def test_a_criterion_with_something_to_train_is_refused(criterion, name):
+    with pytest.raises(ValueError, match=f'the criterion depends on {name}, which .* never train'):
+        go(criterion=criterion)
+
+CALLS = []
+def counted(logits, y):
+    CALLS.append(NET.training)
+    return F.cross_entropy(logits, y)
+
+@pytest.mark.parametrize('criterion', [
+    Scaled(learns=False), nn.CrossEntropyLoss(weight=torch.ones(10)),
+    lambda logits, y: F.cross_entropy(logits, y) if NET.training else F.cross_entropy(logits, y),
+    lambda logits, y: F.cross_entropy(logits*SCALE.detach(), y)])
+def test_a_criterion_with_nothing_to_train_is_taken(criterion):
+    assert go(criterion=criterion, executor='loop').state.round == 2
+
+# --- what is drawn ------------------------------------------------------------------------------------------------
+
+class Always(nn.Module):
+    "Drops out in evaluation too, as `F.dropout` does where nobody says otherwise."
+    def forward(self, x): return F.dropout(x)
+
+@pytest.mark.parametrize('layer,kw', [
+    *((nn.Dropout(), dict(statistics=how, executor=e)) for how in ('recomputed', 'static') for e in ('loop', 'vmap')),
+    (Always(), OWN), (Always(), dict(participation=PowerOfChoice(.5))), (Always(), dict(metrics=dict(hits=hits)))])
+def test_whatever_a_network_draws_depends_on_the_seed_alone(layer, kw):
+    net = Plain(nn.Sequential(layer, nn.BatchNorm1d(12)))
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    run = go(net=net, **kw)
+    assert torch.equal(before, torch.get_rng_state())
+    torch.manual_seed(2)
+    assert same(run, go(net=net, **kw)) and not same(run, go(net=net, seed=1, **kw))
+
+def test_what_a_client_draws_for_the_statistics_depends_on_nobody_else():
+    "The statistics of two rounds' clients together are the mean of what each gives alone."
+    net, method = Plain(nn.Sequential(nn.Dropout(), nn.BatchNorm1d(12))), FedAvg()
+    state = replace(start(method, net, 5, 'recomputed'), round=3)
+    task, local = runs.normalised(ROWS), Local(epochs=1, batch_size=64)
+    def seen(who): return recompute(method, net, state, batches_of(task, CLIENTS, who, local), who).buffers
+    alone, n = [seen([k]) for k in (1, 4)], torch.tensor([float(len(CLIENTS[k])) for k in (1, 4)])
+    for k, v in seen([4, 1]).items():
+        if not v.is_floating_point(): continue
+        torch.testing.assert_close(v, (n[0]*alone[0][k] + n[1]*alone[1][k])/n.sum())
+
+# --- to another process -------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize('method', [FedAvg(), FedBN(), FedPer(), MOON(), SCAFFOLD(), FedPer() + MOON()],
+                         ids=lambda m: m.name)
+@pytest.mark.parametrize('memory', [None, 100], ids=['in memory', 'on disk'])
+def test_a_run_can_be_pickled(method, memory, tmp_path, monkeypatch):
+    "As it is or from a file, with its rows in memory or on disk: to the last bit, and it goes on."
+    if memory: monkeypatch.setenv('FEDLIT_MEMORY', str(memory))
+    run = go(method, Plain(nn.BatchNorm1d(12)), participation=.6, keep_locals=True)
+    run.save(tmp_path/'run')
+    read = Run.load(tmp_path/'run', Plain(nn.BatchNorm1d(12)))
+    for one in (run, read):
+        other = pickle.loads(pickle.dumps(one))
+        assert same(one, other) and other.settings == one.settings and repr(other.method) == repr(one.method)
+        assert torch.equal(one.predict(ROWS.x_test, 1), other.predict(ROWS.x_test, 1))
+        for mine, its in zip(*(leaves(dict(a=r.state.personal, b=r.state.client)) for r in (one, other))):
+            assert mine.written() == its.written() and len(mine) == len(its)
+            its[0] = torch.ones(its.shape[1:])
+        other.save(tmp_path/'again')
+    other = pickle.loads(pickle.dumps(run))
+    stores = {id(v.store) for v in leaves(dict(a=other.state.personal, b=other.state.client))}
+    assert len(stores) <= 1 # the budget is for all tables together
+
+def test_a_run_comes_back_from_a_pool():
+    with ProcessPoolExecutor(1, get_context('spawn')) as pool: far = pool.submit(go, METHOD).result()
+    assert same(far, go(METHOD))

@@ -68,6 +68,7 @@ class Store:
     ):
         "The tensor of the shape and type of `like` that was written at `at`."
         return torch.frombuffer(bytearray(self._take(like.nbytes, at)), dtype=like.dtype).view(like.shape)
+    def __reduce__(self): return Store, () # in another process the room that there is
     def _put(self, data, at):
         "Is there room for the bytes? One call may take fewer than it is given: Linux stops at 2 GiB."
         done = 0
@@ -221,3 +222,7 @@ def unpack(
     table.device = torch.device(device)
     table[numbers.tolist()] = held[1:]
     return table
+
+@patch
+def __reduce__(self:Table): # for pickles, such as what a worker of a pool returns
+    return unpack, (*pack(self), len(self), str(self.device), self.store)

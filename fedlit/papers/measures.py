@@ -182,7 +182,7 @@ def update_gap(run, task, clients, tests, s):
         state = aggregate(method, state, who, part, sizes[who], s.local, pure(model), proxy)
         if state.recomputes:
             state = recompute(method, model, state,
-                              batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least))
+                              batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least), who)
     return out
 
 # %% ../../nbs/papers/measures.ipynb #d2e9a6de
