@@ -263,7 +263,11 @@ def recall_answer(
                          f"(answers so far: {last['count']}), and repeats that answer only if asked the same")
     return RecordDict({k: context.state[f'answer/{k}'] for k in ('arrays', 'said')})
 
-def note_answer(context, content, answer):
+def note_answer(
+    context, # Flower's Context, whose state no message takes back
+    content, # RecordDict: what the server asked
+    answer,  # RecordDict: what this site says
+):
     "Remember what is about to leave this site; no later message takes that back."
     count = context.state.get('answers', dict(count=0))['count'] + 1
     context.state['answers'] = ConfigRecord(dict(round=content['round']['round'], question=_question(content),
