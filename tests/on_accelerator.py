@@ -213,7 +213,8 @@ def after():
             report = run.report(Path(folder)/'report.html').read_text()
             files = [Path(run.save_model(Path(folder)/f'{k}.safetensors', k)).read_bytes().hex() for k in (None, 1)]
         public = ran(FedDF(steps=2), d, proxy=PUBLIC)
-        said[d] = dict(bytes=[traffic_of(r, r.asked) for r in (run, public)], per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
+        said[d] = dict(bytes=[traffic_of(r, r.asked) for r in (run, public)],
+                       per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
                        logits=[run.logits(t.x_test, client=k).tolist() for k in (None, 1)],
                        predict=[run.predict(t.x_test, client=k).tolist() for k in (None, 1)],
                        influence=run.influence([1]).to_dict('list'),
