@@ -38,6 +38,21 @@ _amount = _reads('a positive number, or a text such as "Between(2, 5)"', lambda 
 _rate = _reads('a positive number, or a text such as "Cosine(.1, 50)"', lambda v: 0 < v < float('inf'), texts=True)
 _share = _reads('in (0, 1], or a text such as "BySize(.1)"', lambda v: 0 < v <= 1, texts=True)
 
+class _Seeds(argparse.Action):
+    "One number is how many seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
+    def __call__(self, parser, a, texts, option=None):
+        try: seeds = ([_natural(w) for t in texts for w in t.split(',') if w] if len(texts) > 1 or ',' in texts[0]
+                      else list(range(_count(texts[0]))))
+        except argparse.ArgumentTypeError as e:
+            raise argparse.ArgumentError(self, f'{e}; one number n is the seeds 0 to n-1, "7," is seed 7') from None
+        setattr(a, self.dest, seeds)
+
+def _seeded(p, default, value=None):
+    "Which seeds; for all commands that have several."
+    p.add_argument('--seeds', action=_Seeds, nargs='+', default=value, metavar='N',
+                   help='one number n: the seeds 0 to n-1; several, such as 3 5 or 3,5 (or "7,"): '
+                        f'these seeds (default: {default})')
+
 CHOICES = dict(partition=('dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'),
                weighting=('samples', 'uniform'), statistics=('averaged', 'home', 'recomputed', 'static'),
                precision=('float32', 'bfloat16', 'float16'), bad_clients=('stop', 'skip', 'report'),
@@ -123,7 +138,7 @@ def _run(run):
 def _compare(compare):
     for part in (_learned, _trained, _machine): part(compare)
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
-    compare.add_argument('--seeds', type=_natural, nargs='+', default=[0, 1, 2])
+    _seeded(compare, 3, [0, 1, 2])
     compare.add_argument('--out', metavar='FOLDER',
                          help='folder for a checkpoint of every run; the same command goes on from it')
     compare.add_argument('--json', help='file for the table, its runs and what was asked')
@@ -147,8 +162,7 @@ def _reproduce(rep):
                      help='entries: stop at the first round that ends after so many; the same command goes on')
     rep.add_argument('--device', help='entries: where to train (default: auto)')
     rep.add_argument('--executor', help='entries: as for `fedlit run` (default: auto)')
-    rep.add_argument('--seeds', type=_natural, nargs='+',
-                     help='main job: seeds (default: 0 1 2); entries: how many (default: 3)')
+    _seeded(rep, '3; entries have the first n')
     rep.add_argument('--until-decided', action='store_true',
                      help='entries: three more seeds, and again, until the claims are decided; '
                           'the verdicts allow for looking again')
@@ -173,7 +187,7 @@ def _interactions(p):
     for part in (_learned, _trained, _machine): part(p)
     p.set_defaults(rounds=6, epochs=3, option=[('hidden', (64,)), ('features', 64), ('norm', 'batch')])
     p.add_argument('methods', nargs='+', help='at least two, such as "FedProx(mu=0.1)" "FedDecorr()"')
-    p.add_argument('--seeds', type=_count, help='how many: 0, 1, ... (default: the fewest that can decide a pair)')
+    _seeded(p, 'the fewest that can decide a pair')
     p.add_argument('--out', metavar='FOLDER', help='folder of the runs, the table and the figure; '
                                                    'the same command goes on from it')
     p.add_argument('--json', help='file for the table and what was asked')
@@ -225,7 +239,7 @@ def _names(a, *methods):
         try: value(getattr(a, k), spelling=True)
         except Misfit as e: raise ParseError(f'{k}: {e}') from None
         except ParseError as e: raise ParseError(f'--{k} takes {TAKES[k]}; {e}') from None
-    if isinstance(seeds := getattr(a, 'seeds', None), list): _once('--seeds', seeds)
+    _once('--seeds', getattr(a, 'seeds', None) or [])
     return _once('the methods', list(map(method, methods)))
 
 def _setup(a, seed):
@@ -401,7 +415,7 @@ def reproduce(a):
     from fedlit.engine.inputs import check_device
     if a.device and a.device != 'auto': check_device(a.device)
     if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')
-    if a.seeds and (len(a.seeds) > 1 or a.seeds[0] < 1):
+    if a.seeds and a.seeds != list(range(len(a.seeds))):
         raise ValueError(f"--seeds {' '.join(map(str, a.seeds))}, but of an entry it is how many, such as --seeds 10; "
                          '--only seed=0 picks a seed')
     if a.until_decided and a.seeds: raise ValueError('--until-decided chooses the seeds; leave --seeds out')
@@ -411,7 +425,7 @@ def reproduce(a):
     kw |= dict(scale=a.scale or 'embedded', only=a.only, out=a.out, processes=a.processes, minutes=a.minutes,
                progress=not a.quiet)
     if a.until_decided: catalogue.until_decided(a.entry, a.max_seeds or 30, **kw)
-    else: catalogue.reproduce(a.entry, seeds=a.seeds and a.seeds[0], **kw)
+    else: catalogue.reproduce(a.entry, seeds=a.seeds and len(a.seeds), **kw)
 
 # %% ../nbs/cli.ipynb #e72e8d31
 def _collapse(a):
@@ -485,8 +499,7 @@ def interactions(a):
     def train(m, seed, checkpoint):
         return _federate(a, m, seed, checkpoint=checkpoint)
     same = {k: str(v) for k, v in asked(a).items() if k not in ('methods', 'seeds')}
-    seeds = None if a.seeds is None else range(a.seeds)
-    seen = measure(methods, seeds, a.out, train, same, not a.quiet)
+    seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
     if _follows(): return
     print(seen)
     if a.out: print('wrote', write_figure(Path(a.out)/'interactions.png', seen.plot().figure))

@@ -42,7 +42,11 @@ def ask(
     if missing := [n for n in needed if n not in offer]:
         raise TypeError(f"{hook.__qualname__} asks for {missing}, which a round does not offer here"
                         f"{where(missing[0], offer, hook.__name__)} Offered: {sorted(offer)}")
-    out = hook(**{n: offer[n] for n in names if n in offer})
+    try: out = hook(**{n: offer[n] for n in names if n in offer})
+    except KeyError as e:
+        if 'uploads' not in names or (sent := offer.get('uploads', {})).keys() & set(e.args): raise
+        raise KeyError(f"{hook.__qualname__} looks for {e}, but what the clients sent, the second answer of `done`, "
+                       f"is {', '.join(sorted(sent)) or 'empty'}") from e
     if (rule := RETURNS.get(hook.__name__)) and (wrong := rule(out, offer)):
         raise TypeError(f"{hook.__qualname__} returned {wrong}")
     return out

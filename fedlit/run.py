@@ -191,6 +191,10 @@ def checked(self:Federation):
     check_metrics(asked.metrics)
     clients, tests = asked.check_data()
     without = asked.check_without()
+    try: copy.deepcopy(asked.model)
+    except Exception as e:
+        raise ValueError(f"{type(asked.model).__name__} cannot be copied, and clients train copies: {point(e)}; of the "
+                         "old torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm can") from e
     check_network(asked.model, asked.task, asked.method, device)
     check_criterion(asked.criterion, asked.task)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
@@ -550,8 +554,8 @@ def try_parts(self:Simulation, features, logits):
                              "return features.flatten(1), logits")
         if overrides(method, 'use'): continue # it may train what the network alone does not show
         if any(v.requires_grad for v in self.model.parameters()) and not features.requires_grad:
-            raise ValueError(f"{p!r} works through the features, but those of {name} carry no gradient, so it would be "
-                             "without effect; do not detach them, and let the layers before them train")
+            warn(f"{p!r} works through the features, but those of {name} carry no gradient, so its loss is without "
+                 "effect; they are detached, or all layers before them are frozen")
         if features.shape == logits.shape and torch.equal(features, logits):
             warn(f"{name} returns its logits as features too, so {p!r} works on the logits; "
                  "return what the last layer gets as features")
@@ -594,16 +598,12 @@ def try_criterion(self:Simulation, logits, y):
 # %% ../nbs/16_run.ipynb #mt35noti
 @patch
 def notice_criterion(self:Simulation, logits):
-    "Warn of what is probably not meant about the criterion."
+    "Warn of a network that seems to end in a softmax which the criterion has already."
     f, name = self.asked.criterion, type(self.model).__name__
     entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
     if entropy and logits.shape[1] > 1 and (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():
         warn(f"{name} seems to end in a softmax: its logits are probabilities. The cross-entropy applies log-softmax "
              "again, which leaves little of the gradient; return what the softmax gets")
-    own = dict(f.named_parameters()) if isinstance(f, torch.nn.Module) else {}
-    if free := [k for k, v in own.items() if v.requires_grad]:
-        warn(f"criterion {type(f).__name__} has parameters of its own ({', '.join(free[:3])}), which no client trains; "
-             "move them into the network, or call requires_grad_(False) on it")
 
 @patch
 def try_out(self:Simulation):

@@ -126,7 +126,7 @@ def test_only_and_its_errors(small, capsys):
                         (['tiny/fig1', '--only', 'seed=7'], "seed=7.*seed=0"),
                         (['tiny/fig1', '--rounds', '3'], '--rounds belongs to the main job'),
                         (['tiny/fig1', '--seeds', '1', '2'], '--seeds 1 2, but of an entry it is how many'),
-                        (['tiny/fig1', '--seeds', '0'], '--seeds 0, but of an entry it is how many'),
+                        (['tiny/fig1', '--seeds', '5,'], '--seeds 5, but of an entry it is how many'),
                         (['tiny/fig1', '--until-decided', '--seeds', '5'], 'leave --seeds out'),
                         (['tiny/fig1', '--max-seeds', '5'], 'belongs to --until-decided')):
         with pytest.raises(SystemExit, match=said): main(['reproduce', *words])
@@ -404,6 +404,8 @@ def test_seeds_and_rounds_of_the_main_job(short_job, monkeypatch, capsys):
     main(['reproduce', '--seeds', '3', '4', '--rounds', '2', '--quiet'])
     assert len(asked) == 20 and {s.seed for s in asked} == {3, 4} and {s.rounds for s in asked} == {2}
     assert CATALOGUE['collapse'].options == '--seeds 3 4 --rounds 2'
+    collapse.main_job((4,), 2)
+    assert CATALOGUE['collapse'].options == '--seeds 4, --rounds 2' # 4 by itself would be four seeds
     for words, said in ((['--minutes', '5'], '--minutes belongs to entries'),
                         (['--until-decided'], '--until-decided belongs to entries'),
                         (['moon', '--rounds', '1'], '--rounds belongs to the main job')):

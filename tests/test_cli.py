@@ -79,6 +79,22 @@ def test_the_command_line(tmp_path, capsys):
     out = capsys.readouterr().out
     assert '±' in out and 'cifar10' in out and 'mobilenetv2' in out and 'FedDecorr(' in out
 
+@pytest.mark.parametrize('command', [['compare'], ['reproduce'], ['interactions', 'FedAvg()']], ids=lambda c: c[0])
+@pytest.mark.parametrize('texts,seeds', [
+    (['2'], [0, 1]), (['0', '2'], [0, 2]), (['3,5'], [3, 5]), (['7,'], [7]), (['0,'], [0]), (['3,', '5'], [3, 5])],
+    ids=str)
+def test_seeds_mean_one_thing(command, texts, seeds):
+    from fedlit.cli import parser
+    assert parser().parse_args([*command, '--seeds', *texts]).seeds == seeds
+    assert 'the seeds 0 to n-1' in parser().commands[command[0]].format_help()
+
+def test_the_seeds_of_compare_and_interactions(monkeypatch, tmp_path):
+    quick = ['--quiet', '--rounds', '1', '--epochs', '.1', '--train-samples', '200', '--test-samples', '50']
+    main(['compare', '--methods', 'FedAvg()', '--seeds', '2', '--json', str(tmp_path/'a'), *quick])
+    main(['interactions', 'FedProx()', 'FedAvgM()', '--seeds', '2', '--json', str(tmp_path/'b'), *quick])
+    a, b = (json.loads((tmp_path/k).read_text()) for k in 'ab')
+    assert [r['seed'] for r in a['runs']] == b['seeds'] == a['asked']['seeds'] == b['asked']['seeds'] == [0, 1]
+
 def test_help_is_quick_and_light():
     code = "import sys; from fedlit.cli import parser; parser().format_help(); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, '-c', code]).returncode == 0
@@ -167,7 +183,9 @@ def test_what_reproduce_is_asked_is_told_before_anything_trains(args, word):
     with pytest.raises(SystemExit, match=word): main(['reproduce', '--quiet', *args])
 
 @pytest.mark.parametrize('args,word', [
-    (['--seeds', '-2'], "--seeds: '-2', but it must be a whole number, at least 0"),
+    (['--seeds', '-2'], "--seeds: '-2', but it must be a whole number, at least 1"),
+    (['--seeds', '0'], "--seeds: '0', but it must be a whole number, at least 1"),
+    (['--seeds', '1', '-2'], "--seeds: '-2', but it must be a whole number, at least 0"),
     (['moon', '--minutes', '-1'], "--minutes: '-1', but it must be a number, at least 0"),
     (['moon', '--minutes', 'nan'], "--minutes: 'nan'")])
 def test_a_bad_number_of_reproduce_is_told_before_anything_trains(args, word, capsys):

@@ -320,7 +320,8 @@ def frozen():
     return net
 
 @pytest.mark.parametrize('net,words', [
-    (lambda: Plain(lambda z, l: (l, z)), ['Plain returns .*logits, features', 'other way round']),
+    (lambda: Plain(lambda z, l: (l, z)), [r'Plain returns \(2, 10\) and \(2, 32\).*other way round']),
+    (lambda: Plain(lambda z, l: (z[:, :10], l), out=3), [r'Plain returns \(2, 10\) and \(2, 3\).*layer 10 outputs']),
     (lambda: Plain(out=7), ['Plain', '7 logits', '10 classes']),
     (lambda: Plain(out=12), ['Plain', '12 logits', '10 classes']),
     (lambda: Plain().double(), ['Plain', 'float64', r'\.float\(\)']),

@@ -5,7 +5,8 @@ from torch import nn
 from fedlit.data import load
 from fedlit.method import Method
 from fedlit.methods import (
-    MOON, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedPer, FedProto, FedRoD, StructuredDeCov)
+    MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedPer, FedProto, FedRep, FedRoD, LGFedAvg,
+    StructuredDeCov)
 from fedlit.models import build
 from fedlit.partition import iid
 from fedlit.run import Federation, Local, Simulation, federate
@@ -46,16 +47,25 @@ def test_features_that_are_maps_are_refused(m):
     with pytest.raises(ValueError, match='flatten'): go(FedAvgM() + m, Net(maps))
     go(m, Net(flat))
 
-@pytest.mark.parametrize('m', PENALTIES, ids=lambda m: m.name)
-def test_features_without_a_gradient_are_refused(m):
-    with pytest.raises(ValueError, match=f'{m.name}.*carry no gradient'): go(m, Net(detached))
+def untouched(m, net):
+    "Does a part that works through the features leave this network to FedAvg?"
+    a, b = go(m, net), go(FedAvg(), net)
+    return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
 
-def test_features_of_frozen_layers_are_refused_where_something_works_through_them():
+@pytest.mark.parametrize('m', PENALTIES, ids=lambda m: m.name)
+def test_features_without_a_gradient_are_said(m):
+    with pytest.warns(UserWarning, match=f'{m.name}.* works through the features.*Net carry no gradient') as said:
+        assert untouched(m, Net(detached)) or isinstance(m, FedProto)
+    assert len([w for w in said if 'carry no gradient' in str(w.message)]) == 1
+
+def test_features_of_frozen_layers_are_said_where_something_works_through_them():
     net = Net(flat)
     net.c.requires_grad_(False)
-    go(FedAvg(), net)
-    go(FedRoD(), net) # has a head of its own, on features
-    with pytest.raises(ValueError, match='let the layers before them train'): go(FedDecorr(), net)
+    with pytest.warns(UserWarning, match='or all layers before them are frozen'): assert untouched(FedDecorr(), net)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(FedAvg(), net)
+        go(FedRoD(), net) # has a head of its own, on features
 
 def test_features_that_are_the_logits_get_a_warning():
     with pytest.warns(UserWarning, match='returns its logits as features too, so MOON.* works on the logits'):
@@ -74,12 +84,6 @@ def test_what_finds_nothing_to_keep_is_refused():
     assert 'personal' in go(FedBN(), build('mlp', TASK, seed=0, norm='batch')).last
 
 # ---- the criterion ----
-
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.ones(()))
-    def forward(self, logits, y): return F.cross_entropy(self.scale*logits, y)
 
 def swapped(y, logits): return F.cross_entropy(logits, y)
 
@@ -120,13 +124,6 @@ def test_a_network_that_ends_in_a_softmax_gets_a_warning(f):
         for net in (Net(flat), Net(logsoftmax)): go(net=net, **kw)
         go(net=Net(softmax), criterion=lambda p, y: F.nll_loss(p.log(), y))
 
-def test_parameters_of_a_criterion_get_a_warning():
-    with pytest.warns(UserWarning, match=r'Scaled has parameters of its own \(scale\), which no client trains'):
-        go(criterion=Scaled())
-    with warnings.catch_warnings():
-        warnings.simplefilter('error')
-        go(criterion=Scaled().requires_grad_(False))
-
 # ---- hooks that look at numbers, under vmap ----
 
 class Item(Method):
@@ -150,3 +147,44 @@ def test_a_hook_that_looks_at_numbers_is_answered_with_the_loop(m, f):
     with pytest.warns(UserWarning, match="cannot be stacked by vmap .* executor='loop'"):
         run = go(m, criterion=f, executor='vmap')
     assert run.settings['executor'] == 'loop'
+
+# ---- sentences in place of errors from inside ----
+
+class Parts(nn.Module):
+    "A head that is frozen, or shared with another layer."
+    def __init__(self, tied):
+        super().__init__()
+        self.body, self.head, self.last = nn.Linear(64, 10), nn.Linear(10, 10), nn.Linear(10, 10)
+        if tied: self.body = nn.Sequential(self.body, self.head)
+        else: self.head.requires_grad_(False)
+    def forward(self, x):
+        z = self.head(self.body(x.flatten(1)).relu())
+        return z, self.last(z)
+
+@pytest.mark.parametrize('m', [FedPer(), FedRep(), LGFedAvg(), FedProto(), FedRoD()], ids=lambda m: m.name)
+@pytest.mark.parametrize('tied', [False, True])
+def test_a_head_that_is_there_and_not_trained(m, tied):
+    with pytest.raises(ValueError, match='head is there, but its parameters are frozen, or shared with another layer'):
+        go(m, Parts(tied))
+    with pytest.raises(ValueError, match=r"head='nose' must name [^;]*$"): go(type(m)(head='nose'))
+
+@pytest.mark.parametrize('v', [dict(a=1), {1}, (dict(a=1),), bytearray(b'')], ids=repr)
+def test_a_hyper_parameter_that_is_no_value(v):
+    class Own(Method):
+        table: tuple = None
+    with pytest.raises(TypeError, match='Own: table=.* but a method is a value'): Own(table=v)
+
+def test_a_subclass_that_sends_too_little():
+    class Less(SCAFFOLD):
+        def done(self, params, client): return client, {}
+    with pytest.raises(KeyError, match="SCAFFOLD.merge looks for 'change', .*`done`, is empty"): go(Less())
+    class Typo(Method):
+        def done(self, client): return client, dict(one=torch.zeros(()))
+        def merge(self, delta, server, uploads): return delta, server['memory']
+    with pytest.raises(KeyError, match="Typo.merge looks for 'memory', .* is one"): go(Typo())
+
+@pytest.mark.filterwarnings('ignore:.*weight_norm')
+def test_a_network_that_cannot_be_copied():
+    net = build('mlp', TASK, seed=0)
+    net.head = nn.utils.weight_norm(net.head)
+    with pytest.raises(ValueError, match='Net cannot be copied, .*parametrizations.weight_norm'): go(net=net)

@@ -162,7 +162,8 @@ def check_network(
                              "it must return one row per sample")
     if logits.shape != (len(x), classes):
         if features.shape == (len(x), classes):
-            raise ValueError(f"{name} returns (logits, features); return them the other way round, (features, logits)")
+            raise ValueError(f"{name} returns {tuple(features.shape)} and {tuple(logits.shape)}: return them the other "
+                             f"way round, (features, logits), or give its last layer {classes} outputs, one a class")
         raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
                          f"but the task has {classes} classes; they must be (N, {classes})")
     _check_training(model, x, [features, logits])

@@ -85,6 +85,11 @@ def as_declared(
     if kind == 'tuple[float, ...]' and isinstance(v, tuple): return tuple(map(_float, v))
     return _float(v) if kind == 'float' else v
 
+def _hashes(v):
+    try: hash(v)
+    except TypeError: return False
+    return True
+
 _NUMBERS = dict(int=(int, 'a whole number'), float=((int, float), 'a number'))
 
 def check_values(
@@ -102,6 +107,9 @@ def check_values(
             raise TypeError(f"{cls.__name__}: {f.name}={v!r} is {'an array' if many else 'a list'}; write it as a "
                             f"tuple, {f.name}={plain if isinstance(plain, tuple) else (plain,)!r}")
         v = as_declared(f, v)
+        if not _hashes(v):
+            raise TypeError(f"{cls.__name__}: {f.name}={v!r} is a {type(v).__name__}, but a method is a value that can "
+                            "be compared and stored as text; take numbers, texts, or tuples of them")
         if kind == 'bool' and not isinstance(v, bool):
             raise TypeError(f"{cls.__name__}: {f.name}={v!r}, but it must be True or False")
         if kind not in _NUMBERS or v is f.default or f.default is None and v is None: continue

@@ -521,13 +521,16 @@ def no_compiler() -> str:
     cxx = os.environ.get('CXX') or dict(darwin='clang++', win32='cl').get(sys.platform, 'g++')
     return '' if shutil.which(cxx.split()[0]) else f'there is no compiler {cxx} on this machine'
 
+def _near(before, u, v):
+    "Have two results moved alike? By a hundredth of what moved, and a little: a boolean, where the results are."
+    if not u.numel(): return torch.ones((), dtype=torch.bool, device=u.device)
+    if not u.is_floating_point(): return (u == v).all()
+    far = lambda a, b: (a - b).abs().nan_to_num().max()
+    return (u.isfinite() == v.isfinite()).all() & (far(u, v) <= .01*far(u, before) + 1e-6*(1 + far(u, 0*u)))
+
 def _same(before, one, two):
-    "Have two runs of a step, up to rounding, the same in every tensor? By a hundredth of what moved, and a little."
-    def near(b, u, v):
-        if not u.is_floating_point(): return torch.equal(u, v)
-        far = lambda a, b: float((a - b).abs().nan_to_num().max()) if a.numel() else 0.
-        return torch.equal(u.isfinite(), v.isfinite()) and far(u, v) <= .01*far(u, b) + 1e-6*(1 + far(u, 0*u))
-    return all(map(near, before, one, two))
+    "Have two runs of a step, up to rounding, the same in every tensor? A device is waited for once."
+    return bool(torch.stack(list(map(_near, before, one, two))).all())
 
 def compiled(
     f,         # as for `record`

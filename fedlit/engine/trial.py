@@ -81,17 +81,17 @@ def try_stack(
     "Try one step of two clients."
     lengths = [len(x), len(x) - len(x)//3 if fill else len(x)]
     who = [0, min(1, sent.state.clients - 1)]
+    xs, ys = (torch.stack([v, v.flip(0)])[:, None] for v in (x, y))
     for cast, tolerance in PRECISIONS:
-        xs = torch.stack([x, x.flip(0)])[:, None]
-        data = Batches(cast(xs) if x.is_floating_point() else xs, torch.stack([y, y.flip(0)])[:, None],
-                       torch.tensor(lengths)[:, None])
-        def step(*how, **kw):
+        def step(at, each, fill=False):
             model, method, criterion = map(copy.deepcopy, (sent.model, sent.method, sent.criterion))
-            return step_from(replace(sent, model=model, method=method, criterion=criterion), *how, cast=cast, **kw)
+            data = Batches(cast(xs) if x.is_floating_point() else xs, ys, torch.tensor(lengths)[:, None]).of(at)
+            return step_from(replace(sent, model=model, method=method, criterion=criterion), [who[i] for i in at],
+                             data, each, fill, cast)
         with _untouched():
-            try: each = [step([k], data.of([i]), single) for i, k in enumerate(who)]
+            try: alone = [step([i], single) for i in (0, 1)]
             except Exception: continue # the run will say what is wrong with the plain step
-            try: both = step(who, data, stacked, fill=fill)
+            try: both = step([0, 1], stacked, fill)
             except Exception as e: return point(e)
-        return first_difference({k: torch.cat([e[k] for e in each]) for k in both}, both, tolerance)
+        return first_difference({k: torch.cat([v[k] for v in alone]) for k in both}, both, tolerance)
     return ''

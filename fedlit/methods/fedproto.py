@@ -8,6 +8,7 @@ __all__ = ['class_means', 'prototypes', 'FedProto']
 # %% ../../nbs/methods/74_fedproto.ipynb #288a7f36
 import torch
 from ..method import Method, require
+from .fedper import untrained
 
 # %% ../../nbs/methods/74_fedproto.ipynb #9c16cb2d
 def class_means(
@@ -41,11 +42,12 @@ class FedProto(Method):
     def __post_init__(self):
         require(self, lam=(self.lam >= 0, 'at least 0'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
-    def init(self, params):
+    def init(self, params, model):
         w = params.get(f'{self.head}.weight')
         if w is None or w.dim() != 2:
             raise ValueError(f"FedProto: head={self.head!r} must name the linear layer on the features, "
-                             f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}")
+                             f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}"
+                             f"{untrained(self.head, params, model)}")
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
     def keep(self, name): return True
     def loss(self, features, y, server):

@@ -9,17 +9,19 @@ __all__ = ['FedRoD']
 import torch
 import torch.nn.functional as F
 from ..method import Method
+from .fedper import untrained
 
 # %% ../../nbs/methods/75_fedrod.ipynb #ddfc605e
 class FedRoD(Method):
     "A generic head with a balanced loss, and a personal head on top of it (Chen & Chao, ICLR 2022, linear form)."
     head: str = 'head' # prefix of the generic head, a linear layer on the features
     excludes, alone = 'which second network a client has', ('mask',)
-    def init(self, params):
+    def init(self, params, model):
         w = params.get(f'{self.head}.weight')
         if w is None or w.dim() != 2:
             raise ValueError(f"FedRoD: head={self.head!r} must name the linear layer on the features, "
-                             f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}")
+                             f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}"
+                             f"{untrained(self.head, params, model)}")
         own = {f'own.{k}': torch.zeros_like(v) for k, v in params.items() if k.startswith(f'{self.head}.')}
         return {**params, **own}, {}, {}
     def keep(self, name): return name.startswith('own.')

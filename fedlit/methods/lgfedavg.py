@@ -13,7 +13,7 @@ from .fedper import check_prefix
 class LGFedAvg(Method):
     "Everything but the head stays at home (Liang et al., 2020, algorithm 1)."
     head: str = 'head' # prefix of the tensors that are averaged
-    def init(self, params):
-        check_prefix(self, 'head', params)
+    def init(self, params, model):
+        check_prefix(self, 'head', params, model)
         return params, {}, {}
     def keep(self, name): return not name.startswith(self.head + '.')

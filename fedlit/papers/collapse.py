@@ -120,7 +120,8 @@ def main_job(
     rounds=None, # communication rounds; None: as many as the scale has
 ):
     "Put the main job into the catalogue, with other seeds or rounds if you like."
-    options = [f"--seeds {' '.join(map(str, seeds))}"]*(tuple(seeds) != SEEDS) + [f'--rounds {rounds}']*bool(rounds)
+    which = ' '.join(map(str, seeds)) + ','*(len(seeds) == 1) # one number alone would be how many
+    options = [f'--seeds {which}']*(tuple(seeds) != SEEDS) + [f'--rounds {rounds}']*bool(rounds)
     entry('collapse',
           source='ICLR Figs. 2 and 3, Tables 1 and 5, TPAMI Figs. 4 and 6',
           caption='Dimensional collapse and its cure',

@@ -152,7 +152,7 @@ def test_samples_stay_at_the_client():
         out = local_phase(m, net, start(m, net, 3), [0, 1, 2], Counting(**DATA), Local(epochs=1), 'vmap')
         assert len(asked) == n and all(v.shape == (3,) for v in out['uploads'].get('Looks', {}).values())
         asked.clear()
-    assert sorted(seen) == [(6, 3), (18, 3), (18, 3)]
+    assert sorted(seen[-3:]) == [(6, 3), (18, 3), (18, 3)] # those before are of the trial
 
 # ---- APFL ----
 
