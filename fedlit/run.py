@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes', 'federate',
-           'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches',
-           'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory', 'tests_of', 'writable']
+           'there', 'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes',
+           'federate', 'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run',
+           'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory',
+           'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, random, re, sys, threading, time, warnings
@@ -233,13 +234,22 @@ def normalised(
     return (task if task.augment or task.x_train.numel() >= 2**28
             else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
 
+def there(
+    v,      # a tensor, or several in a tuple or list; anything else comes back as it is
+    device, # where it is needed
+):
+    "What the caller gave, on the device of the federation."
+    if isinstance(v, (tuple, list)): return tuple(there(u, device) for u in v)
+    return v.to(device) if isinstance(v, torch.Tensor) else v
+
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
     alone = True # does it have all clients of a round? a team that shares them says that it has not
     def __init__(self,
         asked, # Federation, checked
     ):
-        self.asked, self.noticed, self.tests, self.why = asked, [], asked.tests, {} # why: round -> client -> what is
+        self.noticed, self.tests, self.why = [], asked.tests, {} # why: round -> client -> what is
+        self.asked = replace(asked, proxy=there(asked.proxy, asked.device))
         self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
         self.source = normalised(self.task)
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)

@@ -2,28 +2,29 @@
 
 `tests/test_accelerator.py` starts them, since registering a device changes a process for good.
 """
-import copy, functools, json, os, sys, tempfile, warnings
+import copy, functools, json, os, re, sys, tempfile, warnings
 from dataclasses import replace
 from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import accelerator
 from fedlit import laws, methods as library, models, tree
+from fedlit.after.report import _bytes as traffic_of
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task
 from fedlit.engine.guard import Guard
 from fedlit.engine.table import Table
 from fedlit.engine.tape import Tapes
 from fedlit.method import Method, overrides
-from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDF,
-                            FedDecorr, FedET, FedPer, FedRep, FedRoD, HeteroFL, Krum, MOON, NormClipping, PerFedAvg,
-                            Quantize, SCAFFOLD, Scaler, TopK, TrimmedMean, pFedMe)
+from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp,
+                            FedDF, FedDecorr, FedET, FedGSE, FedPara, FedPer, FedRep, FedRoD, HeteroFL, Krum, MOON,
+                            NormClipping, PerFedAvg, Quantize, SCAFFOLD, Scaler, TopK, TrimmedMean, pFedMe)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
 from fedlit.round import Local, deployed
 from fedlit.run import Run, federate, part_columns
 from fedlit.tree import tmap
-from federation import METHODS, PRIVATE, SUMS, small
+from federation import METHODS, PRIVATE, SUMS, TRIMMED, small
 
 EXECUTORS = 'loop', 'vmap', 'extract', 'threads'
 BOTH = 'cpu', 'dev'
@@ -114,14 +115,14 @@ def task(images=False):
     augment = (Crop(padding=1), Flip()) if images else ()
     return Task('made', x[:60], y[:60], x[60:], y[60:], 3, augment=augment)
 
-def ran(method, device, t=None, rounds=2, norm='batch', **kw):
+def ran(method, device, t=None, rounds=2, norm='batch', net=None, epochs=1, **kw):
     "A whole run of six clients, with personal tests."
     t = t or task()
-    net = (build('small_cnn', t, seed=0, norm=norm) if t.x_train.dim() == 4
-           else build('mlp', t, seed=0, hidden=(8,), features=6, norm=norm))
+    net = net or (build('small_cnn', t, seed=0, norm=norm) if t.x_train.dim() == 4
+                  else build('mlp', t, seed=0, hidden=(8,), features=6, norm=norm))
     clients = [torch.arange(k, 60, 6)[:10 - k] for k in range(6)]
     tests = [torch.arange(k, 30, 6) for k in range(6)]
-    return federate(net, t, clients, method, rounds, Local(epochs=1, batch_size=5, lr=.1), progress=False,
+    return federate(net, t, clients, method, rounds, Local(epochs=epochs, batch_size=5, lr=.1), progress=False,
                     device=device, **{'tests': tests, **kw})
 
 def columns(run): return run.history.drop(columns=['seconds', 'peak_mb']).to_dict('list')
@@ -144,8 +145,9 @@ RUNS = {
     'FedPer, not recorded': (FedPer(), dict(record=False, executor='loop')),
     'FedRep, images': (FedRep(), dict(images=True, rounds=1)),
     'HeteroFL, images, recomputed': (HeteroFL(rates=(1., .5)), dict(images=True, rounds=1, statistics='recomputed')),
-    'FedDF, unlabelled': (FedDF(steps=3), dict(proxy=3)),
-    'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy=3)),
+    'FedDF, unlabelled': (FedDF(steps=3), dict(proxy='alone')),
+    'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy='alone')),
+    'FedGSE, public labels': (FedGSE(rates=(1., .5), pool=12, similar='SPL'), dict(proxy='pair')),
     'FedET, public labels': (FedET(steps=3), dict(proxy='pair')),
     'TopK + Quantize, vmap': (TopK(share=.2) + Quantize(), dict(executor='vmap')),
     'DP': (DP(clip=.1), dict(norm='none')), 'DPSGD, loop': (DPSGD(), dict(norm='none', executor='loop')),
@@ -164,21 +166,42 @@ RUNS = {
     'locals and watch': (FedAvg(), dict(keep_locals=True, watch=lambda net, task, state, locals: dict(
         seen=sum(v.square().sum().item() for v in locals['params'].values()))))}
 
-def run_options(kw, device):
+PUBLIC = torch.randn(24, 6, generator=torch.Generator().manual_seed(1)), torch.arange(24) % 3
+
+def run_options(kw):
+    "What the caller has lies on the CPU, whatever the device."
     kw = dict(kw)
     if kw.pop('images', False): kw['t'] = task(images=True)
-    gen = torch.Generator().manual_seed(1)
-    public = torch.randn(24, 6, generator=gen).to(device)
-    if 'proxy' in kw: kw['proxy'] = public if kw['proxy'] == 3 else (public, (torch.arange(24) % 3).to(device))
+    if 'proxy' in kw: kw['proxy'] = PUBLIC if kw['proxy'] == 'pair' else PUBLIC[0]
     return kw
 
 def runs():
     "Whole runs: state and history, to the last column."
     said = {}
     for name, (method, kw) in RUNS.items():
-        try: said[name] = same(*(ran(method, d, **run_options(kw, d)) for d in BOTH))
+        try: said[name] = same(*(ran(method, d, **run_options(kw)) for d in BOTH))
         except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
+    alone = ran(FedAvg(), 'dev')
+    with torch.autocast('dev', torch.bfloat16), torch.no_grad():
+        said["inside of the caller's autocast"] = same(alone, ran(FedAvg(), 'dev'))
     return said
+
+def forms(whole=''):
+    "Every exported class in a run of its own, in each executor in turn; all in all of them if asked for the `whole`."
+    singles = {type(p): m for m in reversed([*METHODS, *TRIMMED, *PRIVATE, DepthFL(levels=(3, 3, 1, 2, 3, 1))])
+               for p in m.parts[-1:]}
+    cases = ([(m, e, r) for m in singles.values() for e in EXECUTORS for r in (False, True)] if whole else
+             [(m, EXECUTORS[(i + 1) % 4], i//4 % 2 == 1) for i, m in enumerate(singles.values())])
+    said, odd = {}, {
+        DepthFL: dict(net=exits_mlp((6,), 3, hidden=6, depth=3)), DP: dict(norm='none'), DPSGD: dict(norm='none'),
+        FedPara: dict(net=build('mlp', task(), seed=0, hidden=(24,), features=24)), FedDecomp: dict(epochs=2)}
+    for m, e, r in cases:
+        kw = dict(executor=e, record=r, proxy=PUBLIC, **next((v for c, v in odd.items() if isinstance(m, c)), {}))
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore')
+            try: said[f'{m!r}, {e}, {r}'] = same(*(ran(m, d, rounds=2, **kw) for d in BOTH))
+            except Exception as error: said[f'{m!r}, {e}, {r}'] = dict(error=f'{type(error).__name__}: {error}'[:300])
+    return dict(seen=said, classes=sorted({type(p).__name__ for m, _, _ in cases for p in m.parts}))
 
 def after():
     "What a run is asked once it is over."
@@ -189,7 +212,9 @@ def after():
         with tempfile.TemporaryDirectory() as folder:
             report = run.report(Path(folder)/'report.html').read_text()
             files = [Path(run.save_model(Path(folder)/f'{k}.safetensors', k)).read_bytes().hex() for k in (None, 1)]
-        said[d] = dict(per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
+        public = ran(FedDF(steps=2), d, proxy=PUBLIC)
+        said[d] = dict(bytes=[traffic_of(r, r.asked) for r in (run, public)],
+                       per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
                        logits=[run.logits(t.x_test, client=k).tolist() for k in (None, 1)],
                        predict=[run.predict(t.x_test, client=k).tolist() for k in (None, 1)],
                        influence=run.influence([1]).to_dict('list'),
@@ -283,7 +308,7 @@ def single(whole=''):
         said.update(methods(whole, only=() if whole else DOUBLE)['seen'])
         for name, (method, kw) in RUNS.items():
             if 'watch' in kw or not whole and name not in some: continue
-            try: said[name] = same(*(ran(method, d, **run_options(kw, d)) for d in BOTH))
+            try: said[name] = same(*(ran(method, d, **run_options(kw)) for d in BOTH))
             except Exception as error: said[name] = dict(error=f'{type(error).__name__}: {error}'[:300])
         finest = str(tree.finest(torch.device('dev')))
     return dict(seen=said, finest=finest)
@@ -307,9 +332,10 @@ def shortened(s):
     model = s.model if s.model.startswith('exits') else 'small_cnn'
     return replace(s, task=s.task.partition('(')[0], model='exits_cnn' if model != 'small_cnn' else model, options=(),
                    rounds=2, clients=clients, participation=max(s.participation, .5), recipe='',
+                   public=re.sub(r'\d+', '40', s.public),
                    partition='iid()', local=replace(s.local, epochs=1, batch_size=8))
 
-def plan(device='dev'):
+def plan(device='dev', *entries):
     "The commands of the first hour, each in slices until nothing is missing: what they said, and what is there."
     import contextlib, io
     warnings.simplefilter('ignore')
@@ -322,7 +348,7 @@ def plan(device='dev'):
         first = [(l, shortened(s)) for l, s in grid if (l['data'], l['seed']) == (grid[0][0]['data'], 0)]
         return [known.setdefault((entry.id, str(l)), (l, s)) for l, s in first]
     catalogue.select, settings.load, said = part, small_data, {}
-    for id, only in PLAN.items():
+    for id, only in PLAN.items() if not entries else dict.fromkeys(entries, '').items():
         with tempfile.TemporaryDirectory() as out:
             ask = ['reproduce', id, '--scale', 'paper', '--only', only, '--device', device, '--out', out, '--quiet']
             left = []
@@ -433,7 +459,7 @@ def device():
                 double=double)
 
 GROUPS = {f.__name__: f for f in (device, methods, runs, guard, kept, waits, single, plan, networks, planted, hooks,
-                                     after, compiled)}
+                                     after, compiled, forms)}
 
 if __name__ == '__main__':
     torch.set_num_threads(1)

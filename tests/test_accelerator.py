@@ -77,10 +77,23 @@ def test_every_form_and_sum_in_every_executor_recorded_and_not():
 
 def test_whole_runs(): agree(seen('runs'))
 
+@pytest.mark.slow
+@pytest.mark.parametrize('whole', [(), pytest.param(('whole',), marks=at_leisure)], ids=['in turn', 'all'])
+def test_every_class_in_a_run_of_its_own_with_what_the_server_has(whole):
+    "The public set lies on the CPU, where the caller made it."
+    said = seen('forms', *whole)
+    assert set(said['classes']) == set(known())
+    agree(said['seen'])
+
+@pytest.mark.slow
+def test_a_public_set_of_the_catalogue_goes_to_the_device():
+    for id, said in seen('plan', 'dev', 'fedgse/table4.3').items():
+        assert said['done'] == said['runs'] > 1 and said['device'] == ['dev'], (id, said)
+
 def test_what_a_run_is_asked_once_it_is_over():
     said = seen('after')
     agree(said)
-    assert len(said) == 7
+    assert len(said) == 8
 
 def test_steps_that_cannot_be_compiled_are_played_from_the_tape():
     said = seen('compiled')

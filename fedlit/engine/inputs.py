@@ -129,14 +129,14 @@ def tried(
         else: hint = str(e).partition('\n')[0]
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
 
-def _check_training(model, x):
-    "Refuse a network that returns no pair of tensors while it trains, mostly because of auxiliary outputs."
-    try: pair = tried(model, x, train=True)
-    except TypeError: pair = ()
-    if not pair or not all(isinstance(v, torch.Tensor) and len(v) == len(x) for v in pair):
+def _check_training(model, x, known): # known: what it returns in evaluation mode
+    "Refuse a network that returns something else while it trains, such as auxiliary outputs."
+    ends = lambda v: (len(v), v.shape[-1]) # DepthFL's networks have exits between samples and classes
+    try: same = [ends(v) for v in tried(model, x, train=True)] == [ends(v) for v in known]
+    except (TypeError, AttributeError): same = False # what it returns is no pair of tensors
+    if not same:
         raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
-                         "logits), a row for each sample, as in evaluation. Turn auxiliary outputs off, in torchvision "
-                         "with aux_logits=False")
+                         "logits) as in evaluation. Turn auxiliary outputs off, in torchvision with aux_logits=False")
 
 def check_network(
     model,  # what should be a network
@@ -166,7 +166,7 @@ def check_network(
                              f"way round, (features, logits), or give its last layer {classes} outputs, one a class")
         raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
                          f"but the task has {classes} classes; they must be (N, {classes})")
-    _check_training(model, x)
+    _check_training(model, x, [features, logits])
     if checkpoints(model, x):
         raise ValueError(f"{name} uses activation checkpointing (torch.utils.checkpoint), which would compute with "
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "

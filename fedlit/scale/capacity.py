@@ -8,7 +8,7 @@ __all__ = ['NETWORKS', 'PHONES', 'HOSPITALS', 'Wire', 'traffic', 'measure', 'con
            'simulate']
 
 # %% ../../nbs/scale/capacity.ipynb #0b8dc7d5
-import argparse, json, math, time
+import argparse, copy, json, math, time
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from ..models import build
 from ..papers.settings import measure_once
 from ..draws import rng
 from ..round import Batches, Local, aggregate, local_phase, pure, start
-from ..run import federate
+from ..run import federate, there
 from ..engine.tape import Tapes
 from ..tree import tmap
 
@@ -78,6 +78,7 @@ def traffic(
     statistics='averaged', # as in `fedlit.round.start`
 ) -> pd.DataFrame: # one row a client, in bytes a round: down, up; and between rounds: home, server
     "What travels between the server and each client in a round, and what each of them keeps."
+    model, proxy = copy.deepcopy(model).cpu(), there(proxy, 'cpu') # wherever the federation is
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics)
     after, count = merge(), lambda masks, *trees: sum(_bytes(t, masks, clients) for t in trees).round().astype(int)
     still, tensors = {k for k, p in model.named_parameters() if not p.requires_grad}, {**state.params, **state.buffers}
