@@ -127,7 +127,8 @@ COMPARED = 2 # how many sizes of batches there are: a recording of each is compa
     'FedAvg, vmap': 2, 'FedAvg, loop': 2, 'FedAvg, skipping': 2, 'HeteroFL, vmap': 2, 'FedAvg, metrics': 2,
     'HeteroFL, extract': 6 + 2,             # six clients, and shapes that depend on what each has
     'SCAFFOLD, vmap': 2 + 1,                # memories are written to their tables together
-    'Ditto, vmap': 3 + 2,                   # tests of those who took part, and of everybody
+    # tests of those who took part, and of everybody; its short batches are not filled up: two more sizes
+    'Ditto, vmap': 3 + 2 + 2,
     'FedCAC, vmap': 2 + 1 + 2,              # memories, and personal tests
     'FedALA, vmap': 2 + 1 + 2 + 4*6,        # has this client trained? as it begins and in three tests
     'MOON + FedDecorr, vmap': 2 + 1 + 2,    # which samples, and what FedDecorr notices
