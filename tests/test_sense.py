@@ -5,8 +5,8 @@ from torch import nn
 from fedlit.data import Task, load
 from fedlit.method import Method
 from fedlit.methods import (
-    DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedDF, FedPer, FedProto, FedRep, FedRoD,
-    LGFedAvg, StructuredDeCov)
+    DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedDF, FedPer, FedProto, FedRep,
+    FedRoD, LGFedAvg, StructuredDeCov)
 from fedlit.models import build
 from fedlit.partition import iid
 from fedlit.run import Federation, Local, Simulation, federate
