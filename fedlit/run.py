@@ -27,8 +27,9 @@ from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_criterion, check_device, check_extremes, check_network, convolves,
-                                  first_odd, impure, least_batch, parts, prefers_channels_last, python_state, writable)
+from .engine.inputs import (best_device, check_criterion, check_device, check_extremes, check_network,
+                                  check_proxy, convolves, first_odd, impure, least_batch, parts,
+                                  prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.messages import check_record, point, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
@@ -196,6 +197,7 @@ def checked(self:Federation):
         raise ValueError(f"{type(asked.model).__name__} cannot be copied, and clients train copies: {point(e)}; of the "
                          "old torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm can") from e
     check_network(asked.model, asked.task, asked.method, device)
+    check_proxy(asked.model, asked.proxy)
     check_criterion(asked.criterion, asked.task)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
     check_participation(asked.participation, len(clients))

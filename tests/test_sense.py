@@ -2,11 +2,11 @@
 import random
 import numpy as np, pytest, torch, torch.nn.functional as F, warnings
 from torch import nn
-from fedlit.data import load
+from fedlit.data import Task, load
 from fedlit.method import Method
 from fedlit.methods import (
-    MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedPer, FedProto, FedRep, FedRoD, LGFedAvg,
-    StructuredDeCov)
+    DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedDF, FedPer, FedProto, FedRep,
+    FedRoD, LGFedAvg, StructuredDeCov)
 from fedlit.models import build
 from fedlit.partition import iid
 from fedlit.run import Federation, Local, Simulation, federate
@@ -188,3 +188,25 @@ def test_a_network_that_cannot_be_copied():
     net = build('mlp', TASK, seed=0)
     net.head = nn.utils.weight_norm(net.head)
     with pytest.raises(ValueError, match='Net cannot be copied, .*parametrizations.weight_norm'): go(net=net)
+
+def test_what_the_server_has_must_fit_the_network():
+    for proxy in (torch.rand(9, 3, 8, 8), (torch.rand(9, 3, 8, 8), torch.zeros(9).long())):
+        with pytest.raises(ValueError, match=r'^proxy: .* cannot take samples of float32 \(3, 8, 8\)'):
+            go(FedDF(), proxy=proxy)
+
+class Tokens(torch.nn.Module):
+    def __init__(self, sparse=False, recurrent=False):
+        super().__init__()
+        self.e = torch.nn.Embedding(9, 8, sparse=sparse)
+        self.r = torch.nn.GRU(8, 8, batch_first=True) if recurrent else None
+        self.head = torch.nn.Linear(8, 2)
+    def forward(self, x):
+        z = self.r(self.e(x))[0][:, -1] if self.r else self.e(x).mean(1)
+        return z, self.head(z)
+
+def test_layers_without_a_rule_are_named():
+    x = torch.randint(0, 9, (60, 5), generator=torch.Generator().manual_seed(0))
+    words = Task('words', x, (x == 3).any(1).long(), x[:20] + 0, (x[:20] == 3).any(1).long(), classes=2)
+    run = lambda net, m: federate(net, words, [torch.arange(30), torch.arange(30, 60)], m, 1, progress=False)
+    with pytest.raises(ValueError, match='e of Tokens has sparse gradients.*sparse=False'): run(Tokens(True), FedAvg())
+    with pytest.raises(ValueError, match='no rule in r, a GRU'): run(Tokens(recurrent=True), DPSGD())

@@ -226,6 +226,9 @@ class DPSGD(Method):
         if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
             raise ValueError(f"DPSGD needs a gradient of every sample, and BatchNorm, as in {norms[0]}, mixes the "
                              "samples of a batch; take a network with GroupNorm or without norms")
+        if rnns := [k for k, m in model.named_modules() if isinstance(m, torch.nn.RNNBase)]:
+            raise ValueError(f"DPSGD needs a gradient of every sample, for which PyTorch has no rule in {rnns[0]}, a "
+                             f"{type(model.get_submodule(rnns[0])).__name__}; take a network without recurrent layers")
         return params, {}, dict(passes=_nothing_yet(params))
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
