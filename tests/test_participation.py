@@ -1,7 +1,7 @@
 "Who takes part: drawn from the seed, resumed exactly, the same in all executors, refused where it does not fit."
 import numpy as np, pytest, torch
 from fedlit.data import load
-from fedlit.methods import FedAvg, FedBN, FedProx
+from fedlit.methods import FedAvg, FedPer, FedProx
 from fedlit.models import build
 from fedlit.parse import value
 from fedlit.participation import (Available, BySize, Participation, PowerOfChoice, RoundRobin, Uniform, draw_clients,
@@ -73,7 +73,7 @@ def test_by_size_is_in_proportion_where_one_is_drawn():
     who = sum((draw_clients(4, BySize(.25), 0, r, [10, 20, 30, 40]) for r in range(4000)), [])
     assert np.allclose(np.bincount(who)/4000, [.1, .2, .3, .4], atol=.025)
 
-@pytest.mark.parametrize('method', [FedAvg(), FedBN() + FedProx()], ids=repr)
+@pytest.mark.parametrize('method', [FedAvg(), FedPer() + FedProx()], ids=repr)
 def test_power_of_choice_takes_the_largest_losses_of_the_servers_network(method):
     from fedlit.measure import evaluate
     from fedlit.round import deployed, start
