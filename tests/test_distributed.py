@@ -12,7 +12,7 @@ from fedlit.scale.torchrun import Ranks, balanced
 from fedlit.engine.guard import Guard, check_clients
 from fedlit.method import asks_for, overrides, part_names
 from fedlit.local import Adam, Decay
-from fedlit.methods import FedAvgM, FedBN, MOON
+from fedlit.methods import FedAvgM, FedBN, FedPer, MOON
 from fedlit.models import build
 from fedlit.participation import PowerOfChoice
 from fedlit.partition import dirichlet
@@ -143,7 +143,7 @@ def ways(executor='vmap', **kw):
     task = load('digits').subset(300, seed=0)
     clients, local = dirichlet(task.y_train, clients=6, alpha=.5, seed=0), Local(
         steps=(2, 5, 1, 7, 3, 4), batch_size=32, lr=Decay(.01, .8), optimizer=Adam(kept=True))
-    return federate(build('mlp', task, seed=0), task, clients, FedBN() + FedAvgM(), 4, local, executor=executor,
+    return federate(build('mlp', task, seed=0), task, clients, FedPer() + FedAvgM(), 4, local, executor=executor,
                     participation=PowerOfChoice(.5, candidates=5), progress=False, device='cpu', **kw)
 
 def ways_on_ranks(rank, path):
