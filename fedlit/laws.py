@@ -19,6 +19,7 @@ from functools import partial, wraps
 from pathlib import Path
 from torch import nn
 from torch.overrides import TorchFunctionMode
+from .draws import keep_generators
 from .method import HOOKS, FedAvg, Method, Sum, asks_for, overrides
 from .engine.axes import axes_of
 from .round import Batches, Local, aggregate, deployed, fed_round, holders, local_phase, start
@@ -387,15 +388,11 @@ def _single(world):
 @contextmanager
 def seeded(n): # int, the seed
     "All random generators as after seeding with `n`; afterwards as they were."
-    state, old = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng(devices=[]):
+    with keep_generators(), torch.random.fork_rng(devices=[]):
         random.seed(n)
         np.random.seed(n)
         torch.manual_seed(n)
-        try: yield
-        finally:
-            random.setstate(state)
-            np.random.set_state(old)
+        yield
 
 def _again(method, world, n, anew=False):
     if anew or (n, method) not in world.kept:

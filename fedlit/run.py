@@ -10,7 +10,7 @@ __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several',
            'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
-import copy, hashlib, inspect, math, platform, random, re, sys, threading, time, warnings
+import copy, hashlib, inspect, math, platform, re, sys, threading, time, warnings
 import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -27,7 +27,7 @@ from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_criterion, check_device, check_extremes, check_network,
+from .engine.inputs import (attempt, best_device, check_criterion, check_device, check_extremes, check_network,
                                   check_proxy, convolves, first_odd, impure, least_batch, parts,
                                   prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
@@ -192,10 +192,6 @@ def checked(self:Federation):
     check_metrics(asked.metrics)
     clients, tests = asked.check_data()
     without = asked.check_without()
-    try: copy.deepcopy(asked.model)
-    except Exception as e:
-        raise ValueError(f"{type(asked.model).__name__} cannot be copied, and clients train copies: {point(e)}; of the "
-                         "old torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm can") from e
     check_network(asked.model, asked.task, asked.method, device)
     check_proxy(asked.model, asked.proxy)
     check_criterion(asked.criterion, asked.task)
@@ -257,6 +253,7 @@ class Simulation:
         self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
         self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
         self.lengths = [len(c) for c in asked.clients] # looked at once; a round looks at its own clients only
+        self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
         per = [-(-n//asked.local.batch_size) for n in self.lengths]
         self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
         x = self.task.normalise(self.task.x_train[:2])
@@ -316,8 +313,7 @@ class Simulation:
         state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
         function = partial(pure, precision=PRECISION[a.precision])
         sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
-        longest = max(range(len(a.clients)), key=self.lengths.__getitem__)
-        batches = self.batches([longest], 0, epochs=1, steps=1)
+        batches = self.batches([self.fullest], 0, epochs=1, steps=1)
         (x,), (y,) = batches.at(0, [0], int(batches.counts[0, 0]))
         return try_stack(sent, x, y)
 
@@ -533,8 +529,8 @@ def try_metrics(self:Simulation):
 @torch.enable_grad()
 def try_network(self:Simulation):
     "(features, logits, labels) of some samples of the fullest client in evaluation mode, with gradients."
-    k, x = max(range(len(self.lengths)), key=self.lengths.__getitem__), self.task.x_train
-    first = self.asked.clients[k][:min(self.asked.local.batch_size, 16)].to(x.device)
+    x = self.task.x_train
+    first = self.asked.clients[self.fullest][:min(self.asked.local.batch_size, 16)].to(x.device)
     net = copy.deepcopy(self.model)
     with undrawn():
         params, buffers = split_state(net)
@@ -563,16 +559,6 @@ def try_parts(self:Simulation, features, logits):
                  "return what the last layer gets as features")
 
 # %% ../nbs/16_run.ipynb #mt33crit
-def _answer(f, *args):
-    "What a call returns, and what it raises; meanwhile no random number of the process is used up."
-    ours, theirs = random.getstate(), np.random.get_state()
-    try:
-        with undrawn(): return f(*args), None
-    except Exception as e: return None, e
-    finally:
-        random.setstate(ours)
-        np.random.set_state(theirs)
-
 @patch
 @torch.enable_grad()
 def try_criterion(self:Simulation, logits, y):
@@ -583,9 +569,9 @@ def try_criterion(self:Simulation, logits, y):
     logits = logits.detach().requires_grad_()
     asked = (f"criterion {getattr(f, '__name__', type(f).__name__)}, "
              f"asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},")
-    v, e = _answer(f, logits, y)
+    v, e = attempt(f, logits, y)
     if e:
-        turned = '' if _answer(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
+        turned = '' if attempt(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
         raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {point(e)}") from e
     if not isinstance(v, torch.Tensor) or v.ndim:
         what = f"tensor of shape {tuple(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__

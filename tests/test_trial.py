@@ -4,6 +4,7 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.batches import Local
 from fedlit.data import Task, load
+from fedlit.engine.inputs import check_extremes
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedProx, MOON
 from fedlit.models import build
@@ -142,6 +143,12 @@ def test_a_column_of_its_own_vocabulary():
     task = Task('columns', x, WORDS.y_train, x[:9], WORDS.y_train[:9], classes=2)
     with pytest.raises(ValueError, match='sample 17 of x_train'):
         federate(Columns(), task, SITES, FedAvg(), 1, progress=False, device='cpu')
+
+def test_all_extremes_pass_the_network_together():
+    calls, net = [], Bag()
+    net.register_forward_hook(lambda *_: calls.append(1))
+    check_extremes(net, WORDS)
+    assert len(calls) == 2 # the training and the test samples
 
 class Reads(Method):
     def loss(self, features): return features.square().mean()*(features.mean().item() > 0)

@@ -6,13 +6,11 @@
 __all__ = ['PRECISIONS', 'step_from', 'first_difference', 'try_stack']
 
 # %% ../../nbs/engine/trial.ipynb #trial003
-import copy, random, torch
-import numpy as np
-from contextlib import contextmanager
+import copy, torch
 from dataclasses import replace
 from ..batches import Batches
 from ..cohort import Cohort
-from ..draws import undrawn
+from ..draws import keep_generators, undrawn
 from .messages import point
 from .stacks import single, stacked
 from ..tree import flatten, sub, tmap
@@ -59,16 +57,6 @@ def first_difference(
         if largest(apart) > tolerance*max(largest(v), least): return f"{k} is {largest(apart):.1g} off"
     return ''
 
-@contextmanager
-def _untouched():
-    "Afterwards the generators of PyTorch, NumPy and Python are as before."
-    states = random.getstate(), np.random.get_state()
-    try:
-        with undrawn(): yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])
-
 # %% ../../nbs/engine/trial.ipynb #trial009
 PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # of the trial, and what it tolerates
 
@@ -88,7 +76,7 @@ def try_stack(
             data = Batches(cast(xs) if x.is_floating_point() else xs, ys, torch.tensor(lengths)[:, None]).of(at)
             return step_from(replace(sent, model=model, method=method, criterion=criterion), [who[i] for i in at],
                              data, each, fill, cast)
-        with _untouched():
+        with keep_generators(), undrawn():
             try: alone = [step([i], single) for i in (0, 1)]
             except Exception: continue # the run will say what is wrong with the plain step
             try: both = step([0, 1], stacked, fill)

@@ -8,7 +8,7 @@ __all__ = ['class_means', 'prototypes', 'FedProto']
 # %% ../../nbs/methods/74_fedproto.ipynb #288a7f36
 import torch
 from ..method import Method, require
-from .fedper import untrained
+from .fedper import suggest_layers
 
 # %% ../../nbs/methods/74_fedproto.ipynb #9c16cb2d
 def class_means(
@@ -46,8 +46,7 @@ class FedProto(Method):
         w = params.get(f'{self.head}.weight')
         if w is None or w.dim() != 2:
             raise ValueError(f"FedProto: head={self.head!r} must name the linear layer on the features, "
-                             f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}"
-                             f"{untrained(self.head, params, model)}")
+                             f"{suggest_layers(self.head, params, model)}")
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
     def keep(self, name): return True
     def loss(self, features, y, server):

@@ -9,7 +9,7 @@ __all__ = ['FedRoD']
 import torch
 import torch.nn.functional as F
 from ..method import Method
-from .fedper import untrained
+from .fedper import suggest_layers
 
 # %% ../../nbs/methods/75_fedrod.ipynb #ddfc605e
 class FedRoD(Method):
@@ -20,8 +20,7 @@ class FedRoD(Method):
         w = params.get(f'{self.head}.weight')
         if w is None or w.dim() != 2:
             raise ValueError(f"FedRoD: head={self.head!r} must name the linear layer on the features, "
-                             f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}"
-                             f"{untrained(self.head, params, model)}")
+                             f"{suggest_layers(self.head, params, model)}")
         own = {f'own.{k}': torch.zeros_like(v) for k, v in params.items() if k.startswith(f'{self.head}.')}
         return {**params, **own}, {}, {}
     def keep(self, name): return name.startswith('own.')

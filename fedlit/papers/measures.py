@@ -19,7 +19,7 @@ from ..methods.submodels import SubModel, top
 from ..models import build, count, macs
 from ..parse import method as parse
 from ..round import State, aggregate, axes_of, local_phase, pure, recompute, start
-from ..run import WEIGHTING, batches_of, choose_executor, draw_clients, least_batch
+from ..run import WEIGHTING, batches_of, choose_executor, draw_clients, least_batch, there
 
 # %% ../../nbs/papers/measures.ipynb #f298d26b
 def _clip(values, digits=6): return [float(f'{v:.{digits}g}') for v in values]
@@ -167,7 +167,7 @@ def activations(run, task, clients, tests, s):
 def update_gap(run, task, clients, tests, s):
     "Length of the summed difference between the clients' updates and those of whole networks, one number a round."
     method, device = run.method, next(run.model.parameters()).device
-    proxy = run.proxy and tuple(v.to(device) for v in run.proxy)
+    proxy = there(run.proxy, device)
     whole = sum((p for p in method.parts if not isinstance(p, (SubModel, Scaler))), FedAvg())
     model, sizes, least, out = (build(s.model, task, seed=s.seed, **dict(s.options)).to(device),
                                 WEIGHTING[s.weighting](clients), least_batch(run.model), [])
