@@ -45,7 +45,7 @@ def notebooks(bin, log, env):
     return f'{len(there) - len(failed)} of {len(there)}', failed
 
 # what no processor changes: a device that is none, the site, texts, files, the statistics of results
-SAME = ('accelerator away bench catalogue check cli docs doors evidence files hub inputs kernel logs moved notes '
+SAME = ('accelerator away bench catalogue check cli docs doors evidence files hub inputs kernel layout logs notes '
         'odd_files odd_results own papers parse pictures portraits process release report share snippets startup typed '
         'unread').split()
 

@@ -2,7 +2,6 @@
 import json, os, shutil, sys
 from pathlib import Path
 from sphinx.cmd.build import main
-import moved
 import llms, pages
 from convert import Converter, page_of
 from api import markdown as reference
@@ -52,5 +51,4 @@ if __name__ == '__main__':
                '-d', src.parent/'doctrees', '-c', pages.ROOT/'docs', src, made]
     if fault := main(list(map(str, options))): sys.exit(fault)
     shutil.move(made, out)
-    moved.write(out)
     print(f'The site: {out/"index.html"}')

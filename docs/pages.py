@@ -165,6 +165,4 @@ def front_matter(text, page):
     return re.sub(r'\A# (.+)\n> (.+)', lambda m: f'---\ntitle: "{m[1]}"\ndescription: "{m[2]}"\n---', text)
 
 if __name__ == '__main__':
-    import moved # late, as it imports this
     write(NBS, '.qmd', front_matter)
-    moved.quarto(NBS)

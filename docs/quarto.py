@@ -4,7 +4,7 @@ from pathlib import Path
 from nbdev.quarto import refresh_quarto_yml
 from nbdev.serve import proc_nbs
 import nbdev.process
-import moved, pages
+import pages
 from convert import unfolded
 
 read = nbdev.process.extract_directives
@@ -18,7 +18,6 @@ if __name__ == '__main__':
     nbdev.process.extract_directives = extract_directives # which would drop all but the first line of a text
     warnings.filterwarnings('ignore', 'Found cells containing imports')   # they are run, and that is tried here
     pages.write(pages.NBS, '.qmd', pages.front_matter)
-    moved.quarto(pages.NBS)
     refresh_quarto_yml()
     made = proc_nbs(force=True, n_workers=0)
     missing = [p for _, p in pages.sidebar() if not (Path(made)/p).exists()]

@@ -10,7 +10,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
 from convert import Converter, directives, page_of, slug, tidy, unfolded
 from tables import set_tables
-import api, llms, moved, pages
+import api, llms, pages
 
 SITE = Path(os.environ.get('FEDLIT_DOCS', ROOT/'_docs'))
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
@@ -309,7 +309,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope='module')
 def site():
     found = {p.relative_to(SITE).as_posix(): p for p in sorted(SITE.rglob('*.html')) if '_static' not in p.parts}
-    return {n: Page(p) for n, p in found.items() if n.removesuffix('.html') not in moved.MOVED}
+    return {n: Page(p) for n, p in found.items()}
 
 @built
 def test_every_page_is_there(site): assert {page_of(p) + '.html' for _, p in pages.sidebar()} <= site.keys()

@@ -1,4 +1,0 @@
-"Now in modules of fedlit.papers. Written by hand: see fedlit/_moved.py"
-from fedlit._moved import moved
-moved(__name__, 'fedlit.reproduce', 'fedlit.papers.catalogue', 'fedlit.papers.collapse', 'fedlit.papers.settings',
-      'fedlit.papers.claims')

@@ -1,0 +1,52 @@
+"What docs/lint.py knows of imports is right; a short name is the same module."
+import re, sys
+from importlib import import_module
+from pathlib import Path
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT/'docs'))
+import imports
+
+def test_a_short_name_is_the_same_module():
+    pytest.importorskip('flwr')
+    assert import_module('fedlit.flower') is import_module('fedlit.scale.flower')
+
+@pytest.fixture
+def graph_of(tmp_path):
+    "Who imports whom in a package of these files."
+    def graph(files):
+        for name, source in files.items():
+            f = tmp_path/'p'/name
+            f.parent.mkdir(parents=True, exist_ok=True)
+            f.write_text(source)
+        return imports.imports(tmp_path/'p')
+    return graph
+
+def test_imports_are_found_in_every_form(graph_of):
+    graph = graph_of({'a.py': 'from . import b\nfrom .wing import c', 'b.py': 'import os, p.wing.c',
+                      'd.py': 'def f():\n    from p.wing import e as g', 'wing/__init__.py': '',
+                      'wing/c.py': 'from ..d import x', 'wing/e.py': 'def __getattr__(name):\n    from .. import a'})
+    assert graph == {'a': {'b', 'wing.c'}, 'b': {'wing.c'}, 'd': {'wing.e'},
+                     'wing': set(), 'wing.c': {'d'}, 'wing.e': set()}
+    assert imports.circles(graph) == []
+
+def test_a_circle_is_found_also_through_a_function(graph_of):
+    graph = graph_of({'a.py': 'from .b import x', 'b.py': 'from p import c', 'c.py': 'def f():\n    import p.a',
+                      'd.py': 'import p.a'})
+    assert imports.circles(graph) == [('a', 'b', 'c')] and imports.reached(graph, 'd') == {'a', 'b', 'c'}
+
+def test_lint_sees_an_import_of_a_later_page_and_a_circle(monkeypatch):
+    import lint
+    graph = imports.imports()
+    monkeypatch.setattr(lint, 'imports', lambda: {**graph, 'tree': {'run'}})
+    assert next(lint.arrows_run_down()).startswith('fedlit.tree, page 0, needs fedlit.')
+    circle, = lint.no_circle_of_imports()
+    assert {'run', 'tree'} <= set(re.findall(r'[\w.]+', circle))
+
+def test_lint_sees_a_cell_that_quarto_runs_without_what_it_needs():
+    import lint
+    right = ['#| export\nimport os', 'a = 1', 'import re\nf = lambda b: a + b', 'import re\nx = [os.name for k in "a"]']
+    assert not [*lint.unbound(right)]
+    assert [*lint.unbound([*right, 'import re\ndef f(): return a\nf(a)'])] == [(4, 'a')]
+    assert not [*lint.unbound(['a = 1', '#| eval: false\nimport re\na + 1', 'a + 2'])]
