@@ -11,10 +11,8 @@ def modules(package):
     return {m: f for m, f in found.items() if m and m != '_modidx'}
 
 def statements(tree):
-    "Every import, also inside of functions. A module's `__getattr__` is passed over: it answers old imports."
-    for n in tree.body:
-        if isinstance(n, ast.FunctionDef) and n.name == '__getattr__': continue
-        yield from (s for s in ast.walk(n) if isinstance(s, (ast.Import, ast.ImportFrom)))
+    "Every import, also inside of functions."
+    return (s for s in ast.walk(tree) if isinstance(s, (ast.Import, ast.ImportFrom)))
 
 def imports(package=PACKAGE):
     "Module -> the modules of the same package that it imports. The package itself, a face, is left out."

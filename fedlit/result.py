@@ -438,8 +438,7 @@ def push_to_hub(self:Run,
     return upload(repo, partial(self.to_folder, client=client, name=repo), private, **kw)
 
 # %% ../nbs/15_result.ipynb #82a138b0
-FORMAT = 4 # 1 held a row for every client; 2 holds tables, which is the default row and the written ones;
-           # 3 has a checksum; since 4 draws have the names of `fedlit.draws`
+FORMAT = 4 # of a run's file; other ones are refused
 
 LONG = 2**20 # characters of a history that no longer stands in the header, which safetensors limits
 BESIDE = 'beside the tensors' # where it stands then, as bytes
@@ -474,17 +473,15 @@ _SETTINGS = dict(labels=list, local=dict, metrics=list, input=dict, fingerprint=
 
 def _check_kinds(header):
     "Refuse a header whose entries are not of their kinds."
-    optional = dict(tables=[], classes={})
     for k, kind in _KINDS.items():
-        if type(v := {**optional, **header}.get(k)) is not kind:
-            raise ValueError(f"{k} is {v!r:.60}, but it must be a {kind.__name__}" if k in header
-                             else f"it has no {k}")
+        if k not in header: raise ValueError(f"it has no {k}")
+        if type(v := header[k]) is not kind: raise ValueError(f"{k} is {v!r:.60}, but it must be a {kind.__name__}")
     if not (0 <= header['round'] < 2**53 and 1 <= header['clients'] < 2**53):
         raise ValueError(f"round is {header['round']} of {header['clients']} clients")
     said = header['settings']
     if (sizes := said.get('sizes')) is not None and (type(sizes) is not list or len(sizes) != header['clients']):
         raise ValueError(f"clients is {header['clients']}, but there are sizes of {sizes!r:.60}")
-    if not all(isinstance(s, str) for s in [*header.get('classes', {}).values(), *header['order']]):
+    if not all(isinstance(s, str) for s in [*header['classes'].values(), *header['order']]):
         raise ValueError('a name in it is no text')
     wrong = [k for k, kind in _SETTINGS.items() if said.get(k) is not None and type(said[k]) is not kind]
     if said.get('statistics', 'averaged') not in STATISTICS: wrong.append('statistics')
@@ -506,7 +503,7 @@ def _check_history(history):
 
 def _check_tensors(header, tensors):
     "Refuse names without a tensor, and tables that are none."
-    order, tables = header['order'], header.get('tables', [])
+    order, tables = header['order'], header['tables']
     if odd := next((k for k in order if k not in tensors or k.partition('/')[0] not in TREES), None):
         raise ValueError(f'it has no tensor {odd!r:.60}')
     if len(set(order)) != len(order) or not set(tables) <= set(order): raise ValueError('its names do not add up')
@@ -518,22 +515,15 @@ def _check_tensors(header, tensors):
     for k in order:
         tree, *path = k.split('/')
         if tree in ('params', 'buffers') and len(path) != 1: raise ValueError(f'{k!r:.60} is no tensor of a network')
-        if header['format'] == 1 and tree in ('client', 'personal') and path[-1]:
-            if tensors[k].shape[:1] != (header['clients'],): raise ValueError(f'{k!r:.60} has no row for each client')
-        elif tree in ('client', 'personal') and path[-1] and k not in tables:
+        if tree in ('client', 'personal') and path[-1] and k not in tables:
             raise ValueError(f'{k!r:.60} is no table')
 
 # %% ../nbs/15_result.ipynb #c1f759bd
 def _trees(header, tensors, device):
     "The trees of a file, on `device`, with tables for what clients hold."
     store, clients = Store(), header['clients']
-    dense = [k for k in header['order']
-             if header['format'] == 1 and k.startswith(('client/', 'personal/')) and k[-1] != '/']
-    tensors = {k: v if k in header.get('tables', dense) else v.to(device) for k, v in tensors.items()}
-    for k in header.get('tables', ()):
-        tensors[k] = unpack(tensors[k], tensors[k+ROWS], clients, device, store)
-    for k in dense:
-        tensors[k] = unpack(torch.cat([tensors[k][:1], tensors[k]]), torch.arange(clients), clients, device, store)
+    tensors = {k: v if k in header['tables'] else v.to(device) for k, v in tensors.items()}
+    for k in header['tables']: tensors[k] = unpack(tensors[k], tensors[k+ROWS], clients, device, store)
     # safetensors sorts names; sums are exact only in their own order
     return unflatten({k: tensors[k] for k in header['order']})
 
@@ -548,7 +538,7 @@ def _whole(path):
 
 def _read(path, device='cpu'):
     "What a file says of a run, and its state."
-    header, tensors = read_tensors(path, FORMAT, summed=3)
+    header, tensors = read_tensors(path, FORMAT)
     with _whole(path):
         if header.get('history') == BESIDE: header['history'] = json.loads(tensors.pop('history').numpy().tobytes())
         _check_kinds(header)
@@ -561,7 +551,7 @@ def _read(path, device='cpu'):
 # %% ../nbs/15_result.ipynb #59297289
 def _method_of(header, path):
     "The method of a file, by its text."
-    homes = header.get('classes', {})
+    homes = header['classes']
     try: return parse(header['method'], classes(homes), longest=10**6)
     except ParseError as e:
         where = '; '.join(f"the class {name} of {home.replace(':', ', ')}," for name, home in homes.items())
@@ -569,7 +559,7 @@ def _method_of(header, path):
                          "pass the method: Run.load(path, method=...)") from None
 
 def _text_of(header, method):
-    "The text of a file's method; that of `method` where it says the same in other words, as an older version may."
+    "The text of a file's method; that of `method` where it says the same in other words."
     ours, theirs = repr(method), header['method']
     try: return ours if ours == theirs or method == _method_of(header, '') else theirs
     except ValueError: return theirs
@@ -635,10 +625,6 @@ def resume(
     header, state = found
     theirs, ours = ({**header['settings'], 'method': _text_of(header, method)},
                     {**json.loads(json.dumps(settings)), 'method': repr(method)})
-    if header['format'] < 4:
-        raise ValueError(f"{path} was written before fedlit named its random draws anew (format {header['format']}); "
-                         "going on from it would be neither the old run nor a new one. "
-                         "Run.load reads it; choose another file to begin again")
     if differ := _differ(theirs, ours):
         raise ValueError(f"{path} is the checkpoint of another run ({'; '.join(differ)}); choose another file")
     return Run(method, header['history'], state, settings)

@@ -339,7 +339,7 @@ def settings(self:Simulation, executor):
                 clients=len(sizes), sizes=sizes, rounds=a.rounds, local=a.local.plain(),
                 participation=plain(a.participation), seed=a.seed, executor=executor, device=a.device,
                 weighting=a.weighting, statistics=a.statistics, precision=a.precision,
-                without=sorted(a.without) or None, # None, as older runs say by saying nothing
+                without=sorted(a.without) or None,
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests),

@@ -108,7 +108,7 @@ def test_every_changed_byte_of_a_checkpoint_is_refused(tmp_path, calm):
     header = 8 + int.from_bytes(raw[:8], 'little')
     for i in [*range(header), *range(header, len(raw), max(1, (len(raw)-header)//300))]:
         raw[i] ^= (wrong := 1 << i % 8)
-        refused(path, lambda p: read_tensors(p, FORMAT, summed=3), raw)
+        refused(path, lambda p: read_tensors(p, FORMAT), raw)
         raw[i] ^= wrong
     path.write_bytes(raw)
     assert content(path) == content(calm)
@@ -144,9 +144,10 @@ def test_files_of_others_and_newer_ones_are_refused(tmp_path, calm):
     with pytest.raises(ValueError, match="is a folder"): Run.load(tmp_path)
     path.write_bytes(b'PK\3\4 an archive')
     with pytest.raises(Damaged, match='c.safetensors'): Run.load(path)
-    write_tensors(path, {}, dict(format=FORMAT+1))
-    with pytest.raises(ValueError, match='a newer one wrote it') as e: Run.load(path)
-    assert not isinstance(e.value, Damaged)
+    for number in (FORMAT+1, FORMAT-1):
+        write_tensors(path, {}, dict(format=number))
+        with pytest.raises(ValueError, match='another one wrote it') as e: Run.load(path)
+        assert not isinstance(e.value, Damaged)
     told = json.loads(write_json(tmp_path/'r.json', dict(a=1)).read_text())
     (tmp_path/'r.json').write_text(json.dumps(dict(told, format=files.JSON+1)))
     with pytest.raises(ValueError, match='a newer one wrote it'): result(tmp_path/'r.json')

@@ -186,7 +186,7 @@ def test_a_small_file_asks_for_little_memory(tmp_path, good):
         sample=(tensors, with_model(name='small_cnn', shape=[3, 60_000, 60_000], options={})),
         classes=(tensors, with_model(classes=10**9)),
         history=(tensors, {**header, 'history': [{str(k): 1} for k in range(60_000)]}),
-        clients=(tensors, {**header, 'format': 1, 'clients': 10**10}),
+        clients=(tensors, {**header, 'clients': 10**10}),
         factors=({**tensors, **wide}, {**header, 'method': 'FedPara()', 'order': [*header['order'], *wide]}))
     for name, (held, told) in bombs.items(): write_tensors(tmp_path/f'{name}.st', held, told)
     def cramped():

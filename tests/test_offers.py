@@ -5,7 +5,7 @@ from federation import model
 from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.round import deployed, fed_round, start
-from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE, RENAMED
+from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
 IN_A_PART = {'live'}            # there only where a client has a part of the network
@@ -63,6 +63,5 @@ def test_every_row_says_what_it_is(name):
 
 def test_a_wrong_name_is_answered_by_the_table():
     for hook, name, said in (('grad', 'logits', "'logits' is offered to output, loss"),
-                             ('loss', 'feature', 'did you mean features'),
-                             ('mask', 'public', f"is called '{RENAMED['public']}' now")):
+                             ('loss', 'feature', 'did you mean features')):
         with pytest.raises(TypeError, match=re.escape(said)): one_round(probe(hook, name))

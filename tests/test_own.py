@@ -182,14 +182,6 @@ def test_checkpoints_that_say_less_are_gone_on_from(tmp_path, monkeypatch):
         go(clients=CLIENTS, rounds=1, checkpoint=tmp_path/'run')
     assert len(go(clients=CLIENTS, rounds=2, checkpoint=tmp_path/'run').history) == 2
 
-def test_an_older_checkpoint_is_read_and_not_gone_on_from(tmp_path, monkeypatch):
-    import fedlit.result as r
-    monkeypatch.setattr(r, 'FORMAT', 3)
-    go(rounds=1).save(tmp_path/'run')
-    monkeypatch.undo()
-    assert len(Run.load(tmp_path/'run').history) == 1
-    with pytest.raises(ValueError, match='format 3'): go(rounds=2, checkpoint=tmp_path/'run')
-
 def test_rounds_are_values():
     runs = list(federating(NET, TASK, CLIENTS, FedAvg(), rounds=3, local=Local(epochs=1), progress=False))
     assert ([len(r.history) for r in runs] == [1, 2, 3]

@@ -1,8 +1,7 @@
 "Tables: what a tensor would say, versions that stay, memory and disk that come back, files, and growth."
-import copy, errno, json, os, subprocess, sys
+import copy, errno, os, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 import pytest, torch
-from safetensors import safe_open
 from fedlit.data import load
 from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
@@ -173,25 +172,6 @@ def test_a_file_holds_the_written_rows_only(tmp_path):
         run.settings = {}
         return run.save(tmp_path/f'{clients}.safetensors').stat().st_size
     assert abs(size(150)-size(15)) < 200
-
-def test_files_of_older_formats(tmp_path):
-    "Format 1 had a row for every client, and until format 3 there was no checksum."
-    from safetensors.torch import save_file
-    run = federate(net(), TASK, CLIENTS, ALL, rounds=2, participation=.34, **FAST)
-    s = run.state
-    dense = {k: v[:].contiguous().clone()
-             for k, v in flatten(dict(params=s.params, buffers=s.buffers, server=s.server, client=s.client,
-                                      personal=s.personal)).items()}
-    with safe_open(run.save(tmp_path/'4.safetensors'), 'pt') as f:
-        header, packed = json.loads(f.metadata()['fedlit']), {k: f.get_tensor(k) for k in f.keys()}
-    assert header.pop('crc32') and header['format'] == 4
-    save_file(packed, tmp_path/'2.safetensors', metadata=dict(fedlit=json.dumps({**header, 'format': 2})))
-    assert same(s, Run.load(tmp_path/'2.safetensors').state)
-    assert header.pop('tables')
-    save_file(dense, tmp_path/'1.safetensors', metadata=dict(fedlit=json.dumps({**header, 'format': 1})))
-    back = Run.load(tmp_path/'1.safetensors').state
-    assert (same(s, back) and isinstance(back.personal['head.weight'], Table)
-            and isinstance(back.client['MOON']['trained'], Table))
 
 def test_pack_and_unpack():
     table = put(Table(torch.ones(2, dtype=torch.double), 9), [8, 1], torch.zeros(2, 2))

@@ -166,8 +166,6 @@ def _lacking(run, asked, source, drawn, no_bytes):
     if h['accuracy'].isna().any(): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
     if drawn is None: yield ('Who took part in which round: the seed and the history do not agree.', '')
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
-    if 'bad_clients' in h and (h['bad_clients'].fillna('') != '').any() and 'why' not in h:
-        yield ('Why clients were skipped; an older version ran this.', '')
 
 def facts(
     run,        # Run

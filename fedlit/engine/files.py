@@ -233,7 +233,7 @@ def _sound(
     return content
 
 def read_json(
-    path, # file that `write_json` or an older fedlit wrote
+    path, # file that `write_json` wrote
 ):        # its content
     "Read a result; `Damaged` where it is not as it was written, ValueError where a newer fedlit wrote it."
     return _sound(_bytes(path), path)
@@ -261,7 +261,7 @@ def _packed_result(folder, name):
     return line and {k: v for k, v in _sound(line, f'{name} in {packed(folder)}').items() if k != 'file'}
 
 def result(
-    path, # file that `write_json` or an older fedlit wrote, or would be if it were not packed
+    path, # file that `write_json` wrote, or would be if it were not packed
 ):        # its content, or None
     "A result, if it is there and whole; a warning where it is damaged."
     path = Path(path)
@@ -336,25 +336,23 @@ def _added(raw, found):
 # %% ../../nbs/engine/files.ipynb #3aabd457
 def read_tensors(
     path,     # file that `write_tensors` wrote
-    form,     # int, the newest format that the caller reads
-    summed=1, # int, the first format with a checksum
+    form,     # int, the format that the caller reads
 ):            # what is to know about them, and the tensors
-    "Read tensors back; `Damaged` where they are not as they were written, ValueError where a newer fedlit wrote them."
+    "Read tensors back; `Damaged` where they are not as they were written, ValueError where another fedlit wrote them."
     from safetensors.torch import load
     try: raw = _bytes(path)
     except IsADirectoryError: raise ValueError(f"{path} is a folder; it must be a file") from None
     try:
         about, found = _header(raw)
-        if found and _added(raw, found) != found[0] or not found and about['format'] >= summed:
-            raise ValueError('it does not have its checksum')
-        newer = about['format'] > form
-        with unharmed(path): tensors = {} if newer else load(raw)
+        if not found or _added(raw, found) != found[0]: raise ValueError('it does not have its checksum')
+        other = about['format'] != form
+        with unharmed(path): tensors = {} if other else load(raw)
     except OSError: raise
     except _Foreign as e: raise ValueError(f"{path} {e}") from None
     except Exception as e: raise Damaged(f"{path} is damaged: {e}") from None
-    if newer:
-        raise ValueError(f"{path} has format {about['format']}, and this fedlit reads up to {form}; "
-                         "a newer one wrote it")
+    if other:
+        raise ValueError(f"{path} has format {about['format']}, and this fedlit reads format {form}; "
+                         "another one wrote it")
     about.pop('crc32', None)
     return about, tensors
 

@@ -62,9 +62,3 @@ _all_ = ['FedAvg', 'Method', 'SOLO',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']
-
-# %% ../../nbs/methods/index.ipynb #44215429
-def __getattr__(name):
-    if name != 'centralised': raise AttributeError(f"module 'fedlit.methods' has no attribute {name!r}")
-    from importlib import import_module
-    return import_module('fedlit.run').centralised

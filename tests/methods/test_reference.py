@@ -3,12 +3,12 @@ import copy
 import pytest, torch
 from torch.nn import functional as F
 from fedlit.data import load
-from fedlit.methods import SOLO, FedAvg, FedAvgM, FedProx, centralised
+from fedlit.methods import SOLO, FedAvg, FedAvgM, FedProx
 from fedlit.models import build
 from fedlit.parse import method as parse
 from fedlit.partition import dirichlet
 from fedlit.round import Local
-from fedlit.run import batches_of, federate
+from fedlit.run import batches_of, centralised, federate
 from by_hand import EXECUTORS, SIZES, batches, by_torch, classifier, classify, gap
 
 # ---- FedAvg ----
