@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'there', 'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes',
-           'federate', 'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run',
-           'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory',
-           'tests_of', 'writable']
+           'there', 'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'trained_by', 'Alone',
+           'shield', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE',
+           'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records',
+           'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time, warnings
@@ -27,7 +27,7 @@ from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (attempt, best_device, check_criterion, check_device, check_extremes, check_network,
+from .engine.inputs import (attempt, best_device, check_device, check_extremes, check_network,
                                   check_proxy, convolves, first_odd, impure, least_batch, parts,
                                   prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
@@ -194,7 +194,6 @@ def checked(self:Federation):
     without = asked.check_without()
     check_network(asked.model, asked.task, asked.method, device)
     check_proxy(asked.model, asked.proxy)
-    check_criterion(asked.criterion, asked.task)
     guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
     check_participation(asked.participation, len(clients))
     local = asked.local or Local()
@@ -559,6 +558,16 @@ def try_parts(self:Simulation, features, logits):
                  "return what the last layer gets as features")
 
 # %% ../nbs/16_run.ipynb #mt33crit
+def trained_by(
+    loss, # tensor
+) -> list: # of tensors
+    "What gets a gradient from this loss."
+    nodes, found = [loss.grad_fn], {}
+    for node in nodes:
+        nodes += [n for n, _ in node.next_functions if n and n not in nodes]
+        if hasattr(node, 'variable'): found[id(node.variable)] = node.variable
+    return list(found.values())
+
 @patch
 @torch.enable_grad()
 def try_criterion(self:Simulation, logits, y):
@@ -580,6 +589,10 @@ def try_criterion(self:Simulation, logits, y):
     if not v.requires_grad:
         raise ValueError(f"{asked} returned a number without a gradient; "
                          "compute it from the logits with torch, without detach, .item() or NumPy")
+    if other := [u for u in trained_by(v) if u is not logits]:
+        raise ValueError(f"{asked} depends on a parameter of shape {tuple(other[0].shape)}, which clients never train; "
+                         "make it a part of the network, which then gives other logits, or call "
+                         "requires_grad_(False) on it")
     if logits.isfinite().all() and not v.isfinite(): raise ValueError(f"{asked} returned {v.item()}")
 
 

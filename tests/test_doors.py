@@ -9,6 +9,8 @@ from lint import doors
 @pytest.mark.parametrize('source,what', [
     ('import pickle', 'imports pickle'),
     ('from pickle import loads', 'imports pickle'),
+    ('from pickle import Pickler, loads', 'imports pickle'),
+    ('from pickle import PickleBuffer, Pickler', None),
     ('import os; os.system("ls")', 'os.system'),
     ('eval("1")', 'eval'),
     ('x = exec', None),

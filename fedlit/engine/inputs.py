@@ -4,25 +4,21 @@
 
 # %% auto #0
 __all__ = ['indices', 'parts', 'checkpoints', 'check_hooks', 'tried', 'check_network', 'check_proxy', 'attempt', 'check_extremes',
-           'python_state', 'impure', 'check_criterion', 'least_batch', 'convolves', 'prefers_channels_last', 'writable',
-           'best_device', 'check_device', 'first_odd']
+           'python_state', 'impure', 'least_batch', 'convolves', 'prefers_channels_last', 'writable', 'best_device',
+           'check_device', 'first_odd']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
-import copy, io, os, random, sys, tempfile, zlib
+import copy, random, sys, tempfile, zlib
 import numpy as np, torch
-from array import array
-from collections import deque
 from contextlib import suppress
-from contextvars import ContextVar
-from functools import partial
 from pathlib import Path
+from pickle import PickleBuffer, Pickler
 from torch import nn
-from types import FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
+from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
 from ..draws import keep_generators, undrawn
 from .messages import point
 from .stacks import has_batchnorm
-from .tape import changed_state
 from ..state import pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
@@ -223,147 +219,88 @@ def check_extremes(
                                  "num_embeddings - 1") from e
 
 # %% ../../nbs/engine/inputs.ipynb #f5c057a5
-_MOST = 5000 # things looked at
+_MUCH = 10**7 # bytes of one array that are looked at
 # of modules; they change in every step
 _WEIGHTS = 'training', '_parameters', '_buffers', '_flat_weights', '_flat_weight_refs'
-_OURS = {'torch', 'torchvision', 'numpy', 'fedlit', 'pandas', 'matplotlib', *sys.stdlib_module_names} - {'__main__'}
+_LIBRARIES = {'torch', 'torchvision', 'numpy', 'fedlit', 'pandas', 'matplotlib',
+              *sys.stdlib_module_names} - {'__main__'}
 
-def _of_library(v): return str(getattr(v, '__module__', '') or '').partition('.')[0] in _OURS
+def _of_library(v):
+    home = v.__name__ if isinstance(v, ModuleType) else getattr(v, '__module__', '')
+    return str(home or '').partition('.')[0] in _LIBRARIES
 
 def _named_in(code):
     "The names that a piece of code may look up, also in functions inside of it."
     return {*code.co_names, *(n for c in code.co_consts if hasattr(c, 'co_names') for n in _named_in(c))}
 
 def _in_function(f):
-    "What a function can reach: its closure, its defaults, its attributes, and the global names in its code."
-    cells = []
-    for name, cell in zip(f.__code__.co_freevars, f.__closure__ or ()):
-        with suppress(ValueError): cells.append((name, cell.cell_contents)) # it may be empty yet
+    "What a function can reach: its attributes, closure and defaults, and the global names in its code."
     names = _named_in(f.__code__)
-    for n in sorted(names & f.__globals__.keys()):
-        v = f.__globals__[n]
-        inside = not _of_library(SimpleNamespace(__module__=v.__name__)) if isinstance(v, ModuleType) else False
-        cells += ([(f'{n}.{k}', vars(v)[k]) for k in sorted(names & vars(v).keys())] if inside
-                  else [] if isinstance(v, ModuleType) else [(n, v)])
-    return [*cells, *enumerate(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).items(), *vars(f).items()]
+    near = {n: f.__globals__[n] for n in sorted(names & f.__globals__.keys())}
+    modules = [vars(m) for m in near.values() if isinstance(m, ModuleType) and not _of_library(m)]
+    far = [{n: m[n] for n in sorted(names & m.keys())} for m in modules]
+    cells = []
+    for cell in f.__closure__ or ():
+        with suppress(ValueError): cells.append(cell.cell_contents) # it may be empty yet
+    return vars(f), cells, f.__defaults__, f.__kwdefaults__, near, far
 
 # %% ../../nbs/engine/inputs.ipynb #956cf7aa
-def _tensor_state(v):
-    "What a tensor holds, by its version, and its numbers where they are few; nothing of what was made of parameters."
+def _in_tensor(v):
+    "The version of a tensor, and its numbers where they are few; nothing of what was made of parameters."
     if v.requires_grad: return ''
     try: return f'{tuple(v.shape)} {0 if v.is_inference() else v._version} {v.tolist() if v.numel() <= 64 else ""}'
     except RuntimeError: return '' # it belongs to a transform of torch.func that is over
 
-_MUCH = 10**7 # bytes of one array that are looked at
-
-def _numbers(v):
-    "What the first bytes of an array hold; of objects their words."
-    some = v.ravel()[:max(1, _MUCH//max(1, v.itemsize))]
-    return zlib.crc32(repr(some[:1000].tolist()).encode() if v.dtype.hasobject else some.tobytes())
-
-def _iterator(v):
-    try: return repr(v.__reduce__())
-    except TypeError: return repr(v)
-
-# %% ../../nbs/engine/inputs.ipynb #bbdca8d0
-# kind -> what identifies its content, what it holds
-_LOOK = {
-    torch.Tensor: lambda v: (_tensor_state(v), []),
-    torch.Generator: lambda v: (zlib.crc32(v.get_state().numpy()), []),
-    np.ndarray: lambda v: (f'{v.shape} {_numbers(v)}', []),
-    (bytearray, array): lambda v: (f'{len(v)} {zlib.crc32(bytes(v[:_MUCH]))}', []),
-    ContextVar: lambda v: ('', [('', v.get(None))]),
-    io.StringIO: lambda v: (v.tell(), []),
-    np.random.Generator: lambda v: (repr(v.bit_generator.state), []),
-    np.random.RandomState: lambda v: (repr(v.get_state()), []),
-    random.SystemRandom: lambda v: (object(), []), # never as it was
-    random.Random: lambda v: (zlib.crc32(repr(v.getstate()).encode()), []),
-    GeneratorType: lambda v: (v.gi_frame and v.gi_frame.f_lasti, [*v.gi_frame.f_locals.items()] if v.gi_frame else []),
-    FunctionType: lambda v: ('', [] if _of_library(v) else _in_function(v)),
-    MethodType: lambda v: ('', [('', v.__self__), ('', v.__func__)]),
-    partial: lambda v: ('', [('', v.func), *enumerate(v.args), *v.keywords.items()]),
-    dict: lambda v: (len(v), [*v.items()][-_MOST//2:]),
-    (list, tuple, deque): lambda v: (len(v), [*enumerate(v)][-_MOST//2:]),
-    (set, frozenset): lambda v: (repr(sorted(map(repr, v)))[:10**4], []),
-    type: lambda v: ('', [] if _of_library(v) else
-                     [(k, u) for k, u in vars(v).items() if not k.startswith('__') or k == '__call__']),
-    nn.Module: lambda v: ('', [(k, u) for k, u in vars(v).items() if k not in _WEIGHTS] + [('', type(v))])}
-
-def _look(v):
-    for kind, look in _LOOK.items():
-        if isinstance(v, kind): return look(v)
-    if type(v).__module__ == 'itertools': return _iterator(v), []
-    if hasattr(v, 'cache_info'): return repr(v.cache_info()), [('of', v.__wrapped__)]
-    if isinstance(v, ModuleType) or _of_library(type(v)) and not isinstance(v, SimpleNamespace): return '', []
-    slots = [(k, getattr(v, k)) for k in getattr(type(v), '__slots__', ()) if isinstance(k, str) and hasattr(v, k)]
-    return '', [*getattr(v, '__dict__', {}).items(), *slots, ('', type(v))]
+def _inside(v):
+    "What an object holds; nothing of what belongs to a library."
+    if isinstance(v, torch.Tensor): return _in_tensor(v)
+    if isinstance(v, nn.Module): return type(v), {k: u for k, u in vars(v).items() if k not in _WEIGHTS}
+    if isinstance(v, GeneratorType): return v.gi_frame and (v.gi_frame.f_lasti, v.gi_frame.f_locals)
+    if isinstance(v, (type, FunctionType, ModuleType)) and _of_library(v) or isinstance(v, ModuleType): return None
+    if isinstance(v, FunctionType): return _in_function(v)
+    if isinstance(v, type): return {k: u for k, u in vars(v).items() if not k.startswith('__') or k == '__call__'}
+    try: return type(v), v.__reduce_ex__(5)
+    except Exception: return repr(v)
 
 # %% ../../nbs/engine/inputs.ipynb #53de8e16
+class _Writer(Pickler):
+    "A checksum of what Python would write of an object."
+    def __init__(self):
+        super().__init__(self, protocol=5)
+        self.sum = self.size = 0
+    def write(self, data):
+        data = PickleBuffer(data).raw()[:_MUCH]
+        self.sum, self.size = zlib.crc32(data, self.sum), self.size + len(data)
+        if self.size > 10*_MUCH: raise OverflowError
+    def reducer_override(self, v): # of all but numbers, texts and plain containers
+        if v is str: return NotImplemented
+        return str, (str(getattr(v, '__qualname__', '')),), _inside(v) # in the third place it may lead back to `v`
+
 def python_state(
     **roots, # name -> a network, a criterion, whatever runs in a step
-):           # name of a place -> what is there
-    "What Python remembers where these can reach it, and the two global generators."
-    kind, key, *rest = np.random.get_state()
-    found = dict(random=hash(random.getstate()), numpy=hash((key.tobytes(), *rest)),
-                 environ=hash(frozenset(os.environ.items())))
-    seen, todo = {}, list(roots.items())
-    while todo and len(seen) < _MOST:
-        place, v = todo.pop()
-        if v is None or isinstance(v, (bool, int, float, complex, str, bytes)):
-            found[place] = repr(v)[:1000]
-        elif id(v) not in seen:
-            seen[id(v)] = v # kept, so that no other gets its number
-            found[place], inside = _look(v)
-            todo += [(f'{place}.{k}'.rstrip('.'), u) for k, u in inside]
+) -> dict:   # name -> checksum, also for the two global generators
+    "What Python remembers where these can reach it."
+    found = {}
+    for name, v in dict(roots, random=random.getstate(), numpy=np.random.get_state()).items():
+        writer = _Writer()
+        with suppress(Exception): writer.dump(v) # more than enough, too deep, or not to be written
+        found[name] = writer.sum
     return found
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def impure(
     model, # network that returns (features, logits)
     x,     # (N, ...) inputs as it wants them
-):         # '' if its forward is a function of parameters and inputs, and of PyTorch's draws; else what it is besides
-    "Run a copy of the network three times on the same, and look at what has changed."
-    net = copy.deepcopy(model)
-    def run():
-        with torch.no_grad(), undrawn():
-            torch.manual_seed(0)
-            return pure(net)(*split_state(net), x)[:2]
-    with keep_generators():
-        first = run()
-        states, second = [python_state(network=net)], run()
-        changed = changed_state(states[0], python_state(network=net))
-    same = all(torch.equal(a, b) or a.isnan().any() for a, b in zip(first, second))
-    return ('draws from the random numbers of Python or NumPy' if changed in ('random', 'numpy')
-            else 'changes attributes of its modules' if changed
-            else '' if same else 'gives two answers to the same question')
-
-# %% ../../nbs/engine/inputs.ipynb #drop0002
-def _trained(of):
-    "Tensors that can have a gradient and that the object `of` can reach: place -> tensor."
-    seen, todo, found = {}, [('', of)], {}
-    while todo and len(seen) < _MOST:
-        place, v = todo.pop()
-        if id(v) in seen: continue
-        seen[id(v)] = v
-        if isinstance(v, torch.Tensor) and v.requires_grad: found[place] = v
-        own = v.named_parameters() if isinstance(v, nn.Module) else ()
-        todo += [(f'{place}.{k}'.strip('.'), u) for k, u in (*_look(v)[1], *own)]
-    return found
-
-def check_criterion(
-    criterion, # function of (logits, y)
-    task,      # Task
-):
-    "Refuse a criterion that depends on something that can be trained, since no client would."
-    if not (found := _trained(criterion)): return
-    y = task.y_train[:2].to(next(iter(found.values())).device)
-    loss, wrong = attempt(lambda: criterion(torch.zeros(len(y), task.classes, device=y.device), y).sum())
-    if wrong or not loss.requires_grad: return # what is wrong with it others say
-    for place, g in zip(found, torch.autograd.grad(loss, list(found.values()), allow_unused=True)):
-        if g is not None:
-            raise ValueError(f"the criterion depends on {place}, which has a gradient and which clients never train; "
-                             "make it a part of the network, which then gives other logits, or call "
-                             "requires_grad_(False) on it")
+):         # '' if its forward leaves nothing behind in Python; else what it does
+    "Run a copy of the network twice, and look at what has changed in the second run."
+    net, states = copy.deepcopy(model), []
+    with keep_generators(), torch.no_grad(), undrawn():
+        for _ in range(2):
+            pure(net)(*split_state(net), x)
+            states.append(python_state(network=net))
+    changed = {k for k in states[0] if states[0][k] != states[1][k]}
+    return ('changes attributes of its modules' if 'network' in changed
+            else 'draws from the random numbers of Python or NumPy' if changed else '')
 
 # %% ../../nbs/engine/inputs.ipynb #8075f183
 def least_batch(model):
