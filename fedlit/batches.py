@@ -250,7 +250,7 @@ def batches_of(
     steps = (counts > 0).sum(1).tolist() # a client draws for its own steps, whoever else takes part
     drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
              for a in task.augment]
-    device, whole = task.x_train.device, replace(local, epochs=1, steps=None)
+    device, whole = task.x_train.device, lambda: replace(local, epochs=1, steps=None)
     return TaskBatches(task, index, counts,
                        [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn],
-                       lambda k: batches_of(task, clients, [who[k]], whole, seed, round, min_batch))
+                       lambda k: batches_of(task, clients, [who[k]], whole(), seed, round, min_batch))

@@ -28,7 +28,7 @@ from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
 from .engine.inputs import (attempt, best_device, check_device, check_extremes, check_network,
-                                  check_proxy, convolves, first_odd, impure, least_batch, parts,
+                                  check_proxy, convolves, first_odd, has_own_code, impure, least_batch, parts,
                                   prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.messages import check_record, point, warn
@@ -244,6 +244,7 @@ class Simulation:
     alone = True # does it have all clients of a round? a team that shares them says that it has not
     def __init__(self,
         asked, # Federation, checked
+        shared=True, # may somebody change what is given to it, between rounds?
     ):
         self.noticed, self.tests, self.why = [], asked.tests, {} # why: round -> client -> what is
         self.asked = replace(asked, proxy=there(asked.proxy, asked.device))
@@ -258,22 +259,26 @@ class Simulation:
         x = self.task.normalise(self.task.x_train[:2])
         check_extremes(self.model, self.task)
         self.executor = self._executor(x)
-        self.tapes = self._tapes(x)
+        self.tapes = self._tapes(x, shared)
         side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
         self.channels_last = self.executor != 'vmap' and side
         self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
         self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
 
-    def _tapes(self, x):
+    def _tapes(self, x, shared):
         "Where steps are recorded; None where they are not, or must not be."
         if self.asked.record and (said := impure(self.model, x)):
             warn(f"{type(self.model).__name__}'s forward {said}: "
                  "its steps are not recorded, and the same seed may give another result")
             return None
-        state = partial(python_state, network=self.model, criterion=self.asked.criterion, method=self.asked.method)
+        a = self.asked
+        state = partial(python_state, network=self.model, criterion=a.criterion, method=a.method)
+        given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
+                 type(a.task), a.task.augment)
         why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
         if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
-        return Tapes(how == 'graph', state, how == 'compile' and not why) if how else None
+        lasting = how is True and not shared and not has_own_code(*given) # compiled steps round otherwise than run ones
+        return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
 
     def _uncompiled(self):
         "Why no step of this federation will be compiled, or ''; see `Cohort.returns`."
@@ -318,8 +323,8 @@ class Simulation:
 
     def batches(self, who, round, **change):
         "What the clients `who` see in this round; `change` replaces fields of `local`."
-        a = self.asked
-        return batches_of(self.source, a.clients, who, replace(a.local, **change), a.seed, round, self.min_batch)
+        a, local = self.asked, replace(self.asked.local, **change) if change else self.asked.local
+        return batches_of(self.source, a.clients, who, local, a.seed, round, self.min_batch)
 
 # %% ../nbs/16_run.ipynb #9b1ed7eb
 def versions(
@@ -680,7 +685,7 @@ class Alone:
 BEYOND = dict(torchrun='fedlit.scale.torchrun:over_ranks') # executors that live elsewhere: name -> module:function
 
 @patch
-def running(self:Federation, team=None):
+def running(self:Federation, team=None, shared=True): # shared: does somebody look at the runs before the last?
     "What is asked, done: the run after every round, and the network for its parameters. At least once."
     if beyond := BEYOND.get(str(self.executor).partition(':')[0]):
         module, _, function = beyond.partition(':')
@@ -688,7 +693,7 @@ def running(self:Federation, team=None):
         return
     asked, team, stop = self.checked(), team or Alone(), time.monotonic() + 60*(self.minutes or 0)
     with memory_held(asked.device):
-        sim = Simulation(asked)
+        sim = Simulation(asked, shared)
         settings = sim.settings(team.named(sim.executor))
         run = resume(asked.checkpoint, asked.method, settings, asked.device) or Run(
             asked.method, [],
@@ -749,7 +754,7 @@ def run(self:Federation, team=None):
 def _to_the_end(self:Federation, team):
     kept = None
     try:
-        for run, net in self.running(team): kept = copy.copy(run) # noqa: B007, as it is after this round
+        for run, net in self.running(team, shared=False): kept = copy.copy(run) # noqa: B007, as it is after this round
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None

@@ -10,7 +10,7 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
-from fedlit.run import federating
+from fedlit.run import federate, federating
 from fedlit.engine.tape import Tapes, record
 from fedlit.tree import flatten
 from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap, model, train, who
@@ -271,6 +271,21 @@ def test_what_is_returned_is_new_every_time():
     play(torch.zeros(2))['one'].add_(1)
     assert torch.equal(play(torch.zeros(2))['one'], torch.ones(2))
 
+def test_a_copy_is_made_only_where_it_shows():
+    def f(a, b, c):
+        written, kept = a.clone().add_(1), b.clone()
+        c.add_(1)
+        return dict(sum=written.sum() + (b.clone()*2).sum(), kept=kept)
+    a, b, c = (torch.arange(3.) + k for k in range(3))
+    for steady in (0, 1, 2):
+        _, bind = record(f, a, b, c.clone(), steady=steady)
+        assert bind.source.count('aten_clone_default(') == 2
+        one, two = f(a, b, c.clone()), bind(*(a, b)[:steady])(*(a, b)[steady:], c.clone())
+        assert all(torch.equal(one[k], two[k]) for k in one) and two['kept'].data_ptr() != b.data_ptr()
+    before = lambda c: (c.clone(), c.add_(1))[0]*2 # what is copied is written afterwards
+    _, bind = record(before, c.clone())
+    assert torch.equal(bind()(c.clone()), 2*c)
+
 def test_memory_is_freed_on_the_way():
     "The source deletes every intermediate result after its last use."
     _, bind = record(lambda a: ((a*2).exp() + 1).sum(), torch.ones(3))
@@ -429,3 +444,23 @@ def test_a_round_compares_one_stack_of_a_kind():
         for n in (3, 2, 1):
             for _ in range(4): tapes.bind(n, f, kind='k')(torch.ones(n))
         assert len(calls) == (7, 8, 9)[r]
+
+class Own(nn.Module):
+    "A layer of the user's."
+    def forward(self, x): return x
+
+@pytest.mark.parametrize('kw,compares', [
+    ({}, False), (dict(criterion=F.cross_entropy), False), (dict(criterion=lambda z, y: F.cross_entropy(z, y)), True),
+    (dict(watch=lambda *_: {}), True), (dict(metrics=dict(mean=lambda z, y: z.mean())), True),
+    (dict(method=Annealed()), True), (dict(method=FedAvg() + Annealed()), True), (dict(layer=Own()), True),
+    (dict(hook=lambda m, x, y: None), True)], ids=lambda v: str(v)[:30])
+def test_where_nothing_can_change_one_comparison_is_enough(kw, compares, monkeypatch):
+    calls, compare, net, kw = [], Tapes._compare, build('mlp', TASK, seed=0), dict(kw)
+    monkeypatch.setattr(Tapes, '_compare', lambda self, *args: (calls.append(1), compare(self, *args))[1])
+    if layer := kw.pop('layer', None): net.body.append(layer)
+    if hook := kw.pop('hook', None): net.head.register_forward_hook(hook)
+    method = kw.pop('method', FedAvg())
+    for go in (federate, lambda *args, **kw: list(federating(*args, **kw))[-1]):
+        calls.clear()
+        go(net, TASK, THREE, method, 4, Local(epochs=2, batch_size=20), progress=False, executor='loop', **kw)
+        assert len(calls) == 2*(4 if compares or go is not federate else 1) # full batches, and short ones

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['indices', 'parts', 'checkpoints', 'check_hooks', 'tried', 'check_network', 'check_proxy', 'attempt', 'check_extremes',
-           'python_state', 'impure', 'least_batch', 'convolves', 'prefers_channels_last', 'writable', 'best_device',
-           'check_device', 'first_odd']
+           'python_state', 'has_own_code', 'impure', 'least_batch', 'convolves', 'prefers_channels_last', 'writable',
+           'best_device', 'check_device', 'first_odd']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
 import copy, random, sys, tempfile, zlib
@@ -268,12 +268,14 @@ class _Writer(Pickler):
     def __init__(self):
         super().__init__(self, protocol=5)
         self.sum = self.size = 0
+        self.foreign = False # is there code that is neither Python's own nor a library's?
     def write(self, data):
         data = PickleBuffer(data).raw()[:_MUCH]
         self.sum, self.size = zlib.crc32(data, self.sum), self.size + len(data)
         if self.size > 10*_MUCH: raise OverflowError
     def reducer_override(self, v): # of all but numbers, texts and plain containers
         if v is str: return NotImplemented
+        self.foreign |= isinstance(v, (type, FunctionType)) and not _of_library(v)
         return str, (str(getattr(v, '__qualname__', '')),), _inside(v) # in the third place it may lead back to `v`
 
 def python_state(
@@ -286,6 +288,15 @@ def python_state(
         with suppress(Exception): writer.dump(v) # more than enough, too deep, or not to be written
         found[name] = writer.sum
     return found
+
+def has_own_code(
+    *roots, # whatever runs in a round
+):          # bool
+    "Can these reach code that is not a library's?"
+    writer = _Writer()
+    try: writer.dump(roots)
+    except Exception: return True # nobody knows
+    return writer.foreign
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def impure(

@@ -34,14 +34,16 @@ def _kind(tree, lead=1): return tuple((v.shape[lead:], v.dtype, v.device) for v 
 
 @patch
 def key(self:Cohort, batch):
-    "What decides which operations a step runs, besides the number of clients."
+    "What decides which operations a step runs, besides the numbers of clients and of samples."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     *trees, server = self.trees()
-    kinds = *map(_kind, (batch['x'], batch.get('frozen', {}), *trees)), _kind(server, lead=0)
-    network = sent.model, _plain(sent.function), batch['x'].shape[1], 'real' in batch
-    local = sent.local if any(asks_for(sent.method, h, 'lr') for h in STEP) else replace(sent.local, lr=1.)
-    return network, sent.method, sent.criterion, local, numbers, kinds
+    kinds = *(_kind(batch.get(k, {}), lead=2) for k in ('x', 'frozen')), *map(_kind, trees), _kind(server, lead=0)
+    network = sent.model, _plain(sent.function), 'real' in batch
+    if 'local' not in self.memo:
+        asks = any(asks_for(sent.method, h, 'lr') for h in STEP)
+        self.memo['local'] = sent.local if asks else replace(sent.local, lr=1.)
+    return network, sent.method, sent.criterion, self.memo['local'], numbers, kinds
 
 @patch
 def returns(self:Cohort, batch):
@@ -77,8 +79,10 @@ def bind(self:Cohort, t, ks, batch):
         return {}
     lr = self.sent.local.lr
     if self.tapes:
-        kind = some.key(batch)
-        go = self.tapes.bind((len(batch['x']), kind), step, *some.trees(), kind=kind, often=some.returns(batch), lr=lr)
+        kind, (clients, samples) = some.key(batch), batch['x'].shape[:2]
+        full = samples == self.batches.widest()
+        go = self.tapes.bind((clients, samples, kind), step, *some.trees(), kind=(full, kind),
+                             often=some.returns(batch), lr=lr)
     else: go = partial(step, *some.trees())
     if isinstance(ks, slice): return go
     def scattered(batch):

@@ -142,10 +142,14 @@ class _Line:
     call: tuple  # the arguments, those with a name, and what came out
 
 # %% ../../nbs/engine/tape.ipynb #0b3e7c06
-def _lines(calls, names):
-    "The calls as lines, without those whose result has a name already."
+def _lines(calls, names, lasting):
+    "The calls as lines, without those whose result has a name already; `lasting`: memory that is written or returned."
     for op, args, kwargs, out in calls:
         names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
+        copies = op is torch.ops.aten.clone.default and _layout(out) == _layout(base)
+        if copies and not lasting & {_memory(base), _memory(out)}: # nobody will see that it is none
+            names.of[id(out)] = names(base)
+            continue
         is_view = (base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0
                    and _memory(outs[0]) == _memory(base))
         root = names.root[names(base)] if is_view else None
@@ -227,11 +231,12 @@ class _Step:
 
 def _split(calls, inputs, outputs, steady):
     names, written = _Names(inputs), _written(calls)
-    lines, ins, names.used = list(_lines(calls, names)), [names.of[id(v)] for v in inputs], set()
+    lasting = written | {_memory(v) for v in outputs}
+    lines, ins, names.used = list(_lines(calls, names, lasting)), [names.of[id(v)] for v in inputs], set()
     names(outputs) # names for those that no line has made
     fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
     return _Step(names, ins, steady, [names.of[id(v)] for v in outputs],
-                 *_invariant(lines, fixed, written | {_memory(v) for v in outputs}),
+                 *_invariant(lines, fixed, lasting),
                  {n for n, v in zip(ins, inputs) if _memory(v) in written})
 
 def _source(step, numbers=()):
@@ -286,14 +291,15 @@ class Tapes:
         graphs=False, # on CUDA, launch a recording as one graph?
         state=None,   # function that says what Python remembers; what changes it in a step is not played back
         compiles=False, # make kernels for functions that `bind` is told to expect often?
+        lasting=False, # can nothing change between rounds? then what was believed once is believed
     ):
-        self.kept, self.graphs, self.state, self.compiles = {}, graphs, state, compiles
+        self.kept, self.graphs, self.state, self.compiles, self.lasting = {}, graphs, state, compiles, lasting
         self.stopped, self.one = '', threading.RLock() # why nothing is played any more
-        self.new_round()
+        self.believed, self.examined = set(), False
 
     def new_round(self):
         "From here on every kind of recording has to agree with its step again."
-        self.believed, self.examined = set(), False
+        if not self.lasting: self.believed, self.examined = set(), False
 
 # %% ../../nbs/engine/tape.ipynb #tapebind
 @patch
