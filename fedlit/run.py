@@ -36,7 +36,7 @@ from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, pea
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, scored, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
-from .engine.extract import uncuttable
+from .engine.extract import try_cut
 from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
@@ -295,31 +295,30 @@ class Simulation:
         auto, best = self.asked.executor == 'auto', self.asked.executor
         if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
         cuts = best == 'extract' and asks_for(self.asked.method, 'mask', 'axes')
-        if cuts and (said := uncuttable(self.model, x)):
+        draws = cuts and draws_numbers(self.model, x)
+        if cuts and (said := try_cut(*self._first_step(), same=not draws)):
             if not auto:
                 raise ValueError(f"executor='extract' cannot cut {type(self.model).__name__} to half of its width "
                                  f"({said}); take executor='auto', which masks it")
             warn(f"{type(self.model).__name__} cannot be cut to half of its width ({said}); it is masked instead")
             return 'threads'
-        if cuts and draws_numbers(self.model, x):
+        if draws:
             if auto: return 'threads'
             warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
                  "expect the same distribution as with 'loop', not the same numbers")
-        if best != 'vmap' or not (why := self._unstackable()): return best
+        if best != 'vmap' or len(self.asked.clients) < 2 or not (why := try_stack(*self._first_step())): return best
         warn(f"clients with {type(self.model).__name__} cannot be stacked by vmap ({why}); "
              "going on with executor='loop'")
         return 'loop'
 
-    def _unstackable(self):
-        "Why a stack of clients would not do what they do one by one, or ''."
+    def _first_step(self):
+        "What the server sends before the first round, and a batch of the fullest client, `x` and `y`."
         a = self.asked
-        if len(a.clients) < 2: return ''
         state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
         function = partial(pure, precision=PRECISION[a.precision])
         sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
         batches = self.batches([self.fullest], 0, epochs=1, steps=1)
-        (x,), (y,) = batches.at(0, [0], int(batches.counts[0, 0]))
-        return try_stack(sent, x, y)
+        return sent, *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
 
     def batches(self, who, round, **change):
         "What the clients `who` see in this round; `change` replaces fields of `local`."

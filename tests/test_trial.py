@@ -6,7 +6,7 @@ from fedlit.batches import Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedProx, MOON
+from fedlit.methods import FedAvg, FedProx, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.run import federate, federating
 from federation import gap
@@ -91,6 +91,42 @@ def test_one_sentence_says_what_differs():
     with pytest.warns(UserWarning, match=sentence) as said:
         federate(Net(OnTensor()), TASK, RAGGED, FedAvg(), 2, LOCAL, progress=False, device='cpu')
     assert len([w for w in said if 'stacked' in str(w.message)]) == 1
+
+class GradientByWidth(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x): return x.clone()
+    @staticmethod
+    def backward(ctx, g): return g/g.shape[1]
+
+class AlikeUntilItTrains(nn.Module):
+    "What it computes does not depend on its width; its gradient does."
+    def forward(self, x): return GradientByWidth.apply(x)
+
+class ByWidth(nn.Module):
+    def forward(self, x): return x/x.shape[1]
+
+HALF = HeteroFL(rates=(1., .5))
+
+@pytest.mark.parametrize('middle', [AlikeUntilItTrains, ByWidth])
+def test_a_network_whose_half_is_another_network_is_masked(middle):
+    plain = federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor='loop', device='cpu')
+    with pytest.raises(ValueError, match=r"executor='extract' cannot cut Net to half of its width \(.* off\)"):
+        federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor='extract', device='cpu')
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as m, pytest.warns(UserWarning, match='it is masked instead'):
+        m.setattr('fedlit.run.choose_executor', lambda *_: 'extract') # as for larger networks
+        run = federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, device='cpu')
+    assert run.settings['executor'] == 'threads' and gap(plain.state, run.state) == 0
+
+@pytest.mark.parametrize('middle', [nn.Identity, nn.ReLU, lambda: nn.BatchNorm1d(16)])
+def test_a_network_that_can_be_cut_is_cut_without_a_word(middle):
+    runs = []
+    for executor in ('loop', 'extract'):
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            runs.append(federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor=executor,
+                                 device='cpu'))
+    assert gap(*(r.state for r in runs)) < 1e-4 and runs[1].settings['executor'] == 'extract'
 
 class Bag(nn.Module):
     def __init__(self, **kw):
