@@ -4,13 +4,13 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers', 'normalised',
-           'there', 'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'trained_by', 'Alone',
-           'shield', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE',
-           'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records',
-           'release_memory', 'tests_of', 'writable']
+           'there', 'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'takes',
+           'federate', 'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE', 'Local', 'Run',
+           'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records', 'release_memory',
+           'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
-import copy, hashlib, inspect, math, platform, re, sys, threading, time, warnings
+import copy, hashlib, inspect, math, platform, re, sys, threading, time
 import numpy as np, torch
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -27,23 +27,24 @@ from .cohort import Broadcast, check_local
 from .local import is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
-from .engine.inputs import (attempt, best_device, check_device, check_extremes, check_network,
+from .engine.inputs import (best_device, check_device, check_extremes, check_network,
                                   check_proxy, convolves, first_odd, has_own_code, impure, least_batch, parts,
                                   prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
-from .engine.messages import check_record, point, warn
+from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
+from .engine.messages import check_record, warn
 from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
 from .engine.guard import Guard, check_clients, check_server, client_columns, server_sound, witnesses
-from .measure import feature_layer, scored, spread
+from .measure import feature_layer, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
 from .engine.extract import try_cut
 from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
-from .state import pure, split_state, start
+from .state import pure, start
 from .engine.tape import Tapes, no_compiler
-from .tree import tmap, told
+from .tree import told
 from .vocabulary import STEP
 _all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
          'records',
@@ -239,6 +240,7 @@ def there(
     if isinstance(v, (tuple, list)): return tuple(there(u, device) for u in v)
     return v.to(device) if isinstance(v, torch.Tensor) else v
 
+# %% ../nbs/16_run.ipynb #simclass
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
     alone = True # does it have all clients of a round? a team that shares them says that it has not
@@ -265,65 +267,75 @@ class Simulation:
         self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
         self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
 
-    def _tapes(self, x, shared):
-        "Where steps are recorded; None where they are not, or must not be."
-        if self.asked.record and (said := impure(self.model, x)):
-            warn(f"{type(self.model).__name__}'s forward {said}: "
-                 "its steps are not recorded, and the same seed may give another result")
-            return None
-        a = self.asked
-        state = partial(python_state, network=self.model, criterion=a.criterion, method=a.method)
-        given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
-                 type(a.task), a.task.augment)
-        why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
-        if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
-        lasting = how is True and not shared and not has_own_code(*given) # compiled steps round otherwise than run ones
-        return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
+# %% ../nbs/16_run.ipynb #simexec1
+@patch
+def batches(self:Simulation, who, round, **change):
+    "What the clients `who` see in this round; `change` replaces fields of `local`."
+    a, local = self.asked, replace(self.asked.local, **change) if change else self.asked.local
+    return batches_of(self.source, a.clients, who, local, a.seed, round, self.min_batch)
 
-    def _uncompiled(self):
-        "Why no step of this federation will be compiled, or ''; see `Cohort.returns`."
-        a = self.asked
-        if changes := sorted(varies_with(a.method, STEP) - {'first'}):
-            return f"{a.method!r} asks for what changes with the {' and the '.join(changes)}"
-        if self.executor == 'extract' and overrides(a.method, 'mask'):
-            return "executor='extract' trains networks of many sizes"
-        short = self.executor != 'vmap' and max(map(len, a.clients)) < a.local.batch_size
-        return f'no client has the {a.local.batch_size} samples of a full batch' if short else ''
+@patch
+def _first_step(self:Simulation):
+    "What the server sends before the first round, and a batch of the fullest client, `x` and `y`."
+    a = self.asked
+    state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
+    function = partial(pure, precision=PRECISION[a.precision])
+    sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
+    batches = self.batches([self.fullest], 0, epochs=1, steps=1)
+    return sent, *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
 
+# %% ../nbs/16_run.ipynb #simexec2
+@patch
+def _executor(self:Simulation, x):
+    "How clients will be run; what cannot be done or does not agree is run plainly, with a sentence."
+    auto, best, name = self.asked.executor == 'auto', self.asked.executor, type(self.model).__name__
+    if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
+    if best == 'extract' and asks_for(self.asked.method, 'mask', 'axes'): return self._cut_or_not(x, auto, name)
+    if best != 'vmap' or len(self.asked.clients) < 2 or not (why := try_stack(*self._first_step())): return best
+    warn(f"clients with {name} cannot be stacked by vmap ({why}); going on with executor='loop'")
+    return 'loop'
 
-    def _executor(self, x):
-        auto, best = self.asked.executor == 'auto', self.asked.executor
-        if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
-        cuts = best == 'extract' and asks_for(self.asked.method, 'mask', 'axes')
-        draws = cuts and draws_numbers(self.model, x)
-        if cuts and (said := try_cut(*self._first_step(), same=not draws)):
-            if not auto:
-                raise ValueError(f"executor='extract' cannot cut {type(self.model).__name__} to half of its width "
-                                 f"({said}); take executor='auto', which masks it")
-            warn(f"{type(self.model).__name__} cannot be cut to half of its width ({said}); it is masked instead")
-            return 'threads'
-        if draws:
-            if auto: return 'threads'
-            warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
-                 "expect the same distribution as with 'loop', not the same numbers")
-        if best != 'vmap' or len(self.asked.clients) < 2 or not (why := try_stack(*self._first_step())): return best
-        warn(f"clients with {type(self.model).__name__} cannot be stacked by vmap ({why}); "
-             "going on with executor='loop'")
-        return 'loop'
+@patch
+def _cut_or_not(self:Simulation, x, auto, name):
+    draws = draws_numbers(self.model, x)
+    if said := try_cut(*self._first_step(), same=not draws):
+        if not auto:
+            raise ValueError(f"executor='extract' cannot cut {name} to half of its width ({said}); "
+                             "take executor='auto', which masks it")
+        warn(f"{name} cannot be cut to half of its width ({said}); it is masked instead")
+        return 'threads'
+    if draws and auto: return 'threads'
+    if draws: warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
+                   "expect the same distribution as with 'loop', not the same numbers")
+    return 'extract'
 
-    def _first_step(self):
-        "What the server sends before the first round, and a batch of the fullest client, `x` and `y`."
-        a = self.asked
-        state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
-        function = partial(pure, precision=PRECISION[a.precision])
-        sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
-        batches = self.batches([self.fullest], 0, epochs=1, steps=1)
-        return sent, *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
+# %% ../nbs/16_run.ipynb #simtape1
+@patch
+def _tapes(self:Simulation, x, shared):
+    "Where steps are recorded; None where they are not, or must not be."
+    if self.asked.record and (said := impure(self.model, x)):
+        warn(f"{type(self.model).__name__}'s forward {said}: "
+             "its steps are not recorded, and the same seed may give another result")
+        return None
+    a = self.asked
+    state = partial(python_state, network=self.model, criterion=a.criterion, method=a.method)
+    given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
+             type(a.task), a.task.augment)
+    why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
+    if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
+    lasting = how is True and not shared and not has_own_code(*given) # compiled steps round otherwise than run ones
+    return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
 
-    def batches(self, who, round, **change):
-        "What the clients `who` see in this round; `change` replaces fields of `local`."
-        a, local = self.asked, replace(self.asked.local, **change) if change else self.asked.local
-        return batches_of(self.source, a.clients, who, local, a.seed, round, self.min_batch)
+@patch
+def _uncompiled(self:Simulation):
+    "Why no step of this federation will be compiled, or ''; see `Cohort.returns`."
+    a = self.asked
+    if changes := sorted(varies_with(a.method, STEP) - {'first'}):
+        return f"{a.method!r} asks for what changes with the {' and the '.join(changes)}"
+    if self.executor == 'extract' and overrides(a.method, 'mask'):
+        return "executor='extract' trains networks of many sizes"
+    short = self.executor != 'vmap' and max(map(len, a.clients)) < a.local.batch_size
+    return f'no client has the {a.local.batch_size} samples of a full batch' if short else ''
 
 # %% ../nbs/16_run.ipynb #9b1ed7eb
 def versions(
@@ -507,119 +519,19 @@ def notice_undefined(self:Simulation, own): # own: name -> a number for each cli
 
 # %% ../nbs/16_run.ipynb #mt20try_
 @patch
-def try_tests(self:Simulation):
-    "Warn of clients without test samples."
+def try_out(self:Simulation):
+    "Everything that can be tried before the first round."
+    a, x = self.asked, self.task.x_train
     if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
         warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
              "what is measured on clients' own tests is the mean over the others")
-
-@patch
-def try_metrics(self:Simulation):
-    "Ask every metric of invented logits; a ValueError names the one that fails."
-    if not self.test.metrics: return
-    parts = part_columns(self.asked.method, start(self.asked.method, self.model, 1), self.asked.participation)
-    if odd := set(parts) & set(self.test.metrics):
-        raise ValueError(f"metrics: {min(odd)!r} is a column of {self.asked.method.name}; choose another name")
-    y, gen = self.test.labels, torch.Generator().manual_seed(0)
-    each = [y[at] for at in self.tests or [] if len(at)]
-    for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore') # of classes that invented logits never choose
-            scored(self.test.metrics, torch.randn(len(labels), self.task.classes, generator=gen), labels)
-
-# %% ../nbs/16_run.ipynb #mt31part
-@patch
-@torch.enable_grad()
-def try_network(self:Simulation):
-    "(features, logits, labels) of some samples of the fullest client in evaluation mode, with gradients."
-    x = self.task.x_train
-    first = self.asked.clients[self.fullest][:min(self.asked.local.batch_size, 16)].to(x.device)
-    net = copy.deepcopy(self.model)
-    with undrawn():
-        params, buffers = split_state(net)
-        params = tmap(torch.Tensor.requires_grad_, params)
-        features, logits, _ = pure(net)(params, buffers, self.task.normalise(x[first]), train=False)
-    return features, logits, self.task.y_train[first]
-
-@patch
-def try_parts(self:Simulation, features, logits):
-    "Refuse parts of the method that this network leaves without effect or meaning."
-    method, name = self.asked.method, type(self.model).__name__
-    for p in method.parts:
-        if overrides(p, 'keep') and not start(p, self.model, 1).personal:
-            raise ValueError(f"{p!r} finds nothing in {name} to keep at home, so it would be without effect; "
-                             "FedBN wants a network with BatchNorm, such as build(..., norm='batch')")
-        if not (asks_for(p, 'loss', 'features') or asks_for(p, 'output', 'features')): continue
-        if features.ndim != 2:
-            raise ValueError(f"{p!r} wants features (N, d), but {name} returns them as {tuple(features.shape)}; "
-                             "return features.flatten(1), logits")
-        if overrides(method, 'use'): continue # it may train what the network alone does not show
-        if any(v.requires_grad for v in self.model.parameters()) and not features.requires_grad:
-            warn(f"{p!r} works through the features, but those of {name} carry no gradient, so its loss is without "
-                 "effect; they are detached, or all layers before them are frozen")
-        if features.shape == logits.shape and torch.equal(features, logits):
-            warn(f"{name} returns its logits as features too, so {p!r} works on the logits; "
-                 "return what the last layer gets as features")
-
-# %% ../nbs/16_run.ipynb #mt33crit
-def trained_by(
-    loss, # tensor
-) -> list: # of tensors
-    "What gets a gradient from this loss."
-    nodes, found = [loss.grad_fn], {}
-    for node in nodes:
-        nodes += [n for n, _ in node.next_functions if n and n not in nodes]
-        if hasattr(node, 'variable'): found[id(node.variable)] = node.variable
-    return list(found.values())
-
-@patch
-@torch.enable_grad()
-def try_criterion(self:Simulation, logits, y):
-    "Ask the criterion of a batch; an error says what is wrong with its answer."
-    f = self.asked.criterion
-    if isinstance(f, type): raise TypeError(f"criterion={f.__name__} is a class; make one of it, {f.__name__}()")
-    with suppress(Exception): f = copy.deepcopy(f) # it may count its calls
-    logits = logits.detach().requires_grad_()
-    asked = (f"criterion {getattr(f, '__name__', type(f).__name__)}, "
-             f"asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},")
-    v, e = attempt(f, logits, y)
-    if e:
-        turned = '' if attempt(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
-        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {point(e)}") from e
-    if not isinstance(v, torch.Tensor) or v.ndim:
-        what = f"tensor of shape {tuple(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__
-        raise TypeError(f"{asked} returned a {what}, but it must return a tensor without dimensions, "
-                        "the mean over the samples (reduction='mean')")
-    if not v.requires_grad:
-        raise ValueError(f"{asked} returned a number without a gradient; "
-                         "compute it from the logits with torch, without detach, .item() or NumPy")
-    if other := [u for u in trained_by(v) if u is not logits]:
-        raise ValueError(f"{asked} depends on a parameter of shape {tuple(other[0].shape)}, which clients never train; "
-                         "make it a part of the network, which then gives other logits, or call "
-                         "requires_grad_(False) on it")
-    if logits.isfinite().all() and not v.isfinite(): raise ValueError(f"{asked} returned {v.item()}")
-
-
-# %% ../nbs/16_run.ipynb #mt35noti
-@patch
-def notice_criterion(self:Simulation, logits):
-    "Warn of a network that seems to end in a softmax which the criterion has already."
-    f, name = self.asked.criterion, type(self.model).__name__
-    entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
-    if entropy and logits.shape[1] > 1 and (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():
-        warn(f"{name} seems to end in a softmax: its logits are probabilities. The cross-entropy applies log-softmax "
-             "again, which leaves little of the gradient; return what the softmax gets")
-
-@patch
-def try_out(self:Simulation):
-    "Everything that can be tried before the first round."
-    self.try_tests()
-    self.try_metrics()
-    features, logits, y = self.try_network()
-    self.try_parts(features, logits)
-    self.try_criterion(logits, y)
-    self.notice_criterion(logits)
-
+    taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1), a.participation), a.method.name)
+    try_metrics(self.test.metrics, self.test.labels, self.tests, self.task.classes, taken)
+    few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
+    features, logits = outputs_of(self.model, self.task.normalise(x[few]))
+    try_parts(a.method, self.model, features, logits)
+    try_criterion(a.criterion, logits, self.task.y_train[few])
+    notice_softmax(self.model, a.criterion, logits)
 
 # %% ../nbs/16_run.ipynb #db0a7d34
 @patch

@@ -23,6 +23,7 @@ from ..parse import ParseError, value
 from ..participation import draw_clients, needs
 from ..engine.fingerprint import fingerprint, unlike
 from ..result import own_samples, records, scores_of, tests_of
+from ..round import EXECUTORS
 from ..run import Simulation
 from ..scale.capacity import traffic
 from ..server import deployed
@@ -103,6 +104,9 @@ def each_client(
     most=100,  # clients to look at
 ):             # (client -> what is known of it; spectra: the server's and by client; what of `SOURCES` they are)
     "Accuracies, drift and spectra of single clients."
+    executor = run.settings.get('executor') if again else 'loop' # what was tried then need not be tried again
+    asked = replace(asked, executor=executor if executor in EXECUTORS else asked.executor,
+                    channels_last=run.settings.get('channels_last', asked.channels_last))
     sim, n = Simulation(asked), run.state.clients
     tests = asked.tests or tests_of(asked.task, asked.clients, asked.seed)
     who = [k for k in range(n) if k not in asked.without]

@@ -86,7 +86,7 @@ def try_cut(
     same=True, # must the numbers be the same? not where the network draws some
 ):        # '' if a network of half the width does what the masked one does; else what differs, or what PyTorch said
     "Try one step of a client with half of the network."
-    state = start(Halved(), sent.model, 1, sent.state.statistics)
+    state, x, y = start(Halved(), sent.model, 1, sent.state.statistics), x[:8], y[:8]
     step = trial_step(replace(sent, method=Halved(), state=state), x, y, [len(x)])
     masked = lambda cast: step([0], cast) if same else {}
     return tried_both_ways(masked, lambda cast: step([0], cast, train=Cohort.train_small))
