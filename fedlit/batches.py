@@ -153,18 +153,26 @@ def plan(
         index[i, :len(its_index)], counts[i, :len(its_counts)] = its_index, its_counts
     return torch.from_numpy(index), torch.from_numpy(counts)
 
+def _sizes(n, local, min_batch):
+    "How many of `n` samples stand in each batch of an epoch."
+    B = local.batch_size
+    fewer, more = divmod(n, max(1, -(-n//B)))
+    sizes = ([fewer + 1]*more + [fewer]*(-(-n//B) - more) if local.equal_batches
+             else [B]*(n//B) + [n % B])
+    return [m for m in sizes if m >= max(1, B if local.drop_last else min_batch)]
+
 def _visits(k, idx, local, seed, round, W, min_batch):
     "What client `k` with the samples `idx` visits: index (steps, W), and how many of each batch are real (steps,)."
-    B, n, gen = local.batch_size, len(idx), rng('batches', seed, round, k)
-    least = B if local.drop_last else min_batch
-    sizes = [B]*(n//B)*(B >= least) + [n % B]*(n % B >= max(1, least)) # of an epoch's batches
+    n, gen = len(idx), rng('batches', seed, round, k)
+    sizes = _sizes(n, local, min_batch)
     if not sizes: raise ValueError(_unusable(k, n, local, min_batch))
     steps = local.length(len(sizes), k, seed, round)
     epochs, seen = -(-steps//len(sizes)), min(n, sum(sizes))
     index = np.zeros((epochs, len(sizes)*W), dtype=np.int64)
-    for row in index: # what is left of the last batch repeats its first sample
-        row[:seen] = idx[gen.permutation(n)[:seen]]
-        row[seen:] = row[W*(len(sizes) - 1)]
+    places = np.arange(W) < np.array(sizes)[:, None] # where a sample stands
+    for row in index.reshape(epochs, len(sizes), W): # the other places repeat the first sample of their batch
+        row[places] = idx[gen.permutation(n)[:seen]]
+        row[~places] = np.broadcast_to(row[:, :1], row.shape)[~places]
     return index.reshape(-1, W)[:steps], np.tile(sizes, epochs)[:steps]
 
 # %% ../nbs/08_batches.ipynb #fc79aba4
