@@ -225,8 +225,9 @@ class Local:
                       else f'left out, since {type(self.optimizer).__name__} has betas'),
             weight_decay=(is_number(self.weight_decay) and 0 <= self.weight_decay < math.inf, 'a number, at least 0'),
             drop_last=(isinstance(self.drop_last, (bool, np.bool_)), 'True or False'),
-            equal_batches=(isinstance(self.equal_batches, (bool, np.bool_)) and not (self.equal_batches and self.drop_last),
-                           'True or False, and False where drop_last=True: equal batches leave no short one to drop'),
+            equal_batches=(isinstance(self.equal_batches, (bool, np.bool_))
+                           and not (self.equal_batches and self.drop_last),
+                           'True or False, and False with drop_last=True: equal batches leave no short one to drop'),
             steps=(self.steps is None or each(self.steps, _counts),
                    'a whole number, a tuple with one for each client, or an Effort'),
             optimizer=(isinstance(self.optimizer, Optimizer), 'an optimiser such as SGD(nesterov=True) or Adam()'))
