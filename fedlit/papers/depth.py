@@ -20,15 +20,22 @@ DEPTH = DECORR | dict(embedded={data: replace(
 DRIFT = {'as usual': {}, 'lr=0.01': local_field('lr', .01)[.01], 'epochs=2': local_field('epochs', 2)[2],
          'momentum=0': local_field('momentum', 0.)[0.]}
 
-def layers(*depths, width=64):
+def layers(
+    *depths,  # ints
+    width=64, # of every layer
+):            # function of the scale -> {depth: change of a Setting}
     "Perceptrons by the number of hidden layers before the features; all layers are equally wide."
     options = lambda d: (('hidden', (width,)*d), ('features', width), ('norm', 'batch'))
     return lambda scale: {d: dict(options=options(d)) for d in depths} if scale == 'embedded' else {'its own': {}}
 
-def planned(alpha, method=PAIR, **axes):
+def planned(
+    uneven,      # alphas of partitions
+    method=PAIR, # {row: change of a Setting}
+    **axes,      # as for `grid`
+):               # function of the scale -> list of (labels, Setting)
     "The runs of an entry of the plan; alphas by their values."
     return grid(DEPTH, 'cifar10', seeds=lambda scale: PLANNED if scale == 'embedded' else (0, 1, 2),
-                alpha=alphas(*alpha), method=method, **axes)
+                alpha=alphas(*uneven), method=method, **axes)
 
 # %% ../../nbs/papers/depth.ipynb #de000008
 def rank_columns(rows):
@@ -39,11 +46,19 @@ def rank_columns(rows):
             for k, ranks in (('fall', 'layer_rank'), ('local_fall', 'local_layer_rank'))}
     return with_columns(rows, **last, **fall)
 
-def said(depth, **where):
+def said(
+    depth,   # int
+    **where, # other labels
+):           # str
     "The beginning of a claim."
     return ', '.join([f"{depth} hidden layer{'s'*(depth > 1)}", *(f'{k} {v}' for k, v in where.items())])
 
-def gain(depth, alpha, base='FedAvg', **where):
+def gain(
+    depth,         # int
+    alpha,         # of the partition
+    base='FedAvg', # the method without FedDecorr
+    **where,       # other labels
+):                 # {sentence: Numbers}
     "One claim: FedDecorr raises the accuracy, or, with even labels, leaves it within a point."
     start, claim = said(depth, alpha=alpha, **where), helps(base, depth=depth, alpha=alpha, **where)
     named = '' if base == 'FedAvg' else f' of {base}'
