@@ -199,7 +199,7 @@ def offer(self:Cohort, own):
     mine, part, y = own.pop('mine'), own.pop('part'), {k: own.pop(k) for k in ('y',) if k in own}
     real = own.pop('real', None) # which samples of the batch, where some of its places are empty
     offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, **mine, **own,
-             **self.describe(part, own)}
+             **self.describe(part, own), **({} if real is None else dict(real=real))}
     def forward(params, buffers, x, train=True):
         seen = {**offer, 'params': self.restrict(params, part), 'train': train}
         used = through(self.sent.method, 'use', 'params', seen)

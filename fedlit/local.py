@@ -203,6 +203,7 @@ class Local:
     momentum: float = .9       # of SGD; its buffer starts at zero each round
     weight_decay: float = 0.   # L2, added to the gradient as torch.optim.SGD does
     drop_last: bool = False    # leave out the short last batch of an epoch?
+    equal_batches: bool = field(default=False, repr=False) # as many batches, but of sizes that differ by at most one?
     steps: int = field(default=None, repr=False)          # instead of epochs: steps a round; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
     def __post_init__(self):
@@ -224,6 +225,9 @@ class Local:
                       else f'left out, since {type(self.optimizer).__name__} has betas'),
             weight_decay=(is_number(self.weight_decay) and 0 <= self.weight_decay < math.inf, 'a number, at least 0'),
             drop_last=(isinstance(self.drop_last, (bool, np.bool_)), 'True or False'),
+            equal_batches=(isinstance(self.equal_batches, (bool, np.bool_))
+                           and not (self.equal_batches and self.drop_last),
+                           'True or False, and False with drop_last=True: equal batches leave no short one to drop'),
             steps=(self.steps is None or each(self.steps, _counts),
                    'a whole number, a tuple with one for each client, or an Effort'),
             optimizer=(isinstance(self.optimizer, Optimizer), 'an optimiser such as SGD(nesterov=True) or Adam()'))

@@ -47,7 +47,9 @@ offers((*CLIENT, 'deploy'), criterion=('function', "the task's own loss, of `log
 offers(('use', 'output', 'frozen', 'loss', 'grad'),
        x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(('output', 'loss', 'grad'),
-       y=('(B,)', 'its labels; below zero where there is no sample'))
+       y=('(B,)', 'its labels; below zero where there is no sample'),
+       real=('(B,)', 'which places of the batch hold a sample, booleans; only where some are '
+                     'empty, so ask for `real=None`'))
 offers(('output', 'loss'),
        features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
        logits=('(B, classes)', 'what it returns second'),

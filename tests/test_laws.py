@@ -177,6 +177,21 @@ def test_plan_visits_every_sample_once_an_epoch(drop_last):
         assert len(seen) == 3*(len(parts[k])//8*8 if drop_last else len(parts[k]))
         if not drop_last: assert seen.bincount(minlength=90)[parts[k]].eq(3).all()
 
+@pytest.mark.parametrize('n', [1, 7, 8, 9, 15, 16, 33, 40])
+def test_equal_batches_are_as_many_and_hold_every_sample_once(n):
+    equal, usual = (plan([torch.arange(n)], [0], Local(epochs=2, batch_size=8, equal_batches=e))
+                    for e in (True, False))
+    index, counts = equal[0][0], equal[1][0]
+    assert (counts > 0).sum() == (usual[1][0] > 0).sum() and counts.max() - counts.min() <= 1
+    seen = torch.cat([index[t, :m] for t, m in enumerate(counts)])
+    assert torch.equal(seen.bincount(minlength=n), torch.full((n,), 2))
+    assert all((index[t, m:] == index[t, 0]).all() for t, m in enumerate(counts)) # empty places repeat the first
+
+def test_equal_batches_leave_none_that_is_too_small():
+    with pytest.raises(ValueError, match='client 0 has 1 samples, and the network has BatchNorm'):
+        plan([torch.arange(1)], [0], Local(equal_batches=True), min_batch=2)
+    with pytest.raises(ValueError, match='equal_batches=True.*drop_last'): Local(drop_last=True, equal_batches=True)
+
 def test_plan_refuses_a_client_without_batches():
     with pytest.raises(ValueError, match='client 0 has 3 samples'):
         plan([torch.arange(3)], [0], Local(batch_size=8, drop_last=True))

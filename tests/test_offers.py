@@ -8,7 +8,7 @@ from fedlit.round import deployed, fed_round, start
 from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
-IN_A_PART = {'live'}            # there only where a client has a part of the network
+SOMETIMES = {'live', 'real'}    # there only where a client has a part of the network, or a place of a batch is empty
 
 def probe(hook, *names):
     "A method whose `hook` asks for these names."
@@ -32,7 +32,7 @@ def offered(hook):
 @pytest.mark.parametrize('hook', HOOKS)
 def test_a_round_offers_what_the_table_says(hook):
     rows = {n for n, o in OFFERS.items() if hook in o.hooks}
-    assert offered(hook) == rows - WHEN_ASKED - IN_A_PART
+    assert offered(hook) == rows - WHEN_ASKED - SOMETIMES
 
 @pytest.mark.parametrize('hook,name', [(h, n) for n in sorted(WHEN_ASKED) for h in OFFERS[n].hooks])
 def test_what_costs_something_is_made_where_it_is_asked_for(hook, name):

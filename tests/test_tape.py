@@ -3,11 +3,12 @@ import copy, re, warnings
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 import fedlit.round as round_
+from fedlit import methods
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
 from fedlit.engine.ragged import fills
-from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
+from fedlit.method import Method, wants
+from fedlit.methods import DeCov, FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.round import Batches, Local, cross_entropy, fed_round, start
 from fedlit.run import federate, federating
@@ -118,7 +119,8 @@ def filled(method, net, criterion=cross_entropy):
 def test_batches_are_filled_up_only_where_nobody_looks_across():
     assert filled(FedAvg(), model(norm=False)) and filled(FedProx(), model(norm=False))
     assert filled(FedAvg(), model(norm=True))                 # BatchNorm, which passes over empty places
-    assert not filled(FedDecorr(), model(norm=False)) and not filled(MOON(), model(norm=False))
+    assert filled(FedDecorr(), model(norm=True)) and filled(MOON() + FedDecorr(), model(norm=False))
+    assert not filled(DeCov(), model(norm=False)) and not filled(FedDecorr() + DeCov(), model(norm=True))
     assert not filled(FedAvg(), model(norm=False), F.cross_entropy)
     class Centred(nn.Module):
         def __init__(self):
@@ -129,12 +131,19 @@ def test_batches_are_filled_up_only_where_nobody_looks_across():
             return z, logits - logits.mean(0)
     assert not filled(FedAvg(), Centred())                    # no BatchNorm, and yet
 
+KINDS = [m for m in vars(methods).values() if isinstance(m, type) and issubclass(m, Method) and m is not Method]
+FILLED = [FedProx(mu=.1), *(m() for m in KINDS if wants(m(), 'real'))]
+assert len(FILLED) > 2
+
 @pytest.mark.parametrize('norm', [False, True], ids=['plain', 'BatchNorm'])
-def test_filled_or_not_is_the_same(monkeypatch, norm):
-    a, tapes = train(FedProx(mu=.1), 'vmap', norm=norm), Tapes()
-    assert gap(a, train(FedProx(mu=.1), 'vmap', norm=norm, tapes=tapes)) == 0
+@pytest.mark.parametrize('method', [*FILLED, MOON() + FedDecorr(), MOON(variant='l2'), FedDecorr(form='paper')],
+                         ids=repr)
+def test_filled_or_not_is_the_same(monkeypatch, method, norm):
+    a, tapes = train(method, 'vmap', norm=norm), Tapes()
+    assert gap(a, train(method, 'vmap', norm=norm, tapes=tapes)) == 0
+    assert gap(a, train(method, 'loop', norm=norm)) < 1e-9
     monkeypatch.setattr(round_, 'fills', lambda *args: False)
-    assert gap(a, train(FedProx(mu=.1), 'vmap', norm=norm)) < 1e-12
+    assert gap(a, train(method, 'vmap', norm=norm)) < 1e-9
 
 def test_full_and_short_batches_of_one_group_are_two_recordings():
     "Clients that end together: whether BatchNorm has to pass over places changes from step to step."

@@ -12,26 +12,32 @@ from ..batches import cross_entropy, groups, occupied
 from ..cohort import Cohort
 from .stacks import has_batchnorm
 from .trial import try_stack
-from ..method import asks_for, overrides
+from ..method import asks_for, overrides, wants
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
-ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward', 'objective' # what belongs to the samples of a batch
+ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # what belongs to the samples of a batch
 _filled = WeakKeyDictionary() # network -> what was found out for a method and a size of batches
+
+def _looks_across(part):
+    "Does a hook see samples of a batch without knowing which are real?"
+    hooks = [h for h in ('use', 'output', 'loss', 'grad') if overrides(part, h)]
+    unaware = lambda h: not asks_for(part, h, 'real') and any(asks_for(part, h, n) for n in ACROSS)
+    return any(unaware(h) or asks_for(part, h, 'objective') for h in hooks)
 
 def fills(
     sent,    # Broadcast
     batches, # Batches
 ):           # bool
     "May short batches be filled up?"
-    method, hooks = sent.method, [h for h in ('use', 'output', 'loss', 'grad') if overrides(sent.method, h)]
-    if sent.criterion is not cross_entropy or any(asks_for(method, h, n) for h in hooks for n in ACROSS): return False
+    method, first = sent.method, sent.state.round == 0
+    if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
     if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
     known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
-    if (method, full) not in known:
+    if (method, full, first) not in known:
         if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; another round may have more
         (x,), (y,) = batches.at(0, [k], n)
-        known[method, full] = not try_stack(sent, x, y, fill=True)
-    return known[method, full]
+        known[method, full, first] = not try_stack(sent, x, y, fill=True)
+    return known[method, full, first]
 
 # %% ../../nbs/engine/ragged.ipynb #e4f3c1fd
 @patch
@@ -46,10 +52,10 @@ def moves(self:Cohort):
 
 @patch
 def real(self:Cohort, t, ks, batch):
-    "For BatchNorm, which places of a short batch are `real` (len(ks), n)."
+    "For BatchNorm and for hooks that ask, which places of a short batch are `real` (len(ks), n)."
     if 'short' not in self.memo:
         counts, full = self.batches.counts, min(self.sent.local.batch_size, self.batches.widest())
-        told = self.fill and has_batchnorm(self.sent.model)
+        told = self.fill and (has_batchnorm(self.sent.model) or wants(self.sent.method, 'real'))
         self.memo['short'] = ((0 < counts) & (counts < full)).any(0).tolist() if told else [False]*counts.shape[1]
     if not self.memo['short'][t]: return {}
     return dict(real=occupied(self.batches.counts[ks, t], batch['y'].shape[1]).to(batch['y'].device))

@@ -7,6 +7,7 @@ __all__ = ['FedDecorr']
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #61150559
 from dataclasses import field
+from ..batches import real_mean
 from ..method import Method, require
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
@@ -18,11 +19,15 @@ class FedDecorr(Method):
     def __post_init__(self):
         require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
-    def loss(self, features, live=None):
+    def loss(self, features, live=None, real=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        z = (features - features.mean(0))/(features.var(0) + self.floor).sqrt()
-        squares = (z@z.T if n < d else z.T@z).square().sum()   # of Z'Z, by the smaller product
+        z, var, fewer = features - real_mean(features, real), features.var(0), n < d
+        if real is not None:                                   # other places are no samples
+            z, n = z*real[:, None], real.sum().clamp(min=2)
+            var = z.square().sum(0)/(n-1)
+        z = z/(var + self.floor).sqrt()
+        squares = (z@z.T if fewer else z.T@z).square().sum()   # of Z'Z, by the smaller product
         if live is not None: d = live.sum().clamp(min=2)       # in a sub-model the other columns are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)
         return self.beta*(squares - z.square().sum(0).square().sum())/(d*(d-1)*n)

@@ -12,8 +12,8 @@ import functools
 import pandas as pd
 from contextlib import contextmanager
 from dataclasses import replace
-from . import (collapse, feddecorr, moon, moon_figures, feddecomp, feddse, # noqa: F401, each fills
-                           fedgse)                                                      # CATALOGUE
+from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
+                           feddse, fedgse)                                              # CATALOGUE
 from .claims import judge, results, shown, tally
 from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, basis, basis_of, beside,

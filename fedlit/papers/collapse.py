@@ -26,9 +26,10 @@ STRONG = .05 # the alpha of most claims
 
 def collapse_runs(scale, seeds=SEEDS, rounds=None):
     "FedAvg with and without FedDecorr at four alphas, three more methods at the strongest."
-    ten_epochs = lambda s: dict(local=replace(s.local, epochs=10) if scale == 'embedded' else s.local,
-                                rounds=rounds or s.rounds)
-    base = {data: changed(s, ten_epochs) for data, s in bases(DECORR, scale, 'cifar10').items()}
+    deep = dict(options=(('hidden', (64,)*3), ('features', 64), ('norm', 'batch')))
+    long = lambda s: dict(local=replace(s.local, epochs=10, equal_batches=True), **deep) if scale == 'embedded' else {}
+    base = {data: replace(changed(s, long), rounds=rounds or s.rounds)
+            for data, s in bases(DECORR, scale, 'cifar10').items()}
     runs = (cross(base, seeds, alpha=alphas(*FOUR), method=PAIR)
             + cross(base, seeds, alpha=alphas(STRONG), method=with_and_without(*ALL[1:])))
     return sorted(runs, key=lambda run: run[0]['seed'])

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['WATCHES', 'MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spectra', 'each_spectrum',
-           'watch_spectra', 'spectra_by_round', 'own_accuracy', 'everywhere', 'alignment', 'decorr_by_epoch',
-           'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
+           'watch_spectra', 'spectra_by_round', 'layer_ranks', 'own_accuracy', 'everywhere', 'alignment',
+           'decorr_by_epoch', 'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
 import numpy as np, torch
@@ -80,6 +80,23 @@ def spectra_by_round(run, task, clients, tests, s):
     return {k.replace('_now', '_curve'): _clip(run.history[k].tolist()) for k in watched}
 
 WATCHES = dict(spectra_by_round=watch_spectra) # measurement -> what has to be watched for it, round by round
+
+# %% ../../nbs/papers/measures.ipynb #lr000002
+def _rank_of_each(run, task, net):
+    "Effective rank of what every ReLU passes on for the test images, by layer."
+    layers = {name: [] for name, m in run.model.named_modules() if isinstance(m, nn.ReLU)}
+    pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
+    hooks = [run.model.get_submodule(name).register_forward_hook(lambda m, _, h, kept=kept: kept.append(pooled(h)))
+             for name, kept in layers.items()]
+    try: features_of(run.model, task.x_test, prepare=task.normalise, state=net)
+    finally: [h.remove() for h in hooks]
+    return [effective_rank(spectrum(torch.cat(kept))) for kept in layers.values()]
+
+def layer_ranks(run, task, clients, tests, s):
+    "Effective rank behind every ReLU, from the first to the last: of the global model, and the clients' mean."
+    local = [_rank_of_each(run, task, _kept(run.locals, i)) for i in range(len(run.locals['who']))]
+    return dict(layer_rank=_clip(_rank_of_each(run, task, (run.state.params, run.state.buffers))),
+                local_layer_rank=_clip(np.mean(local, 0)))
 
 # %% ../../nbs/papers/measures.ipynb #ddea1813
 def own_accuracy(run, task, clients, tests, s):
@@ -196,6 +213,6 @@ def sizes(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #143a5c39
 MEASURES = dict(curve=curve, spectra=feature_spectra, spectra_by_round=spectra_by_round, each_spectrum=each_spectrum,
-                own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment, decorr_by_epoch=decorr_by_epoch,
-                class_counts=class_counts, feature_maps=feature_maps, activations=activations, update_gap=update_gap,
-                sizes=sizes)
+                layer_ranks=layer_ranks, own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment,
+                decorr_by_epoch=decorr_by_epoch, class_counts=class_counts, feature_maps=feature_maps,
+                activations=activations, update_gap=update_gap, sizes=sizes)

@@ -31,7 +31,7 @@ import fedlit
 from ..tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import Method, asks_for, server_readers, wants
 from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
-from ..engine.guard import ODD, Guard, bad_rows, blame, check_clients
+from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import least_batch, prefers_channels_last
 from ..engine.table import memory_budget
 from ..result import Run, check_metrics, resume
@@ -387,7 +387,7 @@ def believed(
     guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
     bad, _, moved = bad_rows(guard, out, before, math.log(plan.task.classes))
     at = bad.nonzero()[:, 0].tolist()
-    why = dict(zip([who[i] for i in at], blame(guard, out, before, moved, at)))
+    why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
 def merged(
