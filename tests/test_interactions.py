@@ -96,8 +96,8 @@ def on_compare(seeds):
     return compare([FedAvg()], alpha=10., seeds=seeds, rounds=1, local=Local(epochs=.1), columns=()).seed.tolist()
 
 def on_interactions(seeds):
-    history = pd.DataFrame(dict(round=[1], accuracy=[.5], loss=[1.]))
-    return interactions([A, B], seeds, train=lambda *_: SimpleNamespace(history=history), asked={}, progress=False).seeds
+    run = SimpleNamespace(history=pd.DataFrame(dict(round=[1], accuracy=[.5], loss=[1.])))
+    return interactions([A, B], seeds, train=lambda *_: run, asked={}, progress=False).seeds
 
 @pytest.mark.parametrize('call', [on_compare, on_interactions])
 def test_seeds_mean_in_python_what_they_mean_on_the_command_line(call):
