@@ -1,5 +1,5 @@
 "Real federation on Flower: the same numbers as `federate`, nothing personal in a message, and no harm from any answer."
-import logging, os, pickle, re, shutil, subprocess, sys, threading, time
+import logging, os, pickle, re, shutil, subprocess, sys, threading, time, warnings
 from pathlib import Path
 import numpy as np, pytest, torch
 
@@ -117,6 +117,13 @@ def test_local_training_and_participation_are_those_of_the_simulation(home, loca
         for leaf, v in ff.flatten(ff.memory(other.state, k)).items():
             seen = [r[leaf].numpy() for r in context.state.values() if leaf in r]
             assert not seen or torch.allclose(torch.from_numpy(seen[-1]), v, atol=1e-6, rtol=0), leaf
+
+def test_a_site_without_class_0_is_not_told_to_count_from_0(home):
+    task, parts, config = home
+    assert any(0 not in task.y_train[i] for i in parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error') # a site where it is raised has no answer
+        assert rehearse({**config, 'rounds': 1})[0].history.participants.tolist() == [4]
 
 def test_losses_are_not_asked_for_at_sites(home):
     with pytest.raises(ValueError, match='PowerOfChoice.*asks for losses.*`federate` runs it'):
@@ -594,13 +601,9 @@ class Odd(torch.nn.Module):
         maps = self.conv(x).relu()
         return self.how(maps, maps.flatten(1), self.head(maps.flatten(1)))
 
-def asked_first(home, network=build, change={}, metrics=None):
-    "What the server asks of itself before it asks a site: no message may have gone."
-    config = {**home[2], **change}
-    grid = ff.Rehearsal(ff.client_app(network=network), config, SITES)
-    try: ff.serve(grid, ff.read_plan(config, network), metrics)
-    finally: sent = grid.bytes_sent
-    return sent
+def asked_first(home, network=build, change=(), metrics=None):
+    config = {**home[2], **dict(change)}
+    ff.serve(ff.Rehearsal(ff.client_app(network=network), config, SITES), ff.read_plan(config, network), metrics)
 
 @pytest.mark.parametrize('how, method, line', [
     (lambda m, f, l: (m, l), 'MOON()', r'MOON.* wants features \(N, d\)'),
