@@ -171,6 +171,7 @@ def every_promise_names_a_test_that_exists():
     for row in page.splitlines():
         if row.startswith('| ') and not row.startswith('| promise') and here not in row:
             yield f'nbs/guides/rely.ipynb: a promise without a test: {row}'
+        if row.startswith('|') and row.count('|') != 3: yield f'nbs/guides/rely.ipynb: not two columns: {row}'
 
 def every_dependency_is_justified():
     asked = configparser.ConfigParser(delimiters=['='])

@@ -41,9 +41,10 @@ _share = _reads('in (0, 1], or a text such as "BySize(.1)"', lambda v: 0 < v <= 
 class _Seeds(argparse.Action):
     "One number is how many seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
     def __call__(self, parser, a, texts, option=None):
-        try: seeds = ([_natural(w) for t in texts for w in t.split(',') if w] if len(texts) > 1 or ',' in texts[0]
-                      else list(range(_count(texts[0]))))
-        except argparse.ArgumentTypeError as e:
+        from fedlit.parse import list_seeds
+        one = len(texts) == 1 and ',' not in texts[0]
+        try: seeds = list_seeds(_count(texts[0]) if one else [_natural(w) for t in texts for w in t.split(',') if w])
+        except (argparse.ArgumentTypeError, ValueError) as e:
             raise argparse.ArgumentError(self, f'{e}; one number n is the seeds 0 to n-1, "7," is seed 7') from None
         setattr(a, self.dest, seeds)
 
@@ -216,11 +217,6 @@ TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
              steps='a number or an amount such as Between(20, 50)', optimizer='SGD(), Adam() or AdamW()',
              participation='a number or a value such as PowerOfChoice(.1)')
 
-def _once(what, values):
-    if twice := [v for i, v in enumerate(values) if v in values[:i]]:
-        raise ValueError(f'{what}: {twice[0]!r} is there twice, and once is enough')
-    return values
-
 def _executor(text):
     "Such as torchrun:vmap."
     from fedlit.parse import named
@@ -239,8 +235,10 @@ def _names(a, *methods):
         try: value(getattr(a, k), spelling=True)
         except Misfit as e: raise ParseError(f'{k}: {e}') from None
         except ParseError as e: raise ParseError(f'--{k} takes {TAKES[k]}; {e}') from None
-    _once('--seeds', getattr(a, 'seeds', None) or [])
-    return _once('the methods', list(map(method, methods)))
+    found = list(map(method, methods))
+    if twice := [m for i, m in enumerate(found) if m in found[:i]]:
+        raise ValueError(f'the methods: {twice[0]!r} is there twice, and once is enough')
+    return found
 
 def _setup(a, seed):
     import torch
@@ -433,7 +431,6 @@ def _collapse(a):
                 ('scale', 'only', 'minutes', 'device', 'executor', 'until_decided', 'max_seeds') if getattr(a, k)]:
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
-    _once('--seeds', a.seeds or [])
     import time
     import pandas as pd
     from fedlit.papers import catalogue

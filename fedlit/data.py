@@ -253,7 +253,7 @@ def _doubt(task): # warn of what is legal and seldom meant
     if _judged.get(task.y_test) == key: return
     _judged[task.y_test] = key
     labels = {k for y in (task.y_train, task.y_test) for k in y.unique().tolist()}
-    if task.classes > 2 and labels == {*range(1, task.classes)}:
+    if task.classes > 2 and len(z) and labels == {*range(1, task.classes)}: # one site may well have no class 0
         warn(f"no sample has the label 0, and all of 1..{task.classes - 1} occur; if they are counted from 1, "
              f"give y - 1 and classes={task.classes - 1}")
     if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return
@@ -263,7 +263,6 @@ def _doubt(task): # warn of what is legal and seldom meant
     if share >= .01 * len(train) / len(x) and share > 2 * (1 - len(known) / len(train)):
         warn(f"at least {100 * share:.3g} % of the test samples are among the training samples; "
              "a network is to be tested on samples that it has not seen")
-
 
 # %% ../nbs/02_data.ipynb #d33061c7
 @dataclass(eq=False, repr=False)

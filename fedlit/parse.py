@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['ABSTRACT', 'ParseError', 'Misfit', 'known', 'listed', 'named', 'method', 'values', 'called', 'value', 'local',
-           'homes', 'classes']
+           'list_seeds', 'homes', 'classes']
 
 # %% ../nbs/14_parse.ipynb #271bce77
 import ast, importlib, math, re, sys
@@ -207,6 +207,21 @@ def local(
         try: return value(v)
         except ParseError as e: raise ParseError(f"{k}: {e}") from None
     return Local(**{k: one(k, v) for k, v in fields.items()})
+
+# %% ../nbs/14_parse.ipynb #sd14code
+def list_seeds(
+    seeds, # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
+) -> list: # of ints
+    "The seeds that are meant. A ValueError names what cannot be one."
+    if many := hasattr(seeds, '__iter__') and not isinstance(seeds, str): found = list(seeds)
+    else: found = [seeds]
+    for s in found:
+        if not hasattr(s, '__index__') or isinstance(s, bool) or s < (not many):
+            raise ValueError(f"seeds={seeds!r}, but it must be a number of seeds, at least 1, or the seeds themselves, "
+                             "such as (3, 5) or (7,)")
+        if found.count(s) > 1: raise ValueError(f"seeds={seeds!r}: {s} is there twice, and once is enough")
+    if not found: raise ValueError("seeds has none, but there must be one or more")
+    return list(map(int, found if many else range(seeds)))
 
 # %% ../nbs/14_parse.ipynb #f179467b
 def homes(

@@ -38,6 +38,7 @@ from .engine.guard import UNIT, Guard, check_clients, check_server, client_colum
 from .measure import feature_layer, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
 from .engine.extract import try_cut
+from .parse import list_seeds
 from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
@@ -737,7 +738,7 @@ def compare(
     options=(('hidden', (64,)), ('features', 64), ('norm', 'batch')), # of that network
     rounds=6,      # int
     local=None,    # Local; None: three epochs
-    seeds=(0, 1, 2),
+    seeds=3,       # how many, or which, see `fedlit.parse.list_seeds`
     columns=('accuracy', 'personal'), # of the history, to which `metrics` are added
     partition=None,# function (task, clients, seed) -> list of index tensors; None: `dirichlet`
     folder=None,   # where to write every run, round by round; the same call goes on from what is there
@@ -747,10 +748,9 @@ def compare(
     from fedlit.data import load
     from fedlit.models import build
     from fedlit.partition import dirichlet
-    methods, seeds = list(methods), list(seeds)
-    for name, each in dict(methods=methods, seeds=seeds).items():
-        if twice := [v for i, v in enumerate(each) if v in each[:i]]:
-            raise ValueError(f"{name} has {twice[0]!r} twice; once is enough")
+    methods, seeds = list(methods), list_seeds(seeds)
+    if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
+        raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
     task, rows = load(task) if isinstance(task, str) else task, []
     columns = dict.fromkeys([*columns, *(kw.get('metrics') or ())])
     split = partition or (lambda task, clients, seed: dirichlet(task.y_train, clients, alpha, seed=seed))

@@ -50,14 +50,11 @@ def test_names_are_read_without_case_and_dashes(capsys):
             a.record] == ['classes_per_client', 'digits', 'mlp', 'torchrun:vmap', 'uniform', 'home', 'bfloat16',
                           'skip', 'compile']
 
-@pytest.mark.parametrize('args,word', [
-    (['--methods', 'MOON()', 'FedAvg()', 'moon(mu=1)'], r'the methods: MOON\(mu=1\.0.* is there twice'),
-    (['--seeds', '0', '1', '0'], '--seeds: 0 is there twice')])
-def test_nothing_is_compared_with_itself(args, word):
-    with pytest.raises(SystemExit, match=word): main(['compare', '--quiet', *args])
+def test_nothing_is_compared_with_itself():
+    with pytest.raises(SystemExit, match=r'the methods: MOON\(mu=1\.0.* is there twice'):
+        main(['compare', '--quiet', '--methods', 'MOON()', 'FedAvg()', 'moon(mu=1)'])
     from fedlit.run import compare
     with pytest.raises(ValueError, match='methods has MOON.* twice'): compare([MOON(), MOON(mu=1)])
-    with pytest.raises(ValueError, match='seeds has 1 twice'): compare([MOON()], seeds=(1, 1))
 
 @pytest.mark.parametrize('record', ['false', 'True'])
 def test_a_run_says_how_it_was_recorded(record, tmp_path):
@@ -176,14 +173,13 @@ def test_a_log_survives_a_kill(tmp_path, capsys):
     main([*RUN, '--rounds', str(n + 2), *files])
     assert pd.read_csv(log)['round'].tolist() == list(range(1, n + 3))
 
-@pytest.mark.parametrize('args,word', [
-    (['--seeds', '0', '0'], '--seeds: 0 is there twice, and once is enough'),
-    (['moon', '--executor', 'vmapp'], "'vmapp'; did you mean vmap")])
-def test_what_reproduce_is_asked_is_told_before_anything_trains(args, word):
-    with pytest.raises(SystemExit, match=word): main(['reproduce', '--quiet', *args])
+def test_what_reproduce_is_asked_is_told_before_anything_trains():
+    with pytest.raises(SystemExit, match="'vmapp'; did you mean vmap"):
+        main(['reproduce', '--quiet', 'moon', '--executor', 'vmapp'])
 
 @pytest.mark.parametrize('args,word', [
     (['--seeds', '-2'], "--seeds: '-2', but it must be a whole number, at least 1"),
+    (['--seeds', '0', '0'], '0 is there twice, and once is enough'),
     (['--seeds', '0'], "--seeds: '0', but it must be a whole number, at least 1"),
     (['--seeds', '1', '-2'], "--seeds: '-2', but it must be a whole number, at least 0"),
     (['moon', '--minutes', '-1'], "--minutes: '-1', but it must be a number, at least 0"),

@@ -1,5 +1,5 @@
 "Real federation on Flower: the same numbers as `federate`, nothing personal in a message, and no harm from any answer."
-import logging, os, pickle, re, shutil, subprocess, sys, threading, time
+import logging, os, pickle, re, shutil, subprocess, sys, threading, time, warnings
 from pathlib import Path
 import numpy as np, pytest, torch
 
@@ -117,6 +117,13 @@ def test_local_training_and_participation_are_those_of_the_simulation(home, loca
         for leaf, v in ff.flatten(ff.memory(other.state, k)).items():
             seen = [r[leaf].numpy() for r in context.state.values() if leaf in r]
             assert not seen or torch.allclose(torch.from_numpy(seen[-1]), v, atol=1e-6, rtol=0), leaf
+
+def test_a_site_without_class_0_is_not_told_to_count_from_0(home):
+    task, parts, config = home
+    assert any(0 not in task.y_train[i] for i in parts)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error') # a site where it is raised has no answer
+        assert rehearse({**config, 'rounds': 1})[0].history.participants.tolist() == [4]
 
 def test_losses_are_not_asked_for_at_sites(home):
     with pytest.raises(ValueError, match='PowerOfChoice.*asks for losses.*`federate` runs it'):
@@ -584,6 +591,54 @@ def test_ordinary_networks_are_counted_without_being_made(home):
     (dict(weighting='x'), 'samples or uniform')])
 def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
     with pytest.raises(ValueError, match=line): ff.read_plan({**home[2], **change})
+
+class Odd(torch.nn.Module):
+    "A network that returns what `how` makes of maps (N, 4, 6, 6), flat features and logits."
+    def __init__(self, how):
+        super().__init__()
+        self.conv, self.head, self.how = torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 10), how
+    def forward(self, x):
+        maps = self.conv(x).relu()
+        return self.how(maps, maps.flatten(1), self.head(maps.flatten(1)))
+
+def asked_first(home, network=build, change=(), metrics=None):
+    config = {**home[2], **dict(change)}
+    ff.serve(ff.Rehearsal(ff.client_app(network=network), config, SITES), ff.read_plan(config, network), metrics)
+
+@pytest.mark.parametrize('how, method, line', [
+    (lambda m, f, l: (m, l), 'MOON()', r'MOON.* wants features \(N, d\)'),
+    (lambda m, f, l: (l, f), 'FedAvg()', '144 logits, but the task has 10 classes|the other way round'),
+    (lambda m, f, l: (f, l), 'FedBN()', r'FedBN\(\) finds nothing in Odd to keep at home')])
+def test_a_network_that_federate_refuses_is_refused_before_a_site_is_asked(home, how, method, line, monkeypatch):
+    monkeypatch.setattr(ff.Book, 'call', None) # through which sites are reached
+    with pytest.raises(ValueError, match=line): asked_first(home, lambda *a, **k: Odd(how), dict(method=method))
+
+@pytest.mark.parametrize('how, line', [
+    (lambda m, f, l: (f.detach(), l), 'carry no gradient'), (lambda m, f, l: (l, l), 'its logits as features too'),
+    (lambda m, f, l: (f, l.softmax(1)), 'ends? in a softmax')])
+def test_a_network_that_federate_warns_of_is_warned_of_at_the_server(home, how, line):
+    with pytest.warns(UserWarning, match=line):
+        asked_first(home, lambda *a, **k: Odd(how), dict(method='MOON()', rounds=1))
+
+@pytest.mark.parametrize('x, y, line', [
+    (lambda x: x, lambda y: y + 1, 'y_test'), (lambda x: x.flatten(1), lambda y: y, 'test'),
+    (lambda x: x, lambda y: y[:5], 'test'), (lambda x: x/0, lambda y: y, 'x_test'),
+    (lambda x: x[:0], lambda y: y[:0], 'no test samples')])
+def test_a_test_file_that_cannot_be_meant_is_refused_before_a_site_is_asked(home, x, y, line, tmp_path, monkeypatch):
+    monkeypatch.setattr(ff.Book, 'call', None)
+    save_file(dict(x=x(home[0].x_test.float()).contiguous(), y=y(home[0].y_test)), tmp_path/'t')
+    with pytest.raises(ValueError, match=line): asked_first(home, change=dict(test=str(tmp_path/'t')))
+    save_file(dict(images=home[0].x_test), tmp_path/'t')
+    with pytest.raises(ValueError, match='/t has images, but it must have x and y'):
+        asked_first(home, change=dict(test=str(tmp_path/'t')))
+
+@pytest.mark.parametrize('metrics, line', [
+    (dict(odd=lambda logits, y: 1/0), "metric 'odd'.*failed"), (dict(odd=lambda logits, y: 'x'), 'returned a str'),
+    (dict(epsilon=lambda logits, y: 1.), "'epsilon' is a column of")])
+def test_a_metric_that_fails_is_refused_before_a_site_is_asked(home, metrics, line, monkeypatch):
+    monkeypatch.setattr(ff.Book, 'call', None)
+    change = {'method': "FedBN() + DP(noise=1., at='client', source='system')"} if 'epsilon' in metrics else {}
+    with pytest.raises(ValueError, match=line): asked_first(home, change=change, metrics=metrics)
 
 def test_without_flower_the_error_says_what_to_install():
     code = ("import sys, fedlit, fedlit.run; assert 'flwr' not in sys.modules; sys.modules['flwr'] = None\n"

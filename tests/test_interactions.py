@@ -92,6 +92,21 @@ def test_runs_away_is_a_reason_and_no_number():
 def test_requests_without_a_pair(methods, word):
     with pytest.raises(ValueError, match=word): sums(methods)
 
+def on_compare(seeds):
+    return compare([FedAvg()], alpha=10., seeds=seeds, rounds=1, local=Local(epochs=.1), columns=()).seed.tolist()
+
+def on_interactions(seeds):
+    run = SimpleNamespace(history=pd.DataFrame(dict(round=[1], accuracy=[.5], loss=[1.])))
+    return interactions([A, B], seeds, train=lambda *_: run, asked={}, progress=False).seeds
+
+@pytest.mark.parametrize('call', [on_compare, on_interactions])
+def test_seeds_mean_in_python_what_they_mean_on_the_command_line(call):
+    assert call(2) == call((0, 1)) == call(range(2)) == call(np.int64(2)) == [0, 1] and call([7]) == [7]
+    for wrong in (0, -1, True, 1.5, 'ab', (1, -1), (1, 2.), (True,)):
+        with pytest.raises(ValueError, match='seeds=.*, but it must be a number of seeds'): call(wrong)
+    with pytest.raises(ValueError, match='3 is there twice'): call((3, 5, 3))
+    with pytest.raises(ValueError, match='one or more'): call(())
+
 def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
     whole = interactions([A, B], seeds=(0,), **QUICK)
     count = []

@@ -1,7 +1,12 @@
 "Text that is not a method, and what the parser says of it; generated texts are in test_properties.py."
-import pytest
+import pytest, sys
 from fedlit.method import Method
-from fedlit.parse import ParseError, method, value
+from fedlit.parse import ParseError, classes, method, value
+
+def test_no_module_of_python_is_searched_for_a_method():
+    "Not even imported; `antigravity` would open a browser."
+    assert classes(dict(Popen='subprocess:Popen', fly='antigravity:fly', x='no.such:x')) == {}
+    assert 'antigravity' not in sys.modules
 
 @pytest.mark.parametrize('text,word', [
     ("__import__('os')", "no method is called '__import__'"),

@@ -19,7 +19,7 @@ from ..method import FedAvg, total
 from ..models import build
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
-from ..parse import method as parse
+from ..parse import list_seeds, method as parse
 from ..partition import dirichlet
 from ..run import Local, federate, file_of
 
@@ -77,7 +77,7 @@ class Interactions:
 
 def interactions(
     methods,     # list of Methods
-    seeds=None,  # ints; None: the `fewest` that can decide a pair
+    seeds=None,  # how many, or which, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
     folder=None, # of what is done; the same call goes on from it
     train=None,  # function (method, seed, checkpoint) -> Run; None: `on_digits`
     asked=None,  # what decides the results besides, as JSON holds it; None: that of `on_digits`
@@ -86,8 +86,7 @@ def interactions(
 ) -> Interactions:
     "Train FedAvg, all methods, and all pairs that can be added."
     made, _ = sums(methods)
-    if seeds is not None and not len(seeds): raise ValueError(f"seeds={seeds!r}, but there must be one or more")
-    seeds = list(range(fewest(max(1, len(made)))) if seeds is None else seeds)
+    seeds = list_seeds(fewest(max(1, len(made))) if seeds is None else seeds)
     asked = {k: str(v) for k, v in kw.items()} if asked is None else asked
     file, runs = folder and Path(folder)/'interactions.json', {}
     if file and file.exists(): runs = _continued(file, asked)

@@ -32,10 +32,10 @@ from ..tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import Method, asks_for, server_readers, wants
 from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
-from ..engine.inputs import least_batch, prefers_channels_last
+from ..engine.inputs import first_odd, least_batch, prefers_channels_last
 from ..engine.table import memory_budget
-from ..result import Run, check_metrics, resume
-from ..run import WEIGHTING, batches_of, normalised, part_columns
+from ..result import Run, resume
+from ..run import WEIGHTING, Federation, Simulation, batches_of, normalised, part_columns
 from ..cohort import check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
@@ -559,6 +559,19 @@ def _row(plan, state, test, good, who, metrics=None):
                                state=deployed(plan.method, state), metrics=metrics)}
             if test else row)
 
+# %% ../../nbs/scale/flower.ipynb #fltrycod
+def _try_out(plan, test, metrics):
+    "Refuse what `federate` refuses before its first round, and warn of what it warns of."
+    if test and test.keys() != {'x', 'y'}:
+        raise ValueError(f"{plan.test} has {', '.join(sorted(test))}, but it must have x and y")
+    x = torch.rand(32, *plan.task.x_train.shape[1:], generator=torch.Generator().manual_seed(0))
+    y = torch.arange(32) % plan.task.classes
+    seen = test or dict(x=x[16:], y=y[16:])
+    task = replace(plan.task, x_train=x[:16], y_train=y[:16], x_test=seen['x'], y_test=seen['y'])
+    if odd := first_odd('x_test', task.x_test, torch.arange(len(task.x_test))): raise ValueError(f"{plan.test}: {odd}")
+    Simulation(Federation(plan.model, task, [torch.arange(16)]*plan.clients, plan.method, plan.rounds, plan.local,
+                          plan.participation, executor='loop', record=False, metrics=metrics).checked()).try_out()
+
 # %% ../../nbs/scale/flower.ipynb #d84f5660
 def serve(
     grid, # Flower's Grid, or a Rehearsal
@@ -566,8 +579,9 @@ def serve(
     metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "The server: all rounds, with a checkpoint after each."
-    check_metrics(metrics)
-    run, test = _begun(plan), load_file(plan.test) if plan.test else None
+    test = load_file(plan.test) if plan.test else None
+    _try_out(plan, test, metrics)
+    run = _begun(plan)
     form, history, book, end = (
         blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)
     accepted = _accepted(history)

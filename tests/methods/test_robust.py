@@ -38,6 +38,21 @@ def test_liars_below_the_breakdown_point_move_nothing_far(method, K, liars, size
         assert server(method, lied).abs().max() > abs(size)/100
     assert server(FedAvg(), lied).abs().max() > abs(size)/100
 
+def test_krum_elects_nothing_farther_than_its_bound():
+    "A lie that it elects is within D sqrt((K-f-2)/(K-2f-1)) of an honest update, D the diameter of the honest ones."
+    elected = 0
+    for K, f in ((7, 2), (11, 3), (20, 8)):
+        for far in (.5, 1, 2, 3, 5, 1e3):
+            deltas = crowd(K)
+            honest = deltas[f:]
+            deltas[:f] = honest.mean(0) - far*honest.std(0) # all liars agree
+            step = server(Krum(attackers=f), deltas)
+            apart = torch.cdist(*[honest.flatten(1)]*2).max()
+            near = (honest - step).flatten(1).norm(dim=1).min()
+            assert near <= apart*((K-f-2)/(K-2*f-1))**.5 + 1e-9
+            elected += near > 1e-6
+    assert elected > 3 # it does elect lies, but near ones
+
 def test_a_clipped_liar_moves_the_mean_by_its_weight_times_the_bound():
     honest, weights = crowd(6), [3., 1, 1, 1, 1, 1]
     without = server(NormClipping(norm=2.), torch.cat([0*honest[:1], honest[1:]]), weights)
