@@ -560,17 +560,19 @@ def _row(plan, state, test, good, who, metrics=None):
             if test else row)
 
 # %% ../../nbs/scale/flower.ipynb #fltrycod
-def _try_out(plan, test, metrics):
-    "Refuse what `federate` refuses before its first round, and warn of what it warns of."
-    if test and test.keys() != {'x', 'y'}:
-        raise ValueError(f"{plan.test} has {', '.join(sorted(test))}, but it must have x and y")
+def _try_out(plan, metrics):
+    "Refuse what `federate` refuses before its first round, and warn of what it warns of; the test samples, or None."
     x = torch.rand(32, *plan.task.x_train.shape[1:], generator=torch.Generator().manual_seed(0))
     y = torch.arange(32) % plan.task.classes
-    seen = test or dict(x=x[16:], y=y[16:])
-    task = replace(plan.task, x_train=x[:16], y_train=y[:16], x_test=seen['x'], y_test=seen['y'])
+    test = load_file(plan.test) if plan.test else dict(x=x[16:], y=y[16:])
+    if {'x', 'y'} - test.keys():
+        raise ValueError(f"{plan.test} has {', '.join(sorted(test))}, but it must have x and y")
+    task = replace(plan.task, x_train=x[:16], y_train=y[:16], x_test=test['x'], y_test=test['y'])
     if odd := first_odd('x_test', task.x_test, torch.arange(len(task.x_test))): raise ValueError(f"{plan.test}: {odd}")
-    Simulation(Federation(plan.model, task, [torch.arange(16)]*plan.clients, plan.method, plan.rounds, plan.local,
-                          plan.participation, executor='loop', record=False, metrics=metrics).checked()).try_out()
+    federation = Federation(plan.model, task, [torch.arange(16)]*plan.clients, plan.method, plan.rounds, plan.local,
+                            plan.participation, executor='loop', device='cpu', record=False, metrics=metrics)
+    Simulation(federation.checked()).try_out()
+    return dict(x=task.x_test, y=task.y_test) if plan.test else None
 
 # %% ../../nbs/scale/flower.ipynb #d84f5660
 def serve(
@@ -579,9 +581,7 @@ def serve(
     metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
     "The server: all rounds, with a checkpoint after each."
-    test = load_file(plan.test) if plan.test else None
-    _try_out(plan, test, metrics)
-    run = _begun(plan)
+    test, run = _try_out(plan, metrics), _begun(plan)
     form, history, book, end = (
         blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)
     accepted = _accepted(history)
