@@ -66,3 +66,20 @@ class Contrast(Method):
 class Nuclear(Method):
     "The sum of the singular values of a batch of features."
     def loss(self, features): return .01*torch.linalg.matrix_norm(features, 'nuc')
+
+@asked_by()
+class Centred(Method):
+    "Gradients whose mean over inputs is zero, which uses a weight's place in its row."
+    def grad(self, grads):
+        return {k: v - v.flatten(1).mean(1).view(-1, *[1]*(v.dim() - 1)) if v.dim() > 1 else v for k, v in grads.items()}
+
+@asked_by()
+class LastKnown(Method):
+    "The mean of the last updates of all clients, of which the server has a table; a number is a row and no quantity."
+    def init(self, params, clients):
+        return params, {k: torch.zeros(clients, *v.shape, dtype=v.dtype) for k, v in params.items()}, {}
+    def done(self, client, delta, number):
+        return client, {**{k: v for k, v in delta.items() if v.is_floating_point()}, 'who': torch.as_tensor(number)}
+    def merge(self, delta, server, uploads):
+        new = {k: v.index_copy(0, uploads['who'].long(), uploads[k]) for k, v in server.items() if k in uploads}
+        return {k: new[k].mean(0) if k in new else v for k, v in delta.items()}, {**server, **new}

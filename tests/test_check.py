@@ -82,7 +82,7 @@ def test_on_batches_of_ones_own():
     net = Tokens()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     report = laws.check(FedProx(), net, data)
-    assert report.ok and report.rows['executors'].holds is not False, report
+    assert report.ok and not report.doubts and report.rows['executors'].holds is not False, report
     assert (all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
             and net.head.weight.dtype == torch.float32)
 
