@@ -37,7 +37,7 @@ class OnlyOne(Method):
         speed = {k: .5*v + delta[k] for k, v in server.items()}
         return {**delta, **speed}, speed
 
-@caught('declared')
+@caught('runs')
 class Forgetful(Method):
     "Momentum between rounds, without an `init` that declares it."
     def grad(self, grads, client): return {k: v + .1*client[k] if k in client else v for k, v in grads.items()}
@@ -71,22 +71,22 @@ class InPlace(Method):
         for k, v in params.items(): received[k].lerp_(v.detach(), .01)
         return grads
 
-@caught('number')
+@caught('runs')
 class Vector(Method):
     "A penalty for each sample."
     def loss(self, features): return features.norm(dim=1)
 
-@caught('number')
+@caught('runs')
 class Nothing(Method):
     "No return."
     def loss(self, features): features.square().mean()
 
-@caught('declared')
+@caught('runs')
 class OneThing(Method):
     "What it sends, but not what it remembers."
     def done(self, delta): return delta
 
-@caught('whole')
+@caught('runs')
 class NoStep(Method):
     "What it remembers is missing."
     def merge(self, delta): return delta
@@ -158,3 +158,78 @@ class Aside(Method):
         old = BEFORE.get('delta', {})
         BEFORE['delta'] = delta
         return {k: v + .1*old[k] if k in old else v for k, v in delta.items()}, server
+
+# one for each law that finds what the laws above do not
+
+@caught('finer')
+class Halved(Method):
+    "Sends half precision."
+    def send(self, delta, client): return {k: v.half().to(v) for k, v in delta.items()}, client
+
+@caught('finer')
+class Listed(Method):
+    "A penalty that has been a number of Python, and is a tensor of single precision again."
+    def merge(self, delta, server):
+        return {k: torch.tensor(v.tolist()).reshape(v.shape).to(v) for k, v in delta.items()}, server
+
+@caught('fresh')
+class OneNoise(Method):
+    "A generator that every client seeds alike in every step."
+    def grad(self, grads):
+        g = torch.Generator().manual_seed(1)
+        return {k: v + .01*torch.randn(v.shape, generator=g).to(v) for k, v in grads.items()}
+
+@caught('participants')
+class Adds(Method):
+    "Adds up the clients' signs, as if there were always four."
+    def done(self, client, delta): return client, {k: v.sign() for k, v in delta.items()}
+    def merge(self, delta, server, uploads):
+        agreed = {k: v.sum(0).abs()/4 for k, v in uploads.items()}
+        return {k: v*agreed[k] if k in agreed else v for k, v in delta.items()}, server
+
+@caught('numbers')
+class Numbered(Method):
+    "A client's number is taken for its importance."
+    def loss(self, features, number): return .01*(number + 1)*features.square().mean()
+
+@caught('names')
+class Ordinal(Method):
+    "Classes are taken for numbers, of which two is twice one."
+    def loss(self, logits, y):
+        return .1*((logits.softmax(1)*torch.arange(logits.shape[1])).sum(1) - y).square().mean()
+
+@caught('signs')
+class Unsigned(Method):
+    "Adds the sizes of a gradient, without its directions."
+    def grad(self, grads): return {k: v + .1*v.abs() for k, v in grads.items()}
+
+@caught('equal')
+class Unscaled(Method):
+    "Weights that no longer sum to one."
+    def weigh(self, weights, steps): return weights*steps
+
+@caught('statistics')
+class Still(Method):
+    "A momentum for parameters, and nothing for the rest."
+    def merge(self, delta, server, params): return {k: v if k in params else 0*v for k, v in delta.items()}, server
+
+@caught('batch')
+class SumOfAll(Method):
+    "A mean over eight samples, whatever a batch has."
+    def loss(self, features): return .1*features.square().sum(1).sum()/8
+
+@caught('twice')
+class Scale(Method):
+    "A parameter of its own, which it takes out again, so that a second one does not find it."
+    def init(self, params): return {**params, 'scale': torch.ones(1, dtype=params['head.weight'].dtype)}, {}, {}
+    def use(self, params):
+        return {k: v*params['scale'] if k == 'head.weight' else v for k, v in params.items() if k != 'scale'}
+
+ANCHOR = {}
+
+@caught('repeats')
+class Anchored(Method):
+    "Keeps near the first weights that anybody in this process began with."
+    def loss(self, params, received):
+        if not ANCHOR: ANCHOR.update(received)
+        return .01*sum((v - ANCHOR[k]).square().sum() for k, v in params.items())

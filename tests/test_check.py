@@ -1,4 +1,4 @@
-"`fedlit check` on methods from outside: the right ones pass; of the wrong ones the first broken law names the mistake."
+"`fedlit check` on methods from outside: right, wrong where the first broken law names the mistake, and odd."
 import subprocess, sys
 from pathlib import Path
 import pytest, torch
@@ -7,13 +7,15 @@ import fedlit
 from fedlit import laws
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.methods import DepthFL, FedAvg, FedProx
+from fedlit.methods import DepthFL, FedAvg, FedProx, Krum
 from fedlit.models import build
-import mine_right, mine_wrong
+import mine_odd, mine_right, mine_wrong
 
 HERE = Path(__file__).parent
 RIGHT, _ = laws.methods_in(mine_right)
 WRONG, _ = laws.methods_in(mine_wrong)
+ODD, _ = laws.methods_in(mine_odd)
+ALONE = 'finer fresh participants signs numbers names equal statistics batch twice'.split()
 ids = lambda m: m.name
 
 @pytest.mark.parametrize('m', [pytest.param(m, marks=pytest.mark.slow) if k > 1 else m for k, m in enumerate(RIGHT)],
@@ -30,6 +32,29 @@ def test_what_is_wrong_is_named(m):
     report = laws.check(m)
     assert report.broken[:1] == [mine_wrong.CAUGHT[type(m)]], report
     assert not report.ok and str(report.broken[0]) in repr(report).splitlines()[0]
+
+@pytest.mark.parametrize('law', ALONE)
+def test_a_law_finds_what_no_other_finds(law):
+    cls = next(c for c, caught in mine_wrong.CAUGHT.items() if caught == law)
+    report = laws.check(cls())
+    assert report.broken == [law] and not report.doubts, report
+
+@pytest.mark.parametrize('m', ODD, ids=ids)
+def test_what_may_be_meant_is_asked(m):
+    report = laws.check(m)
+    assert report.ok and report.doubts == mine_odd.ASKED[type(m)], report
+    assert ('look at' in repr(report).splitlines()[0]) == bool(report.doubts)
+
+def test_what_only_vmap_refuses_is_recorded_all_the_same():
+    report = laws.check(mine_wrong.Branch())
+    assert report.broken == ['executors'] and report.rows['recorded'].holds, report
+
+def test_a_tie_is_no_order():
+    report = laws.check(Krum()) # of four clients, two are nearest to each other
+    assert report.ok and 'a tie' in report.rows['order'].said, report
+
+def test_after_the_check_the_module_is_as_before():
+    assert not mine_wrong.ANCHOR and laws.check(mine_wrong.Anchored()).broken == ['repeats'] and not mine_wrong.ANCHOR
 
 @pytest.mark.slow
 def test_a_method_that_is_off_is_fedavg():
@@ -57,7 +82,7 @@ def test_on_batches_of_ones_own():
     net = Tokens()
     before = {k: v.clone() for k, v in net.state_dict().items()}
     report = laws.check(FedProx(), net, data)
-    assert report.ok and report.rows['executors'].holds is not False, report
+    assert report.ok and not report.doubts and report.rows['executors'].holds is not False, report
     assert (all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
             and net.head.weight.dtype == torch.float32)
 
@@ -120,7 +145,7 @@ class Fine(Method):
 
 def test_the_command_ends_with_one_where_a_law_is_broken(capsys):
     assert command(HERE/'mine_wrong.py', '--method', 'Vector()') == 1
-    assert 'number       BROKEN' in capsys.readouterr().out
+    assert 'runs         BROKEN' in capsys.readouterr().out
 
 @pytest.mark.parametrize('text, said', [
     ('x = 1\n', 'defines no method'),
