@@ -630,6 +630,8 @@ def _tied(method, world):
 
 def _votes(method, world):
     if overrides(method, 'combine'): return '`combine` may give every client a vote'
+    if asks_for(method, 'merge', 'trained') and start(method, world.model, world.clients).personal:
+        return '`merge` may compare clients with each other'
     return '`merge` counts who trained an entry' if asks_for(method, 'merge', 'mask') else ''
 
 def _table(method, world):

@@ -71,7 +71,7 @@ class Nuclear(Method):
 class Centred(Method):
     "Gradients whose mean over inputs is zero, which uses a weight's place in its row."
     def grad(self, grads):
-        return {k: v - v.flatten(1).mean(1).view(-1, *[1]*(v.dim() - 1)) if v.dim() > 1 else v for k, v in grads.items()}
+        return {k: v - v.mean([*range(1, v.dim())], keepdim=True) if v.dim() > 1 else v for k, v in grads.items()}
 
 @asked_by()
 class LastKnown(Method):
