@@ -378,12 +378,19 @@ def part_columns(
     method, # a Method
     state,  # State after the round
     participation=1., # share of the clients or Participation: who takes part
+    indices=(), # list of index tensors, one a client; (): nobody here knows who has what
 ) -> dict:  # for the row of the history
     "What the parts of `method` add to the history; each sees its own memory on the server and on all clients."
-    offer = dict(round=state.round, clients=state.clients, participation=participation,
-                 server=state.server, client=state.client)
-    return {k: v for name, p in zip(part_names(method), method.parts) if hasattr(p, 'columns')
-            for k, v in ask(p.columns, own(offer, name)).items()}
+    offer = dict(round=state.round, clients=state.clients, participation=participation, indices=indices,
+                 method=method, server=state.server, client=state.client)
+    columns = {}
+    for name, p in zip(part_names(method), method.parts):
+        new = ask(p.columns, own(offer, name)) if hasattr(p, 'columns') else {}
+        if twice := columns.keys() & new.keys():
+            raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has another part of {method.name}: "
+                             "one would hide the other, so one of them needs another name")
+        columns.update(new)
+    return columns
 
 # %% ../nbs/16_run.ipynb #aeb80bfb
 def no_one(
@@ -431,7 +438,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if look: asked += self.test.ask(deployed(a.method, new))
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
-    columns |= part_columns(a.method, new, a.participation)
+    columns |= part_columns(a.method, new, a.participation, a.clients)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if wrong := self.why.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.answer(seen) if seen else None
@@ -513,8 +520,9 @@ def try_tests(self:Simulation):
 @patch
 def try_metrics(self:Simulation):
     "Ask every metric of invented logits; a ValueError names the one that fails."
+    a = self.asked
+    parts = part_columns(a.method, start(a.method, self.model, 1, seed=a.seed), a.participation, a.clients)
     if not self.test.metrics: return
-    parts = part_columns(self.asked.method, start(self.asked.method, self.model, 1), self.asked.participation)
     if odd := set(parts) & set(self.test.metrics):
         raise ValueError(f"metrics: {min(odd)!r} is a column of {self.asked.method.name}; choose another name")
     y, gen = self.test.labels, torch.Generator().manual_seed(0)
