@@ -146,10 +146,14 @@ def hook_of(
     "The function that a part has for a hook; the one of `Method` where it is `idle`."
     return getattr(Method if hook in part.idle else type(part), hook)
 
-def replaces(part): # a Method that is no sum
-    "Does this part make the local gradient anew, by a hook `grad` that does not ask for `grads`?"
-    hook = hook_of(part, 'grad')
-    return hook is not Method.grad and 'grads' not in _wants(hook)[0]
+def replaces(
+    part,          # a Method that is no sum
+    hook='grad',   # name of a hook
+    given='grads', # name of the value that it answers anew
+):
+    "Does this part make the value anew, by a hook that does not ask for it? So it is with the local gradient."
+    f = hook_of(part, hook)
+    return f is not getattr(Method, hook) and given not in _wants(f)[0]
 
 # %% ../nbs/06_method.ipynb #027fc460
 def part_names(method):

@@ -400,12 +400,19 @@ def part_columns(
     method, # a Method
     state,  # State after the round
     participation=1., # share of the clients or Participation: who takes part
+    indices=(), # list of index tensors, one a client; (): nobody here knows who has what
 ) -> dict:  # for the row of the history
     "What the parts of `method` add to the history; each sees its own memory on the server and on all clients."
-    offer = dict(round=state.round, clients=state.clients, participation=participation,
-                 server=state.server, client=state.client)
-    return {k: v for name, p in zip(part_names(method), method.parts) if hasattr(p, 'columns')
-            for k, v in ask(p.columns, own(offer, name)).items()}
+    offer = dict(round=state.round, clients=state.clients, participation=participation, indices=indices,
+                 method=method, server=state.server, client=state.client)
+    columns = {}
+    for name, p in zip(part_names(method), method.parts):
+        new = ask(p.columns, own(offer, name)) if hasattr(p, 'columns') else {}
+        if twice := columns.keys() & new.keys():
+            raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has another part of {method.name}: "
+                             "one would hide the other, so one of them needs another name")
+        columns.update(new)
+    return columns
 
 # %% ../nbs/16_run.ipynb #aeb80bfb
 def no_one(
@@ -453,7 +460,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if look: asked += self.test.ask(deployed(a.method, new))
         sound, *seen = told(*asked)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
-    columns |= part_columns(a.method, new, a.participation)
+    columns |= part_columns(a.method, new, a.participation, a.clients)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if wrong := self.why.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.answer(seen) if seen else None
@@ -532,7 +539,8 @@ def try_out(self:Simulation):
     if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
         warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
              "what is measured on clients' own tests is the mean over the others")
-    taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1), a.participation), a.method.name)
+    taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1, seed=a.seed), a.participation,
+                                       a.clients), a.method.name)
     try_metrics(self.test.metrics, self.test.labels, self.tests, self.task.classes, taken)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))

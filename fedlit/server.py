@@ -13,7 +13,7 @@ from functools import reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
 from .draws import Seeded
-from .method import ask, asks_for, overrides, own, part_names, through
+from .method import ask, asks_for, overrides, own, part_names, replaces, through
 from .state import State, pure
 from .tree import finest, rows, tmap
 from .engine.table import written
@@ -105,6 +105,7 @@ def aggregate(
                      used(method, state, params, buffers, train), buffers, x, train),
                  proxy=proxy, generator=torch.Generator())
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
+    if any(replaces(part, 'weigh', 'weights') for part in method.parts): p = offer['weights'] = q = q.to(p)
     moved = (_combined(method, state, out, offer, q) if overrides(method, 'combine')
              else {k: _mean(**v) for k, v in sums(state, out, q, p).items()})
     return _merged(method, state, who, out, offer, moved)

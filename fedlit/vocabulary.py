@@ -60,7 +60,8 @@ offers(('begin', 'mask', 'output', 'frozen', 'loss', 'grad', 'done', 'send', *SE
                             'received answers `forward(received, {}, x, train=False)`'))
 offers(('use',), train=('bool', 'is the network used for training?'))
 offers(('init', 'keep', 'send'), model=('module', 'the network itself'))
-offers(('init',), keeps=('function', 'of the name of a tensor: does it stay at home?'))
+offers(('init',), keeps=('function', 'of the name of a tensor: does it stay at home, and is it not '
+                                     'recomputed for the server?'))
 offers(('keep',),
        name=('str', 'of the tensor in question'),
        module=('module', 'that owns it'))

@@ -3,7 +3,7 @@ import platform, struct, subprocess, sys
 from dataclasses import replace
 import pytest, torch
 from fedlit.data import load
-from fedlit.method import FedAvg
+from fedlit.method import FedAvg, Method
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
@@ -189,6 +189,16 @@ def test_a_checkpoint_with_more_rounds_than_were_asked_for_says_so(tmp_path):
 def test_bad_requests(kw, word):
     with pytest.raises(ValueError, match=word):
         federate(net(), TASK, CLIENTS, FedAvg(), **{**dict(rounds=1), **FAST, **kw})
+
+def test_two_parts_with_one_column_are_refused_before_anybody_trains():
+    class Count(Method):
+        column: str = 'rounds_so_far'
+        def grad(self, grads): raise AssertionError('it trains')
+        def columns(self, round): return {self.column: round}
+    with pytest.raises(ValueError, match=r"Count\(column='rounds_so_far'\) has a column 'rounds_so_far', and so has"):
+        federate(net(), TASK, CLIENTS, Count() + FedProx() + Count(), rounds=1, **FAST)
+    with pytest.raises(AssertionError, match='it trains'):
+        federate(net(), TASK, CLIENTS, Count() + Count('another'), rounds=1, **FAST)
 
 def test_bad_clients():
     with pytest.raises(ValueError, match='client 1 has no samples'):

@@ -198,10 +198,12 @@ def _with_buffers(rule):
         if not isinstance(out, tuple): return rule(out, offer)
         if len(out) != 2 or not isinstance(out[1], dict):
             return f"{len(out)} values, but beside the first it must return a dictionary of buffers, or nothing"
-        if odd := sorted(set(out[1]) - set(offer.get('buffers', out[1]))):
-            return f"the buffer {odd[0]}, which is not there; `init` may return it, as a fourth dictionary"
-        return rule(out[0], offer)
+        return _strange(out[1], offer) or rule(out[0], offer)
     return both
+
+def _strange(buffers, offer):
+    odd = sorted(set(buffers) - set(offer.get('buffers', buffers)))
+    return f"the buffer {odd[0]}, which is not there; `init` may return it, as a fourth dictionary" if odd else ''
 
 def _done(out, offer):
     if not _dicts(out, 2):
@@ -214,9 +216,11 @@ def _done(out, offer):
             f"let init(self, params) return params, {{}}, dict({', '.join(f'{k}=...' for k in new)})")
 
 def _sent(out, offer):
-    if not _dicts(out, 2): return f"{_what(out)}, but it must return two dictionaries: the update, and the memory"
+    if not _dicts(out, 2, 3):
+        return (f"{_what(out)}, but it must return two dictionaries, the update and the memory, "
+                "and perhaps a third, of buffers")
     if odd := sorted(set(offer['delta']) ^ set(out[0])): return f"an update in which {odd[0]} is missing or too many"
-    return _done((out[1], {}), offer)
+    return _done((out[1], {}), offer) or _strange(out[2] if out[2:] else {}, offer)
 
 def _merged(out, offer):
     if not _dicts(out, 2, 3):

@@ -1,17 +1,23 @@
 "Clipping, noise and epsilon: against loops by hand, against the noise's distribution, and against the accountants."
-import importlib.util, math
+import importlib.util, math, warnings
+from dataclasses import replace
+from inspect import Parameter, Signature
 import pytest, torch
-from scipy import stats
+from scipy import optimize, stats
 from torch import nn
 import fedlit.laws as laws
 from fedlit.engine.tape import Tapes
+from fedlit.laws import COUNTS
 from fedlit.method import Method
-from fedlit.methods import (DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova, FedProx, HeteroFL,
-                            MOON, PerFedAvg, SCAFFOLD, SOLO, TopK, pFedMe)
+from fedlit.methods import (CoordinateMedian, DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova,
+                            FedProx, HeteroFL, MOON, PerFedAvg, SCAFFOLD, SOLO, TopK, pFedMe)
 from fedlit.methods import privacy
-from fedlit.methods.privacy import clipped, epsilon_of, noise_for, system_normal
+from fedlit.methods.privacy import clipped, epsilon_of, looks, noise_for, system_normal
+from fedlit.models import freeze
 from fedlit.round import Local, fed_round, local_phase, start, Batches
-from fedlit.tree import sqnorm
+from fedlit.state import STATISTICS
+from fedlit.tree import sqnorm, tmap, zeros
+from fedlit.vocabulary import OFFERS
 from by_hand import FULL, W0, X, Y, fit, slope
 from federation import PRIVATE
 
@@ -19,6 +25,26 @@ COUNTED = importlib.util.find_spec('dp_accounting') is not None
 counted = pytest.mark.skipif(not COUNTED, reason='dp-accounting is not there')
 LR = Local(lr=.1, momentum=0.)
 PLAIN = laws.small(norm=False, bias=True)
+
+class Moving(laws.Small):
+    "A network whose forward, while it trains, moves what no gradient moves: a frozen parameter, a buffer, a counter."
+    def __init__(self, norm=False):
+        super().__init__(norm)
+        self.codes = nn.Parameter(torch.zeros(6), requires_grad=False)
+        self.register_buffer('centre', torch.zeros(6))
+        self.register_buffer('bright', torch.tensor(0))
+        self.register_buffer('fixed', torch.ones(6))
+    def forward(self, x):
+        z, logits = super().forward(x)
+        if self.training and len(x) > 1: # not where DPSGD looks at samples one by one
+            with torch.no_grad():
+                self.codes.lerp_(z.mean(0), .5)
+                self.centre.lerp_(z.mean(0), .5)
+                self.bright.add_((x.mean((1, 2, 3)) > 0).sum())
+        return z - .1*self.codes - .1*self.centre, logits
+
+MOVING = {norm: laws.World(Moving(norm).double(), PLAIN.data, PLAIN.clients, PLAIN.sizes, PLAIN.proxy,
+                           local=PLAIN.local) for norm in (False, True)}
 
 def ended(k, w):
     "Where client `k` ends that begins at `w`, by hand."
@@ -220,6 +246,72 @@ def test_what_is_protected_runs(m): assert laws.runs(m, PLAIN).holds
 def test_bad_values(kw, said):
     with pytest.raises(ValueError, match=said): DP(**kw)
 
+class Fresh(Method):
+    def send(self, delta, client, params, received): return {k: params[k] - received[k] for k in delta}, client
+
+class Memory(Method):
+    def init(self, params): return params, {}, dict(raw=zeros(params))
+    def done(self, client, delta): return dict(raw=delta), {}
+    def send(self, delta, client): return client['raw'], client
+
+class Later(Method):
+    def init(self, params): return params, {}, dict(last=zeros(params))
+    def send(self, delta, client, mask, round, number, generator):
+        return {k: (v + client['last'][k])/2 for k, v in delta.items()}, dict(last=delta)
+
+class Steps(Method):
+    def merge(self, delta, server, steps): return {k: v*steps[0] for k, v in delta.items()}, server
+
+@pytest.mark.parametrize('m, why', [(Fresh(), "its `send` sees `params`"), (Memory(), 'before the noise'),
+                                    (Steps(), 'how many steps')], ids=repr)
+def test_what_a_later_part_asks_for_is_refused(m, why):
+    for at in ('client', 'server'):
+        with pytest.raises(ValueError, match=why if at == 'client' or m == Steps() else 'has been clipped'):
+            DP(at=at) + m
+    if m != Steps(): assert laws.runs(m + DP(at='client'), PLAIN).holds # whose noise comes last
+
+@pytest.mark.parametrize('name', sorted(OFFERS))
+def test_every_name_that_a_later_send_may_ask_for_is_looked_at(name):
+    "A later part that asks for it is refused, or what it sees is the same for other data, but for the noise."
+    objects = 'axes', 'criterion', 'model', 'generator' # the same ones always, or without data
+    if 'send' not in OFFERS[name].hooks or name in ('delta', 'client', *objects): return
+    seen = []
+    def send(self, delta, client, **more):
+        seen.append(more.get(name))
+        return delta, client
+    named = [Parameter(n, Parameter.POSITIONAL_OR_KEYWORD) for n in ('self', 'delta', 'client')]
+    send.__signature__ = Signature([*named, Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=None)])
+    try: m = DP(at='client') + type('Asks', (Method,), dict(send=send))()
+    except ValueError: return
+    net = MOVING[False].model
+    for r in (0, 1): # other images, labels, and numbers of steps
+        data = dict(PLAIN.data(r), live=COUNTS[[2*r + 1, 0, 0, 0]])
+        with warnings.catch_warnings():
+            warnings.simplefilter('ignore') # of what does not leave
+            local_phase(m, net, start(m, net, 6), [0], Batches(**data).of([0]), PLAIN.local, proxy=PLAIN.proxy)
+    a, b = seen
+    if torch.is_tensor(a): a, b = dict(all=a), dict(all=b)
+    assert all(torch.equal(v, b[k]) for k, v in a.items()) if isinstance(a, dict) else a == b
+
+def test_later_parts_that_see_the_noise_run():
+    for m in (DP(at='client') + Later(), DP(at='client') + TopK()): assert laws.runs(m, PLAIN).holds
+
+@pytest.mark.parametrize('order', [0, 1])
+def test_a_median_of_private_updates_counts_all_alike(order):
+    "Of the updates as they were sent, whatever each client's number of samples."
+    pair = DP(clip=.3, noise=0., at='client'), CoordinateMedian()
+    m, world = pair[order] + pair[1 - order], replace(PLAIN, sizes=torch.tensor([1., 100., 3., 2.]))
+    state = start(m, PLAIN.model, 6)
+    out = local_phase(m, PLAIN.model, state, PLAIN.who(0), Batches(**PLAIN.data(0)), PLAIN.local)
+    new = laws.train(m, world, rounds=1)
+    for k, v in out['params'].items():
+        middle = (v - state.params[k]).sort(0).values[1:3].mean(0)
+        assert torch.allclose(new.params[k], state.params[k] + middle, atol=1e-12)
+
+def test_norms_that_are_frozen_are_no_statistics_of_clients():
+    net = freeze(laws.small(norm=True).model, but=('fc', 'head'))
+    for statistics in STATISTICS: start(DP(), net, 3, statistics)
+
 # ---- epsilon ----
 
 @counted
@@ -299,6 +391,59 @@ def test_a_client_spends_only_when_it_takes_part(digits):
     samples = run(digits, DPSGD(clip=.01, noise=3.), participation=.25).history.epsilon
     assert samples.tolist() == [epsilon_of(3., 2*t) for t in most]
 
+@pytest.mark.parametrize('clients, passes, times', [
+    ([[0, 1], [2, 3]], [2, 3], 3),                  # disjoint: the client that came most often
+    ([[0, 1, 1, 1], [2]], [2, 5], 2*9),             # three copies may be in one batch, and move the sum by 6C
+    ([[0, 1], [1, 2], [1]], [2, 3, 4], 2 + 3 + 4),  # at three clients, one Gaussian for each of their epochs
+    ([[0, 0, 1], [0, 1, 1]], [1, 1], 5),            # 4 + 1, for either
+    ([[0, 0], [0]], [0, 1], 1), ([[0, 0]], [0], 0)], ids=str)
+def test_how_often_a_sample_is_looked_at(clients, passes, times):
+    assert looks(torch.tensor(passes, dtype=torch.float), [torch.tensor(c) for c in clients]) == times
+
+def spent(mu, delta):
+    "The exact epsilon of a Gaussian whose mean moves by `mu` deviations (Balle and Wang, ICML 2018)."
+    def over(e): return stats.norm.cdf(mu/2 - e/mu) - math.exp(e)*stats.norm.cdf(-mu/2 - e/mu) - delta
+    return optimize.brentq(over, 0, 200)
+
+@counted
+@pytest.mark.parametrize('copies', [1, 3, 5])
+def test_copies_in_a_batch_add_up(copies):
+    "One step by hand: the sum of the clipped gradients moves by 2C for each copy, and epsilon is above the exact one."
+    net, z = nn.Linear(1, 1, bias=False), 2.
+    class Line(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = net.double()
+        def forward(self, x): return x, self.head(x)
+    def ended(sign):
+        x = torch.ones(1, 1, 6, 1, dtype=torch.double)
+        x[..., :copies, :] *= 1000*sign # the replaced sample, wherever it is
+        out = local_phase(DPSGD(clip=.5, noise=0.), Line(), start(DPSGD(), Line(), 1), [0],
+                          Batches(x, torch.zeros(1, 1, 6, dtype=torch.long)), LR, criterion=lambda out, y: out.sum())
+        return out['params']['head.weight'].item()
+    moved = abs(ended(1) - ended(-1))*6/LR.lr # of the sum
+    assert moved == pytest.approx(2*.5*copies)
+    times = looks(torch.ones(1), [torch.tensor([0]*copies + list(range(1, 7 - copies)))])
+    assert epsilon_of(z, times) >= spent(moved/(z*.5), 1e-5) > epsilon_of(z, times)*.8
+    if copies > 1: assert spent(moved/(z*.5), 1e-5) > epsilon_of(z, 1) # once is too little
+
+@counted
+def test_what_a_client_has_twice_or_two_have_costs_more(digits):
+    net, task, parts = digits
+    def epsilon(clients): return run((net, task, clients), DPSGD(clip=.01, noise=3.), 1).history.epsilon.item()
+    thrice = [torch.cat([p, p[:1], p[:1]]) for p in parts]
+    assert epsilon(parts) == epsilon_of(3., 2) and epsilon(thrice) == epsilon_of(3., 2*9)
+    assert epsilon([parts[0]]*8) == epsilon_of(3., 2*8) >= spent(math.sqrt(16)*2/3, 1e-5)
+
+@counted
+@pytest.mark.parametrize('make', [lambda a, b: a + b, lambda a, b: b + a])
+def test_clients_and_samples_have_a_column_each(digits, make):
+    m = make(DP(clip=.01, noise=4.), DPSGD(clip=.01, noise=3.))
+    row = run(digits, m, 1).history.iloc[0]
+    assert row.epsilon == epsilon_of(4., 1, clients=8) and row.epsilon_samples == epsilon_of(3., 2)
+    none = run(digits, make(DP(clip=.01, noise=0.), DPSGD(clip=.01, noise=3.)), 1).history.iloc[0]
+    assert none.epsilon == math.inf > none.epsilon_samples
+
 def test_without_noise_nothing_is_promised(digits):
     assert run(digits, DP(noise=0.), 1).history.epsilon.tolist() == [math.inf]
 
@@ -316,49 +461,108 @@ def test_without_the_accountant_epsilon_says_what_to_install(monkeypatch):
     monkeypatch.setattr(builtins, '__import__', missing)
     with pytest.raises(ImportError, match=r'fedlit\[privacy\]'): epsilon_of(7.77, 3)
 
-# ---- every exported method ----
+# ---- one client's data, through every exported method ----
 
-def leaves(m):
-    "How far what leaves the clients differs between two federations with other images and labels."
-    seen = []
-    for r in (0, 1):
-        state = start(m, PLAIN.model, PLAIN.clients)
-        out = local_phase(m, PLAIN.model, state, PLAIN.who(0), Batches(**PLAIN.data(r)), PLAIN.local, proxy=PLAIN.proxy)
-        away = {k: v for t in ('params', 'buffers') for k, v in out[t].items() if k not in state.personal}
-        seen.append(laws.flatten(dict(away=away, uploads=out['uploads'], mask=out['mask'])))
-    assert set(seen[0]) == set(seen[1])
-    return max(((seen[0][k].double() - v.double()).abs().max().item() for k, v in seen[1].items()
-                if torch.is_tensor(v) and v.numel()), default=0.)
+def published(m, world, other=None, statistics='averaged', executor='loop'):
+    """What the first client sends, and what two rounds leave at the server and at all other clients; its images and
+    labels and, if `other` is 'size', its number of samples may be others."""
+    first, sizes = world.who(0)[0], world.sizes.clone()
+    def data(r):
+        given = {k: v.clone() for k, v in world.data(r).items()}
+        for k in [k for k, i in enumerate(world.who(r)) if i == first and other]:
+            given['x'][k], given['y'][k] = -given['x'][k].flip(0) + .3, 2 - given['y'][k]
+            if other == 'size': given['live'][k], sizes[k] = torch.tensor([2, 0, 0]), 2.
+        return given
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore') # of what a method leaves at home, and of Krum's few clients
+        s = start(m, world.model, world.clients, statistics)
+        out = local_phase(m, world.model, s, [first], Batches(**data(0)).of([0]), world.local, executor,
+                          proxy=world.proxy)
+        s = laws.train(m, replace(world, data=data, sizes=sizes), executor, 2, s)
+    sent = {k: {n: v for n, v in out[k].items() if n not in s.personal}
+            for k in ('params', 'buffers', 'uploads', 'mask')}
+    home = tmap(lambda v: v[[k for k in range(world.clients) if k != first]], dict(memory=s.client, home=s.personal))
+    return laws.flatten(dict(sent=sent, params=s.params, buffers=s.buffers, server=s.server, **home))
 
-@pytest.mark.parametrize('private', [
-    DP(clip=1e-12, noise=0.), pytest.param(DP(clip=1e-12, noise=0., at='client'), marks=pytest.mark.slow),
-    DPSGD(clip=1e-12, noise=0.)], ids=['server', 'client', 'samples'])
-def test_beside_any_method_nothing_of_the_data_leaves(private):
-    "All exported methods, before and after: refused with a reason, or what is sent is the same for other data."
+def apart(a, b):
+    "The names of what differs, and the largest difference."
+    assert set(a) == set(b)
+    far = {k: (a[k].double() - v.double()).abs().max().item() for k, v in b.items() if torch.is_tensor(v) and v.numel()}
+    return [k for k, v in far.items() if not v < 1e-9], max(far.values())
+
+PRIVATE_NOW = [DP(clip=1e-13, noise=1e13), DP(clip=1e-13, noise=1e13, at='client'), DPSGD(clip=1e-13, noise=1e13)]
+
+@pytest.mark.parametrize('private', [*PRIVATE_NOW[:2], pytest.param(PRIVATE_NOW[2], marks=pytest.mark.slow)],
+                         ids=['server', 'client', 'samples'])
+def test_beside_any_method_nothing_of_a_client_is_published(private):
+    """All exported methods, before and after: refused with a reason, or neither the server nor another client notices
+    that a client has other data. The noise is that of the seed, so all that differs has gone past the clip."""
     from fedlit.parse import known
     beside = 0
     for name, cls in known().items():
         if name in ('DP', 'DPSGD', 'DepthFL'): continue # itself; another network
-        for pair in ((private, cls()), (cls(), private)):
-            if name == 'StructuredDeCov': pair = tuple(type(p)(groups=3) if p.name == name else p for p in pair)
-            try: m = pair[0] + pair[1]
+        other = cls(**dict(StructuredDeCov=dict(groups=3), FedDF=dict(steps=2), FedET=dict(steps=2)).get(name, {}))
+        for pair in ((private, other), (other, private)):
+            try:
+                m = pair[0] + pair[1]
+                there = published(m, MOVING[False])
             except ValueError as e:
                 assert len(str(e)) > 60, e
                 continue
-            try: far = leaves(m)
-            except ValueError as e:
-                assert 'DP protects' in str(e), (m, e)
-                continue
-            assert far < 1e-9, (m, far)
+            change = 'samples' if isinstance(private, DPSGD) else 'size' # of samples, which DPSGD takes to be known
+            seen, far = apart(there, published(m, MOVING[False], change))
+            assert not seen, (m, seen, far)
             beside += 1
     assert beside >= 20
 
-def test_the_law_would_see_a_leak():
-    assert leaves(FedAvg()) > 1e-3 and leaves(SCAFFOLD()) > 1e-3
+@pytest.mark.parametrize('statistics', STATISTICS)
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('private', PRIVATE_NOW[:2], ids=['server', 'client'])
+def test_statistics_stay_at_home_or_are_refused(private, executor, statistics):
+    m, world = FedBN() + private, MOVING[True]
+    if statistics in ('recomputed', 'static'):
+        with pytest.raises(ValueError, match="BatchNorm, as in n1, would reach the server"):
+            start(m, world.model, world.clients, statistics)
+        return
+    seen, far = apart(*(published(m, world, other, statistics, executor) for other in (None, 'size')))
+    assert not seen, (seen, far)
+
+def test_the_canary_sings():
+    "Without protection all that can differ does."
+    plain, other = (published(SCAFFOLD(), MOVING[False], o) for o in (None, 'samples'))
+    seen = apart(plain, other)[0]
+    still = {k for k in plain if k not in seen and not k.endswith('/')} # of what is there
+    assert still == {'buffers/fixed', 'sent/buffers/fixed'}, still
+    for statistics in STATISTICS:
+        plain, other = (published(FedBN(), MOVING[True], o, statistics) for o in (None, 'samples'))
+        assert ('buffers/n1.running_mean' in apart(plain, other)[0]) == (statistics in ('recomputed', 'static'))
+
+@pytest.mark.parametrize('m', [DP(), DP(at='client'), DPSGD()], ids=repr)
+@pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
+def test_what_no_gradient_moves_stays_as_it_was(m, executor):
+    net = MOVING[False].model
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        s = laws.train(m, MOVING[False], executor, 1)
+    for k, v in dict(codes=net.codes, centre=net.centre, bright=net.bright, fixed=net.fixed).items():
+        assert torch.equal(s.buffers[k], v), k
+    said = [str(w.message) for w in said]
+    assert isinstance(m, DPSGD) or any("'codes' and 2 more" in t and 'as they were received' in t for t in said), said
+
+def test_a_network_that_cannot_be_asked_sample_by_sample_is_named():
+    class Alone(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head, self.mean = nn.Linear(36, 3).double(), nn.Buffer(torch.zeros(36).double())
+        def forward(self, x):
+            if self.training: self.mean.lerp_(x.flatten(1).mean(0), .5)
+            return x.flatten(1), self.head(x.flatten(1) - self.mean)
+    with pytest.raises(ValueError, match='gradient of every sample, .* network or criterion: vmap: .* in place are'):
+        laws.train(DPSGD(), replace(PLAIN, model=Alone()), rounds=1)
 
 @counted
 @pytest.mark.parametrize('how,epsilon', [('Uniform(0.5)', dict(clients=8, drawn=4)), ('RoundRobin(0.5)', {}),
-                                         ('BySize(0.5)', {}), ("Available(0.5, ('11111111',))", {}),
+                                         ('BySize(0.5)', None), ("Available(0.5, ('11111111',))", {}),
                                          ('PowerOfChoice(0.5)', None)])
 def test_only_equal_chances_amplify(digits, how, epsilon):
     from fedlit import participation
