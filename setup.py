@@ -25,9 +25,9 @@ def packed(folder):
     "The JSON files of `folder` as a tar.xz, without their own checksums and always the same bytes."
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode='w') as tar:
-        for f in sorted((*folder.rglob('*.json'), *folder.rglob('*.jsonl'))):
-            texts = f.read_bytes().splitlines(keepends=True) if f.suffix == '.jsonl' else [f.read_bytes()]
-            data = b''.join(lean(json.loads(t)) + b'\n'*(f.suffix == '.jsonl') for t in texts)
+        for f in sorted((*folder.rglob('*.json'), *folder.rglob('*.jsonl.xz'))):
+            if f.suffix == '.json': data = lean(json.loads(f.read_bytes()))
+            else: data = lzma.compress(b''.join(lean(json.loads(t)) + b'\n' for t in lzma.open(f)), preset=9)
             member = tarfile.TarInfo(f'results/{f.relative_to(folder).as_posix()}')
             member.size = len(data)
             tar.addfile(member, io.BytesIO(data))

@@ -238,7 +238,7 @@ def test_checkpoints_of_the_papers_models():
 def test_committed_results_have_their_addresses():
     for name, own in (('catalogue', 'results/catalogue'), ('digits', 'reproduced')):
         folder = ROOT/'results'/name
-        data = {f.stem for f in folder.glob('*.jsonl')} | {f.parent.name for f in folder.glob('*/*.json')}
+        data = {f.name.removesuffix('.jsonl.xz') for f in folder.glob('*.jsonl.xz')} | {f.parent.name for f in folder.glob('*/*.json')}
         there = {Path(d)/n for d in data for n in all_results(folder/d)}
         if not there: pytest.skip(f'no results in {folder}')
         known = {a for e in CATALOGUE.values() if e.folder == own for s in SCALES for n in (None, 30)

@@ -8,10 +8,10 @@ __all__ = ['FULL', 'SPARING', 'JSON', 'ZERO', 'last', 'write_file', 'write_figur
            'digest', 'fetch', 'unpack', 'shipped']
 
 # %% ../../nbs/engine/files.ipynb #858de5f2
-import errno, hashlib, io, itertools, json, math, os, platform, re, secrets, shutil, stat, tarfile, tempfile, time
-import zipfile, zlib
+import errno, hashlib, io, itertools, json, lzma, math, os, platform, re, secrets, shutil, stat, tarfile
+import tempfile, time, zipfile, zlib
 from contextlib import contextmanager, suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from .messages import warn
@@ -241,13 +241,23 @@ def read_json(
 # %% ../../nbs/engine/files.ipynb #30632e4a
 def packed(folder):
     "Where `pack` puts the results of a folder."
-    return Path(folder).with_name(f'{Path(folder).name}.jsonl')
+    return Path(folder).with_name(f'{Path(folder).name}.jsonl.xz')
+
+def _unpacked(path):
+    "The bytes of a packed file, as far as they can be read."
+    reader, out = lzma.LZMADecompressor(), []
+    try:
+        for part in iter(partial(io.BytesIO(path.read_bytes()).read, 2**12), b''): out.append(reader.decompress(part))
+    except (lzma.LZMAError, EOFError) as e: warn(f"{path} is damaged ({e}); what comes later counts as missing")
+    else:
+        if not reader.eof: warn(f"{path} was cut off; what comes later counts as missing")
+    return b''.join(out)
 
 @lru_cache(maxsize=16)
 def _lines(path, stamp):
     "The lines of a packed file by the names that the results had."
     known, begins = {}, b'{"file":"'
-    for n, line in enumerate(path.read_bytes().splitlines(), 1):
+    for n, line in enumerate(_unpacked(path).splitlines(), 1):
         if line.startswith(begins): known[line[len(begins):].partition(b'"')[0].decode(errors='replace')] = line
         else: warn(f"{path} is damaged in line {n}, which counts as missing")
     return known
@@ -287,14 +297,15 @@ def all_results(
 
 def pack(
     folder, # where results were written
-):          # the file, of a line a result
+):          # the file, of a line a result, compressed
     "Make one file of the results of a folder, which goes away; the last process should have written before."
     there, folder = all_results(folder), Path(folder)
     if not there: raise ValueError(f"no results in {folder}, or none that can be read")
     def line(name, content):
         content = dict(file=name, **_rounded(content))
         return _summed(content, separators=(',', ':'))
-    written = write_file(packed(folder), ''.join(f'{line(n, r)}\n' for n, r in there.items()).encode())
+    lines = ''.join(f'{line(n, r)}\n' for n, r in there.items())
+    written = write_file(packed(folder), lzma.compress(lines.encode(), preset=9))
     for n in there: (folder/n).unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()): folder.rmdir()
     return written

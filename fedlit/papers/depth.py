@@ -80,10 +80,11 @@ def layers_figure(value='layer_rank', alpha=.05):
 def rank_columns(rows):
     "Ranks of the last layer, and how the ranks fall from layer to layer, as columns."
     if 'layer_rank' not in rows: return rows
-    last = {k.replace('layer_rank', 'rank'): [v[-1] for v in rows[k]] for k in ('layer_rank', 'local_layer_rank')}
-    fall = {k: [-kendall(range(len(v)), v) for v in rows[ranks]]
-            for k, ranks in (('fall', 'layer_rank'), ('local_fall', 'local_layer_rank'))}
-    return with_columns(rows, **last, **fall)
+    def of(f, column): return [f(v) if isinstance(v, list) else np.nan for v in rows[column]] # a run may have failed
+    def last(v): return v[-1]
+    def fall(v): return -kendall(range(len(v)), v)
+    return with_columns(rows, rank=of(last, 'layer_rank'), local_rank=of(last, 'local_layer_rank'),
+                        fall=of(fall, 'layer_rank'), local_fall=of(fall, 'local_layer_rank'))
 
 def said(
     depth,   # int
