@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PLANNED', 'DEPTH', 'DRIFT', 'DEEP', 'LESS', 'OTHERS', 'layers', 'planned', 'gains', 'gain_figure', 'layers_figure',
-           'rank_columns', 'said', 'gain']
+           'gain_by_round', 'rank_columns', 'said', 'gain']
 
 # %% ../../nbs/papers/depth.ipynb #de000004
 import numpy as np
@@ -63,7 +63,7 @@ def layers_figure(value='layer_rank', alpha=.05):
     def draw(rows):
         import matplotlib.pyplot as plt
         from fedlit.figure import against_rounds, style
-        depths = sorted(rows.depth.unique())
+        depths = list(dict.fromkeys(rows.depth.tolist()))
         kinds = {'even labels': ('FedAvg', float('inf')), f'alpha = {alpha}': ('FedAvg', alpha),
                  '+ FedDecorr': ('FedAvg+FedDecorr', alpha)}
         with style(): fig, axs = plt.subplots(1, len(depths), figsize=(3.1*len(depths), 2.8), sharey=True,
@@ -71,10 +71,19 @@ def layers_figure(value='layer_rank', alpha=.05):
         for ax, d in zip(axs[0], depths):
             of = {k: rows[(rows.depth == d) & (rows.method == m) & (rows.alpha == a)] for k, (m, a) in kinds.items()}
             against_rounds({k: np.array(v[value].tolist(), float) for k, v in of.items()}, ax, '+ FedDecorr', '')
-            ax.set(title=f"{d} hidden layer{'s'*(d > 1)}", xlabel='layer', ylim=(0, None))
+            ax.set(title=f"{d} hidden layer{'s'*(d != 1)}", xlabel='layer', ylim=(0, None))
         axs[0, 0].set_ylabel('effective rank')
         return fig
     return draw
+
+def gain_by_round(rows):
+    "The gain after every round, by depth and alpha."
+    from fedlit.figure import against_rounds
+    found = gains(rows, value='curve').groupby(['depth', 'alpha'])
+    each = {said(d, alpha=a): 100*np.stack(g.gain) for (d, a), g in found}
+    ax = against_rounds(each, ylabel='FedDecorr adds (points)')
+    ax.axhline(0, color='.6', lw=.8, zorder=0)
+    return ax.figure
 
 # %% ../../nbs/papers/depth.ipynb #de000008
 def rank_columns(rows):
@@ -174,7 +183,7 @@ entry('depth/rounds',
       source='not in the papers',
       caption='The same over twenty rounds',
       grid=planned((.05, .1), depth=layers(1, 3), rounds={20: dict(rounds=20)}),
-      draw=table(),
+      draw=(('accuracy', table()), ('gain', gain_by_round)),
       derive=lambda rows: _after(6)(rank_columns(rows)) if 'curve' in rows else rows,
       claims=ours({
           **{k: v for d in (1, 3) for a in (.05, .1) for k, v in gain(d, a, rounds=20).items()},
@@ -209,4 +218,6 @@ entry('depth/beta',
                 depth=layers(1, 3), beta={b: dict(method=f'FedDecorr(beta={b})') for b in (.01, .02, .05, .1, .2, .5)}),
       draw=axis_figure('beta', by='alpha', xlabel='beta (released scale)'),
       derive=rank_columns,
-      claims={})
+      claims=ours({f'{said(d, alpha=a)}: a weight of 0.1 is better than 0.01':
+                   ahead(dict(beta=.1, depth=d, alpha=a), dict(beta=.01, depth=d, alpha=a))
+                   for d in (1, 3) for a in (.05, .1)}))
