@@ -238,7 +238,8 @@ def test_checkpoints_of_the_papers_models():
 def test_committed_results_have_their_addresses():
     for name, own in (('catalogue', 'results/catalogue'), ('digits', 'reproduced')):
         folder = ROOT/'results'/name
-        data = {f.name.removesuffix('.jsonl.xz') for f in folder.glob('*.jsonl.xz')} | {f.parent.name for f in folder.glob('*/*.json')}
+        data = {f.name.removesuffix('.jsonl.xz') for f in folder.glob('*.jsonl.xz')}
+        data |= {f.parent.name for f in folder.glob('*/*.json')}
         there = {Path(d)/n for d in data for n in all_results(folder/d)}
         if not there: pytest.skip(f'no results in {folder}')
         known = {a for e in CATALOGUE.values() if e.folder == own for s in SCALES for n in (None, 30)
@@ -785,7 +786,7 @@ def test_intervals_stand_beside_the_papers_numbers(tmp_path):
     assert (low >= 0).all() and (high <= 100).all()
 
 # what is not an average over seeds: seconds, a held-out seed, counts of samples, parameters; and a job of its own
-FEWER = 'feddecorr/table5', 'moon/tuning', 'moon/fig5', 'fedgse/table4.2', 'collapse'
+FEWER = 'feddecorr/table5', 'moon/tuning', 'moon/fig5', 'fedgse/table4.2', 'collapse', 'depth/beta'
 
 @pytest.mark.parametrize('id', [e.id for e in CATALOGUE.values() if e.judge and e.id not in FEWER])
 def test_a_judged_entry_has_twenty_seeds_that_are_all_there(id):
@@ -839,9 +840,9 @@ def test_more_seeds_are_the_same_settings():
         grid = e.grid('embedded')
         n = len({s.seed for _, s in grid})
         if all(s.rounds for _, s in grid): assert sorted(map(str, with_seeds(grid, n))) == sorted(map(str, grid)), e.id
-        more = with_seeds(grid, 5)
+        more = with_seeds(grid, n + 2)
         assert {address(s) for _, s in grid} <= {address(s) for _, s in more}
-        assert len(more) == (len(grid)*5/n if any(s.rounds for _, s in grid) else len(grid)), e.id
+        assert len(more) == (len(grid)*(n + 2)/n if any(s.rounds for _, s in grid) else len(grid)), e.id
 
 def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys):
     main(['reproduce', 'tiny/fig1', '--seeds', '4', '--processes', '1', '--quiet'])

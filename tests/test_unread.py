@@ -236,7 +236,8 @@ def test_what_is_not_finite_is_written_as_json_that_others_read(tmp_path):
     assert read == dict(said, loss=[math.inf, -math.inf, None, .5], deep=dict(a=None))
     (tmp_path/'runs').mkdir()
     os.replace(tmp_path/'r.json', tmp_path/'runs'/'r.json')
-    for line in lzma.decompress(pack(tmp_path/'runs').read_bytes()).splitlines(): json.loads(line, parse_constant=refuse)
+    lines = lzma.decompress(pack(tmp_path/'runs').read_bytes()).splitlines()
+    for line in lines: json.loads(line, parse_constant=refuse)
     assert result(tmp_path/'runs'/'r.json') == read
 
 def test_finite_results_are_written_as_ever(tmp_path):

@@ -12,7 +12,8 @@ from ..batches import cross_entropy, groups, occupied
 from ..cohort import Cohort
 from .stacks import has_batchnorm
 from .trial import try_stack
-from ..method import asks_for, overrides, wants
+from ..method import asks_for, overrides, varies_with, wants
+from ..vocabulary import STEP
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
 ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # what belongs to the samples of a batch
@@ -29,7 +30,8 @@ def fills(
     batches, # Batches
 ):           # bool
     "May short batches be filled up?"
-    method, first = sent.method, sent.state.round == 0
+    method = sent.method
+    first = sent.state.round == 0 and bool(varies_with(method, STEP)) # what acts later is tried again
     if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
     if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
     known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())

@@ -50,7 +50,12 @@ def gains(
     both = (at(f'{base}+FedDecorr') - at(base)).dropna()
     return both.rename('gain').reset_index()
 
-def gain_figure(x, by, base='FedAvg', panel='data'):
+def gain_figure(
+    x,             # label along the axis
+    by,            # label that has a curve for each value
+    base='FedAvg', # the method without FedDecorr
+    panel='data',  # label that has a panel for each value
+):                 # function of rows -> matplotlib Figure
     "A drawing: the gain along an axis, a curve for each value of `by`, and a line where nothing is gained."
     def draw(rows):
         fig = axis_figure(x, by, 'gain', panel, ylabel='FedDecorr adds (points)')(gains(rows, base))
@@ -58,7 +63,10 @@ def gain_figure(x, by, base='FedAvg', panel='data'):
         return fig
     return draw
 
-def layers_figure(value='layer_rank', alpha=.05):
+def layers_figure(
+    value='layer_rank', # column of lists, one number a layer
+    alpha=.05,          # of the uneven partition
+):                      # function of rows -> matplotlib Figure
     "A drawing: effective rank behind every layer, with even and uneven labels and with FedDecorr, by depth."
     def draw(rows):
         import matplotlib.pyplot as plt
@@ -128,15 +136,15 @@ entry('depth/map',
              minus(helps(depth=d, alpha=.05), helps(depth=d, alpha=float('inf'))) for d in (1, 2, 3, 5)},
           'alpha 0.05: it helps three hidden layers more than one':
               minus(helps(depth=3, alpha=.05), helps(depth=1, alpha=.05)),
-          'alpha 0.05: deeper networks keep fewer dimensions (global model)':
+          'alpha 0.05: deeper networks tend to keep fewer dimensions (global model)':
               rising('depth', 'rank', -1, method='FedAvg', alpha=.05),
-          'alpha 0.05: deeper networks keep fewer dimensions (local models)':
+          'alpha 0.05: deeper networks tend to keep fewer dimensions (local models)':
               rising('depth', 'local_rank', -1, method='FedAvg', alpha=.05),
-          'even labels: deeper networks keep fewer dimensions (global model)':
+          'even labels: deeper networks tend to keep fewer dimensions (global model)':
               rising('depth', 'rank', -1, method='FedAvg', alpha=float('inf')),
-          'five hidden layers, alpha 0.05: dimensions fall from layer to layer (global model)':
+          'five hidden layers, alpha 0.05: dimensions tend to fall from layer to layer (global model)':
               above_zero('fall', 'tau', alpha=.05, **DEEP),
-          'five hidden layers, alpha 0.05: dimensions fall from layer to layer (local models)':
+          'five hidden layers, alpha 0.05: dimensions tend to fall from layer to layer (local models)':
               above_zero('local_fall', 'tau', alpha=.05, **DEEP),
           'five hidden layers: they fall further than with even labels (effective rank, inf minus 0.05)':
               ahead(dict(alpha=float('inf'), **DEEP), dict(alpha=.05, **DEEP), 'rank', 'dimensions')}))
@@ -193,7 +201,7 @@ entry('depth/rounds',
 
 entry('depth/width',
       source='not in the papers',
-      caption='The same with layers four times as wide',
+      caption='The same with wider layers',
       grid=planned((.05, .1), depth=layers(1, 3, width=256)),
       draw=table(),
       derive=rank_columns,
