@@ -434,8 +434,7 @@ def _collapse(a):
     import time
     import pandas as pd
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job, verdicts_beside
-    from fedlit.papers.entries import SEEDS
+    from fedlit.papers.collapse import SEEDS, committed_verdicts, main_job, note_main_job, verdicts_beside
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
     note_main_job(a.out or catalogue.CATALOGUE['collapse'].folder)
