@@ -198,9 +198,9 @@ def test_every_executor_adds_the_same_noise(m):
 @pytest.mark.slow
 @pytest.mark.parametrize('m', PRIVATE, ids=repr)
 def test_every_law_holds(m):
-    for law in laws.LAWS:
+    for name, law in laws.LAWS.items():
         seen = law(m, PLAIN)
-        assert seen.holds is not False, (law.__name__, seen)
+        assert seen.holds is not False, (name, seen)
 
 # ---- beside others ----
 
