@@ -22,8 +22,9 @@ class FedDecorr(Method):
     def loss(self, features, live=None, real=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        z, var, fewer = features - real_mean(features, real), features.var(0), n < d
-        if real is not None:                                   # other places are no samples
+        z, fewer = features - real_mean(features, real), n < d
+        if real is None: var = features.var(0)
+        else:                                                  # other places are no samples
             z, n = z*real[:, None], real.sum().clamp(min=2)
             var = z.square().sum(0)/(n-1)
         z = z/(var + self.floor).sqrt()
