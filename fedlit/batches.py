@@ -168,10 +168,9 @@ def batch_sizes(
     min_batch=1, # leave out batches smaller than this
 ):             # list of ints; empty where none can be used
     "How many samples stand in each batch of an epoch."
-    B = local.batch_size
-    fewer, more = divmod(n, max(1, -(-n//B)))
-    sizes = ([fewer + 1]*more + [fewer]*(-(-n//B) - more) if local.equal_batches
-             else [B]*(n//B) + [n % B])
+    B, steps = local.batch_size, max(1, -(-n//local.batch_size))
+    fewer, more = divmod(n, steps)
+    sizes = [fewer + 1]*more + [fewer]*(steps - more) if local.equal_batches else [B]*(n//B) + [n % B]
     return [m for m in sizes if m >= max(1, B if local.drop_last else min_batch)]
 
 def _visits(k, idx, local, seed, round, W, min_batch):
