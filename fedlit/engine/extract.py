@@ -15,7 +15,7 @@ from .axes import cut, extract, masks, paste, shrunk
 from ..cohort import Cohort
 from .masks import times
 from .stacks import single
-from .trial import trial_step, tried_both_ways
+from .trial import trial_step, compare_ways
 from ..method import Method
 from ..state import OPTIMIZER, start
 from ..tree import told
@@ -89,4 +89,4 @@ def try_cut(
     state, x, y = start(Halved(), sent.model, 1, sent.state.statistics), x[:8], y[:8]
     step = trial_step(replace(sent, method=Halved(), state=state), x, y, [len(x)])
     masked = lambda cast: step([0], cast) if same else {}
-    return tried_both_ways(masked, lambda cast: step([0], cast, train=Cohort.train_small))
+    return compare_ways(masked, lambda cast: step([0], cast, train=Cohort.train_small))
