@@ -9,6 +9,7 @@ __all__ = ['WATCHES', 'MEASURES', 'curve', 'both_spectra', 'spectral_numbers', '
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
 import numpy as np, torch
+from contextlib import contextmanager
 from dataclasses import replace
 from torch import nn
 from ..engine.axes import extract
@@ -82,15 +83,22 @@ def spectra_by_round(run, task, clients, tests, s):
 WATCHES = dict(spectra_by_round=watch_spectra) # measurement -> what has to be watched for it, round by round
 
 # %% ../../nbs/papers/measures.ipynb #lr000002
+@contextmanager
+def _passed_on(layers, look):
+    "For each layer, what `look` says of its outputs while this is open, a list of one a batch."
+    kept = [[] for _ in layers]
+    hooks = [m.register_forward_hook(lambda m, _, h, k=k: k.append(look(h))) for m, k in zip(layers, kept)]
+    try: yield kept
+    finally: [h.remove() for h in hooks]
+
+def _relus(model): return [m for m in model.modules() if isinstance(m, nn.ReLU)]
+
 def _rank_of_each(run, task, net):
     "Effective rank of what every ReLU passes on for the test images, by layer."
-    layers = {name: [] for name, m in run.model.named_modules() if isinstance(m, nn.ReLU)}
     pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
-    hooks = [run.model.get_submodule(name).register_forward_hook(lambda m, _, h, kept=kept: kept.append(pooled(h)))
-             for name, kept in layers.items()]
-    try: features_of(run.model, task.x_test, prepare=task.normalise, state=net)
-    finally: [h.remove() for h in hooks]
-    return [effective_rank(spectrum(torch.cat(kept))) for kept in layers.values()]
+    with _passed_on(_relus(run.model), pooled) as kept:
+        features_of(run.model, task.x_test, prepare=task.normalise, state=net)
+    return [effective_rank(spectrum(torch.cat(k))) for k in kept]
 
 def layer_ranks(run, task, clients, tests, s):
     "Effective rank behind every ReLU, from the first to the last: of the global model, and the clients' mean."
@@ -169,15 +177,12 @@ def feature_maps(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #db1521e9
 def activations(run, task, clients, tests, s):
     "Mean activation of every neuron, by layer and client: of the client's last model, on its own images."
-    out, layers = [], [m for m in run.model.modules() if isinstance(m, nn.ReLU)] + [run.model.head]
+    out, layers = [], [*_relus(run.model), run.model.head]
     for i, k in enumerate(run.locals['who']):
-        seen = []
-        hooks = [m.register_forward_hook(lambda m, _, h: seen.append(_clip(h.mean(0).flatten(), 4))) for m in layers]
-        try:
+        with _passed_on(layers, lambda h: _clip(h.mean(0).flatten(), 4)) as seen:
             features_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
                         state=_kept(run.locals, i))
-        finally: [h.remove() for h in hooks]
-        out.append(seen)
+        out.append([v for [v] in seen])
     return out
 
 # %% ../../nbs/papers/measures.ipynb #af332d4a
