@@ -15,10 +15,11 @@ from dataclasses import replace
 from pathlib import Path
 from ..engine.files import all_results, result, shipped
 from .claims import above_zero, ahead, judge, ours, results, within
+from .depth import LONG, perceptron
 from .drawings import axis_figure, rounds_figure, table
-from .entries import (CATALOGUE, alphas, bases, basis_of, changed, cross, entry, looks, remember)
+from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, remember)
 from .evidence import paired, repeated
-from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, uneven, with_and_without
+from .feddecorr import ALL, FOUR, PAIR, helps, uneven, with_and_without
 from .settings import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
@@ -27,10 +28,8 @@ SEEDS = tuple(range(7)) # a minute on two cores, and enough to decide most claim
 
 def collapse_runs(scale, seeds=SEEDS, rounds=None):
     "FedAvg with and without FedDecorr at four alphas, three more methods at the strongest."
-    deep = dict(options=(('hidden', (64,)*3), ('features', 64), ('norm', 'batch')))
-    long = lambda s: dict(local=replace(s.local, epochs=10, equal_batches=True), **deep) if scale == 'embedded' else {}
-    base = {data: replace(changed(s, long), rounds=rounds or s.rounds)
-            for data, s in bases(DECORR, scale, 'cifar10').items()}
+    deep = perceptron(3) if scale == 'embedded' else {}
+    base = {data: replace(s, **deep, rounds=rounds or s.rounds) for data, s in bases(LONG, scale, 'cifar10').items()}
     runs = (cross(base, seeds, alpha=alphas(*FOUR), method=PAIR)
             + cross(base, seeds, alpha=alphas(STRONG), method=with_and_without(*ALL[1:])))
     return sorted(runs, key=lambda run: run[0]['seed'])
