@@ -54,7 +54,8 @@ def spectra_by_alpha(rows):
         left.set_title(f'{who} model, FedAvg', loc='left')
         right.set_title(f'{who} model, alpha = {STRONG}', loc='left')
         right.set_ylabel('')
-    axs[0, 0].set_ylim(min(1e-3, rows.spectrum.map(min).median()), None)
+    ends = curves(rows, 'spectrum', 'FedAvg', STRONG)[:, -1] # of the curves that fall lowest, which may reach zero
+    axs[0, 0].set_ylim(np.clip(np.median(ends), 1e-6, 1e-3), None)
     return fig
 
 # %% ../../nbs/papers/collapse.ipynb #bae86092
