@@ -200,9 +200,10 @@ def test_the_list_takes_names_a_scale_and_a_part(tmp_path, capsys, monkeypatch):
     counts = [[re.search(r'\d+/(\d+)', there[k])[1] for there in (lines, all_seeds)] for k in lines]
     assert len(lines) > 5 and all(3*int(one) == int(whole) for one, whole in counts if one != whole)
     _, lines = told('collapse', 'feddecorr/table1')                # what comes with fedlit is there
-    assert ' 42/42 ' in lines['collapse'] and len(lines) == 2
+    there, whole = re.search(r' (\d+)/(\d+) ', lines['collapse']).groups()
+    assert there == whole and len(lines) == 2
     _, lines = told('collapse', '--out', 'mine')
-    assert ' 0/42 ' in lines['collapse'] and not list(tmp_path.iterdir())
+    assert f' 0/{whole} ' in lines['collapse'] and not list(tmp_path.iterdir())
     with pytest.raises(SystemExit, match="no label 'sed'"): main(['reproduce', '--list', 'moon', '--only', 'sed=0'])
     with pytest.raises(SystemExit, match="no entry 'mon'"): main(['reproduce', '--list', 'mon'])
 
