@@ -192,9 +192,14 @@ def conv_block(
     c,    # channels that come in
     out,  # channels that go out
     norm, # "none", "batch" or "group"
+    convs=1, # how many convolutions
 ): # list of modules
-    "A 3x3 convolution, a norm, ReLU, and a pooling that halves."
-    return [nn.Conv2d(c, out, 3, padding=1), _norm(norm)(out), nn.ReLU(), nn.MaxPool2d(2)]
+    "3x3 convolutions, each with a norm and ReLU, and a pooling that halves."
+    layers = []
+    for _ in range(convs):
+        layers += [nn.Conv2d(c, out, 3, padding=1), _norm(norm)(out), nn.ReLU()]
+        c = out
+    return [*layers, nn.MaxPool2d(2)]
 
 # %% ../nbs/04_models.ipynb #6284a7b7
 @register
@@ -241,10 +246,10 @@ def thinned(
     return [math.ceil(c*width - 1e-9) for c in channels]
 
 # %% ../nbs/04_models.ipynb #804b4f55
-def _averaged(shape, channels, width, norm):
+def _averaged(shape, channels, width, norm, convs=1):
     "Convolutions with a norm and ReLU, pooled in between, and the mean over positions; and how many features that are."
     widths,layers = [colours(shape), *thinned(channels, width)],[]
-    for c,out in zip(widths, widths[1:]): layers += conv_block(c, out, norm)
+    for c,out in zip(widths, widths[1:]): layers += conv_block(c, out, norm, convs)
     return nn.Sequential(*layers[:-1], average_pool()), widths[-1]
 
 @register
@@ -266,10 +271,11 @@ def cnn_bn(
     classes:int, # number of classes
     width:float=1., # share of the channels to keep, rounded up
     channels:tuple=(32, 64, 256), # of the convolutions at full width; the last are the features
+    convs:int=1, # how many convolutions in a row have these channels before their maps are halved
     projector:bool=False, # MOON's projector before the head?
 )->Net: # features (N, last of the channels), or (N, 256) with a projector
     "Convolutions with BatchNorm, ReLU and pooling in between; features are the means of the last maps."
-    return _net(*_averaged(shape, channels, width, "batch"), classes, projector)
+    return _net(*_averaged(shape, channels, width, "batch", convs), classes, projector)
 
 # %% ../nbs/04_models.ipynb #9686ddf2
 def stages_of(
