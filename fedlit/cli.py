@@ -432,20 +432,23 @@ def _collapse(a):
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
     import time
-    import pandas as pd
     from fedlit.papers import catalogue
-    from fedlit.papers.collapse import SEEDS, committed_verdicts, main_job, note_main_job, verdicts_beside
+    from fedlit.papers.collapse import SEEDS, committed_verdicts, findings, main_job, note_main_job, verdicts_beside
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
     note_main_job(a.out or catalogue.CATALOGUE['collapse'].folder)
     print(f"{catalogue.CATALOGUE['collapse'].caption} on digits:", end=' ')
     catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
+    job, out = catalogue.CATALOGUE['collapse'], a.out or catalogue.CATALOGUE['collapse'].folder
+    here = catalogue.verdicts('collapse', out=out)
+    rows, missing = catalogue.results(job.grid('embedded'), out)
+    if not missing: print('\n' + findings(rows, here))
     catalogue.report(['collapse'], out=a.out)
-    here = catalogue.verdicts('collapse', out=a.out or catalogue.CATALOGUE['collapse'].folder)
-    beside = verdicts_beside({'here': here, 'committed, digits': committed_verdicts(),
-                              'committed, CIFAR-10': committed_verdicts('short')})
-    with pd.option_context('display.width', 250, 'display.max_colwidth', 110):
-        print('\nBeside the committed runs:', beside.to_string(justify='left'), sep='\n')
+    print('\nBeside the committed runs:')
+    beside = {'here': here, 'digits': committed_verdicts(), 'CIFAR-10': committed_verdicts('short')}
+    for claim, told in verdicts_beside(beside).iterrows():
+        print(catalogue.hanging(claim))
+        print(catalogue.hanging('    ' + '; '.join(f'{k}: {v}' for k, v in told.items())))
     print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/cli.ipynb #44a1e833

@@ -389,6 +389,8 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
     assert (all((out/f'{n}.png').stat().st_size > 5000 for n in ('spectra', 'accuracy', 'rounds', 'gap'))
             and all((out/f'{n}.csv').exists() for n in ('accuracy', 'claims'))
             and 'claims hold' in printed and 'missing:' not in printed and re.search(r'\d s in all', printed))
+    assert printed.index('Do uneven labels cost') < printed.index('Does it raise the acc') < printed.index('\nclaims')
+    assert max(len(line) for line in printed.splitlines() if 'reproduced' not in line) <= 100 # but for paths
     claims = about(CATALOGUE['collapse'], 'embedded').claims
     assert set(claims.verdict) <= {'holds', 'does not hold', 'undecided'} and len(claims) >= 15
     victim = files[3]

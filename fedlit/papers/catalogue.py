@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
                            feddse, fedgse)                                              # CATALOGUE
-from .claims import judge, results, shown, tally
+from .claims import WIDTH, hanging, judge, results, shown, tally, verdict_lines
 from .drawings import small_picture
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, basis, basis_of, beside,
                                    command, found_rows, judged, looks, note_look, note_seen, published, remarks,
@@ -155,6 +155,8 @@ def _without_windows():
     try: yield
     finally: matplotlib.use(before)
 
+
+# %% ../../nbs/papers/catalogue.ipynb #rep00002
 @_without_windows()
 def report(
     names=(),         # of entries, see `entries`; none: all that have results
@@ -172,20 +174,21 @@ def report(
     for e in wanted: note_seen(e, scale, out or e.folder, only)
     folders = dict.fromkeys(out or e.folder for e in wanted)
     claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
-    with pd.option_context('display.width', 200, 'display.max_colwidth', 110,
-                           'display.max_columns', 20, 'display.max_rows', 200):
-        for e in wanted: _tell(e, about(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
+    for e in wanted: _tell(e, about(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
     print(f'\n{tally(claims)}')
 
+
+# %% ../../nbs/papers/catalogue.ipynb #rep00003
 def _tell(e, said, scale, out):
-    print(f'\n{e.id} ({e.source}), {scale}: {e.caption}. '
-          f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.\n  On {said.here}.'
-          + (f'\n  {said.remarks}' if said.remarks else ''))
-    if line := quantity(e, said.rows): print(f'  {line}')
-    tables = [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside),
-              ('claims', shown(said.claims).drop(columns='entry') if len(said.rows) else None)]
-    for name, t in tables:
-        if t is not None and len(t): print(f'\n{name}'.rstrip(), t.to_string(justify='left'), sep='\n')
+    print('\n' + hanging(f'{e.id} ({e.source}), {scale}: {e.caption}. '
+                         f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.', 2))
+    for line in (f'On {said.here}.', said.remarks, quantity(e, said.rows)):
+        if line: print(hanging(f'  {line}', 2))
+    for name, t in [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside)]:
+        if t is not None and len(t):
+            plain = isinstance(t.index, pd.RangeIndex)
+            print(f'\n{name}'.rstrip(), t.to_string(justify='left', line_width=WIDTH, index=not plain), sep='\n')
+    if len(said.rows): print('\nclaims', verdict_lines(said.claims), sep='\n')
     if said.figures: print('  Figures:', ', '.join(map(str, said.figures)))
     if said.written: print('  Tables: ', ', '.join(map(str, said.written)))
     if len(said.rows): print('  Runs:   ', out or e.folder)
