@@ -71,10 +71,11 @@ def gain_figure(
     by,            # label that has a curve for each value
     base='FedAvg', # the method without FedDecorr
     panel='data',  # label that has a panel for each value
+    joined=True,   # see `axis_figure`
 ):                 # function of rows -> matplotlib Figure
     "A drawing: the gain along an axis, a curve for each value of `by`, and a line where nothing is gained."
     def draw(rows):
-        fig = axis_figure(x, by, 'gain', panel, ylabel='FedDecorr adds (points)')(gains(rows, base))
+        fig = axis_figure(x, by, 'gain', panel, None, 'FedDecorr adds (points)', joined)(gains(rows, base))
         for ax in fig.axes: ax.axhline(0, color='.6', lw=.8, zorder=0)
         return fig
     return draw
@@ -174,7 +175,7 @@ entry('depth/drift-strongest',
       source='not in the papers',
       caption='Depth and drift at the strongest heterogeneity',
       grid=plan_grid(FOUR[:1], depth=layers(1, 2, 3, 5), drift=DRIFT),
-      draw=gain_figure('drift', 'depth'),
+      draw=gain_figure('drift', 'depth', joined=False),
       claims=ours({
           **{k: v for d in (2, 5) for less in LESS for k, v in gain(d, .05, drift=less).items()},
           **{f'{cell_name(d, alpha=.05)}: it helps more than with {less}':
@@ -233,7 +234,7 @@ entry('depth/beta',
       caption='The weight of FedDecorr\'s penalty, on seeds of its own',
       grid=grid(DEPTH, 'cifar10', seeds=lambda scale: tuple(range(200, 208)), alpha=alphas(.05, .1),
                 depth=layers(1, 3), beta={b: dict(method=f'FedDecorr(beta={b})') for b in (.01, .02, .05, .1, .2, .5)}),
-      draw=axis_figure('beta', by='alpha', xlabel='beta (released scale)'),
+      draw=axis_figure('beta', by='alpha', panel='depth', xlabel='beta (released scale)'),
       claims=ours({f'{cell_name(d, alpha=a)}: a weight of 0.1 is better than 0.01':
                    ahead(dict(beta=.1, depth=d, alpha=a), dict(beta=.01, depth=d, alpha=a))
                    for d in (1, 3) for a in (.05, .1)}))

@@ -80,19 +80,27 @@ def rounds_figure(by='method', value='curve', panel='data', ylabel='test accurac
     return draw
 
 # %% ../../nbs/papers/drawings.ipynb #f0cc1677
-def axis_figure(x, by='method', value='accuracy_late', panel='data', xlabel=None, ylabel='test accuracy (%)'):
-    "A drawing: a quantity along an axis, mean and 95 % interval over seeds; a curve for each value of `by`."
+def axis_figure(
+    x,           # label along the axis
+    by='method', # label that has a curve for each value
+    value='accuracy_late', # a column
+    panel='data', # label that has a panel for each value
+    xlabel=None, # None: `x`
+    ylabel='test accuracy (%)',
+    joined=True, # lines along the axis? False: side by side, for names without an order
+):               # function of rows -> matplotlib Figure
+    "A drawing: a quantity along an axis, mean and 95 % interval over seeds."
     from fedlit.figure import colours_of
     def one(ax, rows):
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
         names = [_said(by, v) for v in rows[by].unique()]
-        for name, (colour, dash) in colours_of(names, _accent(names)).items():
-            points = {v: by_seed(g, value) for v, g in
-                      rows[rows[by].map(lambda v: _said(by, v)) == name].groupby(x, sort=False)}
-            ax.errorbar([places[v] for v in points], [p.mean() for p in points.values()],
-                        [margin(p) for p in points.values()], color=colour,
-                        ls=dash, marker='o', ms=3, lw=1.2, capsize=2, label=name)
-        ax.set_xticks(range(len(places)), [str(v) for v in places])
+        for i, (name, (colour, dash)) in enumerate(colours_of(names, _accent(names)).items()):
+            mine = rows[[_said(by, v) == name for v in rows[by]]]
+            points = {v: by_seed(g, value) for v, g in mine.groupby(x, sort=False)}
+            ax.errorbar([places[v] + (0 if joined else .12*(i - len(names)/2)) for v in points], [p.mean() for p in points.values()],
+                        [margin(p) for p in points.values()], color=colour, label=name,
+                        ls=dash if joined else 'none', marker='o', ms=3, lw=1.2, capsize=2)
+        ax.set_xticks(range(len(places)), map(str, places))
         ax.set(xlabel=xlabel or x, ylabel=ylabel)
         ax.legend(fontsize=7)
     return lambda rows: _panels(rows, panel, one)
