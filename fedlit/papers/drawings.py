@@ -90,14 +90,15 @@ def axis_figure(
     joined=True, # lines along the axis? False: side by side, for names without an order
 ):               # function of rows -> matplotlib Figure
     "A drawing: a quantity along an axis, mean and 95 % interval over seeds."
-    from fedlit.figure import colours_of
     def one(ax, rows):
+        from fedlit.figure import colours_of
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
         names = [_said(by, v) for v in rows[by].unique()]
         for i, (name, (colour, dash)) in enumerate(colours_of(names, _accent(names)).items()):
             mine = rows[[_said(by, v) == name for v in rows[by]]]
             points = {v: by_seed(g, value) for v, g in mine.groupby(x, sort=False)}
-            ax.errorbar([places[v] + (0 if joined else .12*(i - len(names)/2)) for v in points], [p.mean() for p in points.values()],
+            beside = 0 if joined else .12*(i - len(names)/2)
+            ax.errorbar([places[v] + beside for v in points], [p.mean() for p in points.values()],
                         [margin(p) for p in points.values()], color=colour, label=name,
                         ls=dash if joined else 'none', marker='o', ms=3, lw=1.2, capsize=2)
         ax.set_xticks(range(len(places)), map(str, places))
