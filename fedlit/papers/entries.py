@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
-           'local_field', 'measuring', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name', 'Entry', 'entry',
-           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
-           'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
-           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed', 'show_signed',
-           'write_drawing', 'write_table', 'about']
+           'local_field', 'measuring', 'in_proportion', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name',
+           'Entry', 'entry', 'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means',
+           'beside', 'remember', 'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command',
+           'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed',
+           'show_signed', 'write_drawing', 'write_table', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re
@@ -55,6 +55,15 @@ def holding(*values): return {m: dict(partition=f'classes_per_client(classes={m}
 def setting_field(name, *values): return {v: {name: v} for v in values}
 def local_field(name, *values): return {v: (lambda s, v=v: dict(local=replace(s.local, **{name: v}))) for v in values}
 def measuring(*names): return lambda s: dict(measure=tuple(sorted({*s.measure, *names})))
+
+# %% ../../nbs/papers/entries.ipynb #inprop02
+def in_proportion(
+    rounds, # int, a number of rounds in a run at paper scale
+    s,      # Setting
+    of,     # int, the rounds of that run
+):          # int
+    "The same share of a shorter run's rounds; a longer one keeps the number."
+    return max(1, round(rounds*min(1, s.rounds/of)))
 
 # %% ../../nbs/papers/entries.ipynb #7593c546
 def bases(

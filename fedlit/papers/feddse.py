@@ -18,7 +18,7 @@ from dataclasses import replace
 from ..methods import FedDSE, FedGSE, OldCounts
 from .claims import Numbers, ahead, levels_off, minus, ours, rising, with_columns
 from .drawings import axis_figure, table
-from .entries import entry, grid, holding, in_other_ways, setting_field
+from .entries import entry, grid, holding, in_other_ways, in_proportion, setting_field
 from .feddecorr import FIVE_SEEDS
 from .settings import Setting
 from ..parse import method as parse
@@ -77,7 +77,8 @@ def depth(s):
         cnn4=('exits_cnn4', ()),
         feddse_resnet18=('exits_resnet18', ()),
         feddse_resnet34=('exits_resnet18', (('depths', (3, 4, 6, 3)),)))[s.model]
-    return dict(method='DepthFL() + Clip()', model=model, options=options)
+    ramp = in_proportion(300, s, of=_dse.rounds)
+    return dict(method=f'DepthFL(ramp={ramp}) + Clip()', model=model, options=options)
 
 # %% ../../nbs/papers/feddse.ipynb #0e127a33
 BY_NAME = {
