@@ -71,7 +71,7 @@ def participation_ratio(
 def local_global_gap(
     local,     # (d,) spectrum of a client's model
     global_,   # (d,) spectrum of the global model on the same samples
-    top=100,   # compare this many of the largest values; None for all
+    top=None,  # compare only this many of the largest values
     eps=1e-12, # values below eps times the largest of both spectra count as that floor
 ):             # float, 0 when the curves agree, positive when the global one lies below
     "Mean log ratio of local over global singular values (FedDecorr, TPAMI eq. 1), natural logarithm"
