@@ -281,7 +281,7 @@ entry('feddecorr/fig3-local',
 def loss_by_client(rows):
     "FedDecorr's loss by epoch, a row a client."
     return pd.DataFrame([dict(data=r.data, seed=r.seed, client=k, loss=v)
-                         for r in rows.itertuples() for k, v in enumerate(r.decorr_by_epoch)])
+                         for r in rows.itertuples() for k, v in enumerate(r.training_decorr)])
 
 def loss_figure(rows):
     draw = rounds_figure('client', 'loss', ylabel="FedDecorr's loss (released scale)", xlabel='local epochs', first=0)
@@ -289,13 +289,13 @@ def loss_figure(rows):
 
 def fall(rows):
     "How far the loss falls during the phase, mean over clients."
-    return with_columns(rows, fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.decorr_by_epoch])
+    return with_columns(rows, fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.training_decorr])
 
 # %% ../../nbs/papers/feddecorr.ipynb #5458ec33
 entry('feddecorr/fig11',
       source='ICLR Fig. 11',
       caption='FedDecorr\'s loss during one local phase, all clients',
-      grid=grid(DECORR, 'cifar10', every=measuring('decorr_by_epoch'), alpha=alphas(.5),
+      grid=grid(DECORR, 'cifar10', every=measuring('training_decorr'), alpha=alphas(.5),
                 method=decorr_rows('FedAvg+FedDecorr')),
       derive=fall,
       draw=loss_figure,

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['WATCHES', 'MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spectra', 'each_spectrum',
            'watch_spectra', 'spectra_by_round', 'layer_ranks', 'own_accuracy', 'everywhere', 'alignment',
-           'decorr_by_epoch', 'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
+           'training_decorr', 'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
 import numpy as np, torch
@@ -130,11 +130,13 @@ def alignment(run, task, clients, tests, s):
                 aligned_at_start=_aligned(build(s.model, task, seed=s.seed, **dict(s.options))))
 
 # %% ../../nbs/papers/measures.ipynb #02b2f27f
-def decorr_by_epoch(run, task, clients, tests, s):
-    "FedDecorr's loss on a batch of every client's images, after 0, ..., E epochs of one more local phase, by client."
+def training_decorr(run, task, clients, tests, s):
+    "FedDecorr's loss in training mode on a batch of each client's images, after 0, ..., E epochs of one more phase."
     who, prior = list(range(len(clients))), run.state
-    look = lambda k, state: FedDecorr(beta=1.).loss(features=features_of(
-        run.model, task.x_train[clients[k][:s.local.batch_size]], prepare=task.normalise, state=state)).item()
+    @torch.no_grad()
+    def look(k, state):
+        x = task.normalise(task.x_train[clients[k][:s.local.batch_size]])
+        return FedDecorr(beta=1.).loss(features=pure(run.model)(*state, x)[0]).item()
     seen = [[look(k, (prior.params, prior.buffers)) for k in who]]
     for e in range(1, s.local.epochs+1):
         local = replace(s.local, epochs=e)
@@ -219,5 +221,5 @@ def sizes(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #143a5c39
 MEASURES = dict(curve=curve, spectra=feature_spectra, spectra_by_round=spectra_by_round, each_spectrum=each_spectrum,
                 layer_ranks=layer_ranks, own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment,
-                decorr_by_epoch=decorr_by_epoch, class_counts=class_counts, feature_maps=feature_maps,
+                training_decorr=training_decorr, class_counts=class_counts, feature_maps=feature_maps,
                 activations=activations, update_gap=update_gap, sizes=sizes)
