@@ -29,7 +29,8 @@ def lean(output):
 def ran(nb, folder):
     "What the cells show, by their ids. Those that are not to be run are left out."
     nb.cells = [c for c in nb.cells if not re.search(r'^#\|\s*eval:\s*false', c.source, re.M)]
-    client = NotebookClient(nb, timeout=1800, kernel_name='python3', resources={'metadata': {'path': folder}})
+    client = NotebookClient(nb, timeout=1800, kernel_name='python3', coalesce_streams=True,
+                            resources={'metadata': {'path': folder}})
     client.extra_arguments = TWICE
     client.execute()
     for c in nb.cells:

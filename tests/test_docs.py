@@ -559,8 +559,11 @@ def test_the_first_screen_moves(tab):
     tab.check('.fedlit-moving input[type=checkbox]')
     settled('alpha = 0.05, with FedDecorr:')
     tab.wait_for_timeout(100)
-    assert height(curve()) < height(uneven) and '%' in said()
+    assert height(curve()) < height(uneven) and 'directions' in said()
     assert tab.eval_on_selector_all('.doors a', 'es => es.length') == 3
+    low = lambda s: tab.eval_on_selector(s, 'e => e.getBoundingClientRect().bottom + window.scrollY')
+    tab.set_viewport_size(dict(width=1280, height=800))
+    assert low('.fedlit-moving') < low('.doors') < low('article a[href="https://github.com/fedlit/fedlit"]') < 800
     assert not tab.faults
     tab.emulate_media(reduced_motion='no-preference')
 
@@ -580,7 +583,7 @@ SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
 @browsed
 @pytest.mark.parametrize('width', [1280, 375])
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
-@pytest.mark.parametrize('page, many', [('scheme.html', 4), ('index.html', 35)])
+@pytest.mark.parametrize('page, many', [('scheme.html', 4), ('methods/index.html', 35)])
 def test_schemes_can_be_read(tab, width, scheme, page, many):
     tab.set_viewport_size(dict(width=width, height=900))
     tab.emulate_media(color_scheme=scheme)

@@ -36,17 +36,17 @@ def moving_data(
         one = lambda value: curves(rows, value, method, alpha).mean(0)
         log = lambda value: np.round(np.log10(one(value).clip(1e-4)), 3).tolist()
         return dict(client=log('local_spectrum'), average=log('spectrum'),
-                    kept=[float(one('local_significant')), float(one('significant'))],
-                    accuracy=float(one('accuracy_late')), seeds=len(curves(rows, 'accuracy', method, alpha)))
+                    used=[float(one('local_rank')), float(one('rank'))],
+                    seeds=len(curves(rows, 'rank', method, alpha)))
     alphas = sorted(rows.alpha.unique(), reverse=True)
     name = lambda a: 'even labels' if np.isinf(a) else f'alpha = {a:g}'
     return dict(stops=[dict(name=name(a), held=h, runs=[of(m, a) for m in PAIR])
                        for a, h in zip(alphas, clients_by_alpha(alphas))])
 
 # %% ../../nbs/papers/moving.ipynb #993f392d
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 285, 12, 26, 258 # of the curves: the width, and where they lie
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 285, 12, 26, 216 # of the curves: the width, and where they lie
 LOW, HIGH = -3., 1.5 # of the logarithmic axis
-DOT = 9.5 # radius of a client that holds all of a class
+DOT = 8. # radius of a client that holds all of a class
 
 def _x(i, n): return LEFT + (WIDTH - RIGHT - LEFT)*i/(n - 1)
 def _y(v): return TOP + (BOTTOM - TOP)*(HIGH - min(max(v, LOW), HIGH))/(HIGH - LOW)
@@ -60,16 +60,16 @@ def drawing(
     "One state of the picture."
     now, even = data['stops'][stop], data['stops'][0]['runs'][0]
     run, n = now['runs'][cure], len(even['client'])
-    dots = ''.join(f'<circle cx="{62 + 20*k}" cy="{48 + 20*c}" r="{DOT*v**.5:.2f}"/>'
+    dots = ''.join(f'<circle cx="{62 + 17*k}" cy="{40 + 17*c}" r="{DOT*v**.5:.2f}"/>'
                    for k, client in enumerate(now['held']) for c, v in enumerate(client))
     ticks = ''.join(f'<text x="{LEFT - 8}" y="{_y(v) + 4:.1f}" text-anchor="end">{10.**v:g}</text>'
                     f'<path class="tick" d="M{LEFT - 4} {_y(v):.1f}h4"/>' for v in (-3, -2, -1, 0, 1))
-    return f'''<div class="pair"><svg viewBox="20 0 250 270" role="img"
+    return f'''<div class="pair"><svg viewBox="20 0 250 228" role="img"
  aria-label="Which of ten clients holds how much of which of ten classes">
 <text x="52" y="18" class="title">ten clients, ten classes</text><g class="held">{dots}</g>
-<text x="152" y="262" text-anchor="middle">client</text>
-<text transform="translate(34 138) rotate(-90)" text-anchor="middle">class</text></svg>
-<svg class="curves" viewBox="{LEFT - 45} 0 {WIDTH - LEFT + 45} 285" role="img"
+<text x="138" y="220" text-anchor="middle">client</text>
+<text transform="translate(34 116) rotate(-90)" text-anchor="middle">class</text></svg>
+<svg class="curves" viewBox="{LEFT - 45} 0 {WIDTH - LEFT + 45} 240" role="img"
  aria-label="Singular values of the features of a client's model and of the averaged model, on a logarithmic axis: the
  more uneven the labels, the lower they lie, and with FedDecorr they rise">
 <text x="{LEFT}" y="18" class="title">how much their features spread, direction by direction</text>
@@ -121,9 +121,9 @@ for (const root of document.querySelectorAll('.fedlit-moving:not(.on)')) {
     mix(a.held, b.held, t).flat().forEach((v, k) => dots[k].setAttribute('r', frame.dot*Math.sqrt(v)));
     root.classList.toggle('cured', cure > 0);
     const near = stops[Math.round(place)], run = near.runs[Math.round(cure)];
-    said.textContent = `${near.name}${cure > .5 ? ', with FedDecorr' : ''}: ${Math.round(run.kept[0])} of ` +
-      `${run.client.length} directions above 0.01 in a client's model, ${Math.round(run.kept[1])} in the average; ` +
-      `test accuracy ${run.accuracy.toFixed(0)} % (mean of ${run.seeds} ${run.seeds > 1 ? 'seeds' : 'seed'})`;
+    said.textContent = `${near.name}${cure > .5 ? ', with FedDecorr' : ''}: a client's model uses ` +
+      `${Math.round(run.used[0])} of ${run.client.length} directions, the average ${Math.round(run.used[1])} ` +
+      `(effective rank, mean of ${run.seeds} ${run.seeds > 1 ? 'seeds' : 'seed'})`;
     slider.setAttribute('aria-valuetext', near.name);
   }
   let place = last, cure = 0, clock = 0;
@@ -164,7 +164,6 @@ class Moving:
         frame = dict(left=LEFT, width=WIDTH - RIGHT - LEFT, top=TOP, height=BOTTOM - TOP, low=LOW, high=HIGH, dot=DOT)
         data = json.dumps(dict(self.data, frame=frame), separators=(',', ':'))
         return f'''<div class="fedlit-moving"><style>{STYLE}</style>
-<p class="controls">Move the slider, then switch on FedDecorr.</p>
 <div class="controls"><label>labels: even <input type="range" min="0" max="{last}" value="{last}"
  aria-label="how uneven the labels are"> very uneven</label>
 <label><input type="checkbox"> train with FedDecorr</label></div>
