@@ -14,11 +14,11 @@ def links(path, s):
             f'<a href="{os.path.basename(path)}" download>Download the notebook</a> <code>nbs/{path}</code></p>')
 
 def toctrees():
-    "The sidebar as Sphinx wants it: a hidden list a caption."
+    "The sidebar as Sphinx wants it: a hidden list a caption; site.js puts 'Methods / Aggregation' into 'Methods'."
     lists = {}
     for captions, path in pages.sidebar():
         if path != 'index.ipynb': lists.setdefault(' / '.join(captions), []).append(page_of(path))
-    return '\n\n'.join('\n'.join(['```{toctree}', ':hidden:', f':caption: {c.split(" / ")[-1]}', '', *ps, '```'])
+    return '\n\n'.join('\n'.join(['```{toctree}', ':hidden:', f':caption: {c}', '', *ps, '```'])
                        for c, ps in lists.items())
 
 def write(src):

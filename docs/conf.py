@@ -27,6 +27,7 @@ copybutton_selector = 'div.cell_input pre, div.highlight-python pre, div.highlig
 html_theme = 'furo'
 html_theme_options = dict(source_repository=s['git_url'], source_branch=s['branch'], source_directory='nbs/',
                           top_of_page_buttons=[])
+templates_path, html_last_updated_fmt = ['_templates'], '%Y-%m-%d'
 html_static_path, html_css_files, html_js_files = ['_static'], ['site.css'], ['site.js']
 html_extra_path = [str(pages.ROOT/'_proc'/'_sphinx'/'_extra')]
 html_copy_source = html_show_sphinx = html_use_index = False

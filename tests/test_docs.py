@@ -495,7 +495,9 @@ def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
     tab.set_viewport_size(dict(width=1280, height=900))
     tab.goto((SITE/'methods'/'fedgse.html').as_uri())
     opened = tab.eval_on_selector_all('.sidebar-tree details[open]', 'es => es.map(e => e.innerText)')
-    assert len(opened) == 1 and 'FedGSE' in opened[0]
+    assert len(opened) == 2 and all('FedGSE' in text for text in opened) # the methods, and among them the sub-models
+    top = tab.eval_on_selector_all('.sidebar-tree > details > summary', 'es => es.map(e => e.innerText.trim())')
+    assert len(top) == 7, top
     seen = lambda at: tab.eval_on_selector(at, """e => { const r = e.getBoundingClientRect();
         return r.width > 50 && r.top >= 0 && r.bottom <= innerHeight && r.left >= 0 && r.right <= innerWidth }""")
     assert seen('.sidebar-tree .current-page') and seen('.toc-tree li li a')

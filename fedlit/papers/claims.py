@@ -266,7 +266,8 @@ def _said(w):
     if w.why: return columns
     s, ends = spread(w.differences), repeated_interval if w.evidence.test == 'sequential' else interval
     low, high = ends(w.differences)
-    spans = '' if s.n < 2 or w.evidence.test == 'counted' else f'{low:+.2f} to {high:+.2f}'
+    none = s.n < 2 or w.evidence.test == 'counted'
+    spans = '' if none else 'too few seeds' if math.isinf(high - low) else f'{low:+.2f} to {high:+.2f}'
     return columns | dict(measured=f'{s.mean:+.2f} {w.numbers.unit}'.rstrip(), interval=spans, seeds=s.n,
                           test=w.evidence.test)
 
