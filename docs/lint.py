@@ -112,10 +112,10 @@ def every_paper_has_an_author_a_title_and_a_year():
 def core():
     "Module -> number of its page, of the pages that are read in order."
     found = {}
-    for captions, p in pages.sidebar():
-        if captions == ('The core',) and (m := re.match(r'(\d+)_', p)) and (module := pages.module_of(pages.read(p))):
+    for _, p in pages.sidebar():
+        if (m := re.match(r'(\d+)_', p)) and (module := pages.module_of(pages.read(p))):
             found[module] = int(m[1])
-    return found
+    return dict(sorted(found.items(), key=lambda page: page[1]))
 
 def arrows_run_down():
     "A page needs lower numbers only, also by way of the engine; and no page of the core needs papers or scale."
