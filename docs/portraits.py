@@ -4,7 +4,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 from pages import NBS
 from fedlit.parse import known
-from fedlit.scheme import portrait
+from fedlit.portrait import portrait
 
 folder = NBS/'images'/'methods'
 folder.mkdir(parents=True, exist_ok=True)

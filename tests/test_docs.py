@@ -366,8 +366,8 @@ def test_folded_answers_are_lists(site):
     assert not [n for n, found in told.items() for f in found if '<li>' not in f or re.search(r'^\d\. ', f, re.M)]
 
 @built
-def test_schemes_name_and_describe_themselves(site):
-    drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="scheme".*?</svg>',
+def test_portraits_name_and_describe_themselves(site):
+    drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="portrait".*?</svg>',
                                                            (SITE/n).read_text(encoding='utf-8'), re.S)]
     assert len({n for n, _ in drawn}) > 6
     for n, svg in drawn:
@@ -569,7 +569,7 @@ def test_the_first_screen_moves(tab):
     assert not tab.faults
     tab.emulate_media(reduced_motion='no-preference')
 
-SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
+PORTRAIT = """() => [...document.querySelectorAll('svg.portrait')].map(s => {
     const out = s.getBoundingClientRect(), rect = e => e.getBoundingClientRect(),
         boxes = [...s.querySelectorAll('rect[rx="8"]')].map(rect),
         texts = [...s.querySelectorAll('text')].map(e => [e.textContent, rect(e)]),
@@ -585,15 +585,15 @@ SCHEME = """() => [...document.querySelectorAll('svg.scheme')].map(s => {
 @browsed
 @pytest.mark.parametrize('width', [1280, 375])
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
-@pytest.mark.parametrize('page, many', [('scheme.html', 4), ('methods/index.html', 35)])
-def test_schemes_can_be_read(tab, width, scheme, page, many):
+@pytest.mark.parametrize('page, many', [('portrait.html', 2), ('methods/index.html', 35)])
+def test_portraits_can_be_read(tab, width, scheme, page, many):
     tab.set_viewport_size(dict(width=width, height=900))
     tab.emulate_media(color_scheme=scheme)
     tab.goto((SITE/page).as_uri())
     tab.wait_for_timeout(500)
     lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
     ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))
-    found = tab.evaluate(SCHEME)
+    found = tab.evaluate(PORTRAIT)
     assert len(found) >= many
     for s in found:
         assert s['wide'] <= width and not s['outside'] and not s['on'], s

@@ -6,7 +6,7 @@ import pytest
 from fedlit.method import Method
 from fedlit.methods import DP, DepthFL, Ditto, FedAvg, FedDF, FedPer, HeteroFL, Quantize, SCAFFOLD, TopK
 from fedlit.parse import known
-from fedlit.scheme import MARKS, portrait
+from fedlit.portrait import MARKS, portrait
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
 INDEX = (NBS/'index.ipynb').read_text(encoding='utf-8')
