@@ -420,7 +420,7 @@ def test_begin_is_refused_in_a_sentence_where_it_is_wrong():
         def begin(self, params): return params
     class Remembers(Method):
         def begin(self, params): return params, dict(n=torch.zeros(()))
-    for m, said in ((Half(), 'parameters in which body.bias is too many or missing'),
+    for m, said in ((Half(), 'returned nothing for body.bias and 3 more; begin with {\\*\\*params, ...}'),
                     (One(), 'must return two dictionaries: parameters'),
                     (Remembers(), 'a memory with n, but `init` made none')):
         with pytest.raises(TypeError, match=said): federation(m)
@@ -461,7 +461,7 @@ def test_a_buffer_that_is_not_there_is_refused(hook, signature, answer):
     with pytest.raises(TypeError, match='the buffer nope, which is not there; `init` may return it'):
         federation(space['Mine']())
     exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, 1, 2', space)
-    with pytest.raises(TypeError, match=r'[34] values, but .* dictionar.* of buffers'):
+    with pytest.raises(TypeError, match=r'[34] values \(.*\), but .* of buffers'):
         federation(space['Mine']())
 
 # ---- a hook that its settings leave idle

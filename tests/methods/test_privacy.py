@@ -218,7 +218,7 @@ class Loud(Method):
     (lambda: DP(at='client') + FedDF(), 'looks at what each client has trained'),
     (lambda: FedAvgM() + DP(), r'write DP\(.*\) \+ FedAvgM'),
     (lambda: DP() + TopK(), r'write TopK\(.*\) \+ DP'),
-    (lambda: DP() + DP(at='client'), 'decide `weigh` alone'),
+    (lambda: DP() + DP(at='client'), 'both decide how updates are protected'),
     (lambda: DPSGD() + DPSGD(noise=2.), 'both decide how gradients are protected'),
     (lambda: MOON() + DPSGD(), 'decide `loss` alone'),
     (lambda: DPSGD() + FedDecorr(), 'decide `loss` alone'),
