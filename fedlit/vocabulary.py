@@ -8,7 +8,7 @@ __all__ = ['HOOKS', 'CLIENT', 'STEP', 'SERVER', 'BETWEEN', 'OFFERS', 'OUTSIDE', 
 # %% ../nbs/05_vocabulary.ipynb #8f297757
 from dataclasses import dataclass
 from difflib import get_close_matches
-from .engine.messages import Answer, are_dicts, is_dict, is_number, is_stack, is_tensor, is_weights
+from .engine.messages import Answer, are_dicts, is_dict, is_scalar, is_stack, is_tensor, is_weights
 from .engine.messages import or_buffers, other_rows
 
 # %% ../nbs/05_vocabulary.ipynb #8709395b
@@ -43,7 +43,7 @@ HOOKS.update(
                 Answer('a dictionary', is_dict), 'forward'),
     loss=Hook('step', 'objective, gradient', 'FedDecorr decorrelates the features',
               Answer('a number or a tensor without dimensions, and perhaps a dictionary of buffers',
-                     or_buffers(is_number), buffers=1), 'y real features logits frozen forward'),
+                     or_buffers(is_scalar), buffers=1), 'y real features logits frozen forward'),
     grad=Hook('step', 'objective, gradient', 'SCAFFOLD adds $c - c_k$',
               Answer('a dictionary with the names of `grads`, and perhaps one of buffers',
                      or_buffers(is_dict), like='grads', buffers=1), 'y real forward grads objective'),

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'proper', 'unknown', 'check_record', 'as_python',
-           'as_declared', 'check_values', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_number',
+           'as_declared', 'check_values', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_scalar',
            'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn', 'point']
 
 # %% ../../nbs/engine/messages.ipynb #d959803e
@@ -203,7 +203,7 @@ def _what(out):
 
 def is_dict(out, offer): return isinstance(out, dict)
 def is_tensor(out, offer): return hasattr(out, 'shape') or isinstance(out, (int, float))
-def is_number(out, offer): return isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0
+def is_scalar(out, offer): return isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0
 def is_weights(out, offer): return getattr(out, 'shape', None) == offer['weights'].shape
 def is_stack(out, offer): return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], dict)
 
