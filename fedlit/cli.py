@@ -321,7 +321,9 @@ def _shared(a):
 # %% ../nbs/cli.ipynb #2c411899
 def _federate(a, method, seed, **kw):
     from fedlit.parse import value
-    from fedlit.run import federate, federating, hold_memory, writable
+    from fedlit.engine.inputs import writable
+    from fedlit.engine.memory import hold_memory
+    from fedlit.run import federate, federating
     log = getattr(a, 'log_csv', None)
     for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
         if path and not _follows(): writable(path)
@@ -346,7 +348,7 @@ def run(a):
     "`fedlit run`"
     asked_for, = _names(a, a.method)
     from fedlit.engine.files import write_json
-    from fedlit.run import records
+    from fedlit.result import records
     done = _federate(a, asked_for, a.seed, checkpoint=a.checkpoint)
     if _follows(): return
     done.settings['asked'] = asked(a)
@@ -366,7 +368,8 @@ def compare(a):
     import pandas as pd
     from fedlit.measure import spread
     from fedlit.engine.files import write_json
-    from fedlit.run import file_of, records
+    from fedlit.result import records
+    from fedlit.run import file_of
     for m in methods:
         runs = [_federate(a, m, s, checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds]
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
@@ -476,7 +479,7 @@ def report(a):
 def report_run(a):
     "`fedlit report-run`"
     from pathlib import Path
-    from fedlit.run import Run
+    from fedlit.result import Run
     run, given = Run.load(a.file), {}
     if asked := run.settings.get('asked'):
         options = parser().commands['run'].parse_args([])

@@ -4,8 +4,7 @@
 
 # %% auto #0
 __all__ = ['remembered', 'ask', 'Summand', 'Method', 'require', 'FedAvg', 'Sum', 'hook_of', 'replaces', 'total', 'part_names',
-           'own', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'wants', 'server_readers', 'HOOKS',
-           'NOTICE', 'OFFERS', 'warn']
+           'own', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'wants', 'server_readers']
 
 # %% ../nbs/06_method.ipynb #6c26c847
 import inspect
@@ -13,9 +12,8 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import permutations
 from weakref import WeakKeyDictionary
-from .engine.messages import NOTICE, check_class, check_names, check_values, coerce_fields, warn
+from .engine.messages import check_class, check_names, check_values, coerce_fields
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
-_all_ = ['HOOKS', 'NOTICE', 'OFFERS', 'warn']
 
 # %% ../nbs/06_method.ipynb #1c79ef2b
 def remembered(f): # function of an object that can be referred to weakly, and of others that can be hashed

@@ -5,7 +5,9 @@ import fedlit.methods
 from federation import model
 from fedlit.laws import small
 from fedlit.method import Method
-from fedlit.round import deployed, fed_round, start
+from fedlit.round import fed_round
+from fedlit.server import deployed
+from fedlit.state import start
 from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them

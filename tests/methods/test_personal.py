@@ -5,12 +5,15 @@ from dataclasses import replace
 from torch import nn
 from torch.nn import functional as F
 from fedlit.data import load
-from fedlit.local import Adam
+from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
-from fedlit.round import Batches, Local, deployed, fed_round, local_phase, pure, start
+from fedlit.batches import Batches
+from fedlit.round import fed_round, local_phase
+from fedlit.server import deployed
+from fedlit.state import pure, start
 from fedlit.run import federate
 from by_hand import SIZES, batches, classifier, gap
 from federation import train

@@ -4,7 +4,9 @@ from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.methods import (
     CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO, TrimmedMean)
-from fedlit.round import Local, aggregate, start
+from fedlit.local import Local
+from fedlit.server import aggregate
+from fedlit.state import start
 from fedlit.tree import rows
 from federation import train
 
