@@ -115,7 +115,7 @@ def test_warnings_point_at_the_users_line(tmp_path):
 def faults(held):
     "Page faults of ten tensors of 40 MB, one after the other, in a process of its own."
     code = """if True:
-        import resource, sys, torch
+        import resource, sys, torch, fedlit.run
         from fedlit.engine.memory import hold_memory, release_memory
         if sys.argv[1] == 'True': hold_memory()
         count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
