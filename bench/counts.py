@@ -5,7 +5,7 @@ import torch
 from fedlit.data import Task
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON, SCAFFOLD
 from fedlit.models import build
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.run import federate
 from .child import main
 

@@ -12,8 +12,9 @@ from fedlit.engine.files import forget, write_file
 from fedlit.methods import FedAvg
 from fedlit.models import build, count, macs, wrap
 from fedlit.partition import dirichlet, iid
-from fedlit.round import Local
-from fedlit.run import Run, federating
+from fedlit.local import Local
+from fedlit.result import Run
+from fedlit.run import federating
 from torch import nn
 from .drive import FORMAT, case, load, machine, save
 from .overheads import turns

@@ -5,7 +5,7 @@ from fedlit.data import Task
 from fedlit.parse import method
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.run import federate
 from .child import main, peak_mb
 

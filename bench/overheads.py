@@ -4,8 +4,9 @@ import torch
 from fedlit.data import Task
 from fedlit.methods import FedAvg, FedDecorr, FedProx, MOON
 from fedlit.models import build, wrap
-from fedlit.round import Local
-from fedlit.run import federating, hold_memory
+from fedlit.local import Local
+from fedlit.engine.memory import hold_memory
+from fedlit.run import federating
 from . import nets
 from .child import main
 

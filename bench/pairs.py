@@ -5,8 +5,9 @@ from fedlit.cohort import Cohort
 from fedlit.engine.axes import axes_of, extract
 from fedlit.methods import FedAvg, FedDSE, FedGSE, HeteroFL
 from fedlit.models import build, wrap
-from fedlit.round import Local
-from fedlit.run import federating, hold_memory
+from fedlit.local import Local
+from fedlit.engine.memory import hold_memory
+from fedlit.run import federating
 from . import nets
 from .child import main
 from .overheads import noise, turns_of

@@ -4,8 +4,10 @@ import torch
 from fedlit.data import Task
 from fedlit.methods import FedAvg
 from fedlit.models import wrap
-from fedlit.round import Local, plan
-from fedlit.run import federate, hold_memory
+from fedlit.batches import plan
+from fedlit.local import Local
+from fedlit.engine.memory import hold_memory
+from fedlit.run import federate
 from .child import main
 from .nets import arrays, build
 

@@ -137,11 +137,35 @@ def no_private_name_crosses_a_module():
                 if a.name.startswith('_') and a.name != '__version__':
                     yield f'fedlit.{module} imports the private {a.name} of {n.module}'
 
+DOORS = 'methods', 'flower', '' # modules that collect the names of others, or shorten theirs
+
+def lessons():
+    "Place -> source: the cells of all notebooks, and the programs beside the package."
+    for p in pages.notebooks():
+        for k, c in enumerate(pages.read(p)['cells']):
+            source = re.sub(r'^(\s*)[%!].*', r'\1pass', ''.join(c['source']), flags=re.M)
+            if c['cell_type'] == 'code': yield f'{p}[{k}]', source
+    for folder in ('tests', 'docs', 'bench', 'examples'):
+        for f in (ROOT/folder).rglob('*.py'):
+            if '.envs' not in f.parts: yield f.relative_to(ROOT).as_posix(), f.read_text(encoding='utf-8')
+
+def every_name_is_imported_from_its_home():
+    "The module that makes it, which is the only one that lists it in `__all__`."
+    borrowed = {module: {a.asname or a.name for n in ast.walk(ast.parse(file.read_text(encoding='utf-8')))
+                         if isinstance(n, ast.ImportFrom) and n.level for a in n.names}
+                for module, file in modules(ROOT/'fedlit').items() if module not in DOORS}
+    for place, source in lessons():
+        if re.search('^_all_ =', source, re.M) and 'methods/index' not in place: yield f'{place} lists names of others'
+        for n in ast.walk(ast.parse(source)):
+            if not isinstance(n, ast.ImportFrom) or not (n.module or '').startswith('fedlit.'): continue
+            for a in n.names:
+                if a.name in borrowed.get(n.module[7:], ()): yield f'{place}: {a.name} is not of {n.module}'
+
 MANY = 8 # parameters; what users call may have more, and so may a hook, which asks for what it needs by name
 FRONT = 'aggregate', 'compare', 'distill', 'fed_round', 'local_phase'
 
 def no_function_has_too_many_parameters():
-    hooks = re.findall(r"'(\w+)'", re.search(r'CLIENT = (?:.*\n)*?SERVER = .*', text('fedlit/vocabulary.py'))[0])
+    hooks = re.findall(r'(\w+)=Hook\(', text('fedlit/vocabulary.py'))
     for module, file in modules(ROOT/'fedlit').items():
         for n in ast.walk(ast.parse(file.read_text(encoding='utf-8'))):
             if not isinstance(n, ast.FunctionDef) or n.name in (*FRONT, *hooks): continue
@@ -251,7 +275,8 @@ def every_file_is_written_by_one_module():
 
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
           arrows_run_down, no_circle_of_imports, no_private_name_crosses_a_module, no_function_has_too_many_parameters,
-          every_module_comes_from_a_notebook, no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive,
+          every_module_comes_from_a_notebook, every_name_is_imported_from_its_home,
+          no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive,
           a_cell_that_imports_needs_no_cell_that_does_not,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
           every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PADDED', 'cross_entropy', 'beside', 'occupied', 'real_mean', 'Batches', 'groups', 'width', 'plan', 'batch_sizes',
-           'TaskBatches', 'batches_of', 'Local', 'sgd']
+           'TaskBatches', 'batches_of']
 
 # %% ../nbs/08_batches.ipynb #eb9f631d
 import copy, torch
@@ -12,9 +12,7 @@ import numpy as np
 from dataclasses import replace
 from .data import prepare
 from .draws import rng, seed_of
-from .local import Local, sgd
 from .tree import tmap
-_all_ = ['Local', 'sgd']
 
 # %% ../nbs/08_batches.ipynb #65354c45
 def cross_entropy(

@@ -321,7 +321,9 @@ def _shared(a):
 # %% ../nbs/cli.ipynb #2c411899
 def _federate(a, method, seed, **kw):
     from fedlit.parse import value
-    from fedlit.run import federate, federating, hold_memory, writable
+    from fedlit.engine.inputs import writable
+    from fedlit.engine.memory import hold_memory
+    from fedlit.run import federate, federating
     log = getattr(a, 'log_csv', None)
     for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
         if path and not _follows(): writable(path)
@@ -346,7 +348,7 @@ def run(a):
     "`fedlit run`"
     asked_for, = _names(a, a.method)
     from fedlit.engine.files import write_json
-    from fedlit.run import records
+    from fedlit.result import records
     done = _federate(a, asked_for, a.seed, checkpoint=a.checkpoint)
     if _follows(): return
     done.settings['asked'] = asked(a)
@@ -366,7 +368,8 @@ def compare(a):
     import pandas as pd
     from fedlit.measure import spread
     from fedlit.engine.files import write_json
-    from fedlit.run import file_of, records
+    from fedlit.result import records
+    from fedlit.run import file_of
     for m in methods:
         runs = [_federate(a, m, s, checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds]
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
@@ -433,6 +436,7 @@ def _collapse(a):
                          "without one, this is the main job")
     import time
     from fedlit.papers import catalogue
+    from fedlit.papers.claims import hanging, results
     from fedlit.papers.collapse import SEEDS, committed_verdicts, findings, main_job, note_main_job, verdicts_beside
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
@@ -441,14 +445,14 @@ def _collapse(a):
     catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
     job, out = catalogue.CATALOGUE['collapse'], a.out or catalogue.CATALOGUE['collapse'].folder
     here = catalogue.verdicts('collapse', out=out)
-    rows, missing = catalogue.results(job.grid('embedded'), out)
+    rows, missing = results(job.grid('embedded'), out)
     if not missing: print('\n' + findings(rows, here))
     catalogue.report(['collapse'], out=a.out)
     print('\nBeside the committed runs:')
     beside = {'here': here, 'digits': committed_verdicts(), 'CIFAR-10': committed_verdicts('short')}
     for claim, told in verdicts_beside(beside).iterrows():
-        print(catalogue.hanging(claim))
-        print(catalogue.hanging('    ' + '; '.join(f'{k}: {v}' for k, v in told.items())))
+        print(hanging(claim))
+        print(hanging('    ' + '; '.join(f'{k}: {v}' for k, v in told.items())))
     print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/cli.ipynb #44a1e833
@@ -479,7 +483,7 @@ def report(a):
 def report_run(a):
     "`fedlit report-run`"
     from pathlib import Path
-    from fedlit.run import Run
+    from fedlit.result import Run
     run, given = Run.load(a.file), {}
     if asked := run.settings.get('asked'):
         options = parser().commands['run'].parse_args([])

@@ -23,9 +23,14 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from .draws import Seeded, draws, keep_generators
-from .method import HOOKS, FedAvg, Method, Sum, asks_for, overrides
+from .method import FedAvg, Method, Sum, asks_for, overrides
+from .vocabulary import HOOKS
 from .engine.axes import axes_of
-from .round import Batches, Local, aggregate, deployed, fed_round, holders, local_phase, pure, start
+from .batches import Batches
+from .local import Local
+from .round import fed_round, local_phase
+from .server import aggregate, deployed, holders
+from .state import pure, start
 from .engine.table import Table
 from .engine.tape import Tapes
 from .tree import flatten, tmap
@@ -722,7 +727,7 @@ def statistics(method, world):
 def resumed(method, world):
     "Saved after a round, loaded and continued is the same as never interrupted."
     import pandas as pd
-    from fedlit.run import Run
+    from fedlit.result import Run
     state = train(method, world, rounds=1)
     for k, v in contents(state).items():
         if not isinstance(v, (torch.Tensor, Table)): return _no(f"{k} is {_kind(v)}, not a tensor, and cannot be saved")

@@ -36,6 +36,8 @@ def is_whole(v): # anything
     return isinstance(v, (int, np.integer)) and not isinstance(v, bool)
 def _positive(v): return is_number(v) and 0 < v < math.inf
 def _counts(v): return is_whole(v) and v >= 1
+def _rate(v): return _positive(v), 'a positive number'
+def _number_of(v): return _counts(v), 'a whole number, at least 1'
 
 # %% ../nbs/07_local.ipynb #3a08c29b
 class Schedule(Value):
@@ -47,20 +49,19 @@ class Milestones(Schedule):
     at: tuple          # numbers of rounds, rising
     factor: float = .1 # at each of them
     def right(self): return dict(
-        lr=(_positive(self.lr), 'a positive number'),
+        lr=_rate(self.lr),
         at=(isinstance(self.at, tuple) and all(map(_counts, self.at)) and list(self.at) == sorted(set(self.at)),
             'rising whole numbers of rounds, such as (800, 1250)'),
-        factor=(_positive(self.factor), 'a positive number'))
+        factor=_rate(self.factor))
     def __call__(self, round): return self.lr*self.factor**sum(round >= r for r in self.at)
 
+# %% ../nbs/07_local.ipynb #locsched
 class Decay(Schedule):
     "Multiply the rate by `factor` after every round, or after every so many."
     lr: float      # in the first round
     factor: float  # such as 0.998
     every: int = 1 # rounds
-    def right(self): return dict(
-        lr=(_positive(self.lr), 'a positive number'), factor=(_positive(self.factor), 'a positive number'),
-        every=(_counts(self.every), 'a whole number, at least 1'))
+    def right(self): return dict(lr=_rate(self.lr), factor=_rate(self.factor), every=_number_of(self.every))
     def __call__(self, round): return self.lr*self.factor**(round//self.every)
 
 class Cosine(Schedule):
@@ -69,7 +70,7 @@ class Cosine(Schedule):
     rounds: int    # after so many it is at `to`, and stays there
     to: float = 0. # if it is 0, no round may follow
     def right(self): return dict(
-        lr=(_positive(self.lr), 'a positive number'), rounds=(_counts(self.rounds), 'a whole number, at least 1'),
+        lr=_rate(self.lr), rounds=_number_of(self.rounds),
         to=(is_number(self.to) and 0 <= self.to <= self.lr, f'from 0 to {self.lr}'))
     def __call__(self, round):
         return self.to + (self.lr - self.to)*(1 + math.cos(math.pi*min(round/self.rounds, 1)))/2
@@ -88,7 +89,7 @@ class Warmup(Schedule):
     rounds: int  # after so many the other one rules alone
     def right(self): return dict(
         then=(isinstance(self.then, Schedule) or _positive(self.then), 'a schedule or a positive number'),
-        rounds=(_counts(self.rounds), 'a whole number, at least 1'))
+        rounds=_number_of(self.rounds))
     def __call__(self, round):
         rate = self.then(round) if isinstance(self.then, Schedule) else self.then
         return rate*min(1, (round + 1)/self.rounds)
@@ -101,7 +102,7 @@ class Between(Effort):
     "A whole number from `low` to `high`, all equally likely, for each client and round (FedNova, section 6)."
     low: int  # at least 1
     high: int # at least `low`
-    def right(self): return dict(low=(_counts(self.low), 'a whole number, at least 1'),
+    def right(self): return dict(low=_number_of(self.low),
                                  high=(is_whole(self.high) and self.high >= self.low, f'at least {self.low}'))
     @property
     def most(self): return self.high
@@ -111,7 +112,7 @@ class Stragglers(Effort):
     "`most` for a client that is on time; for one that is not, anything from 1 to `most` (FedProx, section 5.2)."
     most: int         # epochs or steps, at least 1
     share: float = .5 # how likely it is that a client is late, in [0, 1]
-    def right(self): return dict(most=(_counts(self.most), 'a whole number, at least 1'),
+    def right(self): return dict(most=_number_of(self.most),
                                  share=(is_number(self.share) and 0 <= self.share <= 1, 'in [0, 1]'))
     def __call__(self, client, round, rng):
         late = rng.random() < self.share
@@ -135,6 +136,14 @@ def sgd(
         g = torch._foreach_add(g, v, alpha=local.momentum) if nesterov else v
     with dial('-lr', -local.lr): torch._foreach_add_(w, g, alpha=-local.lr)
 
+# %% ../nbs/07_local.ipynb #locdecay
+def _decayed(local, w, g, apart):
+    "The gradients with weight decay in them; where it stands `apart`, as they are, and the weights shrunk in place."
+    if not apart: return torch._foreach_add(g, w, alpha=local.weight_decay)
+    less = 1 - local.lr*local.weight_decay
+    with dial(f'1 - lr*{local.weight_decay!r}', less): torch._foreach_mul_(w, less)
+    return g
+
 # %% ../nbs/07_local.ipynb #cfbc98fa
 def adam(
     local,  # Local
@@ -146,10 +155,7 @@ def adam(
     "One step of Adam as torch.optim.Adam or AdamW takes it, in place; every client with its own number of steps."
     w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], how.betas
     m, s, t = list(state['.mean'].values()), list(state['.square'].values()), state['.steps'].add_(1)
-    if local.weight_decay and isinstance(how, AdamW):
-        less = 1 - local.lr*local.weight_decay
-        with dial(f'1 - lr*{local.weight_decay!r}', less): torch._foreach_mul_(w, less)
-    elif local.weight_decay: g = torch._foreach_add(g, w, alpha=local.weight_decay)
+    if local.weight_decay: g = _decayed(local, w, g, isinstance(how, AdamW))
     torch._foreach_mul_(m, b1)
     torch._foreach_add_(m, g, alpha=1-b1)
     torch._foreach_mul_(s, b2)
@@ -175,6 +181,7 @@ class SGD(Optimizer):
     def begin(self, local, params, *clients): return zeros(params) if local.momentum else {}
     def step(self, local, params, state, grads): sgd(local, params, state, grads, self.nesterov)
 
+# %% ../nbs/07_local.ipynb #locadam2
 class Adam(Optimizer):
     "Adam (Kingma and Ba, ICLR 2015); weight decay is added to the gradient."
     betas: tuple[float, ...] = (.9, .999) # of the means of gradient and square
@@ -183,7 +190,7 @@ class Adam(Optimizer):
     def right(self): return dict(
         betas=(isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(is_number, self.betas))
                and all(0 <= b < 1 for b in self.betas), 'two numbers in [0, 1)'),
-        eps=(_positive(self.eps), 'a positive number'),
+        eps=_rate(self.eps),
         kept=(isinstance(self.kept, bool), 'True or False'))
     def begin(self, local, params, *clients):
         return {'.mean': zeros(params), '.square': zeros(params),
@@ -206,37 +213,39 @@ class Local:
     equal_batches: bool = field(default=False, repr=False) # as many batches, but of sizes that differ by at most one?
     steps: int = field(default=None, repr=False)          # instead of epochs: steps a round; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
-    def __post_init__(self):
-        for f in fields(self): object.__setattr__(self, f.name, as_declared(f, getattr(self, f.name)))
-        for k, (good, right) in self.right().items():
-            if not good: raise ValueError(f"Local: {k}={getattr(self, k)!r}, but it must be {right}")
-    def right(self):
-        each = lambda v, good: isinstance(v, Effort) or (len(v) > 0 and all(map(good, v)) if isinstance(v, tuple)
-                                                         else good(v))
-        own = isinstance(self.optimizer, SGD) or not isinstance(self.optimizer, Optimizer)
-        ahead = getattr(self.optimizer, 'nesterov', False)
-        return dict(
-            epochs=(each(self.epochs, _positive), 'a positive number, a tuple with one for each client, or an Effort'),
-            batch_size=(_counts(self.batch_size), 'a whole number, at least 1'),
-            lr=(isinstance(self.lr, Schedule) or _positive(self.lr), 'a positive number or a Schedule'),
-            momentum=(is_number(self.momentum) and (0 <= self.momentum < 1 if own else self.momentum in (0, .9))
-                      and (ahead is not True or self.momentum > 0),
-                      'a number in [0, 1)' + ', and not 0 where it is Nesterov\'s'*(ahead is True) if own
-                      else f'left out, since {type(self.optimizer).__name__} has betas'),
-            weight_decay=(is_number(self.weight_decay) and 0 <= self.weight_decay < math.inf, 'a number, at least 0'),
-            drop_last=(isinstance(self.drop_last, (bool, np.bool_)), 'True or False'),
-            equal_batches=(isinstance(self.equal_batches, (bool, np.bool_))
-                           and not (self.equal_batches and self.drop_last),
-                           'True or False, and False with drop_last=True: equal batches leave no short one to drop'),
-            steps=(self.steps is None or each(self.steps, _counts),
-                   'a whole number, a tuple with one for each client, or an Effort'),
-            optimizer=(isinstance(self.optimizer, Optimizer), 'an optimiser such as SGD(nesterov=True) or Adam()'))
+    __post_init__ = Value.__post_init__
+    def right(self): return _right(self)
     def said(self):
         "The fields that are printed."
         return {f.name: getattr(self, f.name) for f in fields(self) if f.repr or getattr(self, f.name) != f.default}
     def __repr__(self):
         unused = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
         return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in unused)})"
+
+# %% ../nbs/07_local.ipynb #locright2
+def _each(v, good): return isinstance(v, Effort) or (v != () and all(map(good, v)) if isinstance(v, tuple) else good(v))
+def _flag(v): return isinstance(v, (bool, np.bool_)), 'True or False'
+
+def _momentum(v, optimizer):
+    if isinstance(optimizer, Optimizer) and not isinstance(optimizer, SGD):
+        return is_number(v) and v in (0, .9), f'left out, since {type(optimizer).__name__} has betas'
+    ahead = getattr(optimizer, 'nesterov', False) is True
+    return (is_number(v) and 0 <= v < 1 and (v > 0 or not ahead),
+            "a number in [0, 1)" + ", and not 0 where it is Nesterov's"*ahead)
+
+def _right(local):
+    "What a field of `Local` must be: name -> (is it good?, what would be right)."
+    one = ', a tuple with one for each client, or an Effort'
+    return dict(
+        epochs=(_each(local.epochs, _positive), f'a positive number{one}'), batch_size=_number_of(local.batch_size),
+        lr=(isinstance(local.lr, Schedule) or _positive(local.lr), 'a positive number or a Schedule'),
+        momentum=_momentum(local.momentum, local.optimizer),
+        weight_decay=(is_number(local.weight_decay) and 0 <= local.weight_decay < math.inf, 'a number, at least 0'),
+        drop_last=_flag(local.drop_last),
+        equal_batches=(_flag(local.equal_batches)[0] and not (local.equal_batches and local.drop_last),
+                       'True or False, and False with drop_last=True: equal batches leave no short one to drop'),
+        steps=(local.steps is None or _each(local.steps, _counts), f'a whole number{one}'),
+        optimizer=(isinstance(local.optimizer, Optimizer), 'an optimiser such as SGD(nesterov=True) or Adam()'))
 
 # %% ../nbs/07_local.ipynb #5526cadb
 @patch
@@ -249,6 +258,7 @@ def at(self:Local,
         raise ValueError(f"{self.lr!r} is {lr!r} after {round} rounds, but a learning rate must be a positive number")
     return replace(self, lr=float(lr))
 
+# %% ../nbs/07_local.ipynb #locask00
 @patch
 def work(self:Local,
     client=0, # int, its number
@@ -257,15 +267,17 @@ def work(self:Local,
 ):            # how many epochs, how many steps; one of them is None
     "How much this client does in this round."
     name = 'epochs' if self.steps is None else 'steps'
-    asked = getattr(self, name)
-    if isinstance(asked, tuple) and not client < len(asked):
-        raise ValueError(f"{name} has {len(asked)} numbers, one for each client, and none for client {client}")
-    n = (asked(client, round, rng('effort', seed, round, client)) if isinstance(asked, Effort)
-         else asked[client] if isinstance(asked, tuple) else asked)
+    n = amount = getattr(self, name)
+    if isinstance(amount, tuple):
+        if not client < len(amount):
+            raise ValueError(f"{name} has {len(amount)} numbers, one for each client, and none for client {client}")
+        n = amount[client]
+    if isinstance(amount, Effort): n = amount(client, round, rng('effort', seed, round, client))
     if not (_positive if name == 'epochs' else _counts)(n):
-        raise ValueError(f"{asked!r} gives client {client} {n!r} {name} after {round} rounds")
+        raise ValueError(f"{amount!r} gives client {client} {n!r} {name} after {round} rounds")
     return (n, None) if name == 'epochs' else (None, n)
 
+# %% ../nbs/07_local.ipynb #locask02
 LOOKED = 10**4 # of so many clients and rounds; later ones are looked at in their turn
 
 @patch
@@ -281,6 +293,7 @@ def check(self:Local,
     for k in range(min(clients, LOOKED)): self.work(k, seed)
     for r in range(min(rounds, LOOKED)): self.at(r)
 
+# %% ../nbs/07_local.ipynb #locask04
 @patch
 def length(self:Local,
     per, # int, steps in one epoch of this client
@@ -295,11 +308,12 @@ def most(self:Local,
     per, # int, steps in one epoch
 ):       # number; infinity where an `Effort` does not say
     "How many steps a client takes in a round at most."
-    asked = self.epochs if self.steps is None else self.steps
-    n = (getattr(asked, 'most', math.inf) if isinstance(asked, Effort)
-         else max(asked) if isinstance(asked, tuple) else asked)
+    amount = self.epochs if self.steps is None else self.steps
+    n = (getattr(amount, 'most', math.inf) if isinstance(amount, Effort)
+         else max(amount) if isinstance(amount, tuple) else amount)
     return n*per if self.steps is None else n
 
+# %% ../nbs/07_local.ipynb #locask06
 @patch
 def plain(self:Local):
     "What JSON can hold of it: numbers as they are, everything else as its text."

@@ -18,7 +18,10 @@ from .figure import palette
 from .method import FedAvg, Method, asks_for, overrides, server_readers, wants
 from .methods.depthfl import Exits
 from .models import Net
-from .round import Local, aggregate, local_phase, pure, start
+from .local import Local
+from .round import local_phase
+from .server import aggregate
+from .state import pure, start
 from .scale.capacity import Wire
 from .tree import leaves
 

@@ -5,9 +5,7 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'SHORT', 'BEYOND', 'Federation', 'several', 'choose_executor', 'draws_numbers',
            'normalised', 'there', 'Simulation', 'versions', 'part_columns', 'no_one', 'clients_named', 'Alone',
-           'shield', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised', 'FORMAT', 'FREE',
-           'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run', 'records',
-           'release_memory', 'tests_of', 'writable']
+           'shield', 'takes', 'federate', 'federating', 'file_of', 'compare', 'table', 'centralised']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time
@@ -22,9 +20,9 @@ from pathlib import Path
 from tqdm import tqdm
 from typing import ParamSpec, TypeVar
 import fedlit
-from .batches import Local, TaskBatches, batch_sizes, batches_of, cross_entropy
+from .batches import batch_sizes, batches_of, cross_entropy
 from .cohort import Broadcast, check_local
-from .local import is_number, is_whole
+from .local import Local, is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
 from .engine.inputs import (best_device, check_device, check_extremes, check_network,
@@ -33,23 +31,21 @@ from .engine.inputs import (best_device, check_device, check_extremes, check_net
 from .engine.trial import try_stack
 from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
 from .engine.messages import check_record, warn
-from .engine.memory import hold_memory, memory_held, memory_lent, moved_out, peak_mb, release_memory, trim_memory
+from .engine.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
 from .engine.guard import UNIT, Guard, check_clients, check_server, client_columns, server_sound, witnesses
 from .measure import feature_layer, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
 from .engine.extract import try_cut
 from .parse import list_seeds
 from .engine.fingerprint import fingerprint
-from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
-                           noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
-from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
+from .result import Run, Tester, answered, asked_of, by_name, check_metrics, noted_of, own_samples, resume
+from .result import scores_of, tests_of, with_spread
+from .round import EXECUTORS, local_phase
+from .server import aggregate, client_sums, deployed, recompute
 from .state import pure, start
 from .engine.tape import Tapes, no_compiler
 from .tree import told
 from .vocabulary import STEP
-_all_ = ['FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
-         'records',
-         'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #32432558
 @dataclass(frozen=True, eq=False, repr=False)

@@ -8,6 +8,7 @@ __all__ = ['RECOMPUTED', 'STATISTICS', 'OPTIMIZER', 'pixel_by_pixel', 'names_of'
 # %% ../nbs/07_state.ipynb #9e708f24
 import torch
 from dataclasses import dataclass, replace
+from functools import partial
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 from .draws import Seeded
@@ -50,6 +51,7 @@ def pure(
         return *(v if precision is None else v.to(x if x.is_floating_point() else torch.float32) for v in out), buffers
     return forward
 
+# %% ../nbs/07_state.ipynb #statsplit
 def split_state(model):
     "The trainable parameters of `model`, and all its other tensors: buffers, and parameters that are frozen."
     params = {k: v.detach().clone() for k, v in model.named_parameters() if v.requires_grad}
@@ -83,6 +85,20 @@ class State:
                      personal=self.personal)
         return replace(self, **tmap(lambda v: v.clone(), trees))
 
+# %% ../nbs/07_state.ipynb #stathome
+def _homes(method, model, statistics):
+    "Two functions of a tensor's name: does it stay at home, and does it do so without being recomputed?"
+    if statistics not in STATISTICS:
+        raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
+    owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
+    def running(k, buffers): return k in buffers and isinstance(owner.get(k), _BatchNorm)
+    def kept(k, params, buffers):
+        offer = dict(name=k, module=owner.get(k), model=model, params=params)
+        return any(each_part(method, 'keep', offer).values()) or statistics == 'home' and running(k, buffers)
+    def kept_whole(k, params, buffers):
+        return kept(k, params, buffers) and not (statistics in RECOMPUTED and running(k, buffers))
+    return kept, kept_whole
+
 # %% ../nbs/07_state.ipynb #cfcae318
 def start(
     method,  # a Method
@@ -94,26 +110,18 @@ def start(
     local=None, # Local; needed where its optimiser is kept between rounds
 ) -> State:
     "The federation before round zero: all clients begin with the parameters of `model`."
-    if statistics not in STATISTICS:
-        raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
     params, buffers = split_state(model)
     server, client = {}, {}
-    owner = {f'{m}.{k}'.lstrip('.'): mod for m, mod in model.named_modules() for k in (*mod._parameters, *mod._buffers)}
-    running = lambda k: k in buffers and isinstance(owner.get(k), _BatchNorm)
-    kept = lambda k: (
-        any(each_part(method, 'keep', dict(name=k, module=owner.get(k), model=model, params=params)).values())
-        or statistics == 'home' and running(k))
-    alone = lambda k: kept(k) and not (statistics in RECOMPUTED and running(k))
-    # those that add parameters come first
+    kept, kept_whole = _homes(method, model, statistics)
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
         with Seeded(('init', seed)):
             params, server[name], client[name], *more = ask(part.init, dict(
-                params=params, buffers=buffers, clients=clients, model=model, keeps=alone,
-                generator=torch.Generator()))
+                params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
+                keeps=partial(kept_whole, params=params, buffers=buffers)))
             for extra in more: buffers = {**buffers, **extra}
     if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
     store = Store()
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
     return State(params, buffers, server, everyone(client),
-                 everyone({k: v for k, v in {**params, **buffers}.items() if kept(k)}),
+                 everyone({k: v for k, v in {**params, **buffers}.items() if kept(k, params, buffers)}),
                  clients, statistics=statistics, seed=seed)

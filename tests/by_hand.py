@@ -5,7 +5,9 @@ import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 
 def gap(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)
 

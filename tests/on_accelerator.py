@@ -21,8 +21,10 @@ from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, F
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
-from fedlit.round import Local, deployed
-from fedlit.run import Run, federate, part_columns
+from fedlit.local import Local
+from fedlit.server import deployed
+from fedlit.result import Run
+from fedlit.run import federate, part_columns
 from fedlit.tree import tmap
 from federation import METHODS, PRIVATE, SUMS, TRIMMED, small
 

@@ -8,7 +8,7 @@ from fedlit.engine.files import write_json
 from fedlit.methods import FedAvgM, MOON
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
+from fedlit.local import Local
 
 METHOD = FedAvgM() + MOON() # the server remembers, and every client does
 ASKED = dict(local=Local(epochs=1, batch_size=8), participation=.1, evaluate_every=10, progress=False)

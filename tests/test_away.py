@@ -79,7 +79,8 @@ def test_a_checkout_reads_its_own_results(monkeypatch, tmp_path):
     assert files.shipped('soak/soak.json') == ROOT/'results'/'soak'/'soak.json'
 
 def test_an_installed_package_reads_what_travels_with_it(installed):
-    from fedlit.papers.catalogue import CATALOGUE, results, select
+    from fedlit.papers.claims import results
+    from fedlit.papers.entries import CATALOGUE, select
     soak = files.shipped('soak/soak.json')
     assert not {installed, ROOT} & {*soak.parents} and files.read_json(soak)['rounds'] == 1000
     rows, missing = results(select(CATALOGUE['feddecorr/table1'], 'embedded'))

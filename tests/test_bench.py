@@ -5,7 +5,7 @@ from bench import __main__ as bench, drive, peers, report, work
 from bench.run_loop import run as loop
 from bench.run_dataloader import run as dataloader
 from bench.run_fedlit import local, run as fedlit
-from fedlit.round import plan
+from fedlit.batches import plan
 
 TINY = dict(work.WORKLOADS['tiny'], rounds=2, warmup=1)
 

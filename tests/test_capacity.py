@@ -9,9 +9,10 @@ from fedlit.scale.capacity import (Population, answers, deadline, draw, everybod
                              simulate, traffic, truth)
 from fedlit.scale.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
-                            HeteroFL, MOON, Method, OwnLabels, SCAFFOLD, pFedPara)
+                            HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara)
 from fedlit.draws import rng
-from fedlit.round import Local
+from fedlit.local import Local
+from fedlit.method import Method
 
 class Net(nn.Module):
     "Two convolutions with BatchNorm and a head, on images of one channel."

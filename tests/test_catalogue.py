@@ -8,21 +8,22 @@ from fedlit.data import Crop, Flip, load, recipe
 from fedlit.engine.files import all_results, write_json
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
-from fedlit.papers.catalogue import (CATALOGUE, SCALES, Entry, about, plan, published, reproduce, select, tally,
-                                     until_decided, verdicts)
-from fedlit.papers.claims import Numbers, ahead, counted, judge, ours, results, within
+from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts
+from fedlit.papers.entries import CATALOGUE, SCALES, Entry, about, published, select
+from fedlit.papers.claims import Numbers, ahead, counted, judge, ours, results, tally, within
 from fedlit.papers.drawings import rounds_figure, table
 from fedlit.papers.entries import (all_published, beside, found_rows, judged, looks, means, repeats, row_name,
                                    stands_on, with_seeds)
 from fedlit.papers.evidence import LEVEL, paired, repeated
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
-from fedlit.papers.settings import (MEASURES, Setting, address, averaged, call, checkpoint_mib, clients_of, found,
-                                    plain, public_set, run_setting, run_settings, task_of, trained)
+from fedlit.papers.measures import MEASURES
+from fedlit.papers.settings import Setting, address, averaged, call, checkpoint_mib, clients_of, found, plain
+from fedlit.papers.settings import public_set, run_setting, run_settings, task_of, trained
 from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
-from fedlit.round import Local
-from fedlit.run import Run
+from fedlit.local import Local
+from fedlit.result import Run
 from fedlit.tree import flatten
 
 ROOT = Path(__file__).parents[1]

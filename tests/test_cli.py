@@ -5,7 +5,7 @@ import pandas as pd, pytest
 from fedlit.cli import main
 from fedlit.data import datasets
 from fedlit.methods import FedDecorr, MOON
-from fedlit.run import Run
+from fedlit.result import Run
 from conftest import DATA
 
 @pytest.mark.parametrize('args,word', [

@@ -2,7 +2,8 @@
 import pytest, torch
 from functools import partial
 from torch import nn
-from fedlit.batches import Local, batches_of
+from fedlit.batches import batches_of
+from fedlit.local import Local
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
 from fedlit.engine.ragged import fills
@@ -11,7 +12,8 @@ from fedlit.engine.tape import Tapes
 from fedlit.method import FedAvg, Method
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import fed_round, pure, start
+from fedlit.round import fed_round
+from fedlit.state import pure, start
 from fedlit.run import federate
 from fedlit.vocabulary import OFFERS, offers
 

@@ -5,12 +5,11 @@ from torch import nn
 from fedlit.data import load
 from fedlit.engine import tape
 from fedlit.engine.tape import Tapes, compiled, no_compiler
-from fedlit.local import Adam, AdamW, Decay
+from fedlit.local import Adam, AdamW, Decay, Local
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedProx, HeteroFL, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
 from fedlit.run import federate
 from federation import HALVES, METHODS, SUMS, gap, train
 

@@ -5,7 +5,7 @@ from fedlit.data import load
 from fedlit.models import build
 from fedlit.parse import known
 from fedlit.partition import dirichlet
-from fedlit.round import Local
+from fedlit.local import Local
 
 TASK = load('digits')
 ORDER = torch.randperm(len(TASK.y_train), generator=torch.Generator().manual_seed(0))

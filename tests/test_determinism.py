@@ -5,7 +5,7 @@ from fedlit.data import Crop, load
 from fedlit.methods import FedAvgM, FedDecorr, HeteroFL, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.run import federate
 from fedlit.tree import flatten
 from dataclasses import replace

@@ -11,13 +11,17 @@ from fedlit.data import load
 from fedlit.scale.torchrun import Ranks, balanced
 from fedlit.engine.guard import Guard, check_clients
 from fedlit.method import asks_for, overrides, part_names
-from fedlit.local import Adam, Decay
+from fedlit.local import Adam, Decay, Local
 from fedlit.methods import FedAvgM, FedBN, FedPer, MOON
 from fedlit.models import build
 from fedlit.participation import PowerOfChoice
 from fedlit.partition import dirichlet
-from fedlit.round import Batches, Local, aggregate, cross_entropy, local_phase, pure, start
-from fedlit.run import Run, federate
+from fedlit.batches import Batches, cross_entropy
+from fedlit.round import local_phase
+from fedlit.server import aggregate
+from fedlit.state import pure, start
+from fedlit.result import Run
+from fedlit.run import federate
 
 STEPS = Local(lr=.1, momentum=.9, weight_decay=.01) # of fed.train
 ALL, HARD = fed.METHODS + fed.SUMS, MOON() + FedBN() + FedAvgM()

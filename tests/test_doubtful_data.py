@@ -8,7 +8,9 @@ from fedlit.data import AutoAugment, Flip, Task, _folders, _pictures, load
 from fedlit.methods import FedAvg
 from fedlit.models import build, wrap
 from fedlit.partition import by_domain, by_owner, dirichlet, dirichlet_mixture, iid
-from fedlit.run import Local, Run, federate
+from fedlit.local import Local
+from fedlit.result import Run
+from fedlit.run import federate
 from test_hub import hub
 
 DIGITS = load('digits').subset(200, test=50)

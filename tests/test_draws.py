@@ -7,8 +7,10 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
 from fedlit.models import build, wrap
 from fedlit.partition import dirichlet, iid
-from fedlit.round import Local, start
-from fedlit.run import Run, federate, federating
+from fedlit.local import Local
+from fedlit.state import start
+from fedlit.result import Run
+from fedlit.run import federate, federating
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -150,7 +152,7 @@ def test_dropout_on_two_ranks(tmp_path):
 def test_augmentation_does_not_depend_on_who_else_takes_part():
     from dataclasses import replace
     from fedlit.data import Crop, Flip
-    from fedlit.run import batches_of
+    from fedlit.batches import batches_of
     task, local = replace(TASK, augment=(Crop(2), Flip())), Local(epochs=1, batch_size=16)
     both, one = (batches_of(task, CLIENTS, [0, 1], local),
                  batches_of(task, CLIENTS, [min((0, 1), key=lambda k: len(CLIENTS[k]))], local))

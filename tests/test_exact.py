@@ -8,7 +8,11 @@ from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedNova, FedProx, FedRolex
 from fedlit.methods.depthfl import mutual
 from fedlit.methods.submodels import top
 from fedlit.parse import method as parse
-from fedlit.round import Batches, Local, aggregate, fed_round, recompute, start
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.server import aggregate, recompute
+from fedlit.state import start
 
 class One(nn.Module):
     "A network that is one number."

@@ -9,8 +9,9 @@ from fedlit.engine.files import (Damaged, fetch, forget, last, newest, read_json
 from fedlit.methods import FedAvgM, MOON
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
-from fedlit.run import FORMAT, Run, federate
+from fedlit.local import Local
+from fedlit.result import FORMAT, Run
+from fedlit.run import federate
 
 TASK = load('digits').subset(120, test=40)
 CLIENTS = iid(TASK.y_train, 4, seed=0)

@@ -13,8 +13,11 @@ import fedlit.flower as ff
 from fedlit.data import load
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import Local, fed_round
-from fedlit.run import Run, batches_of, federate
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.batches import batches_of
+from fedlit.result import Run
+from fedlit.run import federate
 
 SITES, LOCAL = [{'partition-id': k} for k in range(4)], Local(epochs=2, batch_size=32)
 

@@ -5,8 +5,10 @@ from torch import nn
 from torch.nn import functional as F
 from fedlit.data import Task, load
 from fedlit.methods import DeCov, FedAvg, FedAvgM, FedBN, FedDecorr, FedProx, HeteroFL, MOON, SCAFFOLD
-from fedlit.round import Local, batches_of
-from fedlit.run import draw_clients, federate
+from fedlit.batches import batches_of
+from fedlit.local import Local
+from fedlit.participation import draw_clients
+from fedlit.run import federate
 from federation import gap
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')] # of what cannot be stacked, and of rounding

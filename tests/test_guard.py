@@ -9,9 +9,13 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import Batches, Local, aggregate, local_phase, pure, start
-from fedlit.state import State
-from fedlit.run import Run, federate
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import local_phase
+from fedlit.server import aggregate
+from fedlit.state import State, pure, start
+from fedlit.result import Run
+from fedlit.run import federate
 from fedlit.tree import rows
 from federation import CLIENTS, METHODS, PROXY, SIZES, batches, gap, model, who
 

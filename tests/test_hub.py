@@ -6,7 +6,7 @@ from fedlit.data import Task, load
 from fedlit.methods import FedAvg
 from fedlit.models import build
 from fedlit.partition import by_flower, by_owner, dirichlet, heterogeneity
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.run import federate
 
 DIGITS = load('digits')

@@ -6,14 +6,15 @@ from torch import nn
 from fedlit import methods
 from fedlit.engine.inputs import best_device
 from fedlit.data import Flip, Task, load
-from fedlit.local import Adam, Decay, Rates
+from fedlit.local import Adam, Decay, Local, Rates
 from fedlit.methods import FedAvg, FedBN, FedDecorr, HeteroFL, MOON
 from fedlit.models import build, unwrap, wrap
 from fedlit.parse import known
 from fedlit.partition import by_flower, dirichlet, iid
-from fedlit.round import PADDED, Local, plan
+from fedlit.batches import PADDED, plan
 from fedlit import run as runs
-from fedlit.run import Run, federate
+from fedlit.result import Run
+from fedlit.run import federate
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, 10, .5, seed=0)

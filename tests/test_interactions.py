@@ -9,7 +9,8 @@ from fedlit.engine.files import shipped
 from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
 from fedlit.papers.evidence import interval, sign_flips
 from fedlit.papers.interactions import Interactions, fewest, interactions, sums
-from fedlit.run import Local, compare
+from fedlit.local import Local
+from fedlit.run import compare
 
 A, B, C = FedProx(mu=.1), FedDecorr(), FedProx(mu=1.)
 QUICK = dict(rounds=1, local=Local(epochs=1, batch_size=64), progress=False,

@@ -8,7 +8,11 @@ from fedlit.method import Method, Sum
 from fedlit.methods import DeCov, DepthFL, FedAvg, FedBN, FedCAC, FedProx, FedDecorr, HeteroFL, MOON, FedAvgM, SCAFFOLD
 from fedlit.parse import known, method as parse
 from fedlit.methods.submodels import coverage
-from fedlit.round import Batches, Local, aggregate, fed_round, groups, local_phase, plan, start
+from fedlit.batches import Batches, groups, plan
+from fedlit.local import Local
+from fedlit.round import fed_round, local_phase
+from fedlit.server import aggregate
+from fedlit.state import start
 from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
                         Net, batches, gap, model, train, who)
 

@@ -13,8 +13,10 @@ from fedlit.methods import (FedALA, FedAvg, FedBN, FedDSE, FedDyn, FedNova, FedP
                             SCAFFOLD)
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import fed_round, local_phase, start
-from fedlit.run import Run, federate, federating
+from fedlit.round import fed_round, local_phase
+from fedlit.state import start
+from fedlit.result import Run
+from fedlit.run import federate, federating
 from fedlit.tree import leaves
 
 TASK = load('digits').subset(240, seed=0)
@@ -250,7 +252,7 @@ def test_the_kept_state_belongs_to_the_client(tmp_path):
     trained(rounds=3, checkpoint=file, **asked)
     again = trained(rounds=5, checkpoint=file, **asked)
     assert same(whole, again) and torch.equal(taken, again.state.client['optimizer']['.steps'][:])
-    from fedlit.run import draw_clients
+    from fedlit.participation import draw_clients
     asked = [sum(k in draw_clients(5, .4, 0, r) for r in range(5)) for k in range(5)]
     per = [len([b for b in c.split(16) if len(b) > 1]) for c in map(torch.as_tensor, CLIENTS)]
     assert taken.tolist() == [n*m for n, m in zip(asked, per)]

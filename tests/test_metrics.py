@@ -12,9 +12,10 @@ from fedlit.method import FedAvg
 from fedlit.methods import DP, FedBN, FedPer, HeteroFL
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit import run as running
-from fedlit.run import Federation, Run, Simulation, compare, federate, federating
+from fedlit.result import Run
+from fedlit.run import Federation, Simulation, compare, federate, federating
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)

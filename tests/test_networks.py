@@ -8,8 +8,10 @@ from torch.utils.checkpoint import checkpoint
 from fedlit.data import load
 from fedlit.methods import DepthFL, FedAvg, FedBN, FedPer, HeteroFL, MOON, SCAFFOLD # noqa: F401
 from fedlit.partition import iid
-from fedlit.round import Local, cross_entropy
-from fedlit.run import Run, federate
+from fedlit.batches import cross_entropy
+from fedlit.local import Local
+from fedlit.result import Run
+from fedlit.run import federate
 
 TASK = load('digits').subset(120, test=40)
 CLIENTS = iid(TASK.y_train, 4, seed=0)

@@ -7,9 +7,9 @@ from fedlit.engine.files import read_tensors, write_tensors
 from fedlit.methods import FedAvg, FedPara, FedPer, MOON
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.result import BESIDE, FORMAT, LONG
-from fedlit.round import Local
-from fedlit.run import Run, federate
+from fedlit.result import BESIDE, FORMAT, LONG, Run
+from fedlit.local import Local
+from fedlit.run import federate
 from test_files import needs_fork
 
 TASK = load('digits').subset(120, test=40)

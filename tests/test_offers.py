@@ -1,10 +1,13 @@
 "A real round offers to every hook what the table of `fedlit.vocabulary` says, and nothing else."
 import inspect, re
 import pytest, torch
+import fedlit.methods
 from federation import model
 from fedlit.laws import small
 from fedlit.method import Method
-from fedlit.round import deployed, fed_round, start
+from fedlit.round import fed_round
+from fedlit.server import deployed
+from fedlit.state import start
 from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
@@ -60,6 +63,20 @@ def test_outside_of_training_use_gets_what_a_method_can_rely_on():
 def test_every_row_says_what_it_is(name):
     row = OFFERS[name]
     assert set(row.hooks) <= set(HOOKS) and row.shape and len(row.meaning) > 8
+
+@pytest.mark.parametrize('hook', HOOKS)
+def test_every_hook_has_an_example_a_neutral_version_and_names_that_there_are(hook):
+    row = HOOKS[hook]
+    method = getattr(fedlit.methods, row.example.split()[0])
+    assert getattr(method, hook) is not getattr(Method, hook) # it overrides what is neutral
+    assert set(row.asks.split()) <= set(OFFERS) and row.where in ('start', 'client', 'step', 'server', 'between')
+
+def test_a_hook_without_a_row_is_refused():
+    with pytest.raises(TypeError, match='rest is not a hook'):
+        type('Mine', (Method,), {'rest': lambda self: 0})
+
+def test_every_name_is_offered_to_a_hook():
+    assert [n for n, o in OFFERS.items() if not o.hooks] == []
 
 def test_a_wrong_name_is_answered_by_the_table():
     for hook, name, said in (('grad', 'logits', "'logits' is offered to output, loss"),

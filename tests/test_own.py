@@ -10,9 +10,11 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
-from fedlit.round import Local, cross_entropy
+from fedlit.batches import cross_entropy
+from fedlit.local import Local
 from fedlit import result
-from fedlit.run import Run, federate, federating
+from fedlit.result import Run
+from fedlit.run import federate, federating
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -63,7 +65,7 @@ def one(hook, signature, answer, **others):
      r'Mine.loss returned a tensor of shape \(\d+,\), but it must return a number'),
     ('grad', 'grads', 'None', 'Mine.grad returned None, but it must return a dictionary with the names of `grads`'),
     ('grad', 'grads', "{'head.weight': grads['head.weight']}",
-     'Mine.grad returned a dictionary with head.weight, but it must'),
+     'Mine.grad returned nothing for body.1.bias and 4 more; begin with '),
     ('use', 'params', 'None', 'Mine.use returned None, but it must return a dictionary'),
     ('output', 'logits', 'None', 'Mine.output returned None, but it must return a tensor'),
     ('done', 'client', 'client', 'Mine.done returned .*, but it must return two dictionaries'),
@@ -72,7 +74,7 @@ def one(hook, signature, answer, **others):
      r"let init\(self, params\) return params, \{\}, dict\(n=...\)"),
     ('merge', 'delta, server', 'delta', 'Mine.merge returned .*, but it must return two dictionaries'),
     ('merge', 'delta, server', "({'head.weight': delta['head.weight']}, server)",
-     'Mine.merge returned no step for body.1.bias'),
+     'Mine.merge returned nothing for body.1.bias'),
     ('weigh', 'weights', 'None', 'Mine.weigh returned None, but it must return'),
     ('weigh', 'weights', 'weights.sum()', 'Mine.weigh returned .*, but it must return'),
     ('init', 'params', 'params', 'Mine.init returned .*, but it must return three dictionaries'),
@@ -120,8 +122,8 @@ def test_another_process_finds_the_class(tmp_path):
                                     '    lam: float = .1\n'
                                     '    def loss(self, features): return self.lam*features.square().mean()\n')
     code = (f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-            f"from fedlit.data import load; from fedlit.run import *; from fedlit.models import build; "
-            f"from fedlit.partition import iid; from fedlit.round import Local\n")
+            "from fedlit.data import load; from fedlit.models import build; from fedlit.local import Local; "
+            "from fedlit.partition import iid; from fedlit.result import Run; from fedlit.run import federate\n")
     train = code + (f"import mine; t = load('digits').subset(60, seed=0); "
                     f"federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), mine.Own(), 1, Local(epochs=1), "
                     f"progress=False, checkpoint={str(tmp_path/'run')!r})")
@@ -242,7 +244,7 @@ from fedlit.data import Crop, load
 from fedlit.run import federate
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.methods import FedAvg
 def rss(): return int(open('/proc/self/statm').read().split()[1])*4096/2**20
 t = load('digits').subset(60, seed=0)
@@ -263,7 +265,7 @@ from fedlit.data import Task, load
 from fedlit.methods import FedAvg
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.run import federate
 def go(path, rounds):
     task = load('digits')

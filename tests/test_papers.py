@@ -7,8 +7,8 @@ from fedlit.data import load
 from fedlit.local import SGD, Local
 from fedlit.methods import SOLO, FedAvg
 from fedlit.models import build
-from fedlit.papers.catalogue import CATALOGUE, plan, select
-from fedlit.papers.entries import SCALES, found_rows, judged, row_name, whole
+from fedlit.papers.catalogue import plan
+from fedlit.papers.entries import CATALOGUE, SCALES, found_rows, judged, row_name, select, whole
 from fedlit.papers.settings import address
 from fedlit.run import federate
 

@@ -5,7 +5,7 @@ from torch import nn
 from fedlit.data import Task, load
 from fedlit.methods import FedAvg, FedPer, MOON
 from fedlit.models import freeze, unwrap, wrap
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.run import federate
 
 def large(x): return x.repeat(1, 3, 1, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)

@@ -6,7 +6,9 @@ from fedlit.engine.axes import find_axes
 from fedlit.method import Method
 from fedlit.methods import FedAvg, HeteroFL, MOON
 from fedlit.models import build
-from fedlit.round import Local, State, cross_entropy, fed_round, start # noqa: F401
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 from test_draws import Drop
 from test_networks import EXECUTORS, TASK, go, same
 
@@ -113,7 +115,7 @@ MEMORY = '''if True:
     from fedlit.methods import FedAvg
     from fedlit.models import build
     from fedlit.partition import iid
-    from fedlit.round import Local
+    from fedlit.local import Local
     from fedlit.run import federate, federating
     task = load('digits').subset(40, test=10)
     clients, kw = iid(task.y_train, 2, seed=0), dict(local=Local(epochs=1, momentum=0.), progress=False)

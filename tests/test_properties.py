@@ -15,8 +15,10 @@ from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
 from fedlit.parse import ParseError, known, method as parse
 from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity, iid,
                               match, shards)
-from fedlit.round import Local, State, aggregate, start
-from fedlit.run import Run
+from fedlit.local import Local
+from fedlit.server import aggregate
+from fedlit.state import State, start
+from fedlit.result import Run
 from fedlit.engine.table import Store, Table
 from fedlit.tree import flatten
 

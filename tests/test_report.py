@@ -8,13 +8,13 @@ from fedlit.cli import main
 from fedlit.data import load
 from fedlit.engine.guard import Guard
 from fedlit.measure import effective_rank, evaluate, features_of, spectrum
-from fedlit.local import Between, Cosine, Decay, Schedule, Warmup
+from fedlit.local import Between, Cosine, Decay, Local, Schedule, Warmup
 from fedlit.methods import FedALA, FedAvg, FedPer, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.models import build
 from fedlit.participation import BySize, Participation, PowerOfChoice, RoundRobin
 from fedlit.partition import dirichlet
-from fedlit.round import Local
-from fedlit.run import Run, federate, tests_of as own_tests
+from fedlit.result import Run, tests_of as own_tests
+from fedlit.run import federate
 from fedlit.tree import flatten
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>'

@@ -7,10 +7,10 @@ from fedlit.method import FedAvg, Method
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
-from fedlit.round import Local
-from fedlit.participation import PowerOfChoice
-from fedlit.run import (FORMAT, Alone, Federation, Run, Simulation, choose_executor, draw_clients, federate,
-                        federating)
+from fedlit.local import Local
+from fedlit.participation import PowerOfChoice, draw_clients
+from fedlit.result import FORMAT, Run
+from fedlit.run import Alone, Federation, Simulation, choose_executor, federate, federating
 from fedlit.state import start
 
 TASK = load('digits')
@@ -115,8 +115,8 @@ def test_warnings_point_at_the_users_line(tmp_path):
 def faults(held):
     "Page faults of ten tensors of 40 MB, one after the other, in a process of its own."
     code = """if True:
-        import resource, sys, torch
-        from fedlit.run import hold_memory, release_memory
+        import resource, sys, torch, fedlit.run
+        from fedlit.engine.memory import hold_memory, release_memory
         if sys.argv[1] == 'True': hold_memory()
         count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(2): torch.ones(10**7)

@@ -9,7 +9,8 @@ from fedlit.methods import (
     FedRoD, LGFedAvg, StructuredDeCov)
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.run import Federation, Local, Simulation, federate
+from fedlit.local import Local
+from fedlit.run import Federation, Simulation, federate
 
 TASK = load('digits').subset(120, seed=0, test=40)
 CLIENTS = iid(TASK.y_train, 2)

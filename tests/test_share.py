@@ -13,8 +13,9 @@ from fedlit.methods import APFL, Ditto, FedALA, FedDecorr, FedPer, FedPara, MOON
 from fedlit.participation import RoundRobin
 from fedlit.models import build, rebuild, wrap
 from fedlit.partition import dirichlet
-from fedlit.round import Local
-from fedlit.run import Run, federate
+from fedlit.local import Local
+from fedlit.result import Run
+from fedlit.run import federate
 
 DIGITS = load('digits')
 TASK = Task('digits of mine', DIGITS.x_train, DIGITS.y_train, DIGITS.x_test, DIGITS.y_test, 10, mean=(.3,), std=(.4,),

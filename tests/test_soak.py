@@ -3,7 +3,7 @@ import os, signal, statistics, subprocess, sys, time
 import pytest
 from fedlit.cli import main
 from fedlit.engine.files import read_tensors
-from fedlit.run import FORMAT
+from fedlit.result import FORMAT
 from soak import soak
 
 ROUNDS = 1000 if os.environ.get('FEDLIT_SOAK') else 120

@@ -109,7 +109,8 @@ def test_a_class_of_which_more_would_have_to_be_known_has_no_outline(monkeypatch
 
 def test_entries_and_files_are_told_in_the_same_words(monkeypatch):
     from fedlit import cli, laws
-    from fedlit.papers.catalogue import CATALOGUE, entries
+    from fedlit.papers.catalogue import entries
+    from fedlit.papers.entries import CATALOGUE
     from fedlit.parse import listed
     assert sorted(listed('entries')) == sorted(CATALOGUE)
     for asked in ['nothing'], ['all', 'moon/fig99'], ['moon', 'collapse', 'feddecorr/tabel1'], ['x'*40]:

@@ -6,8 +6,10 @@ from fedlit.data import load
 from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import Local, deployed
-from fedlit.run import Run, federate
+from fedlit.local import Local
+from fedlit.server import deployed
+from fedlit.result import Run
+from fedlit.run import federate
 from fedlit.engine.table import Row, Store, Table, pack, unpack
 from fedlit.tree import flatten, put, rows, unflatten
 
@@ -189,7 +191,9 @@ from fedlit.data import load
 from fedlit.method import FedAvg
 from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 torch.set_num_threads(1)
 task = load('digits')
 model = build('mlp', task, hidden=(128,), features=64)

@@ -10,7 +10,10 @@ from fedlit.engine.ragged import fills
 from fedlit.method import Method, wants
 from fedlit.methods import DeCov, FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
-from fedlit.round import Batches, Local, cross_entropy, fed_round, start
+from fedlit.batches import Batches, cross_entropy
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 from fedlit.run import federate, federating
 from fedlit.engine.tape import Tapes, record
 from fedlit.tree import flatten

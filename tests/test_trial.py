@@ -2,7 +2,7 @@
 import copy, random, warnings
 import numpy as np, pytest, torch
 from torch import nn
-from fedlit.batches import Local
+from fedlit.local import Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
 from fedlit.method import Method

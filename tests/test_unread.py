@@ -4,7 +4,7 @@ import pytest, torch
 from fedlit.engine import files
 from fedlit.engine.files import (Damaged, last, newest, pack, read_json, read_tensors, result, write_file, write_json,
                                  write_tensors)
-from fedlit.run import Run
+from fedlit.result import Run
 from test_files import content, go, needs_fork
 
 posix = pytest.mark.skipif(os.name == 'nt', reason='permissions, locks and pipes of POSIX')

@@ -16,8 +16,11 @@ from fedlit.measure import evaluate, features_of
 from fedlit.method import Method
 from fedlit.methods import (FedALA, FedAvg, FedBN, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg, SCAFFOLD)
 from fedlit.participation import PowerOfChoice
-from fedlit.round import Local, batches_of, recompute
-from fedlit.run import Run, federate, federating
+from fedlit.batches import batches_of
+from fedlit.local import Local
+from fedlit.server import recompute
+from fedlit.result import Run
+from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.tree import leaves
 

@@ -5,8 +5,10 @@ from fedlit.methods import (FedAvg, FedAvgM, FedBN, FedCAC, FedDecorr, FedDyn, F
                             SCAFFOLD)
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import Local
-from fedlit.run import Federation, Run, draw_clients, federate, federating
+from fedlit.local import Local
+from fedlit.participation import draw_clients
+from fedlit.result import Run
+from fedlit.run import Federation, federate, federating
 from fedlit.tree import flatten, leaves
 
 TASK = load('digits')

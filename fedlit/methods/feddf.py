@@ -9,7 +9,9 @@ __all__ = ['ensemble', 'distill', 'unlabelled', 'FedDF', 'feddf_round']
 import torch, torch.nn.functional as F
 from dataclasses import replace
 from ..method import Method, FedAvg, require
-from ..round import local_phase, aggregate, pure
+from ..round import local_phase
+from ..server import aggregate
+from ..state import pure
 
 # %% ../../nbs/methods/60_feddf.ipynb #e3ebbb88
 def ensemble(

@@ -10,7 +10,7 @@ import torch
 from ..engine.axes import watched
 from ..method import Method, require
 from .submodels import SubModel, uniform
-from ..round import holders
+from ..server import holders
 
 # %% ../../nbs/methods/56_feddse.ipynb #fee5f7de
 def activity(

@@ -7,7 +7,7 @@ __all__ = ['FedDyn']
 
 # %% ../../nbs/methods/21_feddyn.ipynb #115ec27b
 from ..method import Method, require
-from ..round import holders
+from ..server import holders
 from ..tree import zeros
 
 # %% ../../nbs/methods/21_feddyn.ipynb #faf59270

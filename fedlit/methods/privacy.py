@@ -15,10 +15,10 @@ from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from ..engine.messages import point, warn
 from ..local import is_number, is_whole
-from ..method import HOOKS, Method, asks_for, overrides, require
+from ..method import Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
 from ..tree import finest, sqnorm, tmap
-from ..vocabulary import OFFERS, SERVER
+from ..vocabulary import HOOKS, OFFERS, SERVER
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000e
 def clipped(

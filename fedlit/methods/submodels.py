@@ -10,7 +10,7 @@ import torch
 from dataclasses import field
 from ..local import is_number
 from ..method import Method, require
-from ..round import holders
+from ..server import holders
 from ..tree import finest, sqnorm
 
 # %% ../../nbs/methods/50_submodels.ipynb #1c83d0b9

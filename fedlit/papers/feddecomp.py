@@ -15,7 +15,7 @@ from .entries import bases, cross, entry, grid, in_other_ways, in_proportion
 from .feddecorr import DECORR, FIVE_SEEDS
 from .settings import Setting
 from ..parse import method as parse
-from ..round import Local
+from ..local import Local
 
 # %% ../../nbs/papers/feddecomp.ipynb #5ce3cb16
 _decomp = Setting(task='cifar10', recipe='feddecomp', model='feddecomp_resnet8', options=(),

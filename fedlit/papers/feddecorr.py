@@ -23,7 +23,7 @@ from .entries import (SEEDS, alphas, bases, cross, differently, entry, grid, hol
 from .evidence import mean_and_margin
 from .settings import Setting
 from ..parse import method as parse
-from ..round import Local
+from ..local import Local
 
 # %% ../../nbs/papers/feddecorr.ipynb #05d2db8b
 _sgd = Local(epochs=10, batch_size=64, lr=.01, momentum=.9, weight_decay=1e-4)

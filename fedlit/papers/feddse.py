@@ -22,7 +22,7 @@ from .entries import entry, grid, holding, in_other_ways, in_proportion, setting
 from .feddecorr import FIVE_SEEDS
 from .settings import Setting
 from ..parse import method as parse
-from ..round import Local
+from ..local import Local
 
 # %% ../../nbs/papers/feddse.ipynb #ec1bbb2c
 TRIM, RATES = 'Scaler() + MaskedCE() + Clip()', (1., .5, .25, .125, .0625)

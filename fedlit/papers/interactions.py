@@ -21,7 +21,8 @@ from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..partition import dirichlet
-from ..run import Local, federate, file_of
+from ..local import Local
+from ..run import federate, file_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(

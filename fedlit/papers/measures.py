@@ -12,15 +12,20 @@ import numpy as np, torch
 from contextlib import contextmanager
 from dataclasses import replace
 from torch import nn
-from ..engine.axes import extract
+from ..engine.axes import axes_of, extract
 from ..measure import effective_rank, exactly, features_of, local_global_gap, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
 from ..methods.submodels import SubModel, top
 from ..models import build, count, macs
 from ..parse import method as parse
-from ..round import State, aggregate, axes_of, local_phase, pure, recompute, start
-from ..run import WEIGHTING, batches_of, choose_executor, draw_clients, least_batch, there
+from ..round import local_phase
+from ..server import aggregate, recompute
+from ..state import State, pure, start
+from ..batches import batches_of
+from ..engine.inputs import least_batch
+from ..participation import draw_clients
+from ..run import WEIGHTING, choose_executor, there
 
 # %% ../../nbs/papers/measures.ipynb #f298d26b
 def _clip(values, digits=6): return [float(f'{v:.{digits}g}') for v in values]

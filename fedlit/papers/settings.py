@@ -23,8 +23,10 @@ from ..engine.messages import warn
 from ..models import build
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
-from ..round import Local, start
-from ..run import federate, tests_of
+from ..local import Local
+from ..state import start
+from ..result import tests_of
+from ..run import federate
 from ..engine.table import Table
 from ..tree import flatten
 

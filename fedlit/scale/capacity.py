@@ -24,7 +24,11 @@ from ..methods.submodels import uniform
 from ..models import build
 from ..papers.settings import measure_once
 from ..draws import rng
-from ..round import Batches, Local, aggregate, local_phase, pure, start
+from ..batches import Batches
+from ..local import Local
+from ..round import local_phase
+from ..server import aggregate
+from ..state import pure, start
 from ..run import federate, there
 from ..engine.tape import Tapes
 from ..tree import tmap
@@ -75,7 +79,7 @@ def traffic(
     classes,    # int
     clients=5,  # how many to look at: methods with capacities give them to clients by number
     proxy=None, # what the server has, for methods that need it: (M, ...) inputs, or a public set (x, y)
-    statistics='averaged', # as in `fedlit.round.start`
+    statistics='averaged', # as in `fedlit.state.start`
 ) -> pd.DataFrame: # one row a client, in bytes a round: down, up; and between rounds: home, server
     "What travels between the server and each client in a round, and what each of them keeps."
     model, proxy = copy.deepcopy(model).cpu(), there(proxy, 'cpu') # wherever the federation is

@@ -22,7 +22,10 @@ from ..models import build, count, macs
 from ..engine.files import read_json
 from ..papers.settings import measure_once
 from ..engine.axes import axes_of
-from ..round import Batches, Local, local_phase, start
+from ..batches import Batches
+from ..local import Local
+from ..round import local_phase
+from ..state import start
 from ..engine.memory import release_memory
 
 # %% ../../nbs/scale/costs.ipynb #37fa75b9

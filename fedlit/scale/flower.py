@@ -30,12 +30,16 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedlit
 from ..tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import Method, asks_for, server_readers, wants
-from ..round import Batches, Local, aggregate, deployed, local_phase, pure, start
+from ..batches import Batches, batches_of
+from ..local import Local
+from ..round import local_phase
+from ..server import aggregate, deployed
+from ..state import pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_odd, least_batch, prefers_channels_last
 from ..engine.table import memory_budget
 from ..result import Run, resume
-from ..run import WEIGHTING, Federation, Simulation, batches_of, normalised, part_columns
+from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns
 from ..cohort import check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task

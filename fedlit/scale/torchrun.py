@@ -22,7 +22,7 @@ from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
 from ..engine.fingerprint import checksum, form_of, in_words
-from ..round import client_sums
+from ..server import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41
 def balanced(

@@ -4,7 +4,9 @@ from dataclasses import replace
 from fedlit.method import FedAvg, Method
 from fedlit import laws
 from fedlit.methods import FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 from by_hand import EXECUTORS, FULL, W0, X, Y, by_torch, classifier, classify, fit, gap, same, slope
 
 # ---- FedAvgM ----

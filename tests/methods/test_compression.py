@@ -4,7 +4,7 @@ import numpy as np, pytest, torch
 import fedlit.laws as laws
 from fedlit.methods import FedAvg, FedBN, FedPer, FedRolex, HeteroFL, Quantize, SCAFFOLD, TopK
 from fedlit.methods.compression import largest, rounded
-from fedlit.round import Local
+from fedlit.local import Local
 from fedlit.scale.capacity import traffic
 from fedlit.tree import sqnorm, sub
 from by_hand import FULL, W0, X, Y, fit, slope

@@ -7,7 +7,10 @@ from fedlit.methods import DSFL, FedDF, FedET, SOLO
 from fedlit.methods.dsfl import sharpened
 from fedlit.methods.feddf import distill, feddf_round
 from fedlit.methods.fedet import consensus, diversity
-from fedlit.round import Batches, Local, fed_round, pure, start
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import pure, start
 from federation import CLIENTS, PROXY, SIZES, batches, gap, model, train, who
 
 def test_teachers_by_loops():

@@ -2,7 +2,9 @@
 import pytest, torch
 from torch import nn
 from fedlit.methods import FedAvgM, FedDyn, FedProx, HeteroFL, SCAFFOLD
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 from by_hand import FULL, W0, X, Y, Line, fit, slope
 from federation import gap, train
 

@@ -7,7 +7,10 @@ from fedlit.methods import (
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import factors
 from fedlit.models import alexnet_bn
-from fedlit.round import Local, deployed, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.server import deployed
+from fedlit.state import start
 from federation import CLIENTS, SIZES, batches, model, train, who
 
 # ---- FedBN ----

@@ -11,8 +11,11 @@ from fedlit.methods.moon import contrast
 from fedlit.models import build
 from fedlit.parse import method as parse
 from fedlit.partition import dirichlet
-from fedlit.round import Local, fed_round, start
-from fedlit.run import TaskBatches, batches_of, federate
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
+from fedlit.batches import TaskBatches, batches_of
+from fedlit.run import federate
 from fedlit.tree import leaves
 from by_hand import EXECUTORS, batches, by_torch, classifier, classify, gap, same
 

@@ -5,12 +5,15 @@ from dataclasses import replace
 from torch import nn
 from torch.nn import functional as F
 from fedlit.data import load
-from fedlit.local import Adam
+from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
-from fedlit.round import Batches, Local, deployed, fed_round, local_phase, pure, start
+from fedlit.batches import Batches
+from fedlit.round import fed_round, local_phase
+from fedlit.server import deployed
+from fedlit.state import pure, start
 from fedlit.run import federate
 from by_hand import SIZES, batches, classifier, gap
 from federation import train
@@ -420,7 +423,7 @@ def test_begin_is_refused_in_a_sentence_where_it_is_wrong():
         def begin(self, params): return params
     class Remembers(Method):
         def begin(self, params): return params, dict(n=torch.zeros(()))
-    for m, said in ((Half(), 'parameters in which body.bias is too many or missing'),
+    for m, said in ((Half(), 'returned nothing for body.bias and 3 more; begin with {\\*\\*params, ...}'),
                     (One(), 'must return two dictionaries: parameters'),
                     (Remembers(), 'a memory with n, but `init` made none')):
         with pytest.raises(TypeError, match=said): federation(m)
@@ -461,7 +464,7 @@ def test_a_buffer_that_is_not_there_is_refused(hook, signature, answer):
     with pytest.raises(TypeError, match='the buffer nope, which is not there; `init` may return it'):
         federation(space['Mine']())
     exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, 1, 2', space)
-    with pytest.raises(TypeError, match=r'[34] values, but .* dictionar.* of buffers'):
+    with pytest.raises(TypeError, match=r'[34] values \(.*\), but .* of buffers'):
         federation(space['Mine']())
 
 # ---- a hook that its settings leave idle

@@ -14,8 +14,10 @@ from fedlit.methods import (CoordinateMedian, DP, DPSGD, FedAvg, FedAvgM, FedBN,
 from fedlit.methods import privacy
 from fedlit.methods.privacy import clipped, epsilon_of, looks, noise_for, system_normal
 from fedlit.models import freeze
-from fedlit.round import Local, fed_round, local_phase, start, Batches
-from fedlit.state import STATISTICS
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import fed_round, local_phase
+from fedlit.state import STATISTICS, start
 from fedlit.tree import sqnorm, tmap, zeros
 from fedlit.vocabulary import OFFERS
 from by_hand import FULL, W0, X, Y, fit, slope
@@ -218,7 +220,7 @@ class Loud(Method):
     (lambda: DP(at='client') + FedDF(), 'looks at what each client has trained'),
     (lambda: FedAvgM() + DP(), r'write DP\(.*\) \+ FedAvgM'),
     (lambda: DP() + TopK(), r'write TopK\(.*\) \+ DP'),
-    (lambda: DP() + DP(at='client'), 'decide `weigh` alone'),
+    (lambda: DP() + DP(at='client'), 'both decide how updates are protected'),
     (lambda: DPSGD() + DPSGD(noise=2.), 'both decide how gradients are protected'),
     (lambda: MOON() + DPSGD(), 'decide `loss` alone'),
     (lambda: DPSGD() + FedDecorr(), 'decide `loss` alone'),
@@ -381,7 +383,7 @@ def test_epsilon_is_a_column_and_goes_on_after_a_stop(digits, tmp_path):
 
 @counted
 def test_a_client_spends_only_when_it_takes_part(digits):
-    from fedlit.run import draw_clients
+    from fedlit.participation import draw_clients
     took, most = [0]*8, []
     for r in range(3):
         for k in draw_clients(8, .25, 0, r): took[k] += 1

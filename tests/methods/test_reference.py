@@ -7,8 +7,9 @@ from fedlit.methods import SOLO, FedAvg, FedAvgM, FedProx
 from fedlit.models import build
 from fedlit.parse import method as parse
 from fedlit.partition import dirichlet
-from fedlit.round import Local
-from fedlit.run import batches_of, centralised, federate
+from fedlit.local import Local
+from fedlit.batches import batches_of
+from fedlit.run import centralised, federate
 from by_hand import EXECUTORS, SIZES, batches, by_torch, classifier, classify, gap
 
 # ---- FedAvg ----

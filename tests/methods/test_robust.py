@@ -4,7 +4,9 @@ from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.methods import (
     CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO, TrimmedMean)
-from fedlit.round import Local, aggregate, start
+from fedlit.local import Local
+from fedlit.server import aggregate
+from fedlit.state import start
 from fedlit.tree import rows
 from federation import train
 
@@ -119,7 +121,7 @@ def test_parts_are_asked_from_left_to_right():
 
 @pytest.mark.parametrize('bad,said', [
     (lambda d, w: d, 'two things'),
-    (lambda d, w: ({}, w), 'changes of other tensors than it got'),
+    (lambda d, w: ({}, w), 'nothing for weight; begin with'),
     (lambda d, w: ({k: v[0] for k, v in d.items()}, w), 'a row for each weight'),
     (lambda d, w: (d, w[:2]), 'a row for each weight'),
     (lambda d, w: (d, 1.), 'a row for each weight')])

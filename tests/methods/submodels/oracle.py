@@ -3,7 +3,9 @@ entry is averaged over the clients that had it. Plain tensors; of fedlit only `t
 import torch, torch.nn.functional as F
 from math import ceil
 from torch import nn
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 
 INPUTS, HIDDEN, CLASSES = 3, (8, 5), 4
 CLIENTS, STEPS, SAMPLES = 3, 4, 6

@@ -5,7 +5,9 @@ from torch.nn import functional as F
 from fedlit.methods import DepthFL, FedDyn, HeteroFL, MaskedCE
 from fedlit.methods.depthfl import Exits, exits_cnn, exits_cnn4, exits_mlp, exits_resnet18, mutual, ramp
 from fedlit.models import cnn4, count
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 from federation import gap
 
 CLIENTS, LEVELS = 8, (3, 3, 1, 2)       # two clients of each level, in this order

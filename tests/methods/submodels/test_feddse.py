@@ -4,7 +4,10 @@ from functools import partial
 from fedlit.engine.axes import find_axes, watch
 from fedlit.methods import FedDSE, OldCounts
 from fedlit.methods.feddse import activity
-from fedlit.round import Batches, Local, fed_round, local_phase, start
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import fed_round, local_phase
+from fedlit.state import start
 from federation import CLIENTS, COUNTS, K, SIZES, Net, batches, gap, model, train, who
 from scores import TwoLayers, by_batch, highest, kept, network
 

@@ -6,7 +6,10 @@ from fedlit.engine.axes import find_axes, watch
 from fedlit.methods import FedGSE
 from fedlit.methods.fedgse import sensitivity, similar_data
 from fedlit.methods.submodels import uniform
-from fedlit.round import Batches, Local, fed_round, local_phase, start
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import fed_round, local_phase
+from fedlit.state import start
 from federation import CLIENTS, SIZES, Net, batches, gap, model, train, who
 from scores import TwoLayers, highest, kept, network
 

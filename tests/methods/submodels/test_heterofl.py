@@ -10,7 +10,11 @@ from fedlit.engine.axes import extract, find_axes
 from fedlit.method import FedAvg
 from fedlit.methods import Clip, HeteroFL, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build
-from fedlit.round import Batches, Local, aggregate, fed_round, local_phase, start
+from fedlit.batches import Batches
+from fedlit.local import Local
+from fedlit.round import fed_round, local_phase
+from fedlit.server import aggregate
+from fedlit.state import start
 from federation import Net, gap, train
 from oracle import BY_DATA, UNIFORM, differ, nested, perceptron, trained, written_out
 

@@ -5,7 +5,9 @@ from types import SimpleNamespace
 from fedlit.engine.axes import along, extract, find_axes, masked, masks
 from fedlit.methods import Clip, FedDecorr, HeteroFL, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build
-from fedlit.round import Local, fed_round, start
+from fedlit.local import Local
+from fedlit.round import fed_round
+from fedlit.state import start
 from oracle import OWNED, UNIFORM, differ, logits, nested, perceptron, trained, written_out
 
 THREE = (1., .5, .25)
