@@ -404,7 +404,7 @@ def save_model(self:Run, path, client=None):
 def _about(self:Run, client):
     "What a card says, see `fedlit.engine.card.card`."
     own, last = type(self.network(client)), self.last
-    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint')}
+    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
     return dict(method=repr(self.method), rounds=self.state.round, client=client, settings=s,
                 own=None if isinstance(s.get('model'), dict) else own.__name__,
                 input=self.settings.get('input'), labels=self.settings.get('labels'),
@@ -469,7 +469,8 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, beside the one be
 # %% ../nbs/15_result.ipynb #093b1d83
 TREES = 'params', 'buffers', 'server', 'client', 'personal'
 _KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict)
-_SETTINGS = dict(labels=list, local=dict, metrics=list, input=dict, fingerprint=dict) # each may be None as well
+# each may be None as well
+_SETTINGS = dict(labels=list, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
 
 def _check_kinds(header):
     "Refuse a header whose entries are not of their kinds."
@@ -604,7 +605,7 @@ def load_run(
 # %% ../nbs/15_result.ipynb #46ffccc3
 # may differ when a run goes on
 FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'machine', 'torch', 'python',
-        'fedlit', 'metrics', 'labels')
+        'fedlit', 'metrics', 'labels', 'setting')
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."

@@ -37,11 +37,12 @@ from .engine.guard import UNIT, Guard, check_clients, check_server, client_colum
 from .measure import feature_layer, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
 from .engine.extract import try_cut
-from .parse import list_seeds
+from .parse import list_seeds, method as parse
 from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
+from .setting import Setting, parts_of, plain as in_words
 from .state import pure, start
 from .engine.tape import Tapes, no_compiler
 from .tree import told
@@ -98,9 +99,22 @@ def fields_like(
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation(make_dataclass('Request', fields_like(federate), frozen=True, eq=False, repr=False)):
     "What is asked of a federation: a value with the arguments of `federate` as its fields."
+    setting: Setting = None # in words, where it was made from such; a run writes it down
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
                 f"{self.rounds} rounds of {self.method!r}")
+
+# %% ../nbs/16_run.ipynb #fedofset
+@patch(cls_method=True)
+def of(cls:Federation,
+    setting,                   # Setting
+    root=None, download=False, # where its data are, as for `fedlit.data.load`
+    **given,                   # for `federate`
+) -> Federation:
+    "The federation that a setting describes."
+    same = ('rounds', 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision', 'without')
+    said = dict({k: getattr(setting, k) for k in same}, method=parse(setting.method), setting=setting)
+    return cls(**{**parts_of(setting, root, download), **said, **given})
 
 # %% ../nbs/16_run.ipynb #ba303327
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -361,7 +375,8 @@ def versions(
 def settings(self:Simulation, executor):
     "What a run of this simulation writes down; `executor` by the name that it is known by."
     a, sizes = self.asked, self.lengths
-    measured = dict(metrics=list(a.metrics)) if a.metrics else {}
+    more = dict(metrics=list(a.metrics)) if a.metrics else {}
+    if a.setting: more['setting'] = in_words(a.setting)
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
                 clients=len(sizes), sizes=sizes, rounds=a.rounds, local=a.local.plain(),
                 participation=plain(a.participation), seed=a.seed, executor=executor, device=a.device,
@@ -370,7 +385,7 @@ def settings(self:Simulation, executor):
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests),
-                **noted_of(self.task), **measured)
+                **noted_of(self.task), **more)
 
 # %% ../nbs/16_run.ipynb #c1af3153
 @patch

@@ -629,7 +629,8 @@ def _settings(f):
                if isinstance(model, dict) else model)
     first = dict(method=f['method'], network=network, task=s.get('task'))
     local = {'local training': ', '.join(f'{k}={v}' for k, v in (s.get('local') or {}).items())}
-    rest = {k: v for k, v in s.items() if k not in ('model', 'task', 'local', 'sizes', 'fingerprint', 'asked')}
+    elsewhere = 'model', 'task', 'local', 'sizes', 'fingerprint', 'setting', 'asked'
+    rest = {k: v for k, v in s.items() if k not in elsewhere}
     known = {k: v for k, v in (s.get('fingerprint') or {}).items() if isinstance(v, str)}
     rows = [*first.items(), *local.items(), *rest.items(), *known.items()]
     return table(['', ''], [[k.replace('_', ' '), str(v)] for k, v in rows if v not in (None, '')])
