@@ -84,9 +84,10 @@ def plain(s):
 def _tuples(v): return tuple(map(_tuples, v)) if isinstance(v, list) else v
 
 def read_setting(
-    said, # what `plain` wrote
+    said, # what `plain` wrote; what is not there has its default
 ) -> Setting:
     "The setting that was written."
+    said = {**plain(Setting()), **said}
     made = dict(said, local=local(**said['local']), participation=value(said['participation']))
     return Setting(**{k: _tuples(v) for k, v in made.items()})
 
