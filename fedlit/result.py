@@ -123,6 +123,11 @@ def report(self:Run, path, **given):
     return _later('report', 'report')(self, path, **given)
 
 @patch
+def federation(self:Run, task=None, clients=None, **given):
+    "What was asked, to be asked again: `fedlit.after.without.federation`."
+    return _later('without', 'federation')(self, task, clients, **given)
+
+@patch
 def without(self:Run, client, **given):
     "The same run without a client, or several, and what changed: `fedlit.after.without.without`."
     return _later('without', 'without')(self, client, **given)

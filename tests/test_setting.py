@@ -8,7 +8,7 @@ from fedlit.local import Between, Cosine, Local
 from fedlit.models import build
 from fedlit.papers import settings
 from fedlit.participation import BySize
-from fedlit.run import Federation, federate
+from fedlit.run import Federation, Run, federate
 from fedlit.setting import PARTITIONS, Setting, call, parts_of, plain, read_setting, written
 
 VARIED = [Setting(), Setting('MOON() + FedDecorr()', options=(), without=(3, 1), participation=BySize(.5)),
@@ -45,6 +45,18 @@ def test_every_partition_may_have_images_withheld_from_it(name):
     order = torch.randperm(len(made['task'].y_train), generator=torch.Generator().manual_seed(0))
     assert not {*order[:30].tolist()} & {int(i) for c in made['clients'] for i in c} and len(made['proxy']) == 30
     if name not in ('dirichlet_mixture', 'classes_per_client'): assert sum(map(len, made['clients'])) == len(order) - 30
+
+def test_a_run_from_a_file_knows_its_federation(tmp_path):
+    s = Setting('SCAFFOLD()', rounds=2, local=Local(epochs=.2), clients=4, without=(1,), participation=.5, seed=2)
+    first = Federation.of(s, device='cpu', progress=False, evaluate_every=2, bad_clients='skip').run()
+    back = Run.load(first.save(tmp_path/'run.safetensors'))
+    again = back.federation()
+    assert back.asked is None and again.setting == s and again.bad_clients == first.asked.bad_clients
+    assert [getattr(again, k) for k in ('rounds', 'local', 'without', 'evaluate_every')] == [2, s.local, (1,), 2]
+    one, two = again.run(), back.without(3)
+    assert all(torch.equal(v, one.state.params[k]) for k, v in first.state.params.items())
+    assert two.difference == first.without(3).difference
+    assert back.federation(rounds=1).rounds == first.federation(rounds=1).rounds == 1
 
 def test_what_is_given_goes_before_the_words():
     asked = Federation.of(Setting(rounds=3), rounds=1, clients=[torch.arange(5)])

@@ -14,7 +14,7 @@ import base64, hashlib, json, math, re, warnings
 import numpy as np, torch
 from dataclasses import replace
 from html import escape
-from .without import rebuilt
+from .without import federation
 from ..engine.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
@@ -37,7 +37,7 @@ def known(
     "What was asked of a run, as far as a report needs it."
     if run.asked is not None: return replace(run.asked, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
-    asked = rebuilt(run, **{'model': run.model, **given}).checked()
+    asked = federation(run, **{'model': run.model, **given}).checked()
     was, now = run.settings.get('fingerprint', {}), fingerprint(asked.model, asked.task, asked.clients, asked.criterion)
     if differ := unlike({k: was[k] for k in ('partition', 'labels', 'images', 'pixels') if k in was}, now):
         raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
