@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'SHORT', 'BEYOND', 'federate', 'fields_like', 'Federation', 'several',
            'choose_executor', 'draws_numbers', 'normalised', 'there', 'Simulation', 'versions', 'part_columns',
-           'no_one', 'clients_named', 'Alone', 'shield', 'federating', 'file_of', 'compare', 'table', 'centralised',
-           'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory', 'load_run',
-           'records', 'release_memory', 'tests_of', 'writable']
+           'no_one', 'clients_named', 'Alone', 'shield', 'federating', 'file_of', 'trainer', 'compare', 'table',
+           'centralised', 'FORMAT', 'FREE', 'Local', 'Run', 'TaskBatches', 'batches_of', 'draw_clients', 'hold_memory',
+           'load_run', 'records', 'release_memory', 'tests_of', 'writable']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time
@@ -42,7 +42,7 @@ from .engine.fingerprint import fingerprint
 from .result import (FORMAT, FREE, Run, Tester, answered, asked_of, by_name, check_metrics, load_run,
                            noted_of, own_samples, records, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, aggregate, client_sums, deployed, local_phase, recompute
-from .setting import Setting, parts_of, plain as in_words
+from .setting import Setting, parts_of, plain as in_words, task_of
 from .state import pure, start
 from .engine.tape import Tapes, no_compiler
 from .tree import told
@@ -112,9 +112,11 @@ def of(cls:Federation,
     **given,                   # for `federate`
 ) -> Federation:
     "The federation that a setting describes."
+    objects = {k: given[k] for k in ('task', 'clients') if k in given}
     same = ('rounds', 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision', 'without')
-    said = dict({k: getattr(setting, k) for k in same}, method=parse(setting.method), setting=setting)
-    return cls(**{**parts_of(setting, root, download), **said, **given})
+    said = dict({k: getattr(setting, k) for k in same}, setting=None if objects else setting)
+    if 'method' not in given: said['method'] = parse(setting.method)
+    return cls(**{**parts_of(setting, root, download, **objects), **said, **given})
 
 # %% ../nbs/16_run.ipynb #ba303327
 PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
@@ -761,43 +763,50 @@ def file_of(
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/16_run.ipynb #b62042f9
+def trainer(
+    task='digits',  # Task, or words for one, as in a Setting
+    alpha=.5,       # of the Dirichlet partition
+    partition=None, # words for another; or a function (task, clients, seed) -> list of index tensors
+    tests=False,    # has every client test images of its own?
+    **given,        # fields of a Setting, such as clients, model, rounds and local; the others are for `federate`
+):                  # function (method, seed, checkpoint) -> Run
+    "How the runs of a comparison are made: the seed decides partition, first weights and batches."
+    task = task_of(task) if isinstance(task, str) else task
+    own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
+    own['partition'] = partition if isinstance(partition, str) else f'dirichlet(alpha={float(alpha)!r})'
+    words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
+    def train(method, seed, checkpoint=None):
+        data = dict(task=task)
+        if callable(partition): data['clients'] = partition(task, words.clients, seed)
+        asked = Federation.of(replace(words, seed=seed), method=method, checkpoint=checkpoint,
+                              **{'progress': False, **data, **given})
+        return (replace(asked, tests=tests_of(task, asked.clients, seed)) if tests else asked).run()
+    return train
+
+# %% ../nbs/16_run.ipynb #comparec
 def compare(
-    methods,       # list of Methods
-    task='digits', # Task, or the name of one
-    alpha=.5,      # of the Dirichlet partition
-    clients=10,    # int
-    model='mlp',   # a name for `fedlit.models.build`
-    options=(('hidden', (64,)), ('features', 64), ('norm', 'batch')), # of that network
-    rounds=6,      # int
-    local=None,    # Local; None: three epochs
-    seeds=3,       # how many, or which, see `fedlit.parse.list_seeds`
+    methods,     # list of Methods
+    task='digits', alpha=.5, partition=None, # as for `trainer`
+    seeds=3,     # how many, or which, see `fedlit.parse.list_seeds`
     columns=('accuracy', 'personal'), # of the history, to which `metrics` are added
-    partition=None,# function (task, clients, seed) -> list of index tensors; None: `dirichlet`
-    folder=None,   # where to write every run, round by round; the same call goes on from what is there
-    **kw,          # for `federate`, metrics among them
+    folder=None, # where to write every run, round by round; the same call goes on from what is there
+    **given,     # for `trainer`: clients, model, rounds, local, ...; and for `federate`, metrics among them
 ): # DataFrame with one row a run: method, seed, columns
     "Train every method with every seed."
-    from fedlit.data import load
-    from fedlit.models import build
-    from fedlit.partition import dirichlet
-    methods, seeds = list(methods), list_seeds(seeds)
+    methods, seeds, rows = list(methods), list_seeds(seeds), []
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    task, rows = load(task) if isinstance(task, str) else task, []
-    columns = dict.fromkeys([*columns, *(kw.get('metrics') or ())])
-    split = partition or (lambda task, clients, seed: dirichlet(task.y_train, clients, alpha, seed=seed))
+    columns = dict.fromkeys([*columns, *(given.get('metrics') or ())])
+    train = trainer(task, alpha, partition, 'personal' in columns, **given)
     for seed in seeds:
-        parts = split(task, clients, seed)
-        tests = tests_of(task, parts, seed) if 'personal' in columns else None
         for m in methods:
-            run = federate(build(model, task, seed=seed, **dict(options)), task, parts, m, rounds,
-                           local or Local(epochs=3), seed=seed, progress=False, tests=tests,
-                           checkpoint=folder and file_of(folder, m, seed), **kw)
+            run = train(m, seed, folder and file_of(folder, m, seed))
             rows.append(dict(method=repr(m), seed=seed,
                              **{c: run.history[c].iloc[-1] for c in columns if c in run.history}))
     import pandas as pd
     return pd.DataFrame(rows)
 
+# %% ../nbs/16_run.ipynb #comparet
 def table(
     runs,         # what `compare` returned
     against=None, # the Method that all are compared with, seed by seed; None: no differences

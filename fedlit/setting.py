@@ -210,11 +210,13 @@ def withheld(
 def parts_of(
     s,                         # Setting
     root=None, download=False, # as for `load`
+    task=None, clients=None,   # these instead of what the setting names
 ) -> dict:                     # model, task, clients, tests, proxy, as for `federate`
     "What a setting names."
-    task, (how, kw) = task_of(s.task, s.recipe, root, download), call(s.public or 'nothing()')
-    made = dict(model=build(s.model, task, seed=s.seed, **dict(s.options)), task=task)
-    if not hasattr(task, 'y_train'): return dict(made, clients=[]) # `blank` has nothing to divide
+    if task is None: task = task_of(s.task, s.recipe, root, download)
+    made = dict(model=build(s.model, task, seed=s.seed, **dict(s.options)), task=task, clients=clients or [])
+    if clients is not None or not hasattr(task, 'y_train'): return made # `blank` has nothing to divide
+    how, kw = call(s.public or 'nothing()')
     if how == 'withheld': return dict(made, **withheld(s, task, kw['samples']))
     clients, tests = clients_of(s, task)
     made.update(clients=clients, tests=tests)
