@@ -126,7 +126,8 @@ def read_plan(
     x, y = torch.empty(0, *seen.pop('shape')), torch.empty(0, dtype=torch.long)
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
     if allowed is not None: _modest(network, net, task, read_local(**part('local.')), *allowed)
-    read = dict(method=parse(own['method']), clients=range(own['clients']), participation=value(own.get('participation', 1.)))
+    read = dict(method=parse(own['method']), clients=range(own['clients']),
+                participation=value(own.get('participation', 1.)))
     return Plan(**{'rounds': 5, **own, **read},
                 model=network(net.pop('name'), task, seed=own.get('seed', 0), **net),
                 task=task, local=read_local(**part('local.')))
