@@ -123,9 +123,9 @@ def report(self:Run, path, **given):
     return _later('report', 'report')(self, path, **given)
 
 @patch
-def federation(self:Run, task=None, clients=None, **given):
+def federation(self:Run, **given):
     "What was asked, to be asked again: `fedlit.after.without.federation`."
-    return _later('without', 'federation')(self, task, clients, **given)
+    return _later('without', 'federation')(self, **given)
 
 @patch
 def without(self:Run, client, **given):

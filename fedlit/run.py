@@ -112,7 +112,7 @@ def of(cls:Federation,
     **given,                   # for `federate`
 ) -> Federation:
     "The federation that a setting describes."
-    objects = {k: given[k] for k in ('task', 'clients') if k in given}
+    objects = {k: given.pop(k) for k in ('task', 'clients', 'model') if k in given}
     same = ('rounds', 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision', 'without')
     said = dict({k: getattr(setting, k) for k in same}, setting=None if objects else setting)
     if 'method' not in given: said['method'] = parse(setting.method)

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PARTITIONS', 'PICTURES', 'call', 'written', 'canonical', 'Setting', 'plain', 'read_setting', 'averaged', 'task_of',
-           'clients_of', 'public_set', 'withheld', 'parts_of']
+           'clients_of', 'public_set', 'parts_of']
 
 # %% ../nbs/15_setting.ipynb #setimpor
 import ast, functools, json, torch, torch.nn.functional as F
@@ -189,11 +189,7 @@ def public_set(
     return task.normalise(x), y, clients
 
 # %% ../nbs/15_setting.ipynb #setwithc
-def withheld(
-    s,    # Setting
-    task, # Task
-    n,    # int, how many images the server has
-) -> dict: # clients, tests and proxy, as for `federate`
+def _withheld(s, task, n):
     "Clients, their tests and the server's images, where these are drawn before the partition."
     total = len(task.y_train)
     if not 0 < n < total:
@@ -210,14 +206,16 @@ def withheld(
 def parts_of(
     s,                         # Setting
     root=None, download=False, # as for `load`
-    task=None, clients=None,   # these instead of what the setting names
+    task=None, clients=None, model=None, # these instead of what the setting names
 ) -> dict:                     # model, task, clients, tests, proxy, as for `federate`
     "What a setting names."
     if task is None: task = task_of(s.task, s.recipe, root, download)
-    made = dict(model=build(s.model, task, seed=s.seed, **dict(s.options)), task=task, clients=clients or [])
-    if clients is not None or not hasattr(task, 'y_train'): return made # `blank` has nothing to divide
+    if model is None: model = build(s.model, task, seed=s.seed, **dict(s.options))
+    if not hasattr(task, 'y_train'): clients = [] # `blank` has nothing to divide
+    made = dict(model=model, task=task)
+    if clients is not None: return dict(made, clients=clients)
     how, kw = call(s.public or 'nothing()')
-    if how == 'withheld': return dict(made, **withheld(s, task, kw['samples']))
+    if how == 'withheld': return dict(made, **_withheld(s, task, kw['samples']))
     clients, tests = clients_of(s, task)
     made.update(clients=clients, tests=tests)
     if not s.public: return made

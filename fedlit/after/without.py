@@ -13,12 +13,10 @@ from fastcore.basics import patch
 from tqdm import tqdm
 from ..engine.guard import Guard
 from ..measure import exactly
-from ..models import build
 from ..engine.fingerprint import fingerprint, unlike
 from ..result import Run, tests_of
-from ..parse import local, value
 from ..run import Federation, several, versions
-from ..setting import parts_of, read_setting
+from ..setting import read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
 def _guard(text):
@@ -26,39 +24,33 @@ def _guard(text):
     then, *limits = re.fullmatch(r"Guard\(then='(\w+)', update=([\w.+-]+), loss=([\w.+-]+)\)", text).groups()
     return Guard(then, *map(float, limits))
 
-def _objects(s, given, root): # s: settings of a run; given: those of the objects that are there
-    "Network, task and clients, and what else the words of a run make."
-    if 'setting' in s and not {'task', 'clients'} <= given.keys():
-        words = read_setting(s['setting'])
-        return dict(parts_of(words, root), setting=words) | given
+def _words(s, given): # given: arguments of `federate`
+    "What the settings `s` say of network, task and clients; what they do not say must be given."
+    if 'setting' in s: return s['setting']
     if not {'task', 'clients'} <= given.keys():
         raise ValueError("this run comes from a file, which has neither the task nor the clients; "
                          "pass task=..., clients=... and, unless `build` made it with the run's seed, model=...")
-    if 'model' in given: return given
-    if not isinstance(spec := s['model'], dict):
+    if isinstance(spec := s['model'], dict): return dict(model=spec['name'], options=list(spec['options'].items()))
+    if 'model' not in given:
         raise ValueError(f"this run comes from a file; pass model=..., the {spec} before the first round")
-    return dict(given, model=build(spec['name'], given['task'], seed=s['seed'], **spec['options']))
+    return {}
 
 # %% ../../nbs/after/without.ipynb #wofeder1
-_SAME = 'seed', 'executor', 'device', 'weighting', 'statistics', 'precision', 'channels_last' # as they are written
-
 def federation(
-    run,                                 # Run
-    task=None, clients=None, model=None, # as they were given; None: as the run knows them
-    root=None,                           # folder of the data, as for `fedlit.data.load`
-    **given,                             # for `Federation`, in place of what is known
+    run,       # Run
+    root=None, # folder of the data, as for `fedlit.data.load`
+    **given,   # for `federate`, in place of what is known, such as `task` and `clients`
 ) -> Federation:
     "What was asked of a run."
-    objects = {k: v for k, v in dict(task=task, clients=clients, model=model).items() if v is not None}
-    if run.asked is not None: return replace(run.asked, **objects, **given)
+    if run.asked is not None: return replace(run.asked, **given)
     s, tested = run.settings, run.history.dropna(subset='accuracy')
-    said = dict({k: s[k] for k in _SAME}, method=run.method, rounds=run.state.round, record=s.get('record', True),
-                bad_clients=_guard(s['bad_clients']), without=tuple(s.get('without') or ()),
-                evaluate_every=int(tested['round'].iloc[0]), progress=False)
-    # values of yours are yours to bring
-    if 'local' not in given: said['local'] = local(**s['local'])
-    if 'participation' not in given: said['participation'] = value(s['participation'])
-    return Federation(**{**_objects(s, objects, root), **said, **given})
+    same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
+    words = read_setting({**_words(s, given), **{k: s[k] for k in same if k not in given},
+                          'rounds': run.state.round, 'without': s.get('without') or []})
+    how = dict({k: s[k] for k in ('executor', 'device', 'channels_last')}, method=run.method, progress=False,
+               record=s.get('record', True), bad_clients=_guard(s['bad_clients']),
+               evaluate_every=int(tested['round'].iloc[0]))
+    return Federation.of(words, root, **{**how, **given})
 
 # %% ../../nbs/after/without.ipynb #6cac4eda
 def asked_of(
