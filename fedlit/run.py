@@ -184,6 +184,7 @@ def check_data(self:Federation):
                          f"for {len(clients)} clients; it must be one index tensor into the test set per client")
     return clients, parts('tests', tests, len(task.y_test))
 
+# %% ../nbs/16_run.ipynb #chkwith1
 def several(
     clients, # the number of a client, or several: a tuple, a set, a range, an array
     name,    # str, of the argument
@@ -260,6 +261,7 @@ def normalised(
     return (task if task.augment or task.x_train.numel() >= 2**28
             else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
 
+# %% ../nbs/16_run.ipynb #therecl1
 def there(
     v,      # a tensor, or several in a tuple or list; anything else comes back as it is
     device, # where it is needed
@@ -457,6 +459,7 @@ def drawn(self:Simulation, state):
     a = self.asked
     return draw_clients(len(a.clients), a.participation, a.seed, state.round, self.lengths, partial(self.losses, state))
 
+# %% ../nbs/16_run.ipynb #losscel1
 @patch
 @torch.no_grad()
 def losses(self:Simulation, state, who):
@@ -515,6 +518,7 @@ def clients_named(
     more = f' and {len(who) - most} more' if len(who) > most else ''
     return f"client{'s'*(len(who) > 1)} {', '.join(map(str, who[:most]))}{more}"
 
+# %% ../nbs/16_run.ipynb #seencel1
 @patch
 def seen(self:Simulation, who, before, out, after):
     "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
@@ -534,6 +538,7 @@ def own_samples(self:Simulation, who):
     a = self.asked
     return own_samples(a.method, self.model, self.task, a.clients, who)
 
+# %% ../nbs/16_run.ipynb #tstdcel1
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
     "What a test adds to the row of a round."
@@ -620,6 +625,7 @@ def rounds(self:Simulation, run, team, stop):
         if a.minutes is not None and time.monotonic() > stop: return
         if not last: yield
 
+# %% ../nbs/16_run.ipynb #showcel1
 def _shown(history, names):
     "What the progress bar says: what was measured last, and the loss of the last round."
     seen = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
@@ -638,6 +644,7 @@ class Alone:
 
 BEYOND = dict(torchrun='fedlit.scale.torchrun:over_ranks') # executors that live elsewhere: name -> module:function
 
+# %% ../nbs/16_run.ipynb #runncel1
 @patch
 def running(self:Federation, team=None, shared=True): # shared: does somebody look at the runs before the last?
     "What is asked, done: the run after every round, and the network for its parameters. At least once."
@@ -704,6 +711,7 @@ def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
     with shield(): return self._to_the_end(team)
 
+# %% ../nbs/16_run.ipynb #endscel1
 @patch
 def _to_the_end(self:Federation, team):
     kept = None
@@ -738,6 +746,7 @@ def _copies(self:Federation):
         own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
         yield own.put_into(copy.deepcopy(self.model).to(run.asked.device), checked=False)
 
+# %% ../nbs/16_run.ipynb #fedgcel1
 def federating(
     model: torch.nn.Module, task: object, clients: list, method: Method, rounds: int = 20,       # as for `federate`
     local: Local = None, participation: float = 1., seed: int = 0, executor: str = "auto",       # as for `federate`
