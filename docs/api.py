@@ -78,15 +78,6 @@ def of_class(c, notes):
     methods = [n for n in c.body if isinstance(n, ast.FunctionDef) and n.name[0] != '_' and ast.get_docstring(n)]
     return [whole] + [of_function(m, notes, f'{c.name}.{m.name}') for m in methods]
 
-def as_another(f, found, notes):
-    "The entry of a function that `@takes` what another one takes."
-    of = next((ast.unparse(d.args[0]) for d in f.decorator_list
-               if isinstance(d, ast.Call) and ast.unparse(d.func) == 'takes'), None)
-    if of not in found: return None
-    other = found[of][0]
-    return Entry(f.name, f.name + other.call[len(of):], ast.get_docstring(f) or '', other.params, f.lineno,
-                 returned(f, notes))
-
 def entries(source, module=''):
     "The public names of a module in the order of `__all__`, methods after their class."
     tree, notes, found = ast.parse(source), comments(source), {}
@@ -97,7 +88,7 @@ def entries(source, module=''):
                           if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
             if owner and n.name[0] != '_': # its class is of this module, or of one that the page adds to
                 found.setdefault(owner.id, []).append(of_function(n, notes, f'{owner.id}.{n.name}'))
-            elif not owner: found[n.name] = [as_another(n, found, notes) or of_function(n, notes)]
+            elif not owner: found[n.name] = [of_function(n, notes)]
     names = next((ast.literal_eval(n.value) for n in tree.body
                   if isinstance(n, ast.Assign) and getattr(n.targets[0], 'id', '') == '__all__'), [])
     return [replace(e, module=module)

@@ -46,6 +46,7 @@ class _History:
         return vars(run)['history']
     def __set__(self, run, history): vars(run)['history'] = history
 
+# %% ../nbs/15_result.ipynb #runclas1
 @dataclass
 class Run:
     "A federation that has run: what was asked, what was seen, and the state to go on from."
@@ -87,6 +88,7 @@ def _must_fit(model, tensors, more=False): # more: may there be tensors that the
         raise ValueError(f"the run has {some(beyond)}, which this {type(model).__name__} has not; "
                          "it was trained with another network")
 
+# %% ../nbs/15_result.ipynb #putintoc
 @patch
 def put_into(self:Run, model, checked=True): # checked: refuse a network with other names?
     "Load the server's final parameters into `model`, keep it as `self.model`, and return the run."
@@ -98,6 +100,7 @@ def put_into(self:Run, model, checked=True): # checked: refuse a network with ot
     self.model = model.eval()
     return self
 
+# %% ../nbs/15_result.ipynb #moveoutc
 @patch
 def move_out(self:Run):
     "Put what outlives a federation into memory of its own, see `fedlit.engine.memory`; the numbers stay."
@@ -121,6 +124,11 @@ def _later(module, name): return getattr(import_module(f'fedlit.after.{module}')
 def report(self:Run, path, **given):
     "Write what happened to one HTML file, see `fedlit.after.report.report`."
     return _later('report', 'report')(self, path, **given)
+
+@patch
+def federation(self:Run, **given):
+    "What was asked, to be asked again: `fedlit.after.without.federation`."
+    return _later('without', 'federation')(self, **given)
 
 @patch
 def without(self:Run, client, **given):
@@ -218,6 +226,7 @@ def scores_of(
     "How good each is on its test set of `tests`: the clients `who`, or the server where it says None."
     return answered(test, asked_of(method, test, state, tests, who, **offer), tests)
 
+# %% ../nbs/15_result.ipynb #ownsampc
 def own_samples(
     method,  # a Method
     model,   # the network
@@ -232,6 +241,7 @@ def own_samples(
     at = [torch.as_tensor(clients[k], device=task.x_train.device).long() for k in who]
     return dict(model=[model]*len(who), data=[(task.normalise(task.x_train[i]), task.y_train[i]) for i in at])
 
+# %% ../nbs/15_result.ipynb #bynamec1
 def by_name(
     name,   # such as "personal": of the accuracies
     scores, # what `scores_of` returned
@@ -324,6 +334,7 @@ def noted_of(
     if task.columns: said['columns'] = list(task.columns)
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels])
 
+# %% ../nbs/15_result.ipynb #clientc1
 @patch
 def _client(self:Run, client):
     "Refuse a client that there is not, and a run without a network."
@@ -355,6 +366,7 @@ def _asked(self:Run, x, task):
                          f"{tuple(said['shape'])}")
     return x, partial(standardised, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
 
+# %% ../nbs/15_result.ipynb #logitsc1
 @patch
 def logits(self:Run,
     x,           # (N, ...) samples as they are stored: a tensor, an array, a list
@@ -404,12 +416,13 @@ def save_model(self:Run, path, client=None):
 def _about(self:Run, client):
     "What a card says, see `fedlit.engine.card.card`."
     own, last = type(self.network(client)), self.last
-    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint')}
+    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
     return dict(method=repr(self.method), rounds=self.state.round, client=client, settings=s,
                 own=None if isinstance(s.get('model'), dict) else own.__name__,
                 input=self.settings.get('input'), labels=self.settings.get('labels'),
                 scores={k: last[k] for k in ('accuracy', 'loss', *s.get('metrics', ())) if k in last})
 
+# %% ../nbs/15_result.ipynb #cardcel1
 @patch
 def model_card(self:Run,
     client=None, # whose network: the number of a client, or None for the server's
@@ -469,7 +482,8 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, beside the one be
 # %% ../nbs/15_result.ipynb #093b1d83
 TREES = 'params', 'buffers', 'server', 'client', 'personal'
 _KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict)
-_SETTINGS = dict(labels=list, local=dict, metrics=list, input=dict, fingerprint=dict) # each may be None as well
+# each may be None as well
+_SETTINGS = dict(labels=list, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
 
 def _check_kinds(header):
     "Refuse a header whose entries are not of their kinds."
@@ -488,6 +502,7 @@ def _check_kinds(header):
     if type(seed := said.get('seed', 0)) is not int or not 0 <= seed < 2**64: wrong.append('seed')
     if wrong: raise ValueError(f"{wrong[0]} is {said[wrong[0]]!r:.60}")
 
+# %% ../nbs/15_result.ipynb #histchk1
 _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'personal', 'personal_sd', 'peak_mb'
 
 def _check_history(history):
@@ -501,6 +516,7 @@ def _check_history(history):
     cells, given = len(history)*len({k for row in history for k in row}), sum(map(len, history))
     if cells > 100*given + 10**6: raise ValueError(f'its history of {given} numbers would be a table of {cells} cells')
 
+# %% ../nbs/15_result.ipynb #tenschk1
 def _check_tensors(header, tensors):
     "Refuse names without a tensor, and tables that are none."
     order, tables = header['order'], header['tables']
@@ -527,6 +543,7 @@ def _trees(header, tensors, device):
     # safetensors sorts names; sums are exact only in their own order
     return unflatten({k: tensors[k] for k in header['order']})
 
+# %% ../nbs/15_result.ipynb #wholecl1
 @contextmanager
 def _whole(path):
     "Name the file in which something is odd."
@@ -564,6 +581,7 @@ def _text_of(header, method):
     try: return ours if ours == theirs or method == _method_of(header, '') else theirs
     except ValueError: return theirs
 
+# %% ../nbs/15_result.ipynb #sizecel1
 def _size(model): return sum(v.numel() for v in (*model.parameters(), *model.buffers()))
 
 def _check_size(size, state, what):
@@ -585,6 +603,7 @@ def _network(spec, state):
     with modest(): _check_size(_size(rebuild(spec)), state, 'its network')
     return rebuild(spec)
 
+# %% ../nbs/15_result.ipynb #loadcel1
 def load_run(
     path,         # file that `Run.save` wrote
     model=None,   # network to hold the parameters; needed unless `fedlit.models.build` made it
@@ -604,7 +623,7 @@ def load_run(
 # %% ../nbs/15_result.ipynb #46ffccc3
 # may differ when a run goes on
 FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'machine', 'torch', 'python',
-        'fedlit', 'metrics', 'labels')
+        'fedlit', 'metrics', 'labels', 'setting')
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."

@@ -319,7 +319,7 @@ def single(whole=''):
 
 PLAN = {'feddecorr/table1': 'cifar10,alpha=0.05', 'feddecorr/fig3': '', 'moon/table1': '', 'feddse/table3.4': ''}
 
-def small_data(name):
+def small_data(name, **kw): # as `load` is called
     "Random images of the form of a data set, a few of every class."
     side, channels, classes = dict(mnist=(28, 1, 10), cifar10=(32, 3, 10), cifar100=(32, 3, 100),
                                    tiny_imagenet=(64, 3, 200))[name]
@@ -343,13 +343,14 @@ def plan(device='dev', *entries):
     warnings.simplefilter('ignore')
     from fedlit import cli
     from fedlit.engine.files import read_json
+    from fedlit import setting
     from fedlit.papers import catalogue, settings
     whole, known = catalogue.select, {}
     def part(entry, *given): # one seed of the first data set
         grid = whole(entry, *given)
         first = [(l, shortened(s)) for l, s in grid if (l['data'], l['seed']) == (grid[0][0]['data'], 0)]
         return [known.setdefault((entry.id, str(l)), (l, s)) for l, s in first]
-    catalogue.select, settings.load, said = part, small_data, {}
+    catalogue.select, setting.load, said = part, small_data, {}
     for id, only in PLAN.items() if not entries else dict.fromkeys(entries, '').items():
         with tempfile.TemporaryDirectory() as out:
             ask = ['reproduce', id, '--scale', 'paper', '--only', only, '--device', device, '--out', out, '--quiet']

@@ -157,8 +157,7 @@ def test_other_commands_keep_their_files_and_their_status_too(tmp_path):
 
 @pytest.mark.parametrize('option', ['--log-csv', '--json', '--save'])
 def test_a_file_that_cannot_be_written_is_refused_before_training(tmp_path, option, monkeypatch):
-    from fedlit import cli
-    monkeypatch.setattr(cli, '_setup', lambda *_: pytest.fail('data were loaded'))
+    monkeypatch.setattr('fedlit.run.parts_of', lambda *_: pytest.fail('data were loaded'))
     with pytest.raises(SystemExit, match=str(tmp_path)): main([*RUN, option, str(tmp_path)])
 
 @pytest.mark.slow

@@ -573,14 +573,14 @@ def test_a_run_is_repeated_from_its_file(words, tmp_path):
     cli('run', '--quiet', '--from', a, '--json', b)
     cli('run', '--quiet', '--from', a, '--json', c, '--partition', 'iid')
     one, two, three = (json.loads(f.read_text()) for f in (a, b, c))
-    asked = one['settings']['asked']
-    assert {k: asked[k] for k in ('alpha', 'partition', 'seed')} == dict(
-        alpha=.1 if '--alpha' in words else None,
-        partition='dirichlet' if '--alpha' in words else 'shards',
+    said = [one['settings'][k] for k in ('setting', 'asked')]
+    assert {k: said[0][k] for k in ('partition', 'seed')} == dict(
+        partition='dirichlet(alpha=0.1)' if '--alpha' in words else 'shards(shards_per_client=3)',
         seed=3 if '--seed' in words else 0)
     clock = ('seconds', 'peak_mb')
     same = lambda r: [{k: v for k, v in row.items() if k not in clock} for row in r['history']]
-    assert two['settings']['asked'] == asked and same(one) == same(two) and same(three) != same(one)
+    assert [two['settings'][k] for k in ('setting', 'asked')] == said
+    assert same(one) == same(two) and same(three) != same(one)
 
 def test_ctrl_c_says_what_is_true(monkeypatch, tmp_path):
     monkeypatch.setattr(runs.Simulation, 'train', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
@@ -593,8 +593,8 @@ def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
              '--out', tmp_path/'c', '--json', tmp_path/'t.json')
     cli(*words)
     t = json.loads((tmp_path/'t.json').read_text())
-    assert ([r['seed'] for r in t['runs']] == [0, 1] and t['asked']['alpha'] == .5 and t['asked']['seeds'] == [0, 1]
-            and t['table'][0]['method'] == 'FedAvg()')
+    assert t['asked']['setting']['partition'] == 'dirichlet(alpha=0.5)' and t['asked']['seeds'] == [0, 1]
+    assert ([r['seed'] for r in t['runs']] == [0, 1] and t['table'][0]['method'] == 'FedAvg()')
     monkeypatch.setattr(runs.Simulation, 'train', lambda *a: pytest.fail('it trains'))
     cli(*words)
 

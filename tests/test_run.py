@@ -64,6 +64,15 @@ def test_round_by_round_is_the_same_run(tmp_path):
     assert [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5,
                                                checkpoint=file, **FAST)] == [3] # nothing to do
 
+def test_the_source_of_federate_has_every_argument_with_a_note():
+    import inspect
+    from dataclasses import fields
+    from fastcore.docments import docments
+    names = list(inspect.signature(federate).parameters)
+    assert len(names) > 25 and names == [f.name for f in fields(Federation)]
+    assert not [k for k in names if f'    {k}: ' not in inspect.getsource(federate)]
+    assert not [k for k, note in docments(federate).items() if not note]
+
 def test_round_by_round_takes_what_federate_takes():
     import inspect
     assert inspect.signature(federating).parameters == inspect.signature(federate).parameters

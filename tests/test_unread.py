@@ -252,7 +252,7 @@ def test_the_command_line_writes_strict_json(tmp_path, monkeypatch):
     monkeypatch.setattr(Simulation, 'measured', lambda *a: dict(real(*a), loss=math.inf))
     main(['run', '--quiet', '--rounds', '1', '--epochs', '1', '--alpha', 'inf', '--json', str(tmp_path/'a.json')])
     read = json.loads((tmp_path/'a.json').read_text(), parse_constant=refuse)
-    assert read['settings']['asked']['alpha'] == math.inf == read['history'][0]['loss']
+    assert read['settings']['setting']['partition'] == 'dirichlet(alpha=inf)' and read['history'][0]['loss'] == math.inf
     monkeypatch.undo()
     main(['run', '--quiet', '--from', str(tmp_path/'a.json'), '--json', str(tmp_path/'b.json')])
     same = lambda f: [row['accuracy'] for row in json.loads((tmp_path/f).read_text())['history']]

@@ -14,7 +14,7 @@ import numpy as np, torch
 from dataclasses import replace
 from html import escape
 from xml.etree import ElementTree
-from .without import rebuilt
+from .without import federation
 from ..engine.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
@@ -38,7 +38,7 @@ def known(
     "What was asked of a run, as far as a report needs it."
     if run.asked is not None: return replace(run.asked, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
-    asked = rebuilt(run, **{'model': run.model, **given}).checked()
+    asked = federation(run, **{'model': run.model, **given}).checked()
     was, now = run.settings.get('fingerprint', {}), fingerprint(asked.model, asked.task, asked.clients, asked.criterion)
     if differ := unlike({k: was[k] for k in ('partition', 'labels', 'images', 'pixels') if k in was}, now):
         raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
@@ -493,7 +493,8 @@ def _settings(f):
                if isinstance(model, dict) else model)
     first = dict(method=f['method'], network=network, task=s.get('task'))
     local = {'local training': ', '.join(f'{k}={v}' for k, v in (s.get('local') or {}).items())}
-    rest = {k: v for k, v in s.items() if k not in ('model', 'task', 'local', 'sizes', 'fingerprint', 'asked')}
+    elsewhere = 'model', 'task', 'local', 'sizes', 'fingerprint', 'setting', 'asked'
+    rest = {k: v for k, v in s.items() if k not in elsewhere}
     known = {k: v for k, v in (s.get('fingerprint') or {}).items() if isinstance(v, str)}
     rows = [*first.items(), *local.items(), *rest.items(), *known.items()]
     return table(['', ''], [[k.replace('_', ' '), str(v)] for k, v in rows if v not in (None, '')])

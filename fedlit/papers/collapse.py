@@ -22,7 +22,7 @@ from .drawings import axis_figure, rounds_figure, table
 from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, remember)
 from .evidence import paired, repeated
 from .feddecorr import ALL, FOUR, PAIR, helps, uneven, with_and_without
-from .settings import plain
+from ..setting import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = .05 # the alpha of most claims

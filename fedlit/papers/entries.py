@@ -22,7 +22,8 @@ from ..engine.files import result, shipped, write_figure, write_file, write_json
 from ..engine.messages import point, unknown, warn
 from .claims import decide, judge, results, shown, weigh, with_columns
 from .evidence import margin, next_run, paired, repeated
-from .settings import address, call
+from .settings import address
+from ..setting import call
 
 # %% ../../nbs/papers/entries.ipynb #6c9fc2e4
 SCALES = 'embedded', 'short', 'paper'
