@@ -26,15 +26,14 @@ def _guard(text):
 
 def _words(s, given): # given: arguments of `federate`
     "What the settings `s` say of network, task and clients; what they do not say must be given."
-    spec = s['model']
-    built = dict(model=spec['name'], options=list(spec['options'].items())) if isinstance(spec, dict) else {}
-    if 'setting' in s: return {**s['setting'], **built}
+    if 'setting' in s: return s['setting']
     if not {'task', 'clients'} <= given.keys():
         raise ValueError("this run comes from a file, which has neither the task nor the clients; "
                          "pass task=..., clients=... and, unless `build` made it with the run's seed, model=...")
-    if not built and 'model' not in given:
+    if isinstance(spec := s['model'], dict): return dict(model=spec['name'], options=list(spec['options'].items()))
+    if 'model' not in given:
         raise ValueError(f"this run comes from a file; pass model=..., the {spec} before the first round")
-    return built
+    return {}
 
 # %% ../../nbs/after/without.ipynb #wofeder1
 def federation(
