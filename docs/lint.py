@@ -154,6 +154,7 @@ def every_name_is_imported_from_its_home():
     borrowed = {module: {a.asname or a.name for n in ast.walk(ast.parse(file.read_text(encoding='utf-8')))
                          if isinstance(n, ast.ImportFrom) and n.level for a in n.names}
                 for module, file in modules(ROOT/'fedlit').items() if module not in DOORS}
+    borrowed['papers.catalogue'] -= {'CATALOGUE'} # which is complete only there
     for place, source in lessons():
         if re.search('^_all_ =', source, re.M) and 'methods/index' not in place: yield f'{place} lists names of others'
         for n in ast.walk(ast.parse(source)):

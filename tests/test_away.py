@@ -80,7 +80,8 @@ def test_a_checkout_reads_its_own_results(monkeypatch, tmp_path):
 
 def test_an_installed_package_reads_what_travels_with_it(installed):
     from fedlit.papers.claims import results
-    from fedlit.papers.entries import CATALOGUE, select
+    from fedlit.papers.catalogue import CATALOGUE
+    from fedlit.papers.entries import select
     soak = files.shipped('soak/soak.json')
     assert not {installed, ROOT} & {*soak.parents} and files.read_json(soak)['rounds'] == 1000
     rows, missing = results(select(CATALOGUE['feddecorr/table1'], 'embedded'))
