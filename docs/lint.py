@@ -216,7 +216,7 @@ def given(call, name):
     return next((k.value.value for k in call.keywords if k.arg == name and isinstance(k.value, ast.Constant)), None)
 
 def doors(source):
-    "What a text of Python opens: (line, what). tests/test_doors.py shows that it finds what it looks for."
+    "What a text of Python opens: (line, what). tests/test_security.py shows that it finds what it looks for."
     out, archives = [], re.search(r'\b(tarfile|zipfile)\b', source)
     for n in ast.walk(ast.parse(source)):
         if isinstance(n, (ast.Import, ast.ImportFrom)):
