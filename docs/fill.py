@@ -1,12 +1,12 @@
-"""Runs pages and stores what they show: `python docs/fill.py nbs/13_figure.ipynb ...`. Figures get twice the pixels and
-few colours, so they are sharp and small; a table is stored once, without pandas' style; a cell that is edited in the
-meantime keeps what it had."""
+"""Runs pages and stores what they show: `python docs/fill.py nbs/13_figure.ipynb ...`. Figures get at most twice the
+pixels of a page's column, and few colours, so they are sharp and small; a table is stored once, without pandas' style;
+a cell that is edited in the meantime keeps what it had."""
 import base64, io, os, re, sys, time
 import nbformat
 from nbclient import NotebookClient
 from PIL import Image
 
-COLOURS = 128
+COLOURS, WIDEST = 48, 1520 # pixels
 TWICE = ['--InlineBackend.figure_formats={"retina"}']
 
 def fewer(png, colours=COLOURS):
@@ -16,7 +16,9 @@ def fewer(png, colours=COLOURS):
         dpi, whole = image.info.get('dpi', (100, 100)), image.convert('RGBA')
     white, out = Image.new('RGBA', whole.size, 'white'), io.BytesIO()
     flat = Image.alpha_composite(white, whole).convert('RGB')
-    flat.quantize(colours, dither=Image.Dither.NONE).save(out, 'png', optimize=True, dpi=dpi)
+    if (part := WIDEST/flat.width) < 1:
+        flat, dpi = flat.resize((WIDEST, round(part*flat.height))), tuple(part*d for d in dpi)
+    flat.quantize(colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(out, 'png', optimize=True, dpi=dpi)
     return base64.b64encode(min(raw, out.getvalue(), key=len)).decode()
 
 def lean(output):

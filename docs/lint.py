@@ -47,6 +47,14 @@ def no_line_of_a_notebook_is_too_wide():
                 if len(line) > limit:
                     yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
 
+HEAVIEST = 300_000 # bytes of a page: it is loaded whole, and every version of it stays in the history
+HEAVY = {'papers/collapse.ipynb'} # until it is filled again
+
+def no_page_is_too_heavy():
+    for p in set(pages.notebooks()) - HEAVY:
+        if (n := (ROOT/'nbs'/p).stat().st_size) > HEAVIEST:
+            yield f'nbs/{p}: {n:,} bytes, but at most {HEAVIEST:,}; smaller figures or two pages'
+
 READ = {'default_exp', 'echo', 'eval', 'exec_doc', 'export', 'exporti', 'exports', 'filter_stream', 'hide', 'hide_line',
         'include', 'notest', 'output', 'skip', 'slow'} # what nbdev, or its test, does something at
 
@@ -233,7 +241,7 @@ def given(call, name):
     return next((k.value.value for k in call.keywords if k.arg == name and isinstance(k.value, ast.Constant)), None)
 
 def doors(source):
-    "What a text of Python opens: (line, what). tests/test_doors.py shows that it finds what it looks for."
+    "What a text of Python opens: (line, what). tests/test_security.py shows that it finds what it looks for."
     out, archives = [], re.search(r'\b(tarfile|zipfile)\b', source)
     for n in ast.walk(ast.parse(source)):
         if isinstance(n, (ast.Import, ast.ImportFrom)):
@@ -277,7 +285,7 @@ def every_file_is_written_by_one_module():
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
           arrows_run_down, no_circle_of_imports, no_private_name_crosses_a_module, no_function_has_too_many_parameters,
           every_module_comes_from_a_notebook, every_name_is_imported_from_its_home,
-          no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive,
+          no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive, no_page_is_too_heavy,
           a_cell_that_imports_needs_no_cell_that_does_not,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,
           every_promise_names_a_test_that_exists, every_dependency_is_justified, a_module_opens_no_door,

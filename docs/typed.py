@@ -4,9 +4,9 @@ A number that a run produced is displayed by a cell or read from `results/`; typ
 So Markdown, and the words beside a figure, hold no decimals of two places, no percentages, no numbers with a unit
 (`six points`, `half a minute`), no shares (`nine of ten`) and no `a ± b`, in digits or in words. Code, formulas,
 targets of links, and numbers behind the name of a setting (`alpha 0.05`, `torch 2.6`) or of a place (`Table 3.4`)
-are not looked at. What is no result of a run is listed in `docs/typed.txt`, a line each: `page | words ... of the
-sentence | reason`. Its reasons are `setting`, `definition`, `published` and `arithmetic`, and a line that nothing
-needs is an error too.
+are not looked at, nor are numbers that the page's own code sets. What else is no result of a run is listed in
+`docs/typed.txt`, a line each: `page | words ... of the sentence | reason`. Its reasons are `setting`, `definition`,
+`published` and `arithmetic`, and a line that nothing needs is an error too.
 """
 import json, re, sys
 from pathlib import Path
@@ -61,6 +61,14 @@ def prose(cell):
     text = ''.join(cell['source'])
     return text if cell['cell_type'] == 'markdown' else directives(text)[0].get('fig-alt', '')
 
+def numbers(text): return {float(n.replace(',', '')) for n in re.findall(r'\d[\d,]*(?:\.\d+)?|\.\d+', text)}
+
+def settings(cells):
+    "The numbers in the code of a page."
+    code = '\n'.join(''.join(c['source']) for c in cells if c['cell_type'] == 'code')
+    literals = re.findall(r'(?<![\w.])(?:\d[\d_]*\.?\d*|\.\d+)(?:e-?\d+)?', re.sub(r'#.*|(["\']).*?\1', '', code))
+    return {float(n) for n in literals}
+
 def allowed(text):
     "(page, words) of every line of `typed.txt`; False until something needs it."
     lines = [[p.strip() for p in o.split('|')] for o in text.splitlines() if o and o[0] != '#']
@@ -77,10 +85,13 @@ def covers(words, m, s):
 def check(nbs=NBS, lines=None):
     "What stands in the notebooks below `nbs` and should not, and lines of `typed.txt` that nothing needs."
     if lines is None: lines = allowed(ALLOWED.read_text(encoding='utf-8'))
-    wrong, cells = [], lambda path: enumerate(json.loads(path.read_text(encoding='utf-8'))['cells'])
+    wrong = []
     for path in sorted(p for p in Path(nbs).rglob('*.ipynb') if '.ipynb_checkpoints' not in p.parts):
         page = path.relative_to(nbs).with_suffix('').as_posix()
-        for i, (kind, m, s) in ((i, hit) for i, c in cells(path) for hit in found(prose(c))):
+        cells = json.loads(path.read_text(encoding='utf-8'))['cells']
+        set_here = settings(cells)
+        for i, (kind, m, s) in ((i, hit) for i, c in enumerate(cells) for hit in found(prose(c))):
+            if numbers(m[0]) and numbers(m[0]) <= set_here: continue
             fits = [k for k in lines if k[0] == page and covers(k[1], m, s)]
             lines.update(dict.fromkeys(fits, True))
             around = f'{s[max(0, m.start()-40):m.start()]}»{m[0]}«{s[m.end():m.end()+40]}'

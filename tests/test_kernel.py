@@ -33,7 +33,7 @@ def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
 
 # a page for every way of drawing; the others, which draw in the same ways, are for `make test-long`
 USUAL = set("""02_data 13_figure 16_run after/without engine/guard guides/seven_pictures index methods/00_fedavg
-    methods/46_feddecomp methods/index papers/collapse papers/feddecorr papers/drawings papers/interactions
+    methods/46_feddecomp papers/collapse papers/feddecorr papers/drawings papers/interactions
     papers/moon_figures portrait scale/capacity theory/proposition1""".split())
 draw = [pytest.param(p, marks=[pytest.mark.slow, *([] if name(p) in USUAL else [pytest.mark.long])], id=name(p))
         for p in told if has(p, 'fig-alt')]

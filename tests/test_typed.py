@@ -45,6 +45,11 @@ def test_allows_by_line_and_by_page(tmp_path):
     elsewhere = typed.check(tmp_path, typed.allowed('methods/y | prints 0.71 ... 0.76 | published'))
     assert len(elsewhere) == 5 and elsewhere[-1] == 'typed.txt: nothing needs methods/y | prints 0.71 ... 0.76'
 
+def test_a_number_that_the_code_of_the_page_sets_needs_no_line(tmp_path):
+    said = ('markdown', 'The bar is at 0.25 and 1,500 MB; it reached 0.71.')
+    page(tmp_path, ('code', 'bar, size = .25, 1_500 # 0.71\nprint("0.71")'), said)
+    assert typed.check(tmp_path, {}) == ['methods/x[1]: bar is at 0.25 and 1,500 MB; it reached »0.71«. (decimal)']
+
 def test_a_line_has_a_reason():
     with pytest.raises(ValueError, match='one of setting, definition'):
         typed.allowed('methods/x | six points | because')

@@ -141,11 +141,11 @@ def alike(rows):
 
 # %% ../../nbs/papers/feddse.ipynb #e4eaae2a
 def activation_figure(rows):
-    "Mean activation of every neuron of three layers, for all pairs of clients with uneven labels."
+    "Mean activation of every neuron of three layers, for pairs of clients with uneven labels; each client in two."
     import matplotlib.pyplot as plt
     from fedlit.figure import style, palette
     seen = rows[(rows.heterogeneity == 'high')].iloc[0].activations
-    pairs = list(itertools.combinations(range(len(seen)), 2))
+    pairs = [(k, (k + 1) % len(seen)) for k in range(len(seen))]
     with style():
         fig, axs = plt.subplots(len(pairs), 3, figsize=(9, 1.15*len(pairs)), layout='constrained',
                                 sharex='col', sharey='col', squeeze=False)
