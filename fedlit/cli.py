@@ -216,23 +216,22 @@ TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
 def _executor(text):
     "Such as torchrun:vmap."
     from fedlit.parse import named
-    return ':'.join(named(k, 'executors') for k in text.split(':') if k)
+    return ':'.join(named(k, 'executor') for k in text.split(':') if k)
 
 def _names(a, *methods):
-    "The methods. All that is misspelt is told before what takes seconds to import."
+    "The methods. All that is misspelt is told before data are loaded."
     from fedlit.engine.messages import check_record, proper
     from fedlit.parse import Misfit, ParseError, method, named, value
-    a.model, a.data = a.model and named(a.model, 'models'), a.data and named(a.data, 'datasets')
+    a.model, a.data = a.model and named(a.model, 'model'), a.data and named(a.data, 'data set')
     a.executor = _executor(a.executor)
     for k, names in CHOICES.items():
         if given := getattr(a, k): setattr(a, k, proper(given, names, f"value of --{k.replace('_', '-')}"))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
-    for m in methods: method(m, spelling=True)
+    found = list(map(method, methods))
     for k in TAKES:
-        try: value(getattr(a, k), spelling=True)
+        try: value(getattr(a, k))
         except Misfit as e: raise ParseError(f'{k}: {e}') from None
         except ParseError as e: raise ParseError(f'--{k} takes {TAKES[k]}; {e}') from None
-    found = list(map(method, methods))
     if twice := [m for i, m in enumerate(found) if m in found[:i]]:
         raise ValueError(f'the methods: {twice[0]!r} is there twice, and once is enough')
     return found
@@ -392,18 +391,9 @@ def _folder(option, path):
     if path and os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f'{option} {path} is a file, but what is written takes a folder')
 
-def _known(names):
-    "Refuse a name that no entry and no paper has."
-    from fedlit.engine.messages import unknown
-    from fedlit.parse import listed
-    ids = listed('entries')
-    for n in names:
-        if n not in ('all', *ids, *(k.partition('/')[0] for k in ids)): raise unknown('entry', n, ids)
-
 def _catalogue(names):
-    "The catalogue. A name that it does not have is told before what takes seconds to import."
-    if 'fedlit.papers.entries' not in sys.modules: _known(names) # else there may be entries of somebody's own
     from fedlit.papers import catalogue
+    catalogue.entries(*names)
     return catalogue
 
 def _listed(catalogue, a):

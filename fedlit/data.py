@@ -6,9 +6,10 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import copy, math, operator, os, stat, torch, warnings
+import copy, math, operator, os, stat, threading, torch, warnings
 import numpy as np
 import torch.nn.functional as F
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from importlib.util import find_spec
@@ -82,17 +83,20 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
     return a if a.dtype.kind != "O" else np.array(a.tolist())
 
 # %% ../nbs/02_data.ipynb #58dea758
+def _planes(pictures): # of one size and mode -> (N, C, H, W) uint8
+    x = torch.from_numpy(np.stack([np.asarray(p) for p in pictures]))
+    return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+
 def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W) uint8
     kinds = {(i.size, i.mode) for i in items}
     if deep := next((m for _, m in kinds if m[0] in "IF"), None):
         raise ValueError(f"{name} holds pictures of the mode {deep}, more than eight bits a pixel; "
                          "make numbers from 0 to 1 of them: "
                          "(np.stack([np.asarray(p) for p in pictures])[:, None] / 65535).astype('float32')")
-    if len(kinds) > 1 or (mode := next(iter(kinds))[1]) not in ("L", "RGB", "RGBA"):
+    if len(kinds) > 1 or next(iter(kinds))[1] not in ("L", "RGB", "RGBA"):
         raise ValueError(f"{name} holds pictures of the sizes and modes {sorted(kinds)[:3]}; "
                          "make them one with .convert('RGB').resize((32, 32))")
-    x = torch.from_numpy(np.stack([np.asarray(i) for i in items]))
-    return x[:, None] if mode == "L" else x.permute(0, 3, 1, 2).contiguous()
+    return _planes(items)
 
 def _stacked(name, v): # a sequence -> tensor
     items = [v[i] for i in range(len(v))]
@@ -805,6 +809,7 @@ def _grey_images(name, cls, **constants):
 
 # %% ../nbs/02_data.ipynb #b2f31ae8
 _PIXELS, _LARGE = 2**26, 2**22 # the most of a picture that is read; those above `_LARGE` one at a time
+_large = threading.Lock()
 _KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
 def _eight_bits(image): # PIL image -> one of bytes; of 16 bits the upper eight
@@ -822,7 +827,8 @@ def _rgb(image, size): # PIL image -> (3, size, size) uint8
     if image.size != (size, size): image = image.resize((size, size), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
-def _picture(path, size, large=False): # file -> (3, size, size) uint8, None if it is large; an error names the file
+# %% ../nbs/02_data.ipynb #da02pict
+def _picture(path, size): # file -> (3, size, size) uint8; an error names the file
     from PIL import Image
     with unharmed(path):
         kind = os.stat(path).st_mode
@@ -832,7 +838,7 @@ def _picture(path, size, large=False): # file -> (3, size, size) uint8, None if 
             many = image.width * image.height
             if many > _PIXELS:
                 raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {_PIXELS:,} are read")
-            return _rgb(image, size) if large or many <= _LARGE else None
+            with _large if many > _LARGE else nullcontext(): return _rgb(image, size)
     except FileNotFoundError: raise
     except Exception as e:
         if isinstance(e, MemoryError) or isinstance(e, OSError) and e.errno:
@@ -843,12 +849,8 @@ def _picture(path, size, large=False): # file -> (3, size, size) uint8, None if 
 def _read(paths, size): # files -> (N, 3, size, size) uint8
     from concurrent.futures import ThreadPoolExecutor
     x = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
-    def left(i, large=False): # True where the picture is large and not yet read
-        picture = _picture(paths[i], size, large)
-        if picture is not None: x[i] = picture
-        return picture is None
-    with ThreadPoolExecutor() as pool: later = list(pool.map(left, range(len(paths))))
-    for i in [i for i, large in enumerate(later) if large]: left(i, large=True)
+    def read(i): x[i] = _picture(paths[i], size)
+    with ThreadPoolExecutor() as pool: list(pool.map(read, range(len(paths))))
     return x
 
 # %% ../nbs/02_data.ipynb #13149ad4
@@ -1047,8 +1049,7 @@ def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height,
         raise ValueError(f"pictures of {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]}; "
                          "size=(height, width) makes them one")
     if {a.ndim for a in rows} == {2, 3}: rows = [a if a.ndim == 3 else np.stack([a]*3, 2) for a in rows]
-    x = torch.from_numpy(np.stack(rows))
-    return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
+    return _planes(rows)
 
 def _read_column(split, x, size): # -> (N, ...) samples
     if isinstance(x, (list, tuple)): return torch.stack([_tensor(k, split[k][:]).float() for k in x], 1)

@@ -1,5 +1,5 @@
 "Files that cannot be read just now, that were removed, that another process writes, on disks that cannot sync."
-import errno, json, lzma, math, os, stat, subprocess, sys, time, warnings
+import errno, json, lzma, math, os, platform, stat, subprocess, sys, time, warnings
 import pytest, torch
 from fedlit.engine import files
 from fedlit.engine.files import (Damaged, last, newest, pack, read_json, read_tensors, result, write_file, write_json,
@@ -67,7 +67,7 @@ def test_a_pipe_is_no_file_and_nobody_waits_for_it(tmp_path):
 
 @pytest.mark.filterwarnings('ignore:.*it is set aside as')
 def test_a_second_broken_file_does_not_replace_the_first(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     file, broken = tmp_path/'c.safetensors', []
     for rounds in (2, 3, 4):
         go(rounds, file)
@@ -78,7 +78,7 @@ def test_a_second_broken_file_does_not_replace_the_first(tmp_path, monkeypatch):
     assert [f.read_bytes() for f in kept] == broken
 
 def test_a_removed_checkpoint_is_begun_again(tmp_path, monkeypatch, calm):
-    monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     file = tmp_path/'c.safetensors'
     go(2, file)
     before = last(file).read_bytes()
@@ -94,19 +94,8 @@ def test_a_removed_checkpoint_is_begun_again(tmp_path, monkeypatch, calm):
     go(3, file)
     assert content(file) == content(calm)
 
-def test_a_cut_off_part_beside_a_removed_checkpoint_does_not_bring_the_old_one_back(tmp_path, monkeypatch, calm):
-    monkeypatch.setattr(files, 'SPARING', 0)
-    file = tmp_path/'c.safetensors'
-    go(2, file)
-    whole = file.read_bytes()
-    file.unlink()
-    part = tmp_path/'.c.safetensors.999999999-0a0b0c0d.part'
-    part.write_bytes(whole[:100])
-    with pytest.warns(UserWarning, match='begins again'): assert len(go(3, file).history) == 3
-    assert content(file) == content(calm)
-
 def test_another_runs_predecessor_does_not_stop_a_new_run(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     file = tmp_path/'c.safetensors'
     go(2, file)
     file.unlink()
@@ -119,21 +108,20 @@ def test_another_runs_predecessor_does_not_stop_a_new_run(tmp_path, monkeypatch)
 
 @pytest.mark.slow
 @needs_fork
-def test_killed_where_a_file_has_one_name_only(tmp_path, monkeypatch, calm):
+def test_killed_where_a_file_can_have_one_name_only(tmp_path, monkeypatch, calm):
     from test_files import forked, killed_at
-    monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     def no(*args): raise OSError(errno.EPERM, 'Operation not permitted')
     monkeypatch.setattr(os, 'link', no)
-    lacking = 0
     for n in range(1, 100):
         file = tmp_path/str(n)/'c.safetensors'
         if killed_at(n, lambda: go(3, file)): break
-        lacking += last(file).exists() and not file.exists()
+        assert file.exists() or not last(file).exists()
         assert forked(lambda: go(3, file)) == 0 and content(file) == content(calm), n
-    assert n > 18 and lacking == 2      # the moment between two renames
+    assert n > 18
 
 def test_a_checkpoint_has_its_name_at_every_moment(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     file, seen, replace = tmp_path/'t', [], os.replace
     def look(a, b):
         seen.append(file.exists())
@@ -149,7 +137,7 @@ def test_a_checkpoint_has_its_name_at_every_moment(tmp_path, monkeypatch):
 @posix
 @pytest.mark.parametrize('mode', [0o600, 0o640, 0o444])
 def test_permissions_stay(tmp_path, monkeypatch, mode):
-    monkeypatch.setattr(files, 'SPARING', 0)
+    monkeypatch.setattr(files, 'PAUSE', 0)
     file, seen = tmp_path/'c.safetensors', []
     go(1, file)
     file.chmod(mode)
@@ -165,18 +153,15 @@ def test_permissions_stay(tmp_path, monkeypatch, mode):
 
 @posix
 @pytest.mark.parametrize('number', [errno.EINVAL, errno.ENOTSUP, errno.ENOSYS])
-def test_a_folder_that_cannot_be_synced_is_a_warning(tmp_path, monkeypatch, calm, number):
-    monkeypatch.setattr(files, 'SPARING', 0)
+def test_a_folder_that_cannot_be_synced_stops_nothing(tmp_path, monkeypatch, calm, number):
+    monkeypatch.setattr(files, 'PAUSE', 0)
     real = os.fsync
     def fsync(handle):
         if stat.S_ISDIR(os.fstat(handle).st_mode): raise OSError(number, os.strerror(number))
         real(handle)
     monkeypatch.setattr(os, 'fsync', fsync)
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter('always')
-        go(3, tmp_path/'c.safetensors')
-    said = [str(w.message) for w in said if 'cannot sync' in str(w.message)]
-    assert len(said) == 1 and str(tmp_path) in said[0] and content(tmp_path/'c.safetensors') == content(calm)
+    go(3, tmp_path/'c.safetensors')
+    assert content(tmp_path/'c.safetensors') == content(calm)
     def broken(handle): raise OSError(errno.EIO, 'Input/output error')
     monkeypatch.setattr(os, 'fsync', broken)
     with pytest.raises(OSError, match='Input/output'): write_json(tmp_path/'r.json', dict(a=1))
@@ -186,28 +171,16 @@ def test_a_folder_that_cannot_be_synced_is_a_warning(tmp_path, monkeypatch, calm
 def test_an_unfinished_file_is_swept_when_its_owner_is_gone_whatever_the_clock_says(tmp_path):
     gone = subprocess.Popen([sys.executable, '-c', ''])
     gone.wait()
-    make = lambda name, pid: tmp_path/f'.{name}.{pid}-00ab.part'
+    here = platform.node()
+    def make(name, pid, machine=here): return tmp_path/f'.{name}.{machine}-{pid}-00ab.part'
     dead, alive, other, notes = (make('a.json', gone.pid), make('a.json', os.getpid()), make('b.json', gone.pid),
                                  tmp_path/'.a.json.notes.part')
-    for f in (dead, alive, other, notes):
+    far = make('a.json', gone.pid, 'elsewhere')       # where this number may be alive
+    for f in (dead, alive, other, notes, far):
         f.write_text('half')
         if f != dead: os.utime(f, (time.time() - 10**6,)*2)
     write_json(tmp_path/'a.json', dict(a=1))
-    assert not dead.exists() and alive.exists() and other.exists() and notes.exists()
-
-@needs_fork
-def test_a_writer_whose_number_is_not_known_here_is_not_swept(tmp_path):
-    "As in another container: its number says nothing, its lock does."
-    import fcntl
-    gone = subprocess.Popen([sys.executable, '-c', ''])
-    gone.wait()
-    part = tmp_path/f'.a.json.{gone.pid}-00ab.part'
-    with open(part, 'wb') as f:
-        fcntl.flock(f, fcntl.LOCK_EX)
-        write_json(tmp_path/'a.json', dict(a=1))
-        assert part.exists()
-    write_json(tmp_path/'a.json', dict(a=1))
-    assert not part.exists()
+    assert not dead.exists() and alive.exists() and other.exists() and notes.exists() and far.exists()
 
 @needs_fork
 def test_a_slow_writer_is_not_disturbed(tmp_path, monkeypatch):
