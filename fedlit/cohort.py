@@ -314,16 +314,9 @@ def batch(self:Cohort, t, ks, n):
     return dict(zip('xy', self.batches.at(t, ks, n)))
 
 @patch
-def real(self:Cohort, t, ks, batch):
-    "What a batch with empty places needs besides, by name; see `fedlit.engine.ragged`. Here no place is empty."
-    return {}
-
-@patch
 def train(self:Cohort):
     "All steps of all clients, and what they end with: name -> (K, ...)."
-    for t, n, ks in self.moves():
-        batch = self.batch(t, ks, n)
-        self.move(t, ks, {**batch, **self.real(t, ks, batch)})
+    for t, n, ks in self.moves(): self.move(t, ks, self.batch(t, ks, n))
     self.memo.clear() # what is in it refers to the cohort, and would keep its memory
     return self.results()
 
