@@ -1,8 +1,8 @@
 "Sub-models beside the small network trained alone, ragged clients beside even ones: runs that take turns by the round."
 import statistics, time
 import torch
-from fedlit.cohort import Cohort
 from fedlit.engine.axes import axes_of, extract
+from fedlit.engine.masks import MaskedCohort
 from fedlit.methods import FedAvg, FedDSE, FedGSE, HeteroFL
 from fedlit.models import build, wrap
 from fedlit.local import Local
@@ -15,7 +15,7 @@ from .overheads import noise, turns_of
 CHOOSING = [0.] # seconds for which clients were given their parts of the network
 
 def watched(asked):
-    "`Cohort.asked_masks`, timed."
+    "`MaskedCohort.asked_masks`, timed."
     def timed(self, step):
         began = time.perf_counter()
         try: return asked(self, step)
@@ -69,7 +69,7 @@ BASES = {'ragged, BatchNorm': 'even, BatchNorm', 'ragged': 'even'} # all others:
 
 def run(work, data, options):
     hold_memory()
-    Cohort.asked_masks = watched(Cohort.asked_masks)
+    MaskedCohort.asked_masks = watched(MaskedCohort.asked_masks)
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
     go = lambda net, task, clients, method, **kw: federating(
         net, task, clients, method, work['rounds'], how, seed=work['seed'], device='cpu',

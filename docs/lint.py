@@ -171,7 +171,7 @@ def every_name_is_imported_from_its_home():
                 if a.name in borrowed.get(n.module[7:], ()): yield f'{place}: {a.name} is not of {n.module}'
 
 MANY = 8 # parameters; what users call may have more, and so may a hook, which asks for what it needs by name
-FRONT = 'aggregate', 'distill', 'fed_round', 'federate', 'federating', 'local_phase'
+FRONT = 'aggregate', 'fed_round', 'federate', 'federating', 'local_phase'
 
 def no_function_has_too_many_parameters():
     hooks = re.findall(r'(\w+)=Hook\(', text('fedlit/vocabulary.py'))
@@ -181,6 +181,28 @@ def no_function_has_too_many_parameters():
             named = [a.arg for a in n.args.posonlyargs + n.args.args + n.args.kwonlyargs]
             many = len(set(named) - {'self', 'cls'})
             if many > MANY: yield f'fedlit.{module}: {n.name} has {many} parameters, but at most {MANY}'
+
+def patches(tree):
+    "(line, class, name, is it right?) of what a module adds to a class: right if the class is its own and lacks it."
+    own = {c.name: {n.name for n in c.body if isinstance(n, ast.FunctionDef)}
+           for c in ast.walk(tree) if isinstance(c, ast.ClassDef)}
+    for n in ast.walk(tree):
+        if any(dotted(getattr(d, 'func', d)) == 'patch' for d in getattr(n, 'decorator_list', ())):
+            cls, name = dotted(n.args.args[0].annotation), n.name
+        elif isinstance(n, ast.Assign) and isinstance(n.targets[0], ast.Attribute):
+            cls, name = dotted(n.targets[0].value), n.targets[0].attr
+        else: continue
+        yield n.lineno, cls, name, cls in own and name not in own[cls]
+        if cls in own: own[cls].add(name)
+
+def a_class_is_changed_by_its_own_page_only():
+    "`@patch` adds a method on the page that defines the class, and replaces none."
+    trees = {m: ast.parse(f.read_text(encoding='utf-8')) for m, f in modules(ROOT/'fedlit').items()}
+    classes = {n.name for tree in trees.values() for n in ast.walk(tree) if isinstance(n, ast.ClassDef)}
+    for module, tree in trees.items():
+        for line, cls, name, right in patches(tree):
+            if cls in classes and not right:
+                yield f'fedlit.{module}:{line}: {cls}.{name} is added elsewhere, or replaced; write a subclass'
 
 def every_module_comes_from_a_notebook():
     "Except `fedlit.flower`, a short name."
@@ -286,6 +308,7 @@ def every_file_is_written_by_one_module():
 CHECKS = [every_notebook_stands_in_the_sidebar, numbers_rise_within_a_section, every_figure_has_an_alternative_text,
           arrows_run_down, no_circle_of_imports, no_private_name_crosses_a_module, no_function_has_too_many_parameters,
           every_module_comes_from_a_notebook, every_name_is_imported_from_its_home,
+          a_class_is_changed_by_its_own_page_only,
           no_line_of_a_notebook_is_too_wide, no_line_of_a_text_is_a_directive, no_page_is_too_heavy,
           a_cell_that_imports_needs_no_cell_that_does_not,
           every_public_name_is_documented, every_paper_has_an_author_a_title_and_a_year,

@@ -39,7 +39,7 @@ from .parse import list_seeds, method as parse
 from .engine.fingerprint import fingerprint
 from .result import (Run, Tester, answered, asked_of, by_name, check_metrics, noted_of, own_samples, resume,
                            scores_of, tests_of, with_spread)
-from .round import EXECUTORS, local_phase
+from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words, task_of
 from .state import pure, start
@@ -313,7 +313,8 @@ def _executor(self:Simulation, x):
     auto, best, name = self.asked.executor == 'auto', self.asked.executor, type(self.model).__name__
     if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
     if best == 'extract' and asks_for(self.asked.method, 'mask', 'axes'): return self._cut_or_not(x, auto, name)
-    if best != 'vmap' or len(self.asked.clients) < 2 or not (why := try_stack(*self._first_step())): return best
+    if best != 'vmap' or len(self.asked.clients) < 2: return best
+    if not (why := try_stack(*self._first_step(), EngineCohort)): return best
     warn(f"clients with {name} cannot be stacked by vmap ({why}); going on with executor='loop'")
     return 'loop'
 
@@ -350,7 +351,7 @@ def _tapes(self:Simulation, x, shared):
 
 @patch
 def _uncompiled(self:Simulation):
-    "Why no step of this federation will be compiled, or ''; see `Cohort.returns`."
+    "Why no step of this federation will be compiled, or ''; see `ReplayedCohort.returns`."
     a = self.asked
     if changes := sorted(varies_with(a.method, STEP) - {'first'}):
         return f"{a.method!r} asks for what changes with the {' and the '.join(changes)}"

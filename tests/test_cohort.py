@@ -6,7 +6,7 @@ from fedlit.batches import batches_of
 from fedlit.local import Local
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
-from fedlit.engine.ragged import fills
+from fedlit.engine.ragged import RaggedCohort, fills
 from fedlit.engine.stacks import stacked
 from fedlit.engine.tape import Tapes
 from fedlit.method import FedAvg, Method
@@ -127,7 +127,7 @@ def test_clients_of_a_filled_cohort_stand_in_any_order():
     network, local = net(norm='none'), Local(epochs=1, batch_size=16, lr=.1)
     order = sorted(WHO, key=lambda k: len(CLIENTS[k])) # the shortest first
     sent = Broadcast(FedAvg(), network, start(FedAvg(), network, 4), local)
-    torn, filled = (Cohort(sent, order, batches_of(TASK, CLIENTS, order, local), stacked, fill).train()
+    torn, filled = (RaggedCohort(sent, order, batches_of(TASK, CLIENTS, order, local), stacked, fill).train()
                     for fill in (False, True))
     assert apart(torn['params'], filled['params']) < 1e-5
 

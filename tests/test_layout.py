@@ -1,5 +1,5 @@
 "What docs/lint.py knows of imports is right; a short name is the same module."
-import re, sys
+import ast, re, sys
 from importlib import import_module
 from pathlib import Path
 import pytest
@@ -50,3 +50,11 @@ def test_lint_sees_a_cell_that_quarto_runs_without_what_it_needs():
     assert not [*lint.unbound(right)]
     assert [*lint.unbound([*right, 'import re\ndef f(): return a\nf(a)'])] == [(4, 'a')]
     assert not [*lint.unbound(['a = 1', '#| eval: false\nimport re\na + 1', 'a + 2'])]
+
+def test_a_class_that_is_changed_elsewhere_is_seen():
+    import lint
+    def wrong(source): return [name for _, _, name, right in lint.patches(ast.parse(source)) if not right]
+    own = 'class C:\n    def a(self): pass\n@patch\ndef b(self:C): pass\n'
+    assert not wrong(own)
+    assert wrong(own + '@patch\ndef a(self:C): pass\n@patch\ndef b(self:C): pass') == ['a', 'b']
+    assert wrong('@patch\ndef c(self:Far): pass\nFar.d = 1\n@patch(as_prop=True)\ndef e(self:Far): pass') == [*'cde']

@@ -4,7 +4,7 @@ import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 import fedlit.round as round_
 from fedlit import methods
-from fedlit.cohort import Broadcast, Cohort
+from fedlit.cohort import Broadcast
 from fedlit.data import load
 from fedlit.engine.ragged import fills
 from fedlit.method import Method, wants
@@ -61,22 +61,22 @@ def test_stacks_may_be_of_any_size(m):
     RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes")])
 def test_a_stack_that_does_not_fit_is_halved(monkeypatch, error):
     whole = train(FedProx(mu=.1), 'vmap')
-    class Small(Cohort):
+    class Small(round_.EngineCohort):
         def __init__(self, sent, who, *args):
             if len(who) > 1: raise error
             super().__init__(sent, who, *args)
-    monkeypatch.setattr(round_, 'Cohort', Small)
+    monkeypatch.setattr(round_, 'EngineCohort', Small)
     with pytest.warns(UserWarning, match='4 clients at once do not fit into memory'):
         halved = train(FedProx(mu=.1), 'vmap')
     assert gap(whole, halved) < 1e-12
-    monkeypatch.setattr(round_, 'Cohort', lambda *args: (_ for _ in ()).throw(error))
+    monkeypatch.setattr(round_, 'EngineCohort', lambda *args: (_ for _ in ()).throw(error))
     with pytest.raises(type(error)), warnings.catch_warnings():
         warnings.simplefilter('ignore')
         train(FedAvg(), 'vmap')
 
 def test_other_errors_are_not_taken_for_memory(monkeypatch):
     def broken(*args): raise RuntimeError('shapes do not match')
-    monkeypatch.setattr(round_, 'Cohort', broken)
+    monkeypatch.setattr(round_, 'EngineCohort', broken)
     with pytest.raises(RuntimeError, match='shapes do not match'): train(FedAvg(), 'vmap')
 
 class Peeks(Method):

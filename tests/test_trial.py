@@ -209,12 +209,13 @@ def test_the_trial_leaves_no_trace():
     net = Net(Noisy())
     before = copy.deepcopy(net.state_dict())
     from fedlit.engine.trial import try_stack
+    from fedlit.round import EngineCohort
     from fedlit.cohort import Broadcast
     from fedlit.state import start
     sent = Broadcast(FedProx(mu=.1), net, start(FedProx(mu=.1), net, 4), LOCAL)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), np.random.get_state()[2]
     x = TASK.normalise(TASK.x_train[:8])
-    assert try_stack(sent, x, TASK.y_train[:8]) == ''
+    assert try_stack(sent, x, TASK.y_train[:8], EngineCohort) == ''
     assert all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
     assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
     assert (np.random.get_state()[1] == states[2]).all() and np.random.get_state()[2] == states[3]

@@ -25,6 +25,7 @@ def step_from(
     sent,    # Broadcast
     who,     # list of client numbers
     batches, # Batches of these clients, of one step
+    cohort,  # its class
     each,    # `single` or `stacked`
     fill=False, # fill up the short batch?
     cast=torch.Tensor.double, # to the precision of the trial, for tensors of floating point
@@ -32,14 +33,14 @@ def step_from(
 ):           # name -> (K, ...): how far the clients have moved, their loss, memory and uploads
     "One step of the clients from weights near those of `sent`."
     exactly = lambda v: cast(v) if v.is_floating_point() else v
-    cohort = Cohort(sent, who, batches, each, fill)
+    clients = cohort(sent, who, batches, each, fill)
     for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'loss'):
-        setattr(cohort, k, tmap(exactly, getattr(cohort, k)))
-    cohort.params = _moved(cohort.params)
-    cohort.forward = sent.function(sent.model.to(exactly(torch.zeros(())).dtype))
-    cohort = cohort.begin().take_part()
-    before = {k: tmap(torch.clone, getattr(cohort, k)) for k in ('params', 'buffers')}
-    out = cohort.send(train(cohort))
+        setattr(clients, k, tmap(exactly, getattr(clients, k)))
+    clients.params = _moved(clients.params)
+    clients.forward = sent.function(sent.model.to(exactly(torch.zeros(())).dtype))
+    clients = clients.begin().take_part()
+    before = {k: tmap(torch.clone, getattr(clients, k)) for k in ('params', 'buffers')}
+    out = clients.send(train(clients))
     changes = {k: sub(out[k], v) for k, v in before.items()}
     return flatten({**changes, **{k: out[k] for k in ('loss', 'client', 'uploads')}})
 
@@ -80,6 +81,7 @@ def trial_step(
     x,       # (N, ...) samples of one client
     y,       # (N,) their labels
     lengths, # for each client, how many of them it has; the second in reverse order
+    cohort,  # class of the clients' cohort
 ):           # function of the positions of clients and of what `step_from` takes besides
     "A step of clients with these samples, of copies of the network, the method and the criterion."
     xs, ys = (torch.stack([v, v.flip(0)])[:len(lengths), None] for v in (x, y))
@@ -87,7 +89,7 @@ def trial_step(
         model, method, criterion = map(copy.deepcopy, (sent.model, sent.method, sent.criterion))
         data = Batches(cast(xs) if x.is_floating_point() else xs, ys, torch.tensor(lengths)[:, None])
         who = [min(k, sent.state.clients - 1) for k in at]
-        return step_from(replace(sent, model=model, method=method, criterion=criterion), who, data.of(at),
+        return step_from(replace(sent, model=model, method=method, criterion=criterion), who, data.of(at), cohort,
                          **{'each': single, 'cast': cast, **how})
     return step
 
@@ -95,10 +97,11 @@ def try_stack(
     sent,       # Broadcast
     x,          # (N, ...) samples of one client, a full batch if there is one
     y,          # (N,) their labels
+    cohort,     # class of the clients' cohort, such as `fedlit.round.EngineCohort`
     fill=False, # is the second client's batch short, and filled up?
 ):              # '' if a stack of two clients does what they do one by one; else what differs, or what PyTorch said
     "Try one step of two clients."
-    step = trial_step(sent, x, y, [len(x), len(x) - len(x)//3 if fill else len(x)])
+    step = trial_step(sent, x, y, [len(x), len(x) - len(x)//3 if fill else len(x)], cohort)
     def one_by_one(cast):
         each = [step([k], cast) for k in (0, 1)]
         return {k: torch.cat([v[k] for v in each]) for k in each[0]}

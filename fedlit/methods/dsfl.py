@@ -41,6 +41,6 @@ class DSFL(Method):
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round):
         x, pick = unlabelled(self, proxy), lambda tree: {k: trained[k] for k in tree}
         said = sharpened(ensemble(forward, pick(params), pick(buffers), x), self.T)
-        new = distill(forward, params, buffers, x, said, self.steps, self.lr, seed=round)
+        new = distill(forward, (params, buffers), x, said, self.steps, self.lr, seed=round)
         return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items()
                 if v.is_floating_point()}, dict(said=said)

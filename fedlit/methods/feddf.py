@@ -29,8 +29,7 @@ def ensemble(
 # %% ../../nbs/methods/60_feddf.ipynb #bb5384e5
 def distill(
     forward,        # pure model of the student
-    params,         # dict, where the student starts
-    buffers,        # dict
+    start,          # params, buffers: where the student starts
     x,              # (M, ...) unlabelled inputs
     teacher,        # (M, classes) logits to imitate
     steps=100,      # int, of Adam
@@ -39,6 +38,7 @@ def distill(
     seed=0,         # int, order of the inputs
 ):                  # params, buffers
     "Train the student on KL(softmax teacher || softmax student) (FedDF, Lin et al., NeurIPS 2020, eq. 1)."
+    params, buffers = start
     params = {k: v.detach().clone().requires_grad_() for k, v in params.items()}
     opt, gen = torch.optim.Adam(params.values(), lr), torch.Generator().manual_seed(seed)
     slower = torch.optim.lr_scheduler.CosineAnnealingLR(opt, steps)
@@ -77,7 +77,7 @@ class FedDF(Method):
         x, moved = unlabelled(self, proxy), lambda tree: {k: v + delta[k] if k in delta else v for k, v in tree.items()}
         pick = lambda tree: {k: trained[k] for k in tree}
         teacher = self.teach(ensemble(forward, pick(params), pick(buffers), x))
-        new = distill(forward, moved(params), moved(buffers), x, teacher,
+        new = distill(forward, (moved(params), moved(buffers)), x, teacher,
                       self.steps, self.lr, self.batch_size, seed=round)
         return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if k in delta}, server
 
@@ -98,6 +98,6 @@ def feddf_round(
     outs = [local_phase(method, m, s, w, b, local) for m, s, w, b, _ in kinds]
     new = [aggregate(method, s, w, o, p, local, pure(m)) for (m, s, w, _, p), o in zip(kinds, outs)]
     said = torch.cat([ensemble(pure(m), o['params'], o['buffers'], proxy) for m, o in zip(models, outs)])
-    ends = [distill(pure(m), s.params, s.buffers, proxy, said.mean(0), seed=s.round, **how)
+    ends = [distill(pure(m), (s.params, s.buffers), proxy, said.mean(0), seed=s.round, **how)
             for m, s in zip(models, new)]
     return [replace(s, params=p, buffers=b) for s, (p, b) in zip(new, ends)]

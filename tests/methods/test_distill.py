@@ -29,7 +29,7 @@ def test_teachers_by_loops():
 def test_distill_is_plain_torch():
     "The same ten steps with a deep copy, Adam and a cosine."
     net, teacher = model(norm=False), torch.randn(12, 3, dtype=torch.double, generator=torch.Generator().manual_seed(1))
-    params, _ = distill(pure(net), dict(net.named_parameters()), {}, PROXY, teacher,
+    params, _ = distill(pure(net), (dict(net.named_parameters()), {}), PROXY, teacher,
                         steps=10, lr=.01, batch_size=5, seed=3)
     plain, g = copy.deepcopy(net), torch.Generator().manual_seed(3)
     opt = torch.optim.Adam(plain.parameters(), .01)
