@@ -222,11 +222,11 @@ def _names(a, *methods):
     "The methods. All that is misspelt is told before data are loaded."
     from fedlit.engine.messages import check_record, proper
     from fedlit.parse import Misfit, ParseError, method, named, value
-    a.model, a.data = a.model and named(a.model, 'model'), a.data and named(a.data, 'data set')
-    a.executor = _executor(a.executor)
     for k, names in CHOICES.items():
         if given := getattr(a, k): setattr(a, k, proper(given, names, f"value of --{k.replace('_', '-')}"))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
+    a.model, a.data = a.model and named(a.model, 'model'), a.data and named(a.data, 'data set')
+    a.executor = _executor(a.executor)
     found = list(map(method, methods))
     for k in TAKES:
         try: value(getattr(a, k))

@@ -10,7 +10,7 @@ from fedlit.engine.ragged import fills
 from fedlit.method import Method, wants
 from fedlit.methods import DeCov, FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
-from fedlit.batches import Batches, cross_entropy
+from fedlit.batches import Batches, cross_entropy, occupied
 from fedlit.local import Local
 from fedlit.round import fed_round
 from fedlit.state import start
@@ -202,7 +202,7 @@ def test_padding_may_hold_anything():
     net, data, out = model(norm=False), batches(0), []
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
-        x[~round_.occupied(data['live'], x.shape[2])] = junk
+        x[~occupied(data['live'], x.shape[2])] = junk
         out.append(fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), dict(data, x=x), SIZES,
                              Local(lr=.1), executor='vmap'))
     assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
