@@ -370,7 +370,8 @@ def as_sent(
     instead, # name -> (K, ...), what the `send` hooks put in the place of some
 ):           # name -> (K, ...)
     "The buffers that leave clients; a warning names those of which nothing does."
-    if lost := [k for k, v in instead.items() if not torch.equal(v, trained[k])]:
+    moved = torch.stack([(v != trained[k]).any() for k, v in instead.items()]).tolist() if instead else []
+    if lost := [k for k, far in zip(instead, moved) if far]: # one wait for a device
         more = f' and {len(lost) - 1} more' if lost[1:] else ''
         warn(f"{lost[0]!r}{more} changed while clients trained; {method!r} sends nothing of that, "
              "and for the server they are as they were received")

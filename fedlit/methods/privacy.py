@@ -269,7 +269,7 @@ def looks(
     "How many Gaussians of multiplier z/2 a sample has cost at most, all its copies counted."
     who = passes.nonzero()[:, 0].tolist()
     if not who: return 0
-    many = torch.tensor([len(indices[k]) for k in who])
-    owner, sample = torch.tensor(who).repeat_interleave(many), torch.cat([indices[k] for k in who]).cpu()
-    (owner, sample), copies = torch.stack([owner, sample]).unique(dim=1, return_counts=True)
-    return int(torch.bincount(sample, passes.cpu().double()[owner]*copies**2).max())
+    each = [indices[k].cpu().unique(return_counts=True) for k in who]
+    sample, copies = map(torch.cat, zip(*each))
+    epochs = passes.cpu().double()[who].repeat_interleave(torch.tensor([len(s) for s, _ in each]))
+    return int(torch.bincount(sample, epochs*copies**2).max())
