@@ -1,15 +1,18 @@
 """What the pages of the papers claim and plan: sentences say what is judged, rounds fit into a slice."""
-import re, shlex
+import math, re, shlex
 from pathlib import Path
-import matplotlib.pyplot as plt, pytest, torch
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import parser
 from fedlit.data import load
+from fedlit.engine.files import shipped
 from fedlit.local import SGD, Local
 from fedlit.methods import SOLO, FedAvg
 from fedlit.models import build
-from fedlit.papers.catalogue import plan
-from fedlit.papers.entries import CATALOGUE, SCALES, found_rows, judged, row_name, select, whole
-from fedlit.papers.settings import address
+from fedlit.papers.catalogue import CATALOGUE, plan
+from fedlit.papers.claims import weigh
+from fedlit.papers.entries import SCALES, asked, found_rows, judged, row_name, select, whole
+from fedlit.papers.evidence import repeated
+from fedlit.papers.settings import address, found
 from fedlit.run import federate
 
 ROOT = Path(__file__).parents[1]
@@ -99,3 +102,77 @@ def test_every_table_of_the_thesis_has_the_released_code_s_reading(id):
     assert len(chosen) == sum('OldCounts' in s.method for s in other.values()) > 0
     assert all(a != b and (a.seed, a.partition) == (b.seed, b.partition) for a, b in zip(other.values(), beside))
     assert {s.recipe for s in other.values() if s.data == 'mnist'} == {'feddse'}
+
+# ---- the sentences of the papers ----
+
+SENTENCES = pd.read_csv(ROOT/'fedlit'/'papers'/'sentences.csv', keep_default_na=False)
+
+def test_every_sentence_is_judged_or_says_why_not():
+    assert SENTENCES.groupby('paper').sentence.nunique().min() >= 8
+    for r in SENTENCES.itertuples():
+        assert bool(r.entry) != bool(r.why), r
+        assert not r.entry or r.claim in CATALOGUE[r.entry].claims, (r.entry, r.claim)
+
+def raw(id):
+    "Rows of an entry as committed: labels and the curve of accuracies in percent."
+    e, out = CATALOGUE[id], []
+    for labels, s in asked(e, 'embedded'):
+        if r := found(shipped('catalogue'), s):
+            curve = 100*np.array(r['history']['accuracy'])
+            out.append(dict(labels, curve=curve, late=curve[-math.ceil(len(curve)/3):].mean(), last=curve[-1]))
+    return pd.DataFrame(out)
+
+def side(t, value='late', **labels):
+    for k, v in labels.items(): t = t[t[k] == v]
+    return t.groupby('seed')[value].mean()
+
+def by_hand_table2(b):
+    g = lambda t, m: (side(t, method=f'{b}+FedDecorr', classes=m) - side(t, method=b, classes=m))
+    return lambda t: g(t, 3) - g(t, 5)
+
+def by_hand_best(t):
+    t = t[t.alpha == .05]
+    wide = t.pivot_table(index='seed', columns='method', values='late')
+    four = ['FedAvg', 'FedProx', 'FedAvgM', 'MOON']
+    return wide[[m + '+FedDecorr' for m in four]].max(axis=1) - wide[four].max(axis=1)
+
+def by_hand_rounds(t):
+    goal = {(r.alpha, r.seed): r.last for r in t[t.method == 'FedAvg'].itertuples()}
+    reach = [np.flatnonzero(r.curve >= goal[r.alpha, r.seed] - 1e-9) for r in t.itertuples()]
+    t = t.assign(n=[i[0] + 1 if len(i) else len(c) + 1 for i, c in zip(reach, t.curve)])
+    return side(t, 'n', method='FedAvg') - side(t, 'n', method='FedAvg+FedDecorr')
+
+BY_HAND = [
+    ('feddecorr/tpami-table2', 'its gain shrinks with more classes a client (FedAvg,', by_hand_table2('FedAvg')),
+    ('feddecorr/tpami-table2', 'its gain shrinks with more classes a client (FedAvgM,', by_hand_table2('FedAvgM')),
+    ('feddecorr/table1', 'the highest accuracy of all is with FedDecorr (alpha 0.05)', by_hand_best),
+    ('feddecorr/fig4', "and needs fewer rounds to FedAvg's last", by_hand_rounds),
+    ('feddecorr/table6', 'DeCov lowers', lambda t: side(t, method='FedAvg') - side(t, method='FedAvg+DeCov')),
+    ('moon/fig7', 'with 20 local epochs MOON is ahead of FedAvg',
+     lambda t: side(t, method='MOON', epochs=20) - side(t, method='FedAvg', epochs=20)),
+    ('moon/table3', 'Scaffold (corrected form) falls behind',
+     lambda t: side(t, method='FedAvg') - side(t, method='Scaffold')),
+    ('moon/table5', 'the distance gains nothing', lambda t: side(t, method='FedAvg') - side(t, method='l2')),
+    ('moon/table1', 'MOON leads FedAvg by at least two',
+     lambda t: side(t, method='MOON') - side(t, method='FedAvg') - 2),
+    ('feddecorr/table4', 'FedDecorr helps with 20 local',
+     lambda t: side(t, method='FedAvg+FedDecorr', epochs=20) - side(t, method='FedAvg', epochs=20))]
+
+@pytest.mark.parametrize('id, start, by_hand', BY_HAND, ids=[f'{id} {start}' for id, start, _ in BY_HAND])
+def test_a_verdict_from_the_stored_runs_by_hand(id, start, by_hand):
+    "Effect, and the sequential test written out: the largest capital of two gamblers, read as a p value."
+    [text] = [k for k in CATALOGUE[id].claims if k.startswith(start)]
+    d = by_hand(raw(id)).sort_index().to_numpy()
+    weighed = {w.claim: w for w in weigh(CATALOGUE[id].claims, *found_rows(CATALOGUE[id], 'embedded'),
+                                         CATALOGUE[id].derive, repeated)}[text]
+    assert len(d) >= 20 and abs(weighed.differences - d).max() < 1e-9
+    most = {}
+    for sign in (1, -1):
+        money, square = [1., 1., 1.], 0.
+        for n, v in enumerate(d, 1):
+            square += v*v
+            z = v/math.sqrt(square/n) if square else 0.
+            money = [m*(1 + math.tanh(sign*c*z)) for m, c in zip(money, (.5, 1, 2))]
+            most[sign] = max(most.get(sign, 0), sum(money)/3)
+    assert math.isclose(weighed.evidence.p, min(1, 2/max(most.values())), rel_tol=1e-9)
+    assert weighed.evidence.side == (1 if most[1] > most[-1] else -1)

@@ -55,7 +55,9 @@ class FedDecomp(Method):
         for k, w in params.items():
             if k not in weights: continue
             n, (rows, columns) = self.inner(w.shape)[0], layout(w.shape)
-            new[f'tau.{k}.A'] = ((2*torch.rand(n, columns, generator=g) - 1)/columns**.5).to(w)
+            a = (torch.randn(n, columns, generator=g)/3**.5 if self.form == 'paper' else # of the same variance
+                 2*torch.rand(n, columns, generator=g) - 1)
+            new[f'tau.{k}.A'] = (a/columns**.5).to(w)
             new[f'tau.{k}.B'] = w.new_zeros(rows, n)
         return {**params, **new}, {}, {}
     def keep(self, name): return name.startswith('tau.')

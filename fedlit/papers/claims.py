@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'with_columns', 'tested', 'counted', 'within', 'Numbers', 'ours', 'pick',
-           'above_zero', 'ahead', 'minus', 'kendall', 'rising', 'levels_off', 'Weighed', 'Noted', 'complete', 'weigh',
-           'decide', 'shown', 'judge', 'tally', 'hanging', 'verdict_lines']
+           'above_zero', 'ahead', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond', 'kendall', 'rising',
+           'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'weigh', 'decide', 'shown', 'judge',
+           'tally', 'hanging', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -144,15 +145,27 @@ def ahead(
     return Numbers(differences, unit, whole=False)
 
 # %% ../../nbs/papers/claims.ipynb #d8b206a5
-def minus(
-    f, g, # Numbers
-):        # Numbers
-    "The difference of two claims' numbers, seed by seed."
-    def differences(rows):
-        left, right = f(rows), g(rows)
-        if left.shape != right.shape: raise LookupError('the two sides have different seeds')
-        return left - right
-    return replace(f, of=differences, whole=f.whole or g.whole)
+def seedwise(
+    how,   # function of (numbers of claims, seeds) -> (seeds,), such as `mean` over the first axis
+    *each, # Numbers
+):         # Numbers
+    "Numbers of several claims made into one, seed by seed."
+    def numbers(rows):
+        sides = [f(rows) for f in each]
+        if len({v.shape for v in sides}) > 1: raise LookupError('the sides have different seeds')
+        return how(np.stack(sides))
+    return replace(each[0], of=numbers, whole=any(f.whole for f in each))
+
+def minus(f, g): return seedwise(lambda sides: sides[0] - sides[1], f, g)
+def mean_of(*each): return seedwise(lambda sides: sides.mean(0), *each)
+def best_of(*each): return seedwise(lambda sides: sides.max(0), *each)
+
+def beyond(
+    numbers, # Numbers
+    margin,  # in their unit
+):           # Numbers
+    "What is left of a difference when `margin` is taken off; claims that name a size are about this."
+    return replace(numbers, of=lambda rows: numbers(rows) - margin)
 
 # %% ../../nbs/papers/claims.ipynb #1233426a
 def kendall(
@@ -191,6 +204,23 @@ def levels_off(
             return ahead({**where, axis: values[to]}, {**where, axis: values[start]})(rows)
         return Numbers(of, 'points')
     return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1))}
+
+# %% ../../nbs/papers/claims.ipynb #rt000001
+def rounds_to(
+    rows, # DataFrame of `results`
+):        # with columns `rounds`, `rounds_late` and that of `started`
+    "Rounds that each run needs to FedAvg's last accuracy in the same seed, or to its mean over the last third."
+    keys = [k for k in rows.attrs['labels'] if k != 'method']
+    def needed(value):
+        goals = pick(rows, dict(method='FedAvg'), value)
+        goal = [goals[tuple(row[k] for k in keys)] - 1e-9 for _, row in rows.iterrows()]
+        return [next((i+1 for i, v in enumerate(curve) if 100*v >= at), len(curve)+1)
+                for curve, at in zip(rows.curve, goal)]
+    return started(with_columns(rows, rounds=needed('accuracy'), rounds_late=needed('accuracy_late')))
+
+def started(rows):
+    "Rows with a column `early`: the mean accuracy over the first third of the rounds."
+    return with_columns(rows, early=[100*float(np.mean(v[:math.ceil(len(v)/3)])) for v in rows.curve])
 
 # %% ../../nbs/papers/claims.ipynb #02580b43
 class Weighed(NamedTuple):
