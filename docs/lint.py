@@ -48,10 +48,9 @@ def no_line_of_a_notebook_is_too_wide():
                     yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
 
 HEAVIEST = 300_000 # bytes of a page: it is loaded whole, and every version of it stays in the history
-HEAVY = {'papers/collapse.ipynb'} # until it is filled again
 
 def no_page_is_too_heavy():
-    for p in set(pages.notebooks()) - HEAVY:
+    for p in pages.notebooks():
         if (n := (ROOT/'nbs'/p).stat().st_size) > HEAVIEST:
             yield f'nbs/{p}: {n:,} bytes, but at most {HEAVIEST:,}; smaller figures or two pages'
 
