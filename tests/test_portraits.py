@@ -9,11 +9,7 @@ from fedlit.parse import known
 from fedlit.portrait import MARKS, portrait
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
-INDEX = (NBS/'index.ipynb').read_text(encoding='utf-8')
 FILES = {f.stem: f.read_text(encoding='utf-8').strip() for f in sorted((NBS/'images'/'methods').glob('*.svg'))}
-ROWS = [(re.findall(r'`(\w+)`', methods), re.findall(r'!\[(\w+)\]\(images/methods/(\w+)\.svg\)', pictures))
-        for pictures, methods in re.findall(r'"\| [^|]*\|([^|]*)\|([^|]*)\|[^|]*\|[^|]*\|', INDEX)]
-ROWS = [(methods, pictures) for methods, pictures in ROWS if pictures]
 
 def drawn(name): return re.sub('<title>.*</desc>', '', FILES[name])
 def looks(method): return replace(portrait(method), name='')
@@ -23,14 +19,6 @@ def test_the_file_is_what_the_method_shows(name):
     assert FILES.get(name) == portrait(known()[name]()).small().svg, 'python docs/portraits.py'
 
 def test_no_file_is_left_over(): assert FILES.keys() == known().keys()
-
-def test_every_row_of_the_table_has_each_picture_of_its_methods_once():
-    assert len(ROWS) > 30 and all(alt == name for _, pictures in ROWS for alt, name in pictures)
-    for methods, pictures in ROWS:
-        shown = [drawn(name) for _, name in pictures]
-        assert len({*shown}) == len(shown) and {*shown} == {drawn(m) for m in methods if m in FILES}, methods
-    trimmings = {'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts'}
-    assert {m for methods, _ in ROWS for m in methods} == known().keys() - trimmings | {'centralised'}
 
 KINDS = ('FedAvg SOLO FedProx FedDecorr MOON SCAFFOLD FedDyn FedAvgM FedNova FedBN FedPer LGFedAvg FedCAC FedDecomp '
          'FedPara pFedPara HeteroFL FedRolex FederatedDropout FjORD DepthFL FedDSE FedGSE FedDF DSFL Ditto APFL pFedMe '

@@ -185,7 +185,8 @@ def lacking(cells):
     "(cell, names) that shown cells need and none of them defines: at once before it, in a function anywhere."
     shown = [(k, *names(source)) for k, c in enumerate(cells) if c['cell_type'] == 'code'
              for found, source in [code(c)] if not hidden(found) and found.get('echo') != 'false']
-    known, every = {*dir(builtins), '__name__', '__file__', 'display'}, {n for *_, defined in shown for n in defined}
+    known = {*dir(builtins), '__name__', '__file__', '__class__', 'display'}
+    every = {n for *_, defined in shown for n in defined}
     for k, now, later, defined in shown:
         known |= defined
         if lack := now - known | later - known - every: yield k, sorted(lack)
