@@ -201,3 +201,25 @@ def test_a_name_that_only_a_hidden_cell_defines_is_found():
 def test_a_cell_needs_no_name_that_is_hidden(page):
     "So a reader who copies the cells of a page, imports first, has what they need."
     assert not list(lacking(pages.read(page)['cells']))
+
+def test_a_program_and_the_command_beside_it_are_one_setting():
+    from types import SimpleNamespace
+    from fedlit.cli import _names, setting
+    from fedlit.local import Local
+    from fedlit.methods import FedDecorr, MOON
+    text = (ROOT/'README.md').read_text(encoding='utf-8').partition('## MOON + FedDecorr on CIFAR-10')[2]
+    program, command = (re.search(f'```{kind}\n(.*?)```', text, re.S)[1] for kind in ('python', 'bash'))
+    said = {}
+    def note(name): return lambda *args, **kw: said.update({name: (args, kw)}) or SimpleNamespace(y_train=0, plot=int)
+    made = {name: note(name) for name in ('load', 'dirichlet', 'build', 'federate')}
+    exec('\n'.join(line for line in program.splitlines() if not line.startswith('from ')),
+         dict(made, Local=Local, MOON=MOON, FedDecorr=FedDecorr))
+    a = parser().parse_args(shlex.split(command.replace('\\\n', ' '))[1:])
+    [method], asked = _names(a, a.method), setting(a)
+    (_, _, _, theirs), kw = said['federate']
+    assert (asked.task, asked.model) == (said['load'][0][0], said['build'][0][0])
+    assert dict(asked.options) == dict(projector=said['build'][1]['projector'])
+    assert method == theirs and (asked.rounds, asked.local) == (kw['rounds'], kw['local'])
+    assert a.checkpoint == kw['checkpoint'] and a.download == said['load'][1]['download']
+    assert asked.partition == f"dirichlet(alpha={said['dirichlet'][1]['alpha']})"
+    assert asked.clients == said['dirichlet'][1]['clients']
