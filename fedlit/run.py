@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, fields, make_dataclass, replace
 from fastcore.basics import patch
-from functools import partial
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path
 from tqdm import tqdm
@@ -777,13 +777,12 @@ def trainer(
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     own['partition'] = partition if isinstance(partition, str) else f'dirichlet(alpha={float(alpha)!r})'
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
-    def train(method, seed, checkpoint=None):
-        data = dict(task=task)
-        if callable(partition): data['clients'] = partition(task, words.clients, seed)
-        asked = Federation.of(replace(words, seed=seed), method=method, checkpoint=checkpoint,
-                              **{'progress': False, **data, **given})
-        return (replace(asked, tests=tests_of(task, asked.clients, seed)) if tests else asked).run()
-    return train
+    @lru_cache(maxsize=1) # methods of one seed come one after the other
+    def asked(seed):
+        data = dict(clients=partition(task, words.clients, seed)) if callable(partition) else {}
+        made = Federation.of(replace(words, seed=seed), task=task, **{'progress': False, **data, **given})
+        return replace(made, tests=tests_of(task, made.clients, seed)) if tests else made
+    return lambda method, seed, checkpoint=None: replace(asked(seed), method=method, checkpoint=checkpoint).run()
 
 # %% ../nbs/16_run.ipynb #comparec
 def compare(
