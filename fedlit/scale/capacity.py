@@ -8,7 +8,7 @@ __all__ = ['NETWORKS', 'PHONES', 'HOSPITALS', 'Wire', 'traffic', 'measure', 'con
            'simulate']
 
 # %% ../../nbs/scale/capacity.ipynb #0b8dc7d5
-import argparse, copy, json, math, time
+import argparse, copy, json, math
 import torch
 import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
@@ -124,7 +124,7 @@ def measure(
     phases = {(name, *at): _phase(*job, shape, classes, *at)
               for name, job in jobs.items() for at in a[:, 1:].astype(int).tolist()}
     merges = {name: _round(*job, shape, classes, 4, None)[2] for name, job in jobs.items()}
-    best = {k: min(v) for k, v in take_turns({**phases, **merges}, repeats, clock=time.process_time).items()}
+    best = {k: v[:, 1].min() for k, v in take_turns({**phases, **merges}, repeats).items()}
     def row(name, job):
         seconds = np.array([best[(name, *at)] for at in a[:, 1:].astype(int).tolist()])
         x = _fit(a, seconds)
@@ -179,8 +179,9 @@ def federations(
         return lambda: federate(model, task, parts[n], FedAvg(), r, local, sampled/n, executor=e, device='cpu',
                                 evaluate_every=r, progress=False)
     spent = take_turns({(n, e, r): job(n, e, r) for n in counts for e in executors for r in rounds},
-                       repeats, clock=time.process_time)
-    each_round = lambda n, e: (min(spent[n, e, rounds[1]]) - min(spent[n, e, rounds[0]]))/(rounds[1] - rounds[0])
+                       repeats)
+    least = lambda n, e, r: spent[n, e, r][:, 1].min()
+    each_round = lambda n, e: (least(n, e, rounds[1]) - least(n, e, rounds[0]))/(rounds[1] - rounds[0])
     return [dict(clients=n, executor=e, sampled=sampled, each=each, epochs=local.epochs, batch_size=local.batch_size,
                  seconds=each_round(n, e))
             for n in counts for e in executors]
