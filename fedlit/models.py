@@ -416,7 +416,7 @@ class PreActBlock(nn.Module):
 # %% ../nbs/04_models.ipynb #e1753c24
 _preact = dict(stem=lambda c, out: nn.Conv2d(c, out, 3, padding=1, bias=False),
                norm=nn.BatchNorm2d, relu=lambda c: nn.ReLU())
-preact_resnet18 = _residual("preact_resnet18", "HeteroFL's ResNet18: activation first, a bare 3x3 stem (Diao et al. 2021)",
+preact_resnet18 = _residual("preact_resnet18", "HeteroFL's ResNet18: activation first, a bare stem (Diao et al. 2021)",
                             PreActBlock, _wide, (2, 2, 2, 2), **_preact)
 preact_resnet34 = _residual("preact_resnet34", "HeteroFL's ResNet34, in the style of `preact_resnet18`",
                             PreActBlock, _wide, (3, 4, 6, 3), **_preact)

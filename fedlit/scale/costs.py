@@ -235,7 +235,8 @@ def measure(
     model = build(network, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)
     rows = costs(shrink(model), shape, batch_size, repeats, device)
     inside = _executors(model, shape, batch_size, device) if name in INSIDE else None
-    return dict(rows=rows.rename_axis('depth' if hasattr(model, 'first') else 'capacity').reset_index().to_dict('records'),
+    label = 'depth' if hasattr(model, 'first') else 'capacity'
+    return dict(rows=rows.rename_axis(label).reset_index().to_dict('records'),
                 executors=inside, machine=machine, seconds=time.perf_counter() - began)
 
 # %% ../../nbs/scale/costs.ipynb #5529641c
