@@ -228,6 +228,7 @@ def along(
         (chosen[a] if a in chosen else torch.ones(n, dtype=like.dtype, device=like.device)).repeat_interleave(r)
         for a, n, r in segs])
 
+# %% ../../nbs/engine/axes.ipynb #e05165ff
 def masks(
     axes,   # Axes
     chosen, # axis -> 0/1 vector of its length
@@ -235,13 +236,9 @@ def masks(
     "The masks of the sub-model that keeps the chosen coordinates."
     out = {}
     for name, dims in axes.of.items():
-        vectors = [along(axes, segs, chosen) for segs in dims]
-        if all(v is None for v in vectors): continue
-        vectors = [torch.ones(1, dtype=next(u for u in vectors if u is not None).dtype,
-                              device=next(u for u in vectors if u is not None).device) if v is None else v
-                   for v in vectors]
-        out[name] = prod((v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in enumerate(vectors)),
-                         start=torch.ones((), dtype=vectors[0].dtype, device=vectors[0].device))
+        vectors = {i: v for i, segs in enumerate(dims) if (v := along(axes, segs, chosen)) is not None}
+        each = [v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in vectors.items()]
+        if each: out[name] = prod(each[1:], start=each[0])
     return out
 
 # %% ../../nbs/engine/axes.ipynb #0aa972c4
