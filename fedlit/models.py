@@ -13,7 +13,7 @@ __all__ = ['resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecom
 # %% ../nbs/04_models.ipynb #6b42f0c2
 import copy, inspect, itertools, math, re, torch
 from collections import OrderedDict
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from torch import nn
 from torch.nn.modules import module
 from types import MethodType, SimpleNamespace
@@ -533,21 +533,10 @@ def _cut(model, head):
     return model, module
 
 # %% ../nbs/04_models.ipynb #wr02code
-def _outputs(model, x):
-    "What `model` returns while it trains, as a tuple; empty if it does not run."
-    with torch.no_grad(), undrawn():
-        try: out = copy.deepcopy(model).train()(torch.cat([x[:1]]*2))
-        except (RuntimeError, ValueError, TypeError): return () # what else is wrong with it others say
-    return tuple(out) if isinstance(out, tuple) else (out,)
-
-
-# %% ../nbs/04_models.ipynb #ce76efef
-def _agree(net, model, x):
-    "Does `net` compute the logits that `model` computes on `x`?"
-    with torch.no_grad():
-        logits = copy.deepcopy(model).eval()(x.clone())
-        try: return torch.allclose(copy.deepcopy(net).eval()(x.clone())[1], logits, rtol=1e-4, atol=1e-5)
-        except (RuntimeError, ValueError): return False # the shapes do not even fit
+def _outputs(model, x, train=False):
+    "What a copy of `model` returns of `x`, as a tuple; nothing is changed by it."
+    with torch.no_grad(), undrawn(): out = copy.deepcopy(model).train(train)(x.clone())
+    return out if isinstance(out, tuple) else (out,)
 
 # %% ../nbs/04_models.ipynb #ed06f95e
 def wrap(
@@ -559,11 +548,15 @@ def wrap(
     net = Net(*_cut(model, head))
     net.cut_at = head # where `unwrap` puts it back
     if x is None: return net
-    if len(_outputs(model, x)) > 1:
-        raise ValueError(f"{type(model).__name__} returns more than logits while it trains, auxiliary outputs; "
+    name,logits,more = type(model).__name__,_outputs(model, x)[0],()
+    with suppress(RuntimeError, ValueError, TypeError): # what else is wrong with it others say
+        more = _outputs(model, torch.cat([x[:1]]*2), train=True)[1:]
+    if more:
+        raise ValueError(f"{name} returns more than logits while it trains, auxiliary outputs; "
                          "build it without them, in torchvision with aux_logits=False")
-    if _agree(net, model, x): return net
-    raise ValueError(f"{type(model).__name__} does something after {head!r}: cut there, it returns other logits")
+    with suppress(RuntimeError, ValueError): # where the shapes do not even fit
+        if torch.allclose(_outputs(net, x)[1], logits, rtol=1e-4, atol=1e-5): return net
+    raise ValueError(f"{name} does something after {head!r}: cut there, it returns other logits")
 
 # %% ../nbs/04_models.ipynb #97478cae
 def unwrap(
