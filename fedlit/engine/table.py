@@ -139,6 +139,7 @@ class Table:
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return func(*_dense(args), **{k: _dense(v) for k, v in (kwargs or {}).items()})
 
+# %% ../../nbs/engine/table.ipynb #06e400e2
 def _dense(v):
     "With the rows of tables in place of the tables, also inside of lists and tuples."
     return v[:] if isinstance(v, Table) else type(v)(map(_dense, v)) if isinstance(v, (list, tuple)) else v
@@ -197,7 +198,7 @@ def written(
     return put(tables, who, tmap(lambda v: here.get(id(v), v), new))
 
 # %% ../../nbs/engine/table.ipynb #129facd2
-for op in 'add sub mul truediv pow neg eq ne lt le gt ge'.split():
+for op in 'add radd sub rsub mul rmul truediv rtruediv pow neg eq ne lt le gt ge and or xor invert matmul'.split():
     setattr(Table, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
 
 # %% ../../nbs/engine/table.ipynb #c784d797
