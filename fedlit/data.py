@@ -98,6 +98,7 @@ def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W)
                          "make them one with .convert('RGB').resize((32, 32))")
     return _planes(items)
 
+# %% ../nbs/02_data.ipynb #f0b6661e
 def _stacked(name, v): # a sequence -> tensor
     items = [v[i] for i in range(len(v))]
     first = items[0] if items else 0
@@ -149,6 +150,7 @@ def _input(name, x): # the samples in the type in which they are kept
                          "images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
     return x
 
+# %% ../nbs/02_data.ipynb #b9234a6e
 def _classed(name, y): # labels or domains as int64
     whole = not (y.is_floating_point() or y.is_complex())
     if whole and y.ndim == 1: return y.long()
@@ -1011,6 +1013,7 @@ def _complete(name, columns, number=True): # refuse what cannot be sorted into g
         else: continue
         raise ValueError(f"column {what}")
 
+# %% ../nbs/02_data.ipynb #fef79c14
 def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
     names = sorted({v for c in columns for v in c})
     code = {v: k for k, v in enumerate(names)}

@@ -159,6 +159,7 @@ def strict(
     text = json.dumps(content, **kw)
     return _ODD.sub(lambda m: _AS.get(m[0], m[0]), text) if 'Infinity' in text or 'NaN' in text else text
 
+# %% ../../nbs/engine/files.ipynb #79229504
 def _summed(content, **kw):
     "The text of a result, with its format and the checksum of what will be read."
     return strict(dict(content, format=JSON, crc32=_sum(json.loads(strict(content)))), **kw)

@@ -108,6 +108,7 @@ def witnesses(
         least.append(one)
     return list(held), torch.stack(seen, 1), torch.stack(least)
 
+# %% ../../nbs/engine/guard.ipynb #a3c273f7
 def expected(
     guard, # Guard
     seen,  # (K, T), a number a client and tensor
@@ -128,6 +129,7 @@ def magnitudes(
 
 # %% ../../nbs/engine/guard.ipynb #201a2af1
 ODD = 100 # so many times the middle client is odd
+UNIT = 'are its data in another unit?' # what is asked then
 
 def bad_rows(
     guard,  # Guard
@@ -173,6 +175,7 @@ def blame(
     seen = magnitudes(guard, out, before)
     return [_blame(guard, out, before, moved, i, *seen) for i in at]
 
+# %% ../../nbs/engine/guard.ipynb #1f0ae427
 def _blame(guard, out, before, moved, i, names, seen, most):
     params, round = before.params, before.round
     inside = lambda k: k.removeprefix('params/').removeprefix('buffers/')
@@ -199,8 +202,6 @@ def act(
     warn(said)
 
 # %% ../../nbs/engine/guard.ipynb #b177d67e
-UNIT = 'are its data in another unit?'
-
 def check_clients(
     guard,   # Guard
     who,     # list of K client numbers
@@ -256,6 +257,7 @@ def server_sound(
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
     return (near & finite_rows(_held(before, after), step))[0]
 
+# %% ../../nbs/engine/guard.ipynb #e4155607
 def check_server(
     guard,  # Guard
     before, # State before the round
