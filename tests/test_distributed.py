@@ -202,14 +202,15 @@ def test_an_error_on_one_rank_is_that_of_all(tmp_path):
     assert c == 'ValueError' and 'checkpoint of another run (seed: 1 there, 0 here' in other
 
 OTHER = dict(
-    network=(dict(net=1), 'the network, in body.1.weight: [64, 64] ', 'on rank 0'),
-    width=(dict(hidden=(32,)), 'model: ', 'the network, in body.1.weight: [64, 64] '),
-    images=(dict(images=1), 'the task, in x_train: [1438, 1, 8, 8] '),
-    tested=(dict(tested=1), 'the task, in y_test: '),
-    parts=(dict(parts=1), 'the clients: '),
-    tests=(dict(tests=1), 'the tests of the clients: '),
-    factor=(dict(factor=2.), 'the criterion, in Python '),
-    operation=(dict(plus=True), 'the criterion, in Python '))
+    network=(dict(net=1), 'other first weights'),
+    width=(dict(hidden=(32,)), 'model: ', 'other first weights'),
+    images=(dict(images=1), 'other images'),
+    tested=(dict(tested=1), 'other test samples'),
+    parts=(dict(parts=1), 'another partition'),
+    tests=(dict(tests=1), 'other test samples of clients'),
+    factor=(dict(factor=2.), 'another criterion'),
+    operation=(dict(plus=True), 'another criterion'),
+    proxy=(dict(proxy=1), 'what the server has: [2, 1, 8, 8] ', 'on rank 0'))
 
 def unlike(rank, path):
     "Rank 1 is given something else, each time another thing."
@@ -229,7 +230,8 @@ def unlike(rank, path):
         try:
             net = build('mlp', task, seed=change.get('net', 0), hidden=change.get('hidden', (64,)), features=64)
             federate(net, task, clients, FedAvgM(), 1, Local(epochs=1), criterion=criterion, tests=tests,
-                     executor='torchrun:loop', progress=False, device='cpu')
+                     proxy=task.x_test[:2] + change.get('proxy', 0), executor='torchrun:loop', progress=False,
+                     device='cpu')
         except ValueError as e: told[name] = str(e)
     (path/f'told{rank}').write_text(json.dumps(told))
 
