@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'COLOURS', 'FIGURES', 'STYLE', 'FORMS', 'known', 'took_part', 'each_client', 'plain', 'facts', 'Html',
-           'tag', 'embedded', 'num', 'share', 'size', 'inline', 'axes', 'section', 'accuracy', 'column', 'mean_drift',
-           'seconds', 'drifts', 'short', 'partition', 'having', 'before_and_after', 'against_share', 'spectra',
-           'participants', 'traffic_by_round', 'table', 'numbers', 'page', 'report']
+           'tag', 'embedded', 'num', 'share', 'size', 'having', 'inline', 'axes', 'section', 'accuracy', 'column',
+           'mean_drift', 'seconds', 'drifts', 'short', 'partition', 'accuracies', 'before_and_after', 'against_share',
+           'spectra', 'participants', 'traffic_by_round', 'table', 'numbers', 'page', 'report']
 
 # %% ../../nbs/after/report.ipynb #c9ec148c
 import base64, hashlib, io, json, math, re, warnings
@@ -227,6 +227,8 @@ def size(v):
     power = min(4, int(math.log10(max(v, 1))//3))
     return f"{v/1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
+def having(f, *names): return [c for c in f['clients'] if all(c.get(n) is not None for n in names)]
+
 # %% ../../nbs/after/report.ipynb #7c1d20bb
 COLOURS = {v: 'currentColor' if k == 'ink' else f'var(--{k}, {v})' for k, v in palette.items()}
 COLOURS |= {grey: f'var(--grey, {grey})' for grey in ('#5a5a5a', '#8c8c8c')} # of curves without an accent
@@ -325,44 +327,34 @@ def partition(f):
     return section('Who holds what', 'The area of a square is the number of samples of a class at a client.', ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20bf
-def having(f, *names): return [c for c in f['clients'] if all(c.get(n) is not None for n in names)]
-
 @style()
-def before_and_after(f):
+def accuracies(f, x, xlabel, title, said):
     "Every client's network before and after its training."
     found = having(f, 'server')
     if not found: return None
-    ax = axes('client', len(f['clients']))
+    ax = axes(xlabel, len(f['clients']) if xlabel == 'client' else 0)
     looks = dict(after=dict(marker='o', color=palette['ink'], label='after training'),
                  own=dict(marker='o', mfc='none', ms=8, color=palette['ink'], label='kept at home'),
                  server=dict(marker='_', ms=9, mew=2.5, color=palette['accent'], label='server'))
     for c in found:
         values = [c[k] for k in looks if c.get(k) is not None]
-        ax.vlines(c['client'], min(values), max(values), palette['light'])
+        ax.vlines(x(c), min(values), max(values), palette['light'])
+        if xlabel != 'client' and len(found) <= 30:
+            ax.annotate(c['client'], (x(c), values[0]), (5, -3), textcoords='offset points')
     for k, look in looks.items():
-        if tested := having(f, k): ax.plot([c['client'] for c in tested], [c[k] for c in tested], ls='', **look)
+        if tested := having(f, k): ax.plot([x(c) for c in tested], [c[k] for c in tested], ls='', **look)
     ax.set_ylabel('accuracy')
     ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=3)
-    return section('Every client, before and after', f"On the client's own test images. {f['source']}".strip(), ax)
+    return section(title, f"{said} {f['source']}".strip(), ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20ca
-@style()
+def before_and_after(f):
+    return accuracies(f, lambda c: c['client'], 'client', 'Every client, before and after',
+                      "On the client's own test images.")
+
 def against_share(f):
-    "A client's own accuracy against its share of the data."
-    found = having(f, 'server')
-    if not found: return None
-    kind = next(k for k in ('own', 'after', 'server') if having(f, k))
-    points = [(c, 100*c['share'], c['server'] if c.get(kind) is None else c[kind]) for c in found]
-    ax = axes('share of all samples (%)')
-    ax.set_ylabel('accuracy')
-    for c, x, y in points:
-        ax.vlines(x, min(c['server'], y), max(c['server'], y), palette['light'])
-        ax.plot(x, y, 'o', color=palette['grey'])
-        if len(points) <= 30: ax.annotate(c['client'], (x, y), (5, -3), textcoords='offset points')
-    what = dict(server="the server's network", own="the client's own network",
-                after="the client's network after local training")[kind]
-    return section('Does more data help?',
-                   f"A dot is {what} on the client's test images; its tail ends at the server's.", ax)
+    return accuracies(f, lambda c: 100*c['share'], 'share of all samples (%)', 'Does more data help?',
+                      'The same, by how much of the data a client has.')
 
 # %% ../../nbs/after/report.ipynb #7c1d20cb
 @style()

@@ -124,6 +124,7 @@ def clients(self:Without,
         out[name], out[f'{name} without'], out[f'{name} difference'] = a[name], other, other - a[name]
     return out
 
+# %% ../../nbs/after/without.ipynb #8379dda5
 @patch
 def classes(self:Without) -> pd.DataFrame: # one row a class
     "Accuracy on each class, with and without, and the share of the class's training samples that was left out."
@@ -145,6 +146,7 @@ def predictions(run, task):
     model = run.model.eval()
     return torch.cat([model(task.normalise(x))[1].argmax(1).cpu() for x in task.x_test.split(1000)])
 
+# %% ../../nbs/after/without.ipynb #46d6ce7f
 @patch
 def plot(self:Without, ax=None):
     "Accuracy against rounds, with and without."
