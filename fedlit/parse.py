@@ -132,10 +132,8 @@ def local(**fields):
     return Local(**{k: one(k, v) for k, v in fields.items()})
 
 # %% ../nbs/14_parse.ipynb #sd14code
-def list_seeds(
-    seeds, # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
-) -> list: # of ints
-    "The seeds that are meant. A ValueError names what cannot be one."
+def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
+    "The seeds that are meant, ints. A ValueError names what cannot be one."
     if many := hasattr(seeds, '__iter__') and not isinstance(seeds, str): found = list(seeds)
     else: found = [seeds]
     for s in found:

@@ -169,6 +169,7 @@ def _bar(x, y, width, unit, has, accent):
     hollow = _rect(x + .4, top + .4, width - .8, unit*len(has) - .8, f'{LINE} stroke-width=".8"')
     return _accent(not all(has), hollow*(not all(has))) + _accent(accent, there)
 
+# %% ../nbs/portrait.ipynb #847996cb
 def _network(p, x, y, unit, row):
     "The layers of portrait `p` beside each other from `x` on; `row` is 'client', 'own' or 'server'."
     wide, out = [3 if l.kind == 'norm' else 5 for l in p.layers], ''

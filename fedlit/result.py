@@ -318,6 +318,7 @@ def _net(self:Run, client):
     elif client is not None and overrides(self.method, 'deploy'): more = dict(model=self.model)
     return deployed(self.method, self.state, client, **more)
 
+# %% ../nbs/15_result.ipynb #165445ea
 @patch
 def _asked(self:Run, x, task):
     "Samples as tensors, and the function that normalises them."

@@ -110,6 +110,7 @@ def averaged(task, size): # pixels of a side; it divides what there are
 
 PICTURES = 'office_caltech10', 'domainnet' # data sets of files that `load` scales to a size
 
+# %% ../nbs/15_setting.ipynb #cd4051a2
 @functools.lru_cache(maxsize=1)
 def task_of(
     name,     # as in a Setting
@@ -153,11 +154,8 @@ def _generated(task, clients, n, gen):
 
 # %% ../nbs/15_setting.ipynb #1cc92507
 def public_set(
-    task,    # Task
-    clients, # list of index tensors
-    how,     # 'held', 'uploaded', 'broader' or 'generated'
-    n,       # how many samples
-    seed=0,  # int
+    task, clients, how, n, # 'held', 'uploaded', 'broader' or 'generated'; how many samples
+    seed=0,
 ):           # inputs (n, ...) as the network wants them, labels (n,), and the clients' data that remain
     "The server's samples, in one of the thesis' three ways (section 4.2.1) or held out from the beginning."
     gen = torch.Generator().manual_seed(seed)

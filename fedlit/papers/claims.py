@@ -216,6 +216,7 @@ class Noted(set):
     "A set that stays the same one when pandas copies what a table carries."
     def __deepcopy__(self, memo): return self
 
+# %% ../../nbs/papers/claims.ipynb #45a50ee5
 def complete(rows, missing, numbers, derive=lambda rows: rows):
     "The rows of the seeds of which nothing is missing that the claim reads."
     if not missing: return rows
@@ -229,6 +230,7 @@ def complete(rows, missing, numbers, derive=lambda rows: rows):
     if part.seed.nunique() < 2: raise LookupError(said)
     return part
 
+# %% ../../nbs/papers/claims.ipynb #91284cc1
 def weigh(
     claims, rows, missing=(), derive=lambda rows: rows,
     test=paired, # function of the differences -> Evidence; where seeds are missing, it is `repeated`
@@ -283,6 +285,7 @@ def _family(weighed):
         else: out[id(w)] = p, 'undecided', _needs(w, LEVEL*rank/of)
     return out
 
+# %% ../../nbs/papers/claims.ipynb #466ab477
 def decide(weighed): # list of Weighed; the part of `entry` before the slash is the paper
     "The verdicts on claims, each paper's together, a row a claim."
     families = {}

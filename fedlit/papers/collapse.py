@@ -131,9 +131,8 @@ def main_job(seeds=SEEDS, rounds=None): # None: as many as the scale has
     "Put the main job into the catalogue, with other seeds or rounds if you like."
     which = ' '.join(map(str, seeds)) + ','*(len(seeds) == 1) # one number alone would be how many
     options = [f'--seeds {which}']*(tuple(seeds) != SEEDS) + [f'--rounds {rounds}']*bool(rounds)
-    entry('collapse',
-          source='ICLR Figs. 2 and 3, Tables 1 and 5, TPAMI Figs. 4 and 6',
-          caption='Dimensional collapse and its cure',
+    entry('collapse', 'ICLR Figs. 2 and 3, Tables 1 and 5, TPAMI Figs. 4 and 6',
+          'Dimensional collapse and its cure',
           grid=lambda scale: collapse_runs(scale, seeds, rounds),
           draw=(('accuracy', table()), ('spectra', spectra_by_alpha), ('accuracy', accuracy_bars),
                 ('rounds', accuracy_by_round), ('gap', gap_by_alpha)),
@@ -162,6 +161,7 @@ def runs_in(out):
     seeds = tuple(sorted({s['seed'] for s in there if s['rounds'] == rounds}))
     return seeds, None if rounds == usual[0]['rounds'] else rounds
 
+# %% ../../nbs/papers/collapse.ipynb #a26d660b
 def note_main_job(out):
     "Remember with how many seeds the main job is run in a folder; more than were there before is one more look."
     grid, key = CATALOGUE['collapse'].grid('embedded'), 'collapse embedded'
@@ -182,6 +182,7 @@ def left_out(out, rounds):
         elif r['setting']['rounds'] != rounds:
             yield f"of another length: {file} has {r['setting']['rounds']} rounds, not {rounds}"
 
+# %% ../../nbs/papers/collapse.ipynb #cb5d6fcc
 def committed_runs(scale='embedded'): # or 'short': real images
     "The main job's runs that come with fedlit, and those still to come; and the folder of their results."
     if scale == 'short': return collapse_runs(scale, range(10)), shipped('catalogue')

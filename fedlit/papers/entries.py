@@ -8,7 +8,7 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short
            'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
            'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
            'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed', 'show_signed',
-           'write_drawing', 'write_table', 'about']
+           'write_drawing', 'write_table', 'write_drawings', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re
@@ -125,9 +125,10 @@ class Entry:
 # %% ../../nbs/papers/entries.ipynb #aade9d93
 CATALOGUE = {}
 
-def entry(id, like='', **fields):
+def entry(id, source, caption, like='', **fields):
     "An experiment of the catalogue; the fields are those of `Entry`, and what is not named is as in the entry `like`."
-    CATALOGUE[id] = replace(CATALOGUE[like], id=id, like=like, **fields) if like else Entry(id, **fields)
+    fields |= dict(id=id, source=source, caption=caption)
+    CATALOGUE[id] = replace(CATALOGUE[like], like=like, **fields) if like else Entry(**fields)
 
 # %% ../../nbs/papers/entries.ipynb #3e30f3c4
 def repeats(entry, scale):
@@ -219,6 +220,7 @@ def means(entry, rows):
     out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
     return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
 
+# %% ../../nbs/papers/entries.ipynb #c51947e1
 def beside(entry, rows):
     "Our means beside the paper's numbers and their difference, where it prints some."
     out, labels = means(entry, rows), [k for k in rows.attrs['labels'] if k != 'seed']
@@ -344,6 +346,7 @@ def network_in_words(s):
     options = ', '.join(f'{k}={v!r}' for k, v in s.options)
     return f'{s.model}({options})' if options else s.model
 
+# %% ../../nbs/papers/entries.ipynb #518df2ac
 def stands_on(grid):
     "Data, networks, clients and length of runs, from their settings."
     each = [s for _, s in grid]
@@ -368,6 +371,7 @@ def basis_of(rows, runs): # runs: theirs among others
     there = set(rows.run) if len(rows) else ()
     return basis([(labels, s) for labels, s in runs if str(address(s)) in there])
 
+# %% ../../nbs/papers/entries.ipynb #acbc5059
 def signed(fig, text):
     "A figure with a small line of text under it."
     import textwrap
@@ -394,43 +398,43 @@ def write_drawing(made, file): # file: function of the ending -> path
 def write_table(table, path): return write_file(path, table.to_csv(index=False).encode())
 
 # %% ../../nbs/papers/entries.ipynb #bf89ef82
+def write_drawings(entry, scale, drawn, file, said): # said: of `about`, which learns what was drawn and why not
+    "An entry's drawings as files."
+    again = file('claims').exists()
+    for name, draw in () if repeats(entry, scale) else entry.draws:
+        try: made = draw(drawn)
+        except (LookupError, ValueError, AttributeError) as e:
+            said.news.append(f'{entry.id} cannot be drawn from {len(said.rows)} results: {e}')
+            continue
+        if made is None: continue
+        lacking = again and not any(file(name, end).exists() for end in ('.png', '.csv'))
+        is_table = isinstance(made, pd.DataFrame)
+        if is_table: said.tables.append((name, made))
+        else: signed(made, said.here)
+        path = write_drawing(made, lambda end, name=name: file(name, end))
+        if lacking: said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
+        (said.written if is_table else said.figures).append(path)
+
+# %% ../../nbs/papers/entries.ipynb #6bee2560
 def about(
     entry, scale, only='', out=None, to=None, # see `file_of`
     claims=None, # what `judged` says of them, if it is known
 ):               # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
     "Everything that a report says of an entry; drawings and tables are written."
     out = out or entry.folder
-    runs = asked(entry, scale, only, out)
-    rows, missing = found_rows(entry, scale, only, out)
+    runs, (rows, missing) = asked(entry, scale, only, out), found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
-                           remarks=remarks(entry, scale),
-                           here=basis(runs, missing),
+                           remarks=remarks(entry, scale), here=basis(runs, missing),
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
-    if missing:
-        said.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
-                         f"make them: {command(entry, scale, out, only)}")
-    file = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to)
-    again = file('claims').exists()
+    if missing: said.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
+                                 f"make them: {command(entry, scale, out, only)}")
     if not len(rows): return said
-    for name, draw in () if repeats(entry, scale) else entry.draws:
-        try: made = draw(whole(rows, missing))
-        except (LookupError, ValueError, AttributeError) as e:
-            said.news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')
-            continue
-        if made is None: continue
-        before = [file(name, end) for end in ('.png', '.csv') if file(name, end).exists()]
-        if not isinstance(made, pd.DataFrame): signed(made, said.here)
-        path = write_drawing(made, lambda end, name=name: file(name, end))
-        if again and not before:
-            said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
-        if isinstance(made, pd.DataFrame):
-            said.tables.append((name, made))
-            said.written.append(path)
-        else: said.figures.append(path)
+    file, drawn = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to), whole(rows, missing)
+    write_drawings(entry, scale, drawn, file, said)
     if entry.value in rows and pd.api.types.is_numeric_dtype(rows[entry.value]):
-        said.beside = beside(entry, whole(rows, missing))
+        said.beside = beside(entry, drawn)
         said.written.append(write_table(said.beside, file('beside')))
     said.written.append(write_table(shown(said.claims), file('claims')))
     return said

@@ -149,6 +149,7 @@ def repeated_interval(differences, level=LEVEL): # level: how often it may miss,
         return float(stop)
     return end(0, d.min() - far, d.max()), end(1, d.max() + far, d.min())
 
+# %% ../../nbs/papers/evidence.ipynb #481ee712
 def repeated_needed(
     differences, level=LEVEL, power=.8, most=1000, null=0., # as for `seeds_needed`
     times=200, # games to play

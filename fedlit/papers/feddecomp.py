@@ -65,9 +65,8 @@ HOME = ({n: dict(method=f'{n}()') for n in ('FedAvg', 'SOLO', 'FedBN', 'FedPer',
 # %% ../../nbs/papers/feddecomp.ipynb #ccea179c
 def degrees(scale): return mixtures(.1) if scale == 'short' else mixtures(.1, .5, 1.)
 
-entry('feddecomp/main',
-      source='main comparison, section 4',
-      caption='Personal accuracy of methods that keep something at home',
+entry('feddecomp/main', 'main comparison, section 4',
+      'Personal accuracy of methods that keep something at home',
       grid=grid(DECOMP, 'cifar10', 'cifar100', 'tiny_imagenet', seeds=FIVE_SEEDS, alpha=degrees,
                 method=HOME, ways=other_forms),
       draw=table(value='personal_late'),
@@ -80,9 +79,8 @@ entry('feddecomp/main',
            'Seconds of runs that shared a machine are rough.')
 
 # %% ../../nbs/papers/feddecomp.ipynb #cf7acd40
-entry('feddecomp/alternating',
-      source='section 4.4 and supplement',
-      caption='How many of the local epochs belong to the private part',
+entry('feddecomp/alternating', 'section 4.4 and supplement',
+      'How many of the local epochs belong to the private part',
       grid=grid(DECOMP, 'cifar10', seeds=FIVE_SEEDS,
                 lora={e: dict(method=f'FedDecomp(lora_epochs={e}, r_c=0.6, rank=4)') for e in (0, 1, 2, 3, 5)}),
       draw=axis_figure('lora', by='data', value='personal_late',
@@ -102,9 +100,8 @@ def method_fields(**fields):
     "The change of a setting to other fields of its method; to be crossed after the method."
     return lambda s: dict(method=repr(replace(parse(s.method), **fields)))
 
-entry('feddecomp/order',
-      source='sections 1 and 4.4',
-      caption='Private and shared part trained in turn, at the same time, or the shared part alone',
+entry('feddecomp/order', 'sections 1 and 4.4',
+      'Private and shared part trained in turn, at the same time, or the shared part alone',
       grid=grid(DECOMP, 'cifar10', seeds=FIVE_SEEDS,
                 form={form: dict(method=f'FedDecomp(form={form!r})') for form in FORMS},
                 method={order: method_fields(**fields) for order, fields in ORDERS.items()}),
@@ -120,14 +117,12 @@ def ratios(scale):
     return [run for layers in (('r_l',) if scale == 'embedded' else ('r_l', 'r_c'))
             for run in grid(DECOMP, 'cifar10', seeds=FIVE_SEEDS, layers={layers: {}}, ratio=tried(layers))(scale)]
 
-entry('feddecomp/ratios',
-      source='ablation of R_l and R_c',
-      caption='The rank of the private part, relative to full rank',
+entry('feddecomp/ratios', 'ablation of R_l and R_c', 'The rank of the private part, relative to full rank',
       grid=ratios,
       draw=axis_figure('ratio', by='layers', value='personal_late',
                        xlabel='rank of the private part, relative to full rank', ylabel='personal accuracy (%)'),
       claims={f'a ratio of 0.6 is ahead of {said} ({layers})':
-                  ahead(dict(ratio=.6), dict(ratio=other), 'personal_late', layers=layers)
+                  ahead(dict(layers=layers, ratio=.6), dict(layers=layers, ratio=other), 'personal_late')
               for layers in ('r_l', 'r_c') for other, said in ((1., 'full rank'), (.2, '0.2'))},
       value='personal_late',
       note='The values of the ratios are ours.')

@@ -99,6 +99,7 @@ BY_NAME = {
 }
 def named(*names): return {n: BY_NAME[n] for n in names}
 
+# %% ../../nbs/papers/feddse.ipynb #a8ae8a59
 def almost_whole(row):
     "The row in which the strongest clients keep 0.99 of every layer, rounded down (section 3.3.2)."
     def change(s):
@@ -183,9 +184,8 @@ def five_clients(s):
                 clients=5, participation=1., rounds=min(s.rounds, 100),
                 public='', statistics='averaged', measure=('activations',))
 
-entry('feddse/fig3.2',
-      source='Figs. 3.2 and 3.3',
-      caption='Mean activation of every neuron, five clients with two classes each',
+entry('feddse/fig3.2', 'Figs. 3.2 and 3.3',
+      'Mean activation of every neuron, five clients with two classes each',
       grid=grid(CHAPTER_3, 'mnist', every=five_clients, heterogeneity=labels_of('high', 'iid'),
                 method=dict(FedAvg=dict(method='FedAvg()'))),
       derive=alike,
@@ -200,9 +200,7 @@ entry('feddse/fig3.2',
 # %% ../../nbs/papers/feddse.ipynb #8e2041e3
 TABLE_ROWS = as_in_chapter_3(*BASELINES, 'FjORD', 'FedDSE', 'FedDSE T=1', 'everybody whole')
 
-entry('feddse/table3.4',
-      source='Table 3.4',
-      caption='Sub-models, high heterogeneity',
+entry('feddse/table3.4', 'Table 3.4', 'Sub-models, high heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
                 method=TABLE_ROWS, ways=as_released),
       draw=table('method', 'data'),
@@ -213,10 +211,7 @@ entry('feddse/table3.4',
            f'{AS_RELEASED}')
 
 # %% ../../nbs/papers/feddse.ipynb #ab13bea0
-entry('feddse/table3.5',
-      like='feddse/table3.4',
-      source='Table 3.5',
-      caption='Sub-models, low heterogeneity',
+entry('feddse/table3.5', 'Table 3.5', 'Sub-models, low heterogeneity', like='feddse/table3.4',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
                 method=TABLE_ROWS, ways=as_released),
       claims=wins('FedDSE', *BASELINES) | RANKS,
@@ -256,9 +251,7 @@ BY_LEVEL = {
         leads_more('FedDSE', *BASELINES)}
 
 # %% ../../nbs/papers/feddse.ipynb #dse00003
-entry('feddse/fig3.5',
-      source='Fig. 3.5',
-      caption='High beside low heterogeneity',
+entry('feddse/fig3.5', 'Fig. 3.5', 'High beside low heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
                 method=as_in_chapter_3(*BASELINES, 'FedDSE')),
       draw=(('bars', bars_by_labels), ('accuracy', table('method', 'heterogeneity'))),
@@ -285,9 +278,7 @@ def beyond_a_fifth(**where): return gain('rho', 1, -1, method='FedDSE', **where)
 def strong_clients(*data): return grid(CHAPTER_3, *data, heterogeneity=BOTH_LEVELS,
                                        method=as_in_chapter_3('FedRolex', 'FedDSE'), rho=shares_of(.5))
 
-entry('feddse/fig3.6',
-      source='Fig. 3.6',
-      caption='More strong clients (1/2 among 1/16); the thesis has EMNIST',
+entry('feddse/fig3.6', 'Fig. 3.6', 'More strong clients (1/2 among 1/16); the thesis has EMNIST',
       grid=strong_clients('mnist'),
       draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
       claims=RISES | {'low heterogeneity: most of the gain comes up to a fifth (gain up to a fifth minus gain beyond)':
@@ -296,10 +287,8 @@ entry('feddse/fig3.6',
                       'high heterogeneity: it still rises beyond a fifth': beyond_a_fifth(heterogeneity='high')},
       note='FedRolex is an addition.')
 
-entry('feddse/fig3.7',
+entry('feddse/fig3.7', 'Fig. 3.7', 'More strong clients (1/2 among 1/16); the thesis has CIFAR-10',
       like='feddse/fig3.6',
-      source='Fig. 3.7',
-      caption='More strong clients (1/2 among 1/16); the thesis has CIFAR-10',
       grid=strong_clients('cifar10'),
       claims=RISES | {'it still rises beyond a fifth': beyond_a_fifth()})
 
@@ -310,9 +299,7 @@ def up_to_four(**where):
                       'most of the gain comes up to four (gain of 4 over 2 minus gain of 10 over 4)',
                       'classes', **where)
 
-entry('feddse/fig3.8',
-      source='Fig. 3.8',
-      caption='Classes a client',
+entry('feddse/fig3.8', 'Fig. 3.8', 'Classes a client',
       grid=grid(CHAPTER_3, 'mnist', classes=holding(2, 4, 6, 8, 10), method=as_in_chapter_3('FedDSE')),
       draw=axis_figure('classes', xlabel='classes a client'),
       claims=up_to_four(),
@@ -332,9 +319,7 @@ def high_minus_low(axis, to, **where):
     "The claim's numbers: what is gained along an axis under high heterogeneity minus that under low."
     return minus(*(gain(axis, 0, to, heterogeneity=level, **where) for level in BOTH_LEVELS))
 
-entry('feddse/fig3.9',
-      source='Fig. 3.9',
-      caption='Share of clients in a round',
+entry('feddse/fig3.9', 'Fig. 3.9', 'Share of clients in a round',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=BOTH_LEVELS, participation=participations,
                 method=as_in_chapter_3('FedRolex', 'FedDSE')),
       draw=axis_figure('participation', panel='heterogeneity'),
@@ -351,9 +336,7 @@ def samples_looked_at(scale):
 
 SECOND, REST = gain('samples', 0, 1, heterogeneity='high'), gain('samples', 1, -1, heterogeneity='high')
 
-entry('feddse/fig3.10',
-      source='Fig. 3.10',
-      caption='How many samples FedDSE looks at',
+entry('feddse/fig3.10', 'Fig. 3.10', 'How many samples FedDSE looks at',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=BOTH_LEVELS, samples=samples_looked_at),
       draw=axis_figure('samples', by='heterogeneity', xlabel='samples looked at'),
       claims={'the second amount is better than the fewest': SECOND,
@@ -372,9 +355,7 @@ def by_capacity(rows):
 DRAWN, CHOSEN = 'FedDSE T=1', 'FedDSE T=0'
 SMALL = [c for c in CAPACITIES if c != 'mixed']
 
-entry('feddse/table3.6',
-      source='Table 3.6',
-      caption='Equally small clients',
+entry('feddse/table3.6', 'Table 3.6', 'Equally small clients',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=labels_of('high', 'low', 'iid'),
                 method=as_in_chapter_3('FedRolex', 'FedDSE T=0', 'FedDSE T=1'), capacity=CAPACITIES, ways=as_released),
       draw=by_capacity,

@@ -60,9 +60,7 @@ def larger(rows):
     mean = lambda m: np.mean(pick(rows, dict(model='ResNet18', method=m), 'parameters').iloc[0])/1e6
     return [mean('DepthFL') - mean('others')]
 
-entry('fedgse/table4.2',
-      source='Table 4.2',
-      caption='Parameters and multiplications, mean over capacities',
+entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities',
       grid=networks,
       draw=size_table,
       claims={'DepthFL\'s clients carry more than others\' (ResNet18)': Numbers(larger, 'M parameters', counted)},
@@ -73,9 +71,7 @@ entry('fedgse/table4.2',
 BOTH_WIN = wins('FedGSE-CSL', *RIVALS) | wins('FedGSE-SPL', *RIVALS)
 DROPOUT_LOSES = last_is_dropout('HeteroFL', 'FedRolex')
 
-entry('fedgse/table4.3',
-      source='Table 4.3',
-      caption='Sub-models, high heterogeneity',
+entry('fedgse/table4.3', 'Table 4.3', 'Sub-models, high heterogeneity',
       grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
                 method=named(*BASELINES, *GSE), ways=as_released),
       draw=table('method', 'data'),
@@ -86,10 +82,7 @@ entry('fedgse/table4.3',
            f'{AS_RELEASED}')
 
 # %% ../../nbs/papers/fedgse.ipynb #f9fb5aff
-entry('fedgse/table4.4',
-      like='fedgse/table4.3',
-      source='Table 4.4',
-      caption='Sub-models, low heterogeneity',
+entry('fedgse/table4.4', 'Table 4.4', 'Sub-models, low heterogeneity', like='fedgse/table4.3',
       grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
                 method=named(*BASELINES, *GSE), ways=as_released),
       claims=BOTH_WIN | DROPOUT_LOSES | wins('DepthFL', *GSE) | wins('FedGSE-SPL', 'FedGSE-CSL'),
@@ -115,6 +108,7 @@ def density(values, at):
     width = max(1.06*np.std(values)*len(values)**-.2, 1e-9)
     return np.exp(-((at[:, None] - values)/width)**2/2).mean(1)/(width*(2*np.pi)**.5)
 
+# %% ../../nbs/papers/fedgse.ipynb #91045792
 def gap_figure(rows):
     "Differences of all rounds and seeds: how densely they lie, and against their rounds."
     import matplotlib.pyplot as plt
@@ -132,9 +126,8 @@ def gap_figure(rows):
     return fig
 
 # %% ../../nbs/papers/fedgse.ipynb #20e5165a
-entry('fedgse/fig4.3',
-      source='Fig. 4.3',
-      caption='How far a round of training sub-models leads away from training whole networks',
+entry('fedgse/fig4.3', 'Fig. 4.3',
+      'How far a round of training sub-models leads away from training whole networks',
       grid=GAPS,
       derive=added_up,
       draw=gap_figure,
@@ -171,9 +164,7 @@ def gap_table(rows):
     return pd.DataFrame({**{name: one(name, 1) for name in at}, 'accuracy, %': one('accuracy_late', 1)})
 
 # %% ../../nbs/papers/fedgse.ipynb #c41ac8e9
-entry('fedgse/fig4.4',
-      source='Fig. 4.4',
-      caption='Accumulated difference and accuracy',
+entry('fedgse/fig4.4', 'Fig. 4.4', 'Accumulated difference and accuracy',
       grid=GAPS,
       derive=added_up,
       draw=gap_table,
@@ -183,9 +174,7 @@ entry('fedgse/fig4.4',
               'a larger difference tends to go with a lower accuracy': Numbers(opposed, 'tau')})
 
 # %% ../../nbs/papers/fedgse.ipynb #86c8da85
-entry('fedgse/fig4.5',
-      source='Fig. 4.5',
-      caption='FedGSE with more whole clients, high beside low heterogeneity',
+entry('fedgse/fig4.5', 'Fig. 4.5', 'FedGSE with more whole clients, high beside low heterogeneity',
       grid=grid(THESIS, 'mnist', 'cifar10', heterogeneity=BOTH_LEVELS, method=named('FedGSE-SPL'),
                 rho=shares_of(1.)),
       draw=axis_figure('rho', by='heterogeneity', xlabel='share of clients with the whole network'),
@@ -204,9 +193,7 @@ def in_the_mix(a, b, **where):
 def whole_client_runs(*data): return grid(THESIS, *data, heterogeneity=BOTH_LEVELS,
                                           method=named(*RIVALS, 'FedGSE-SPL'), rho=shares_of(1.))
 
-entry('fedgse/fig4.6',
-      source='Fig. 4.6',
-      caption='More whole clients (1 among 1/16); the thesis has EMNIST',
+entry('fedgse/fig4.6', 'Fig. 4.6', 'More whole clients (1 among 1/16); the thesis has EMNIST',
       grid=whole_client_runs('mnist'),
       draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
       claims={f'high heterogeneity: FedGSE is ahead of {m}': in_the_mix('FedGSE-SPL', m, heterogeneity='high')
@@ -215,10 +202,7 @@ entry('fedgse/fig4.6',
                     rising('rho', method='FedGSE-SPL', heterogeneity='low')},
       note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.')
 
-entry('fedgse/fig4.7',
-      like='fedgse/fig4.6',
-      source='Fig. 4.7',
-      caption='More whole clients (1 among 1/16); the thesis has CIFAR-10',
+entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesis has CIFAR-10', like='fedgse/fig4.6',
       grid=whole_client_runs('cifar10'))
 
 # %% ../../nbs/papers/fedgse.ipynb #a824bb6e
@@ -229,9 +213,7 @@ def mixed_rounds(rows):
     panels = [f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)]
     return rounds_figure()(rows.assign(data=panels))
 
-entry('fedgse/fig4.8',
-      source='Fig. 4.8',
-      caption='Accuracy against rounds, by heterogeneity and share of whole clients',
+entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients',
       grid=grid(THESIS, 'mnist', every=measuring('curve'), heterogeneity=labels_of('high', 'low'),
                 method=named(*RIVALS, *GSE), rho=whole_clients),
       draw=mixed_rounds,
@@ -243,9 +225,7 @@ LEAD_GROWS = {f'the lead of {m} grows with heterogeneity (over the mean of three
                   leads_more(m, *RIVALS, participation=nth(1)) for m in GSE} # the share of clients that the tables have
 
 # %% ../../nbs/papers/fedgse.ipynb #ce1baf1e
-entry('fedgse/fig4.9',
-      source='Fig. 4.9',
-      caption='Share of clients in a round',
+entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round',
       grid=grid(THESIS, 'mnist', heterogeneity=BOTH_LEVELS, participation=participations,
                 method=named(*RIVALS, *GSE)),
       draw=axis_figure('participation', panel='heterogeneity'),
@@ -270,9 +250,7 @@ def steady(rows):
     return (1 - (amounts.max() - amounts.min())).to_numpy()
 
 # %% ../../nbs/papers/fedgse.ipynb #6c4169ca
-entry('fedgse/fig4.10',
-      source='Fig. 4.10',
-      caption='How many similar samples FedGSE uses',
+entry('fedgse/fig4.10', 'Fig. 4.10', 'How many similar samples FedGSE uses',
       grid=grid(THESIS, 'mnist', heterogeneity=labels_of('high', 'low'), samples=similar_samples),
       draw=axis_figure('samples', by='heterogeneity', xlabel='similar samples'),
       claims={'their number matters more under high heterogeneity '
@@ -281,9 +259,7 @@ entry('fedgse/fig4.10',
                   Numbers(steady, 'points')})
 
 # %% ../../nbs/papers/fedgse.ipynb #01682341
-entry('fedgse/table4.5',
-      source='Table 4.5',
-      caption='Classes a client',
+entry('fedgse/table4.5', 'Table 4.5', 'Classes a client',
       grid=grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10),
                 method=named('FedDSE', 'FedGSE'), ways=as_released),
       draw=table('classes', 'method'),
@@ -298,9 +274,7 @@ def sources(scale):
     instead = lambda how: lambda s: dict(public=s.public.replace('held', how))
     return {how: instead(how) for how in ('held', 'uploaded', 'generated', 'broader')[:4 if scale == 'embedded' else 3]}
 
-entry('fedgse/public',
-      source='section 4.2.1',
-      caption='Where the server\'s samples come from',
+entry('fedgse/public', 'section 4.2.1', 'Where the server\'s samples come from',
       grid=grid(THESIS, 'mnist', public=sources, method=named('FedGSE-SPL')),
       draw=table('public', 'method'),
       claims=ours({'generated samples serve as well as held ones, to within a point':

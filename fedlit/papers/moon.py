@@ -43,6 +43,7 @@ def solo_change(s):
     else: long = dict(rounds=30, local=replace(s.local, epochs=10, optimizer=SGD(kept=True)))
     return dict(method='SOLO()', **measuring('everywhere')(s), **long)
 
+# %% ../../nbs/papers/moon.ipynb #f1ac594d
 def weight(s, name):
     "What multiplies a method's term: tuned at short scale, on digits as reported for CIFAR-100."
     if s.model == 'cnn_bn': return SHORT_WEIGHTS[name]
@@ -51,13 +52,10 @@ def weight(s, name):
 def moon_row(name, mu=None):
     "The change of a setting that makes a row of MOON's tables."
     def change(s):
-        term = float(mu or weight(s, 'MOON'))
-        return dict(method=dict(
-            FedAvg='FedAvg()',
-            Scaffold='SCAFFOLD()',
-            FedProx=f"FedProx(mu={float(mu or weight(s, 'FedProx'))})",
-            MOON=f'MOON(mu={term})',
-            l2=f"MOON(mu={term}, variant='l2')")[name])
+        term = lambda name: float(mu or weight(s, name))
+        own = dict(Scaffold='SCAFFOLD()', FedProx=f"FedProx(mu={term('FedProx')})", MOON=f"MOON(mu={term('MOON')})",
+                   l2=f"MOON(mu={term('MOON')}, variant='l2')")
+        return dict(method=own.get(name, f'{name}()'))
     return solo_change if name == 'SOLO' else change
 
 def as_printed(s):
@@ -84,9 +82,8 @@ def best_used(name):
         return [seen[used] - max(others)]
     return Numbers(lead, 'points', not_behind)
 
-entry('moon/tuning',
-      source='not in the paper',
-      caption='Weights of MOON and FedProx on seeds that no table uses',
+# %% ../../nbs/papers/moon.ipynb #d6a81ee7
+entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds that no table uses',
       grid=grid(PARTIES, 'cifar10', seeds=(100,),
                 method=weight_grid('MOON', .1, 1, 5, 10) | weight_grid('FedProx', .001, .01, .1, 1)),
       derive=started,
@@ -120,9 +117,7 @@ FEWER = {f'MOON needs fewer rounds than {said}': ahead(m, 'MOON', 'rounds', 'rou
          for m, said in zip(REST, ('FedAvg', 'FedProx', CORRECTED))}
 
 # %% ../../nbs/papers/moon.ipynb #3f625acc
-entry('moon/table1',
-      source='Table 1',
-      caption='Final accuracy of five methods',
+entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows('SOLO', *FEDERATED), ways=as_printed),
       draw=table('method', 'data'),
       claims={**leads('MOON', *REST),
@@ -135,18 +130,14 @@ entry('moon/table1',
            f'{SCAFFOLD_ROW}')
 
 # %% ../../nbs/papers/moon.ipynb #5314cb89
-entry('moon/table2',
-      source='Table 2',
-      caption='Rounds to reach FedAvg\'s final accuracy',
+entry('moon/table2', 'Table 2', 'Rounds to reach FedAvg\'s final accuracy',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows(*FEDERATED), ways=as_printed),
       derive=rounds_to,
       draw=table('method', 'data', 'rounds'),
       claims=FEWER | {'and at most half as many as FedAvg': Numbers(half_the_rounds, 'rounds', whole=False)})
 
 # %% ../../nbs/papers/moon.ipynb #8d735bdb
-entry('moon/fig6',
-      source='Fig. 6',
-      caption='Accuracy against rounds',
+entry('moon/fig6', 'Fig. 6', 'Accuracy against rounds',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows(*FEDERATED), ways=as_printed),
       derive=started,
       draw=rounds_figure(),
@@ -157,9 +148,7 @@ entry('moon/fig6',
                   level(ahead('FedProx', 'FedAvg', 'early'))})
 
 # %% ../../nbs/papers/moon.ipynb #682f6625
-entry('moon/table5',
-      source='Table 5',
-      caption='No term, the distance to the global features, the contrastive term',
+entry('moon/table5', 'Table 5', 'No term, the distance to the global features, the contrastive term',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows('FedAvg', 'l2', 'MOON')),
       draw=table('method', 'data'),
       claims={**leads('MOON', 'FedAvg'), 'and of the distance': ahead('MOON', 'l2'),
@@ -175,9 +164,7 @@ MANY_EPOCHS = (leads('MOON', *REST, sentence='with 20 local epochs {} is ahead o
                   'and 20 are too many (10 above 20, mean of FedAvg and MOON)': more_epochs(10, 20)})
 
 # %% ../../nbs/papers/moon.ipynb #716272e6
-entry('moon/fig7',
-      source='Fig. 7',
-      caption='Accuracy against the number of local epochs',
+entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, ways=as_printed,
                 epochs=lambda scale: local_field('epochs', *(1, 5, 10, 20)[:3 if scale == 'short' else 4]),
                 method=lambda scale: moon_rows(*(('FedAvg', 'MOON') if scale == 'short' else FEDERATED))),
@@ -199,9 +186,7 @@ STRONG_MOON = {f'MOON, mu={mu}, is ahead of {m}': ahead(f'MOON mu={mu}', m)
                for mu in (10, 1) for m in ('FedAvg', 'FedProx')}
 
 # %% ../../nbs/papers/moon.ipynb #0ef55b9d
-entry('moon/table3',
-      source='Table 3',
-      caption='More parties',
+entry('moon/table3', 'Table 3', 'More parties',
       grid=CROWD,
       draw=table('method', 'parties'),
       claims=STRONG_MOON | {f'{CORRECTED} falls behind FedAvg among many parties': ahead('FedAvg', 'Scaffold')},
@@ -209,9 +194,7 @@ entry('moon/table3',
            'Twenty and forty parties stand in at the smaller scales.')
 
 # %% ../../nbs/papers/moon.ipynb #eced9981
-entry('moon/fig8',
-      source='Fig. 8',
-      caption='More parties, accuracy against rounds',
+entry('moon/fig8', 'Fig. 8', 'More parties, accuracy against rounds',
       grid=CROWD,
       derive=started,
       draw=rounds_figure(panel='parties'),
@@ -219,9 +202,7 @@ entry('moon/fig8',
                                 ahead('MOON mu=1', 'MOON mu=10', 'early')})
 
 # %% ../../nbs/papers/moon.ipynb #f541f843
-entry('moon/table4',
-      source='Table 4',
-      caption='Three degrees of heterogeneity',
+entry('moon/table4', 'Table 4', 'Three degrees of heterogeneity',
       grid=grid(PARTIES, 'cifar100', alpha=alphas(.1, .5, 5.), method=moon_rows(*FEDERATED), ways=as_printed),
       claims={**leads('MOON', *REST),
               'MOON is still ahead of FedAvg with even labels (5)':

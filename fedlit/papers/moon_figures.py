@@ -29,9 +29,7 @@ def partition_figure(rows):
         show_partition(parts, labels, ax, row.data)
     return fig
 
-entry('moon/fig5',
-      source='Fig. 5',
-      caption='How many images of each class every party has, Dirichlet 0.5',
+entry('moon/fig5', 'Fig. 5', 'How many images of each class every party has, Dirichlet 0.5',
       grid=grid(PARTIES, *ALL_SETS, every=dict(rounds=0, measure=('class_counts',)), alpha=alphas(.5)),
       draw=partition_figure,
       claims={'some parties have few images of a class, or none (less than a tenth of an equal share)':
@@ -69,11 +67,11 @@ def maps_figure(rows):
         ax.set_yticks([])
     return fig
 
+# %% ../../nbs/papers/moon_figures.ipynb #42d9d1fa
 def better(a, b): return ahead(dict(network=a), dict(network=b), 'separated', 'of all images')
 
-entry('moon/fig2',
-      source='Fig. 2',
-      caption='Test features of four networks by t-SNE, and how often the nearest class centre is the right one',
+entry('moon/fig2', 'Fig. 2',
+      'Test features of four networks by t-SNE, and how often the nearest class centre is the right one',
       grid=grid(PARTIES, 'cifar10', every=mapped,
                 alpha=lambda scale: alphas(dict(embedded=.1, short=.05, paper=.5)[scale]),
                 network={'all data': everything, 'a party alone': solo_change,

@@ -72,6 +72,7 @@ def _one_thread():
     try: yield
     finally: torch.set_num_threads(before)
 
+# %% ../../nbs/papers/settings.ipynb #dce73afd
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
 @_one_thread()
