@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['palette', 'SIDES', 'MESSAGES', 'style', 'ordered', 'colours_of', 'apart', 'spectra', 'against_rounds', 'bars',
-           'claims', 'moments', 'round_picture']
+           'moments', 'round_picture']
 
 # %% ../nbs/13_figure.ipynb #b868f54f
 from contextlib import contextmanager
@@ -33,10 +33,8 @@ def style():
     finally: plt.rcParams.update(before)
 
 # %% ../nbs/13_figure.ipynb #27627108
-def ordered(
-    n, # how many curves
-):     # list of n colours as hex strings, dark to light
-    "A colour-blind safe scale for an ordered family, such as the alphas of a partition from small to large"
+def ordered(n): # how many curves
+    "A colour-blind safe scale for an ordered family, dark to light, such as alphas from small to large"
     from matplotlib import colormaps, colors
     return [colors.to_hex(colormaps['viridis'](v)) for v in np.linspace(0, .62, n)]
 
@@ -46,10 +44,7 @@ def _axes(ax, width=6, height=3):
     import matplotlib.pyplot as plt
     return plt.subplots(figsize=(width, height), layout='constrained')[1]
 
-def colours_of(
-    labels, # list of the curves' names
-    accent, # one of them; None: the colours of an ordered scale
-):          # label -> (colour, line style)
+def colours_of(labels, accent): # one of them; None: the colours of an ordered scale
     "A (colour, line style) per label: accent and greys, or the ordered scale where nothing is accented"
     if not labels: raise ValueError("nothing to draw: no curves")
     if accent is None: return {l: (c, '-') for l, c in zip(labels, ordered(len(labels)))}
@@ -195,31 +190,6 @@ def bars(
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0, handlelength=1)
     return ax
 
-# %% ../nbs/13_figure.ipynb #870a9033
-def claims(
-    rows,                                         # claim -> (published or None; values over seeds, number or Spread)
-    ax=None,                                      # matplotlib Axes; None makes one as high as its rows, to 3 inches
-    xlabel='difference in test accuracy (points)', # quantity and unit
-    names=('published', 'measured'),              # what the two marks are called
-):                                                # the Axes
-    "What was claimed beside what was measured, one row each, around a line at zero"
-    if not rows: raise ValueError("no claims to draw")
-    y = -np.arange(len(rows))
-    got = [_spread(m) for _, m in rows.values()]
-    said = np.array([np.nan if p is None else p for p, _ in rows.values()], float)
-    with style():
-        ax = _axes(ax, 6, min(3, 1 + .3*len(rows)))
-        ax.axvline(0, color=palette['light'], lw=.8, zorder=1)
-        ax.errorbar([g.mean for g in got], y, xerr=[np.nan_to_num(g.margin) for g in got],
-                    fmt='o', ms=5, color=palette['accent'], label=names[1], lw=1.2)
-        ax.plot(said, y, 'o', ms=9, mfc='none', mec=palette['grey'], label=names[0])
-        ax.set_yticks(y, rows)
-        ax.set(xlabel=xlabel, ylim=(y[-1] - .6, .6))
-        ax.spines['left'].set_visible(False)
-        ax.tick_params(axis='y', length=0)
-        ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0, handlelength=1)
-    return ax
-
 # %% ../nbs/13_figure.ipynb #c8b5f9bb
 SIDES = dict(start=0, client=1, step=1, server=0, between=1) # where a hook runs -> 0 for the server, 1 for the client
 MESSAGES = [('client', 0, 1, 'params, buffers, server memory'), # before the first hook there: from, to, what
@@ -243,9 +213,7 @@ def _lifelines(ax, low):
         ax.text(x, .8, name, ha='center', weight='bold')
 
 # %% ../nbs/13_figure.ipynb #figround2
-def round_picture(
-    ax=None, # Axes to draw into; None makes one
-):           # the Axes
+def round_picture(ax=None):
     "Who sends what to whom in a round, and which hooks run where."
     with style(): ax = _axes(ax, 6.4, 3.2)
     y, steps, sent = 0, [], {where: message for where, *message in MESSAGES}

@@ -54,10 +54,7 @@ def _method(node, names):
                                  "a method reads like MOON(mu=1) + FedDecorr()")
 
 # %% ../nbs/14_parse.ipynb #b04b1436
-def named(
-    text, # a name
-    what, # 'model', 'data set' or 'executor'
-) -> str:
+def named(text, what) -> str: # 'model', 'data set' or 'executor'
     "What `text` names; a `ParseError` says what is allowed."
     known() # some methods bring networks along
     from fedlit.data import datasets
@@ -91,10 +88,8 @@ def values() -> dict: # name -> class
     return {k: v for k, v in found.items() if isinstance(v, type) and issubclass(v, local.Value) and k[0] != '_'
             and k not in ABSTRACT}
 
-def called(
-    cls, # of `values`
-):       # text, such as "Milestones(lr, at, factor=0.1)"
-    "How a value is written."
+def called(cls): # of `values`
+    'How a value is written, such as "Milestones(lr, at, factor=0.1)".'
     bare = [p.replace(annotation=p.empty) for p in signature(cls).parameters.values()]
     return f'{cls.__name__}{Signature(bare)}'
 
@@ -128,9 +123,7 @@ def value(
     except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
 
 # %% ../nbs/14_parse.ipynb #pa14locl
-def local(
-    **fields, # of `fedlit.local.Local`: values, or texts of them
-):            # Local
+def local(**fields):
     "A `Local` whose fields may be texts, as they are on a command line or in a file."
     from fedlit.local import Local
     def one(k, v):
@@ -139,10 +132,8 @@ def local(
     return Local(**{k: one(k, v) for k, v in fields.items()})
 
 # %% ../nbs/14_parse.ipynb #sd14code
-def list_seeds(
-    seeds, # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
-) -> list: # of ints
-    "The seeds that are meant. A ValueError names what cannot be one."
+def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
+    "The seeds that are meant, ints. A ValueError names what cannot be one."
     if many := hasattr(seeds, '__iter__') and not isinstance(seeds, str): found = list(seeds)
     else: found = [seeds]
     for s in found:
@@ -154,18 +145,14 @@ def list_seeds(
     return list(map(int, found if many else range(seeds)))
 
 # %% ../nbs/14_parse.ipynb #f179467b
-def homes(
-    method, # a Method
-) -> dict:  # name -> "module:name in it", for the classes of its parts that `known` does not have
-    "Where the classes live that a text of this method needs besides the known ones."
+def homes(method) -> dict:
+    'Where the classes live that its text needs besides the known ones: name -> "module:name in it".'
     ours = known()
     return {c.__name__: f'{c.__module__}:{c.__qualname__}'
             for c in map(type, method.parts) if ours.get(c.__name__) is not c}
 
-def classes(
-    homes, # what the function of that name returned
-) -> dict: # name -> class, of those that can be found
-    "Import the classes again. Modules of Python's own library are not searched, since no method lives there."
+def classes(homes) -> dict:
+    "Import the classes of `homes` again, those that can be found; Python's own library is not searched."
     found = {}
     for name, home in homes.items():
         module, _, inside = str(home).partition(':')

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LINE', 'FILL', 'CLIENTS', 'WEAK', 'LOCAL', 'MARKS', 'Drawing', 'trial_networks', 'trial', 'Layer', 'Portrait',
-           'portrait', 'sheet']
+           'portrait']
 
 # %% ../nbs/portrait.ipynb #848679fb
 import torch
@@ -56,11 +56,8 @@ def trial_networks():
                 [Net(nn.Sequential(*pool()), nn.Linear(8, 4)) for _ in range(4)])
 
 # %% ../nbs/portrait.ipynb #1ffc9932
-def trial(
-    method, # a Method
-    model,  # network that returns (features, logits)
-):          # dict: the state before, what clients sent, the state after, FedAvg's, and whether a seed mattered
-    "A round on random samples, looked at from several sides."
+def trial(method, model):
+    "A round on random samples: states before and after, what clients sent, FedAvg's state, did a seed matter?"
     g, who = torch.Generator().manual_seed(0), list(range(CLIENTS))
     x = torch.randn(CLIENTS, 2, 4, 8, 4, 4, generator=g)
     y = (torch.randint(2, (CLIENTS, 2, 4), generator=g) + torch.arange(CLIENTS)[:, None, None]) % 4
@@ -128,9 +125,7 @@ class Portrait:
     marks: tuple  # some of `MARKS`
     def __repr__(self): return f'Portrait({self.name!r})'
 
-def portrait(
-    method, # a Method
-):          # Portrait
+def portrait(method):
     "Let `method` run a round on the first of the `trial_networks` that it does not refuse."
     if not isinstance(method, Method): raise TypeError(f"{method!r} is not a method, as MOON(mu=1) + FedDecorr() is")
     with torch.random.fork_rng(devices=[]):
@@ -174,6 +169,7 @@ def _bar(x, y, width, unit, has, accent):
     hollow = _rect(x + .4, top + .4, width - .8, unit*len(has) - .8, f'{LINE} stroke-width=".8"')
     return _accent(not all(has), hollow*(not all(has))) + _accent(accent, there)
 
+# %% ../nbs/portrait.ipynb #847996cb
 def _network(p, x, y, unit, row):
     "The layers of portrait `p` beside each other from `x` on; `row` is 'client', 'own' or 'server'."
     wide, out = [3 if l.kind == 'norm' else 5 for l in p.layers], ''
@@ -212,17 +208,3 @@ def small(self:Portrait, scale=1):
 
 @patch
 def _repr_svg_(self:Portrait): return self.small(2).svg
-
-# %% ../nbs/portrait.ipynb #7c1d20ea
-def sheet(
-    portraits, # list of Portrait
-    across=4,  # in a row
-):             # Drawing
-    "Pictures under their names, for comparison."
-    out = ''
-    for i, p in enumerate(portraits):
-        name = f'<text x="48" y="14" {FILL} font-size="12" text-anchor="middle">{escape(p.name)}</text>'
-        out += (f'<g transform="translate({112*(i % across)} {82*(i//across)})">{name}'
-                f'<g transform="translate(0 24)">{p.small().drawn}</g></g>')
-    return Drawing(f"Portraits of {', '.join(p.name for p in portraits)}", ' '.join(p.words() for p in portraits),
-                   112*min(across, len(portraits)) - 16, 82*-(-len(portraits)//across) - 6, out)

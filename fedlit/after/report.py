@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SOURCES', 'COLOURS', 'FIGURES', 'STYLE', 'FORMS', 'known', 'took_part', 'each_client', 'plain', 'facts', 'Html',
-           'tag', 'embedded', 'num', 'share', 'size', 'inline', 'axes', 'section', 'accuracy', 'column', 'mean_drift',
-           'seconds', 'drifts', 'short', 'partition', 'having', 'before_and_after', 'against_share', 'spectra',
-           'participants', 'traffic_by_round', 'table', 'numbers', 'page', 'report']
+           'tag', 'embedded', 'num', 'share', 'size', 'having', 'inline', 'axes', 'section', 'accuracy', 'column',
+           'mean_drift', 'seconds', 'drifts', 'short', 'partition', 'accuracies', 'before_and_after', 'against_share',
+           'spectra', 'participants', 'traffic_by_round', 'table', 'numbers', 'page', 'report']
 
 # %% ../../nbs/after/report.ipynb #c9ec148c
 import base64, hashlib, io, json, math, re, warnings
@@ -31,11 +31,8 @@ from ..server import deployed
 from ..tree import rows as at_row
 
 # %% ../../nbs/after/report.ipynb #28539e1d
-def known(
-    run,     # Run
-    **given, # for `Federation`: `task` and `clients` of a run from a file, `tests`, ...
-):           # Federation; None where the task or the clients are not known
-    "What was asked of a run, as far as a report needs it."
+def known(run, **given):
+    "What was asked of a run, as far as a report needs it; None where the task or the clients are not known."
     if run.asked is not None: return replace(run.asked, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
     asked = federation(run, **{'model': run.model, **given}).checked()
@@ -45,10 +42,8 @@ def known(
     return asked
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
-def took_part(
-    run, # Run
-):       # for each row of the history the clients that were drawn; None where the history says otherwise
-    "Who was drawn in which round. A history counts them only; the seed knows."
+def took_part(run):
+    "Who was drawn in which round, which the seed knows; None where the history, a count, says otherwise."
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
     left = set(s.get('without') or ())
@@ -113,13 +108,8 @@ def _tested(sim, run, who, tests, home):
     return found
 
 # %% ../../nbs/after/report.ipynb #7c1d20db
-def each_client(
-    run,       # Run
-    asked,     # Federation
-    again=True,# train every client once more?
-    most=100,  # clients to look at
-):             # (client -> what is known of it; spectra: the server's and by client; what of `SOURCES` they are)
-    "Accuracies, drift and spectra of single clients."
+def each_client(run, asked, again=True, most=100):
+    "Of single clients: what is known, by client; spectra, the server's and by client; and what of `SOURCES` they are."
     executor = run.settings.get('executor') if again else 'loop' # what was tried then need not be tried again
     asked = replace(asked, executor=executor if executor in EXECUTORS else asked.executor,
                     channels_last=run.settings.get('channels_last', asked.channels_last))
@@ -184,13 +174,8 @@ def _lacking(run, asked, source, drawn, no_bytes):
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
 # %% ../../nbs/after/report.ipynb #7c1d20ba
-def facts(
-    run,        # Run
-    again=True, # train every client once more, see above?
-    most=100,   # clients to look at one by one
-    **given,    # for `Federation`: `task` and `clients` of a run from a file
-) -> dict:      # as strict JSON can hold it
-    "What happened to a run and to its clients."
+def facts(run, again=True, most=100, **given) -> dict:
+    "What happened to a run and to its clients, as strict JSON can hold it."
     if not len(run.history): raise ValueError("this run has no round yet; there is nothing to report")
     asked, s, drawn = known(run, **given), run.settings, took_part(run)
     seen, spectra, source = each_client(run, asked, again, most) if asked and run.model is not None else ({}, None, '')
@@ -242,14 +227,13 @@ def size(v):
     power = min(4, int(math.log10(max(v, 1))//3))
     return f"{v/1000**power:.3g} {('bytes', 'kB', 'MB', 'GB', 'TB')[power]}"
 
+def having(f, *names): return [c for c in f['clients'] if all(c.get(n) is not None for n in names)]
+
 # %% ../../nbs/after/report.ipynb #7c1d20bb
 COLOURS = {v: 'currentColor' if k == 'ink' else f'var(--{k}, {v})' for k, v in palette.items()}
 COLOURS |= {grey: f'var(--grey, {grey})' for grey in ('#5a5a5a', '#8c8c8c')} # of curves without an accent
 
-def inline(
-    fig, # matplotlib Figure
-    alt, # what it shows, for who cannot see it
-) -> Html:
+def inline(fig, alt) -> Html: # what it shows, for who cannot see it
     "A figure as markup without addresses and styles."
     import matplotlib as mpl
     drawn = io.StringIO()
@@ -268,11 +252,7 @@ def inline(
     return Html(ElementTree.tostring(svg, encoding='unicode'))
 
 # %% ../../nbs/after/report.ipynb #8ab8eae4
-def axes(
-    xlabel,     # what the places are
-    places=0,   # how many stand beside each other
-    height=2.5, # inches
-):              # matplotlib Axes
+def axes(xlabel, places=0, height=2.5): # inches
     "Empty axes with whole numbers below them."
     from matplotlib.figure import Figure
     ax = Figure((max(5, 1 + places/6), height), layout='constrained').subplots()
@@ -283,11 +263,7 @@ def axes(
     return ax
 
 # %% ../../nbs/after/report.ipynb #7c1d20bd
-def section(
-    title, # its heading
-    said,  # a sentence or two below it
-    ax,    # Axes with the drawing
-) -> Html:
+def section(title, said, ax) -> Html:
     "A figure with its words."
     return tag('section', tag('h2', title), tag('p', said), tag('div', inline(ax.figure, f'{title}. {said}')),
                class_='wide' if ax.figure.get_figwidth() > 5 else None)
@@ -351,44 +327,34 @@ def partition(f):
     return section('Who holds what', 'The area of a square is the number of samples of a class at a client.', ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20bf
-def having(f, *names): return [c for c in f['clients'] if all(c.get(n) is not None for n in names)]
-
 @style()
-def before_and_after(f):
+def accuracies(f, x, xlabel, title, said):
     "Every client's network before and after its training."
     found = having(f, 'server')
     if not found: return None
-    ax = axes('client', len(f['clients']))
+    ax = axes(xlabel, len(f['clients']) if xlabel == 'client' else 0)
     looks = dict(after=dict(marker='o', color=palette['ink'], label='after training'),
                  own=dict(marker='o', mfc='none', ms=8, color=palette['ink'], label='kept at home'),
                  server=dict(marker='_', ms=9, mew=2.5, color=palette['accent'], label='server'))
     for c in found:
         values = [c[k] for k in looks if c.get(k) is not None]
-        ax.vlines(c['client'], min(values), max(values), palette['light'])
+        ax.vlines(x(c), min(values), max(values), palette['light'])
+        if xlabel != 'client' and len(found) <= 30:
+            ax.annotate(c['client'], (x(c), values[0]), (5, -3), textcoords='offset points')
     for k, look in looks.items():
-        if tested := having(f, k): ax.plot([c['client'] for c in tested], [c[k] for c in tested], ls='', **look)
+        if tested := having(f, k): ax.plot([x(c) for c in tested], [c[k] for c in tested], ls='', **look)
     ax.set_ylabel('accuracy')
     ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=3)
-    return section('Every client, before and after', f"On the client's own test images. {f['source']}".strip(), ax)
+    return section(title, f"{said} {f['source']}".strip(), ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20ca
-@style()
+def before_and_after(f):
+    return accuracies(f, lambda c: c['client'], 'client', 'Every client, before and after',
+                      "On the client's own test images.")
+
 def against_share(f):
-    "A client's own accuracy against its share of the data."
-    found = having(f, 'server')
-    if not found: return None
-    kind = next(k for k in ('own', 'after', 'server') if having(f, k))
-    points = [(c, 100*c['share'], c['server'] if c.get(kind) is None else c[kind]) for c in found]
-    ax = axes('share of all samples (%)')
-    ax.set_ylabel('accuracy')
-    for c, x, y in points:
-        ax.vlines(x, min(c['server'], y), max(c['server'], y), palette['light'])
-        ax.plot(x, y, 'o', color=palette['grey'])
-        if len(points) <= 30: ax.annotate(c['client'], (x, y), (5, -3), textcoords='offset points')
-    what = dict(server="the server's network", own="the client's own network",
-                after="the client's network after local training")[kind]
-    return section('Does more data help?',
-                   f"A dot is {what} on the client's test images; its tail ends at the server's.", ax)
+    return accuracies(f, lambda c: 100*c['share'], 'share of all samples (%)', 'Does more data help?',
+                      'The same, by how much of the data a client has.')
 
 # %% ../../nbs/after/report.ipynb #7c1d20cb
 @style()
@@ -509,9 +475,7 @@ def _summary(f):
             + (f'In {bad} rounds a result was bad.' if bad else 'Every result was sound.'))
 
 # %% ../../nbs/after/report.ipynb #7c1d20cd
-def page(
-    f, # what `facts` returned
-) -> str:
+def page(f) -> str:
     "The HTML file."
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'"

@@ -24,10 +24,7 @@ from .settings import address, found, run_settings
 
 # %% ../../nbs/papers/catalogue.ipynb #70eee6b0
 @functools.lru_cache
-def plan(
-    scale,          # one of SCALES
-    folder=RESULTS, # the entries whose results are there
-):                  # {address: Setting}
+def plan(scale, folder=RESULTS): # the entries whose results are there
     "All runs of the catalogue at a scale, each with every measurement any entry asks of it; none is computed twice."
     out = {}
     for e in CATALOGUE.values():
@@ -37,10 +34,8 @@ def plan(
     return out
 
 # %% ../../nbs/papers/catalogue.ipynb #d664c0e4
-def entries(
-    *names, # such as 'feddecorr/table1', 'moon' for all of a paper, 'all'; or Entry
-):          # list of Entry
-    "The entries of these names; every one where there is no name."
+def entries(*names):
+    "The entries of these names, such as 'feddecorr/table1', or 'moon' for a paper; every one where there is none."
     if not names: return list(CATALOGUE.values())
     out = []
     for n in names:
@@ -51,16 +46,13 @@ def entries(
 
 # %% ../../nbs/papers/catalogue.ipynb #a3195bed
 def reproduce(
-    names=(),         # of entries, see `entries`
-    scale='embedded',
-    only='',          # see `select`
-    out=None,         # folder of the results; None: each entry's own
-    processes=None,   # runs at a time; None: one a core, or one where a GPU trains
-    minutes=None,     # stop at the first round that ends after so many
+    names=(), scale='embedded', only='', out=None, # see `entries`, `select`
+    processes=None, # runs at a time; None: one a core, or one where a GPU trains
+    minutes=None,   # stop at the first round that ends after so many
     progress=True,
-    seeds=None,       # how many; None: as many as were asked for last, by default three
-    **kw,             # for `federate`: device, by default the CPU at embedded scale; executor
-):                    # how many results are still missing
+    seeds=None,     # how many; None: as many as were asked for last, by default three
+    **kw,           # for `federate`: device, by default the CPU at embedded scale; executor
+):                  # how many results are still missing
     "Run what is missing of some entries."
     kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
     device = kw.get('device', 'auto')
@@ -83,13 +75,10 @@ def reproduce(
 
 # %% ../../nbs/papers/catalogue.ipynb #6d5a486d
 def until_decided(
-    names,            # of entries, see `entries`
-    max_seeds=30,     # stop at so many
-    scale='embedded',
-    only='',          # see `select`
-    out=None,         # folder of the results; None: each entry's own
-    **kw,             # for `reproduce`
-):                    # how many results are still missing
+    names, max_seeds=30, # stop at so many
+    scale='embedded', only='', out=None, # see `entries`, `select`
+    **kw, # for `reproduce`
+):        # how many results are still missing
     "Run some entries with more and more seeds until their claims are decided."
     left = 0
     for e in entries(*names):
@@ -119,7 +108,7 @@ def listing(
     names=(),      # of entries, see `entries`; none: all
     scales=SCALES, # a column each
     only='',       # see `select`; entries that have no such part are left out
-):                 # DataFrame
+):
     "Entries: id, caption, and how many are there of the runs that were asked for, at every scale."
     wanted, there = entries(*names), {} # entries share runs
     def count(e, scale):
@@ -133,11 +122,8 @@ def listing(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/papers/catalogue.ipynb #bf3fbee3
-def quantity(
-    entry, # Entry
-    rows,  # DataFrame of its results
-):         # a sentence, or '' where no accuracy is judged
-    "What the accuracies of an entry are, and what the ± and the two ends mean."
+def quantity(entry, rows):
+    "What the accuracies of an entry are, and what the ± and the two ends mean; '' where no accuracy is judged."
     name, late, _ = entry.value.partition('_late')
     if not late or name not in rows: return ''
     return (f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval; a new run lies outside "
@@ -156,11 +142,9 @@ def _without_windows():
 # %% ../../nbs/papers/catalogue.ipynb #rep00002
 @_without_windows()
 def report(
-    names=(),         # of entries, see `entries`; none: all that have results
-    scale='embedded',
-    only='',          # see `select`
-    out=None,         # folder of the results; None: each entry's own
-    to=None,          # folder of drawings and tables; None: beside the results
+    names=(), # of entries, see `entries`; none: all that have results
+    scale='embedded', only='', out=None, # see `entries`, `select`
+    to=None,  # folder of drawings and tables; None: beside the results
 ):
     "Print and write tables, drawings and verdicts of some entries."
     wanted = [e for e in entries(*names) if names or len(found_rows(e, scale, only, out or e.folder)[0])]
@@ -195,12 +179,7 @@ def _tell(e, said, scale, out):
 @functools.cache
 def _shipped(paper, scale): return judged(entries(paper), scale)
 
-def show(
-    id,               # of an entry
-    scale='embedded',
-    only='',          # see `select`
-    out=None,         # folder of the results; None: those that come with fedlit
-):
+def show(id, scale='embedded', only='', out=None): # None: the results that come with fedlit
     "In a notebook: an entry's caption, drawings, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
@@ -228,10 +207,6 @@ def show(
             if part is not None and len(part): display(part)
 
 # %% ../../nbs/papers/catalogue.ipynb #7757ae57
-def verdicts(
-    paper,            # or any other name that `entries` knows
-    scale='embedded',
-    out=None,         # folder of the results; None: those that come with fedlit
-):                    # DataFrame of `decide`
-    "All claims of a paper with what was measured."
+def verdicts(paper, scale='embedded', out=None): # None: the results that come with fedlit
+    "All claims of a paper, or of another name that `entries` knows, with what was measured."
     return judged(entries(paper), scale, out=out)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'with_columns', 'tested', 'counted', 'within', 'Numbers', 'ours', 'pick',
-           'above_zero', 'ahead', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond', 'kendall', 'rising',
-           'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'weigh', 'decide', 'shown', 'judge',
-           'tally', 'hanging', 'verdict_lines']
+           'nth', 'above_zero', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond', 'level',
+           'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'weigh', 'decide',
+           'shown', 'judge', 'tally', 'hanging', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -22,11 +22,10 @@ from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
 def ends(
-    values,   # shares, one a round; None where a round was not tested
-    name,     # of the quantity
+    values, name, # shares of that name, one a round; None where a round was not tested
     percent=100,
-):            # its last value, the mean over the last third of the rounds, the best one
-    "Three ways to say how a curve ends; NaN where the rounds were not tested."
+):
+    "Three ways to say how a curve ends: last, mean over the last third, best; NaN where the rounds were not tested."
     late, tested = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
     three = {name: values[-1], f'{name}_late': None if None in late else float(np.mean(late)),
              f'{name}_best': max(tested, default=None)}
@@ -46,11 +45,8 @@ def _row(labels, r):
 # %% ../../nbs/papers/claims.ipynb #3612fb48
 LATE, LAST = 'mean over the last third of the rounds', 'the last round, since not every run was tested before it'
 
-def results(
-    grid,     # list of (labels, Setting)
-    out=None, # folder of the results; None: those that come with fedlit
-):            # DataFrame, a row for each result that is there, and the list of (labels, Setting) of those that are not
-    "Read what there is."
+def results(grid, out=None):
+    "Read what there is: a DataFrame, a row a result, and the list of (labels, Setting) of those that are not there."
     out = out or shipped('catalogue')
     have = [(labels, s, found(out, s)) for labels, s in grid]
     rows = pd.DataFrame([{'run': str(address(s)), **_row(labels, r)} for labels, s, r in have if r])
@@ -62,11 +58,8 @@ def results(
     return rows, [(labels, s) for labels, s, r in have if not r]
 
 # %% ../../nbs/papers/claims.ipynb #88bf0151
-def with_columns(
-    rows,      # DataFrame of `results`
-    **columns, # as for `DataFrame.assign`
-):             # a new DataFrame that knows its labels
-    "Rows with more columns."
+def with_columns(rows, **columns):
+    "Rows with more columns, as `DataFrame.assign` makes them, that know their labels."
     made = rows.assign(**columns)
     made.attrs.update(rows.attrs)
     return made
@@ -81,9 +74,7 @@ def counted(differences, test):
     return Evidence(math.nan, 1 if np.min(differences) > 0 else -1, 'counted')
 
 # %% ../../nbs/papers/claims.ipynb #ea97d68c
-def within(
-    margin, # in the unit of the differences
-):          # the rule
+def within(margin): # in the unit of the differences
     "The rule of a claim of no difference: both ends of plus and minus `margin` must be excluded."
     def rule(differences, test):
         low, high = test(np.asarray(differences) + margin), test(np.asarray(differences) - margin)
@@ -110,12 +101,9 @@ def ours(claims):
     return {text: replace(numbers, ours=True) for text, numbers in claims.items()}
 
 # %% ../../nbs/papers/claims.ipynb #45616815
-def pick(
-    rows,  # DataFrame of `results`
-    where, # labels that the rows must have, such as dict(method='FedAvg')
-    value, # a column
-):         # its values, indexed by the other labels
-    "One column of the rows that have certain labels."
+def pick(rows, where, value): # a column
+    "One column of the rows that have certain labels, such as dict(method='FedAvg'), indexed by the others."
+    where = {k: v(rows[k]) if callable(v) else v for k, v in where.items()}
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])] if where else rows
     said = ', '.join(f'{k}={v}' for k, v in where.items())
     rows.attrs.get('lacking', set()).update(labels['seed'] for labels in rows.attrs.get('gaps', ())
@@ -126,29 +114,32 @@ def pick(
     if 'read' in rows.attrs: rows.attrs['read'].update((run, value) for run in part.get('run', part.index))
     return part.set_index([k for k in rows.attrs['labels'] if k not in where])[value]
 
+def nth(i):
+    "A label's i-th value among the rows, for a claim about a place on an axis whose values depend on the scale."
+    return lambda values: list(dict.fromkeys(values))[i]
+
 # %% ../../nbs/papers/claims.ipynb #db804123
 def above_zero(value, unit='', **where):
     "The numbers of `value`, averaged to one a seed."
     return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit, whole=False)
 
 # %% ../../nbs/papers/claims.ipynb #46577c32
-def ahead(
-    a, b,             # dicts of labels, such as dict(method='FedAvg')
-    value='accuracy_late', # column of the rows
-    unit='points',
-):                    # Numbers
-    "How far `a` lies above `b`, paired by all other labels and averaged to one number a seed."
+def ahead(a, b, value='accuracy_late', unit='points', **where):
+    "How far `a` lies above `b`, methods or dicts of labels, paired by all others and averaged to one number a seed."
+    a, b = ({**(dict(method=side) if isinstance(side, str) else side), **where} for side in (a, b))
     def differences(rows):
         left, right = pick(rows, a, value), pick(rows, b, value)
         if set(left.index) != set(right.index): raise LookupError('the two sides have different runs')
         return (left - right).groupby('seed').mean().to_numpy()
-    return Numbers(differences, unit, whole=False)
+    return Numbers(differences, unit, whole=any(map(callable, (*a.values(), *b.values()))))
+
+def wins(first, *others, sentence='{} is ahead of {}', named=None, **kw): # named: other words for some methods
+    "The claims that one method is ahead of others, by `ahead`."
+    said = lambda m: (named or {}).get(m, m)
+    return {sentence.format(said(first), said(m)): ahead(first, m, **kw) for m in others}
 
 # %% ../../nbs/papers/claims.ipynb #d8b206a5
-def seedwise(
-    how,   # function of (numbers of claims, seeds) -> (seeds,), such as `mean` over the first axis
-    *each, # Numbers
-):         # Numbers
+def seedwise(how, *each): # how: function of (numbers of claims, seeds) -> (seeds,)
     "Numbers of several claims made into one, seed by seed."
     def numbers(rows):
         sides = [f(rows) for f in each]
@@ -160,28 +151,22 @@ def minus(f, g): return seedwise(lambda sides: sides[0] - sides[1], f, g)
 def mean_of(*each): return seedwise(lambda sides: sides.mean(0), *each)
 def best_of(*each): return seedwise(lambda sides: sides.max(0), *each)
 
-def beyond(
-    numbers, # Numbers
-    margin,  # in their unit
-):           # Numbers
+def beyond(numbers, margin): # in their unit
     "What is left of a difference when `margin` is taken off; claims that name a size are about this."
     return replace(numbers, of=lambda rows: numbers(rows) - margin)
 
+def level(numbers, margin=1.):
+    "The claim that a difference is none, to within `margin` of their unit."
+    return replace(numbers, by=within(margin))
+
 # %% ../../nbs/papers/claims.ipynb #1233426a
-def kendall(
-    x, y, # sequences of the same length
-):        # from -1, always falling, to 1, always rising; NaN for a single point
-    "Kendall's tau of `y` along `x`."
+def kendall(x, y):
+    "Kendall's tau of `y` along `x`, from -1, always falling, to 1, always rising; NaN for a single point."
     pairs = [np.sign(y[j]-y[i])*np.sign(x[j]-x[i]) for i, j in itertools.combinations(range(len(x)), 2)]
     return float(np.mean(pairs)) if pairs else math.nan
 
 # %% ../../nbs/papers/claims.ipynb #9df85d2d
-def rising(
-    axis,             # a label, such as 'alpha'
-    value='accuracy_late', # column of the rows
-    sign=1,           # -1 for falling
-    **where,          # labels that the rows must have
-):                    # Numbers
+def rising(axis, value='accuracy_late', sign=1, **where): # sign: -1 for falling
     "Kendall's tau of `value` along `axis`, averaged to one number a seed."
     def differences(rows):
         part = pick(rows, where, value).reset_index()
@@ -192,23 +177,13 @@ def rising(
     return Numbers(differences, 'tau', whole=False)
 
 # %% ../../nbs/papers/claims.ipynb #6f9cede0
-def levels_off(
-    rises, flat, # the two sentences
-    axis,        # a label, such as 'participation'
-    **where,     # labels that the rows must have
-):               # {sentence: Numbers}
-    "Two claims: the second value along `axis` beats the first, and by more than the last beats the second."
-    def step(to, start):
-        def of(rows):
-            values = sorted(rows[axis].unique())
-            return ahead({**where, axis: values[to]}, {**where, axis: values[start]})(rows)
-        return Numbers(of, 'points')
+def levels_off(rises, flat, axis, **where): # axis: a label, such as 'participation'
+    "Two claims in two sentences: the second value along `axis` beats the first, and by more than the last the second."
+    step = lambda to, start: ahead({axis: nth(to)}, {axis: nth(start)}, **where)
     return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1))}
 
 # %% ../../nbs/papers/claims.ipynb #rt000001
-def rounds_to(
-    rows, # DataFrame of `results`
-):        # with columns `rounds`, `rounds_late` and that of `started`
+def rounds_to(rows):
     "Rounds that each run needs to FedAvg's last accuracy in the same seed, or to its mean over the last third."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
     def needed(value):
@@ -241,13 +216,9 @@ class Noted(set):
     "A set that stays the same one when pandas copies what a table carries."
     def __deepcopy__(self, memo): return self
 
-def complete(
-    rows,    # DataFrame of `results`
-    missing, # list of (labels, Setting)
-    numbers, # Numbers
-    derive=lambda rows: rows, # see `weigh`
-):           # the rows of the seeds of which nothing is missing that the claim reads
-    "What a claim can be weighed by when runs are missing."
+# %% ../../nbs/papers/claims.ipynb #45a50ee5
+def complete(rows, missing, numbers, derive=lambda rows: rows):
+    "The rows of the seeds of which nothing is missing that the claim reads."
     if not missing: return rows
     said, lacking = f'{len(missing)} results are missing', Noted()
     if numbers.whole or not len(rows): raise LookupError(said)
@@ -259,11 +230,9 @@ def complete(
     if part.seed.nunique() < 2: raise LookupError(said)
     return part
 
+# %% ../../nbs/papers/claims.ipynb #91284cc1
 def weigh(
-    claims,      # {sentence: Numbers}
-    rows,        # DataFrame of `results`
-    missing=(),  # what `results` says is missing
-    derive=lambda rows: rows, # adds the columns that the claims are about
+    claims, rows, missing=(), derive=lambda rows: rows,
     test=paired, # function of the differences -> Evidence; where seeds are missing, it is `repeated`
     entry='',    # whose claims they are
 ):               # list of Weighed
@@ -316,10 +285,9 @@ def _family(weighed):
         else: out[id(w)] = p, 'undecided', _needs(w, LEVEL*rank/of)
     return out
 
-def decide(
-    weighed, # list of Weighed; the part of `entry` before the slash is the paper
-):           # DataFrame, a row a claim
-    "The verdicts on claims, each paper's together."
+# %% ../../nbs/papers/claims.ipynb #466ab477
+def decide(weighed): # list of Weighed; the part of `entry` before the slash is the paper
+    "The verdicts on claims, each paper's together, a row a claim."
     families = {}
     for w in weighed: families.setdefault((w.entry.partition('/')[0], w.numbers.ours), []).append(w)
     found = {k: v for family in families.values() for k, v in _family(family).items()}
@@ -334,9 +302,7 @@ def decide(
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/papers/claims.ipynb #85714699
-def shown(
-    table, # DataFrame of `decide`
-):         # DataFrame
+def shown(table):
     "The table of verdicts for a reader."
     new = ~table.duplicated('same')
     name = dict(zip(table.same[new], table.entry.where(table.entry != '', table.claim)[new]))
@@ -347,20 +313,12 @@ def shown(
     return out[[c for c in out if (c not in ('entry', 'repeats') or (out[c] != '').any())
                 and (c != 'whose' or (out[c] != 'paper').any())]]
 
-def judge(
-    claims,      # {sentence: Numbers}
-    rows,        # DataFrame of `results`
-    missing=(),  # what `results` says is missing
-    derive=lambda rows: rows, # adds the columns that the claims are about
-    test=paired, # function of the differences -> Evidence
-):               # DataFrame of `decide`
+def judge(claims, rows, missing=(), derive=lambda rows: rows, test=paired):
     "The verdicts on claims that are judged by themselves."
     return decide(weigh(claims, rows, missing, derive, test))
 
 # %% ../../nbs/papers/claims.ipynb #775cabaa
-def tally(
-    table, # DataFrame of `decide`
-):         # a sentence
+def tally(table):
     "How many claims of the papers hold, how many do not, and the rest; claims that share their runs count once."
     once = table[table.whose == 'paper'].drop_duplicates('same')
     count = once.verdict.value_counts()
@@ -370,16 +328,11 @@ def tally(
 # %% ../../nbs/papers/claims.ipynb #vlines02
 WIDTH = 100 # columns of what is printed
 
-def hanging(
-    text,
-    indent=4, # columns, of all lines but the first
-):            # str
+def hanging(text, indent=4): # columns, of all lines but the first
     "Text in lines of at most `WIDTH` columns."
     return textwrap.fill(text, WIDTH, subsequent_indent=' '*indent)
 
-def verdict_lines(
-    table, # DataFrame of `decide`
-):         # str
+def verdict_lines(table):
     "The table of verdicts for a terminal."
     lines = []
     for row in shown(table).to_dict('records'):

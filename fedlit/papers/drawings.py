@@ -7,6 +7,7 @@ __all__ = ['by_seed', 'cell', 'table', 'spectrum_figure', 'rounds_figure', 'axis
 
 # %% ../../nbs/papers/drawings.ipynb #99730ab8
 import numpy as np
+from ..figure import against_rounds, colours_of, spectra, style
 from .evidence import margin, mean_and_margin
 
 # %% ../../nbs/papers/drawings.ipynb #c46baf38
@@ -28,13 +29,12 @@ def table(down='method', across='alpha', value='accuracy_late', digits=1):
     return draw
 
 # %% ../../nbs/papers/drawings.ipynb #4cb7172f
-def _panels(rows, by, draw, width=4.6, **kw):
+def _panels(rows, by, draw, width=4.6):
     import matplotlib.pyplot as plt
-    from fedlit.figure import style
     values = list(dict.fromkeys(rows[by]))
     with style():
         fig, axs = plt.subplots(1, len(values), figsize=(width*len(values), 2.8), squeeze=False, sharey=True,
-                                gridspec_kw=dict(wspace=.45), **kw)
+                                gridspec_kw=dict(wspace=.45))
         for ax, v in zip(axs[0], values):
             draw(ax, rows[rows[by] == v])
             ax.set_title(_said(by, v), loc='left')
@@ -51,47 +51,33 @@ def _accent(names):
     return next((n for n in reversed(names)
                  if any(w in n for w in ('FedDecorr', 'MOON', 'FedDecomp', 'DSE', 'GSE'))), None)
 
+def _lines(draw, by, value, panel, xlabel=None, **kw):
+    "A drawing: a curve for each value of `by`, and a panel for each of `panel`."
+    def one(ax, rows):
+        curves = _curves(rows, by, value)
+        draw(curves, ax=ax, accent=_accent(list(curves)), **kw)
+        if xlabel: ax.set_xlabel(xlabel)
+    return lambda rows: _panels(rows, panel, one, 5.5)
+
 # %% ../../nbs/papers/drawings.ipynb #52479b45
 def spectrum_figure(by='alpha', value='spectrum', panel='data'):
     "A drawing: singular values, a curve for each value of `by`."
-    from fedlit.figure import spectra
-    def draw(rows):
-        return _panels(
-            rows, panel,
-            lambda ax, r: spectra(_curves(r, by, value), ax=ax,
-                                  accent=_accent([_said(by, v) for v in r[by].unique()]), threshold=1e-2),
-            5.5)
-    return draw
+    return _lines(spectra, by, value, panel, threshold=1e-2)
 
 # %% ../../nbs/papers/drawings.ipynb #e87fc5d3
-def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)',
-                  xlabel='communication round', first=1):
+def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel=None, first=1):
     "A drawing: a quantity over rounds, the first of which has the number `first`."
-    from fedlit.figure import against_rounds
-    def draw(rows):
-        fig = _panels(
-            rows, panel,
-            lambda ax, r: against_rounds(_curves(r, by, value), ax=ax,
-                                         accent=_accent([_said(by, v) for v in r[by].unique()]), ylabel=ylabel,
-                                         rounds=np.arange(first, first+len(r[value].iloc[0]))),
-            5.5)
-        for ax in fig.axes: ax.set_xlabel(xlabel)
-        return fig
-    return draw
+    return _lines(against_rounds, by, value, panel, xlabel, ylabel=ylabel, rounds=first + np.arange(10_000))
 
 # %% ../../nbs/papers/drawings.ipynb #f0cc1677
 def axis_figure(
-    x,           # label along the axis
-    by='method', # label that has a curve for each value
-    value='accuracy_late', # a column
-    panel='data', # label that has a panel for each value
-    xlabel=None, # None: `x`
-    ylabel='test accuracy (%)',
+    x, by='method', # labels: along the axis, and with a curve for each value
+    value='accuracy_late', panel='data', # a column, and the label that has a panel for each value
+    xlabel=None, ylabel='test accuracy (%)', # None: `x`
     joined=True, # lines along the axis? False: side by side, for names without an order
 ):               # function of rows -> matplotlib Figure
     "A drawing: a quantity along an axis, mean and 95 % interval over seeds."
     def one(ax, rows):
-        from fedlit.figure import colours_of
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
         names = [_said(by, v) for v in rows[by].unique()]
         for i, (name, (colour, dash)) in enumerate(colours_of(names, _accent(names)).items()):
@@ -107,11 +93,8 @@ def axis_figure(
     return lambda rows: _panels(rows, panel, one)
 
 # %% ../../nbs/papers/drawings.ipynb #97b18741
-def png_of(
-    fig, # matplotlib figure; it is closed
-    dpi, # dots per inch
-):       # bytes
-    "A figure as a PNG, cut to what is drawn."
+def png_of(fig, dpi): # dots per inch
+    "A figure as a PNG, cut to what is drawn; it is closed."
     import io, matplotlib.pyplot as plt
     drawn = io.BytesIO()
     fig.savefig(drawn, format='png', dpi=dpi, bbox_inches='tight')

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
-           'local_field', 'measuring', 'in_proportion', 'bases', 'grid', 'differently', 'in_other_ways', 'row_name',
-           'Entry', 'entry', 'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means',
-           'beside', 'remember', 'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command',
-           'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed',
-           'show_signed', 'write_drawing', 'write_table', 'about']
+           'local_field', 'measuring', 'in_proportion', 'bases', 'grid', 'in_other_ways', 'row_name', 'Entry', 'entry',
+           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
+           'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
+           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed', 'show_signed',
+           'write_drawing', 'write_table', 'write_drawings', 'about']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re
@@ -21,6 +21,7 @@ from types import SimpleNamespace
 from ..engine.files import result, shipped, write_figure, write_file, write_json
 from ..engine.messages import point, unknown, warn
 from .claims import decide, judge, results, shown, weigh, with_columns
+from .drawings import table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
 from ..setting import call
@@ -30,20 +31,16 @@ SCALES = 'embedded', 'short', 'paper'
 RESULTS = 'results/catalogue' # where results are kept
 SEEDS = 0, 1, 2
 
-def changed(
-    s,      # Setting
-    change, # dictionary of its fields, or function of the Setting that gives one
-):          # Setting
+def changed(s, change): # change: dictionary of its fields, or function of the Setting that gives one
     "A setting with some fields changed."
     return replace(s, **(change(s) if callable(change) else change))
 
 def seeds_at_short(n): return lambda scale: tuple(range(n)) if scale == 'short' else SEEDS
 
 def cross(
-    bases,       # {data: Setting}
-    seeds=SEEDS, # ints
-    **axes,      # each {label: change of the Setting}
-):               # list of (labels, Setting)
+    bases, seeds=SEEDS, # ints
+    **axes, # each {label: change of the Setting}
+):          # list of (labels, Setting)
     "All combinations, seeds included."
     out = [(dict(data=d), s) for d, s in bases.items()]
     for axis, values in {**axes, 'seed': {i: dict(seed=i) for i in seeds}}.items():
@@ -58,54 +55,37 @@ def local_field(name, *values): return {v: (lambda s, v=v: dict(local=replace(s.
 def measuring(*names): return lambda s: dict(measure=tuple(sorted({*s.measure, *names})))
 
 # %% ../../nbs/papers/entries.ipynb #inprop02
-def in_proportion(
-    rounds, # int, a number of rounds in a run at paper scale
-    s,      # Setting
-    of,     # int, the rounds of that run
-):          # int
-    "The same share of a shorter run's rounds; a longer one keeps the number."
+def in_proportion(rounds, s, of): # of: int, the rounds of the run at paper scale
+    "The same share of a shorter run's rounds as `rounds` of a run at paper scale; a longer one keeps the number."
     return max(1, round(rounds*min(1, s.rounds/of)))
 
 # %% ../../nbs/papers/entries.ipynb #7593c546
-def bases(
-    family, # {scale: {data: Setting}}
-    scale,  # one of SCALES
-    *data,  # names of data sets
-):          # {data: Setting}
+def bases(family, scale, *data): # data: names of data sets
     "The base settings of a paper at a scale: `data` of them at the paper's, else the one that stands in."
     return {d: family[scale][d] for d in data} if scale == 'paper' else family[scale]
 
 # %% ../../nbs/papers/entries.ipynb #c1bd90c1
 def grid(
-    family,    # {scale: {data: Setting}}
-    *data,     # the paper's data sets
-    every=None, # change of every Setting
+    family, *data, # the paper's data sets
+    every=None,  # change of every Setting
     seeds=SEEDS, # ints, or function of the scale that gives them
-    **axes,    # each {label: change}, or function of the scale that gives one
-):             # function of the scale -> list of (labels, Setting)
+    ways=None,   # what else a run may mean, at paper scale, see `in_other_ways`
+    **axes,      # each {label: change}, or function of the scale that gives one
+):               # function of the scale -> list of (labels, Setting)
     "An entry's runs: the bases of a family, crossed with axes."
     def at(scale):
         values = {name: axis(scale) if callable(axis) else axis for name, axis in axes.items()}
         runs = cross(bases(family, scale, *data), seeds(scale) if callable(seeds) else seeds, **values)
-        return [(labels, changed(s, every or {})) for labels, s in runs]
+        runs = [(labels, changed(s, every or {})) for labels, s in runs]
+        return list(in_other_ways(runs, ways)) if ways and scale == 'paper' else runs
     return at
 
-def differently(
-    **grids, # each scale's, and `other` for the scales that are not named
-):           # function of the scale -> list of (labels, Setting)
-    "An entry whose runs are chosen in another way at some scale."
-    return lambda scale: grids.get(scale, grids.get('other'))(scale)
-
-def in_other_ways(
-    grid, # function of the scale -> list of (labels, Setting)
-    ways, # function of a Setting -> {name: Setting}
-):        # function of the scale -> list of (labels, Setting)
-    "At paper scale, runs also in the other ways in which they can be meant, each a row such as 'MOON (released)'."
-    def both(labels, s):
-        named = {f"{labels['method']} ({name})": other for name, other in ways(s).items() if other != s}
-        return [(labels, s), *(({**labels, 'method': method}, other) for method, other in named.items())]
-    return lambda scale: [run for labels, s in grid(scale) for run in (both(labels, s) if scale == 'paper'
-                                                                       else [(labels, s)])]
+def in_other_ways(runs, ways): # ways: function of a Setting -> {name: Setting}
+    "Runs also in the other ways in which they can be meant, each a row such as 'MOON (released)'."
+    for labels, s in runs:
+        yield labels, s
+        for name, other in ways(s).items():
+            if other != s: yield {**labels, 'method': f"{labels['method']} ({name})"}, other
 
 def row_name(label):
     "A label without the way in which its run is meant: 'MOON' of 'MOON (released)'."
@@ -119,12 +99,12 @@ class Entry:
     source: str      # what the papers call it
     caption: str     # what it shows, in our words
     grid: object     # function of the scale -> list of (labels, Setting)
-    draw: object     # function of rows -> DataFrame, matplotlib Figure or None; or pairs of (name, such a function)
+    draw: object = table() # function of rows -> DataFrame, figure or None; or pairs of (name, such a function)
     claims: dict = field(default_factory=dict) # {sentence: Numbers}
     derive: object = lambda rows: rows         # adds columns to the rows of the results
     published: str = ''     # the table's name in published.csv, where its numbers are known
     value: str = 'accuracy_late' # the column that is tabulated beside the paper's
-    as_in: str = ''         # id of the entry that draws the same of other data; nothing is drawn twice
+    like: str = ''          # id of the entry that has what is not named here; nothing is drawn twice
     note: str = ''          # what is not known, and what stands in for what
     folder: str = RESULTS   # where its results are kept; entries with one folder share their runs
     options: str = ''       # what to type beside its id to get its runs, such as "--seeds 0 1"
@@ -145,33 +125,25 @@ class Entry:
 # %% ../../nbs/papers/entries.ipynb #aade9d93
 CATALOGUE = {}
 
-def entry(id, **fields):
-    "An experiment of the catalogue; the fields are those of `Entry`."
-    CATALOGUE[id] = Entry(id, **fields)
+def entry(id, source, caption, like='', **fields):
+    "An experiment of the catalogue; the fields are those of `Entry`, and what is not named is as in the entry `like`."
+    fields |= dict(id=id, source=source, caption=caption)
+    CATALOGUE[id] = replace(CATALOGUE[like], like=like, **fields) if like else Entry(**fields)
 
 # %% ../../nbs/papers/entries.ipynb #3e30f3c4
-def repeats(
-    entry, # Entry
-    scale, # one of SCALES
-):         # Entry or None
-    "The entry whose drawing would come out again, because both have the same runs at this scale."
-    first, runs = CATALOGUE.get(entry.as_in), lambda e: {address(s) for _, s in e.grid(scale)}
-    return first if first and runs(first) == runs(entry) else None
+def repeats(entry, scale):
+    "The entry whose drawing would come out again, because both have the same runs at this scale; or None."
+    first, runs = CATALOGUE.get(entry.like), lambda e: {address(s) for _, s in e.grid(scale)}
+    return first if first and entry.draw == first.draw and runs(first) == runs(entry) else None
 
-def remarks(
-    entry, # Entry
-    scale, # one of SCALES
-):         # str
+def remarks(entry, scale):
     "What is written under an entry: its note, and where its drawing is found if it is not drawn again."
     first = repeats(entry, scale)
     again = f"At this scale its runs are those of {first.id}, and it is not drawn again." if first else ''
     return ' '.join(filter(None, (entry.note, again)))
 
 # %% ../../nbs/papers/entries.ipynb #e8306dc6
-def with_seeds(
-    grid, # list of (labels, Setting)
-    n,    # how many seeds; None: as they are
-):        # list of (labels, Setting)
+def with_seeds(grid, n): # how many seeds; None: as they are
     "A grid with n seeds, from its first one on."
     if n is None or not any(s.rounds for _, s in grid): return grid
     start = grid[0][0]['seed']
@@ -185,11 +157,9 @@ def _same(value, text):
 
 # %% ../../nbs/papers/entries.ipynb #2b265c0d
 def select(
-    entry,   # Entry
-    scale,   # one of SCALES
-    only='', # such as "cifar10,alpha=0.05"
+    entry, scale, only='', # such as "cifar10,alpha=0.05"
     seeds=None, # how many; None: those of the entry
-):           # list of (labels, Setting)
+):              # list of (labels, Setting)
     "The grid of an entry, or the part of it that `only` names."
     if scale not in SCALES: raise unknown('scale', scale, SCALES)
     grid = with_seeds(entry.grid(scale), seeds)
@@ -228,21 +198,15 @@ def all_published():
 # %% ../../nbs/papers/entries.ipynb #a523f674
 _PAPERS = dict(feddecorr='FedDecorr', moon='MOON', feddse='FedDSE/FedGSE thesis', fedgse='FedDSE/FedGSE thesis')
 
-def published(
-    table,    # such as 'Table 1'; '' is none
-    paper='', # the first half of an entry's identifier; '' is any
-):            # DataFrame, one row a number, with labels as columns
-    "What a paper prints in a table."
+def published(table, paper=''): # paper: the first half of an entry's identifier; '' is any
+    "What a paper prints in a table such as 'Table 1': a row a number, with labels as columns. '' is no table."
     t = all_published()
     here = t.table.str.split(' / ').map(lambda names: table in names) & (t.paper == _PAPERS[paper] if paper else True)
     return t[here]
 
 # %% ../../nbs/papers/entries.ipynb #d5e9fd7a
-def means(
-    entry, # Entry
-    rows,  # DataFrame of its results
-):         # DataFrame: labels; mean over seeds, half its 95 % interval, where 999 of 1000 new seeds lie; last and best
-    "What was measured, a row a setting."
+def means(entry, rows):
+    "What was measured, a row a setting: mean over seeds, half its 95 % interval, where 999 of 1000 new seeds lie."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
     value = entry.value if entry.value in rows else 'accuracy_late'
     name, late, _ = value.partition('_late')
@@ -256,11 +220,9 @@ def means(
     out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
     return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
 
-def beside(
-    entry, # Entry
-    rows,  # DataFrame of its results
-):         # DataFrame: that of `means`, the paper's numbers, difference
-    "Our means beside the paper's numbers, where it prints some."
+# %% ../../nbs/papers/entries.ipynb #c51947e1
+def beside(entry, rows):
+    "Our means beside the paper's numbers and their difference, where it prints some."
     out, labels = means(entry, rows), [k for k in rows.attrs['labels'] if k != 'seed']
     if not entry.published: return out.dropna(axis=1, how='all').round(3)
     theirs = published(entry.published, entry.paper)
@@ -279,23 +241,14 @@ def beside(
 # %% ../../nbs/papers/entries.ipynb #a979033a
 def _looked(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip()
 
-def remember(
-    out,   # folder of the results
-    key,   # str: id of an entry, scale and part
-    **new, # what is to be remembered
-):
+def remember(out, key, **new): # key: id of an entry, scale and part
     "Add to what `looks.json` says of an entry; what else it says stays."
     file = Path(out)/'looks.json'
     known = result(file) or {}
     write_json(file, known | {key: known.get(key, {}) | new})
 
-def looks(
-    entry,   # Entry
-    scale,   # one of SCALES
-    out,     # folder of the results
-    only='', # see `select`
-):           # numbers of seeds that were asked for, one after the other; is it the sequential test that judges?
-    "How the seeds of an entry came about; None is the entry's own number."
+def looks(entry, scale, out, only=''):
+    "How many seeds were asked for, one number after the other (None: the entry's own); does the sequential test judge?"
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
     seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
     seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
@@ -313,12 +266,7 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
     remember(out, _looked(entry, scale, only), seeds=now, repeated=again or until_decided or len(now) > 1)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
-def asked(
-    entry,    # Entry
-    scale,    # one of SCALES
-    only='',  # see `select`
-    out=None, # folder of the results; None: those that come with fedlit
-):            # list of (labels, Setting)
+def asked(entry, scale, only='', out=None):
     "The runs of an entry, with as many seeds as were asked for last."
     return select(entry, scale, only, looks(entry, scale, out or shipped('catalogue'), only)[0][-1])
 
@@ -326,21 +274,13 @@ def found_rows(entry, scale, only='', out=None):
     "The results of the runs that were `asked` for, see `results`."
     return results(asked(entry, scale, only, out), out or shipped('catalogue'))
 
-def whole(
-    rows,    # DataFrame of `results`
-    missing, # list of (labels, Setting)
-):           # DataFrame
+def whole(rows, missing):
     "The rows of the seeds of which nothing is missing; all rows where those would be fewer than two seeds."
     lacking = {labels['seed'] for labels, _ in missing}
     if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
     return with_columns(rows[~rows.seed.isin(lacking)])
 
-def judged(
-    entries,  # list of Entry
-    scale,    # one of SCALES
-    only='',  # see `select`; the part of an entry is judged without the rest of its paper
-    out=None, # folder of the results; None: those that come with fedlit
-):            # DataFrame of `decide`
+def judged(entries, scale, only='', out=None): # a part of an entry is judged without the rest of its paper
     "The verdicts on the claims of entries, among all claims of their papers."
     wanted, papers = {e.id: e for e in entries}, {e.paper for e in entries}
     family = wanted if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **wanted}
@@ -353,12 +293,7 @@ def judged(
     return table[table.entry.isin(wanted)]
 
 # %% ../../nbs/papers/entries.ipynb #5d1f7a3e
-def note_seen(
-    entry,   # Entry
-    scale,   # one of SCALES
-    out,     # folder of the results
-    only='', # see `select`
-):
+def note_seen(entry, scale, out, only=''):
     "Remember by how many of their seeds claims are judged now; nothing if no run is missing."
     rows, missing = found_rows(entry, scale, only, out)
     weighed = weigh(entry.claims, rows, missing, entry.derive) if missing else []
@@ -371,12 +306,7 @@ def note_seen(
     except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {point(e)}")
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
-def command(
-    entry,   # Entry
-    scale,   # one of SCALES
-    out,     # folder of the results
-    only='', # see `select`
-):           # str
+def command(entry, scale, out, only=''):
     "What to type to make an entry's results."
     words = [f'fedlit reproduce {entry.id} --scale {scale}', entry.options,
              f'--only {only}' if only else '', '' if str(out) == entry.folder else f'--out {out}']
@@ -384,14 +314,10 @@ def command(
 
 # %% ../../nbs/papers/entries.ipynb #3dddf396
 def file_of(
-    entry,    # Entry
-    name,     # of a drawing, 'beside' or 'claims'; '' for the only drawing
-    end,      # '.png' or '.csv'
-    scale='embedded',
-    only='',  # see `select`
-    out=None, # folder of the results; None: the entry's own
-    to=None,  # folder of all drawings and tables; None: beside the results
-):            # Path
+    entry, name, end, # name: of a drawing, 'beside' or 'claims', '' for the only drawing; end: '.png' or '.csv'
+    scale='embedded', only='', out=None, # None: the entry's own folder
+    to=None, # folder of all drawings and tables; None: beside the results
+):
     "Where a drawing or a table of an entry is written."
     part = re.sub(r'[^\w.=]+', '-', f'.{only}') if only else ''
     out = Path(out or entry.folder)
@@ -407,26 +333,21 @@ def _listed(values, unit='', most=4):
     said = ', '.join(words[:most]) + (f' and {len(words)-most} more' if len(words) > most else '')
     return f"{said} {unit}{'' if said == '1' or not unit else 's'}".strip()
 
-def data_in_words(
-    task, # as in a Setting
-):        # such as "cifar10 (16x16 pixels, 10,000 for training, 2,000 for tests)"
-    "The data of a setting."
+def data_in_words(task): # as in a Setting
+    'The data of a setting, such as "cifar10 (16x16 pixels, 10,000 for training, 2,000 for tests)".'
     if '(' not in task: return task
     name, kw = call(task)
     if name == 'blank': return f"no data, but inputs of {'x'.join(map(str, kw['shape']))}"
     forms = dict(size='{0}x{0} pixels', train='{:,} for training', test='{:,} for tests')
     return f"{name} ({', '.join(forms[k].format(v) for k, v in kw.items())})"
 
-def network_in_words(
-    s, # Setting
-):     # such as "mlp(hidden=(64,), features=64)"
-    "The network of a setting, with its options."
+def network_in_words(s):
+    'The network of a setting, such as "mlp(hidden=(64,), features=64)".'
     options = ', '.join(f'{k}={v!r}' for k, v in s.options)
     return f'{s.model}({options})' if options else s.model
 
-def stands_on(
-    grid, # list of (labels, Setting)
-):        # str
+# %% ../../nbs/papers/entries.ipynb #518df2ac
+def stands_on(grid):
     "Data, networks, clients and length of runs, from their settings."
     each = [s for _, s in grid]
     length = ('nothing trained' if not any(s.rounds for s in each) else
@@ -434,57 +355,40 @@ def stands_on(
               f"{_listed((s.local.epochs for s in each), 'epoch')}")
     return '; '.join((_listed(data_in_words(s.task) for s in each), _listed(map(network_in_words, each)), length))
 
-def seeds_of(
-    grid,       # list of (labels, Setting)
-    missing=(), # those that are not there
-):              # str
+def seeds_of(grid, missing=()):
     "How many seeds a row has, in words; 0 where none of its runs is there."
     row = lambda labels: tuple((k, v) for k, v in labels.items() if k != 'seed')
     rows = Counter(row(labels) for labels, _ in grid)
     rows.subtract(row(labels) for labels, _ in missing)
     return _listed(rows.values(), 'seed')
 
-def basis(
-    runs,       # list of (labels, Setting)
-    missing=(), # those of them that are not there
-):              # str
+def basis(runs, missing=()):
     "What results stand on: data, networks, clients, length of runs, and how many seeds a row has."
     return f'{stands_on(runs)}; {seeds_of(runs, missing)}'
 
-def basis_of(
-    rows, # DataFrame of `results`
-    runs, # list of (labels, Setting), theirs among others
-):        # str
+def basis_of(rows, runs): # runs: theirs among others
     "What these rows stand on."
     there = set(rows.run) if len(rows) else ()
     return basis([(labels, s) for labels, s in runs if str(address(s)) in there])
 
-def signed(
-    fig,  # matplotlib Figure
-    text, # what it stands on
-):        # the same figure
+# %% ../../nbs/papers/entries.ipynb #acbc5059
+def signed(fig, text):
     "A figure with a small line of text under it."
     import textwrap
     fig.text(0, -.04, textwrap.fill(text, int(14*fig.get_figwidth())), fontsize=6, color='0.45', va='top',
              transform=fig.transFigure)
     return fig
 
-def show_signed(
-    fig,  # matplotlib Figure, which is closed
-    here, # str: what it was drawn from
-):
-    "In a notebook: a figure with a small line of text under it, which is also stored with the picture."
+def show_signed(fig, here): # here: what it was drawn from
+    "In a notebook: a figure, with a small line of text under it that is also stored with it; the figure is closed."
     import matplotlib.pyplot as plt
     from IPython.display import display
     display(signed(fig, here), metadata=dict(here=here))
     plt.close(fig)
 
 # %% ../../nbs/papers/entries.ipynb #ea161e67
-def write_drawing(
-    made, # DataFrame or matplotlib Figure, which is closed
-    file, # function of the ending -> path
-):        # the path
-    "A drawing as a file: a table as CSV, a figure as PNG."
+def write_drawing(made, file): # file: function of the ending -> path
+    "A drawing as a file: a table as CSV, a figure as PNG, which is closed."
     if isinstance(made, pd.DataFrame): return write_file(file('.csv'), made.to_csv().encode())
     import matplotlib.pyplot as plt
     path = write_figure(file('.png'), made, dpi=90, bbox_inches='tight')
@@ -494,47 +398,43 @@ def write_drawing(
 def write_table(table, path): return write_file(path, table.to_csv(index=False).encode())
 
 # %% ../../nbs/papers/entries.ipynb #bf89ef82
+def write_drawings(entry, scale, drawn, file, said): # said: of `about`, which learns what was drawn and why not
+    "An entry's drawings as files."
+    again = file('claims').exists()
+    for name, draw in () if repeats(entry, scale) else entry.draws:
+        try: made = draw(drawn)
+        except (LookupError, ValueError, AttributeError) as e:
+            said.news.append(f'{entry.id} cannot be drawn from {len(said.rows)} results: {e}')
+            continue
+        if made is None: continue
+        lacking = again and not any(file(name, end).exists() for end in ('.png', '.csv'))
+        is_table = isinstance(made, pd.DataFrame)
+        if is_table: said.tables.append((name, made))
+        else: signed(made, said.here)
+        path = write_drawing(made, lambda end, name=name: file(name, end))
+        if lacking: said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
+        (said.written if is_table else said.figures).append(path)
+
+# %% ../../nbs/papers/entries.ipynb #6bee2560
 def about(
-    entry,     # Entry
-    scale,     # one of SCALES
-    only='',   # see `select`
-    out=None,  # folder of the results; None: the entry's own
-    to=None,   # folder of drawings and tables; None: beside the results
+    entry, scale, only='', out=None, to=None, # see `file_of`
     claims=None, # what `judged` says of them, if it is known
-):             # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
+):               # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
     "Everything that a report says of an entry; drawings and tables are written."
     out = out or entry.folder
-    runs = asked(entry, scale, only, out)
-    rows, missing = found_rows(entry, scale, only, out)
+    runs, (rows, missing) = asked(entry, scale, only, out), found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
-                           remarks=remarks(entry, scale),
-                           here=basis(runs, missing),
+                           remarks=remarks(entry, scale), here=basis(runs, missing),
                            claims=judged([entry], scale, only, out) if claims is None else claims)
     for labels, s in missing[:3]:
         said.news.append(f"missing: {Path(out)/address(s)} ({', '.join(f'{k}={v}' for k, v in labels.items())})")
-    if missing:
-        said.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
-                         f"make them: {command(entry, scale, out, only)}")
-    file = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to)
-    again = file('claims').exists()
+    if missing: said.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
+                                 f"make them: {command(entry, scale, out, only)}")
     if not len(rows): return said
-    for name, draw in () if repeats(entry, scale) else entry.draws:
-        try: made = draw(whole(rows, missing))
-        except (LookupError, ValueError, AttributeError) as e:
-            said.news.append(f'{entry.id} cannot be drawn from {len(rows)} results: {e}')
-            continue
-        if made is None: continue
-        before = [file(name, end) for end in ('.png', '.csv') if file(name, end).exists()]
-        if not isinstance(made, pd.DataFrame): signed(made, said.here)
-        path = write_drawing(made, lambda end, name=name: file(name, end))
-        if again and not before:
-            said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
-        if isinstance(made, pd.DataFrame):
-            said.tables.append((name, made))
-            said.written.append(path)
-        else: said.figures.append(path)
+    file, drawn = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to), whole(rows, missing)
+    write_drawings(entry, scale, drawn, file, said)
     if entry.value in rows and pd.api.types.is_numeric_dtype(rows[entry.value]):
-        said.beside = beside(entry, whole(rows, missing))
+        said.beside = beside(entry, drawn)
         said.written.append(write_table(said.beside, file('beside')))
     said.written.append(write_table(shown(said.claims), file('claims')))
     return said

@@ -17,10 +17,8 @@ from ..measure import spread
 # %% ../../nbs/papers/evidence.ipynb #165ffa10
 ALL_SIGNS = 2**16 # the most ways to put signs that are gone through, or drawn
 
-def sign_flips(
-    differences, # (n,), one a seed
-):               # two-sided p value
-    "The share of all ways to flip the signs of the differences that leave their mean at least as far from zero."
+def sign_flips(differences): # (n,), one a seed
+    "The p value: the share of all ways to flip signs that leave the mean of the differences at least as far from zero."
     return float(stats.permutation_test((np.asarray(differences, float),), np.mean, permutation_type='samples',
                                         n_resamples=ALL_SIGNS, rng=0).pvalue)
 
@@ -37,9 +35,7 @@ class Evidence(NamedTuple):
 def equal(d): # (n,) differences
     return np.ptp(d) <= 1e-9*abs(d).max()
 
-def paired(
-    differences, # (n,), one a seed
-):               # Evidence
+def paired(differences): # (n,), one a seed
     "The sign-flip test; with fewer than six seeds Student's t."
     d = np.asarray(differences, float)
     side = int(np.sign(d.mean()))
@@ -48,20 +44,15 @@ def paired(
     return Evidence(sign_flips(d), side, 'sign flips')
 
 # %% ../../nbs/papers/evidence.ipynb #9aab9678
-def subset_means(
-    d, # (n,)
-):     # sorted means of all subsets that are not empty; with more than 16 numbers, of as many drawn ones
-    "What the ends of the sign-flip test's interval are among."
+def subset_means(d): # (n,)
+    "What the ends of the sign-flip test's interval are among: sorted means of all subsets, or of drawn ones."
     n = len(d)
     chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n)) % 2 if 2**n <= ALL_SIGNS else (
         np.random.default_rng(0).integers(0, 2, (ALL_SIGNS-1, n)))
     return np.sort(chosen@d/chosen.sum(1).clip(1))
 
-def interval(
-    differences, # (n,), one a seed
-    level=LEVEL, # how often it may miss
-):               # its two ends; NaN for a single seed
-    "All centres that the test of `paired` does not reject."
+def interval(differences, level=LEVEL): # level: how often it may miss
+    "The two ends of all centres that the test of `paired` does not reject; NaN for a single seed."
     d = np.asarray(differences, float)
     if len(d) < 2: return math.nan, math.nan
     if len(d) < FEW and not equal(d):
@@ -71,16 +62,11 @@ def interval(
     return (float(means[k-1]), float(means[-k])) if k else (-math.inf, math.inf)
 
 # %% ../../nbs/papers/evidence.ipynb #03cfe761
-def margin(
-    values, # (n,), one a seed
-):          # half the width of the 95 % interval of their mean, by Student's t; NaN for one value
-    "How far the true mean may be from the one that is seen."
+def margin(values): # (n,), one a seed
+    "Half the width of the 95 % interval of their mean, by Student's t; NaN for one value."
     return spread(values).margin
 
-def mean_and_margin(
-    values,   # numbers, one a seed
-    digits=1, # behind the point
-):            # str
+def mean_and_margin(values, digits=1): # behind the point
     "Such as `62.0 ± 5.0`."
     return format(spread(values), f'.{digits}f')
 
@@ -88,11 +74,10 @@ def mean_and_margin(
 ASIDE = .01 # by what share of their distance bounds are moved outwards
 
 def next_run(
-    values,          # (n,), one a seed
-    level=.001,      # how often a new run may lie outside
-    least=-math.inf, # no run lies below, such as 0 for an accuracy
-    most=math.inf,   # none lies above, such as 100
-):                   # its two ends; NaN for a single seed, and for values that are all the same
+    values, level=.001, # how often a new run may lie outside
+    least=-math.inf,    # no run lies below, such as 0 for an accuracy
+    most=math.inf,      # none lies above, such as 100
+):                      # its two ends; NaN for a single seed, and for values that are all the same
     "Where the run of a seed lies that is not among these; between two bounds by way of the logit."
     v, wide = np.asarray(values, float), most - least
     if len(v) < 2 or equal(v): return math.nan, math.nan
@@ -106,8 +91,7 @@ def next_run(
 
 # %% ../../nbs/papers/evidence.ipynb #ec84a8cb
 def seeds_needed(
-    differences, # (n,), one a seed
-    level=LEVEL, # of false alarms
+    differences, level=LEVEL, # of false alarms
     power=.8,    # how often the effect that is seen shall be found
     most=1000,   # seeds
     null=0.,     # the value that is to be excluded
@@ -123,10 +107,8 @@ def seeds_needed(
     return float(next(iter(n[found & enough & (n > len(d))]), math.inf))
 
 # %% ../../nbs/papers/evidence.ipynb #7838af13
-def together(
-    p, # p values of claims; NaN where nothing is random
-):     # the adjusted ones, in the same order
-    "Benjamini and Hochberg's adjustment: decide where the value is at most the level."
+def together(p): # p values of claims; NaN where nothing is random
+    "Benjamini and Hochberg's adjustment, in the same order: decide where the value is at most the level."
     p = np.asarray(p, float)
     out, random = p.copy(), ~np.isnan(p)
     if random.any(): out[random] = stats.false_discovery_control(p[random])
@@ -135,10 +117,8 @@ def together(
 # %% ../../nbs/papers/evidence.ipynb #a5dfd1f8
 BETS = .5, 1., 2. # the capital is split over these
 
-def capital(
-    differences, # (..., n), in the order of the seeds
-):               # (2, ..., n): after every seed, of who bets on plus and of who bets on minus
-    "What a bet on the signs has become, beginning with 1."
+def capital(differences): # (..., n), in the order of the seeds
+    "What a bet on the signs has become after every seed, beginning with 1: on plus, and on minus, (2, ..., n)."
     d = np.asarray(differences, float)
     so_far = np.sqrt(np.cumsum(d**2, -1)/np.arange(1, d.shape[-1]+1))
     z = np.divide(d, so_far, out=np.zeros_like(d), where=so_far > 0)
@@ -146,9 +126,7 @@ def capital(
     return np.stack([grown(1), grown(-1)])
 
 # %% ../../nbs/papers/evidence.ipynb #e6783923
-def repeated(
-    differences, # (n,), in the order of the seeds
-):               # Evidence whose p value holds however often one has looked
+def repeated(differences): # (n,), in the order of the seeds
     "The sequential test: two over the largest capital of two gamblers, who bet on plus and on minus."
     d = np.asarray(differences, float)
     plus, minus = capital(d).max(-1)
@@ -156,11 +134,8 @@ def repeated(
     return Evidence(float(p), int(np.sign(plus - minus)), 'sequential')
 
 # %% ../../nbs/papers/evidence.ipynb #5e9be702
-def repeated_interval(
-    differences, # (n,), in the order of the seeds
-    level=LEVEL, # how often it may miss, at any look
-):               # its two ends, which may be infinite; NaN for a single seed
-    "From the lowest to the highest centre that `repeated` does not reject."
+def repeated_interval(differences, level=LEVEL): # level: how often it may miss, at any look
+    "From the lowest to the highest centre that `repeated` does not reject, maybe infinite; NaN for a single seed."
     d = np.asarray(differences, float)
     if len(d) < 2: return math.nan, math.nan
     rich = lambda c, side: capital(d - np.asarray(c)[..., None])[side].max(-1) >= 2/level
@@ -174,14 +149,11 @@ def repeated_interval(
         return float(stop)
     return end(0, d.min() - far, d.max()), end(1, d.max() + far, d.min())
 
+# %% ../../nbs/papers/evidence.ipynb #481ee712
 def repeated_needed(
-    differences, # (n,), in the order of the seeds
-    level=LEVEL, # of false alarms
-    power=.8,    # how often the effect that is seen shall be found
-    most=1000,   # seeds
-    null=0.,     # the value that is to be excluded
-    times=200,   # games to play
-):               # how many seeds that takes in all; infinity if more than `most`; or NaN
+    differences, level=LEVEL, power=.8, most=1000, null=0., # as for `seeds_needed`
+    times=200, # games to play
+):             # how many seeds that takes in all; infinity if more than `most`; or NaN
     "As `seeds_needed`, for `repeated`: the game goes on from these differences, with their mean and spread."
     d = np.asarray(differences, float) - null
     if len(d) < 2: return math.nan

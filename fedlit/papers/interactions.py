@@ -21,17 +21,13 @@ from ..parse import list_seeds, method as parse
 from ..run import file_of, trainer
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
-def fewest(
-    pairs, # int, how many are judged together
-) -> int:  # seeds
+def fewest(pairs) -> int: # how many are judged together
     "The fewest seeds with which the sign-flip test can decide one pair among so many."
     return max(FEW, math.ceil(math.log2(2*pairs/LEVEL)))
 
 # %% ../../nbs/papers/interactions.ipynb #a8e09a57
-def sums(
-    methods, # list of Methods
-):           # (pair of positions -> Method), (pair of positions -> why it cannot be)
-    "All pairs of methods, added."
+def sums(methods):
+    "All pairs of methods, added: pair of positions -> Method, and pair of positions -> why it cannot be."
     if len(methods) < 2: raise ValueError(f"{len(methods)} method has no pair; give at least two")
     names = list(map(repr, methods))
     if again := [n for n in names if names.count(n) > 1]:
@@ -55,6 +51,7 @@ class Interactions:
     runs: dict     # (method as text, seed) -> accuracies by round, or why there are none
     asked: dict    # what else decides the results
 
+# %% ../../nbs/papers/interactions.ipynb #4e2d8686
 def interactions(
     methods,     # list of Methods
     seeds=None,  # how many, or which, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
@@ -82,6 +79,7 @@ def interactions(
         if checkpoint: forget(checkpoint)
     return Interactions(list(methods), seeds, runs, asked)
 
+# %% ../../nbs/papers/interactions.ipynb #4fa13a4e
 def _curve(run):
     "Its accuracies; an error where a number that counts is none."
     h = run.history
@@ -126,6 +124,7 @@ def values(self:Interactions, method, scale='points'):
     if scale not in SCALES: raise ValueError(f"scale={scale!r}, but it must be one of {', '.join(SCALES)}")
     return np.array([SCALES[scale](ends(v, 'a', 1)['a_late']) for v in found])
 
+# %% ../../nbs/papers/interactions.ipynb #783aaf3e
 def _judged(rows, differences):
     "Rows with mean, interval and verdict; those without differences stay as they are."
     p = [paired(d).p if d is not None else math.nan for d in differences]
@@ -150,6 +149,7 @@ def effects(self:Interactions, scale='points') -> pd.DataFrame: # one row a meth
     found = [_tried(lambda m=m: self.values(m, scale) - self.values(FedAvg(), scale)) for m in self.methods]
     return _judged([dict(method=repr(m), why=why) for m, (_, why) in zip(self.methods, found)], [d for d, _ in found])
 
+# %% ../../nbs/papers/interactions.ipynb #35bb606c
 @patch
 def pairs(self:Interactions, scale='points') -> pd.DataFrame: # one row a pair; `needs`: seeds that would decide it
     "The interaction of every pair, and what the pair gains over FedAvg, `gain`."
@@ -193,6 +193,7 @@ def _cell(ax, x, y, row, most, unit):
     ax.text(x, y+.22, f"{row['low']:+.{unit}f} to {row['high']:+.{unit}f}", ha='center', va='center', fontsize=6.5,
             color='.25')
 
+# %% ../../nbs/papers/interactions.ipynb #5e6864f5
 @patch
 def plot(self:Interactions,
     ax=None,         # matplotlib Axes; None makes one

@@ -39,21 +39,13 @@ def _kept(locals, i):
     "Parameters and buffers of the i-th client of a round, before averaging."
     return tuple({k: v[i] for k, v in locals[part].items()} for part in ('params', 'buffers'))
 
-def both_spectra(
-    model,  # the network
-    task,   # Task
-    state,  # State after a round
-    locals, # the clients' models before averaging, as in `Run.locals`
-):          # spectrum (d,) of the global model, spectra (clients, d) of the local ones
-    "Spectra of the features of the test images."
+def both_spectra(model, task, state, locals): # as in `Run.locals`
+    "Spectra of the features of the test images, of the global model (d,) and of the local ones (clients, d)."
     look = lambda net: spectrum(features_of(model, task.x_test, prepare=task.normalise, state=net))
     return (look((state.params, state.buffers)),
             torch.stack([look(_kept(locals, i)) for i in range(len(locals['who']))]))
 
-def spectral_numbers(
-    whole, # (d,)
-    local, # (clients, d)
-):         # dict of floats, the local ones means over clients
+def spectral_numbers(whole, local): # (d,), (clients, d)
     "What stands for two curves: significant values, effective ranks, and how far averaging lowers the curve."
     mean = lambda number: float(np.mean([number(v) for v in local]))
     return dict(significant=significant(whole), local_significant=mean(significant),
@@ -160,11 +152,8 @@ def class_counts(run, task, clients, tests, s):
     return dict(counts=seen.tolist(), lacking=few.double().mean().item())
 
 # %% ../../nbs/papers/measures.ipynb #07df14df
-def separated(
-    z, # (N, d) features
-    y, # (N,) classes
-):     # from 0 to 1
-    "How often the nearest class centre is the right one; the centres are means of the same features."
+def separated(z, y): # (N, d) features, (N,) classes
+    "How often the nearest class centre is the right one, 0 to 1; the centres are means of the same features."
     classes, y = y.unique(return_inverse=True)
     centres = torch.stack([z[y == c].mean(0) for c in range(len(classes))])
     return (torch.cdist(z, centres).argmin(1) == y).double().mean().item()

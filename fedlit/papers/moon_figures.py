@@ -8,17 +8,17 @@ __all__ = ['SEEN', 'partition_figure', 'everything', 'mapped', 'seen', 'maps_fig
 # %% ../../nbs/papers/moon_figures.ipynb #36a0a365
 import numpy as np
 from dataclasses import replace
+from ..figure import style
 from .claims import above_zero, ahead, counted, with_columns
 from .drawings import table
 from .entries import alphas, entry, grid
-from .moon import ALL_SETS, PARTIES, alone
+from .moon import ALL_SETS, PARTIES, solo_change
+from ..partition import show_partition
 
 # %% ../../nbs/papers/moon_figures.ipynb #7450e3eb
 def partition_figure(rows):
     "Who holds how much of which class, a panel for each data set, of the first seed."
     import matplotlib.pyplot as plt
-    from fedlit.figure import style
-    from fedlit.partition import show_partition
     first = rows[rows.seed == rows.seed.min()]
     with style(): fig, axs = plt.subplots(1, len(first), figsize=(6*len(first), 2.6), squeeze=False)
     for ax, (_, row) in zip(axs[0], first.iterrows()):
@@ -29,9 +29,7 @@ def partition_figure(rows):
         show_partition(parts, labels, ax, row.data)
     return fig
 
-entry('moon/fig5',
-      source='Fig. 5',
-      caption='How many images of each class every party has, Dirichlet 0.5',
+entry('moon/fig5', 'Fig. 5', 'How many images of each class every party has, Dirichlet 0.5',
       grid=grid(PARTIES, *ALL_SETS, every=dict(rounds=0, measure=('class_counts',)), alpha=alphas(.5)),
       draw=partition_figure,
       claims={'some parties have few images of a class, or none (less than a tenth of an equal share)':
@@ -43,7 +41,7 @@ SEEN = {'all data': '', 'a party alone': 'local_', 'FedAvg, the average': '', 'F
 
 def everything(s):
     "The change of a setting to one client that has all data and trains as long as a party alone."
-    long = {k: v for k, v in alone(s).items() if k in ('rounds', 'local')}
+    long = {k: v for k, v in solo_change(s).items() if k in ('rounds', 'local')}
     return dict(method='FedAvg()', clients=1, partition='iid()', **long)
 
 def mapped(s):
@@ -60,7 +58,6 @@ def seen(rows):
 def maps_figure(rows):
     "Maps of test features by t-SNE, coloured by class, a panel for each network, of the first seed."
     import matplotlib.pyplot as plt
-    from fedlit.figure import style
     first = rows[rows.seed == rows.seed.min()]
     with style(): fig, axs = plt.subplots(1, len(first), figsize=(2.75*len(first), 2.9), squeeze=False)
     for ax, (_, row) in zip(axs[0], first.iterrows()):
@@ -70,14 +67,14 @@ def maps_figure(rows):
         ax.set_yticks([])
     return fig
 
+# %% ../../nbs/papers/moon_figures.ipynb #42d9d1fa
 def better(a, b): return ahead(dict(network=a), dict(network=b), 'separated', 'of all images')
 
-entry('moon/fig2',
-      source='Fig. 2',
-      caption='Test features of four networks by t-SNE, and how often the nearest class centre is the right one',
+entry('moon/fig2', 'Fig. 2',
+      'Test features of four networks by t-SNE, and how often the nearest class centre is the right one',
       grid=grid(PARTIES, 'cifar10', every=mapped,
                 alpha=lambda scale: alphas(dict(embedded=.1, short=.05, paper=.5)[scale]),
-                network={'all data': everything, 'a party alone': alone,
+                network={'all data': everything, 'a party alone': solo_change,
                          'FedAvg, the average': {}, 'FedAvg, a party': {}}),
       derive=seen,
       draw=(('', maps_figure), ('separated', table('network', 'data', 'separated', 3))),

@@ -15,23 +15,15 @@ from .feddecorr import PAIR
 from ..partition import dirichlet
 
 # %% ../../nbs/papers/moving.ipynb #9bce7792
-def clients_by_alpha(
-    alphas,       # list of floats
-    clients=10,   # int
-    classes=10,   # int
-    samples=1000, # of each class
-    seed=0,       # of the partition
-):                # for each alpha (clients, classes), the share of a class's samples that a client holds
-    "Who holds what, for the drawing on the left."
+def clients_by_alpha(alphas, clients=10, classes=10, samples=1000, seed=0):
+    "For each alpha (clients, classes): the share of a class's samples that a client holds, for the left drawing."
     y = torch.arange(classes).repeat_interleave(samples)
     held = lambda a: [np.bincount(y[k], minlength=classes)/samples for k in dirichlet(y, clients, a, seed=seed)]
     return [np.round(held(a), 4).tolist() for a in alphas]
 
 # %% ../../nbs/papers/moving.ipynb #d3837715
-def moving_data(
-    rows, # DataFrame of `fedlit.papers.collapse.committed`
-):        # dictionary that JSON can hold: `stops`, a dictionary for each alpha from even to uneven
-    "What the picture needs of the committed runs."
+def moving_data(rows): # of `fedlit.papers.collapse.committed`
+    "What the picture needs of the committed runs: `stops`, a dictionary for each alpha from even to uneven, for JSON."
     def of(method, alpha):
         one = lambda value: curves(rows, value, method, alpha).mean(0)
         log = lambda value: np.round(np.log10(one(value).clip(1e-4)), 3).tolist()
@@ -52,12 +44,8 @@ def _x(i, n): return LEFT + (WIDTH - RIGHT - LEFT)*i/(n - 1)
 def _y(v): return TOP + (BOTTOM - TOP)*(HIGH - min(max(v, LOW), HIGH))/(HIGH - LOW)
 def _path(values): return 'M' + 'L'.join(f'{_x(i, len(values)):.1f} {_y(v):.1f}' for i, v in enumerate(values))
 
-def drawing(
-    data, # of `moving_data`
-    stop, # int, which alpha
-    cure, # with FedDecorr?
-):        # text: two <svg> elements whose parts have the classes that the script looks for
-    "One state of the picture."
+def drawing(data, stop, cure): # with FedDecorr?
+    "One state of the picture, at an alpha: two <svg> elements whose parts have the classes that the script looks for."
     now, even = data['stops'][stop], data['stops'][0]['runs'][0]
     run, n = now['runs'][cure], len(even['client'])
     dots = ''.join(f'<circle cx="{62 + 17*k}" cy="{40 + 17*c}" r="{DOT*v**.5:.2f}"/>'

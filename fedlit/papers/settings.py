@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VERSIONS', 'Setting', 'address', 'trained', 'run_setting', 'found', 'work_off', 'checkpoint_of', 'run_settings',
-           'checkpoint_mib', 'measure_once']
+           'measure_once']
 
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
 import hashlib, json, multiprocessing, os, time
@@ -17,15 +17,11 @@ from tqdm import tqdm
 import fedlit.setting
 from ..engine.files import forget, result, write_json
 from ..engine.messages import warn
-from ..models import build
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
-from ..state import start
 from ..run import Federation
 from ..result import tests_of
-from ..engine.table import Table
-from ..setting import canonical, parts_of, plain, task_of
-from ..tree import flatten
+from ..setting import canonical, parts_of, plain
 
 # %% ../../nbs/papers/settings.ipynb #1ba82ea6
 @dataclass(frozen=True)
@@ -35,10 +31,8 @@ class Setting(fedlit.setting.Setting):
     restarts = 1_000_000
 
 # %% ../../nbs/papers/settings.ipynb #1d9b405b
-def address(
-    s, # Setting
-):     # path below the folder of the results: data, method and a hash of everything
-    "Where the result of a setting lives."
+def address(s):
+    "Where the result of a setting lives, below the folder of the results: data, method and a hash of everything."
     digest = hashlib.sha256(json.dumps(plain(s), sort_keys=True).encode()).hexdigest()[:12]
     return Path(s.data)/f'{canonical(s.method)[1]}-{digest}.json'
 
@@ -49,11 +43,10 @@ def _watched(s):
     return (lambda *now: {k: v for w in watches for k, v in w(*now).items()}) if watches else None
 
 def trained(
-    s,               # Setting
-    checkpoint=None, # file to go on from, written after every round
-    minutes=None,    # stop after the round in which so many have passed; needs a checkpoint
-    **kw,            # for `federate`: device, executor
-):                   # the finished run and what it was made of; or None where time ran out
+    s, checkpoint=None, # file to go on from, written after every round
+    minutes=None, # stop after the round in which so many have passed; needs a checkpoint
+    **kw,         # for `federate`: device, executor
+):                # the finished run and what it was made of; or None where time ran out
     "Train a setting, from its checkpoint if there is one."
     if s.rounds == 0:
         made = parts_of(replace(s, public=''))
@@ -79,6 +72,7 @@ def _one_thread():
     try: yield
     finally: torch.set_num_threads(before)
 
+# %% ../../nbs/papers/settings.ipynb #dce73afd
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
 @_one_thread()
@@ -115,11 +109,8 @@ def _odd(r, s):
     good = all(v is None or isinstance(v, (int, float, list)) for v in flat)
     return '' if good else 'has measurements that are no numbers'
 
-def found(
-    out, # folder of the results
-    s,   # Setting
-):       # the content of its file, or None
-    "The result of a setting, if it is there, whole, and has all that the setting wants measured."
+def found(out, s):
+    "The result of a setting, if it is there, whole, and has all that the setting wants measured; else None."
     r = result(file := Path(out)/address(s))
     if r is None: return None
     if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
@@ -128,10 +119,9 @@ def found(
 
 # %% ../../nbs/papers/settings.ipynb #8af51010
 def work_off(
-    work,           # function of one item, importable by other processes
-    todo,           # list of items
+    work, todo,     # function of one item, importable by other processes; list of items
     processes=None, # how many at a time; None: one a core
-    progress=True,  # show a progress bar?
+    progress=True,
 ):
     "Call `work` on every item, in processes of their own where there is more than one."
     cores = len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
@@ -160,12 +150,10 @@ def _work(args):
 
 # %% ../../nbs/papers/settings.ipynb #7b2614ec
 def run_settings(
-    settings,         # list of Setting
-    out,              # folder of the results
-    processes=None,   # how many runs at a time; None: one a core
+    settings, out, processes=None, # how many runs at a time; None: one a core
     checkpoints=True, # write one after every round? Runs of a second do without
     minutes=None,     # stop at the first round that ends after so many
-    progress=True,    # show a progress bar?
+    progress=True,
     **kw,             # for `federate`: device, executor
 ):                    # how many results are still missing
     "Run what has no result yet."
@@ -177,24 +165,8 @@ def run_settings(
     work_off(_work, [(out, s, checkpoints or minutes is not None, deadline, kw) for s in todo], processes, progress)
     return sum(not found(out, s) for s in todo)
 
-# %% ../../nbs/papers/settings.ipynb #eefaaae4
-def checkpoint_mib(
-    s, # Setting
-):     # MiB of its tensors
-    "How large the checkpoint of a setting becomes, without training."
-    state = start(parse(s.method), build(s.model, task_of(s.task, s.recipe), seed=0, **dict(s.options)),
-                  s.clients, s.statistics, local=s.local)
-    flat = flatten(dict(params=state.params, buffers=state.buffers, server=state.server,
-                        client=state.client, personal=state.personal))
-    size = lambda v: v.row.nbytes*(s.clients+1) if isinstance(v, Table) else v.nbytes
-    return sum(map(size, flat.values()))/2**20
-
 # %% ../../nbs/papers/settings.ipynb #4f33647b
-def measure_once(
-    path,     # of a result file
-    settings, # dictionary that JSON can hold
-    make,     # function of no arguments -> dictionary, what the file holds besides the settings
-):
+def measure_once(path, settings, make): # function of no arguments -> what the file holds besides the settings
     "Write what `make()` returns, unless the file holds a result with these settings."
     there = (result(path) or {}).get('settings') == settings
     if not there: write_json(path, dict(settings=settings, **make()))
