@@ -318,7 +318,7 @@ def _first_step(self:Simulation):
     a = self.asked
     state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
     function = partial(pure, precision=PRECISION[a.precision])
-    sent = Broadcast(a.method, self.model, state, a.local.at(0), a.criterion, a.proxy, function)
+    sent = Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, function)
     batches = self.batches([self.fullest], 0, epochs=1, steps=1)
     return sent, *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
 
@@ -403,11 +403,16 @@ def settings(self:Simulation, executor):
 
 # %% ../nbs/16_run.ipynb #c1af3153
 @patch
+def broadcast(self:Simulation, state):
+    "What the server sends to the clients of a round."
+    a = self.asked
+    return Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, self.function)
+
+@patch
 def train(self:Simulation, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
     a = self.asked
-    out = local_phase(a.method, self.model, state, who, self.batches(who, state.round), a.local, self.executor,
-                      a.criterion, a.proxy, self.tapes, a.chunk, self.function)
+    out = local_phase(self.broadcast(state), who, self.batches(who, state.round), self.executor, self.tapes, a.chunk)
     guard = a.bad_clients if self.alone else replace(a.bad_clients, beyond=math.inf) # a team judges all together
     out = check_clients(guard, who, out, state, self.guess, partial(self.advice, state.round, who, out))
     if self.alone or not len(out['who']): return out
@@ -493,7 +498,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, drawn, out)
     new, seen = replace(state, round=state.round + 1), None
     if who:
-        new = aggregate(a.method, state, who, out, self.sizes[who], a.local, pure(self.model), a.proxy, team.sums)
+        new = aggregate(self.broadcast(state), who, out, self.sizes[who], team.sums)
         if new.recomputes:
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?

@@ -17,9 +17,10 @@ from fedlit.models import build
 from fedlit.participation import PowerOfChoice
 from fedlit.partition import dirichlet
 from fedlit.batches import Batches, cross_entropy
+from fedlit.cohort import Broadcast
 from fedlit.round import local_phase
 from fedlit.server import aggregate
-from fedlit.state import pure, start
+from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate
 
@@ -77,16 +78,16 @@ def trained(method, ranks):
     def train(who, state):
         data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
         return check_clients(Guard(), who,
-                    local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at),
-                                STEPS, 'vmap', proxy=fed.PROXY),
+                    local_phase(Broadcast(method, net, state, STEPS, proxy=fed.PROXY), who,
+                                Batches(data['x'].double(), data['y'], data['live']).of(at), 'vmap'),
                     state)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
     sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3], why={})
     if ranks.follows: return ranks.follow(sim, run).state
     team = ranks.begin(sim, run)
     for r in range(3):
-        run.state = aggregate(method, run.state, fed.who(r), team.train(fed.who(r), run.state), fed.SIZES, STEPS,
-                              pure(net), fed.PROXY, team.sums)
+        run.state = aggregate(Broadcast(method, net, run.state, STEPS, proxy=fed.PROXY), fed.who(r),
+                              team.train(fed.who(r), run.state), fed.SIZES, team.sums)
     ranks.end(run)
     return run.state
 

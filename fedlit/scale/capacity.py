@@ -26,9 +26,10 @@ from ..papers.settings import measure_once
 from ..draws import rng
 from ..batches import Batches
 from ..local import Local
+from ..cohort import Broadcast
 from ..round import local_phase
 from ..server import aggregate
-from ..state import pure, start
+from ..state import start
 from ..run import federate, there
 from ..engine.tape import Tapes
 from ..tree import tmap
@@ -39,8 +40,9 @@ def _round(method, model, shape, classes, clients, proxy, statistics='averaged')
     x = torch.randn(clients, 1, 2, *shape, generator=torch.Generator().manual_seed(0))
     y, local, who = torch.arange(2).expand(clients, 1, 2) % classes, Local(batch_size=2, lr=1e-3), list(range(clients))
     state = start(method, model, clients, statistics)
-    out = local_phase(method, model, state, who, Batches(x, y), local, proxy=proxy)
-    return state, out, lambda: aggregate(method, state, who, out, torch.ones(clients), local, pure(model), proxy)
+    sent = Broadcast(method, model, state, local, proxy=proxy)
+    out = local_phase(sent, who, Batches(x, y))
+    return state, out, lambda: aggregate(sent, who, out, torch.ones(clients))
 
 # %% ../../nbs/scale/capacity.ipynb #ba2395df
 def _bytes(tree, masks, clients):
@@ -137,7 +139,7 @@ def _phase(method, model, shape, classes, steps, seen):
     "A function of nothing that runs the local phase of one client, with steps played from a tape."
     state, tapes, B = replace(start(method, model, 1), round=1), Tapes(), seen//steps
     batches = Batches(torch.randn(1, steps, B, *shape), torch.zeros(1, steps, B, dtype=torch.long))
-    return lambda: local_phase(method, model, state, [0], batches, Local(batch_size=B, lr=1e-3), tapes=tapes)
+    return lambda: local_phase(Broadcast(method, model, state, Local(batch_size=B, lr=1e-3)), [0], batches, tapes=tapes)
 
 # %% ../../nbs/scale/capacity.ipynb #98de9ef2
 def contenders(

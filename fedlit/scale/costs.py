@@ -24,6 +24,7 @@ from ..papers.settings import measure_once
 from ..engine.axes import axes_of
 from ..batches import Batches
 from ..local import Local
+from ..cohort import Broadcast
 from ..round import local_phase
 from ..state import start
 from ..engine.memory import release_memory
@@ -208,7 +209,7 @@ def phase(
     method = HeteroFL(rates=(r,))
     state, many = start(method, model, 1), lambda v: v.expand(1, steps, *v.shape)
     local = Local(epochs=1, batch_size=len(y), lr=.01)
-    return lambda: local_phase(method, model, state, [0], Batches(many(x), many(y)), local, executor)
+    return lambda: local_phase(Broadcast(method, model, state, local), [0], Batches(many(x), many(y)), executor)
 
 # %% ../../nbs/scale/costs.ipynb #6aabcb47
 def _executors(model, shape, batch_size, device, steps=4):
