@@ -71,6 +71,9 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
+def _answers(proxy, classes):
+    return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
+
 # %% ../../nbs/scale/capacity.ipynb #2718d0a4
 def traffic(
     method,     # a Method
@@ -101,9 +104,6 @@ def traffic(
                              up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,
                              home=count(out['mask'], mine),
                              server=count({}, tensors, after.server)))
-
-def _answers(proxy, classes):
-    return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
 
 # %% ../../nbs/scale/capacity.ipynb #b5e34d4a
 def _fit(a, t):
