@@ -194,9 +194,7 @@ def _walk(graph, book):
         else: seen[node] = _function(book, node, seen)
 
 # %% ../../nbs/engine/axes.ipynb #2cb50f09
-def find_axes(
-    model, # module whose forward returns (features, logits)
-) -> Axes:
+def find_axes(model) -> Axes: # module whose forward returns (features, logits)
     "Name the axes of `model`; a `ValueError` names the layer that cannot be followed."
     graph, book = _trace(model), _Book()
     seen, of, makes, (features, logits) = _walk(graph, book)
@@ -216,9 +214,7 @@ def find_axes(
 # %% ../../nbs/engine/axes.ipynb #88ef6027
 _found = WeakKeyDictionary()
 
-def axes_of(
-    model, # module whose forward returns (features, logits)
-) -> Axes:
+def axes_of(model) -> Axes: # module whose forward returns (features, logits)
     "`find_axes(model)`, remembered."
     if model not in _found: _found[model] = find_axes(model)
     return _found[model]

@@ -92,9 +92,7 @@ def checkpoints(
     return seen.checkpoints
 
 # %% ../../nbs/engine/inputs.ipynb #drop0005
-def check_hooks(
-    model, # network
-):
+def check_hooks(model): # network
     "Refuse functions that were registered on the gradient of a parameter: a client's copy would not have them."
     for k, p in model.named_parameters():
         if p._backward_hooks or getattr(p, '_post_accumulate_grad_hooks', None):
@@ -361,9 +359,7 @@ def best_device():
     "What `auto` means: a GPU of NVIDIA or AMD where there is one, else one of Apple, else the CPU."
     return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
 
-def check_device(
-    device, # such as "cuda:1"
-):
+def check_device(device): # such as "cuda:1"
     "Refuse a device that is not there."
     try: torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, TypeError) as e:
