@@ -350,7 +350,8 @@ def part_work(
     "Close after s seconds; slower clients stop training in time to send what they have, if that is at least one step."
     def policy(invited):
         fits = ((s - invited.down - invited.up)/invited.compute).clip(0, 1)
-        return min(s, invited.end.max()), (~invited.lost*np.floor(invited.steps*fits + 1e-9)/invited.steps).to_numpy(float)
+        done = np.floor(invited.steps*fits + 1e-9)/invited.steps
+        return min(s, invited.end.max()), (~invited.lost*done).to_numpy(float)
     return policy
 
 # %% ../../nbs/scale/capacity.ipynb #63846500
