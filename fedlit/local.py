@@ -165,6 +165,7 @@ class Adam(Optimizer):
         return {'.mean': zeros(params), '.square': zeros(params),
                 '.steps': next(iter(params.values())).new_zeros(clients)}
     def decay(self, local, w, g): return torch._foreach_add(g, w, alpha=local.weight_decay)
+    def step(self, local, params, state, grads): _adam(self, local, params, state, grads)
 
 class AdamW(Adam):
     "Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019): weights shrink by 1 - lr*weight_decay."
@@ -174,12 +175,11 @@ class AdamW(Adam):
         return g
 
 # %% ../nbs/07_local.ipynb #cfbc98fa
-@patch
-def step(self:Adam, local, params, state, grads):
+def _adam(how, local, params, state, grads):
     "One step as torch.optim.Adam or AdamW takes it, in place; every client with its own number of steps."
-    w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], self.betas
+    w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], how.betas
     m, s, t = list(state['.mean'].values()), list(state['.square'].values()), state['.steps'].add_(1)
-    if local.weight_decay: g = self.decay(local, w, g)
+    if local.weight_decay: g = how.decay(local, w, g)
     torch._foreach_mul_(m, b1)
     torch._foreach_add_(m, g, alpha=1-b1)
     torch._foreach_mul_(s, b2)
@@ -187,7 +187,7 @@ def step(self:Adam, local, params, state, grads):
     c1, c2 = (-torch.expm1(t*math.log(b)) if b else torch.ones_like(t) for b in (b1, b2)) # 1 - b**t, exactly
     each = lambda c: [c.reshape(c.shape + (1,)*(v.dim() - c.dim())) for v in w] # one number a client
     below, step = torch._foreach_div(torch._foreach_sqrt(s), each(c2.sqrt())), torch._foreach_div(m, each(c1))
-    torch._foreach_add_(below, self.eps)
+    torch._foreach_add_(below, how.eps)
     torch._foreach_div_(step, below)
     with dial('-lr', -local.lr): torch._foreach_add_(w, step, alpha=-local.lr)
 

@@ -146,9 +146,7 @@ def build(
 
 # %% ../nbs/04_models.ipynb #sh06rebu
 @contextmanager
-def modest(
-    most=10**4, # layers and parameters
-):
+def modest(most=10**4): # layers and parameters
     "Networks are made without memory; a ValueError as soon as one of more parts than this is being made."
     made = itertools.count()
     def one(*_):

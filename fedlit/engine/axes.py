@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 # %% ../../nbs/engine/axes.ipynb #7139f704
 class _Book:
     "Axes under construction: their lengths, names, which are one, and which must stay whole."
-    def __init__(self): self.parent, self.length, self.name, self.full = [], [], [], set()
+    def __init__(self): self.parent, self.length, self.name, self.full, self.done = [], [], [], set(), set()
     def new(self, name, length, full=False):
         a = len(self.parent)
         self.parent.append(a)
@@ -36,8 +36,7 @@ class _Book:
     def merge(self, s, t):
         "The channels of a sum: axes of equal length become one; what does not line up stays whole."
         if [(self.length[a], r) for a, r in s] != [(self.length[a], r) for a, r in t]:
-            self.keep_whole(s)
-            self.keep_whole(t)
+            self.keep_whole((*s, *t))
             return s
         for (a, _), (b, _) in zip(s, t):
             a, b = sorted((self.root(a), self.root(b)))
@@ -152,30 +151,36 @@ def _trace(model):
                          f"{str(e).splitlines()[0]}. "
                          "Control flow that depends on values and shapes has to go") from e
 
+# %% ../../nbs/engine/axes.ipynb #69eb2b59
+def _layer(book, name, m, segs):
+    "The channels of what a layer returns, the dimensions of its tensors, and which of them make an axis."
+    rule = next((r for kind, r in RULES.items() if isinstance(m, kind)), None)
+    if rule is None:
+        if next(m.parameters(), None) is None: return segs, {}, {}
+        raise ValueError(f"{name} is a {type(m).__name__}, and fedlit has no rule for its axes; "
+                         f"it knows {', '.join(k.__name__.strip('_') for k in RULES)}")
+    if name in book.done:
+        raise ValueError(f"{name} is used twice, so that its channels would have to be two axes at once; "
+                         "give each use a layer of its own")
+    book.done.add(name)
+    if book.length[segs[0][0]] is None:
+        book.length[segs[0][0]] = getattr(m, 'in_channels', None) or getattr(m, 'num_features', None) or m.in_features
+    out, dims, made = rule(book, name, m, segs)
+    has = lambda k: getattr(m, k, None) is not None
+    return (out, {f'{name}.{k}': v for k, v in dims.items() if has(k)},
+            {f'{name}.{k}': made for k in ('weight', 'bias') if made and has(k)})
+
 # %% ../../nbs/engine/axes.ipynb #53fb70bc
 def _walk(graph, book):
     "For every node its channels; for every tensor its dimensions; for every layer the axis it makes."
-    seen, of, makes, done = {}, {}, {}, set()
+    seen, of, makes = {}, {}, {}
     for node in graph.graph.nodes:
         if node.op == 'placeholder': seen[node] = book.new(node.name, None, full=True)
         elif node.op == 'call_module':
             m, name, segs = graph.get_submodule(node.target), node.target, seen[node.args[0]]
-            rule = next((r for kind, r in RULES.items() if isinstance(m, kind)), None)
-            if rule is None and next(m.parameters(), None) is not None:
-                raise ValueError(f"{name} is a {type(m).__name__}, and fedlit has no rule for its axes; "
-                                 f"it knows {', '.join(k.__name__.strip('_') for k in RULES)}")
-            seen[node] = segs
-            if rule is None: continue
-            if name in done:
-                raise ValueError(f"{name} is used twice, so that its channels would have to be two axes at once; "
-                                 "give each use a layer of its own")
-            done.add(name)
-            if book.length[segs[0][0]] is None:
-                book.length[segs[0][0]] = (getattr(m, 'in_channels', None) or getattr(m, 'num_features', None)
-                                           or m.in_features)
-            seen[node], dims, made = rule(book, name, m, segs)
-            of.update({f'{name}.{k}': v for k, v in dims.items() if getattr(m, k, None) is not None})
-            if made: makes.update({f'{name}.{k}': made for k in ('weight', 'bias') if getattr(m, k, None) is not None})
+            seen[node], dims, made = _layer(book, name, m, segs)
+            of.update(dims)
+            makes.update(made)
         elif node.op == 'output':
             out = node.args[0]
             if not (isinstance(out, tuple) and len(out) == 2):
@@ -189,9 +194,7 @@ def _walk(graph, book):
         else: seen[node] = _function(book, node, seen)
 
 # %% ../../nbs/engine/axes.ipynb #2cb50f09
-def find_axes(
-    model, # module whose forward returns (features, logits)
-) -> Axes:
+def find_axes(model) -> Axes: # module whose forward returns (features, logits)
     "Name the axes of `model`; a `ValueError` names the layer that cannot be followed."
     graph, book = _trace(model), _Book()
     seen, of, makes, (features, logits) = _walk(graph, book)
@@ -211,9 +214,7 @@ def find_axes(
 # %% ../../nbs/engine/axes.ipynb #88ef6027
 _found = WeakKeyDictionary()
 
-def axes_of(
-    model, # module whose forward returns (features, logits)
-) -> Axes:
+def axes_of(model) -> Axes: # module whose forward returns (features, logits)
     "`find_axes(model)`, remembered."
     if model not in _found: _found[model] = find_axes(model)
     return _found[model]
@@ -353,6 +354,7 @@ class _Watch(fx.Interpreter):
             out = self.got[n.name] = out + self.taps[n.name] if n.name in self.taps else out
         return out
 
+# %% ../../nbs/engine/axes.ipynb #cc90b8b0
 def watch(
     axes,      # Axes
     params,    # name -> tensor

@@ -22,10 +22,6 @@ from .stacks import has_batchnorm
 from ..state import pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
-def _outside(v, n):
-    "The first number in `v` (M,) that is no index of `n` samples, in a list; empty if there is none."
-    return [] if not len(v) or (0 <= v.min() and v.max() < n) else v[(v < 0) | (v >= n)][:1].tolist()
-
 def indices(
     name, # what it is, for messages
     v,    # list, array or tensor of whole numbers, or a mask
@@ -53,6 +49,10 @@ def indices(
     return v
 
 # %% ../../nbs/engine/inputs.ipynb #ee7a4b46
+def _outside(v, n):
+    "The first number in `v` (M,) that is no index of `n` samples, in a list; empty if there is none."
+    return [] if not len(v) or (0 <= v.min() and v.max() < n) else v[(v < 0) | (v >= n)][:1].tolist()
+
 def parts(
     name,  # what they are, for messages
     parts, # one row of indices, or a mask, per client
@@ -92,9 +92,7 @@ def checkpoints(
     return seen.checkpoints
 
 # %% ../../nbs/engine/inputs.ipynb #drop0005
-def check_hooks(
-    model, # network
-):
+def check_hooks(model): # network
     "Refuse functions that were registered on the gradient of a parameter: a client's copy would not have them."
     for k, p in model.named_parameters():
         if p._backward_hooks or getattr(p, '_post_accumulate_grad_hooks', None):
@@ -114,10 +112,9 @@ def tried(
     except Exception as e:
         raise ValueError(f"{name} cannot be copied, and clients train copies: {point(e)}; of the old "
                          "torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm can") from e
-    net = net.to(x.device)
     try:
         with torch.no_grad(), undrawn():
-            return pure(net)(*split_state(net), x, train=train)[:2]
+            return pure(net.to(x.device))(*split_state(net), x, train=train)[:2]
     except (RuntimeError, ValueError, IndexError) as e:
         odd = {str(p.dtype)[6:] for p in net.parameters() if p.is_floating_point()} - {'float32'}
         if odd and x.is_floating_point():
@@ -140,6 +137,23 @@ def _check_training(model, x, known): # known: what it returns in evaluation mod
         raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
                          "logits) as in evaluation. Turn auxiliary outputs off, in torchvision with aux_logits=False")
 
+# %% ../../nbs/engine/inputs.ipynb #4201d18a
+def _check_outputs(name, n, classes, features, logits):
+    "Refuse what is not features and logits of `n` samples."
+    if not all(isinstance(v, torch.Tensor) for v in (features, logits)):
+        raise TypeError(f"{name} must return two tensors (features, logits), "
+                        f"not {type(features).__name__} and {type(logits).__name__}")
+    for v in (features, logits):
+        if v.ndim and len(v) != n:
+            raise ValueError(f"{name} makes of {n} samples {len(v)} row{'s' if len(v) != 1 else ''}; "
+                             "it must return one row per sample")
+    if logits.shape != (n, classes):
+        if features.shape == (n, classes):
+            raise ValueError(f"{name} returns {tuple(features.shape)} and {tuple(logits.shape)}: return them the other "
+                             f"way round, (features, logits), or give its last layer {classes} outputs, one a class")
+        raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
+                         f"but the task has {classes} classes; they must be (N, {classes})")
+
 # %% ../../nbs/engine/inputs.ipynb #b9ba9c4f
 def check_network(
     model,  # what should be a network
@@ -155,21 +169,9 @@ def check_network(
         raise ValueError(f"{odd} of {name} is a parameter of complex numbers, which cannot be trained here; "
                          "keep its real and imaginary part as two, and join them with torch.complex in forward")
     check_hooks(model)
-    features, logits = tried(model, x)
-    if not all(isinstance(v, torch.Tensor) for v in (features, logits)):
-        raise TypeError(f"{name} must return two tensors (features, logits), "
-                        f"not {type(features).__name__} and {type(logits).__name__}")
-    for v in (features, logits):
-        if v.ndim and len(v) != len(x):
-            raise ValueError(f"{name} makes of {len(x)} samples {len(v)} row{'s' if len(v) != 1 else ''}; "
-                             "it must return one row per sample")
-    if logits.shape != (len(x), classes):
-        if features.shape == (len(x), classes):
-            raise ValueError(f"{name} returns {tuple(features.shape)} and {tuple(logits.shape)}: return them the other "
-                             f"way round, (features, logits), or give its last layer {classes} outputs, one a class")
-        raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
-                         f"but the task has {classes} classes; they must be (N, {classes})")
-    _check_training(model, x, [features, logits])
+    outputs = tried(model, x)
+    _check_outputs(name, len(x), classes, *outputs)
+    _check_training(model, x, outputs)
     if odd := next((k for k, m in model.named_modules() if getattr(m, 'sparse', False)), None):
         raise ValueError(f"{odd} of {name} has sparse gradients, which cannot be averaged here; take sparse=False")
     if checkpoints(model, x):
@@ -177,8 +179,7 @@ def check_network(
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "
                          "batch_size where memory is short")
     if not any(p.requires_grad for p in model.parameters()) and not start(method, model, 1).params:
-        raise ValueError(f"no parameter of {name} can be trained; "
-                         "call model.requires_grad_(True), or on the layers that are to learn")
+        raise ValueError(f"no parameter of {name} can be trained; call model.requires_grad_(True), or on some layers")
 
 # %% ../../nbs/engine/inputs.ipynb #proxychk
 def check_proxy(
@@ -358,9 +359,7 @@ def best_device():
     "What `auto` means: a GPU of NVIDIA or AMD where there is one, else one of Apple, else the CPU."
     return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
 
-def check_device(
-    device, # such as "cuda:1"
-):
+def check_device(device): # such as "cuda:1"
     "Refuse a device that is not there."
     try: torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, TypeError) as e:

@@ -65,9 +65,7 @@ def check_record(
         raise ValueError(f"record={record!r} on {device}, but it must be True, False, 'compile' or, on CUDA, 'graph'")
 
 # %% ../../nbs/engine/messages.ipynb #f76c2e12
-def as_python(
-    v, # a value
-):
+def as_python(v): # a value
     "A number of NumPy or PyTorch as the number that it is; a list or an array as a tuple."
     if hasattr(v, 'tolist'): v = v.tolist()
     return tuple(map(as_python, v)) if isinstance(v, (tuple, list)) else v
@@ -207,15 +205,11 @@ def is_scalar(out, offer): return isinstance(out, (int, float)) or getattr(out, 
 def is_weights(out, offer): return getattr(out, 'shape', None) == offer['weights'].shape
 def is_stack(out, offer): return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], dict)
 
-def are_dicts(
-    *n, # how many there may be
-):
+def are_dicts(*n): # how many there may be
     "The form of so many dictionaries."
     return lambda out, offer: isinstance(out, tuple) and len(out) in n and all(isinstance(v, dict) for v in out)
 
-def or_buffers(
-    form, # of the first value
-):
+def or_buffers(form): # of the first value
     "The form of one value, or of that and a dictionary of buffers."
     return lambda out, offer: form(out, offer) or (
         isinstance(out, tuple) and len(out) == 2 and form(out[0], offer) and isinstance(out[1], dict))
@@ -263,9 +257,7 @@ def other_rows(out, offer):
             f"but it must be {shapes[odd[0]]}, a row for each weight")
 
 # %% ../../nbs/engine/messages.ipynb #8262b9ac
-def warn(
-    said, # what happened, and what it means
-):
+def warn(said): # what happened, and what it means
     "A warning at the line outside of fedlit that led here."
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('fedlit', 'dataclasses'):

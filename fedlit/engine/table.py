@@ -51,8 +51,7 @@ class Store:
     def write(self, v): # tensor on the CPU
         "Put the bytes of `v` into the file; returns where."
         if self.owner != os.getpid():
-            raise RuntimeError("a forked process may read the rows on disk, "
-                               "but only the process that made them may write")
+            raise RuntimeError("a forked process may read the rows on disk, only the process that made them may write")
         if self.file is None:
             self.file = tempfile.TemporaryFile(prefix='fedlit-', buffering=0)
             weakref.finalize(self, self.file.close)
@@ -62,7 +61,10 @@ class Store:
         if not self._put(v.reshape(-1).view(torch.uint8).numpy(), at):
             raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
         return at
-    def read(self, at, like):
+    def read(self,
+        at,   # what `write` returned
+        like, # tensor
+    ):
         "The tensor of the shape and type of `like` that was written at `at`."
         return torch.frombuffer(self._take(like.nbytes, at), dtype=like.dtype).view(like.shape)
     def __reduce__(self): return Store, () # in another process the room that there is

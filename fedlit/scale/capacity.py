@@ -73,6 +73,9 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
+def _answers(proxy, classes):
+    return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
+
 # %% ../../nbs/scale/capacity.ipynb #2718d0a4
 def traffic(
     method,     # a Method
@@ -103,9 +106,6 @@ def traffic(
                              up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,
                              home=count(out['mask'], mine),
                              server=count({}, tensors, after.server)))
-
-def _answers(proxy, classes):
-    return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
 
 # %% ../../nbs/scale/capacity.ipynb #b5e34d4a
 def _fit(a, t):
@@ -352,7 +352,8 @@ def part_work(
     "Close after s seconds; slower clients stop training in time to send what they have, if that is at least one step."
     def policy(invited):
         fits = ((s - invited.down - invited.up)/invited.compute).clip(0, 1)
-        return min(s, invited.end.max()), (~invited.lost*np.floor(invited.steps*fits + 1e-9)/invited.steps).to_numpy(float)
+        done = np.floor(invited.steps*fits + 1e-9)/invited.steps
+        return min(s, invited.end.max()), (~invited.lost*done).to_numpy(float)
     return policy
 
 # %% ../../nbs/scale/capacity.ipynb #63846500

@@ -117,7 +117,8 @@ def __enter__(self:Ranks):
     def terminated(*_):
         signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
         if not self.parted: raise self._parting('it was told to, as torchrun tells all ranks once one has died')
-    self.before = signal.signal(signal.SIGTERM, terminated) if threading.current_thread() is threading.main_thread() else None
+    main = threading.current_thread() is threading.main_thread()
+    self.before = signal.signal(signal.SIGTERM, terminated) if main else None
     self.open, self.ready = True, False
     return self
 
@@ -133,18 +134,13 @@ def __exit__(self:Ranks, kind, error, trace):
     self.open = False
 
 # %% ../../nbs/scale/torchrun.ipynb #8e7871e1
-_PAGE = 2048 # bytes of the first message, of which eight hold the length of the text
-
 @patch
 def _pass(self:Ranks, op, value=None, peer=0):
-    "A JSON value in one message, or in two where it is long."
+    "A JSON value, after its length."
     text = b'' if value is None else json.dumps(value).encode()
-    page = (len(text).to_bytes(8, 'big') + text)[:_PAGE].ljust(_PAGE)
-    page = bytes(self._do(op, torch.frombuffer(bytearray(page), dtype=torch.uint8), peer).tolist())
-    n, rest = int.from_bytes(page[:8], 'big'), text[_PAGE-8:]
-    if n > _PAGE-8:
-        rest = bytes(self._do(op, torch.frombuffer(bytearray(rest or n-_PAGE+8), dtype=torch.uint8), peer).tolist())
-    return json.loads((page[8:] + rest)[:n])
+    n = int(self._do(op, torch.tensor([len(text)]), peer))
+    data = self._do(op, torch.frombuffer(bytearray(text or n), dtype=torch.uint8), peer)
+    return json.loads(bytes(data.tolist()))
 
 # %% ../../nbs/scale/torchrun.ipynb #544ffd36
 @patch
@@ -331,8 +327,7 @@ def train(self:Ranks, who, state):
                for k in told[0]}
     numbers = self._judged(numbers, state)
     if not len(numbers['who']): return self.out
-    home = _home(self.out, state)
-    if leaves(home):
+    if leaves(home := _home(self.out, state)):
         self._say('home')
         home = self._collect(home)
     return {**numbers,
