@@ -77,6 +77,12 @@ def used(
         params=params, buffers=buffers, received={**params, **buffers}, client=client or {}, server=state.server,
         round=state.round, clients=state.clients, train=train, axes=None))
 
+def _through(use, model):
+    "The network as a function, after `use`."
+    if model is None: return None
+    bare = pure(model)
+    return lambda params, buffers, x, train=True: bare(use(params, buffers, train), buffers, x, train)
+
 # %% ../nbs/10_server.ipynb #82b14d9d
 def aggregate(
     sent,    # Broadcast of the round
@@ -167,12 +173,6 @@ def deployed(
         params = {k: v for k, v in new.items() if k not in buffers}
         buffers = {k: new.get(k, v) for k, v in buffers.items()}
     return use(params, buffers, False), buffers
-
-def _through(use, model):
-    "The network as a function, after `use`."
-    if model is None: return None
-    bare = pure(model)
-    return lambda params, buffers, x, train=True: bare(use(params, buffers, train), buffers, x, train)
 
 def _own_network(method, state, offer):
     "What the `deploy` hooks make of the tensors of a client."
