@@ -31,8 +31,11 @@ from ..server import deployed
 from ..tree import rows as at_row
 
 # %% ../../nbs/after/report.ipynb #28539e1d
-def known(run, **given):
-    "What was asked of a run, as far as a report needs it; None where the task or the clients are not known."
+def known(
+    run,     # Run
+    **given, # for `Federation`: `task` and `clients` of a run from a file, `tests`, ...
+):           # Federation; None where the task or the clients are not known
+    "What was asked of a run, as far as a report needs it."
     if run.asked is not None: return replace(run.asked, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
     asked = federation(run, **{'model': run.model, **given}).checked()
@@ -42,8 +45,10 @@ def known(run, **given):
     return asked
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
-def took_part(run):
-    "Who was drawn in which round, which the seed knows; None where the history, a count, says otherwise."
+def took_part(
+    run, # Run
+):       # for each row of the history the clients that were drawn; None where the history says otherwise
+    "Who was drawn in which round. A history counts them only; the seed knows."
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
     left = set(s.get('without') or ())
@@ -108,8 +113,13 @@ def _tested(sim, run, who, tests, home):
     return found
 
 # %% ../../nbs/after/report.ipynb #7c1d20db
-def each_client(run, asked, again=True, most=100):
-    "Of single clients: what is known, by client; spectra, the server's and by client; and what of `SOURCES` they are."
+def each_client(
+    run,       # Run
+    asked,     # Federation
+    again=True,# train every client once more?
+    most=100,  # clients to look at
+):             # (client -> what is known of it; spectra: the server's and by client; what of `SOURCES` they are)
+    "Accuracies, drift and spectra of single clients."
     executor = run.settings.get('executor') if again else 'loop' # what was tried then need not be tried again
     asked = replace(asked, executor=executor if executor in EXECUTORS else asked.executor,
                     channels_last=run.settings.get('channels_last', asked.channels_last))
@@ -174,8 +184,13 @@ def _lacking(run, asked, source, drawn, no_bytes):
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
 # %% ../../nbs/after/report.ipynb #7c1d20ba
-def facts(run, again=True, most=100, **given) -> dict:
-    "What happened to a run and to its clients, as strict JSON can hold it."
+def facts(
+    run,        # Run
+    again=True, # train every client once more, see above?
+    most=100,   # clients to look at one by one
+    **given,    # for `Federation`: `task` and `clients` of a run from a file
+) -> dict:      # as strict JSON can hold it
+    "What happened to a run and to its clients."
     if not len(run.history): raise ValueError("this run has no round yet; there is nothing to report")
     asked, s, drawn = known(run, **given), run.settings, took_part(run)
     seen, spectra, source = each_client(run, asked, again, most) if asked and run.model is not None else ({}, None, '')
@@ -233,7 +248,10 @@ def having(f, *names): return [c for c in f['clients'] if all(c.get(n) is not No
 COLOURS = {v: 'currentColor' if k == 'ink' else f'var(--{k}, {v})' for k, v in palette.items()}
 COLOURS |= {grey: f'var(--grey, {grey})' for grey in ('#5a5a5a', '#8c8c8c')} # of curves without an accent
 
-def inline(fig, alt) -> Html: # what it shows, for who cannot see it
+def inline(
+    fig, # matplotlib Figure
+    alt, # what it shows, for who cannot see it
+) -> Html:
     "A figure as markup without addresses and styles."
     import matplotlib as mpl
     drawn = io.StringIO()
@@ -252,7 +270,11 @@ def inline(fig, alt) -> Html: # what it shows, for who cannot see it
     return Html(ElementTree.tostring(svg, encoding='unicode'))
 
 # %% ../../nbs/after/report.ipynb #8ab8eae4
-def axes(xlabel, places=0, height=2.5): # inches
+def axes(
+    xlabel,     # what the places are
+    places=0,   # how many stand beside each other
+    height=2.5, # inches
+):              # matplotlib Axes
     "Empty axes with whole numbers below them."
     from matplotlib.figure import Figure
     ax = Figure((max(5, 1 + places/6), height), layout='constrained').subplots()
@@ -263,7 +285,11 @@ def axes(xlabel, places=0, height=2.5): # inches
     return ax
 
 # %% ../../nbs/after/report.ipynb #7c1d20bd
-def section(title, said, ax) -> Html:
+def section(
+    title, # its heading
+    said,  # a sentence or two below it
+    ax,    # Axes with the drawing
+) -> Html:
     "A figure with its words."
     return tag('section', tag('h2', title), tag('p', said), tag('div', inline(ax.figure, f'{title}. {said}')),
                class_='wide' if ax.figure.get_figwidth() > 5 else None)
@@ -475,7 +501,9 @@ def _summary(f):
             + (f'In {bad} rounds a result was bad.' if bad else 'Every result was sound.'))
 
 # %% ../../nbs/after/report.ipynb #7c1d20cd
-def page(f) -> str:
+def page(
+    f, # what `facts` returned
+) -> str:
     "The HTML file."
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'"

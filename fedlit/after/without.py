@@ -36,8 +36,12 @@ def _words(s, given): # given: arguments of `federate`
     return {}
 
 # %% ../../nbs/after/without.ipynb #wofeder1
-def federation(run, root=None, **given) -> Federation:
-    "What was asked of a run; `given` stands in place of what is known, such as `task` and `clients`."
+def federation(
+    run,       # Run
+    root=None, # folder of the data, as for `fedlit.data.load`
+    **given,   # for `federate`, in place of what is known, such as `task` and `clients`
+) -> Federation:
+    "What was asked of a run."
     if run.asked is not None: return replace(run.asked, **given)
     s, tested = run.settings, run.history.dropna(subset='accuracy')
     same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
@@ -49,8 +53,11 @@ def federation(run, root=None, **given) -> Federation:
     return Federation.of(words, root, **{**how, **given})
 
 # %% ../../nbs/after/without.ipynb #6cac4eda
-def asked_of(run, **given) -> Federation:
-    "What was asked of a run, to be asked again, without checkpoint and clock; a ValueError says what has changed."
+def asked_of(
+    run,     # Run
+    **given, # for `Federation`, in place of what is known; see `federation`
+) -> Federation: # its checkpoint and clock left out
+    "What was asked of a run, to be asked again; ValueError where something was not given as it was then."
     if not run.state.round: raise ValueError("this run has no round yet")
     executor = run.settings['executor']
     if executor.startswith('torchrun'):
@@ -65,7 +72,10 @@ def asked_of(run, **given) -> Federation:
     return asked
 
 # %% ../../nbs/after/without.ipynb #6cb942e2
-def same_bits(run, asked) -> bool:
+def same_bits(
+    run,   # Run
+    asked, # Federation, its own
+) -> bool: # False: replay it too
     "Would a replay here have the bits of the recorded run?"
     if run.asked is not None: return True
     device = asked.checked().device
@@ -141,8 +151,11 @@ def classes(self:Without) -> pd.DataFrame: # one row a class
     return out.assign(difference=out['without'] - out['accuracy'])
 
 @torch.no_grad()
-def predictions(run, task):
-    "What the server's network says of the test images: (N,) classes, on the CPU."
+def predictions(
+    run,  # Run
+    task, # Task, on the device of its network
+):        # (N,) classes of the test images, on the CPU
+    "What the server's network says of the test images."
     model = run.model.eval()
     return torch.cat([model(task.normalise(x))[1].argmax(1).cpu() for x in task.x_test.split(1000)])
 
@@ -156,7 +169,11 @@ def plot(self:Without, ax=None):
                           rounds=h['round'].to_numpy())
 
 # %% ../../nbs/after/without.ipynb #51442161
-def without(run, client, **given) -> Without: # its number, or several
+def without(
+    run,     # Run
+    client,  # its number, or several
+    **given, # for `Federation`; see `federation`
+) -> Without:
     "Replay a run as if these clients had never taken part."
     left = several(client, 'client')
     if not left: raise ValueError(f"client={client!r} leaves nobody out; name a client, or several")
@@ -165,8 +182,12 @@ def without(run, client, **given) -> Without: # its number, or several
     other.check_without()
     return Without(left, run if same_bits(run, asked) else asked.run(), other.run())
 
-def influence(run, clients=None, **given) -> pd.DataFrame:
-    "Leave one client out, and each in turn, a row each: as many runs as there are clients."
+def influence(
+    run,          # Run
+    clients=None, # their numbers; None: all that were not left out already
+    **given,      # for `Federation`, as for `without`
+) -> pd.DataFrame: # one row a client
+    "Leave one client out, and each in turn: as many runs as there are clients."
     asked, rows = asked_of(run, **given), []
     then = run if same_bits(run, asked) else asked.run()
     those = range(len(asked.clients)) if clients is None else several(clients, 'clients')
