@@ -54,7 +54,10 @@ def _method(node, names):
                                  "a method reads like MOON(mu=1) + FedDecorr()")
 
 # %% ../nbs/14_parse.ipynb #b04b1436
-def named(text, what) -> str: # 'model', 'data set' or 'executor'
+def named(
+    text, # a name
+    what, # 'model', 'data set' or 'executor'
+) -> str:
     "What `text` names; a `ParseError` says what is allowed."
     known() # some methods bring networks along
     from fedlit.data import datasets
@@ -88,8 +91,10 @@ def values() -> dict: # name -> class
     return {k: v for k, v in found.items() if isinstance(v, type) and issubclass(v, local.Value) and k[0] != '_'
             and k not in ABSTRACT}
 
-def called(cls): # of `values`
-    'How a value is written, such as "Milestones(lr, at, factor=0.1)".'
+def called(
+    cls, # of `values`
+):       # text, such as "Milestones(lr, at, factor=0.1)"
+    "How a value is written."
     bare = [p.replace(annotation=p.empty) for p in signature(cls).parameters.values()]
     return f'{cls.__name__}{Signature(bare)}'
 
@@ -123,7 +128,9 @@ def value(
     except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
 
 # %% ../nbs/14_parse.ipynb #pa14locl
-def local(**fields):
+def local(
+    **fields, # of `fedlit.local.Local`: values, or texts of them
+):            # Local
     "A `Local` whose fields may be texts, as they are on a command line or in a file."
     from fedlit.local import Local
     def one(k, v):
@@ -145,14 +152,18 @@ def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds:
     return list(map(int, found if many else range(seeds)))
 
 # %% ../nbs/14_parse.ipynb #f179467b
-def homes(method) -> dict:
-    'Where the classes live that its text needs besides the known ones: name -> "module:name in it".'
+def homes(
+    method, # a Method
+) -> dict:  # name -> "module:name in it", for the classes of its parts that `known` does not have
+    "Where the classes live that a text of this method needs besides the known ones."
     ours = known()
     return {c.__name__: f'{c.__module__}:{c.__qualname__}'
             for c in map(type, method.parts) if ours.get(c.__name__) is not c}
 
-def classes(homes) -> dict:
-    "Import the classes of `homes` again, those that can be found; Python's own library is not searched."
+def classes(
+    homes, # what the function of that name returned
+) -> dict: # name -> class, of those that can be found
+    "Import the classes again. Modules of Python's own library are not searched, since no method lives there."
     found = {}
     for name, home in homes.items():
         module, _, inside = str(home).partition(':')

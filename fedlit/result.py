@@ -141,8 +141,12 @@ def influence(self:Run, clients=None, **given):
     return _later('without', 'influence')(self, clients, **given)
 
 # %% ../nbs/15_result.ipynb #08e6336b
-def tests_of(task, clients, seed=0) -> list:
-    "Each client's own test set, as indices: its domain's images where each has one domain, else its label proportions."
+def tests_of(
+    task,    # Task
+    clients, # list of index tensors into the training set, one per client
+    seed=0,  # int
+) -> list:   # one index tensor into the test set per client
+    "Each client's own test set: its domain's images where each has one domain, else images with its label proportions."
     seen = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
     if not seen or any(len(d) > 1 for d in seen):
         return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
@@ -191,22 +195,46 @@ class Tester:
     def __call__(self, net, at=slice(None)): return self.answer(told(*self.ask(net, at)), at)
 
 # %% ../nbs/15_result.ipynb #a447c18d
-def asked_of(method, test, state, tests, who, **offer):
-    "What `Tester.ask` returns for each: sums for scores, still on the device."
+def asked_of(
+    method, # a Method
+    test,   # Tester
+    state,  # State
+    tests,  # one index tensor into the test set for each entry of `who`
+    who,    # client numbers; None is the server
+    **offer, # for `deployed`: lists with an entry for each of `who`
+):          # what `Tester.ask` returns for each of them
+    "Sums for scores, still on the device."
     return [test.ask(deployed(method, state, k, **rows(offer, i)), at) for i, (k, at) in enumerate(zip(who, tests))]
 
-def answered(test, asked, tests):
-    "Scores, dicts of accuracy, loss and the metrics, read from the device in one transfer."
+def answered(
+    test,  # a Tester
+    asked, # what `asked_of` returned, of as many states as one likes
+    tests, # one index tensor into the test set for each entry of `asked`
+):         # list of dict(accuracy, loss, and the metrics)
+    "Scores, read from the device in one transfer."
     read = iter(told(*(v for tensors in asked for v in tensors)))
     return [test.answer([next(read) for _ in tensors], at) for tensors, at in zip(asked, tests)]
 
-def scores_of(method, test, state, tests, who, **offer) -> list:
+def scores_of(
+    method, # a Method
+    test,   # Tester
+    state,  # State
+    tests,  # one index tensor into the test set for each entry of `who`
+    who,    # client numbers; None is the server
+    **offer, # for `deployed`: lists with an entry for each of `who`
+) -> list:  # of dict(accuracy, loss, and the metrics)
     "How good each is on its test set of `tests`: the clients `who`, or the server where it says None."
     return answered(test, asked_of(method, test, state, tests, who, **offer), tests)
 
 # %% ../nbs/15_result.ipynb #ownsampc
-def own_samples(method, model, task, clients, who) -> dict:
-    "What the networks of the clients `who` are made of besides the state; {} where no `deploy` hook asks for it."
+def own_samples(
+    method,  # a Method
+    model,   # the network
+    task,    # Task, on the device of the network
+    clients, # list of index tensors into the training set
+    who,     # client numbers
+) -> dict:   # for `accuracies`; {} where no `deploy` hook asks for it
+    "What the networks of the clients `who` are made of besides the state."
     if not overrides(method, 'deploy'): return {}
     if not asks_for(method, 'deploy', 'data'): return dict(model=[model]*len(who))
     if clients is None: raise ValueError(f"{method.name} makes the network of a client from its samples; pass clients")
@@ -214,8 +242,11 @@ def own_samples(method, model, task, clients, who) -> dict:
     return dict(model=[model]*len(who), data=[(task.normalise(task.x_train[i]), task.y_train[i]) for i in at])
 
 # %% ../nbs/15_result.ipynb #bynamec1
-def by_name(name, scores): # what `scores_of` returned
-    "Lists for columns of the history, named as `name` and metric_name, from what was seen of single clients."
+def by_name(
+    name,   # such as "personal": of the accuracies
+    scores, # what `scores_of` returned
+):          # name -> list of accuracies, and metric_name -> list of what the metric says
+    "Lists for columns of the history from what was seen of single clients."
     columns = {k: (name if k == 'accuracy' else f'{k}_{name}') for k in (scores[0] if scores else ()) if k != 'loss'}
     return {column: [s[k] for s in scores] for k, column in columns.items()}
 
@@ -237,8 +268,10 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
     return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests],
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
 
-def with_spread(seen): # name -> list of accuracies, one a client
-    "Columns name and name_sd, mean and spread of what was seen of single clients; those where it is NaN do not count."
+def with_spread(
+    seen, # name -> list of accuracies, one a client
+):        # name -> their mean, and name_sd -> their standard deviation
+    "Columns of the history from what was seen of single clients; those for whom it is undefined (NaN) do not count."
     row = {}
     for name, values in seen.items():
         s = spread([v for v in values if v == v] or [nan])
@@ -250,7 +283,9 @@ STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', '
 SEEN = {'round', 'train_loss', 'drift', 'participants', 'bad', 'bad_clients', 'why', 'accuracy_before', 'accuracy',
         'loss', 'seconds', 'peak_mb', *STAGES, *(f'{k}_sd' for k in STAGES)} # columns that are there without metrics
 
-def check_metrics(metrics):
+def check_metrics(
+    metrics, # name -> function of (logits, y), or None
+):           # the same
     "Refuse metrics that could not be columns of a history; a TypeError or ValueError says which."
     if metrics is None: return None
     if not isinstance(metrics, dict):
@@ -290,7 +325,9 @@ def best(self:Run,
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
 
 # %% ../nbs/15_result.ipynb #mt15pred
-def noted_of(task):
+def noted_of(
+    task, # Task
+):        # dict(input, labels), for the settings of a run
     "What a run writes down of the samples that its network takes, and the names of the classes."
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
@@ -388,17 +425,26 @@ def _about(self:Run, client):
 
 # %% ../nbs/15_result.ipynb #cardcel1
 @patch
-def model_card(self:Run, client=None, name=None):
+def model_card(self:Run,
+    client=None, # whose network: the number of a client, or None for the server's
+    name=None,   # of the network; None: the method's
+):
     "The Markdown of a model card."
     return card(name or self.method.name, self._about(client))
 
 @patch
-def to_folder(self:Run, folder, client=None, name=None):
-    "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder, which is returned."
+def to_folder(self:Run,
+    folder,      # where
+    client=None, # whose network: the number of a client, or None for the server's
+    name=None,   # of the network; None: the method's
+):               # the folder
+    "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
     return write_folder(folder, name or self.method.name, self._about(client), self._packed(client))
 
 @patch
-def push_to_hub(self:Run, repo, client=None, # "user/name"
+def push_to_hub(self:Run,
+    repo,         # "user/name"
+    client=None,  # whose network; None is the server's
     private=True, # may only you see it, where it is new?
     **kw,         # for `huggingface_hub.HfApi`, such as token
 ):
@@ -587,8 +633,13 @@ def _differ(theirs, ours):
     return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 
-def resume(path, method, settings, device): # where the tensors go
-    "Go back to the newest checkpoint that can be read, if there is one; a ValueError if it belongs to another run."
+def resume(
+    path,     # of the checkpoint, or None
+    method,   # a Method
+    settings, # what is asked now, see `Run`
+    device,   # where the tensors go
+):            # the Run so far, or None where there is no checkpoint
+    "Go back to the newest checkpoint that can be read; a ValueError if it belongs to another run."
     found = path and newest(path, partial(_read, device=device))
     if not found: return None
     header, state = found

@@ -18,7 +18,9 @@ from .parse import local, method as parse, value
 from .participation import plain as as_text
 
 # %% ../nbs/15_setting.ipynb #00e4c76b
-def call(text): # such as "dirichlet(alpha=0.05)"
+def call(
+    text, # such as "dirichlet(alpha=0.05)"
+):        # name, dict of keyword arguments
     "The name and the arguments of one call, read without `eval`."
     value = lambda n: float('inf') if isinstance(n, ast.Name) and n.id == 'inf' else ast.literal_eval(n)
     try:
@@ -29,14 +31,19 @@ def call(text): # such as "dirichlet(alpha=0.05)"
     raise ValueError(f"{text!r} is not a call with named constants, such as dirichlet(alpha=0.05)")
 
 # %% ../nbs/15_setting.ipynb #setwritc
-def written(name, kw): # dict of keyword arguments, constants
-    "A call as text that `call` reads, such as dirichlet(alpha=0.05)."
+def written(
+    name, # str
+    kw,   # dict of keyword arguments, constants
+):        # text that `call` reads
+    "A call as text, such as dirichlet(alpha=0.05)."
     return f"{name}({', '.join(f'{k}={v!r}' for k, v in kw.items())})"
 
 # %% ../nbs/15_setting.ipynb #a951db61
 @functools.cache
-def canonical(text): # of a method, such as "MOON() + FedDecorr()"
-    "The one text of a method that can be written in many ways, with all hyper-parameters; and the names of its parts."
+def canonical(
+    text, # of a method, such as "MOON() + FedDecorr()"
+):         # as it prints, with all hyper-parameters; the names of its parts
+    "The one text of a method that can be written in many ways."
     m = parse(text)
     return repr(m), '+'.join(type(p).__name__ for p in m.parts)
 
@@ -76,7 +83,9 @@ def plain(s):
 
 def _tuples(v): return tuple(map(_tuples, v)) if isinstance(v, list) else v
 
-def read_setting(said) -> Setting: # what `plain` wrote; what is not there has its default
+def read_setting(
+    said, # what `plain` wrote; what is not there has its default
+) -> Setting:
     "The setting that was written."
     said = {**plain(Setting()), **said}
     made = dict(said, local=local(**said['local']), participation=value(said['participation']))
@@ -98,7 +107,10 @@ PARTITIONS = dict(
     dirichlet_mixture=lambda t, **kw: split.dirichlet_mixture(t.y_train, y_test=t.y_test, **kw))
 
 # %% ../nbs/15_setting.ipynb #d6c98d8b
-def averaged(task, size): # pixels of a side; it divides what there are
+def averaged(
+    task, # Task with square images
+    size, # pixels of a side; it divides what there are
+):        # Task
     "The same task with smaller images: each pixel is the mean of a square of pixels."
     side = task.x_train.shape[-1]
     if side % size: raise ValueError(f"size={size}, but it must divide the {side} pixels of a side of {task.name!r}")
