@@ -29,10 +29,11 @@ class Broadcast:
     method: Method            # whose hooks are asked
     model: torch.nn.Module    # its forward returns (features, logits)
     state: State              # of the federation, before the round
-    local: Local              # how a client trains
+    local: Local              # how a client trains; with the learning rate of the round
     criterion: object = cross_entropy # function of (logits, y)
     proxy: object = None      # what the server has besides: unlabelled inputs, or a public set (x, y)
     function: object = pure   # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
+    def __post_init__(self): object.__setattr__(self, 'local', self.local.at(self.state.round))
 
     @cached_property
     def axes(self): # of the network, if a hook asks for something that needs them

@@ -98,6 +98,7 @@ def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W)
                          "make them one with .convert('RGB').resize((32, 32))")
     return _planes(items)
 
+# %% ../nbs/02_data.ipynb #f0b6661e
 def _stacked(name, v): # a sequence -> tensor
     items = [v[i] for i in range(len(v))]
     first = items[0] if items else 0
@@ -149,6 +150,7 @@ def _input(name, x): # the samples in the type in which they are kept
                          "images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
     return x
 
+# %% ../nbs/02_data.ipynb #b9234a6e
 def _classed(name, y): # labels or domains as int64
     whole = not (y.is_floating_point() or y.is_complex())
     if whole and y.ndim == 1: return y.long()
@@ -368,11 +370,11 @@ def __repr__(self: Task):
 # %% ../nbs/02_data.ipynb #19a76fcc
 def _stats(x): # (N, C, H, W), uint8 or float; -> mean and std per channel of images scaled to [0, 1]
     "The same to the last bit on every machine: whole numbers are added exactly, others rounded to nine digits."
-    each = [_levels(c) if x.dtype == torch.uint8 else [float(f"{v:.9g}") for v in _moments(c.double())]
-            for c in x.unbind(1)]
+    def moments(c):
+        if x.dtype == torch.uint8: return _levels(c)
+        return [float(f"{v.item():.9g}") for v in (c.double().mean(), c.double().std(correction=0))]
+    each = [moments(c) for c in x.unbind(1)]
     return dict(mean=tuple(m for m, _ in each), std=tuple(s for _, s in each))
-
-def _moments(c): return c.mean().item(), c.std(correction=0).item()
 
 def _levels(c): # uint8
     many = torch.bincount(c.flatten(), minlength=256).tolist()
@@ -521,15 +523,10 @@ def _grey(x): # (N, C, H, W) levels -> (N, 1, H, W) luminance, truncated to whol
     return ((2989 * x[:, :1] + 5870 * x[:, 1:2] + 1140 * x[:, 2:]) / 10000).floor()
 
 def _blur(x): # a 3x3 smoothing with weight 5 in the middle; the border stays
-    kernel = torch.ones(3, 3, device=x.device)
-    kernel[1, 1] = 5
-    inner = sum(kernel[i, j] * x[..., i:i + x.shape[-2] - 2, j:j + x.shape[-1] - 2]
-                for i in range(3) for j in range(3)) / 13
-    out = x.clone()
-    out[..., 1:-1, 1:-1] = inner.round()
+    out, inner = x.clone(), x[..., 1:-1, 1:-1]
+    out[..., 1:-1, 1:-1] = ((F.avg_pool2d(x, 3, 1, divisor_override=1) + 4 * inner) / 13).round()
     return out
 
-# %% ../nbs/02_data.ipynb #f5487661
 def _degenerate(op, x): # what a factor of 0 gives
     if op == "Brightness": return torch.zeros_like(x)
     if op == "Color": return _grey(x).expand_as(x)
@@ -550,7 +547,6 @@ def _equalize(x):
     table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
     return torch.where(step > 0, table.gather(2, level).float(), x.flatten(2)).view_as(x)
 
-# %% ../nbs/02_data.ipynb #1c221e9f
 def _colour(op, x, m): # operation, (N, C, H, W) levels, (N,) magnitudes -> levels
     m = m[:, None, None, None]
     if op in _enhance: return (m * x + (1 - m) * _degenerate(op, x) + 1e-3).clamp(0, 255).floor()
@@ -598,14 +594,6 @@ def _spline(x, m): # as `_warp`, for levels, by cubic splines; black outside the
     inside = (row >= 0) & (row <= h - 1) & (col >= 0) & (col <= w - 1)
     return ((out + .5).floor().clamp(0, 255) * inside[:, None]).float()
 
-# %% ../nbs/02_data.ipynb #5b7cbd0b
-def _apply(op, out, who, magnitude, form): # in place, to the images `who` of out
-    m, i = magnitude[who].to(out.device), who.to(out.device)
-    if op in _reach:
-        warp = _spline if form == "released" else _warp
-        out[i] = warp(out[i], _map(op, m, *out.shape[2:], form))
-    else: out[i] = _colour(op, out[i], m)
-
 # %% ../nbs/02_data.ipynb #07b29253
 @dataclass(frozen=True)
 class AutoAugment:
@@ -623,10 +611,13 @@ class AutoAugment:
     def __call__(self, x, draws):
         if x.is_floating_point():
             return (self((x * 255).round().clamp(0, 255).to(torch.uint8), draws) / 255).to(x.dtype)
-        out = x.float()
+        out, warp = x.float(), _spline if self.form == "released" else _warp
         for op, magnitude in zip(draws["op"].unbind(1), draws["magnitude"].unbind(1)):
-            for k in op.unique().tolist():
-                if k >= 0: _apply(_ops[k], out, (op == k).nonzero()[:, 0], magnitude, self.form)
+            for k in {*op.tolist()} - {-1}:
+                name, i = _ops[k], (op == k).nonzero()[:, 0]
+                i, m = i.to(x.device), magnitude[i].to(x.device)
+                out[i] = (warp(out[i], _map(name, m, *x.shape[2:], self.form)) if name in _reach
+                          else _colour(name, out[i], m))
         return out.to(torch.uint8)
 
 # %% ../nbs/02_data.ipynb #35334d36
@@ -767,11 +758,8 @@ _quads = dict( # the four files of a data set: where from, and the SHA-256 of ea
         "t10k-labels-idx1-ubyte":  "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"}))
 
 # %% ../nbs/02_data.ipynb #52b7cb74
-def _plain(packed, path): # unpack a .gz file
-    import gzip
-    with gzip.open(packed) as f: write_file(path, iter(lambda: f.read(2**20), b""))
-
 def _quad(name, where, split="balanced"): # fetch what is not there
+    import gzip
     if name == "emnist":
         files = [f"emnist-{split}-{half}-{what}-ubyte"
                  for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
@@ -780,7 +768,8 @@ def _quad(name, where, split="balanced"): # fetch what is not there
         url, files = _quads[name]
         packed = lambda f: fetch(f"{url}{f}.gz", where / f"{f}.gz", files[f])
     for f in files:
-        if not (where / f).is_file(): _plain(packed(f), where / f)
+        if (where / f).is_file(): continue
+        with gzip.open(packed(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
 
 # %% ../nbs/02_data.ipynb #762130ab
 def _torchvision(name, cls, root, download, **kw): # -> torchvision's train and test data sets
@@ -945,7 +934,6 @@ def _striped(x): return (x - torch.arange(8).remainder(2)[:, None]).abs()
 
 _sites = dict(plain=lambda x: x, negative=lambda x: 1 - x, tilted=_tilted, striped=_striped)
 
-# %% ../nbs/02_data.ipynb #42842644
 def _digits_domains(root=None, download=False):
     base = _digits()
     left, domain = torch.arange(len(base.y_train)), torch.zeros_like(base.y_train)
@@ -1025,6 +1013,7 @@ def _complete(name, columns, number=True): # refuse what cannot be sorted into g
         else: continue
         raise ValueError(f"column {what}")
 
+# %% ../nbs/02_data.ipynb #fef79c14
 def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
     names = sorted({v for c in columns for v in c})
     code = {v: k for k, v in enumerate(names)}

@@ -28,9 +28,10 @@ from .vocabulary import HOOKS
 from .engine.axes import axes_of
 from .batches import Batches
 from .local import Local
+from .cohort import Broadcast
 from .round import fed_round, local_phase
 from .server import aggregate, deployed, holders
-from .state import pure, start
+from .state import start
 from .engine.table import Table
 from .engine.tape import Tapes
 from .tree import flatten, tmap
@@ -108,13 +109,14 @@ def train(
     rounds=3,        # how many
     state=None,      # State to go on from; None: the start
     local=None,      # Local; None: the world's
-    **kw,            # for `fed_round`
+    tapes=None, chunk=None, # as for `fedlit.round.fed_round`
+    **sent,          # for `fedlit.cohort.Broadcast`
 ): # the State after the last round
     "Some rounds of `method` in a small federation."
     state = state or start(method, world.model, world.clients, local=local or world.local)
     for r in range(state.round, rounds):
-        state = fed_round(method, world.model, state, world.who(r), world.data(r), world.sizes, local or world.local,
-                          executor, **{'proxy': world.proxy, **kw})
+        to_all = Broadcast(method, world.model, state, local or world.local, **{'proxy': world.proxy, **sent})
+        state = fed_round(to_all, world.who(r), world.data(r), world.sizes, executor, tapes, chunk)
     return state
 
 def trained(method, world, executor='loop', rounds=3):
@@ -349,7 +351,7 @@ def untouched(method, world):
     if error: return _skip(f"a round ended before all was seen: {sentence(error, 120)}")
     state, data = start(method, world.model, world.clients), world.data(0)
     kept = _everything(state, data, world)
-    fed_round(method, world.model, state, world.who(0), data, world.sizes, world.local, proxy=world.proxy)
+    fed_round(Broadcast(method, world.model, state, world.local, proxy=world.proxy), world.who(0), data, world.sizes)
     after = _everything(state, data, world)
     changed = [k for k, v in kept.items() if not torch.equal(v, after[k])]
     if changed: return _no(f"a round changed {changed[0]}")
@@ -695,8 +697,9 @@ def _of_one(method, world, what):
     if ('equals', method) not in world.kept:
         w, ks = _with(world, [0]*len(world.sizes)), world.who(0)
         state = start(method, w.model, w.clients, local=w.local)
-        out = local_phase(method, w.model, state, ks, Batches(**w.data(0)), w.local, proxy=w.proxy)
-        new = aggregate(method, state, ks, out, world.sizes, w.local, pure(w.model), w.proxy)
+        sent = Broadcast(method, w.model, state, w.local, proxy=w.proxy)
+        out = local_phase(sent, ks, Batches(**w.data(0)))
+        new = aggregate(sent, ks, out, world.sizes)
         world.kept['equals', method] = state, out, new
     state, out, new = world.kept['equals', method]
     old, end = ({k: v for k, v in getattr(s, what).items() if k not in state.personal} for s in (state, new))
@@ -859,8 +862,9 @@ def masked(method, world):
     state, two, data = start(method, world.model, world.clients), slice(1, 3), world.data(0)
     who = world.who(0)[two]
     data = Batches(**{k: v[two] for k, v in data.items()})
-    out = local_phase(method, world.model, state, who, data, world.local, proxy=world.proxy)
-    new = aggregate(method, state, who, out, world.sizes[two], world.local)
+    sent = Broadcast(method, world.model, state, world.local, proxy=world.proxy)
+    out = local_phase(sent, who, data)
+    new = aggregate(sent, who, out, world.sizes[two])
     count = holders(out['mask'], state.params, len(who))
     idle = {k: (n == 0).expand_as(state.params[k]) for k, n in count.items()}
     moved = [k for k, at in idle.items() if not torch.equal(new.params[k][at], state.params[k][at])]

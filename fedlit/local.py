@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['LOOKED', 'Value', 'is_number', 'is_whole', 'Schedule', 'Milestones', 'Decay', 'Cosine', 'Rates', 'Warmup', 'Effort',
-           'Between', 'Stragglers', 'sgd', 'adam', 'Optimizer', 'SGD', 'Adam', 'AdamW', 'Local']
+           'Between', 'Stragglers', 'sgd', 'Optimizer', 'SGD', 'Adam', 'AdamW', 'Local']
 
 # %% ../nbs/07_local.ipynb #1dd93aec
 import math, torch
@@ -136,37 +136,6 @@ def sgd(
         g = torch._foreach_add(g, v, alpha=local.momentum) if nesterov else v
     with dial('-lr', -local.lr): torch._foreach_add_(w, g, alpha=-local.lr)
 
-# %% ../nbs/07_local.ipynb #locdecay
-def _decayed(local, w, g, apart):
-    "The gradients with weight decay in them; where it stands `apart`, as they are, and the weights shrunk in place."
-    if not apart: return torch._foreach_add(g, w, alpha=local.weight_decay)
-    less = 1 - local.lr*local.weight_decay
-    with dial(f'1 - lr*{local.weight_decay!r}', less): torch._foreach_mul_(w, less)
-    return g
-
-# %% ../nbs/07_local.ipynb #cfbc98fa
-def adam(
-    local,  # Local
-    params, # name -> tensor; written over
-    state,  # dict('.mean', '.square': as `params`, '.steps': () or (K,)); written over
-    grads,  # as `params`
-    how,    # Adam or AdamW
-):
-    "One step of Adam as torch.optim.Adam or AdamW takes it, in place; every client with its own number of steps."
-    w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], how.betas
-    m, s, t = list(state['.mean'].values()), list(state['.square'].values()), state['.steps'].add_(1)
-    if local.weight_decay: g = _decayed(local, w, g, isinstance(how, AdamW))
-    torch._foreach_mul_(m, b1)
-    torch._foreach_add_(m, g, alpha=1-b1)
-    torch._foreach_mul_(s, b2)
-    torch._foreach_addcmul_(s, g, g, value=1-b2)
-    c1, c2 = (-torch.expm1(t*math.log(b)) if b else torch.ones_like(t) for b in (b1, b2)) # 1 - b**t, exactly
-    each = lambda c: [c.reshape(c.shape + (1,)*(v.dim() - c.dim())) for v in w] # one number a client
-    below, step = torch._foreach_div(torch._foreach_sqrt(s), each(c2.sqrt())), torch._foreach_div(m, each(c1))
-    torch._foreach_add_(below, how.eps)
-    torch._foreach_div_(step, below)
-    with dial('-lr', -local.lr): torch._foreach_add_(w, step, alpha=-local.lr)
-
 # %% ../nbs/07_local.ipynb #521bab36
 class Optimizer(Value):
     "What a client remembers between steps, and how it takes one."
@@ -195,10 +164,32 @@ class Adam(Optimizer):
     def begin(self, local, params, *clients):
         return {'.mean': zeros(params), '.square': zeros(params),
                 '.steps': next(iter(params.values())).new_zeros(clients)}
-    def step(self, local, params, state, grads): adam(local, params, state, grads, self)
+    def decay(self, local, w, g): return torch._foreach_add(g, w, alpha=local.weight_decay)
 
 class AdamW(Adam):
     "Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019): weights shrink by 1 - lr*weight_decay."
+    def decay(self, local, w, g):
+        less = 1 - local.lr*local.weight_decay
+        with dial(f'1 - lr*{local.weight_decay!r}', less): torch._foreach_mul_(w, less)
+        return g
+
+# %% ../nbs/07_local.ipynb #cfbc98fa
+@patch
+def step(self:Adam, local, params, state, grads):
+    "One step as torch.optim.Adam or AdamW takes it, in place; every client with its own number of steps."
+    w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], self.betas
+    m, s, t = list(state['.mean'].values()), list(state['.square'].values()), state['.steps'].add_(1)
+    if local.weight_decay: g = self.decay(local, w, g)
+    torch._foreach_mul_(m, b1)
+    torch._foreach_add_(m, g, alpha=1-b1)
+    torch._foreach_mul_(s, b2)
+    torch._foreach_addcmul_(s, g, g, value=1-b2)
+    c1, c2 = (-torch.expm1(t*math.log(b)) if b else torch.ones_like(t) for b in (b1, b2)) # 1 - b**t, exactly
+    each = lambda c: [c.reshape(c.shape + (1,)*(v.dim() - c.dim())) for v in w] # one number a client
+    below, step = torch._foreach_div(torch._foreach_sqrt(s), each(c2.sqrt())), torch._foreach_div(m, each(c1))
+    torch._foreach_add_(below, self.eps)
+    torch._foreach_div_(step, below)
+    with dial('-lr', -local.lr): torch._foreach_add_(w, step, alpha=-local.lr)
 
 # %% ../nbs/07_local.ipynb #74b1d377
 @dataclass(frozen=True, repr=False)

@@ -178,13 +178,13 @@ def scored(
     return {name: _number(name, f, logits, y) for name, f in metrics.items()}
 
 def _number(name, f, logits, y):
-    asked = f"metric {name!r}, asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},"
+    call = f"metric {name!r}, asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},"
     try: v = f(logits.clone(), y.clone()) # which a metric may write into
-    except Exception as e: raise ValueError(f"{asked} failed: {type(e).__name__}: {e}") from e
+    except Exception as e: raise ValueError(f"{call} failed: {type(e).__name__}: {e}") from e
     try: return float(v.item() if hasattr(v, 'item') else v)
     except (TypeError, ValueError, RuntimeError):
         shape = f" of shape {tuple(v.shape)}" if hasattr(v, 'shape') else ''
-        raise ValueError(f"{asked} returned a {type(v).__name__}{shape}, but it must return one number; "
+        raise ValueError(f"{call} returned a {type(v).__name__}{shape}, but it must return one number; "
                          "of several numbers, make a metric each") from None
 
 

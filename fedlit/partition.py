@@ -132,10 +132,10 @@ def show_partition(
     return ax
 
 # %% ../nbs/03_partition.ipynb #5604b048
-def _start(y, clients):
-    "Labels and number of clients, both checked."
+def _start(y, clients, seed):
+    "Labels and number of clients, both checked, and a generator."
     y = _labels(y)
-    return y, _whole("clients", clients, 1, len(y), "the number of samples")
+    return y, _whole("clients", clients, 1, len(y), "the number of samples"), _rng(seed)
 
 def _in_turn(order, clients):
     "Deal the row `order` to the clients one by one."
@@ -148,8 +148,8 @@ def iid(
     seed=0, # Of the shuffle
 )->list: # One sorted int64 index tensor per client; every index once, sizes equal up to one
     "Shuffle all samples and deal them out in turn. ValueError if `clients` is not between 1 and N."
-    y, clients = _start(y, clients)
-    return _in_turn(_rng(seed).permutation(len(y)), clients)
+    y, clients, rng = _start(y, clients, seed)
+    return _in_turn(rng.permutation(len(y)), clients)
 
 # %% ../nbs/03_partition.ipynb #4ee981bb
 def _concentration(alpha):
@@ -190,8 +190,7 @@ def dirichlet(
     restarts=10_000, # Tables to try before giving up ("released" only)
 )->list: # One sorted int64 index tensor per client; every index once; "paper" may leave clients empty
     "Per class, Dirichlet shares over the clients (FedDecorr, MOON). ValueError: bad argument, or no table passed."
-    y, clients = _start(y, clients)
-    rng = _rng(seed)
+    y, clients, rng = _start(y, clients, seed)
     if form not in ("released", "paper"): raise ValueError(f'form={form!r} must be "released" or "paper"')
     _concentration(alpha)
     if form == "released":
@@ -225,8 +224,7 @@ def classes_per_client(
     seed=0, # Of the choice of classes and of the deal
 )->list: # One sorted int64 index tensor per client; every sample of an owned class once
     "Exactly M classes a client, each split evenly among owners (FedDecorr TPAMI, scheme 2). ValueError: bad argument."
-    y, clients = _start(y, clients)
-    rng = _rng(seed)
+    y, clients, rng = _start(y, clients, seed)
     sizes = np.bincount(y)
     present = np.flatnonzero(sizes)
     classes = _whole("classes", classes, 1, len(present), "the number of classes in y")
@@ -257,8 +255,7 @@ def shards(
     pure=False, # True: cut inside each class (HeteroFL, FedDSE); False: cut the sorted row (McMahan)
 )->list: # One sorted int64 index tensor per client; every index once; not always s classes
     "Sort by label, cut into equal shards, deal some to each client (McMahan 2017, sec. 3). ValueError: bad argument."
-    y, clients = _start(y, clients)
-    rng = _rng(seed)
+    y, clients, rng = _start(y, clients, seed)
     s = _whole("shards_per_client", shards_per_client, 1, len(y) // clients,
                f"since {len(y)} samples are shared by {clients} clients")
     cut = _pure(_decks(y, rng), clients * s, rng) if pure else np.array_split(_grouped(y, rng), clients * s)

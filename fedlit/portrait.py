@@ -19,9 +19,10 @@ from .method import FedAvg, Method, asks_for, overrides, server_readers, wants
 from .methods.depthfl import Exits
 from .models import Net
 from .local import Local
+from .cohort import Broadcast
 from .round import local_phase
 from .server import aggregate
-from .state import pure, start
+from .state import start
 from .scale.capacity import Wire
 from .tree import leaves
 
@@ -63,8 +64,9 @@ def trial(method, model):
     y = (torch.randint(2, (CLIENTS, 2, 4), generator=g) + torch.arange(CLIENTS)[:, None, None]) % 4
     batches, proxy = Batches(x, y, torch.tensor([[True, k > 0] for k in who])), (x[0].flatten(0, 1), y[0].flatten())
     state = replace(start(method, model, CLIENTS), round=1)
-    train = lambda state, who: local_phase(method, model, state, who, batches.of(who), LOCAL, proxy=proxy)
-    end = lambda m, state, out: aggregate(m, state, who, out, torch.arange(1., CLIENTS+1), LOCAL, pure(model), proxy)
+    train = lambda state, who: local_phase(Broadcast(method, model, state, LOCAL, proxy=proxy), who, batches.of(who))
+    end = lambda m, state, out: aggregate(Broadcast(m, model, state, LOCAL, proxy=proxy), who, out,
+                                          torch.arange(1., CLIENTS+1))
     out, other = train(state, who), replace(state, seed=1)
     new, again, late = end(method, state, out), train(other, [WEAK])['params'], end(method, other, out)
     drawn = any(not v[WEAK].equal(again[k][0]) or not new.params[k].equal(late.params[k])

@@ -577,8 +577,8 @@ def load_run(
 
 # %% ../nbs/15_result.ipynb #46ffccc3
 # may differ when a run goes on
-FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'machine', 'torch', 'python',
-        'fedlit', 'metrics', 'labels', 'setting')
+FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'threads', 'machine', 'torch',
+        'python', 'fedlit', 'metrics', 'labels', 'setting')
 
 def _differ(theirs, ours):
     "What of two runs' settings is not the same, in words."

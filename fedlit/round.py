@@ -10,8 +10,8 @@ import copy, threading, torch
 from contextlib import contextmanager
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from .batches import Batches, cross_entropy
-from .cohort import Broadcast, check_local
+from .batches import Batches
+from .cohort import check_local
 from .engine.extract import CutCohort
 from .engine.frozen import FrozenCohort
 from .engine.messages import warn
@@ -19,7 +19,7 @@ from .engine.ragged import RaggedCohort, fills
 from .engine.replay import ReplayedCohort
 from .engine.stacks import single, stacked
 from .server import aggregate, recompute
-from .state import State, pure
+from .state import State
 from .tree import rows, tmap
 
 # %% ../nbs/11_round.ipynb #48684b52
@@ -70,42 +70,35 @@ def modes_kept(model):
         for m, training in modes: m.training = training
 
 def local_phase(
-    method,                    # a Method
-    model,                     # module whose forward returns (features, logits)
-    state,                     # State before the round
-    who,                       # list of K client numbers
-    batches,                   # Batches of the K clients
-    local,                     # Local
-    executor="loop",           # "loop", "threads", "vmap" or "extract"
-    criterion=cross_entropy,   # function of (logits, y)
-    proxy=None,                # what the server has: unlabelled inputs, or a public set (x, y)
-    tapes=None,                # Tapes to play steps from; None runs every step as it is
-    chunk=None,                # at most so many clients in a stack; None is no limit
-    function=pure,             # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
+    sent,            # Broadcast: what all clients have in common
+    who,             # list of K client numbers
+    batches,         # Batches of the K clients
+    executor="loop", # "loop", "threads", "vmap" or "extract"
+    tapes=None,      # Tapes to play steps from; None runs every step as it is
+    chunk=None,      # at most so many clients in a stack; None is no limit
 ) -> dict: # `params`, `buffers`, `client`, `uploads`, `mask`: (K, ...); `steps`, `loss` (mean over its steps): (K,)
     "Every client in `who` trains on its batches, starting from what the server sent and what it kept."
     if executor not in EXECUTORS:
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
-    check_local(method, local)
+    check_local(sent.method, sent.local)
     if tapes: tapes.new_round()
-    sent = Broadcast(method, model, state, local.at(state.round), criterion, proxy, function)
     each, who, threads = EXECUTORS[executor], list(who), torch.get_num_threads()
-    def train(at, model=model):
+    def train(at, model=sent.model):
         cohort = EngineCohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
-        cohort.forward = function(model)
+        cohort.forward = sent.function(model)
         cohort = cohort.begin().take_part()
         return cohort.send(cohort.train_small() if executor == 'extract' else cohort.train())
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
     most = (chunk or len(order)) if each is stacked else 1
     pieces = [order[i:i+most] for i in range(0, len(order), most)]
-    with modes_kept(model):
+    with modes_kept(sent.model):
         fill = each is stacked and fills(sent, batches, EngineCohort)
         _ = sent.offers # what all cohorts share is made here, once
         if executor not in ('threads', 'extract') or min(threads, len(pieces)) == 1:
             outs = [halved(train, piece) for piece in pieces]
         else:
             alone = lambda piece, model: halved(partial(train, model=model), piece)
-            outs = side_by_side(alone, pieces, model, threads)
+            outs = side_by_side(alone, pieces, sent.model, threads)
     return _in_order(sum(outs, []), order)
 
 def _in_order(outs, order):
@@ -116,22 +109,16 @@ def _in_order(outs, order):
 
 # %% ../nbs/11_round.ipynb #ce0017eb
 def fed_round(
-    method,                    # a Method
-    model,                     # module whose forward returns (features, logits)
-    state,                     # State from `start` or from the round before
-    who,                       # list of K client numbers
-    data,                      # dict(x=(K, T, B, ...), y=(K, T, B), live=(K, T)), or Batches
-    weights,                   # (K,) how much each client counts, usually its number of samples
-    local,                     # Local; its epochs and batch_size are already in `data`
-    executor="loop",           # "loop", "threads", "vmap" or "extract"
-    criterion=cross_entropy,   # function of (logits, y)
-    proxy=None,                # what the server has: unlabelled inputs, or a public set (x, y)
-    tapes=None,                # Tapes to play steps from; None runs every step as it is
-    chunk=None,                # at most so many clients in a stack; None is no limit
-    function=pure,             # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
+    sent,            # Broadcast; its state is that of `start` or of the round before
+    who,             # list of K client numbers
+    data,            # dict(x=(K, T, B, ...), y=(K, T, B), live=(K, T)), or Batches
+    weights,         # (K,) how much each client counts, usually its number of samples
+    executor="loop", # "loop", "threads", "vmap" or "extract"
+    tapes=None,      # Tapes to play steps from; None runs every step as it is
+    chunk=None,      # at most so many clients in a stack; None is no limit
 ) -> State: # after the round
     "One round on batches that are given."
     batches = data if isinstance(data, Batches) else Batches(**data)
-    out = local_phase(method, model, state, who, batches, local, executor, criterion, proxy, tapes, chunk, function)
-    with modes_kept(model): new = aggregate(method, state, list(map(int, who)), out, weights, local, pure(model), proxy)
-    return recompute(method, model, new, batches, who) if new.recomputes else new
+    out = local_phase(sent, who, batches, executor, tapes, chunk)
+    with modes_kept(sent.model): new = aggregate(sent, list(map(int, who)), out, weights)
+    return recompute(sent.method, sent.model, new, batches, who) if new.recomputes else new

@@ -9,7 +9,7 @@ __all__ = ['client_sums', 'holders', 'used', 'aggregate', 'deployed', 'recompute
 import copy
 import numpy as np, torch
 from dataclasses import replace
-from functools import reduce
+from functools import partial, reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
 from .draws import Seeded
@@ -79,17 +79,14 @@ def used(
 
 # %% ../nbs/10_server.ipynb #82b14d9d
 def aggregate(
-    method,  # a Method
-    state,   # State before the round
+    sent,    # Broadcast of the round
     who,     # list of K client numbers
     out,     # what the clients ended with, see `fedlit.round.local_phase`
     weights, # (K,) how much each client counts; scaled to sum to one here
-    local,   # Local
-    forward=None, # the pure model, for servers that train
-    proxy=None,   # (M, ...) inputs that the server has, or a pair (x, y); for servers that train
     sums=client_sums, # adds up over the clients
 ) -> State: # after the round
     "The server's half of a round."
+    method, state = sent.method, sent.state
     # as the parameters, or finer
     exact = reduce(torch.promote_types, (v.dtype for v in state.params.values()), torch.float32)
     p = torch.as_tensor(weights, dtype=exact) # where they are, mostly on the CPU: looked at without waiting
@@ -100,10 +97,9 @@ def aggregate(
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,
                  participants=len(who), kept=frozenset(state.personal),
-                 **{k: v for k, v in local.at(state.round).offers().items() if k != 'epochs'},
-                 forward=lambda params, buffers, x, train=True: forward(
-                     used(method, state, params, buffers, train), buffers, x, train),
-                 proxy=proxy, generator=torch.Generator())
+                 **{k: v for k, v in sent.local.offers().items() if k != 'epochs'},
+                 forward=_through(partial(used, method, state), sent.model), proxy=sent.proxy,
+                 generator=torch.Generator())
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
     if any(replaces(part, 'weigh', 'weights') for part in method.parts): p = offer['weights'] = q = q.to(p)
     moved = (_combined(method, state, out, offer, q) if overrides(method, 'combine')
@@ -174,8 +170,9 @@ def deployed(
 
 def _through(use, model):
     "The network as a function, after `use`."
-    def forward(params, buffers, x, train=True): return pure(model)(use(params, buffers, train), buffers, x, train)
-    return model and forward
+    if model is None: return None
+    bare = pure(model)
+    return lambda params, buffers, x, train=True: bare(use(params, buffers, train), buffers, x, train)
 
 def _own_network(method, state, offer):
     "What the `deploy` hooks make of the tensors of a client."

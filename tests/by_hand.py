@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 
@@ -37,8 +38,8 @@ def fit(method, rounds, who, live, local, sizes=(1., 1.), executor='loop'):
     for r in range(rounds):
         ks = who(r)
         data = dict(x=X[ks], y=Y[ks], live=torch.tensor(live)[ks])
-        state = fed_round(method, net, state, ks, data, [sizes[k] for k in ks], local,
-                          criterion=square, executor=executor)
+        state = fed_round(Broadcast(method, net, state, local, criterion=square), ks, data, [sizes[k] for k in ks],
+                          executor=executor)
     return state
 
 # ---- a classifier of three inputs, with or without BatchNorm, in double precision ----
@@ -74,7 +75,7 @@ def classify(method, rounds=1, model=None, data=None, local=None, executor='loop
                           local or Local(lr=.1, momentum=.9, weight_decay=.01))
     everyone = list(range(len(data['y'])))
     state = start(method, model, len(everyone))
-    for _ in range(rounds): state = fed_round(method, model, state, everyone, data, weights, local, executor)
+    for _ in range(rounds): state = fed_round(Broadcast(method, model, state, local), everyone, data, weights, executor)
     return state
 
 def same(a, b):

@@ -129,12 +129,12 @@ def test_measure_counts_what_sleeps_in_a_phase(monkeypatch):
         def forward(self, x):
             ticks[0] += 1
             return super().forward(x)
-    def turns(jobs, repeats, clock):
+    def turns(jobs, repeats):
         out = {}
         for k, job in jobs.items():
             before = ticks[0]
             job()
-            out[k] = [ticks[0] - before or 1e-9]
+            out[k] = np.array([[0, ticks[0] - before or 1e-9]])
         return out
     monkeypatch.setattr(capacity, 'take_turns', turns)
     monkeypatch.setattr(capacity, 'Tapes', lambda: None) # a tape does not call the network again

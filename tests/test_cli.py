@@ -2,7 +2,7 @@
 import json, os, re, shlex, subprocess, sys, time
 from pathlib import Path
 import pandas as pd, pytest
-from fedlit.cli import main
+from fedlit.cli import main, setting
 from fedlit.data import datasets
 from fedlit.methods import FedDecorr, MOON
 from fedlit.result import Run
@@ -218,3 +218,26 @@ def test_a_folder_a_device_a_scale_that_cannot_be_is_told_at_once(args, word, tm
     with pytest.raises(SystemExit, match=word) as e: main(args)
     assert len(e.value.code.splitlines()) == 1 and not capsys.readouterr().out
     assert [f.name for f in tmp_path.iterdir()] == ['FILE'] and (tmp_path/'FILE').read_text() == 'kept'
+
+def asked_for(*args):
+    from fedlit.cli import _parsed
+    return setting(_parsed(['run', *args]))
+
+@pytest.mark.parametrize('args, options', [
+    ([], dict(hidden=(64,)*3, features=64, norm='batch')),               # that of the main job
+    (['--model', 'mlp', '--option', 'features=9'], dict(hidden=(64,)*3, features=9, norm='batch')),
+    (['--model', 'small_cnn'], {}),                                        # which has no hidden layers to widen
+    (['--model', 'small_cnn', '--option', 'width=.5'], dict(width=.5))])
+def test_the_network_of_the_command_line_is_the_main_jobs(args, options):
+    assert dict(asked_for(*args).options) == options
+
+def test_the_networks_default_is_that_of_the_main_job():
+    from fedlit.papers.collapse import collapse_runs
+    assert {s.options for _, s in collapse_runs('embedded')} == {asked_for().options}
+
+def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(tmp_path):
+    quick = ['--quiet', '--rounds', '1', '--epochs', '.1', '--train-samples', '200', '--test-samples', '50']
+    main(['run', *quick, '--option', 'features=8', '--json', str(tmp_path/'run.json')])
+    of = lambda *args: dict(asked_for('--from', str(tmp_path/'run.json'), *args).options)
+    assert of()['features'] == 8
+    assert of('--model', 'small_cnn') == {}

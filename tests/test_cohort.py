@@ -23,13 +23,13 @@ WHO = [0, 1, 2, 3]
 
 def net(**kw): return build('mlp', TASK, seed=0, **kw)
 
-def one(method, executor='loop', network=None, tapes=None, rounds=1, **kw):
+def one(method, executor='loop', network=None, tapes=None, rounds=1, **sent):
     network, local = network or net(), Local(epochs=2, batch_size=16, lr=.1)
     state = start(method, network, 4)
     for r in range(rounds):
         data = batches_of(TASK, CLIENTS, WHO, local, round=r)
-        state = fed_round(method, network, state, WHO, data, [len(c) for c in CLIENTS], local, executor,
-                          tapes=tapes, **kw)
+        state = fed_round(Broadcast(method, network, state, local, **sent), WHO, data, [len(c) for c in CLIENTS],
+                          executor, tapes)
     return state.params
 
 def apart(a, b): return max((v - b[k]).abs().max().item() for k, v in a.items())
@@ -74,7 +74,7 @@ def test_a_client_draws_the_same_in_every_company():
         sent = Broadcast(Noisy(), network, start(Noisy(), network, 4), local)
         data = batches_of(TASK, CLIENTS, who, local)
         from fedlit.round import local_phase
-        out = local_phase(Noisy(), network, sent.state, who, data, local, 'vmap')
+        out = local_phase(Broadcast(Noisy(), network, sent.state, local), who, data, 'vmap')
         return {k: v[who.index(1)] for k, v in out['params'].items()}
     assert apart(end([1]), end([3, 1, 0])) < 1e-5
 

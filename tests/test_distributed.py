@@ -17,9 +17,10 @@ from fedlit.models import build
 from fedlit.participation import PowerOfChoice
 from fedlit.partition import dirichlet
 from fedlit.batches import Batches, cross_entropy
+from fedlit.cohort import Broadcast
 from fedlit.round import local_phase
 from fedlit.server import aggregate
-from fedlit.state import pure, start
+from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate
 
@@ -77,16 +78,16 @@ def trained(method, ranks):
     def train(who, state):
         data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
         return check_clients(Guard(), who,
-                    local_phase(method, net, state, who, Batches(data['x'].double(), data['y'], data['live']).of(at),
-                                STEPS, 'vmap', proxy=fed.PROXY),
+                    local_phase(Broadcast(method, net, state, STEPS, proxy=fed.PROXY), who,
+                                Batches(data['x'].double(), data['y'], data['live']).of(at), 'vmap'),
                     state)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
     sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3], why={})
     if ranks.follows: return ranks.follow(sim, run).state
     team = ranks.begin(sim, run)
     for r in range(3):
-        run.state = aggregate(method, run.state, fed.who(r), team.train(fed.who(r), run.state), fed.SIZES, STEPS,
-                              pure(net), fed.PROXY, team.sums)
+        run.state = aggregate(Broadcast(method, net, run.state, STEPS, proxy=fed.PROXY), fed.who(r),
+                              team.train(fed.who(r), run.state), fed.SIZES, team.sums)
     ranks.end(run)
     return run.state
 
@@ -202,14 +203,15 @@ def test_an_error_on_one_rank_is_that_of_all(tmp_path):
     assert c == 'ValueError' and 'checkpoint of another run (seed: 1 there, 0 here' in other
 
 OTHER = dict(
-    network=(dict(net=1), 'the network, in body.1.weight: [64, 64] ', 'on rank 0'),
-    width=(dict(hidden=(32,)), 'model: ', 'the network, in body.1.weight: [64, 64] '),
-    images=(dict(images=1), 'the task, in x_train: [1438, 1, 8, 8] '),
-    tested=(dict(tested=1), 'the task, in y_test: '),
-    parts=(dict(parts=1), 'the clients: '),
-    tests=(dict(tests=1), 'the tests of the clients: '),
-    factor=(dict(factor=2.), 'the criterion, in Python '),
-    operation=(dict(plus=True), 'the criterion, in Python '))
+    network=(dict(net=1), 'other first weights'),
+    width=(dict(hidden=(32,)), 'model: ', 'other first weights'),
+    images=(dict(images=1), 'other images'),
+    tested=(dict(tested=1), 'other test samples'),
+    parts=(dict(parts=1), 'another partition'),
+    tests=(dict(tests=1), 'other test samples of clients'),
+    factor=(dict(factor=2.), 'another criterion'),
+    operation=(dict(plus=True), 'another criterion'),
+    proxy=(dict(proxy=1), 'what the server has: [2, 1, 8, 8] ', 'on rank 0'))
 
 def unlike(rank, path):
     "Rank 1 is given something else, each time another thing."
@@ -229,7 +231,8 @@ def unlike(rank, path):
         try:
             net = build('mlp', task, seed=change.get('net', 0), hidden=change.get('hidden', (64,)), features=64)
             federate(net, task, clients, FedAvgM(), 1, Local(epochs=1), criterion=criterion, tests=tests,
-                     executor='torchrun:loop', progress=False, device='cpu')
+                     proxy=task.x_test[:2] + change.get('proxy', 0), executor='torchrun:loop', progress=False,
+                     device='cpu')
         except ValueError as e: told[name] = str(e)
     (path/f'told{rank}').write_text(json.dumps(told))
 

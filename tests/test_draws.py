@@ -1,16 +1,22 @@
 "One seed decides every draw: the same dropout and noise in all executors, whatever was drawn before, after a resume."
+import hashlib, json, lzma
+from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
+from fedlit.batches import plan
 from fedlit.data import load
 from fedlit.draws import rng, seed_of
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
 from fedlit.models import build, wrap
+from fedlit.participation import draw_clients
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate, federating
+
+ROOT = Path(__file__).parents[1]
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -234,3 +240,28 @@ def test_where_a_cut_out_network_would_draw_other_numbers_it_is_masked(dropout, 
     assert all((v - one[k]).abs().max() < 1e-5 for k, v in auto.model.state_dict().items())
     if chosen == 'threads':
         with pytest.warns(UserWarning, match='not the same numbers'): run('extract')
+
+# ---- draws and committed results ----
+
+def drawn():
+    "A fingerprint of what the streams of a run draw: partition, who takes part, order of the samples, first weights."
+    task, text = load('digits'), []
+    clients = dirichlet(task.y_train, 5, .1, seed=3)
+    text.append([c.tolist() for c in clients])
+    text.append([list(map(int, draw_clients(20, .3, 1, r))) for r in range(3)])
+    text.append(plan(clients, [0, 2], Local(epochs=2, batch_size=16), 1, 2, 1)[0].tolist())
+    weights = build('mlp', task, seed=4).state_dict()
+    text.append([[round(v, 5) for v in w.flatten().tolist()] for w in weights.values()])
+    return hashlib.sha256(json.dumps(text).encode()).hexdigest()[:16]
+
+STREAMS, SINCE = '83e1467a69c2f4a1', '2026-11-22' # what `drawn` is, and from which day on
+OLDER = {'FedAvg-52cda42fac54.json', 'FedAvg-8635891d198c.json', 'FedAvg-a67c91819994.json', # still to be made anew
+         'FedDecorr-243c74482a2c.json', 'FedDecorr-7039e5bdf61d.json', 'FedDecorr-88c065e30842.json'}
+
+def test_committed_runs_have_the_draws_of_today():
+    "Where this fails because draws have changed: make the committed runs anew, then write down the new fingerprint."
+    assert drawn() == STREAMS
+    runs = [line for file in (ROOT/'results').glob('*/*.jsonl.xz') for line in map(json.loads, lzma.open(file, 'rt'))]
+    trained = [r for r in runs if r['setting']['rounds']]
+    assert len(trained) > 1000
+    assert {r['file'] for r in trained if r['date'] < SINCE} == OLDER

@@ -10,6 +10,7 @@ from fedlit.methods.submodels import top
 from fedlit.parse import method as parse
 from fedlit.batches import Batches
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import aggregate, recompute
 from fedlit.state import start
@@ -32,7 +33,7 @@ def answers(*values):
 
 def test_an_average_of_doubles_is_exact():
     state = start(FedAvg(), One(), 2)
-    new = aggregate(FedAvg(), state, [0, 1], answers(1., 4.), [1., 2.], Local())
+    new = aggregate(Broadcast(FedAvg(), None, state, Local()), [0, 1], answers(1., 4.), [1., 2.])
     assert new.params['w'].item() == pytest.approx(3., abs=1e-15)      # float32 weights gave 3.000000089
 
 def test_weights_stay_float32_beside_float32_parameters():
@@ -43,8 +44,8 @@ def test_weights_stay_float32_beside_float32_parameters():
             return weights
     for net in (One().float(), One()):
         out = answers(1., 4.)
-        aggregate(Look(), start(Look(), net, 2), [0, 1], dict(out, params=dict(w=out['params']['w'].to(net.w.dtype))),
-                  [1., 2.], Local())
+        aggregate(Broadcast(Look(), None, start(Look(), net, 2), Local()), [0, 1],
+                  dict(out, params=dict(w=out['params']['w'].to(net.w.dtype))), [1., 2.])
     assert seen == [torch.float32, torch.float64]
 
 def test_the_printed_control_variate_is_exact_in_double_precision():
@@ -86,7 +87,7 @@ def test_static_statistics_count_batches_as_the_released_code():
     seen = {s: recompute(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, s), batches).buffers['n.running_mean'].item()
             for s in ('recomputed', 'static')}
     assert seen['recomputed'] == pytest.approx(x.mean().item()) and seen['static'] == pytest.approx(means.mean().item())
-    assert (fed_round(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, 'static'), [0], batches, [1.], Local())
+    assert (fed_round(Broadcast(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, 'static'), Local()), [0], batches, [1.])
             .buffers['n.running_mean'].item() == pytest.approx(means.mean().item()))
 
 def test_depthfls_pinch_is_the_released_divergence():

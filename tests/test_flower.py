@@ -14,6 +14,7 @@ from fedlit.data import load
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.batches import batches_of
 from fedlit.result import Run
@@ -216,8 +217,8 @@ def sat_out(home):
     plan = ff.read_plan({**config, 'method': 'SCAFFOLD() + FedBN()'})
     state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
     for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, LOCAL, 0, r, 2),
-                          sizes[who], LOCAL)
+        state = fed_round(Broadcast(plan.method, plan.model, state, LOCAL), who,
+                          batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who])
     return state
 
 def same(run, state):
@@ -432,8 +433,8 @@ def test_running_statistics_beyond_belief_are_refused_with_the_whole_answer(home
     plan, sizes = ff.read_plan(config), torch.tensor([float(len(p)) for p in parts])
     state = ff.begin(plan)
     for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, LOCAL, 0, r, 2),
-                          sizes[who], LOCAL)
+        state = fed_round(Broadcast(plan.method, plan.model, state, LOCAL), who,
+                          batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who])
     assert same(run, state) and run.history['left_out'].tolist() == ['', '1', '']
     assert all(torch.allclose(v.double(), state.buffers[k].double(), atol=1e-4) for k, v in run.state.buffers.items())
     assert sum(f'in {name} in round 2' in r.getMessage() for r in caplog.records) == 1
@@ -780,8 +781,8 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
     state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
     for r, out in enumerate(run.history['left_out']):
         who = [k for k in range(5) if str(k) not in out.split()]
-        state = fed_round(plan.method, plan.model, state, who, batches_of(task, parts, who, plan.local, 0, r),
-                          sizes[who], plan.local)
+        state = fed_round(Broadcast(plan.method, plan.model, state, plan.local), who,
+                          batches_of(task, parts, who, plan.local, 0, r), sizes[who])
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
 def a_server_that_lies_to_processes_gets_one_noise_a_round(d, app):

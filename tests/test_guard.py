@@ -11,9 +11,10 @@ from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.batches import Batches
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import local_phase
 from fedlit.server import aggregate
-from fedlit.state import State, pure, start
+from fedlit.state import State, start
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit.tree import rows
@@ -50,10 +51,10 @@ def test_a_skipped_client_was_not_drawn(m):
     def end(rows, sick=None):
         x = data['x'][rows, :1].double()
         if sick is not None: x[sick] = math.nan
-        out = local_phase(m, n, state, [ks[i] for i in rows],
-                          Batches(x, data['y'][rows, :1], data['live'][rows, :1]), local, proxy=PROXY)
+        sent = Broadcast(m, n, state, local, proxy=PROXY)
+        out = local_phase(sent, [ks[i] for i in rows], Batches(x, data['y'][rows, :1], data['live'][rows, :1]))
         (left, out, seen), said = quietly(sifted, Guard('skip'), [ks[i] for i in rows], out, state)
-        return left, seen, said, aggregate(m, state, left, out, SIZES[rest], local, pure(n), PROXY)
+        return left, seen, said, aggregate(sent, left, out, SIZES[rest])
     left, seen, said, one = end([0, 1, 2, 3], sick=1)
     assert left == [ks[i] for i in rest] and seen['bad'] == 1 and seen['bad_clients'] == str(ks[1])
     assert len(said) == 1 and f'client {ks[1]} produced NaN or infinity in round 1, first in ' in said[0]

@@ -10,6 +10,7 @@ from fedlit.parse import known, method as parse
 from fedlit.methods.submodels import coverage
 from fedlit.batches import Batches, groups, plan
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import aggregate
 from fedlit.state import start
@@ -36,7 +37,8 @@ def test_loop_is_vmap_in_single_precision():
     for ex in ('loop', 'vmap'):
         out[ex] = start(m, net, CLIENTS)
         for r in range(3):
-            out[ex] = fed_round(m, net, out[ex], who(r), batches(r), SIZES, Local(lr=.05, momentum=.9), executor=ex)
+            out[ex] = fed_round(Broadcast(m, net, out[ex], Local(lr=.05, momentum=.9)), who(r), batches(r), SIZES,
+                                executor=ex)
     assert gap(out['loop'], out['vmap']) < 1e-5
 
 @pytest.mark.parametrize('momentum,decay', [(0., 0.), (.9, 0.), (.9, .01)])
@@ -115,7 +117,8 @@ def test_frozen_parameters_stay():
     net = model()
     net.c1.weight.requires_grad_(False)
     state = start(FedAvg(), net, CLIENTS)
-    new = fed_round(FedAvg(), net, state, who(0), dict(batches(0), x=batches(0)['x'].double()), SIZES, Local(lr=.1))
+    new = fed_round(Broadcast(FedAvg(), net, state, Local(lr=.1)), who(0), dict(batches(0), x=batches(0)['x'].double()),
+                    SIZES)
     assert (torch.allclose(new.buffers['c1.weight'], net.c1.weight, atol=0)
             and not torch.equal(new.params['c2.weight'], net.c2.weight))
 
@@ -149,7 +152,7 @@ def test_masked_entries_still_compute():
         def mask(self, params): return {k: torch.full_like(v, float(k.startswith('head'))) for k, v in params.items()}
     net, data = model(norm=False), batches(0)
     one = dict(x=data['x'][2:3, :1].double(), y=data['y'][2:3, :1], live=COUNTS[2:3, :1])
-    state = fed_round(HeadOnly(), net, start(HeadOnly(), net, 1), [0], one, SIZES[2:3], Local(lr=.1))
+    state = fed_round(Broadcast(HeadOnly(), net, start(HeadOnly(), net, 1), Local(lr=.1)), [0], one, SIZES[2:3])
     F.cross_entropy(net(one['x'][0, 0])[1], one['y'][0, 0]).backward()
     assert torch.allclose(state.params['head.weight'], net.head.weight - .1*net.head.weight.grad, atol=1e-12)
 
@@ -158,7 +161,8 @@ def test_a_frozen_phase_has_no_momentum_or_decay():
     net = model()
     data = batches(0)
     one = dict(x=data['x'][3:].double(), y=data['y'][3:], live=COUNTS[3:])
-    state = fed_round(HeadFirst(), net, start(HeadFirst(), net, 1), [0], one, SIZES[3:], Local(lr=.1, weight_decay=.1))
+    state = fed_round(Broadcast(HeadFirst(), net, start(HeadFirst(), net, 1), Local(lr=.1, weight_decay=.1)), [0], one,
+                      SIZES[3:])
     moved = [k for k, v in net.named_parameters() if not torch.equal(v, state.params[k])]
     assert set(moved) == {'head.weight', 'head.bias'}
 
@@ -217,14 +221,14 @@ def test_round_refuses_bad_input():
     net, data = model(), batches(0)
     state = start(FedAvg(), net, CLIENTS)
     with pytest.raises(ValueError, match='vmop'):
-        fed_round(FedAvg(), net, state, who(0), data, SIZES, Local(), executor='vmop')
+        fed_round(Broadcast(FedAvg(), net, state, Local()), who(0), data, SIZES, executor='vmop')
     with pytest.raises(ValueError, match='must agree'):
         Batches(data['x'], data['y'][:, :2])
     with pytest.raises(ValueError, match='must be 4 finite numbers'):
-        fed_round(FedAvg(), net, state, who(0), dict(data, x=data['x'].double()), SIZES[:3], Local())
+        fed_round(Broadcast(FedAvg(), net, state, Local()), who(0), dict(data, x=data['x'].double()), SIZES[:3])
     with pytest.raises(TypeError, match='features, logits'):
-        fed_round(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6),
-                  who(0), data, SIZES, Local())
+        fed_round(Broadcast(FedAvg(), torch.nn.Linear(6, 2), start(FedAvg(), torch.nn.Linear(6, 2), 6), Local()),
+                  who(0), data, SIZES)
 
 @pytest.mark.parametrize('text', 'FedNova() FedDyn() SCAFFOLD() FedAvgM() FedALA() Scaler() OldCounts()'.split())
 def test_what_is_no_method_twice_is_refused(text):
@@ -245,8 +249,8 @@ def test_statistics_are_the_same_in_every_executor(m, statistics):
         net = model()
         state = start(m, net, CLIENTS, statistics)
         for r in range(2):
-            state = fed_round(m, net, state, who(r), dict(batches(r), x=batches(r)['x'].double()), SIZES, Local(lr=.1),
-                              executor=executor)
+            state = fed_round(Broadcast(m, net, state, Local(lr=.1)), who(r),
+                              dict(batches(r), x=batches(r)['x'].double()), SIZES, executor=executor)
         return state
     one = go('loop')
     assert all(gap(one, go(e)) < 1e-9 for e in ('vmap', 'extract'))
@@ -261,8 +265,9 @@ def test_every_entry_is_trained_by_somebody_or_stays(m):
     net = model(norm=False)
     state, local, two = start(m, net, CLIENTS), Local(lr=.1), slice(1, 3)
     data = Batches(**{k: (v.double() if k == 'x' else v)[two] for k, v in batches(0).items()})
-    out = local_phase(m, net, state, [4, 5], data, local, proxy=PROXY)
-    new, seen = aggregate(m, state, [4, 5], out, SIZES[two], local), coverage(out, state.params)
+    sent = Broadcast(m, net, state, local, proxy=PROXY)
+    out = local_phase(sent, [4, 5], data)
+    new, seen = aggregate(sent, [4, 5], out, SIZES[two]), coverage(out, state.params)
     assert all(torch.equal(new.params[k][n == 0], state.params[k][n == 0]) for k, n in seen.items())
     moved = torch.cat([(new.params[k] != state.params[k])[n > 0] for k, n in seen.items()])
     assert moved.double().mean() > .3 and {int(v) for n in seen.values() for v in n.unique()} <= {0, 1, 2}

@@ -2,7 +2,7 @@
 import copy, json, pytest, torch
 from dataclasses import replace
 from fedlit import laws
-from fedlit.cohort import check_local
+from fedlit.cohort import Broadcast, check_local
 from fedlit.data import load
 from fedlit.engine import tape
 from fedlit.local import (Adam, AdamW, Between, Cosine, Decay, Effort, Local, Milestones, Rates, Schedule, SGD,
@@ -86,8 +86,8 @@ def test_a_schedule_is_every_round_with_its_own_rate_to_the_last_bit(executor):
     state = start(FedAvg(), model, 5)
     for r in range(4):
         batches = batches_of(TASK, CLIENTS, list(range(5)), local, 0, r, 2)
-        state = fed_round(FedAvg(), model, state, list(range(5)), batches, [len(c) for c in CLIENTS],
-                          replace(local, lr=.1/(1+r)), executor)
+        state = fed_round(Broadcast(FedAvg(), model, state, replace(local, lr=.1/(1+r))), list(range(5)), batches,
+                          [len(c) for c in CLIENTS], executor)
     for record in (True, False):
         run = trained(rounds=4, local=replace(local, lr=lr), executor=executor, record=record)
         assert all(torch.equal(v, run.state.params[k]) for k, v in state.params.items())
@@ -239,8 +239,8 @@ def test_rounds_of_ragged_clients_against_torch_optim(optimizer, executor='vmap'
                 opts[k].zero_grad()
                 torch.nn.functional.cross_entropy(nets[k](x[:n])[1], y[:n]).backward()
                 opts[k].step()
-        p, state = WORLD.sizes.double()/WORLD.sizes.sum(), fed_round(FedAvg(), WORLD.model, state, who, data,
-                                                                     WORLD.sizes, local, executor)
+        p, state = WORLD.sizes.double()/WORLD.sizes.sum(), fed_round(Broadcast(FedAvg(), WORLD.model, state, local),
+                                                                     who, data, WORLD.sizes, executor)
         means = {k: sum(w*nets[c].state_dict()[k] for w, c in zip(p, who)) for k in state.params}
         assert max((v - means[k]).abs().max() for k, v in state.params.items()) < 1e-6
 
@@ -268,7 +268,7 @@ def test_a_state_without_room_for_what_is_kept_is_refused():
     local = Local(batch_size=16, optimizer=Adam(kept=True))
     batches = batches_of(TASK, CLIENTS, [0], local, 0, 0, 2)
     with pytest.raises(ValueError, match='local=local'):
-        local_phase(FedAvg(), net(), start(FedAvg(), net(), 5), [0], batches, local)
+        local_phase(Broadcast(FedAvg(), net(), start(FedAvg(), net(), 5), local), [0], batches)
 
 @pytest.mark.parametrize('method,local,word', [
     (SCAFFOLD(), Local(optimizer=Adam()), 'SCAFFOLD reckons with.*Adam'),
@@ -290,8 +290,8 @@ def test_scaffold_reads_the_gradient_under_nesterov(executor):
     local, model = Local(lr=.1, weight_decay=.1, optimizer=SGD(nesterov=True)), Slope().double()
     data = dict(x=torch.tensor([1., 2.]).double().expand(2, 6, 1, 2), y=torch.zeros(2, 6, 1, dtype=torch.long),
                 live=torch.tensor([[1]*6, [1]*3 + [0]*3]))
-    state = fed_round(SCAFFOLD(), model, start(SCAFFOLD(), model, 2), [0, 1], data, [1., 1.], local, executor,
-                      criterion=lambda logits, y: logits.mean())
+    state = fed_round(Broadcast(SCAFFOLD(), model, start(SCAFFOLD(), model, 2), local,
+                                criterion=lambda logits, y: logits.mean()), [0, 1], data, [1., 1.], executor)
     c = state.client['SCAFFOLD']['c']['head.weight'][:]
     assert torch.allclose(c, torch.tensor([1., 2.]).double().expand(2, 1, 2), atol=1e-9)
 

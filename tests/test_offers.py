@@ -5,6 +5,7 @@ import fedlit.methods
 from federation import model
 from fedlit.laws import small
 from fedlit.method import Method
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import deployed
 from fedlit.state import start
@@ -23,8 +24,8 @@ def probe(hook, *names):
 def one_round(method):
     "A round, and the network of a client after it."
     world, one = small(), small().data(0)
-    new = fed_round(method, world.model, start(method, world.model, world.clients), world.who(0), one,
-                    world.sizes, world.local, proxy=world.proxy)
+    new = fed_round(Broadcast(method, world.model, start(method, world.model, world.clients), world.local,
+                              proxy=world.proxy), world.who(0), one, world.sizes)
     data = (one['x'][0, 0], one['y'][0, 0]) if 'data' in str(inspect.signature(method.deploy)) else None
     return deployed(method, new, 0, data, world.model)
 

@@ -7,6 +7,7 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 from test_draws import Drop
@@ -92,7 +93,7 @@ def test_the_mode_of_a_network_stays(executor, method):
     data = dict(x=x, y=TASK.y_train[:16].reshape(2, 2, 4), live=torch.ones(2, 2, dtype=torch.long)*4)
     state = start(method, net, 2)
     for r in range(2):
-        try: state = fed_round(method, net, state, [0, 1], data, torch.ones(2), Local(), executor)
+        try: state = fed_round(Broadcast(method, net, state, Local()), [0, 1], data, torch.ones(2), executor)
         except RuntimeError as e: assert 'it breaks' in str(e) and r == 1
         assert [m.training for m in net.modules()] == modes
 

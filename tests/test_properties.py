@@ -16,6 +16,7 @@ from fedlit.parse import ParseError, known, method as parse
 from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity, iid,
                               match, shards)
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.server import aggregate
 from fedlit.state import State, start
 from fedlit.result import Run
@@ -327,7 +328,7 @@ def a_round(masked, seed, K, spread, at):
 
 def after(old, out, weights):
     "Parameters and buffers after the round."
-    state = aggregate(FedAvg(), old, list(range(len(weights))), out, weights, Local())
+    state = aggregate(Broadcast(FedAvg(), None, old, Local()), list(range(len(weights))), out, weights)
     return {**state.params, **state.buffers}
 def before(old): return {**old.params, **old.buffers}
 def returned(out): return {**out['params'], **out['buffers']}
@@ -400,10 +401,11 @@ def test_weights_that_cannot_be_shares_are_refused(weights, K):
     good = len(weights) == K > 0 and all(0 <= w < 1e300 for w in weights) and sum(weights) > 0
     if good:
         assert all((v == 1).all()
-                   for v in aggregate(FedAvg(), old, list(range(K)), out, weights, Local()).params.values())
+                   for v in aggregate(Broadcast(FedAvg(), None, old, Local()), list(range(K)), out,
+                                      weights).params.values())
     else:
         with pytest.raises(ValueError, match='weights='):
-            aggregate(FedAvg(), old, list(range(K)), out, weights, Local())
+            aggregate(Broadcast(FedAvg(), None, old, Local()), list(range(K)), out, weights)
 
 # ---- text ----
 

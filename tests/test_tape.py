@@ -155,8 +155,8 @@ def test_full_and_short_batches_of_one_group_are_two_recordings():
     def run(executor, **kw):
         state = start(FedAvg(), net, 2)
         for _ in range(3):
-            state = fed_round(FedAvg(), net, state, [0, 1], dict(x=x, y=y, live=live), SIZES[:2], Local(lr=.1),
-                              executor, **kw)
+            state = fed_round(Broadcast(FedAvg(), net, state, Local(lr=.1)), [0, 1], dict(x=x, y=y, live=live),
+                              SIZES[:2], executor, **kw)
         return state
     whole = run('loop')
     assert gap(whole, run('vmap')) < 1e-12 and gap(whole, run('vmap', tapes=Tapes())) < 1e-12
@@ -184,8 +184,8 @@ def test_empty_places_do_no_harm_in_odd_networks(how, fill):
     def run(executor, **kw):
         state = start(FedAvg(), net, 3)
         for _ in range(3):
-            state = fed_round(FedAvg(), net, state, [0, 1, 2], dict(x=x, y=y, live=live), SIZES[:3],
-                              Local(batch_size=4, lr=.1), executor, **kw)
+            state = fed_round(Broadcast(FedAvg(), net, state, Local(batch_size=4, lr=.1)), [0, 1, 2],
+                              dict(x=x, y=y, live=live), SIZES[:3], executor, **kw)
         return state
     whole, sent = run('loop'), Broadcast(FedAvg(), net, start(FedAvg(), net, 3), Local(batch_size=4))
     assert all(v.isfinite().all() for v in whole.params.values())
@@ -203,8 +203,8 @@ def test_padding_may_hold_anything():
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
         x[~occupied(data['live'], x.shape[2])] = junk
-        out.append(fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), dict(data, x=x), SIZES,
-                             Local(lr=.1), executor='vmap'))
+        out.append(fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), who(0),
+                             dict(data, x=x), SIZES, executor='vmap'))
     assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())
 
 def test_criterion():
@@ -333,7 +333,7 @@ def test_tapes_and_graphs_on_a_gpu(m, graphs):
         state = start(m, net, CLIENTS)
         for r in range(4):
             data = {k: v.double().cuda() if k == 'x' else v.cuda() if k == 'y' else v for k, v in batches(r).items()}
-            state = fed_round(m, net, state, who(r), data, SIZES, Local(lr=.1, momentum=.9),
+            state = fed_round(Broadcast(m, net, state, Local(lr=.1, momentum=.9)), who(r), data, SIZES,
                               executor=executor, tapes=tapes)
         return state
     played = go(Tapes(graphs))
@@ -360,8 +360,8 @@ def test_precision_and_order_of_numbers(kw, executor):
     if executor == 'vmap' and 'channels_last' in kw: pytest.skip('stacks have no such order')
     net, out = Net(), []
     for function in (round_.pure, partial(round_.pure, **kw)):
-        out.append(fed_round(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), who(0), batches(0), SIZES,
-                             Local(lr=.01), executor=executor, tapes=Tapes(), function=function))
+        out.append(fed_round(Broadcast(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), Local(lr=.01),
+                                       function=function), who(0), batches(0), SIZES, executor=executor, tapes=Tapes()))
     d = gap(*out)
     assert (0 < d < .05) if 'precision' in kw else d < 1e-5
 

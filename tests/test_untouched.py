@@ -245,6 +245,27 @@ def test_surroundings_that_begin_between_two_rounds_do_not_reach_the_next():
     assert same(alone, next(rounds))
     assert not torch.is_autocast_enabled('cpu')
 
+@pytest.mark.parametrize('net, given, inside', [
+    (Plain(), {}, 1), (Plain(), dict(threads=2), 2), (Plain(), dict(executor='threads'), 3),
+    (Plain(nn.Sequential(nn.Unflatten(1, (3, 2, 2)), nn.Conv2d(3, 3, 1), nn.Flatten())), {}, 3)],
+    ids=['small', 'asked', 'clients', 'convolves'])
+def test_a_run_has_the_threads_that_fit_and_gives_them_back(net, given, inside):
+    during, between = [], []
+    def look(*now):
+        during.append(torch.get_num_threads())
+        return {}
+    torch.set_num_threads(3)
+    try:
+        for run in federating(net, ROWS, CLIENTS, FedAvg(), 2, LOCAL, device='cpu', progress=False,
+                              watch=look, **given):
+            between.append((torch.get_num_threads(), run.settings['threads']))
+        after = torch.get_num_threads()
+    finally: torch.set_num_threads(1)
+    assert (during, between, after) == ([inside]*2, [(3, inside)]*2, 3)
+
+def test_no_thread_is_refused():
+    with pytest.raises(ValueError, match='threads=0, but it must be at least 1'): go(threads=0)
+
 def test_a_run_that_fails_leaves_the_surroundings_as_they_were():
     def fails(logits, y): raise RuntimeError('it fails')
     with torch.no_grad():

@@ -58,6 +58,7 @@ def _conv(book, name, m, segs):
     out = book.new(name, m.out_channels, full=True)
     return out, dict(weight=(out,), bias=(out,)), None
 
+# %% ../../nbs/engine/axes.ipynb #cf95127e
 def _linear(book, name, m, segs):
     times, left = divmod(m.in_features, book.width(segs))
     if left:
@@ -89,6 +90,7 @@ CHANNELWISE = set('''
     boolean_dispatch'''.split())
 JOINING = {'add', 'iadd', 'add_', 'sub', 'mul', 'imul', 'mul_', 'truediv', 'div'}
 
+# %% ../../nbs/engine/axes.ipynb #c3ad42f8
 def _pad(book, node, segs):
     pad = (list(node.args) + [node.kwargs.get('pad')])[1]
     if len(pad) <= 4: return segs
@@ -150,6 +152,7 @@ def _trace(model):
                          f"{str(e).splitlines()[0]}. "
                          "Control flow that depends on values and shapes has to go") from e
 
+# %% ../../nbs/engine/axes.ipynb #53fb70bc
 def _walk(graph, book):
     "For every node its channels; for every tensor its dimensions; for every layer the axis it makes."
     seen, of, makes, done = {}, {}, {}, set()
@@ -228,6 +231,7 @@ def along(
         (chosen[a] if a in chosen else torch.ones(n, dtype=like.dtype, device=like.device)).repeat_interleave(r)
         for a, n, r in segs])
 
+# %% ../../nbs/engine/axes.ipynb #e05165ff
 def masks(
     axes,   # Axes
     chosen, # axis -> 0/1 vector of its length
@@ -235,13 +239,9 @@ def masks(
     "The masks of the sub-model that keeps the chosen coordinates."
     out = {}
     for name, dims in axes.of.items():
-        vectors = [along(axes, segs, chosen) for segs in dims]
-        if all(v is None for v in vectors): continue
-        vectors = [torch.ones(1, dtype=next(u for u in vectors if u is not None).dtype,
-                              device=next(u for u in vectors if u is not None).device) if v is None else v
-                   for v in vectors]
-        out[name] = prod((v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in enumerate(vectors)),
-                         start=torch.ones((), dtype=vectors[0].dtype, device=vectors[0].device))
+        vectors = {i: v for i, segs in enumerate(dims) if (v := along(axes, segs, chosen)) is not None}
+        each = [v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in vectors.items()]
+        if each: out[name] = prod(each[1:], start=each[0])
     return out
 
 # %% ../../nbs/engine/axes.ipynb #0aa972c4
@@ -340,6 +340,7 @@ def watched(axes, at='relu'):
              if n.name in axes.points and _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
+# %% ../../nbs/engine/axes.ipynb #cb2c6d97
 _one_at_a_time = threading.Lock() # there is one graph, whatever thread looks at it
 
 class _Watch(fx.Interpreter):

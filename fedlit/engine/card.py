@@ -15,21 +15,21 @@ def _kind(said): # of task, by the names of the Hub
     if said.get('dtype') == 'int64': return 'text-classification'
     return {3: 'image-classification', 1: 'tabular-classification'}.get(len(said.get('shape', ())), 'other')
 
-def _front(name, told):
+def _front(name, facts):
     "The YAML at the head of a card."
-    kind, task = _kind(told['input'] or {}), told['settings'].get('task') or 'unknown'
-    scores = [dict(type=k, value=v, name=k) for k, v in told['scores'].items()]
+    kind, task = _kind(facts['input'] or {}), facts['settings'].get('task') or 'unknown'
+    scores = [dict(type=k, value=v, name=k) for k, v in facts['scores'].items()]
     tested = dict(task=dict(type=kind), dataset=dict(name=task, type=task), metrics=scores)
     said = {'library_name': 'fedlit', 'tags': ['federated-learning', 'fedlit'],
             **({'pipeline_tag': kind} if kind != 'other' else {}),
-            **({'model-index': [dict(name=name, results=[tested])]} if scores and told['client'] is None else {})}
+            **({'model-index': [dict(name=name, results=[tested])]} if scores and facts['client'] is None else {})}
     return '\n'.join(['---', *(f'{k}: {json.dumps(v)}' for k, v in said.items()), '---'])
 
 # %% ../../nbs/engine/card.ipynb #cd08d022
-def _loading(told):
+def _loading(facts):
     "Code that loads the network and prepares samples."
-    model, said = told['settings'].get('model'), told['input'] or {}
-    made = (f"from mine import {told['own']}\n\nnet = {told['own']}()" if told['own']
+    model, said = facts['settings'].get('model'), facts['input'] or {}
+    made = (f"from mine import {facts['own']}\n\nnet = {facts['own']}()" if facts['own']
             else f'from fedlit.models import rebuild\n\nnet = rebuild({model!r})')
     image, mean, std = len(said.get('shape', ())) == 3, said.get('mean'), said.get('std')
     return f"""```python
@@ -45,52 +45,54 @@ def prepare(x): return standardised(x, mean={mean}, std={std}, image={image})
 def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for k, v in rows.items())])
 
 # %% ../../nbs/engine/card.ipynb #cd094829
-def _trained(told): # a table of how
-    s, many = told['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
+def _trained(facts): # a table of how
+    s, many = facts['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
     how = s.get('participation', 1)
     who = f'{how:.0%} of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
     return _table({
-        'method': f"`{told['method']}`", 'data': s.get('task'), 'network': told['own'] or s.get('model'),
-        'federation': f"{many(s.get('clients'), 'client')}, {many(told['rounds'], 'round')}, {who}",
+        'method': f"`{facts['method']}`", 'data': s.get('task'), 'network': facts['own'] or s.get('model'),
+        'federation': f"{many(s.get('clients'), 'client')}, {many(facts['rounds'], 'round')}, {who}",
         'local training': ', '.join(f'{k} {v}' for k, v in (s.get('local') or {}).items()),
         'seed': s.get('seed'), 'versions': f"fedlit {s.get('fedlit')}, torch {s.get('torch')}"})
 
-def _takes(told): # a table of what goes in and what comes out
-    said = told['input'] or {}
+# %% ../../nbs/engine/card.ipynb #2d9bd4b2
+def _takes(facts): # a table of what goes in and what comes out
+    said = facts['input'] or {}
     scaled = 'no' if said.get('mean') is None else f"mean {said['mean']}, std {said['std']}"
     return _table({'a sample': f"{said.get('dtype')} {tuple(said.get('shape', ()))}, bytes divided by 255",
-                   'normalised': scaled, 'classes': ', '.join(told['labels'] or ()) or 'numbers'})
+                   'normalised': scaled, 'classes': ', '.join(facts['labels'] or ()) or 'numbers'})
 
 def card(
     name, # of the network, such as "me/digits"
-    told, # dict: method, rounds, client, labels, settings, input, scores; own: the class of a network not fedlit's
+    facts, # dict: method, rounds, client, labels, settings, input, scores; own: the class of a network not fedlit's
 ) -> str: # Markdown
     "The model card of a network."
-    k, scores = told['client'], {name: f'{v:.3f}' for name, v in told['scores'].items()}
+    k, scores = facts['client'], {name: f'{v:.3f}' for name, v in facts['scores'].items()}
     whose = ("the server's network" if k is None else
              f"the own network of client {k}; parts of it were trained on the data of client {k} alone")
     good = (["After the last round, the server's network on the test set:", _table(scores)] if scores
             else ['It was not tested.'])
     return '\n\n'.join([
-        _front(name, told), f'# {name}',
+        _front(name, facts), f'# {name}',
         f'This is {whose}. It was trained by federated learning with [fedlit](https://github.com/fedlit/fedlit).',
-        '## How it was trained', _trained(told), '## How good it is', *good,
-        '## How to use it', _takes(told), _loading(told)]) + '\n'
+        '## How it was trained', _trained(facts), '## How good it is', *good,
+        '## How to use it', _takes(facts), _loading(facts)]) + '\n'
 
 # %% ../../nbs/engine/card.ipynb #cd12005e
 def write_folder(
     folder,  # where
     name,    # of the network
-    told,    # as for `card`
+    facts,    # as for `card`
     tensors, # bytes of a safetensors file
 ):           # the folder
     "The files that make a network usable elsewhere: `model.safetensors`, `config.json`, `README.md`."
-    folder, config = Path(folder), {k: v for k, v in told.items() if k != 'settings'}
+    folder, config = Path(folder), {k: v for k, v in facts.items() if k != 'settings'}
     write_file(folder/'model.safetensors', tensors)
-    write_file(folder/'config.json', json.dumps(dict(config, **told['settings']), indent=1).encode())
-    write_file(folder/'README.md', card(name, told).encode())
+    write_file(folder/'config.json', json.dumps(dict(config, **facts['settings']), indent=1).encode())
+    write_file(folder/'README.md', card(name, facts).encode())
     return folder
 
+# %% ../../nbs/engine/card.ipynb #317af23d
 def upload(
     repo,         # "user/name"
     write,        # function of a folder that fills it

@@ -31,8 +31,10 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
     small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
-    small.server, small.axes, small.where = cut(axes, self.server, on), shrunk(axes, on), _positions(on)
-    small.forward = _once_called(lambda: self.sent.function(extract(self.sent.model, axes, on)))
+    small.server, small.axes = cut(axes, self.server, on), shrunk(axes, on)
+    small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
+    made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # what is played needs none
+    small.forward = lambda *args, **kw: made()(*args, **kw)
     small.each, small.memo = single, {}
     if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
     sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
@@ -43,18 +45,13 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
     small.part = dict(chosen=rest, tensors=tensors, spread=spread, mask=times(tensors, spread), share=share)
     return small
 
+# %% ../../nbs/engine/extract.ipynb #de5aaa8f
 @patch
 def cuts(self:CutCohort):
     "What there is to cut: axis -> 0/1 vector on the CPU, of the one client of this cohort."
     on = {a: v[0] for a, v in self.part.get('chosen', {}).items() if a in self.axes.size}
     return dict(zip(on, told(*on.values()))) # shapes depend on it
 
-def _positions(on): return {a: v.nonzero()[:, 0] for a, v in on.items()}
-
-def _once_called(make):
-    "The function that `make` makes, made when it is called: what is played from a tape needs none."
-    made = cache(make)
-    return lambda *args, **kw: made()(*args, **kw)
 
 # %% ../../nbs/engine/extract.ipynb #70eaeda3
 @patch

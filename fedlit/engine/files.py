@@ -159,6 +159,7 @@ def strict(
     text = json.dumps(content, **kw)
     return _ODD.sub(lambda m: _AS.get(m[0], m[0]), text) if 'Infinity' in text or 'NaN' in text else text
 
+# %% ../../nbs/engine/files.ipynb #79229504
 def _summed(content, **kw):
     "The text of a result, with its format and the checksum of what will be read."
     return strict(dict(content, format=JSON, crc32=_sum(json.loads(strict(content)))), **kw)
@@ -234,12 +235,6 @@ def _packed_lines(folder):
     except FileNotFoundError: return {}
 
 # %% ../../nbs/engine/files.ipynb #fl30632b
-def _packed_result(folder, name):
-    if not (line := _packed_lines(folder).get(name)): return None
-    content = _sound(line, f'{name} in {packed(folder)}')
-    del content['file']
-    return content
-
 def result(
     path, # file that `write_json` wrote, or would be if it were not packed
 ):        # its content, or None
@@ -247,7 +242,10 @@ def result(
     path = Path(path)
     try:
         with unharmed(path): there = path.exists()
-        return read_json(path) if there else _packed_result(path.parent, path.name)
+        if there: return read_json(path)
+        if line := _packed_lines(path.parent).get(path.name):
+            content = _sound(line, f'{path.name} in {packed(path.parent)}')
+            return {k: v for k, v in content.items() if k != 'file'}
     except Damaged as e: warn(f"{e}; it counts as missing")
 
 # %% ../../nbs/engine/files.ipynb #0efaaf72
@@ -266,16 +264,14 @@ def all_results(
     return {n: r for n in sorted(names) if (r := result(Path(folder)/n)) is not None}
 
 # %% ../../nbs/engine/files.ipynb #fl0efaab
-def _line(name, content):
-    return _summed(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
-
 def pack(
     folder, # where results were written
 ):          # the file, of a line a result, compressed
     "Make one file of the results of a folder, which goes away; the last process should have written before."
     there, folder = all_results(folder), Path(folder)
     if not there: raise ValueError(f"no results in {folder}, or none that can be read")
-    lines = ''.join(_line(name, content) for name, content in there.items())
+    lines = ''.join(_summed(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
+                    for name, content in there.items())
     written = write_file(packed(folder), lzma.compress(lines.encode(), preset=9))
     for name in there: (folder/name).unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()): folder.rmdir()
@@ -403,34 +399,24 @@ def fetch(
     from urllib.request import urlopen
     if not url.startswith('https://'): raise ValueError(f"{url} is not an https address")
     if Path(path).exists() and digest(path) == sha256: return Path(path)
-    with urlopen(url, timeout=60) as r, tqdm(desc=Path(path).name, total=int(r.headers.get('Content-Length') or 0),
-                                             unit='B', unit_scale=True) as bar:
+    with urlopen(url, timeout=60) as r:
         if not r.url.startswith('https://'): raise ValueError(f"{url} leads to {r.url}, which is not an https address")
-        def pieces():
-            while p := r.read(2**20):
-                bar.update(len(p))
-                yield p
-        return write_file(path, _checked(pieces(), url, sha256))
+        size = int(r.headers.get('Content-Length') or 0)
+        with tqdm.wrapattr(r, 'read', size, desc=Path(path).name) as f:
+            return write_file(path, _checked(iter(lambda: f.read(2**20), b''), url, sha256))
 
 # %% ../../nbs/engine/files.ipynb #ece81bcb
-def _refuse(members):
-    "Look at all members, triples of name, is it a file?, is it a folder?; a ValueError names the first bad one."
-    for name, file, folder in members:
+def _refuse(file):
+    "Look at all members of an open archive; a ValueError names the first that is no plain file or folder inside."
+    # a zip file has the file type of Unix, where it has one
+    members = ([(m.name, m.isreg() or m.isdir()) for m in file.getmembers()] if isinstance(file, tarfile.TarFile) else
+               [(m.filename, m.is_dir() or (m.external_attr >> 28) in (0, 8)) for m in file.infolist()])
+    for name, plain in members:
         p = PurePosixPath(name.replace('\\', '/'))
-        if not (file or folder): raise ValueError(f"{name!r} is a link or a device")
+        if not plain: raise ValueError(f"{name!r} is a link or a device")
         if p.is_absolute() or '..' in p.parts or ':' in name: raise ValueError(f"{name!r} leads out of the folder")
 
-def _members(file):
-    if isinstance(file, tarfile.TarFile): return [(m.name, m.isreg(), m.isdir()) for m in file.getmembers()]
-    # the file type of Unix, where there is one
-    return [(m.filename, not m.is_dir() and (m.external_attr >> 28) in (0, 8), m.is_dir()) for m in file.infolist()]
-
 # %% ../../nbs/engine/files.ipynb #c83eec48
-def _extract(file, part):
-    if isinstance(file, tarfile.TarFile): file.extractall(part, filter='data')
-    else:
-        for m in file.infolist(): file.extract(m, part)
-
 def unpack(
     archive, # zip or tar file
     folder,  # where to
@@ -441,10 +427,12 @@ def unpack(
     if (folder/top).exists():
         raise FileExistsError(f"{folder/top} is there already; remove it to unpack {archive} again")
     with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as file, _named(folder):
-        try: _refuse(_members(file))
+        try: _refuse(file)
         except ValueError as e: raise ValueError(f"{archive} is refused: {e}") from None
         try:
-            _extract(file, part)
+            if isinstance(file, tarfile.TarFile): file.extractall(part, filter='data')
+            else:
+                for m in file.infolist(): file.extract(m, part)
             os.replace(part/top, folder/top)
         finally: shutil.rmtree(part, ignore_errors=True)
     return folder/top

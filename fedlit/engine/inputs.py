@@ -52,6 +52,7 @@ def indices(
         raise ValueError(f"{name} has the index {bad[0]}, but there are {n} samples: 0 to {n-1}")
     return v
 
+# %% ../../nbs/engine/inputs.ipynb #ee7a4b46
 def parts(
     name,  # what they are, for messages
     parts, # one row of indices, or a mask, per client
@@ -129,6 +130,7 @@ def tried(
         else: hint = str(e).partition('\n')[0]
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
 
+# %% ../../nbs/engine/inputs.ipynb #a2b86246
 def _check_training(model, x, known): # known: what it returns in evaluation mode
     "Refuse a network that returns something else while it trains, such as auxiliary outputs."
     ends = lambda v: (len(v), v.shape[-1]) # DepthFL's networks have exits between samples and classes
@@ -138,6 +140,7 @@ def _check_training(model, x, known): # known: what it returns in evaluation mod
         raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
                          "logits) as in evaluation. Turn auxiliary outputs off, in torchvision with aux_logits=False")
 
+# %% ../../nbs/engine/inputs.ipynb #b9ba9c4f
 def check_network(
     model,  # what should be a network
     task,   # Task
@@ -198,6 +201,7 @@ def attempt(
         try: return f(*args), None
         except Exception as e: return None, e
 
+# %% ../../nbs/engine/inputs.ipynb #32e87cb7
 @torch.no_grad()
 def check_extremes(
     model, # network that returns (features, logits)
@@ -278,6 +282,7 @@ class _Writer(Pickler):
         self.foreign |= isinstance(v, (type, FunctionType)) and not _of_library(v)
         return str, (str(getattr(v, '__qualname__', '')),), _inside(v) # in the third place it may lead back to `v`
 
+# %% ../../nbs/engine/inputs.ipynb #5de847dc
 def python_state(
     **roots, # name -> a network, a criterion, whatever runs in a step
 ) -> dict:   # name -> checksum, also for the two global generators
@@ -348,6 +353,7 @@ def writable(
         raise OSError(f"{path} cannot be written: {e.strerror or e}; name a file in a folder of yours") from None
     return path
 
+# %% ../../nbs/engine/inputs.ipynb #87c75304
 def best_device():
     "What `auto` means: a GPU of NVIDIA or AMD where there is one, else one of Apple, else the CPU."
     return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'

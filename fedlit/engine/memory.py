@@ -27,6 +27,7 @@ def hold_memory():
         mallopt(-1, 2**31 - 1) # M_TRIM_THRESHOLD: nothing goes back by itself,
         mallopt(-8, 1)         # M_ARENA_MAX: one store for all threads
 
+# %% ../../nbs/engine/memory.ipynb #e75edfb3
 def release_memory():
     "Undo `hold_memory`, if nobody else has asked for it, and give back what it keeps and nobody uses."
     global _held
@@ -41,6 +42,7 @@ def trim_memory():
     "Give back to the system what nobody uses."
     if trim := _c_library('malloc_trim'): trim(0)
 
+# %% ../../nbs/engine/memory.ipynb #505643da
 @contextmanager
 def memory_held(device):
     "Hold memory inside a `with` block, where the device is the CPU."
@@ -58,6 +60,7 @@ def memory_lent(device):
     finally:
         if mallopt: mallopt(-4, 0)
 
+# %% ../../nbs/engine/memory.ipynb #bcf5e83d
 LARGE = 2**20 # bytes of a tensor that is worth moving
 
 def moved_out(

@@ -62,37 +62,35 @@ class Store:
         if not self._put(v.reshape(-1).view(torch.uint8).numpy(), at):
             raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
         return at
-    def read(self,
-        at,   # what `write` returned
-        like, # tensor
-    ):
+    def read(self, at, like):
         "The tensor of the shape and type of `like` that was written at `at`."
-        return torch.frombuffer(bytearray(self._take(like.nbytes, at)), dtype=like.dtype).view(like.shape)
+        return torch.frombuffer(self._take(like.nbytes, at), dtype=like.dtype).view(like.shape)
     def __reduce__(self): return Store, () # in another process the room that there is
-    def _put(self, data, at):
-        "Is there room for the bytes? One call may take fewer than it is given: Linux stops at 2 GiB."
-        done = 0
-        try:
-            while done < len(data) and (n := self._write(data[done:], at + done)): done += n
-        except OSError as e:
-            if e.errno != errno.ENOSPC: raise
-        return done == len(data)
-    def _take(self, n, at):
-        parts, done = [], 0
-        while done < n and (part := self._read(n - done, at + done)):
-            parts.append(part)
-            done += len(part)
-        return b''.join(parts)
-    def _write(self, data, at):
-        if hasattr(os, 'pwrite'): return os.pwrite(self.file.fileno(), data, at)
-        with self.lock:
-            self.file.seek(at)
-            return self.file.write(data)
-    def _read(self, n, at):
-        if hasattr(os, 'pread'): return os.pread(self.file.fileno(), n, at)
-        with self.lock:
-            self.file.seek(at)
-            return self.file.read(n)
+
+# %% ../../nbs/engine/table.ipynb #3a6bd59b
+@patch
+def _call(self:Store, what, at, x):
+    "One call of the system, 'read' or 'write'; `x`: how many bytes to read, or those to write."
+    if hasattr(os, f'p{what}'): return getattr(os, f'p{what}')(self.file.fileno(), x, at)
+    with self.lock:
+        self.file.seek(at)
+        return getattr(self.file, what)(x)
+
+@patch
+def _put(self:Store, data, at):
+    "Is there room for the bytes?"
+    done = 0
+    try:
+        while done < len(data) and (n := self._call('write', at + done, data[done:])): done += n
+    except OSError as e:
+        if e.errno != errno.ENOSPC: raise
+    return done == len(data)
+
+@patch
+def _take(self:Store, n, at):
+    data = bytearray()
+    while len(data) < n and (part := self._call('read', at + len(data), n - len(data))): data += part
+    return data
 
 # %% ../../nbs/engine/table.ipynb #6bf0b102
 class Row:
@@ -141,6 +139,7 @@ class Table:
     def __torch_function__(cls, func, types, args=(), kwargs=None):
         return func(*_dense(args), **{k: _dense(v) for k, v in (kwargs or {}).items()})
 
+# %% ../../nbs/engine/table.ipynb #06e400e2
 def _dense(v):
     "With the rows of tables in place of the tables, also inside of lists and tuples."
     return v[:] if isinstance(v, Table) else type(v)(map(_dense, v)) if isinstance(v, (list, tuple)) else v
@@ -199,7 +198,7 @@ def written(
     return put(tables, who, tmap(lambda v: here.get(id(v), v), new))
 
 # %% ../../nbs/engine/table.ipynb #129facd2
-for op in 'add sub mul truediv pow neg eq ne lt le gt ge'.split():
+for op in 'add radd sub rsub mul rmul truediv rtruediv pow neg eq ne lt le gt ge and or xor invert matmul'.split():
     setattr(Table, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
 
 # %% ../../nbs/engine/table.ipynb #c784d797

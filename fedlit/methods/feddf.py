@@ -9,6 +9,7 @@ __all__ = ['ensemble', 'distill', 'unlabelled', 'FedDF', 'feddf_round']
 import torch, torch.nn.functional as F
 from dataclasses import replace
 from ..method import Method, FedAvg, require
+from ..cohort import Broadcast
 from ..round import local_phase
 from ..server import aggregate
 from ..state import pure
@@ -95,8 +96,8 @@ def feddf_round(
 ):           # list of State
     "One round of FedDF over clients with different networks (Lin et al., algorithm 3)."
     method, kinds = method or FedAvg(), list(zip(models, states, who, batches, weights))
-    outs = [local_phase(method, m, s, w, b, local) for m, s, w, b, _ in kinds]
-    new = [aggregate(method, s, w, o, p, local, pure(m)) for (m, s, w, _, p), o in zip(kinds, outs)]
+    outs = [local_phase(Broadcast(method, m, s, local), w, b) for m, s, w, b, _ in kinds]
+    new = [aggregate(Broadcast(method, m, s, local), w, o, p) for (m, s, w, _, p), o in zip(kinds, outs)]
     said = torch.cat([ensemble(pure(m), o['params'], o['buffers'], proxy) for m, o in zip(models, outs)])
     ends = [distill(pure(m), (s.params, s.buffers), proxy, said.mean(0), seed=s.round, **how)
             for m, s in zip(models, new)]

@@ -19,6 +19,7 @@ from ..methods import FedDecorr, Scaler
 from ..methods.submodels import SubModel, top
 from ..models import build, count, macs
 from ..parse import method as parse
+from ..cohort import Broadcast
 from ..round import local_phase
 from ..server import aggregate, recompute
 from ..state import State, pure, start
@@ -137,8 +138,8 @@ def training_decorr(run, task, clients, tests, s):
     seen = [[look(k, (prior.params, prior.buffers)) for k in who]]
     for e in range(1, s.local.epochs+1):
         local = replace(s.local, epochs=e)
-        out = local_phase(run.method, run.model, prior, who,
-                          batches_of(task, clients, who, local, s.seed, prior.round, 2), local,
+        out = local_phase(Broadcast(run.method, run.model, prior, local), who,
+                          batches_of(task, clients, who, local, s.seed, prior.round, 2),
                           choose_executor(run.method, run.model, task.x_train.device))
         seen.append([look(k, tuple({n: v[k] for n, v in out[part].items()} for part in ('params', 'buffers')))
                      for k in who])
@@ -192,12 +193,12 @@ def update_gap(run, task, clients, tests, s):
     state, how = start(method, model, len(clients), s.statistics), choose_executor(method, model, device)
     for r in range(s.rounds):
         who = draw_clients(len(clients), s.participation, s.seed, r)
-        train = lambda m, st: local_phase(
-            m, model, st, who, batches_of(task, clients, who, s.local, s.seed, r, least), s.local, how, proxy=proxy)
+        train = lambda m, st: local_phase(Broadcast(m, model, st, s.local, proxy=proxy), who,
+                                          batches_of(task, clients, who, s.local, s.seed, r, least), how)
         part, full = train(method, state), train(whole, State(state.params, state.buffers, {}, {}, {}, len(clients), r))
         out.append(sum((part['params'][k] - full['params'][k]).sum(0).square().sum()
                        for k in state.params).sqrt().item())
-        state = aggregate(method, state, who, part, sizes[who], s.local, pure(model), proxy)
+        state = aggregate(Broadcast(method, model, state, s.local, proxy=proxy), who, part, sizes[who])
         if state.recomputes:
             state = recompute(method, model, state,
                               batches_of(task, clients, who, replace(s.local, epochs=1), s.seed, r, least), who)

@@ -39,7 +39,7 @@ from ..engine.inputs import first_odd, least_batch, prefers_channels_last
 from ..engine.table import memory_budget
 from ..result import Run, resume
 from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns
-from ..cohort import check_local
+from ..cohort import Broadcast, check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
 from ..models import build, modest
@@ -223,8 +223,8 @@ def _trained(plan, task, number, state):
     batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number],
                          plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
-    out = local_phase(plan.method, plan.model, state, [number], batches, plan.local,
-                      _executor(plan.method), function=function)
+    out = local_phase(Broadcast(plan.method, plan.model, state, plan.local, function=function), [number], batches,
+                      _executor(plan.method))
     check_clients(Guard(beyond=math.inf), [number], out, state) # the server knows the others
     return out
 
@@ -340,7 +340,8 @@ def quoted(
 def blank(plan, state):
     "A client's result on two empty pictures: the names, types and shapes that answers must have."
     x, y = torch.zeros(1, 1, 2, *plan.task.x_train.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
-    return local_phase(plan.method, plan.model, state, [0], Batches(x, y), plan.local, _executor(plan.method))
+    return local_phase(Broadcast(plan.method, plan.model, state, plan.local), [0], Batches(x, y),
+                       _executor(plan.method))
 
 def _checked(content, like, most):
     "What a site sent, if it is what it must be: tree, steps, loss."
@@ -397,7 +398,7 @@ def merged(
     "The server's half of a round, over those whose answers are good."
     who, out = _stacked(state, answers, form)
     weights = [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
-    return replace(aggregate(plan.method, state, who, out, weights, plan.local, pure(plan.model)),
+    return replace(aggregate(Broadcast(plan.method, plan.model, state, plan.local), who, out, weights),
                    client=state.client, personal=state.personal)
 
 # %% ../../nbs/scale/flower.ipynb #d7e5481d

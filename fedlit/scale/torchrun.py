@@ -21,7 +21,7 @@ from ..engine.table import Table
 from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
-from ..engine.fingerprint import checksum, form_of, in_words
+from ..engine.fingerprint import in_words, unlike
 from ..server import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41
@@ -114,10 +114,10 @@ def _do(self:Ranks, op, tensor, *args):
 @patch
 def __enter__(self:Ranks):
     "While ranks work together, being told to end is an error with the same advice."
-    def told(*_):
+    def terminated(*_):
         signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
         if not self.parted: raise self._parting('it was told to, as torchrun tells all ranks once one has died')
-    self.before = signal.signal(signal.SIGTERM, told) if threading.current_thread() is threading.main_thread() else None
+    self.before = signal.signal(signal.SIGTERM, terminated) if threading.current_thread() is threading.main_thread() else None
     self.open, self.ready = True, False
     return self
 
@@ -146,6 +146,7 @@ def _pass(self:Ranks, op, value=None, peer=0):
         rest = bytes(self._do(op, torch.frombuffer(bytearray(rest or n-_PAGE+8), dtype=torch.uint8), peer).tolist())
     return json.loads((page[8:] + rest)[:n])
 
+# %% ../../nbs/scale/torchrun.ipynb #544ffd36
 @patch
 def _say(self:Ranks, job, tree=None, **said):
     "Rank 0 tells all others what to do, and with which tensors."
@@ -203,9 +204,6 @@ class Share(Table):
     def sum(self, dim=None, **kw):
         return self.ranks._summed(self.path, self.mine) if dim == 0 and not kw else self[:].sum(dim, **kw)
 
-for op in 'radd rsub rmul rtruediv and or xor invert matmul'.split():
-    setattr(Share, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
-
 def _spread(ranks, tree, path=()):
     return ({k: _spread(ranks, v, (*path, k)) for k, v in tree.items()} if isinstance(tree, dict)
             else Share(ranks, path, tree))
@@ -230,6 +228,7 @@ def _fetched(self:Ranks, path, mine):
     self._say('rows', path=path)
     return self._collect(mine)
 
+# %% ../../nbs/scale/torchrun.ipynb #f654b0c3
 def _summand(v): return v.sum(0, dtype=torch.double).reshape(-1)
 
 @patch
@@ -275,39 +274,28 @@ def begin(self:Ranks,
     "Rank 0 asks whether all ranks were given the same run, and leads."
     self.open, self.sim, self.round, sim.alone = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
-    self._say('begin', asked=_asked(run), given=_given(sim), round=self.round)
+    self._say('begin', given=_given(sim, run), round=self.round)
     self._agree(None)
     return self
 
 # %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
-def _given(sim):
-    "What a rank was given, in words: name -> text."
-    if not (a := getattr(sim, 'asked', None)): return {}
-    layers = {f'the network, in {k}': in_words(v) for k, v in a.model.state_dict().items()}
-    task = {f'the task, in {k}': in_words(v) for k, v in vars(a.task).items() if k != 'name'}
-    tests = getattr(sim, 'tests', None)
-    return {**layers, **task, 'the clients': checksum(*a.clients), 'the tests of the clients': checksum(*(tests or ())),
-            'what the server has': in_words(a.proxy),
-            f'the criterion, in Python {sys.version_info[:2]}': in_words(a.criterion),
-            **{f"the network, in {k or 'the whole'}, Python {sys.version_info[:2]}": said
-               for k, _, said in (line.partition(': ') for line in form_of(a.model).splitlines())}}
+_FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
 
-def _unlike(theirs, ours, rank):
-    "In which names two ranks differ, at most four of them in words."
-    only = [f'{k} is on rank {0 if k in theirs else rank} only'
-            for k in sorted({*theirs} ^ {*ours}) if 'Python' not in k]
-    other = [f'{k}: {theirs[k]} on rank 0, {ours[k]} on rank {rank}'
-             for k in theirs if k in ours and theirs[k] != ours[k]]
-    said = [v if len(v) < 300 else f'{v[:300]} ...' for v in other + only]
+def _given(sim, run):
+    "What a rank was given, as JSON has it."
+    proxy = getattr(getattr(sim, 'asked', None), 'proxy', None)
+    said = dict(run.settings, method=repr(run.method), **{'what the server has': in_words(proxy)})
+    return json.loads(json.dumps({k: v for k, v in said.items() if k not in _FREE}))
+
+def _differences(theirs, ours, rank):
+    "In what two ranks differ, at most four of them in words."
+    settings = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {rank}' for k in dict.fromkeys([*theirs, *ours])
+                if k != 'fingerprint' and theirs.get(k) != ours.get(k)]
+    said = [v if len(v) < 300 else f'{v[:300]} ...' for v in settings]
+    said += unlike(theirs.get('fingerprint', {}), ours.get('fingerprint', {}))
     return said[:4] + [f'{len(said)-4} more']*(len(said) > 4)
 
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
-_FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
-
-def _asked(run):
-    return {k: v for k, v in json.loads(json.dumps(dict(run.settings, method=repr(run.method)))).items()
-            if k not in (*_FREE, 'fingerprint')}
-
 @patch
 def _agree(self:Ranks, error):
     "What the other ranks answer; the first error there is, that of rank 0 included, is raised."
@@ -336,7 +324,7 @@ def train(self:Ranks, who, state):
     self.out, error = _try(self.sim.train, theirs[0], state)
     theirs = self._agree(error)
     if wrong := [pair for t in theirs for pair in t['why']]: self.sim.why.setdefault(state.round, {}).update(wrong)
-    told = [_numbers(self.out), *(t['numbers'] for t in theirs if t['numbers'])]
+    told = [_numbers(self.out), *(t['numbers'] for t in theirs)]
     if not (told := self._left(len(who), told)): return self.out
     like = lambda k: self.out.get(k, self.out['loss']) # a rank of which no client is left has not seen all
     numbers = {k: self._joined([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
@@ -353,14 +341,25 @@ def train(self:Ranks, who, state):
 
 # %% ../../nbs/scale/torchrun.ipynb #0ad934ee
 @patch
-def _left(self:Ranks, asked, told):
-    "What the ranks that have clients left say of them; positions are among all who are left."
-    left = sorted(k for t in told for k in t['who'])
-    if len(left) < asked:
-        theirs = iter(told)
-        self.shares = [[left.index(k) for k in next(theirs)['who']] if at else [] for at in self.shares]
-        self._say('left', shares=self.shares)
-    return [t for t in told if t['who']]
+def _left(self:Ranks, many, told):
+    "What the ranks that have clients left say of them; `many`: how many clients there were."
+    whose = [t.get('who', []) for t in told]
+    left = sorted(sum(whose, []))
+    if len(left) < many: self._go_on(left, whose)
+    return [t for t, ks in zip(told, whose) if ks]
+
+@patch
+def _go_on(self:Ranks, left, whose):
+    "Go on with the clients `left`; `whose`: for each rank the clients that it had."
+    shares = [[left.index(k) for k in ks if k in left] for ks in whose]
+    self._say('keep', left=left, shares=shares)
+    self._keep(left, shares)
+
+@patch
+def _keep(self:Ranks, left, shares):
+    "Forget all other clients; the `shares` are positions among those that are left."
+    self.shares = shares
+    if self.out: self.out = rows(self.out, [j for j, k in enumerate(self.out['who'].tolist()) if k in left])
 
 # %% ../../nbs/scale/torchrun.ipynb #aaa3c340
 @patch
@@ -381,28 +380,15 @@ def _judged(self:Ranks, numbers, state):
     act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
     numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
     if guard.then != 'skip': return numbers
-    self._say('keep', keep=keep)
-    self._kept_rows(keep)
+    names = numbers['who'].tolist()
+    self._go_on([names[i] for i in keep], [[names[i] for i in at] for at in self.shares])
     return rows(numbers, keep)
 
+# %% ../../nbs/scale/torchrun.ipynb #5ad8d4c5
 def _named(out, j):
     "The name of the tensor in column `j` of what was seen."
     names = [k for k in flatten({k: out[k] for k in ('buffers', 'uploads', 'client')}) if not k.endswith('/')]
     return names[j].removeprefix('buffers/')
-
-@patch
-def _kept_rows(self:Ranks, keep):
-    "Forget the clients of the round that are not at the positions `keep`."
-    mine = [j for j, i in enumerate(self.shares[self.rank]) if i in keep]
-    if self.out is not None: self.out = rows(self.out, mine)
-    self.shares = [[keep.index(i) for i in at if i in keep] for at in self.shares]
-
-@patch
-def _on_keep(self:Ranks, run, said, tree):
-    self._kept_rows(said['keep'])
-    self.at = self.shares[self.rank]
-    self.who, self.out = (self.out['who'].tolist(), self.out) if self.at else ([], None)
-
 
 # %% ../../nbs/scale/torchrun.ipynb #dbef68bf
 @patch
@@ -460,11 +446,11 @@ def _answer(self:Ranks, error=None, numbers=None):
 @patch
 def _on_begin(self:Ranks, run, said, tree):
     self.round = said['round']
-    differ = (_unlike(said['asked'], _asked(run), self.rank)
-              + _unlike(said['given'], json.loads(json.dumps(_given(self.sim))), self.rank))
+    differ = _differences(said['given'], _given(self.sim, run), self.rank)
     self._answer(ValueError("all ranks must be asked for the same run, "
                             f"but they differ in {'; '.join(differ)}") if differ else None)
 
+# %% ../../nbs/scale/torchrun.ipynb #de4b493c
 @patch
 def _on_train(self:Ranks, run, said, tree):
     self.round, self.shares, self.at = said['round'] + 1, said['shares'], said['shares'][self.rank]
@@ -476,8 +462,9 @@ def _on_train(self:Ranks, run, said, tree):
     self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.why.get(said['round'], {}).items())))
 
 @patch
-def _on_left(self:Ranks, run, said, tree):
-    self.shares, self.at = said['shares'], said['shares'][self.rank]
+def _on_keep(self:Ranks, run, said, tree):
+    self._keep(said['left'], said['shares'])
+    self.at = self.shares[self.rank]
     self.who, self.out = (self.out['who'].tolist(), self.out) if self.at else ([], None)
 
 @patch
@@ -507,12 +494,13 @@ def _on_home(self:Ranks, run, said, tree):
 
 # %% ../../nbs/scale/torchrun.ipynb #56131208
 def over_ranks(
-    asked, # Federation whose executor is "torchrun", or "torchrun:" and the executor of every rank
+    federation, # whose executor is "torchrun", or "torchrun:" and the executor of every rank
 ):         # of the Run after its last round, and its network
     "`federate(..., executor='torchrun')`: rank 0 runs it, resumes and writes checkpoints; the others follow."
-    with asked.ranks or Ranks(asked.device) as ranks:
-        ranks.checkpoint = asked.checkpoint
-        inner = replace(asked, executor=asked.executor.partition(':')[2] or 'auto', device=ranks.device, ranks=None)
+    with federation.ranks or Ranks(federation.device) as ranks:
+        ranks.checkpoint = federation.checkpoint
+        executor = federation.executor.partition(':')[2] or 'auto'
+        inner = replace(federation, executor=executor, device=ranks.device, ranks=None)
         if ranks.follows: inner = replace(inner, checkpoint=None, minutes=None)
         *_, last = inner.running(team=ranks)
         yield last

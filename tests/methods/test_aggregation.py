@@ -5,6 +5,7 @@ from fedlit.method import FedAvg, Method
 from fedlit import laws
 from fedlit.methods import FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 from by_hand import EXECUTORS, FULL, W0, X, Y, by_torch, classifier, classify, fit, gap, same, slope
@@ -110,8 +111,8 @@ def test_an_adaptive_server_against_a_hand_written_one(m):
     mean, second = {k: torch.zeros_like(v) for k, v in state.params.items()}, {}
     for r in range(3):
         twin = replace(state, server={})
-        avg = fed_round(plain, world.model, twin, world.who(r), world.data(r), world.sizes, world.local)
-        state = fed_round(m, world.model, state, world.who(r), world.data(r), world.sizes, world.local)
+        avg = fed_round(Broadcast(plain, world.model, twin, world.local), world.who(r), world.data(r), world.sizes)
+        state = fed_round(Broadcast(m, world.model, state, world.local), world.who(r), world.data(r), world.sizes)
         for k, w in twin.params.items():
             delta, old = avg.params[k] - w, second.get(k, m.tau**2*torch.ones_like(w))
             mean[k] = m.beta1*mean[k] + (1 - m.beta1)*delta

@@ -9,6 +9,7 @@ from fedlit.methods.feddf import distill, feddf_round
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.batches import Batches
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import pure, start
 from federation import CLIENTS, PROXY, SIZES, batches, gap, model, train, who
@@ -45,13 +46,13 @@ def test_distill_is_plain_torch():
 
 def test_feddf_starts_at_the_average_and_learns_the_ensemble():
     net, data = model(), dict(batches(0), x=batches(0)['x'].double())
-    rounds = {n: fed_round(FedDF(steps=n), net, start(FedDF(steps=n), net, CLIENTS), who(0), data, SIZES,
-                           Local(lr=.1), proxy=PROXY)
+    rounds = {n: fed_round(Broadcast(FedDF(steps=n), net, start(FedDF(steps=n), net, CLIENTS), Local(lr=.1),
+                                     proxy=PROXY), who(0), data, SIZES)
               for n in (0, 200)}
-    fed = fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), who(0), data, SIZES, Local(lr=.1))
+    fed = fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), who(0), data, SIZES)
     assert max((rounds[0].params[k] - v).abs().max().item() for k, v in fed.params.items()) < 1e-12
-    alone = [fed_round(FedAvg(), net, start(FedAvg(), net, 1), [0], {k: v[i:i+1] for k, v in data.items()},
-                       [1.], Local(lr=.1))
+    alone = [fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, 1), Local(lr=.1)), [0],
+                       {k: v[i:i+1] for k, v in data.items()}, [1.])
              for i in range(4)]
     say = lambda s: pure(net)(s.params, s.buffers, PROXY, train=False)[1].detach()
     teacher = sum(say(s) for s in alone)/4
@@ -84,7 +85,7 @@ def test_two_kinds_of_networks_learn_from_each_other():
             for s in (slice(0, 2), slice(2, 4))]
     go = lambda steps: feddf_round(nets, states, [[0, 1]]*2, both, [SIZES[:2], SIZES[2:]], Local(lr=.1), PROXY,
                                    steps=steps)
-    plain = [fed_round(FedAvg(), n, s, [0, 1], b, w, Local(lr=.1))
+    plain = [fed_round(Broadcast(FedAvg(), n, s, Local(lr=.1)), [0, 1], b, w)
              for n, s, b, w in zip(nets, states, both, (SIZES[:2], SIZES[2:]))]
     assert all(gap(a, b) < 1e-12 for a, b in zip(go(0), plain))
     outs = go(300)

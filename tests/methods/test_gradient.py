@@ -3,6 +3,7 @@ import pytest, torch
 from torch import nn
 from fedlit.methods import FedAvgM, FedDyn, FedProx, HeteroFL, SCAFFOLD
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 from by_hand import FULL, W0, X, Y, Line, fit, slope
@@ -42,8 +43,8 @@ def test_scaffold_printed_estimate_is_inflated_by_momentum():
                 y=torch.zeros(1, T, 1, dtype=torch.double))
     c = {}
     for form in ('paper', 'corrected'):
-        s = fed_round(SCAFFOLD(form=form), net, start(SCAFFOLD(form=form), net, 1), [0], data, [1.],
-                      Local(lr=.01, momentum=.9), criterion=lambda out, y: out.mean())
+        s = fed_round(Broadcast(SCAFFOLD(form=form), net, start(SCAFFOLD(form=form), net, 1),
+                                Local(lr=.01, momentum=.9), criterion=lambda out, y: out.mean()), [0], data, [1.])
         c[form] = s.client['SCAFFOLD']['c']['head.weight'][0, 0]
     true = torch.tensor([1., 2., -1.], dtype=torch.double)
     assert torch.allclose(c['corrected'], true, atol=1e-5)
@@ -55,8 +56,8 @@ def test_scaffold_correction_with_weight_decay_and_momentum(rho, decay):
     "A client without any loss: decay alone moves it, and the corrected estimate of the gradient is zero."
     net = Line()
     data = dict(x=X[:1], y=Y[:1])
-    s = fed_round(SCAFFOLD(), net, start(SCAFFOLD(), net, 1), [0], data, [1.],
-                  Local(lr=.1, momentum=rho, weight_decay=decay), criterion=lambda out, y: 0*out.sum())
+    s = fed_round(Broadcast(SCAFFOLD(), net, start(SCAFFOLD(), net, 1), Local(lr=.1, momentum=rho, weight_decay=decay),
+                            criterion=lambda out, y: 0*out.sum()), [0], data, [1.])
     assert s.client['SCAFFOLD']['c']['head.weight'].abs().max() < 1e-5
     if decay: assert not torch.allclose(s.params['head.weight'][0], W0)
 
@@ -94,8 +95,9 @@ def test_feddyn_two_rounds_by_hand():
     for round in ([0, 2], [1, 2], [0, 1]):
         x = torch.tensor([a[k]**.5 for k in round]).double().reshape(2, 1, 1, 1).expand(2, 4, 1, 1)
         y = torch.tensor([a[k]**.5*target[k] for k in round]).double().reshape(2, 1, 1).expand(2, 4, 1)
-        state = fed_round(m, net, state, round, dict(x=x, y=y), [1., 1.], Local(lr=lr, momentum=0.),
-                          criterion=lambda z, y: (z[:, 0] - y).square().mean()/2)
+        state = fed_round(Broadcast(m, net, state, Local(lr=lr, momentum=0.),
+                                    criterion=lambda z, y: (z[:, 0] - y).square().mean()/2), round, dict(x=x, y=y),
+                          [1., 1.])
         ends = []
         for k in round:
             v = w

@@ -8,6 +8,7 @@ from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import factors
 from fedlit.models import alexnet_bn
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import deployed
 from fedlit.state import start
@@ -43,9 +44,9 @@ def test_fedper_and_lgfedavg_split_the_network():
 def test_fedper_averages_bodies_by_data_and_no_head():
     net, m = model(), FedPer()
     data, p = dict(batches(0), x=batches(0)['x'].double()), SIZES/SIZES.sum()
-    one = fed_round(m, net, start(m, net, CLIENTS), who(0), data, SIZES, Local(lr=.1))
-    alone = [fed_round(FedAvg(), net, start(FedAvg(), net, CLIENTS), [who(0)[i]],
-                       {k: v[i:i+1] for k, v in data.items()}, [1.], Local(lr=.1))
+    one = fed_round(Broadcast(m, net, start(m, net, CLIENTS), Local(lr=.1)), who(0), data, SIZES)
+    alone = [fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), [who(0)[i]],
+                       {k: v[i:i+1] for k, v in data.items()}, [1.])
              for i in range(4)]
     assert torch.allclose(one.params['c1.weight'],
                           sum(pk.double()*s.params['c1.weight'] for pk, s in zip(p, alone)), atol=1e-5)
@@ -71,8 +72,8 @@ def test_fedrep_trains_the_head_then_the_body():
         h = h - lr*v
     e = (x[0, 2]@b.T@h - y[0, 2])[:, None]
     b = b - lr*torch.einsum('n,i,nj->ij', e[:, 0], h, x[0, 2])/4
-    s = fed_round(FedRep(), net, start(FedRep(), net, 1), [0], dict(x=x, y=y), [1.],
-                  Local(epochs=3, lr=lr, momentum=rho), criterion=square)
+    s = fed_round(Broadcast(FedRep(), net, start(FedRep(), net, 1), Local(epochs=3, lr=lr, momentum=rho),
+                            criterion=square), [0], dict(x=x, y=y), [1.])
     assert (torch.allclose(s.personal['head.weight'][0, 0], h, atol=1e-5)
             and torch.allclose(s.params['body.weight'], b, atol=1e-5))
 
@@ -105,9 +106,9 @@ def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
     net, m = model(norm=False), FedCAC(beta=5.)
     data = dict(batches(0), x=batches(0)['x'].double())
     local = Local(lr=.1)
-    s = fed_round(m, net, start(m, net, 4), range(4), data, SIZES, local)
-    ends = [fed_round(FedAvg(), net, start(FedAvg(), net, 1), [0], {k: v[i:i+1] for k, v in data.items()},
-                      [1.], local).params
+    s = fed_round(Broadcast(m, net, start(m, net, 4), local), range(4), data, SIZES)
+    ends = [fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, 1), local), [0],
+                      {k: v[i:i+1] for k, v in data.items()}, [1.]).params
             for i in range(4)]
     first, p = dict(net.named_parameters()), (SIZES/SIZES.sum()).double()
     masks = [critical({k: v for k, v in e.items()}, first, .5) for e in ends]

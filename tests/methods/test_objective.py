@@ -2,7 +2,7 @@
 import copy, math
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
-from fedlit.cohort import look
+from fedlit.cohort import Broadcast, look
 from fedlit.data import load
 from fedlit.method import FedAvg
 from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedProx, MOON, StructuredDeCov
@@ -61,8 +61,8 @@ def test_fedprox_stability_limit():
         def forward(self, x): return x, self.w*x
     def size(lrmu, rho):
         x, m = torch.ones(1, 300, 1, dtype=torch.double), FedProx(mu=lrmu/.1)
-        state = fed_round(m, Push(), start(m, Push(), 1), [0], dict(x=x, y=x), [1.], Local(lr=.1, momentum=rho),
-                          criterion=lambda out, y: out.mean())
+        state = fed_round(Broadcast(m, Push(), start(m, Push(), 1), Local(lr=.1, momentum=rho),
+                                    criterion=lambda out, y: out.mean()), [0], dict(x=x, y=x), [1.])
         return abs(state.params['w'].item())
     for rho in (0., .5, .9): assert size(2*(1 + rho)*.97, rho) < 1 < 10 < size(2*(1 + rho)*1.03, rho)
 
@@ -108,7 +108,7 @@ def train(method, model, executor, rounds=3, device='cpu'):
     for r in range(rounds):
         batch = {k: v if k == 'live' else v.to(device) for k, v in data(who[r], r).items()}
         batch['x'] = batch['x'].to(dtype)
-        state = fed_round(method, model, state, who[r], batch, [1. + k for k in who[r]], local, executor)
+        state = fed_round(Broadcast(method, model, state, local), who[r], batch, [1. + k for k in who[r]], executor)
     return state
 
 def agree(a, b, **tol):
@@ -188,7 +188,7 @@ def test_moon_late_client(executor):
         model = net()
         state = start(method, model, 5)
         for r, ks in enumerate([[0, 2], [1, 3]]):
-            state = fed_round(method, model, state, ks, data(ks, r), [1., 1.], local, executor)
+            state = fed_round(Broadcast(method, model, state, local), ks, data(ks, r), [1., 1.], executor)
         return state.params
     agree(late(MOON(mu=5, form='paper')), late(FedAvg()), rtol=0, atol=1e-7)
     assert max((a-b).abs().max() for a, b in zip(leaves(late(MOON(mu=5))), leaves(late(FedAvg())))) > 1e-3
@@ -213,7 +213,7 @@ def test_moon_l2_starts_at_rest(executor):
         model = net()
         state = start(m, model, 5)
         batch = {k: v[:, :1] for k, v in data([0, 1, 2], 0, False).items() if v is not None}
-        return fed_round(m, model, state, [0, 1, 2], batch, [1.]*3, local, executor).params
+        return fed_round(Broadcast(m, model, state, local), [0, 1, 2], batch, [1.]*3, executor).params
     agree(one_step(MOON(mu=50, variant='l2')), one_step(FedAvg()), rtol=0, atol=1e-6)
 
 def test_moon_l2_keeps_no_memory():

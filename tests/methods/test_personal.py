@@ -11,6 +11,7 @@ from fedlit.methods import (
     APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
 from fedlit.batches import Batches
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import deployed
 from fedlit.state import pure, start
@@ -27,7 +28,8 @@ def federation(method, rounds=ROUNDS, local=LOCAL, norm=True, executor='loop', d
     net = classifier(norm)
     state = start(method, net, 3)
     for who in rounds:
-        state = fed_round(method, net, state, who, {k: v[who] for k, v in data.items()}, SIZES[who], local, executor)
+        state = fed_round(Broadcast(method, net, state, local), who, {k: v[who] for k, v in data.items()}, SIZES[who],
+                          executor)
     return state
 
 def sgd(net, local=LOCAL, **kw):
@@ -152,7 +154,7 @@ def test_samples_stay_at_the_client():
             asked.append(args)
             return super().data(*args)
     for m, n in ((Looks(), 3), (Blind(), 0)):
-        out = local_phase(m, net, start(m, net, 3), [0, 1, 2], Counting(**DATA), Local(epochs=1), 'vmap')
+        out = local_phase(Broadcast(m, net, start(m, net, 3), Local(epochs=1)), [0, 1, 2], Counting(**DATA), 'vmap')
         assert len(asked) == n and all(v.shape == (3,) for v in out['uploads'].get('Looks', {}).values())
         asked.clear()
     assert sorted(seen[-3:]) == [(6, 3), (18, 3), (18, 3)] # those before are of the trial
@@ -237,7 +239,7 @@ def test_counts_are_those_of_the_samples_that_are_visited():
             seen.append((counts.tolist(), labels.tolist()))
             return client, {}
     net = classifier()
-    local_phase(Counts(), net, start(Counts(), net, 3), [0, 1, 2], Batches(**DATA), Local())
+    local_phase(Broadcast(Counts(), net, start(Counts(), net, 3), Local()), [0, 1, 2], Batches(**DATA))
     want = [torch.cat([y for _, y in steps(k)]).bincount(minlength=2) for k in range(3)]
     assert sorted(seen) == sorted((w.tolist(), (w > 0).tolist()) for w in want)
 

@@ -7,7 +7,7 @@ from scipy import optimize, stats
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 import fedlit.laws as laws
-from fedlit.cohort import as_sent
+from fedlit.cohort import Broadcast, as_sent
 from fedlit.engine.tape import Tapes
 from fedlit.laws import COUNTS
 from fedlit.method import Method
@@ -70,10 +70,10 @@ def still(method, rounds=1, clients=4, executor='loop', net=None, state=None):
     n = net.head.weight.shape[1]
     data = dict(x=torch.zeros(clients, 1, 2, n), y=torch.zeros(clients, 1, 2))
     for _ in range(rounds):
-        out = local_phase(method, net, state, list(range(clients)), Batches(**data), LR, executor,
-                          criterion=lambda out, y: out.sum())
-        state = fed_round(method, net, state, list(range(clients)), data, torch.arange(1., clients+1), LR, executor,
-                          criterion=lambda out, y: out.sum())
+        out = local_phase(Broadcast(method, net, state, LR, criterion=lambda out, y: out.sum()), list(range(clients)),
+                          Batches(**data), executor)
+        state = fed_round(Broadcast(method, net, state, LR, criterion=lambda out, y: out.sum()), list(range(clients)),
+                          data, torch.arange(1., clients+1), executor)
     return out['params']['head.weight'][:, 0], state.params['head.weight'][0]
 
 def normal(v, deviation): return stats.kstest(v.double().numpy()/deviation, 'norm').pvalue
@@ -109,7 +109,7 @@ def test_one_client_moves_the_mean_by_no_more_than_it_may():
     for scale in (1., 50., -50.):
         x = data['x'].clone()
         x[2] *= scale
-        new = fed_round(m, net, state, PLAIN.who(0), dict(data, x=x), PLAIN.sizes, PLAIN.local)
+        new = fed_round(Broadcast(m, net, state, PLAIN.local), PLAIN.who(0), dict(data, x=x), PLAIN.sizes)
         ends.append(torch.cat([v.flatten() for v in new.params.values()]))
     apart = max((a - b).norm() for a in ends for b in ends)
     assert .05/4 < apart <= 2*.05/4 + 1e-9
@@ -182,11 +182,11 @@ def test_every_step_has_noise_of_its_own_played_back_or_not(source):
     def run(tapes):
         state, seen = start(m, net, 2), []
         for _ in range(3):
-            out = local_phase(m, net, state, [0, 1], Batches(**data), LR, tapes=tapes,
-                              criterion=lambda out, y: out.sum())
+            out = local_phase(Broadcast(m, net, state, LR, criterion=lambda out, y: out.sum()), [0, 1], Batches(**data),
+                              tapes=tapes)
             seen.append(out['params']['head.weight'][:, 0] - state.params['head.weight'])
-            state = fed_round(m, net, state, [0, 1], data, [1., 1.], LR, tapes=tapes,
-                              criterion=lambda out, y: out.sum())
+            state = fed_round(Broadcast(m, net, state, LR, criterion=lambda out, y: out.sum()), [0, 1], data, [1., 1.],
+                              tapes=tapes)
         return torch.cat(seen)
     for tapes in (None, Tapes()):
         each = run(tapes)
@@ -292,7 +292,8 @@ def test_every_name_that_a_later_send_may_ask_for_is_looked_at(name):
         data = dict(PLAIN.data(r), live=COUNTS[[2*r + 1, 0, 0, 0]])
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # of what does not leave
-            local_phase(m, net, start(m, net, 6), [0], Batches(**data).of([0]), PLAIN.local, proxy=PLAIN.proxy)
+            local_phase(Broadcast(m, net, start(m, net, 6), PLAIN.local, proxy=PLAIN.proxy), [0],
+                        Batches(**data).of([0]))
     a, b = seen
     if torch.is_tensor(a): a, b = dict(all=a), dict(all=b)
     assert all(torch.equal(v, b[k]) for k, v in a.items()) if isinstance(a, dict) else a == b
@@ -306,7 +307,7 @@ def test_a_median_of_private_updates_counts_all_alike(order):
     pair = DP(clip=.3, noise=0., at='client'), CoordinateMedian()
     m, world = pair[order] + pair[1 - order], replace(PLAIN, sizes=torch.tensor([1., 100., 3., 2.]))
     state = start(m, PLAIN.model, 6)
-    out = local_phase(m, PLAIN.model, state, PLAIN.who(0), Batches(**PLAIN.data(0)), PLAIN.local)
+    out = local_phase(Broadcast(m, PLAIN.model, state, PLAIN.local), PLAIN.who(0), Batches(**PLAIN.data(0)))
     new = laws.train(m, world, rounds=1)
     for k, v in out['params'].items():
         middle = (v - state.params[k]).sort(0).values[1:3].mean(0)
@@ -436,8 +437,9 @@ def test_copies_in_a_batch_add_up(copies):
     def ended(sign):
         x = torch.ones(1, 1, 6, 1, dtype=torch.double)
         x[..., :copies, :] *= 1000*sign # the replaced sample, wherever it is
-        out = local_phase(DPSGD(clip=.5, noise=0.), Line(), start(DPSGD(), Line(), 1), [0],
-                          Batches(x, torch.zeros(1, 1, 6, dtype=torch.long)), LR, criterion=lambda out, y: out.sum())
+        out = local_phase(Broadcast(DPSGD(clip=.5, noise=0.), Line(), start(DPSGD(), Line(), 1), LR,
+                                    criterion=lambda out, y: out.sum()), [0],
+                          Batches(x, torch.zeros(1, 1, 6, dtype=torch.long)))
         return out['params']['head.weight'].item()
     moved = abs(ended(1) - ended(-1))*6/LR.lr # of the sum
     assert moved == pytest.approx(2*.5*copies)
@@ -494,8 +496,8 @@ def published(m, world, other=None, statistics='averaged', executor='loop'):
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # of what a method leaves at home, and of Krum's few clients
         s = start(m, world.model, world.clients, statistics)
-        out = local_phase(m, world.model, s, [first], Batches(**data(0)).of([0]), world.local, executor,
-                          proxy=world.proxy)
+        out = local_phase(Broadcast(m, world.model, s, world.local, proxy=world.proxy), [first],
+                          Batches(**data(0)).of([0]), executor)
         s = laws.train(m, replace(world, data=data, sizes=sizes), executor, 2, s)
     sent = {k: {n: v for n, v in out[k].items() if n not in s.personal}
             for k in ('params', 'buffers', 'uploads', 'mask')}

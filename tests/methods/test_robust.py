@@ -5,6 +5,7 @@ from fedlit.method import Method
 from fedlit.methods import (
     CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO, TrimmedMean)
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.server import aggregate
 from fedlit.state import start
 from fedlit.tree import rows
@@ -18,8 +19,8 @@ def server(method, deltas, weights=None, mask=None, steps=None):
     out = dict(params=dict(weight=state.params['weight'] + deltas), buffers={}, uploads={},
                client=rows(state.client, list(range(K))), mask=mask or {},
                steps=torch.full((K,), 5) if steps is None else steps)
-    return aggregate(method, state, list(range(K)), out, [1.]*K if weights is None else weights,
-                     Local(momentum=0.)).params['weight'] - state.params['weight']
+    return aggregate(Broadcast(method, None, state, Local(momentum=0.)), list(range(K)), out,
+                     [1.]*K if weights is None else weights).params['weight'] - state.params['weight']
 
 def crowd(K, seed=0): return torch.randn(K, 3, 4, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
 

@@ -4,6 +4,7 @@ import torch, torch.nn.functional as F
 from math import ceil
 from torch import nn
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 
@@ -40,8 +41,8 @@ def trained(method, weights=BY_DATA, rounds=2, executor='loop'):
     net = perceptron()
     state = start(method, net, CLIENTS)
     for r in range(rounds):
-        state = fed_round(method, net, state, range(CLIENTS), data(r), weights,
-                          Local(lr=LR, momentum=MOMENTUM, weight_decay=DECAY), executor=executor)
+        state = fed_round(Broadcast(method, net, state, Local(lr=LR, momentum=MOMENTUM, weight_decay=DECAY)),
+                          range(CLIENTS), data(r), weights, executor=executor)
     return state.params
 
 def differ(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)

@@ -6,6 +6,7 @@ from fedlit.methods import DepthFL, FedDyn, HeteroFL, MaskedCE
 from fedlit.methods.depthfl import Exits, exits_cnn, exits_cnn4, exits_mlp, exits_resnet18, mutual, ramp
 from fedlit.models import cnn4, count
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 from federation import gap
@@ -31,7 +32,7 @@ def trained(method, net, rounds=2, executor='loop', weights=(1.,)*K):
     "The state after some rounds of fedlit."
     state = start(method, net, CLIENTS)
     for r in range(rounds):
-        state = fed_round(method, net, state, who(r), data(r), torch.tensor(weights), LOCAL, executor)
+        state = fed_round(Broadcast(method, net, state, LOCAL), who(r), data(r), torch.tensor(weights), executor)
     return state
 
 # ---- the same, written out: short networks that are really built ----
@@ -163,7 +164,7 @@ def test_what_nobody_had_is_kept():
     net, m = three_stages(), DepthFL((1, 2), distill=False) + FedDyn()
     before = start(m, net, 2)
     batch = {k: v[:2] for k, v in data(0).items()}
-    after = fed_round(m, net, before, [0, 1], batch, [1., 3.], LOCAL)
+    after = fed_round(Broadcast(m, net, before, LOCAL), [0, 1], batch, [1., 3.])
     for k, v in {**before.params, **before.buffers}.items():
         if v.is_floating_point():
             assert torch.equal({**after.params, **after.buffers}[k], v) == (k.split(".")[1] == '2')
@@ -171,10 +172,10 @@ def test_what_nobody_had_is_kept():
 def test_weighted_average_over_those_who_have_it():
     net, m = three_stages(), DepthFL((3, 2, 2, 1), distill=False)
     batch, w = data(0), torch.tensor([1., 2., 3., 4.])
-    alone = [fed_round(m, net, start(m, net, 4), [k], {n: v[k:k+1] for n, v in batch.items()}, [1.],
-                       LOCAL).params
+    alone = [fed_round(Broadcast(m, net, start(m, net, 4), LOCAL), [k], {n: v[k:k+1] for n, v in batch.items()},
+                       [1.]).params
              for k in range(K)]
-    both = fed_round(m, net, start(m, net, 4), [0, 1, 2, 3], batch, w, LOCAL).params
+    both = fed_round(Broadcast(m, net, start(m, net, 4), LOCAL), [0, 1, 2, 3], batch, w).params
     for k, v in both.items():
         have = {'0': [0, 1, 2, 3], '1': [0, 1, 2], '2': [0]}[k.split(".")[1]]
         assert (v - sum(w[i]*alone[i][k] for i in have)/sum(w[i] for i in have)).abs().max() < 1e-6
@@ -197,7 +198,7 @@ def test_convolutional_loop_is_vmap_and_odd_sizes_work():
     batch = dict(x=torch.randn(4, 2, 5, 1, 7, 7, generator=g, dtype=torch.double),
                  y=torch.randint(0, 3, (4, 2, 5), generator=g))
     for e in ('loop', 'vmap'):
-        out.append(fed_round(m, net, start(m, net, 4), [0, 1, 2, 3], batch, [1., 2., 3., 4.], LOCAL, e))
+        out.append(fed_round(Broadcast(m, net, start(m, net, 4), LOCAL), [0, 1, 2, 3], batch, [1., 2., 3., 4.], e))
     assert gap(*out) < 1e-9
 
 @pytest.mark.parametrize('fill', ['zero', 'inf'])
@@ -207,7 +208,7 @@ def test_masked_logits_stay_finite(fill):
     for m, e in ((MaskedCE(fill) + DepthFL(LEVELS, ramp=1), 'loop'),
                  (MaskedCE(fill) + DepthFL(LEVELS, ramp=1), 'vmap'),
                  (DepthFL(LEVELS, ramp=1), 'loop')):
-        ends.append(fed_round(m, net, start(m, net, CLIENTS), who(0), batch, [1.]*K, LOCAL, e).params)
+        ends.append(fed_round(Broadcast(m, net, start(m, net, CLIENTS), LOCAL), who(0), batch, [1.]*K, e).params)
     far = lambda a, b: max((a[k] - b[k]).abs().max().item() for k in a)
     assert far(*ends[:2]) < 1e-9 and far(*ends[1:]) > 1e-4 and all(v.isfinite().all() for v in ends[0].values())
 
@@ -228,8 +229,8 @@ def test_repr(m): assert eval(repr(m)) == m
 def test_convolutions_with_exits(shape):
     net = exits_cnn(shape, 10, channels=(4, 6), hidden=5).double()
     x, y = torch.randn(1, 2, 8, *shape, dtype=torch.double), torch.randint(10, (1, 2, 8))
-    shallow, deep = (fed_round(DepthFL(levels=(d,)), net, start(DepthFL(levels=(d,)), net, 1), [0],
-                               dict(x=x, y=y), [1.], Local(lr=.1))
+    shallow, deep = (fed_round(Broadcast(DepthFL(levels=(d,)), net, start(DepthFL(levels=(d,)), net, 1), Local(lr=.1)),
+                               [0], dict(x=x, y=y), [1.])
                      for d in (2, 4))
     moved = lambda state: {k.split('.')[1] for k, v in net.named_parameters() if not torch.equal(v, state.params[k])}
     assert moved(shallow) == {'0', '1'} and moved(deep) == {'0', '1', '2', '3'}
@@ -244,7 +245,8 @@ def test_sizes_of_the_thesis():
 def test_four_convolutions_with_exits():
     net = exits_cnn4((1, 8, 8), 4, channels=(4, 4, 8, 8)).double()
     x, y = torch.randn(4, 2, 6, 1, 8, 8, dtype=torch.double), torch.randint(4, (4, 2, 6))
-    ends = [fed_round(DepthFL(), net, start(DepthFL(), net, 4), [0, 1, 2, 3], dict(x=x, y=y), [1.]*4, Local(lr=.1), e)
+    ends = [fed_round(Broadcast(DepthFL(), net, start(DepthFL(), net, 4), Local(lr=.1)), [0, 1, 2, 3], dict(x=x, y=y),
+                      [1.]*4, e)
             for e in ('loop', 'vmap')]
     assert max((v - ends[1].params[k]).abs().max() for k, v in ends[0].params.items()) < 1e-9
     assert net.eval()(x[0, 0])[1].shape == (6, 4)
@@ -255,6 +257,7 @@ def test_four_convolutions_with_exits():
 def test_convolutions_with_exits_are_one_in_all_executors():
     net = exits_cnn((1, 8, 8), 4, channels=(3, 4), hidden=5).double()
     x, y = torch.randn(4, 2, 6, 1, 8, 8, dtype=torch.double), torch.randint(4, (4, 2, 6))
-    ends = [fed_round(DepthFL(), net, start(DepthFL(), net, 4), [0, 1, 2, 3], dict(x=x, y=y), [1.]*4, Local(lr=.1), e)
+    ends = [fed_round(Broadcast(DepthFL(), net, start(DepthFL(), net, 4), Local(lr=.1)), [0, 1, 2, 3], dict(x=x, y=y),
+                      [1.]*4, e)
             for e in ('loop', 'vmap')]
     assert max((v - ends[1].params[k]).abs().max() for k, v in ends[0].params.items()) < 1e-9

@@ -6,6 +6,7 @@ from fedlit.methods import FedDSE, OldCounts
 from fedlit.methods.feddse import activity
 from fedlit.batches import Batches
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.state import start
 from federation import CLIENTS, COUNTS, K, SIZES, Net, batches, gap, model, train, who
@@ -31,7 +32,7 @@ def test_activity(score):
 def test_feddse_masks():
     method, net = FedDSE(rates=(.5,)), model()
     data = dict(batches(0), x=batches(0)['x'].double())
-    out = local_phase(method, net, start(method, net, CLIENTS), who(0), Batches(**data), Local(epochs=1))
+    out = local_phase(Broadcast(method, net, start(method, net, CLIENTS), Local(epochs=1)), who(0), Batches(**data))
     for k in range(K):
         x = torch.cat([data['x'][k, t, :n] for t, n in enumerate(COUNTS[k].tolist())])
         u = F.relu(by_batch(net.c1(x), net.n1))
@@ -73,8 +74,8 @@ def test_clients_in_threads_look_one_at_a_time(executor):
     for _ in range(3):
         state = start(m, net, CLIENTS)
         for r in range(3):
-            state = fed_round(m, net, state, who(r), dict(batches(r), x=batches(r)['x'].double()), SIZES,
-                              Local(lr=.1, momentum=.9, weight_decay=.01), executor=executor)
+            state = fed_round(Broadcast(m, net, state, Local(lr=.1, momentum=.9, weight_decay=.01)), who(r),
+                              dict(batches(r), x=batches(r)['x'].double()), SIZES, executor=executor)
         assert (gap(state, alone) < 1e-9
                 and all(isinstance(p, torch.nn.Parameter) and p.requires_grad for p in net.parameters()))
 
@@ -85,9 +86,9 @@ def test_old_counts():
     method, net = FedDSE(rates=(.5,)), model()
     data, state = Batches(**dict(batches(0), x=batches(0)['x'].double())), start(method, net, CLIENTS)
     local = Local(lr=.1)
-    out = local_phase(method, net, state, who(0), data, local)
-    new = fed_round(method + OldCounts(), net, start(method + OldCounts(), net, CLIENTS), who(0), data,
-                    torch.ones(K), local)
+    out = local_phase(Broadcast(method, net, state, local), who(0), data)
+    new = fed_round(Broadcast(method + OldCounts(), net, start(method + OldCounts(), net, CLIENTS), local), who(0),
+                    data, torch.ones(K))
     for n, old in state.params.items():
         m = out['mask'][n].double() if n in out['mask'] else torch.ones(K).double()
         m = m.reshape(*m.shape, *(1,)*(old.dim() + 1 - m.dim())).expand(K, *old.shape)

@@ -8,6 +8,7 @@ from fedlit.methods.fedgse import sensitivity, similar_data
 from fedlit.methods.submodels import uniform
 from fedlit.batches import Batches
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.state import start
 from federation import CLIENTS, SIZES, Net, batches, gap, model, train, who
@@ -91,7 +92,7 @@ def test_fedgse_by_hand(similar):
     state = start(method, net, CLIENTS)
     data = Batches(**dict(batches(0), x=batches(0)['x'].double()))
     local = Local(lr=.1)
-    out = local_phase(method, net, state, clients, data, local, proxy=PUBLIC)
+    out = local_phase(Broadcast(method, net, state, local, proxy=PUBLIC), clients, data)
     k = 2
     last = model() # the small network as a full one with zeros
     last.load_state_dict({n: v[k] for n, v in {**out['params'], **out['buffers']}.items()})
@@ -106,8 +107,8 @@ def test_fedgse_by_hand(similar):
             getattr(last, n).bias[~m] = 0
         said = last.eval()(PUBLIC[0])[1].argmax(1)
     assert torch.equal(out['client']['FedGSE']['label'][k], said)
-    state = fed_round(method, net, state, clients, data, SIZES[:4], local, proxy=PUBLIC)
-    again = local_phase(method, net, state, clients, data, local, proxy=PUBLIC)
+    state = fed_round(Broadcast(method, net, state, local, proxy=PUBLIC), clients, data, SIZES[:4])
+    again = local_phase(Broadcast(method, net, state, local, proxy=PUBLIC), clients, data)
     order = uniform(30, 0, 1, k, 1)
     use = [j for j in order.argsort().tolist() if similar == 'CSL' or said[j] == PUBLIC[1][j]][:12]
     target = said[use] # for SPL the same as the true label

@@ -12,6 +12,7 @@ from fedlit.methods import Clip, HeteroFL, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import aggregate
 from fedlit.state import start
@@ -111,8 +112,9 @@ def test_every_element_is_accounted_for(rates, assign, seed, clients, present, r
     method, local = m + OwnLabels() if own else m, Local(lr=.5)
     state = start(method, net, clients)
     state = replace(state, round=round)
-    out = local_phase(method, net, state, who, Batches(**batches), local)
-    new = aggregate(method, state, who, out, torch.rand(n, generator=g) + .1, local)
+    sent = Broadcast(method, net, state, local)
+    out = local_phase(sent, who, Batches(**batches))
+    new = aggregate(sent, who, out, torch.rand(n, generator=g) + .1)
     width = {'body.0': 3, 'body.4': 4, 'body.9': 5} # which layer makes which axis, typed by hand
     kept = [{a: len([i for i in range(k)
                      if i < max(1, ceil(k*m.rate(torch.tensor(c), clients, round).item() - 1e-9))])
@@ -190,7 +192,8 @@ class Branching(nn.Module):
 def test_networks_that_cannot_be_followed(kind, message):
     m, net = HeteroFL(rates=(.5,)), kind()
     x = dict(x=torch.randn(1, 1, 5, 4), y=torch.randint(0, 3, (1, 1, 5)))
-    with pytest.raises(ValueError, match=message): fed_round(m, net, start(m, net, 1), [0], x, [1.], Local(lr=.1))
+    with pytest.raises(ValueError, match=message): fed_round(Broadcast(m, net, start(m, net, 1), Local(lr=.1)), [0], x,
+                                                             [1.])
 
 def test_the_graph_that_is_watched_is_not_the_network():
     "Or the tensors of whoever looks would stand in the network while another thread copies it."

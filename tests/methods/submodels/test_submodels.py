@@ -6,6 +6,7 @@ from fedlit.engine.axes import along, extract, find_axes, masked, masks
 from fedlit.methods import Clip, FedDecorr, HeteroFL, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 from oracle import OWNED, UNIFORM, differ, logits, nested, perceptron, trained, written_out
@@ -116,8 +117,8 @@ def test_feddecorr_on_live_features():
     grads = torch.autograd.grad(F.cross_entropy(logits, y) + 3*hand(features), list(small.parameters()))
     m = HeteroFL(rates=(.5,)) + FedDecorr(beta=3.)
     for executor in ('loop', 'vmap', 'extract'):
-        new = fed_round(m, net, start(m, net, 1), [0], dict(x=x[None, None], y=y[None, None]), [1.],
-                        Local(lr=.1, momentum=0.), executor=executor).params
+        new = fed_round(Broadcast(m, net, start(m, net, 1), Local(lr=.1, momentum=0.)), [0],
+                        dict(x=x[None, None], y=y[None, None]), [1.], executor=executor).params
         for (k, v), g in zip(old.items(), grads):
             assert torch.allclose(new[k][tuple(map(slice, v.shape))], v - .1*g, atol=1e-6), (executor, k)
 
