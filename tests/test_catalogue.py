@@ -10,7 +10,7 @@ from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts
 from fedlit.papers.entries import CATALOGUE, SCALES, Entry, about, published, select
-from fedlit.papers.claims import Numbers, ahead, counted, judge, ours, results, tally, within
+from fedlit.papers.claims import Numbers, ahead, by_sign, judge, ours, results, tally, within
 from fedlit.papers.drawings import rounds_figure, table
 from fedlit.papers.entries import (all_published, beside, found_rows, judged, looks, means, repeats, row_name,
                                    stands_on, with_seeds)
@@ -682,7 +682,7 @@ def test_the_four_verdicts():
     left = labelled(rows[(rows.method != 'B') | (rows.seed != 0)])
     part = judge({'B': gain('B', 'A'), 'C': gain('C', 'A')}, left, lost)
     assert part.seeds.tolist() == [7, 8] and part.test.tolist() == ['sequential', 'sign flips'] # C lacks nothing
-    counts = {'B': replace(gain('B', 'A'), by=counted, whole=True)}
+    counts = {'B': replace(gain('B', 'A'), by=by_sign, whole=True)}
     assert judge(counts, rows, lost).verdict[0] == 'not evaluated'
     few = [(dict(method=m, seed=i), None) for m in 'AB' for i in range(7)]
     assert judge({'B': gain('B', 'A')}, labelled(rows[rows.seed == 7]), few).measured[0] == '14 results are missing'
@@ -740,7 +740,7 @@ def test_false_alarms_of_a_claim_of_no_difference():
 
 def test_what_is_counted_has_no_seeds():
     one = given(A=[3])
-    t = judge({'large': Numbers(lambda rows: [2.], '', by=counted)}, one)
+    t = judge({'large': Numbers(lambda rows: [2.], '', by=by_sign)}, one)
     assert t.verdict[0] == 'holds' and math.isnan(t.p[0]) and t.interval[0] == ''
 
 def test_the_claims_of_a_paper_are_judged_together():

@@ -11,7 +11,7 @@ __all__ = ['GSE', 'RIVALS', 'NETWORKS', 'DEEP', 'BOTH_WIN', 'DROPOUT_LOSES', 'GA
 # %% ../../nbs/papers/fedgse.ipynb #00361c6e
 import numpy as np, pandas as pd
 from ..figure import colours_of, style
-from .claims import Numbers, ahead, counted, kendall, level, nth, ours, pick, rising, wins, with_columns
+from .claims import Numbers, ahead, by_sign, kendall, level, nth, ours, pick, rising, wins, with_columns
 from .drawings import axis_figure, rounds_figure, table
 from .entries import entry, grid, holding, measuring, published
 from .feddecorr import FIVE_SEEDS
@@ -63,7 +63,7 @@ def larger(rows):
 entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities',
       grid=networks,
       draw=size_table,
-      claims={'DepthFL\'s clients carry more than others\' (ResNet18)': Numbers(larger, 'M parameters', counted)},
+      claims={'DepthFL\'s clients carry more than others\' (ResNet18)': Numbers(larger, 'M parameters', by_sign)},
       value='parameters',
       note='The thesis\' sizes of CONV, 441.19k and DepthFL\'s 1319k, are not explained by any network we built.')
 

@@ -9,7 +9,7 @@ __all__ = ['SEEN', 'partition_figure', 'everything', 'mapped', 'seen', 'maps_fig
 import numpy as np
 from dataclasses import replace
 from ..figure import style
-from .claims import above_zero, ahead, counted, with_columns
+from .claims import above_zero, ahead, by_sign, with_columns
 from .drawings import table
 from .entries import alphas, entry, grid
 from .moon import ALL_SETS, PARTIES, solo_change
@@ -33,7 +33,7 @@ entry('moon/fig5', 'Fig. 5', 'How many images of each class every party has, Dir
       grid=grid(PARTIES, *ALL_SETS, every=dict(rounds=0, measure=('class_counts',)), alpha=alphas(.5)),
       draw=partition_figure,
       claims={'some parties have few images of a class, or none (less than a tenth of an equal share)':
-                  replace(above_zero('lacking', 'of all pairs'), by=counted)},
+                  replace(above_zero('lacking', 'of all pairs'), by=by_sign)},
       value='lacking')
 
 # %% ../../nbs/papers/moon_figures.ipynb #6a36547d
