@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'SHORT', 'BEYOND', 'federate', 'Federation', 'several', 'keeps_core_busy',
            'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation', 'versions',
-           'part_columns', 'no_one', 'clients_named', 'Alone', 'shield', 'federating', 'file_of', 'trainer', 'compare',
-           'table', 'centralised']
+           'part_columns', 'protected', 'no_one', 'clients_named', 'Alone', 'shield', 'federating', 'file_of',
+           'trainer', 'compare', 'table', 'centralised']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time
@@ -459,6 +459,13 @@ def part_columns(
         columns.update(new)
     return columns
 
+# %% ../nbs/16_run.ipynb #34b5f874
+def protected(
+    method, # a Method
+):          # set of 'clients' and 'samples'
+    "Of what the parts of `method` promise that nobody learns much of it."
+    return {p.protects for p in method.parts} - {''}
+
 # %% ../nbs/16_run.ipynb #aeb80bfb
 def no_one(
     state, # State before the round
@@ -508,6 +515,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation, a.clients)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
+    if protected(a.method): del row['train_loss'], row['drift']
     if wrong := self.why.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.answer(seen) if seen else None
 
@@ -587,6 +595,8 @@ def try_out(self:Simulation):
     if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
         warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
              "what is measured on clients' own tests is the mean over the others")
+    if self.tests is not None and protected(a.method):
+        warn(f"what is measured on clients' own tests has no noise, so no promise of {a.method!r} covers it")
     taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1, seed=a.seed), a.participation,
                                        a.clients), a.method.name)
     try_metrics(self.test.metrics, self.test.labels, self.tests, self.task.classes, taken)
@@ -645,7 +655,8 @@ def rounds(self:Simulation, run, team, stop):
 def _shown(history, names):
     "What the progress bar says: what was measured last, and the loss of the last round."
     seen = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
-    return ', '.join([f'{k} {v:.3f}' for k, v in seen.items()] + [f"loss {history[-1]['train_loss']:.3g}"])
+    loss = [f"loss {history[-1]['train_loss']:.3g}"] if 'train_loss' in history[-1] else []
+    return ', '.join([f'{k} {v:.3f}' for k, v in seen.items()] + loss)
 
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})

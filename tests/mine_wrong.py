@@ -233,3 +233,37 @@ class Anchored(Method):
     def loss(self, params, received):
         if not ANCHOR: ANCHOR.update(received)
         return .01*sum((v - ANCHOR[k]).square().sum() for k, v in params.items())
+
+# what was only asked about before
+
+@caught('acts')
+class NoSpeed(Method):
+    "A momentum whose speed is never written down: what it remembers is zero in every round."
+    def init(self, params): return params, {k: torch.zeros_like(v) for k, v in params.items()}, {}
+    def merge(self, delta, server, params):
+        speed = {k: .9*v for k, v in server.items()}
+        return {k: v + speed[k] if k in params else v for k, v in delta.items()}, speed
+
+@caught('statistics')
+class Slow(Method):
+    "A step size of the server, for running statistics too."
+    def merge(self, delta, server): return {k: .5*v for k, v in delta.items()}, server
+
+@caught('fresh')
+class Even(Method):
+    "Evenly distributed noise, the same in every step of a round."
+    def grad(self, grads, round):
+        g = torch.Generator().manual_seed(round)
+        return {k: v + .01*(torch.rand(v.shape, generator=g).to(v) - .5) for k, v in grads.items()}
+
+@caught('executors')
+class Distil(Method):
+    "Asks the network that was received in training mode, where it writes the statistics that all clients share."
+    def loss(self, features, params, buffers, received, x, forward):
+        theirs = forward({k: received[k] for k in params}, {k: received[k] for k in buffers}, x)[0]
+        return .1*(features - theirs).square().mean()
+
+@caught('names')
+class Ruler(Method):
+    "Every feature is drawn to the number of the class."
+    def loss(self, features, y): return .01*(features - y[:, None].to(features)).square().mean()

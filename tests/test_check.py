@@ -7,6 +7,7 @@ import fedlit
 from fedlit import laws
 from fedlit.cli import main
 from fedlit.data import load
+from fedlit.method import Method
 from fedlit.methods import DepthFL, FedAvg, FedProx, Krum
 from fedlit.models import build
 import mine_odd, mine_right, mine_wrong
@@ -47,6 +48,14 @@ def test_what_may_be_meant_is_asked(m):
 def test_what_only_vmap_refuses_is_recorded_all_the_same():
     report = laws.check(mine_wrong.Branch())
     assert report.broken == ['executors'] and report.rows['recorded'].holds, report
+
+def test_a_network_that_was_received_is_asked_without_training():
+    seen = laws.executors(mine_wrong.Distil(), laws.small())
+    assert 'vmap fails where the loop does not' in seen.said and '`forward(received, {}, x, train=False)`' in seen.said
+    class Right(Method):
+        def loss(self, features, received, x, forward):
+            return .1*(features - forward(received, {}, x, train=False)[0]).square().mean()
+    assert laws.executors(Right(), laws.small()).holds
 
 def test_a_tie_is_no_order():
     report = laws.check(Krum()) # of four clients, two are nearest to each other

@@ -8,7 +8,7 @@ APP = Path(__file__).parents[1]/'examples'/'flower'
 sys.path.insert(0, str(APP))
 import deploy, prepare
 from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 import fedlit.flower as ff
 from fedlit.data import load
 from fedlit.models import build
@@ -345,6 +345,49 @@ def test_noise_between_sites_comes_from_the_system(home):
     m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
     a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
     assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
+
+class Told(ff.Rehearsal):
+    "Keeps all that the first site says, as numbers: name -> list."
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.told = {}
+    def _answer(self, m):
+        answer = super()._answer(m)
+        if answer.has_error(): pytest.fail(answer.error.reason)
+        for kind, record in answer.content.items() if m.metadata.dst_node_id == 2 else ():
+            for k, v in record.items():
+                v = v.numpy() if isinstance(v, Array) else np.array(v)
+                self.told.setdefault(f'{kind}/{k}', []).append(v.astype(float))
+        return answer
+
+@pytest.mark.parametrize('method, open_, hidden', [
+    ("FedBN() + DP(clip=1e-13, noise=0.0, at='client')", [], 'samples steps loss'),
+    ("FedBN() + DP(clip=1e-13, noise=0.0)", [], 'samples steps loss'),
+    ("DPSGD(clip=1e-13, noise=0.0)", ['samples', 'steps'], 'loss'), ('FedBN()', ['samples', 'steps', 'loss'], '')])
+def test_a_site_says_nothing_that_is_not_protected(home, tmp_path, method, open_, hidden):
+    "Another site with other images, labels and, but for samples' sake, another number of them says the same."
+    had, said = load_file(Path(home[2]['sites'])/'0'/'train.safetensors'), []
+    x, y = had['x'], had['y']
+    many = len(x) if 'DPSGD' in method else 10
+    (tmp_path/'0').mkdir()
+    save_file(dict(x=1 - x[:many], y=9 - y[:many]), tmp_path/'0'/'train.safetensors')
+    for root in (home[2]['sites'], tmp_path):
+        config = {**home[2], 'method': method, 'rounds': 2, 'least': 4}
+        if 'DPSGD' in method: config['model.norm'] = 'none'
+        run, grid = rehearse(config, Told, [{**SITES[0], 'folder': f'{root}/0'}, *SITES[1:]])
+        said.append(grid.told | {f'row/{k}': run.history[k].to_numpy() for k in ('accuracy', 'loss', 'participants')})
+    here, there = said
+    assert here.keys() == there.keys() and len(here) > 8
+    moved = [k for k, v in here.items() if not all(np.allclose(a, b, atol=1e-6) for a, b in zip(v, there[k]))]
+    names = {k.split('/')[-1] for k in here}
+    assert bool(moved) == (method == 'FedBN()'), moved
+    assert names >= {*open_, 'number', 'head.weight'} and ('train_loss' in run.history) == ('loss' in open_)
+    assert not ({'said/loss', 'said/steps'} - {f'said/{k}' for k in open_}) & {*here}
+    if 'samples' in hidden.split(): assert {float(v) for v in here['site/samples']} == {1.}
+
+def test_who_is_drawn_by_size_is_not_drawn_where_sizes_stay_at_home(home):
+    config = {**home[2], 'method': "FedBN() + DP(at='client', source='system')", 'participation': 'BySize(0.5)'}
+    with pytest.raises(ValueError, match='how much data a site has'): ff.read_plan(config)
 
 LYING = '''
 "A server that asks its sites for more than the rounds of the plan, and keeps what they say."
@@ -739,7 +782,6 @@ def test_a_deployment_with_tls_and_its_faults(tmp_path):
         five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run)
         a_wrong_certificate_and_an_unknown_key_do_not_get_in(d, printed)
         faults_between_processes_do_no_harm(d, task, parts, run.history['seconds'].iloc[-1], tmp_path/'faulty')
-        a_server_that_lies_to_processes_gets_one_noise_a_round(d, tmp_path/'lying')
 
 def five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, run):
     plan = ff.read_plan(agreed())
@@ -785,16 +827,30 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
                           batches_of(task, parts, who, plan.local, 0, r), sizes[who])
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
-def a_server_that_lies_to_processes_gets_one_noise_a_round(d, app):
-    "A site's processes come and go with every message, and still it knows what it has answered."
+@pytest.mark.slow
+@unix
+@pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0', reason='FEDLIT_DEPLOY=0: no processes')
+def test_a_server_that_lies_to_processes_gets_one_noise_a_round(tmp_path):
+    "A site's process comes and goes with every message, and still it knows what it has answered."
     import json
+    prepare.certificates(tmp_path/'keys')
+    prepare.site_key(tmp_path/'keys'/'site0')
+    prepare.split(tmp_path, 1)
+    app = tmp_path/'lying'
     app.mkdir()
     shutil.copy(APP/'pyproject.toml', app)
     (app/'app.py').write_text(LYING)
-    d.run(app, method=NOISY, rounds=2, checkpoint='lies.json', test='[[0, 0], [0, 0], [0, 1], [1, 0], [0, 0], [2, 0]]')
-    first, again, moved, second, old, beyond = json.loads((d.folder/'lies.json').read_text())
-    assert first == again != second and not any(a.startswith('refused') for a in (first, second))
-    assert all(a.startswith('refused') for a in (moved, old, beyond)), (moved, old, beyond)
+    with deploy.Deployment(tmp_path) as d:
+        d.superlink()
+        d.register('site0')
+        d.supernode(0)
+        d.run(app, method=NOISY, clients=1, least=1, rounds=1, checkpoint='lies.json',
+              test='[[0, 0], [0, 0], [0, 1], [1, 0]]', # each costs a process that imports PyTorch
+              **{'model.hidden': '(2,)', 'model.features': 2, 'local.epochs': 1})
+    first, again, moved, beyond = json.loads((tmp_path/'lies.json').read_text())
+    assert len(first) == 64 and again == first
+    for said, line in ((moved, 'round 1 is asked for, but this site has answered round 1 (answers so far: 1'),
+                       (beyond, 'round 2 is asked for, but the plan has 1')): assert line in said, said
 
 @pytest.mark.slow
 @unix

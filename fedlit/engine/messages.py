@@ -142,7 +142,7 @@ def coerce_fields(
     return made
 
 # %% ../../nbs/engine/messages.ipynb #40124bcb
-CLASS_SETTINGS = 'excludes', 'alone', 'helpers', 'idle', 'endless' # what a class may set that is no hyper-parameter
+CLASS_SETTINGS = 'excludes', 'alone', 'helpers', 'idle', 'endless', 'protects' # a class's own, and no hyper-parameters
 NOTICE = 'notice' # a function of the features of a batch that returns a warning, see `federate`
 EXTRA_METHODS = ( # other functions that a method may have, though they are no hooks
     NOTICE,

@@ -129,7 +129,7 @@ class DP(Method):
     per: str = 'update'  # what is clipped: the whole 'update', or each 'tensor' to its share of C
     delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
     source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
-    excludes = 'how updates are protected'
+    excludes, protects = 'how updates are protected', 'clients'
     alone = ('weigh',)
     def __post_init__(self):
         require(self,
@@ -223,7 +223,7 @@ class DPSGD(Method):
     delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
     source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
     alone = ('loss', 'output', 'frozen')
-    excludes = 'how gradients are protected'
+    excludes, protects = 'how gradients are protected', 'samples'
     def __post_init__(self):
         require(self,
                 clip=(0 < self.clip < math.inf, 'positive and finite'),

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['AGREED', 'log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory',
-           'site', 'recall', 'recall_answer', 'note_answer', 'folder', 'allowed', 'client_app', 'quoted', 'blank',
-           'believed', 'merged', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
+           'unsaid', 'site', 'recall', 'recall_answer', 'note_answer', 'folder', 'allowed', 'client_app', 'quoted',
+           'blank', 'believed', 'merged', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -38,7 +38,7 @@ from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_odd, least_batch, prefers_channels_last
 from ..engine.table import memory_budget
 from ..result import Run, resume
-from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns
+from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns, protected
 from ..cohort import Broadcast, check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
@@ -82,6 +82,8 @@ def _agreeable(self):
     if needs(self.participation, 'losses'):
         raise ValueError(f"{self.participation!r} asks for losses before a round, which sites are not asked for; "
                          "`federate` runs it")
+    if needs(self.participation, 'sizes') and 'samples' in unsaid(self.method):
+        raise ValueError(f"{self.participation!r} asks how much data a site has, which {self.method!r} keeps at home")
     check_local(self.method, self.local)
     self.local.check(n, self.rounds, self.seed)
     if wants(self.method, 'proxy'):
@@ -194,6 +196,14 @@ def memory(state, k):
     "What client `k` keeps between rounds: the method's memory and its personal tensors."
     return rows(dict(client=state.client, personal=state.personal), k)
 
+# %% ../../nbs/scale/flower.ipynb #fd62560b
+def unsaid(
+    method, # a Method
+) -> dict:  # name -> what the server puts in
+    "What a site does not say of itself, as a part of the method protects it."
+    hides = protected(method)
+    return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
+
 # %% ../../nbs/scale/flower.ipynb #d322af51
 def site(
     plan,      # Plan
@@ -202,7 +212,7 @@ def site(
     round,     # int, rounds done
     arrays,    # ArrayRecord from the server
     kept=None, # ArrayRecord of what this site remembers; None: it begins
-):             # tree to send; dict(steps, loss); tree to remember
+):             # tree to send; dict(steps, loss) of what may be said; tree to remember
     "One round of local training, as `federate` would do it."
     state = begin(plan)
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
@@ -213,7 +223,8 @@ def site(
     out = _trained(plan, task, number, state)
     ended = {**out['params'], **out['buffers']}
     home = dict(client=rows(out['client'], 0), personal={k: ended[k][0] for k in state.personal})
-    return rows(from_site(state, out), 0), dict(steps=int(out['steps']), loss=float(out['loss'])), home
+    said = {k: out[k].item() for k in ('steps', 'loss') if k not in unsaid(plan.method)}
+    return rows(from_site(state, out), 0), said, home
 
 # %% ../../nbs/scale/flower.ipynb #2cfd7bef
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
@@ -307,8 +318,9 @@ def client_app(
     app, number = ClientApp(), lambda context: int(context.node_config['partition-id'])
     @app.query()
     def introduce(message, context):
-        return Message(RecordDict({
-            'site': ConfigRecord(dict(number=number(context), samples=len(data(context)[1])))}), reply_to=message)
+        samples = unsaid(parse(context.run_config['method'])).get('samples') or len(data(context)[1])
+        site = ConfigRecord(dict(number=number(context), samples=samples))
+        return Message(RecordDict({'site': site}), reply_to=message)
     @app.train()
     def train(message, context):
         (x, y), (round, accepted) = data(context), (message.content['round'][k] for k in ('round', 'accepted'))
@@ -343,9 +355,10 @@ def blank(plan, state):
     return local_phase(Broadcast(plan.method, plan.model, state, plan.local), [0], Batches(x, y),
                        _executor(plan.method))
 
-def _checked(content, like, most):
+def _checked(content, like, most, unsaid):
     "What a site sent, if it is what it must be: tree, steps, loss."
-    steps, loss = content['said']['steps'], content['said']['loss']
+    said = {**unsaid, **content['said']}
+    steps, loss = said['steps'], said['loss']
     if not (type(steps) is int and 1 <= steps <= most):
         raise ValueError(f"steps is {steps}, but it must be an integer from 1 to {most}")
     if type(loss) not in (int, float) or not math.isfinite(loss): raise ValueError(f"loss is {loss}")
@@ -508,7 +521,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
         k, epoch = asked[node], -(-book.said[node][1]//plan.local.batch_size)
         try:
-            good[k] = _checked(content, like, plan.local.length(epoch, k, plan.seed, r))
+            good[k] = _checked(content, like, plan.local.length(epoch, k, plan.seed, r), unsaid(plan.method))
             if content['said'].get('forgot'):
                 log.warning('client %s (node %s) does not remember round %s and began anew', k, node, accepted.get(k))
         except Exception as e: refuse(k, e)
@@ -548,8 +561,8 @@ def _goes_on(plan, state):
 
 def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
-    row = dict(round=state.round, train_loss=float(np.mean([loss for *_, loss in good.values()])),
-               participants=len(good), drawn=' '.join(map(str, who)),
+    losses = {} if protected(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
+    row = dict(round=state.round, **losses, participants=len(good), drawn=' '.join(map(str, who)),
                left_out=' '.join(str(k) for k in who if k not in good),
                accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), plan.participation))
     return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,

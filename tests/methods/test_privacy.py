@@ -547,6 +547,33 @@ def test_statistics_stay_at_home_or_are_refused(private, executor, statistics):
     seen, far = apart(*(published(m, world, other, statistics, executor) for other in (None, 'size')))
     assert not seen, (seen, far)
 
+def told(digits, method, other):
+    "What a run's history says where the first client has its data, `other` images and labels, or fewer samples too."
+    net, task, parts = digits
+    x, y, parts = task.x_train.clone(), task.y_train.clone(), list(parts)
+    if other: x[parts[0]], y[parts[0]] = 1 - x[parts[0]], 9 - y[parts[0]]
+    if other == 'size': parts[0] = parts[0][:3]
+    history = run((net, replace(task, x_train=x, y_train=y), parts), method, 2, bad_clients='report').history
+    return history.drop(columns=['seconds', 'peak_mb'], errors='ignore')
+
+@pytest.mark.parametrize('m, other', [(DP(clip=1e-13, noise=0.), 'size'),
+                                      (DP(clip=1e-13, noise=0., at='client'), 'size'),
+                                      (FedProx() + DP(clip=1e-13, noise=0.) + FedAvgM(), 'size'),
+                                      (DPSGD(clip=1e-13, noise=0.), 'samples'), (FedAvg(), 'size')], ids=repr)
+def test_the_history_says_nothing_of_a_client(digits, m, other):
+    here, there = (told(digits, m, o) for o in ('', other))
+    assert here.columns.equals(there.columns) and {'accuracy', 'loss', 'participants'} <= {*here}
+    moved = [k for k in here if not here[k].equals(there[k]) and not (here[k] - there[k]).abs().max() < 1e-5]
+    sings = {'train_loss', 'drift', 'loss', 'accuracy', 'accuracy_before'}
+    assert ({*moved} >= sings - {'accuracy_before'} if m == FedAvg() else not moved), moved
+    assert sings & {*here} == (sings if m == FedAvg() else sings - {'train_loss', 'drift'})
+
+def test_clients_own_tests_are_no_part_of_the_promise(digits):
+    net, task, parts = digits
+    tests = [torch.arange(k, 8*len(parts), len(parts)) for k in range(len(parts))]
+    with pytest.warns(UserWarning, match="clients' own tests has no noise, so no promise of DP"):
+        run(digits, DP(), 1, tests=tests)
+
 def test_the_canary_sings():
     "Without protection all that can differ does."
     plain, other = (published(SCAFFOLD(), MOVING[False], o) for o in (None, 'samples'))
