@@ -491,7 +491,8 @@ def _named(self:Tapes, key, rows):
     "The place of a recording on the shelf; None if this is not the place for it."
     if not (self.lasting and self.state): return None
     if self.name is None: self.name = *((k, v) for k, v in self.state().items() if k not in ('random', 'numpy')),
-    return self.name, key[1], rows
+    where = *(getattr(v, '__module__', '') for v in key[0]), # two functions may have one name
+    return self.name, where, key[1], rows
 
 @patch
 def _borrow(self:Tapes, key, rows):
