@@ -65,7 +65,7 @@ def cases(names, contenders, nets, tiny, folder):
 def chosen(only, tiny, net):
     "What `--only` leaves: workloads, contenders, and the parts that concern fedlit alone."
     workloads, parts = (('tiny',) if tiny else HEARD), dict(
-        overheads=['tiny' if tiny else net], product=['tiny'] if tiny else list(HEARD),
+        overheads=['tiny' if tiny else net], product=['tiny'] if tiny else [w for w in HEARD if w in PRODUCTS],
         submodels=['tiny' if tiny else 'cnn'], ragged=['tiny' if tiny else 'mlp'],
         counts=['tiny' if tiny else 'full'], growth=list(GROWN))
     if not only: return workloads, list(peers.CONTENDERS), parts

@@ -7,11 +7,13 @@ SGD = dict(batch=32, lr=.05, momentum=.9)
 WORKLOADS = dict(
     W1=dict(data='digits', net='mlp', clients=10, sampled=10, epochs=5,
             rounds=20, warmup=2, seed=0, **SGD),
+    W1u=dict(data='digits', alpha=.05, net='mlp', clients=10, sampled=10, epochs=10,
+             rounds=6, warmup=0, seed=0, **SGD), # uneven, and cold: what people run
     W2=dict(data='noise', images=60_000, net='cnn', clients=100, sampled=10, epochs=2,
             rounds=4, warmup=1, seed=0, **SGD),
     tiny=dict(data='digits', train=200, net='mlp', clients=4, sampled=4, epochs=2,
               rounds=3, warmup=1, seed=0, **SGD)) # for tests
-HEARD = 'W1', 'W2' # what `python -m bench` runs
+HEARD = 'W1', 'W1u', 'W2' # what `python -m bench` runs
 
 # what fedlit's methods cost over FedAvg, on CPU analogues of W3:
 # all clients in every round, methods taking turns by the round
@@ -83,7 +85,7 @@ def make(work):
         x = (x*255/16).round().astype(np.uint8).reshape(-1, 1, 8, 8)
         x, x_test, y, y_test = train_test_split(x, y, test_size=360, stratify=y, random_state=work['seed'])
         x, y = x[:work.get('train')], y[:work.get('train')]
-        parts = dirichlet(y, work['clients'], .5, rng)
+        parts = dirichlet(y, work['clients'], work.get('alpha', .5), rng)
     else: # pixels and labels mean nothing: time does not depend on them
         x, y = rng.integers(0, 256, (work['images'], 1, 28, 28), dtype=np.uint8), rng.integers(0, 10, work['images'])
         x_test, y_test, parts = x[:100], y[:100], np.array_split(rng.permutation(len(y)), work['clients'])

@@ -123,10 +123,16 @@ def test_table_and_figures_are_made_from_files(tmp_path):
                lambda: dict(contest(), machine=dict(cpu='another', cores=1, system='x')))
     assert 'come from different machines' in report.table(tmp_path)
 
+def test_uneven_clients_are_uneven():
+    sizes = {w: work.make(work.WORKLOADS[w])['sizes'] for w in ('W1', 'W1u')}
+    assert sizes['W1'].sum() == sizes['W1u'].sum() and sizes['W1u'].max() > sizes['W1'].max()
+    assert sizes['W1u'].std() > sizes['W1'].std() and sizes['W1u'].min() >= 10
+
 def test_only():
     assert bench.chosen('w1,FLWR'.lower(), False, 'cnn') == (['W1'], ['flwr'], {})
     assert bench.chosen('growth', False, 'cnn')[0] == ()
     assert bench.chosen(None, False, 'cnn')[0] == work.HEARD
+    assert set(bench.chosen(None, False, 'cnn')[2]['product']) < set(work.PRODUCTS)
     with pytest.raises(SystemExit): bench.chosen('nobody', False, 'cnn')
 
 def test_turns_are_taken_by_the_round(monkeypatch):

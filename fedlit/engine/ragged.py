@@ -31,9 +31,10 @@ class RaggedCohort(Cohort):
     def batch(self, t, ks, n):
         "The batch of the clients at positions `ks` in step `t`, with `real` (len(ks), n) where that matters."
         batch = super().batch(t, ks, n)
-        if 'short' not in self.memo: self.memo['short'] = self.short_steps()
-        if not self.memo['short'][t]: return batch
-        return dict(batch, real=occupied(self.batches.counts[ks, t], batch['y'].shape[1]).to(batch['y'].device))
+        if 'short' not in self.memo: # looked up, and moved to a device, once a round
+            real = occupied(self.batches.counts.T, batch['y'].shape[1]).to(batch['y'].device)
+            self.memo.update(short=self.short_steps(), real=real)
+        return dict(batch, real=self.memo['real'][t, ks]) if self.memo['short'][t] else batch
 
     def short_steps(self):
         "For every step, whether BatchNorm or a hook has to know that places are empty."

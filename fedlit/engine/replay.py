@@ -12,6 +12,7 @@ from fastcore.basics import patch
 from functools import partial
 from ..cohort import WORK, Cohort
 from .frozen import changes
+from .stacks import stacked
 from ..method import asks_for, varies_with
 from ..tree import leaves
 from ..vocabulary import STEP
@@ -37,16 +38,16 @@ def _kind(tree, lead=1): return tuple((v.shape[lead:], v.dtype, v.device) for v 
 
 @patch
 def key(self:ReplayedCohort, batch):
-    "What decides which operations a step runs, besides the numbers of clients and of samples."
+    "What decides which operations a step runs, besides its code and the numbers of clients and of samples."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     *trees, server = self.trees()
     kinds = *(_kind(batch.get(k, {}), lead=2) for k in ('x', 'frozen')), *map(_kind, trees), _kind(server, lead=0)
-    network = sent.model, _plain(sent.function), 'real' in batch
+    how = _plain(sent.function), 'real' in batch
     if 'local' not in self.memo:
         asks = any(asks_for(sent.method, h, 'lr') for h in STEP)
         self.memo['local'] = sent.local if asks else replace(sent.local, lr=1.)
-    return network, sent.method, sent.criterion, self.memo['local'], numbers, kinds
+    return how, self.memo['local'], numbers, kinds
 
 @patch
 def returns(self:ReplayedCohort, batch):
@@ -72,7 +73,7 @@ def move(self:ReplayedCohort, t, ks, batch):
 @patch
 def bind(self:ReplayedCohort, t, ks, batch):
     "The step of the clients at positions `ks`, as a function of batches like this one."
-    some, clock = self.at(ks, step=t), self.memo['clock']
+    some, clock, sent = self.at(ks, step=t), self.memo['clock'], self.sent
     def step(*trees):
         here, batch = some.on(*trees[:-1]), trees[-1]
         if clock['draws'] is False: here.step(batch)
@@ -80,12 +81,12 @@ def bind(self:ReplayedCohort, t, ks, batch):
             with here.draws('step', clock['step']) as drawn: here.step(batch)
             clock['draws'] = drawn.count > 0 or clock['changes']
         return {}
-    lr = self.sent.local.lr
     if self.tapes:
         kind, (clients, samples) = some.key(batch), batch['x'].shape[:2]
-        full = samples == self.batches.widest()
-        go = self.tapes.bind((clients, samples, kind), step, *some.trees(), kind=(full, kind),
-                             often=some.returns(batch), lr=lr)
+        full, stack = samples == self.batches.widest(), some.each is stacked
+        go = self.tapes.bind((stack, samples, kind), step, *some.trees(), of=(sent.model, sent.method, sent.criterion),
+                             rows=clients if stack else None, kind=(full, kind),
+                             often=some.returns(batch), lr=sent.local.lr)
     else: go = partial(step, *some.trees())
     if isinstance(ks, slice): return go
     def scattered(batch):
