@@ -13,7 +13,7 @@ from fedlit.models import build
 from fedlit.batches import Batches, cross_entropy, occupied
 from fedlit.local import Local
 from fedlit.round import fed_round
-from fedlit.state import start
+from fedlit.state import pure, start
 from fedlit.run import federate, federating
 from fedlit.engine import tape
 from fedlit.engine.tape import Tapes, record
@@ -360,7 +360,7 @@ def test_precision_and_order_of_numbers(kw, executor):
     kw = dict(precision=torch.bfloat16) if 'precision' in kw else kw
     if executor == 'vmap' and 'channels_last' in kw: pytest.skip('stacks have no such order')
     net, out = Net(), []
-    for function in (round_.pure, partial(round_.pure, **kw)):
+    for function in (pure, partial(pure, **kw)):
         out.append(fed_round(Broadcast(FedDecorr(), net, start(FedDecorr(), net, CLIENTS), Local(lr=.01),
                                        function=function), who(0), batches(0), SIZES, executor=executor, tapes=Tapes()))
     d = gap(*out)
