@@ -554,6 +554,61 @@ def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
 def test_no_line_of_code_is_cut_off_at_1280_pixels(tab, name):
     tab.set_viewport_size(dict(width=1280, height=900))
     tab.goto((SITE/f'{name}.html').as_uri())
+def columns(png):
+    "By how much a page's column shrinks a figure."
+    raw = base64.b64decode(png)
+    return int.from_bytes(raw[16:20], 'big')*100/dots(png)/768
+
+@built
+@browsed
+def test_no_figure_is_shown_at_less_than_60_percent_of_its_size(tab):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    wide = {page_of(p) for p in pages.notebooks() for _, picture, *_ in pages.figures(p)
+            if not picture.startswith('<') and columns(picture) > 1.2}
+    assert len(wide) > 5
+    for name in wide:
+        tab.goto((SITE/f'{name}.html').as_uri())
+        for src, shown in tab.evaluate("""() => [...document.querySelectorAll('article .cell_output img')].map(e =>
+                [e.src, e.getBoundingClientRect().width])"""):
+            if not src.endswith('.png'): continue
+            png = base64.b64encode(Path(unquote(urlsplit(src).path)).read_bytes()).decode()
+            assert shown >= .6*768*columns(png) - 1, (name, src)
+
+@built
+def test_every_figure_of_the_papers_has_a_line_with_its_verdict(site):
+    from fedlit.papers.catalogue import CATALOGUE
+    text = (SITE/'papers'/'results.html').read_text(encoding='utf-8')
+    table = re.search(r'<div class="sortable verdict-last">.*?</table>', text, re.S)[0]
+    rows = [re.findall(r'<td.*?>(.*?)</td>', row, re.S) for row in re.findall('<tr.*?</tr>', table, re.S)[1:]]
+    told = {href for row in rows for href in re.findall('href="[^"#]*#([^"]*)"', row[0])}
+    lacking = [e.id for e in CATALOGUE.values() if 'not in' not in e.source and e.id != 'collapse'
+               and not {e.id.replace('/', '-'), e.id.replace('/', '-') + '-short'} & told]
+    assert not lacking
+    assert all(re.fullmatch(r'(<p>)?(\d+ (holds?|do(es)? not|undecided|not evaluated)(, )?)+(</p>)?', row[-1].strip())
+               for row in rows)
+
+@built
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
+    tab.set_viewport_size(dict(width=width, height=900))
+    tab.goto((SITE/'papers'/'results.html').as_uri())
+    tab.wait_for_timeout(300)
+    boxes = '.sortable tbody tr > td:last-child'
+    shown = lambda: tab.eval_on_selector_all(boxes, """es => es.slice(0, 5).every(e => {
+        const r = e.getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth && r.width > 50 })""")
+    assert shown()
+    tab.eval_on_selector('.sortable table', 'e => { (e.closest(".table-wrapper, .cell_output")).scrollLeft = 400 }')
+    assert shown()
+    seeds = lambda: tab.eval_on_selector_all('.sortable tbody tr',
+                                             'es => es.map(e => parseFloat(e.cells[4].innerText))')
+    before = seeds()
+    tab.click('.sortable th:nth-child(5)')
+    assert seeds() == sorted(before) != before
+    tab.click('.sortable th:nth-child(5)')
+    assert seeds() == sorted(before, reverse=True)
+    assert not tab.faults
+
     assert not tab.eval_on_selector_all('div.cell_input pre, div.highlight-bash pre, div.highlight-python pre', """es =>
         es.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))""")
 
