@@ -508,9 +508,13 @@ def test_math_is_drawn(seen):
 def test_nothing_overflows_at_375_pixels(seen):
     assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
 
-FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'papers/feddecorr|guides/seven_pictures',
+FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven_pictures',
          'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',
-         'save model': 'result', 'GPU': 'engine/speed', 'federate': 'run'}
+         'save model': 'result', 'federate': 'run', **dict.fromkeys(('GPU', 'metrics', 'resume', 'cite', 'contribute',
+         'compare', 'seeds', 'ResNet', 'tune', 'held-out', 'elsewhere'), 'guides/recipes'),
+         'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results'}
+
+INTERNALS = {page_of(p) for captions, p in pages.sidebar() if captions[:1] == ('Internals',)}
 
 @built
 @browsed
@@ -527,6 +531,8 @@ def test_search_finds_the_right_page_first(tab, asked):
             tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')]
     assert hits[0] in FOUND[asked].split('|'), hits[:5]
     assert not {*pages.GENERATED} & {*hits} # lists hold every word
+    inside = [h in INTERNALS for h in hits]
+    assert inside == sorted(inside), hits # the internals last
     assert not tab.faults
 
 @built
@@ -548,12 +554,6 @@ def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
     places = tab.eval_on_selector_all('.fedlit-moving svg', 'es => es.map(e => e.getBoundingClientRect().y)')
     assert len({*places}) == 1 # labels and curves side by side
 
-@built
-@browsed
-@pytest.mark.parametrize('name', ['cli', 'run', 'partition', 'methods/fedgse', 'papers/catalogue', 'engine/speed'])
-def test_no_line_of_code_is_cut_off_at_1280_pixels(tab, name):
-    tab.set_viewport_size(dict(width=1280, height=900))
-    tab.goto((SITE/f'{name}.html').as_uri())
 def columns(png):
     "By how much a page's column shrinks a figure."
     raw = base64.b64decode(png)
@@ -609,6 +609,12 @@ def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
     assert seeds() == sorted(before, reverse=True)
     assert not tab.faults
 
+@built
+@browsed
+@pytest.mark.parametrize('name', ['cli', 'run', 'partition', 'methods/fedgse', 'papers/catalogue', 'engine/speed'])
+def test_no_line_of_code_is_cut_off_at_1280_pixels(tab, name):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    tab.goto((SITE/f'{name}.html').as_uri())
     assert not tab.eval_on_selector_all('div.cell_input pre, div.highlight-bash pre, div.highlight-python pre', """es =>
         es.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))""")
 
