@@ -1,5 +1,5 @@
 "From an nbdev notebook to a MyST notebook: what the notebooks use of Quarto's Markdown, and nbdev's directives."
-import base64, json, os, re
+import base64, functools, json, os, re
 from pathlib import Path
 from tables import named as named_on_site, set_tables
 
@@ -50,6 +50,12 @@ def entry_anchor(source):
     "What a cell that shows an entry of the catalogue is linked to by, or None."
     m = re.match(r"show\('([\w./-]+)'(?:, '(\w+)')?", source)
     return m and '-'.join(filter(None, (m[1].replace('/', '-'), m[2])))
+
+@functools.cache
+def entry_anchors(path):
+    "Those of the notebook at `path`."
+    cells = json.loads((NBS/path).read_text(encoding='utf-8'))['cells']
+    return {entry_anchor(directives(''.join(c['source']))[1]) for c in cells if c['cell_type'] == 'code'} - {None}
 
 PICTURE = re.compile(r'!\[[^\]]*\]\(((?!https?:)[^)\s]+\.svg)\)')
 
@@ -126,6 +132,12 @@ class Converter:
         url = self.to(self.pages[full], '') if full in self.pages else url
         return f"]({url}{'#' + anchor if anchor else ''})"
 
+    def entry(self, m):
+        "A link to a cell that shows an entry: Sphinx knows headings only, so it is HTML."
+        full = os.path.normpath(os.path.join(self.folder, m[2])).replace(os.sep, '/')
+        if full not in self.pages or m[3] not in entry_anchors(full): return m[0]
+        return f'<a href="{self.to(page_of(full), ".html")}#{m[3]}">{m[1]}</a>'
+
     def picture(self, m):
         "A file as `inline` does it with an output; the page's style sheet has what the file says of its colours."
         svg = (NBS/self.folder/m[1]).read_text(encoding='utf-8').strip()
@@ -150,6 +162,7 @@ class Converter:
             t = re.sub(r'\[(@[\w:-]+(?:,[^\];]*)?(?:;\s*@[\w:-]+(?:,[^\];]*)?)*)\]', self.cite, t)
             t = re.sub(r'\[[^\]]*\]\([^)]*\)|(?<![`\w])`([\w.]+(?:\([^`\n]*\))?)`(?!`)',
                        lambda m: self.name(m) if m[1] else m[0], t)
+            t = re.sub(r'\[([^\[\]]*)\]\(([^)\s#]+\.ipynb)#([^)\s]+)\)', self.entry, t)
             return re.sub(r'\]\((?!https?:|mailto:)([^)\s]*)\)', self.link, t)
         text = re.sub(r'\A(# .+)\n+> (.+)', r'\1\n\n{.lead}\n\2', text)
         text = re.sub(r'\\text\{\[@([\w:-]+)(, [^\]]*)?\]\}', self.cite_in_formula, text)

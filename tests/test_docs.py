@@ -113,6 +113,9 @@ def test_a_cell_that_shows_an_entry_can_be_linked_to():
     cells = Converter('papers/moon.ipynb', {})(dict(metadata={}, cells=[code(s) for s in said]))['cells']
     assert [c['source'] for c in cells] == ['<span id="moon-fig2"></span>', said[0],
                                             '<span id="moon-fig2-short"></span>', *said[1:]]
+    here = Converter('papers/results.ipynb', dict.fromkeys(pages.notebooks(), 'x.ipynb'))
+    assert here.markdown('[Fig. 2](moon_figures.ipynb#moon-fig2)') == '<a href="moon_figures.html#moon-fig2">Fig. 2</a>'
+    assert 'html' not in here.markdown('[Fig. 2](moon_figures.ipynb#the-partition-fig.-5)')
 
 def test_an_svg_that_names_itself_becomes_part_of_the_page():
     def shown(svg):
