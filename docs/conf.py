@@ -14,14 +14,17 @@ html_title = f'{project} {release}'
 LOGO = 'data:image/svg+xml,' + quote((pages.NBS/'images'/'logo.svg').read_text(encoding='utf-8'))
 
 def scorer():
-    "search.js with the pages of the guides and of the internals in it."
+    "search.js with the pages of the guides and of the internals in it, and what the recipes are for."
     places = {name: [page_of(p) for captions, p in pages.sidebar() if captions[:1] == (chapter,)]
               for name, chapter in (('guides', 'Guides'), ('internals', 'Internals'))}
     places['guides'] += [page_of(p) for _, p in pages.sidebar() if p.startswith('guides/seven')]
+    cells = pages.read('guides/recipes.ipynb')['cells']
+    places['recipes'] = [''.join(c['source']).partition('## ')[2].partition('\n')[0] for c in cells if '## ' in
+                         ''.join(c['source']) and c['cell_type'] == 'markdown']
     text = (Path(__file__).parent/'search.js').read_text(encoding='utf-8')
     made = pages.ROOT/'_proc'/'search.js'
     made.parent.mkdir(exist_ok=True)
-    made.write_text(text.replace('{guides: [], internals: []}', json.dumps(places)), encoding='utf-8')
+    made.write_text(text.replace('{guides: [], internals: [], recipes: []}', json.dumps(places)), encoding='utf-8')
     return str(made)
 
 html_search_scorer = scorer()
