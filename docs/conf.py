@@ -1,18 +1,33 @@
 "Sphinx's settings for docs/build.py."
-import importlib.util, shutil, sys
+import importlib.util, json, shutil, sys
 from html import escape
 from urllib.parse import quote
 from pathlib import Path
 from docutils import nodes
 sys.path.insert(0, str(Path(__file__).parent))
 import pages
-from convert import slug
+from convert import page_of, slug
 
 s = pages.settings()
 project, release = s['title'], s['version']
 html_title = f'{project} {release}'
 LOGO = 'data:image/svg+xml,' + quote((pages.NBS/'images'/'logo.svg').read_text(encoding='utf-8'))
-html_search_scorer = str(Path(__file__).parent/'search.js')
+
+def scorer():
+    "search.js with the pages of the guides and of the internals in it, and what the recipes are for."
+    places = {name: [page_of(p) for captions, p in pages.sidebar() if captions[:1] == (chapter,)]
+              for name, chapter in (('guides', 'Guides'), ('internals', 'Internals'))}
+    places['guides'] += [page_of(p) for _, p in pages.sidebar() if p.startswith('guides/seven')]
+    cells = pages.read('guides/recipes.ipynb')['cells']
+    places['recipes'] = [''.join(c['source']).partition('## ')[2].partition('\n')[0] for c in cells if '## ' in
+                         ''.join(c['source']) and c['cell_type'] == 'markdown']
+    text = (Path(__file__).parent/'search.js').read_text(encoding='utf-8')
+    made = pages.ROOT/'_proc'/'search.js'
+    made.parent.mkdir(exist_ok=True)
+    made.write_text(text.replace('{guides: [], internals: [], recipes: []}', json.dumps(places)), encoding='utf-8')
+    return str(made)
+
+html_search_scorer = scorer()
 language, author = 'en', s['author']
 extensions = ['myst_nb', 'sphinx.ext.mathjax', 'sphinx_copybutton']
 exclude_patterns = ['_extra']

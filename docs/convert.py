@@ -1,7 +1,7 @@
 "From an nbdev notebook to a MyST notebook: what the notebooks use of Quarto's Markdown, and nbdev's directives."
-import base64, json, os, re
+import base64, functools, json, os, re
 from pathlib import Path
-from tables import set_tables
+from tables import named as named_on_site, set_tables
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
 
@@ -46,7 +46,33 @@ def inline(output):
     svg = ''.join(output.get('data', {}).get('image/svg+xml', ''))
     return dict(output, data={'text/html': named(svg)}) if '<title>' in svg else output
 
+def entry_anchor(source):
+    "What a cell that shows an entry of the catalogue is linked to by, or None."
+    m = re.match(r"show\('([\w./-]+)'(?:, '(\w+)')?", source)
+    return m and '-'.join(filter(None, (m[1].replace('/', '-'), m[2])))
+
+@functools.cache
+def entry_anchors(path):
+    "Those of the notebook at `path`."
+    cells = json.loads((NBS/path).read_text(encoding='utf-8'))['cells']
+    return {entry_anchor(directives(''.join(c['source']))[1]) for c in cells if c['cell_type'] == 'code'} - {None}
+
 PICTURE = re.compile(r'!\[[^\]]*\]\(((?!https?:)[^)\s]+\.svg)\)')
+
+def one_figure_each(cell):
+    "A cell as several, the first with the code: what is said of an image's size is said of all images of a cell."
+    parts = [[]]
+    for o in cell['outputs']:
+        if 'image/png' in o.get('data', {}) and any('image/png' in p.get('data', {}) for p in parts[-1]):
+            parts.append([])
+        parts[-1].append(o)
+    def part(k, outputs):
+        meta = {**cell['metadata'], 'tags': cell['metadata']['tags'] + ['remove-input']*(k > 0)}
+        png = next((''.join(o['data']['image/png']) for o in outputs if 'image/png' in o.get('data', {})), None)
+        if 'image' in (mystnb := meta.get('mystnb', {})) and png:
+            meta['mystnb'] = {**mystnb, 'image': {**mystnb['image'], **image_options(png)}}
+        return {**cell, 'metadata': meta, 'source': cell['source'] if k == 0 else '', 'outputs': outputs}
+    return [part(k, outputs) for k, outputs in enumerate(parts)]
 
 LONG = re.compile(r'(?<![\w.])(?<!"\()-?\d+\.\d{8,}(?:e[-+]?\d+)?')
 
@@ -75,18 +101,26 @@ def merged(outputs):
         else: out.append(o)
     return out
 
+COLUMN, LEAST = 768, .6 # pixels of a page's column, and the share of its size at which a figure can still be read
+
 def shown_width(png, usual=100):
-    "How many pixels of a page a PNG (base 64) takes that has more than the `usual` dots per inch; None for others."
+    "How many pixels of a page a PNG (base 64) takes that has not the `usual` dots per inch, or is wide; else None."
     raw = base64.b64decode(png)
     number = lambda at: int.from_bytes(raw[at:at+4], 'big')
     dpi = .0254*number(at + 4) if (at := raw.find(b'pHYs', 0, 4096)) > 0 else usual
-    return round(number(16)*usual/dpi) if dpi > 1.1*usual else None
+    return round(number(16)*usual/dpi) if abs(dpi - usual) > .02*usual or number(16) > COLUMN/LEAST else None
+
+def image_options(png):
+    "How a PNG is shown: in its own size; one that the column would shrink too much scrolls in its place."
+    wide = shown_width(png)
+    if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px', 'class': 'wide'}
+    return {'width': f'{wide}px'} if wide else {}
 
 class Converter:
     "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
     def __init__(self, path, pages, cites=None, names=None):
         self.path, self.pages, self.cites, self.names = path, pages, cites or {}, names or {}
-        self.folder, self.imported = os.path.dirname(path), set()
+        self.folder, self.imported, self.anchors = os.path.dirname(path), set(), []
 
     def to(self, target, suffix='.ipynb'):
         "Where `target`, a path from the top of nbs/, is, seen from this page."
@@ -98,14 +132,23 @@ class Converter:
         url = self.to(self.pages[full], '') if full in self.pages else url
         return f"]({url}{'#' + anchor if anchor else ''})"
 
+    def entry(self, m):
+        "A link to a cell that shows an entry: Sphinx knows headings only, so it is HTML."
+        full = os.path.normpath(os.path.join(self.folder, m[2])).replace(os.sep, '/')
+        if full not in self.pages or m[3] not in entry_anchors(full): return m[0]
+        return f'<a href="{self.to(page_of(full), ".html")}#{m[3]}">{m[1]}</a>'
+
     def picture(self, m):
         "A file as `inline` does it with an output; the page's style sheet has what the file says of its colours."
         svg = (NBS/self.folder/m[1]).read_text(encoding='utf-8').strip()
         return re.sub('<style>.*?</style>', '', named(svg)) if '<title>' in svg else m[0]
 
     def cite(self, m):
-        keys = [k.strip().lstrip('@') for k in m[1].split(';')]
-        return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k})" for k in keys) + ')'
+        parts = [k.strip().lstrip('@').partition(',') for k in m[1].split(';')] # key, and where in it
+        return '(' + '; '.join(f"[{self.cites[k]}]({self.to('citations', '.md')}#{k}){comma}{place}"
+                               for k, comma, place in parts) + ')'
+
+    def cite_in_formula(self, m): return rf"\text{{({self.cites[m[1]]}{m[2] or ''})}}"
 
     def name(self, m):
         "Code that names something public as a link; a plain word like `share` only if the page imports it or calls it."
@@ -116,11 +159,13 @@ class Converter:
     def markdown(self, text):
         def change(t):
             t = PICTURE.sub(self.picture, t)
-            t = re.sub(r'\[(@[\w:-]+(?:;\s*@[\w:-]+)*)\]', self.cite, t)
+            t = re.sub(r'\[(@[\w:-]+(?:,[^\];]*)?(?:;\s*@[\w:-]+(?:,[^\];]*)?)*)\]', self.cite, t)
             t = re.sub(r'\[[^\]]*\]\([^)]*\)|(?<![`\w])`([\w.]+(?:\([^`\n]*\))?)`(?!`)',
                        lambda m: self.name(m) if m[1] else m[0], t)
+            t = re.sub(r'\[([^\[\]]*)\]\(([^)\s#]+\.ipynb)#([^)\s]+)\)', self.entry, t)
             return re.sub(r'\]\((?!https?:|mailto:)([^)\s]*)\)', self.link, t)
         text = re.sub(r'\A(# .+)\n+> (.+)', r'\1\n\n{.lead}\n\2', text)
+        text = re.sub(r'\\text\{\[@([\w:-]+)(, [^\]]*)?\]\}', self.cite_in_formula, text)
         return prose(text, change)
 
     def code(self, cell):
@@ -132,11 +177,10 @@ class Converter:
         outputs = ([] if d.get('output') == 'false' else
                    [dict(inline(o), metadata={}) if 'data' in o else o for o in map(readable, merged(cell['outputs']))])
         for o in outputs:
-            if md := o.get('data', {}).get('text/markdown'): o['data'] = {'text/markdown': self.markdown(''.join(md))}
+            if md := o.get('data', {}).get('text/markdown'):
+                o['data'] = {'text/markdown': self.markdown(named_on_site(''.join(md)))}
         image = dict(mystnb=dict(image=dict(alt=d['fig-alt']))) if 'fig-alt' in d else {}
         if 'code-summary' in d: image.setdefault('mystnb', {})['code_prompt_show'] = d['code-summary']
-        pngs = [''.join(o['data']['image/png']) for o in outputs if 'image/png' in o.get('data', {})]
-        if 'fig-alt' in d and pngs and (wide := shown_width(pngs[0])): image['mystnb']['image']['width'] = f'{wide}px'
         return dict(cell_type='code', execution_count=None, metadata=dict(tags=tags, **image), source=source,
                     outputs=outputs)
 
@@ -144,13 +188,21 @@ class Converter:
         if cell['cell_type'] == 'code': return self.code(cell)
         return dict(cell_type='markdown', metadata={}, source=self.markdown(''.join(cell['source'])))
 
+    def linked(self, cell):
+        "A cell, behind an anchor where it shows an entry of the catalogue for the first time."
+        if cell['cell_type'] != 'code': return [cell]
+        name, cells = entry_anchor(cell['source']), one_figure_each(cell)
+        if name in (None, *self.anchors): return cells
+        self.anchors.append(name)
+        return [dict(cell_type='markdown', metadata={}, source=f'<span id="{name}"></span>'), *cells]
+
     def __call__(self, nb, top='', bottom=''):
         "All cells that are shown; `top` goes under the title, `bottom` to the end."
         source = '\n'.join(''.join(c['source']) for c in nb['cells'] if c['cell_type'] == 'code')
         self.imported = set(re.findall(r'\w+', ' '.join(re.findall(r'import (.+)', source))))
         self.names = {n: at for n, at in self.names.items()
                       if not re.search(rf'\b(?:def|class) {n}\b|^ *{n}\b[^(\n]* = ', source, re.M)}
-        cells = [c for c in map(self.cell, nb['cells']) if c]
+        cells = [c for old in nb['cells'] if (new := self.cell(old)) for c in self.linked(new)]
         if top: cells[0]['source'] += '\n\n' + top
         if bottom: cells.append(dict(cell_type='markdown', metadata={}, source=bottom))
         return dict(cells=cells, metadata=nb['metadata'], nbformat=4, nbformat_minor=4)

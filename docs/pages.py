@@ -129,8 +129,10 @@ def figures(path):
     return found
 
 def command(path):
-    "What computes the figures anew: the command that the page names, or running the page."
-    named = re.findall(r'`((?:fedlit reproduce|python -m fedlit\.[\w.]+)(?: [^`]*)?)`', prose(path))
+    """What computes the figures anew: the command that the page names, or running the page. No figure of the site is
+    drawn from runs at paper scale, so a command for those is not the one."""
+    named = [c for c in re.findall(r'`((?:fedlit reproduce|python -m fedlit\.[\w.]+)(?: [^`]*)?)`', prose(path))
+             if '--scale paper' not in c and '...' not in c]
     return named[0] if named else f'jupyter execute nbs/{path}'
 
 def gallery(images):

@@ -1,5 +1,7 @@
 // Titles tell more than text: a page whose title begins with what is asked comes first, then one whose
-// title or heading has all its words, then the rest in Sphinx's order.
+// title or heading has all its words, then the rest in Sphinx's order. Of equals a guide comes first, the recipes before
+// all where one is for what is asked, and a page of the internals last: docs/conf.py puts their names into this file.
+const chapters = {guides: [], internals: [], recipes: []};
 const asked = (new URLSearchParams(location.search).get('q') ?? '').toLowerCase().trim();
 const words = text => text.toLowerCase().split(/[^\p{L}\p{N}-]+/u).filter(Boolean);
 const stem = word => word.length > 3 ? word.replace(/(ed|es|e|s)$/, '') : word;
@@ -8,7 +10,10 @@ var Scorer = {
   objNameMatch: 11, objPartialMatch: 6, objPrio: {0: 15, 1: 5, 2: -5}, objPrioDefault: 0,
   title: 10, partialTitle: 5, term: 5, partialTerm: 1,
   score: ([docname, title, anchor, descr, score]) => {
-    const path = title.split(' > '), last = path[path.length - 1].toLowerCase();
+    const path = title.split(' > '), last = path[path.length - 1].toLowerCase(), guide = chapters.guides.includes(docname);
+    if (chapters.internals.includes(docname)) score -= 200;
+    if (guide && path.length === 1) score += holds(last) ? 25 : 10;
+    if (docname === 'guides/recipes' && path.length === 1 && chapters.recipes.some(holds)) score += 150;
     if (last === asked) return score + (path.length > 1 ? 60 : 100);
     if (path.length === 1 && last.startsWith(asked)) return score + 50;
     return score + (holds(last) ? (path.length > 1 ? 20 : 40) : 0);

@@ -12,6 +12,11 @@ SEVERAL = re.compile(rf'[\[(]?{ONE}(?:\s*(?:±|to|/|\||,|-|–|\.\.)\s*{ONE})*[\
 MISSING = {'NaN', 'nan', 'None', '<NA>', 'NaT', ''}
 DASH, WORDS = '–', 40 # characters from which a cell is a sentence, which wants room
 
+# what is a label in the runs, and has another name on the site; runs are found by theirs
+NAMES = {'small_cifar10': 'CIFAR-10 (small)', 'Scaffold': 'SCAFFOLD'}
+
+def named(html): return re.sub(rf"\b({'|'.join(NAMES)})\b", lambda m: NAMES[m[1]], html)
+
 class Table(HTMLParser):
     "The rows of a table's head and body, each a list of [is it a heading?, inner HTML, rows, columns]."
     def __init__(self, html):
@@ -34,7 +39,7 @@ class Table(HTMLParser):
         elif tag in self.parts: self.part = None
         elif self.cell: self.cell[1] += f'</{tag}>'
     def handle_data(self, text):
-        if self.cell: self.cell[1] += text
+        if self.cell: self.cell[1] += named(text)
     def handle_entityref(self, name): self.handle_data(f'&{name};')
     def handle_charref(self, name): self.handle_data(f'&#{name};')
 

@@ -6,7 +6,7 @@
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'SHORT', 'BEYOND', 'federate', 'Federation', 'several', 'keeps_core_busy',
            'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation', 'versions',
            'part_columns', 'protected', 'no_one', 'clients_named', 'Alone', 'shield', 'federating', 'file_of',
-           'trainer', 'compare', 'table', 'centralised']
+           'trainer', 'compare', 'table', 'plot', 'centralised']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time
@@ -825,9 +825,10 @@ def compare(
     task='digits', alpha=.5, partition=None, # as for `trainer`
     seeds=3,     # how many, or which, see `fedlit.parse.list_seeds`
     columns=('accuracy', 'personal'), # of the history, to which `metrics` are added
+    history=False, # a row for each round, and not for the last alone?
     folder=None, # where to write every run, round by round; the same call goes on from what is there
     **given,     # for `trainer`: clients, model, rounds, local, ...; and for `federate`, metrics among them
-): # DataFrame with one row a run: method, seed, columns
+): # DataFrame with one row a run: method, seed, columns; with `history` one row a round, and its number
     "Train every method with every seed."
     methods, seeds, rows = list(methods), list_seeds(seeds), []
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
@@ -837,8 +838,9 @@ def compare(
     for seed in seeds:
         for m in methods:
             run = train(m, seed, folder and file_of(folder, m, seed))
-            rows.append(dict(method=repr(m), seed=seed,
-                             **{c: run.history[c].iloc[-1] for c in columns if c in run.history}))
+            seen = run.history[[c for c in (*['round'][:history], *columns) if c in run.history]]
+            rows += [dict(method=repr(m), seed=seed, **row)
+                     for row in (seen if history else seen.tail(1)).to_dict('records')]
     import pandas as pd
     return pd.DataFrame(rows)
 
@@ -849,7 +851,8 @@ def table(
 ): # DataFrame with one row a method: mean ± half its 95 % interval over seeds
     "A comparison in a form to read."
     import pandas as pd
-    columns = [c for c in runs.columns if c not in ('method', 'seed')]
+    if 'round' in runs: runs = runs.groupby(['method', 'seed'], sort=False).tail(1)
+    columns = [c for c in runs.columns if c not in ('method', 'seed', 'round')]
     seen = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
     means = {c: {m: str(spread(g[c])) for m, g in seen.items()} for c in columns}
     if against is None: return pd.DataFrame(means)
@@ -857,6 +860,26 @@ def table(
     less = {f'{c} - {against.name}': {m: '' if g is base else format(spread(g[c] - base[c]), '+.3f')
                                       for m, g in seen.items()} for c in columns}
     return pd.DataFrame({**means, **less})
+
+# %% ../nbs/16_run.ipynb #plotrun1
+def plot(
+    runs,          # what `compare` returned with `history=True`
+    column='accuracy', # of the history
+    accent=None,   # the Method in colour, the others in grey; None: an ordered scale of colours
+    ax=None,       # matplotlib Axes; None makes one
+    ylabel='test accuracy (share)', # quantity and unit
+):                 # the Axes
+    "A comparison against rounds: a line for each method, named at its end, with the interval of its mean over seeds."
+    from fedlit.figure import against_rounds
+    if 'round' not in runs: raise ValueError('these are last rounds only; compare(..., history=True) keeps all')
+    if column not in runs: raise ValueError(f"there is no column {column!r}, but {', '.join(runs.columns[3:])}")
+    names = {m: re.sub(r'\([^()]*\)', '', m) for m in runs.method.unique()}
+    if len({*names.values()}) < len(names): names = {m: m for m in names} # they differ in their parameters
+    tested = runs.dropna(subset=column)
+    curves = {names[m]: g.pivot(index='seed', columns='round', values=column).to_numpy()
+              for m, g in tested.groupby('method', sort=False)}
+    accent = accent and names.get(repr(accent), repr(accent))
+    return against_rounds(curves, ax, accent, ylabel, sorted(tested['round'].unique()))
 
 # %% ../nbs/16_run.ipynb #cf0b2634
 def centralised(

@@ -42,6 +42,9 @@ def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == a
 @pytest.mark.parametrize('text, expected', [
     ('as in [@li2021; @shi2023].',
      'as in ([Li et al., 2021](../citations.md#li2021); [Shi et al., 2023](../citations.md#shi2023)).'),
+    ('[@li2021, section 3; @shi2023]',
+     '([Li et al., 2021](../citations.md#li2021), section 3; [Shi et al., 2023](../citations.md#shi2023))'),
+    (r'$$ x \qquad\text{[@li2021, eq. 2]} $$', r'$$ x \qquad\text{(Li et al., 2021, eq. 2)} $$'),
     ('[how](../06_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
     ('[here](#why)', '[here](#why)'),
     ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
@@ -82,13 +85,37 @@ def test_a_directive_may_go_on_below():
     assert directives(folded) == ({'slow': '', 'fig-alt': 'With "a" quote and 95 % of b: c'}, 'x = 1')
     assert unfolded(folded) == '#| slow\n#| fig-alt: "With \\"a\\" quote and 95 % of b: c"\nx = 1'
 
-@pytest.mark.parametrize('dpi, width', [(100, None), (200, '540px'), (300, '360px')])
-def test_a_figure_of_more_dots_per_inch_is_sharper_and_not_larger(dpi, width):
+def drawn(wide, dpi):
+    "The beginning of a PNG, as the output of a cell."
     number = lambda n: n.to_bytes(4, 'big')
-    png = b'\x89PNG\r\n\x1a\n' + number(13) + b'IHDR' + number(1080) + number(500) + b'pHYs' + number(round(dpi/.0254))
-    out = dict(output_type='display_data', data={'image/png': base64.b64encode(png).decode()}, metadata={})
-    cell = moon.code(dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[out]))
-    assert cell['metadata']['mystnb']['image'].get('width') == width
+    png = b'\x89PNG\r\n\x1a\n' + number(13) + b'IHDR' + number(wide) + number(500) + b'pHYs' + number(round(dpi/.0254))
+    return dict(output_type='display_data', data={'image/png': base64.b64encode(png).decode()}, metadata={})
+
+@pytest.mark.parametrize('wide, dpi, width', [(1080, 100, None), (1080, 200, '540px'), (1080, 300, '360px'),
+                                              (1440, 68, '1272px'), (1500, 91, '990px'), (1500, 136, '1103px')])
+def test_a_figure_of_more_dots_per_inch_is_sharper_and_not_larger(wide, dpi, width):
+    "And one that the column would show at less than 60 % of its size scrolls in its place."
+    [cell] = moon.linked(moon.code(dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[drawn(wide, dpi)])))
+    said = cell['metadata']['mystnb']['image']
+    assert said.get('width') == width and (said.get('class') == 'wide') == (100*wide/dpi > 768/.6)
+
+def test_each_figure_of_a_cell_has_its_own_size():
+    text = dict(output_type='stream', name='stdout', text='said')
+    cells = moon.linked(moon.code(dict(cell_type='code', source='#| fig-alt: Lines\nx',
+                                       outputs=[drawn(868, 200), text, drawn(1400, 200), text])))
+    assert [c['metadata']['mystnb']['image']['width'] for c in cells] == ['434px', '700px']
+    assert [len(c['outputs']) for c in cells] == [2, 2] and [c['source'] for c in cells] == ['x', '']
+    assert ['remove-input' in c['metadata']['tags'] for c in cells] == [False, True]
+
+def test_a_cell_that_shows_an_entry_can_be_linked_to():
+    code = lambda s: dict(cell_type='code', source=s, outputs=[])
+    said = ["show('moon/fig2')", "show('moon/fig2', 'short')", "show('moon/fig2')", 'x = 1']
+    cells = Converter('papers/moon.ipynb', {})(dict(metadata={}, cells=[code(s) for s in said]))['cells']
+    assert [c['source'] for c in cells] == ['<span id="moon-fig2"></span>', said[0],
+                                            '<span id="moon-fig2-short"></span>', *said[1:]]
+    here = Converter('papers/results.ipynb', dict.fromkeys(pages.notebooks(), 'x.ipynb'))
+    assert here.markdown('[Fig. 2](moon_figures.ipynb#moon-fig2)') == '<a href="moon_figures.html#moon-fig2">Fig. 2</a>'
+    assert 'html' not in here.markdown('[Fig. 2](moon_figures.ipynb#the-partition-fig.-5)')
 
 def test_an_svg_that_names_itself_becomes_part_of_the_page():
     def shown(svg):
@@ -177,6 +204,16 @@ def test_a_table_is_set():
     assert rows(DataFrame(dict(loss=[.1, .2]), index=[2, 4])) == [['', '!loss'], ['2', '!0.1'], ['4', '!0.2']]
     assert rows(DataFrame(dict(client=[3, 1], loss=[.1, .2]), index=[3, 1]))[0] == ['!client', '!loss']
     assert rows(DataFrame(np.eye(2)))[0] == ['', '!0', '!1']               # a matrix keeps both numbers
+
+def test_labels_of_runs_have_the_names_of_the_site():
+    from pandas import DataFrame
+    told = rows(DataFrame(dict(data=['small_cifar10'], claim=['MOON is ahead of Scaffold'])).set_index('data'))
+    assert told == [['data', 'claim'], ['CIFAR-10 (small)', 'MOON is ahead of SCAFFOLD']]
+
+def test_no_figure_is_said_to_be_drawn_at_paper_scale():
+    "Nothing that trains has been run at it."
+    told = {p: pages.command(p) for p in pages.notebooks() if pages.figures(p)}
+    assert len(told) > 50 and not {p: c for p, c in told.items() if 'paper' in c.partition(' --scale ')[2]}
 
 def test_a_table_that_was_stored_lean_is_the_same():
     from pandas import DataFrame
@@ -341,6 +378,9 @@ def test_files_for_language_models_are_served_and_their_links_resolve(site):
     assert not broken
 
 @built
+def test_no_citation_stays_raw(site): assert not [n for n in site if '[@' in (SITE/n).read_text(encoding='utf-8')]
+
+@built
 def test_pages_load_nothing_from_elsewhere(site):
     text = {n: (SITE/n).read_text(encoding='utf-8') for n in site}
     assert not [(n, m) for n, t in text.items()
@@ -471,9 +511,13 @@ def test_math_is_drawn(seen):
 def test_nothing_overflows_at_375_pixels(seen):
     assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
 
-FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'papers/feddecorr|guides/seven_pictures',
+FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven_pictures',
          'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',
-         'save model': 'result', 'GPU': 'engine/speed', 'federate': 'run'}
+         'save model': 'result', 'federate': 'run', **dict.fromkeys(('GPU', 'metrics', 'resume', 'cite', 'contribute',
+         'compare', 'seeds', 'ResNet', 'tune', 'held-out', 'elsewhere'), 'guides/recipes'),
+         'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results'}
+
+INTERNALS = {page_of(p) for captions, p in pages.sidebar() if captions[:1] == ('Internals',)}
 
 @built
 @browsed
@@ -490,6 +534,8 @@ def test_search_finds_the_right_page_first(tab, asked):
             tab.eval_on_selector_all('#search-results li a', 'es => es.map(e => e.getAttribute("href"))')]
     assert hits[0] in FOUND[asked].split('|'), hits[:5]
     assert not {*pages.GENERATED} & {*hits} # lists hold every word
+    inside = [h in INTERNALS for h in hits]
+    assert inside == sorted(inside), hits # the internals last
     assert not tab.faults
 
 @built
@@ -510,6 +556,61 @@ def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
     assert 'seven pictures' in tab.eval_on_selector('.sidebar-tree details[open]', 'e => e.innerText')
     places = tab.eval_on_selector_all('.fedlit-moving svg', 'es => es.map(e => e.getBoundingClientRect().y)')
     assert len({*places}) == 1 # labels and curves side by side
+
+def columns(png):
+    "By how much a page's column shrinks a figure."
+    raw = base64.b64decode(png)
+    return int.from_bytes(raw[16:20], 'big')*100/dots(png)/768
+
+@built
+@browsed
+def test_no_figure_is_shown_at_less_than_60_percent_of_its_size(tab):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    wide = {page_of(p) for p in pages.notebooks() for _, picture, *_ in pages.figures(p)
+            if not picture.startswith('<') and columns(picture) > 1.2}
+    assert len(wide) > 5
+    for name in wide:
+        tab.goto((SITE/f'{name}.html').as_uri())
+        for src, shown in tab.evaluate("""() => [...document.querySelectorAll('article .cell_output img')].map(e =>
+                [e.src, e.getBoundingClientRect().width])"""):
+            if not src.endswith('.png'): continue
+            png = base64.b64encode(Path(unquote(urlsplit(src).path)).read_bytes()).decode()
+            assert shown >= .6*768*columns(png) - 1, (name, src)
+
+@built
+def test_every_figure_of_the_papers_has_a_line_with_its_verdict(site):
+    from fedlit.papers.catalogue import CATALOGUE
+    text = (SITE/'papers'/'results.html').read_text(encoding='utf-8')
+    table = re.search(r'<div class="sortable verdict-last">.*?</table>', text, re.S)[0]
+    rows = [re.findall(r'<td.*?>(.*?)</td>', row, re.S) for row in re.findall('<tr.*?</tr>', table, re.S)[1:]]
+    told = {href for row in rows for href in re.findall('href="[^"#]*#([^"]*)"', row[0])}
+    lacking = [e.id for e in CATALOGUE.values() if 'not in' not in e.source and e.id != 'collapse'
+               and not {e.id.replace('/', '-'), e.id.replace('/', '-') + '-short'} & told]
+    assert not lacking
+    assert all(re.fullmatch(r'(<p>)?(\d+ (holds?|do(es)? not|undecided|not evaluated)(, )?)+(</p>)?', row[-1].strip())
+               for row in rows)
+
+@built
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
+    tab.set_viewport_size(dict(width=width, height=900))
+    tab.goto((SITE/'papers'/'results.html').as_uri())
+    tab.wait_for_timeout(300)
+    boxes = '.sortable tbody tr > td:last-child'
+    shown = lambda: tab.eval_on_selector_all(boxes, """es => es.slice(0, 5).every(e => {
+        const r = e.getBoundingClientRect(); return r.left >= 0 && r.right <= innerWidth && r.width > 50 })""")
+    assert shown()
+    tab.eval_on_selector('.sortable table', 'e => { (e.closest(".table-wrapper, .cell_output")).scrollLeft = 400 }')
+    assert shown()
+    seeds = lambda: tab.eval_on_selector_all('.sortable tbody tr',
+                                             'es => es.map(e => parseFloat(e.cells[4].innerText))')
+    before = seeds()
+    tab.click('.sortable th:nth-child(5)')
+    assert seeds() == sorted(before) != before
+    tab.click('.sortable th:nth-child(5)')
+    assert seeds() == sorted(before, reverse=True)
+    assert not tab.faults
 
 @built
 @browsed

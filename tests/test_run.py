@@ -274,3 +274,21 @@ def test_a_round_looks_at_its_own_clients(participation):
     state = start(run.method, sim.model, 100)
     for _ in range(2): state = sim.one_round(state, sim)[0]
     assert state.round == 2 and not quiet.asked
+
+def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    import matplotlib.pyplot as plt
+    from fedlit.run import compare, plot, table
+    given = dict(seeds=(0, 1), columns=('accuracy',), rounds=3, clients=3, evaluate_every=2, local=Local(epochs=1))
+    every, last = (compare([FedAvg(), FedProx(mu=.1)], history=h, **given) for h in (True, False))
+    assert every.columns.tolist() == ['method', 'seed', 'round', 'accuracy'] and len(every) == 12 and len(last) == 4
+    assert table(every, FedAvg()).equals(table(last, FedAvg()))
+    ax = plot(every, accent=FedProx(mu=.1))
+    assert [line.get_xdata().tolist() for line in ax.lines] == [[2, 3]]*2 # the rounds that were tested
+    assert {t.get_text() for t in ax.texts} == {'FedAvg', 'FedProx'}
+    two = every.replace({'FedAvg()': 'FedProx(mu=0.2)'})
+    assert {t.get_text() for t in plot(two).texts} == {'FedProx(mu=0.1)', 'FedProx(mu=0.2)'}
+    for wrong, said in ((dict(runs=last), 'history=True'), (dict(runs=every, column='loss'), "no column 'loss'"),
+                        (dict(runs=every, accent=FedProx(mu=1.)), 'none of the labels')):
+        with pytest.raises(ValueError, match=said): plot(**wrong)
+    plt.close('all')

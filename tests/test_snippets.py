@@ -40,12 +40,16 @@ WITHOUT = { # beginning of a line -> why the block is not run
     'client = client_app(data=my_images': "a reader's own names"}
 INSTEAD = { # what is downloaded, and what stands for it
     "weights='DEFAULT'": 'weights=None', 'pretrained=True': 'pretrained=False',
-    'load("cifar10", download=True)': 'load("digits")', '"mobilenetv2"': '"mlp"', 'rounds=100': 'rounds=1'}
-PYTHON = [pytest.param(code, id=f'{p}-{n}') for p, n, language, code in BLOCKS if language == 'python'
-          and not any(line.startswith(w) for w in WITHOUT for line in code.splitlines())]
+    'load("cifar10", download=True)': 'load("digits")', '"mobilenetv2"': '"mlp"', 'rounds=100': 'rounds=1',
+    'local=Local(epochs=5)': 'local=Local(epochs=1)', 'seeds=5': 'seeds=2', '(100, 101, 102)': '(100, 101)'}
+RECIPES = [directives(''.join(c['source'])) for c in pages.read('guides/recipes.ipynb')['cells']
+           if c['cell_type'] == 'code'] # each is a program; the first hidden one that runs writes a folder of images
+PYTHON = [pytest.param(code, id=f'{p}-{n}') for p, n, language, code in
+          BLOCKS + [('recipes', n, 'python', code) for n, (said, code) in enumerate(RECIPES) if 'hide' not in said]
+          if language == 'python' and not any(line.startswith(w) for w in WITHOUT for line in code.splitlines())]
 
 def test_each_exception_is_needed():
-    told = '\n'.join(code for _, _, language, code in BLOCKS if language == 'python')
+    told = '\n'.join(p.values[0] for p in PYTHON) + '\n'.join(code for *_, code in BLOCKS)
     assert not [w for w in (*WITHOUT, *INSTEAD) if w not in told]
 
 def alone(code, names=None):
@@ -76,7 +80,12 @@ def test_a_block_of_python_runs_by_itself(code, empty):
         code = code.replace('executor="torchrun"', 'rounds=1')
     if 'FedDecorr(beta=0.1).loss' in code: # README goes on where its first block ended
         own = alone('from fedlit.methods import FedDecorr')
+    made = 'my_images' in code and alone(next(code for said, code in RECIPES if 'hide' in said and 'eval' not in said))
     alone(code, own)
+    if made: made['folder'].cleanup()
+
+def test_every_recipe_is_a_program_that_is_run():
+    assert sum('recipes' in p.id for p in PYTHON) == sum('hide' not in said for said, _ in RECIPES) >= 5
 
 # -- commands
 

@@ -31,3 +31,22 @@ addEventListener('DOMContentLoaded', () => {
   const box = document.querySelector('.sidebar-scroll');
   if (at && box) box.scrollTop += at.getBoundingClientRect().top - box.getBoundingClientRect().top - box.clientHeight/3;
 });
+
+// A click on a heading of a sortable table sorts it, by the first number of a cell where all cells have one.
+addEventListener('DOMContentLoaded', () => {
+  for (const heading of document.querySelectorAll('.sortable th')) {
+    heading.tabIndex = 0;
+    const sort = () => {
+      const body = heading.closest('table').tBodies[0], at = heading.cellIndex, down = heading.getAttribute('aria-sort') === 'ascending';
+      const text = row => row.cells[at].textContent.trim(), number = row => parseFloat(text(row).replace('\u2212', '-'));
+      const rows = [...body.rows], known = rows.filter(row => text(row) !== '\u2013'), numbers = known.every(row => !isNaN(number(row)));
+      const order = (a, b) => numbers ? number(a) - number(b) : text(a).localeCompare(text(b), 'en', {numeric: true});
+      known.sort((a, b) => down ? order(b, a) : order(a, b));
+      body.append(...known, ...rows.filter(row => text(row) === '\u2013')); // what is not known stays below
+      for (const other of heading.parentElement.cells) other.removeAttribute('aria-sort');
+      heading.setAttribute('aria-sort', down ? 'descending' : 'ascending');
+    };
+    heading.addEventListener('click', sort);
+    heading.addEventListener('keydown', event => { if (event.key === 'Enter') sort(); });
+  }
+});

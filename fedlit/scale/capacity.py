@@ -251,7 +251,7 @@ class Population:
                 online=(0 < self.online*(1 + self.swing) <= 1, 'a share that stays in (0, 1] when it swings'),
                 dropout=(0 <= self.dropout < 1, 'in [0, 1)'))
     def there(self, hour): # in [0, 24)
-        "The share that is online at this hour of the day, in [0, 24)."
+        "The share of the clients that are online at an hour of the day."
         return self.online*(1 + self.swing*math.cos(2*math.pi*(hour - 2)/24))
 
 # %% ../../nbs/scale/capacity.ipynb #9acb6899
