@@ -426,7 +426,8 @@ def _again(method, world, n): return world.keep((n, method), lambda: _anew(metho
 
 def repeats(method, world):
     "The same run twice gives the same bits, whatever federation was run before."
-    untried = world.kept.get('untried') or copied(method)
+    untried = world.kept.get('untried')
+    if untried is None: method, untried = copied(method), copied(method)
     apart = gap(_again(method, world, 0), _anew(method, world, 0))
     if apart or not any(_ours(type(p)) for p in method.parts): return _within(0, 'between two runs of the same', apart)
     other = replace(_of(world, lambda net: {k: .9*v if v.is_floating_point() else v for k, v in net.items()}),
