@@ -113,7 +113,7 @@ def shown_width(png, usual=100):
 def image_options(png):
     "How a PNG is shown: in its own size; one that the column would shrink too much scrolls in its place."
     wide = shown_width(png)
-    if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px', 'class': 'wide'}
+    if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px'}
     return {'width': f'{wide}px'} if wide else {}
 
 class Converter:

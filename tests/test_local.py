@@ -103,6 +103,7 @@ def test_a_new_rate_needs_no_new_recording(monkeypatch):
     counts = []
     for lr in (.05, Decay(.05, .9)):
         made.clear()
+        tape._shelf.clear() # on which recordings outlive a run
         trained(rounds=6, local=Local(epochs=2, batch_size=16, lr=lr))
         counts.append(len(made))
     assert counts[0] == counts[1] > 0

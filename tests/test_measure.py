@@ -308,15 +308,14 @@ def test_lines_and_bands_are_intervals_of_the_mean(fig):
     ends = [stats.ttest_1samp(seen[:, k], 0).confidence_interval() for k in range(4)]
     band = fig.against_rounds({'a': seen}, accent='a').collections[0].get_paths()[0].get_extents()
     assert np.allclose([band.ymin, band.ymax], [min(e.low for e in ends), max(e.high for e in ends)])
-    for ax in fig.bars({'x': {'a': seen[:, 0]}}), fig.claims({'x': (None, seen[:, 0])}):
-        line, = [c.get_segments()[0] for c in ax.collections]
-        assert np.allclose(sorted(line.max(0) - line.min(0)), [0, ends[0].high - ends[0].low])
+    line, = [c.get_segments()[0] for c in fig.bars({'x': {'a': seen[:, 0]}}).collections]
+    assert np.allclose(sorted(line.max(0) - line.min(0)), [0, ends[0].high - ends[0].low])
 
 
-def test_claims_and_an_axes_of_the_callers(fig):
+def test_an_axes_of_the_callers(fig):
     import matplotlib.pyplot as plt
     _, ax = plt.subplots()
-    assert fig.claims({'lost': (None, [1., 2.]), 'kept': (1.2, 3.)}, ax=ax) is ax
+    assert fig.bars({'lost': {'a': [1., 2.]}}, ax=ax) is ax
     assert fig.against_rounds({'a': [1, 2, 3]}, ax=plt.subplots()[1]).get_xlabel() == 'communication round'
 
 
@@ -326,6 +325,6 @@ def test_style_is_undone_and_mistakes_leave_no_figure(fig):
     with fig.style(): assert not plt.rcParams['axes.spines.top']
     assert dict(plt.rcParams) == before
     for call in (lambda: fig.spectra({}), lambda: fig.spectra({'a': [1.]}, accent='b'), lambda: fig.against_rounds({}),
-                 lambda: fig.bars({}), lambda: fig.bars({'a': {'s': 1}}, accent='t'), lambda: fig.claims({})):
+                 lambda: fig.bars({}), lambda: fig.bars({'a': {'s': 1}}, accent='t')):
         with pytest.raises(ValueError): call()
     assert not plt.get_fignums()
