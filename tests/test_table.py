@@ -192,6 +192,7 @@ from fedlit.method import FedAvg
 from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.local import Local
+from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 torch.set_num_threads(1)
@@ -204,7 +205,8 @@ for n in 100, 10_000:
         for r in range(12):
             who = [(97*r+j) % n for j in range(10)]
             began = time.perf_counter()
-            state = fed_round(method, model, state, who, dict(x=x, y=y), [1.]*10, Local(), executor='vmap')
+            sent = Broadcast(method, model, state, Local())
+            state = fed_round(sent, who, dict(x=x, y=y), [1.]*10, executor='vmap')
             times.append(time.perf_counter()-began)
         print(method.name, min(times[2:]), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
 '''
