@@ -275,7 +275,7 @@ def begin(self:Ranks,
     return self
 
 # %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
-_FREE = 'device', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
+_FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
 
 def _given(sim, run):
     "What a rank was given, as JSON has it."
