@@ -31,9 +31,9 @@ class RaggedCohort(Cohort):
     def batch(self, t, ks, n):
         "The batch of the clients at positions `ks` in step `t`, with `real` (len(ks), n) where that matters."
         batch = super().batch(t, ks, n)
-        if 'short' not in self.memo: # looked up, and moved to a device, once a round
-            real = occupied(self.batches.counts.T, batch['y'].shape[1]).to(batch['y'].device)
-            self.memo.update(short=self.short_steps(), real=real)
+        if 'short' not in self.memo: self.memo['short'] = self.short_steps()
+        if any(self.memo['short']) and 'real' not in self.memo: # moved to a device once a round
+            self.memo['real'] = occupied(self.batches.counts.T, batch['y'].shape[1]).to(batch['y'].device)
         return dict(batch, real=self.memo['real'][t, ks]) if self.memo['short'][t] else batch
 
     def short_steps(self):
