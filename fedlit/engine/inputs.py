@@ -179,7 +179,8 @@ def check_network(
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "
                          "batch_size where memory is short")
     if not any(p.requires_grad for p in model.parameters()) and not start(method, model, 1).params:
-        raise ValueError(f"no parameter of {name} can be trained; call model.requires_grad_(True), or on some layers")
+        raise ValueError(f"no parameter of {name} can be trained; "
+                         "call model.requires_grad_(True), or on the layers that are to learn")
 
 # %% ../../nbs/engine/inputs.ipynb #proxychk
 def check_proxy(

@@ -51,7 +51,8 @@ class Store:
     def write(self, v): # tensor on the CPU
         "Put the bytes of `v` into the file; returns where."
         if self.owner != os.getpid():
-            raise RuntimeError("a forked process may read the rows on disk, only the process that made them may write")
+            raise RuntimeError("a forked process may read the rows on disk, "
+                               "but only the process that made them may write")
         if self.file is None:
             self.file = tempfile.TemporaryFile(prefix='fedlit-', buffering=0)
             weakref.finalize(self, self.file.close)
@@ -200,7 +201,7 @@ def written(
     return put(tables, who, tmap(lambda v: here.get(id(v), v), new))
 
 # %% ../../nbs/engine/table.ipynb #129facd2
-for op in 'add radd sub rsub mul rmul truediv rtruediv pow neg eq ne lt le gt ge and or xor invert matmul'.split():
+for op in 'add sub mul truediv pow neg eq ne lt le gt ge'.split():
     setattr(Table, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
 
 # %% ../../nbs/engine/table.ipynb #c784d797
