@@ -407,7 +407,9 @@ def _join(self:Tapes, key, rows, made):
     if n == rows or (key, None) in self.kept: return
     self.kept[key, None] = for_any(first, made, n, rows)
     if self.kept[key, None]:
-        for k in (n, rows): self.kept.pop((key, k), None), _shelf.pop(self._named(key, k), None)
+        for k in (n, rows):
+            self.kept.pop((key, k), None)
+            _shelf.pop(self._named(key, k), None)
         self._lend(key, None)
 
 
@@ -425,7 +427,8 @@ def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
             else _same(_flat([*before, tmap(torch.zeros_like, out)]), ran, again))
     if same: self.believed.add(kind)
     elif kept in self.borrowed: # it was another step's
-        for found in (self.kept, _shelf): [found.pop(k, None) for k, v in [*found.items()] if v is kept]
+        for found in (self.kept, _shelf):
+            for k in [k for k, v in found.items() if v is kept]: del found[k]
     else: self._stop("a recorded step no longer does what the step does: something has changed that is no tensor, such "
                      "as a number that a criterion, a hook or a forward reads from Python")
     return out
