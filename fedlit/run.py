@@ -298,11 +298,12 @@ class Simulation:
         self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
         x = self.task.normalise(self.task.x_train[:2])
         check_extremes(self.model, self.task)
+        self.function = partial(pure, precision=PRECISION[asked.precision])
         self.executor = self._executor(x)
         self.tapes = self._tapes(x, shared)
         side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
         self.channels_last = self.executor != 'vmap' and side
-        self.function = partial(pure, precision=PRECISION[asked.precision], channels_last=self.channels_last)
+        self.function = partial(self.function, channels_last=self.channels_last)
         self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
 
 # %% ../nbs/16_run.ipynb #simexec1
@@ -317,10 +318,8 @@ def _first_step(self:Simulation):
     "What the server sends before the first round, and a batch of the fullest client, `x` and `y`."
     a = self.asked
     state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
-    function = partial(pure, precision=PRECISION[a.precision])
-    sent = Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, function)
     batches = self.batches([self.fullest], 0, epochs=1, steps=1)
-    return sent, *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
+    return self.broadcast(state), *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
 
 # %% ../nbs/16_run.ipynb #simexec2
 @patch
@@ -634,7 +633,7 @@ def rounds(self:Simulation, run, team, stop):
     bar = tqdm(range(run.state.round, a.rounds), initial=run.state.round, total=a.rounds,
                disable=not a.progress, desc=a.method.name, unit='round')
     for r in bar:
-        torch.set_num_threads(self.threads) # the caller had his own number in between
+        torch.set_num_threads(self.threads) # in between the caller's number held
         began, before, last = time.perf_counter(), run.state, r+1 == a.rounds
         look = (r+1) % a.evaluate_every == 0 or last
         run.state, out, row, seen = self.one_round(before, team, look)
