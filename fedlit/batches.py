@@ -10,6 +10,7 @@ __all__ = ['PADDED', 'cross_entropy', 'beside', 'occupied', 'real_mean', 'Batche
 import copy, torch
 import numpy as np
 from dataclasses import replace
+from fastcore.basics import patch
 from .data import prepare
 from .draws import rng, seed_of
 from .tree import tmap
@@ -71,45 +72,54 @@ class Batches:
         "The batch of clients `ks` at step `t`: (len(ks), n, ...), (len(ks), n); labels are -1 past a batch's end."
         return self.x[ks, t, :n], self.y[ks, t, :n]
 
-    def of(self,
-        ks, # list of positions
-    ):
-        "The batches of these clients alone."
-        new, new.counts = copy.copy(self), self.counts[ks]
-        steps = int((new.counts > 0).sum(1).max())
-        new.counts, new.x, new.y = new.counts[:, :steps], self.x[ks, :steps], self.y[ks, :steps]
-        return new
+# %% ../nbs/08_batches.ipynb #1a380d6c
+@patch
+def of(self:Batches,
+    ks, # list of positions
+):
+    "The batches of these clients alone."
+    new, new.counts = copy.copy(self), self.counts[ks]
+    steps = int((new.counts > 0).sum(1).max())
+    new.counts, new.x, new.y = new.counts[:, :steps], self.x[ks, :steps], self.y[ks, :steps]
+    return new
 
-    def data(self,
-        k,      # int, position of the client in this round
-        epochs=1, # how many its batches make up; None: nobody knows, and all of them are taken
-    ):
-        "All samples of the client at position `k`, as an epoch sees them: (n, ...), (n,)."
-        steps = int((self.counts[k] > 0).sum())
-        steps = min(steps, max(1, int(steps/(epochs or 1) + .5)))
-        each = [self.at(t, [k], int(self.counts[k, t])) for t in range(steps)]
-        return torch.cat([x[0] for x, _ in each]), torch.cat([y[0] for _, y in each])
+@patch
+def data(self:Batches,
+    k,      # int, position of the client in this round
+    epochs=1, # how many its batches make up; None: nobody knows, and all of them are taken
+):
+    "All samples of the client at position `k`, as an epoch sees them: (n, ...), (n,)."
+    steps = int((self.counts[k] > 0).sum())
+    steps = min(steps, max(1, int(steps/(epochs or 1) + .5)))
+    each = [self.at(t, [k], int(self.counts[k, t])) for t in range(steps)]
+    return torch.cat([x[0] for x, _ in each]), torch.cat([y[0] for _, y in each])
 
-    def once(self):
-        "How many samples a client has at most, where they are known by number and the same in every epoch; else None."
+# %% ../nbs/08_batches.ipynb #222dadf5
+@patch
+def once(self:Batches):
+    "How many samples a client has at most, where they are known by number and the same in every epoch; else None."
 
-    def targets(self): return self.y
+@patch
+def targets(self:Batches): return self.y
 
-    def widest(self):
-        "How many samples a full batch has."
-        return self.y.shape[2]
+@patch
+def widest(self:Batches):
+    "How many samples a full batch has."
+    return self.y.shape[2]
 
-    def labels(self,
-        classes, # int
-    ):
-        "Which classes each client has samples of in this round: (K, classes), booleans."
-        return self.label_counts(classes) > 0
+@patch
+def labels(self:Batches,
+    classes, # int
+):
+    "Which classes each client has samples of in this round: (K, classes), booleans."
+    return self.label_counts(classes) > 0
 
-    def label_counts(self, classes):
-        "How many samples of each class the clients visit in this round: (K, classes), whole numbers."
-        y = self.targets().flatten(1) + 1 # 0 where there is no sample
-        return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(
-            1, y, torch.ones_like(y))[:, 1:]
+@patch
+def label_counts(self:Batches, classes):
+    "How many samples of each class the clients visit in this round: (K, classes), whole numbers."
+    y = self.targets().flatten(1) + 1 # 0 where there is no sample
+    return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(
+        1, y, torch.ones_like(y))[:, 1:]
 
 # %% ../nbs/08_batches.ipynb #00144863
 def groups(
@@ -160,6 +170,7 @@ def plan(
         index[i, :len(its_index)], counts[i, :len(its_counts)] = its_index, its_counts
     return torch.from_numpy(index), torch.from_numpy(counts)
 
+# %% ../nbs/08_batches.ipynb #457d05a9
 def batch_sizes(
     n,         # int, samples of a client
     local,     # Local
@@ -171,6 +182,7 @@ def batch_sizes(
     sizes = [fewer + 1]*more + [fewer]*(steps - more) if local.equal_batches else [B]*(n//B) + [n % B]
     return [m for m in sizes if m >= max(1, B if local.drop_last else min_batch)]
 
+# %% ../nbs/08_batches.ipynb #3d845e46
 def _visits(k, idx, local, seed, round, W, min_batch):
     "What client `k` with the samples `idx` visits: index (steps, W), and how many of each batch are real (steps,)."
     n, gen = len(idx), rng('batches', seed, round, k)
@@ -210,45 +222,53 @@ class TaskBatches(Batches):
 
     def widest(self): return self.index.shape[2]
 
-    def _prepare(self, t):
-        "Make the batches of step `t` and of as many after it as fit."
-        live, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
-        self.ready = range(t, min(t + max(1, self.ahead//(live*self.index.shape[2]*image)), self.counts.shape[1]))
-        now = slice(live), slice(t, self.ready.stop)
-        by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step lies together
-        draws = [{k: by_step(v).flatten(0, 2) for k, v in d.items()} for d in self.draws]
-        self.x = self._images(by_step(self.index), draws or None)
-        self.y = self.targets(now).transpose(0, 1).contiguous()
+# %% ../nbs/08_batches.ipynb #979d9c8c
+@patch
+def _prepare(self:TaskBatches, t):
+    "Make the batches of step `t` and of as many after it as fit."
+    live, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
+    self.ready = range(t, min(t + max(1, self.ahead//(live*self.index.shape[2]*image)), self.counts.shape[1]))
+    now = slice(live), slice(t, self.ready.stop)
+    by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step lies together
+    draws = [{k: by_step(v).flatten(0, 2) for k, v in d.items()} for d in self.draws]
+    self.x = self._images(by_step(self.index), draws or None)
+    self.y = self.targets(now).transpose(0, 1).contiguous()
 
-    def _images(self, index, draws=None):
-        images, at = self.task.x_train, index.flatten()
-        # index_select is faster, but forgets where the channels lie
-        chosen = images.index_select(0, at) if images.is_contiguous() else images[at]
-        return prepare(self.task, chosen, draws).unflatten(0, index.shape)
+@patch
+def _images(self:TaskBatches, index, draws=None):
+    images, at = self.task.x_train, index.flatten()
+    # index_select is faster, but forgets where the channels lie
+    chosen = images.index_select(0, at) if images.is_contiguous() else images[at]
+    return prepare(self.task, chosen, draws).unflatten(0, index.shape)
 
-    def at(self, t, ks, n):
-        if t not in self.ready: self._prepare(t)
-        return self.x[t-self.ready.start, ks, :n], self.y[t-self.ready.start, ks, :n]
+@patch
+def at(self:TaskBatches, t, ks, n):
+    if t not in self.ready: self._prepare(t)
+    return self.x[t-self.ready.start, ks, :n], self.y[t-self.ready.start, ks, :n]
 
-    def targets(self, at=slice(None)):
-        real = occupied(self.counts[at], self.index.shape[2]).to(self.index.device)
-        return torch.where(real, self.task.y_train[self.index[at]], -1)
+# %% ../nbs/08_batches.ipynb #b3c83e1b
+@patch
+def targets(self:TaskBatches, at=slice(None)):
+    real = occupied(self.counts[at], self.index.shape[2]).to(self.index.device)
+    return torch.where(real, self.task.y_train[self.index[at]], -1)
 
-    def once(self):
-        if self.draws: return None
-        index, device = self.index.cpu(), self.index.device # read once; how many there are is known only then
-        each = [i[r].unique() for i, r in zip(index, occupied(self.counts, index.shape[2]))]
-        self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1)
-                                  for u, i in zip(each, index)]).to(device)
-        self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True).to(device)
-        return self.all.shape[1]
+@patch
+def once(self:TaskBatches):
+    if self.draws: return None
+    index, device = self.index.cpu(), self.index.device # read once; how many there are is known only then
+    each = [i[r].unique() for i, r in zip(index, occupied(self.counts, index.shape[2]))]
+    self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1)
+                              for u, i in zip(each, index)]).to(device)
+    self.all = torch.nn.utils.rnn.pad_sequence(each, batch_first=True).to(device)
+    return self.all.shape[1]
 
-    def samples(self,
-        start, # int, the first number; `once` says how many there are
-        stop,  # int, the number behind the last
-    ):
-        "Samples of every client by number, prepared: (K, stop - start, ...)."
-        return self._images(self.all[:, start:stop])
+@patch
+def samples(self:TaskBatches,
+    start, # int, the first number; `once` says how many there are
+    stop,  # int, the number behind the last
+):
+    "Samples of every client by number, prepared: (K, stop - start, ...)."
+    return self._images(self.all[:, start:stop])
 
 # %% ../nbs/08_batches.ipynb #70165548
 def _longer(v, n): return torch.cat([v, v.new_zeros(n - len(v), *v.shape[1:])])

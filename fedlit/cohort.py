@@ -77,20 +77,12 @@ class Cohort:
         fill=False,  # fill up short batches? see `fedlit.engine.ragged`
         tapes=None,  # Tapes to play steps from, see `fedlit.engine.replay`
     ):
-        state, home, self.who = sent.state, sent.state.personal, list(who)
-        own = lambda k, v: home[k][who] if k in home else v
-        begin = lambda k, v: own(k, v).expand(len(who), *v.shape).clone(memory_format=torch.contiguous_format)
         self.sent, self.batches, self.each, self.fill, self.tapes = sent, batches, each, fill, tapes
-        self.forward, self.axes, self.server = sent.function(sent.model), sent.axes, state.server
-        self.params, self.buffers = ({k: begin(k, v) for k, v in t.items()} for t in (state.params, state.buffers))
+        self.who, self.server, self.axes = list(who), sent.state.server, sent.axes
+        self.forward = sent.function(sent.model)
+        self.part, self.where, self.now, self.memo = {}, {}, {}, {}
+        self.receive(sent.state)
         self.velocity = self.at_rest(sent.local)
-        self.received = {k: own(k, v) for k, v in {**state.params, **state.buffers}.items()}
-        self.part, self.where, self.now, self.memo, like = {}, {}, {}, {}, next(iter(self.params.values()))
-        self.loss, steps = like.new_zeros(len(who)), (batches.counts > 0).sum(1).to(like.device)
-        memory = {k: v for k, v in state.client.items() if k != OPTIMIZER}
-        self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
-        if wants(sent.method, 'labels'): self.mine['labels'] = batches.labels(sent.axes.classes)
-        if wants(sent.method, 'counts'): self.mine['counts'] = batches.label_counts(sent.axes.classes).to(like)
 
     def apply(self, f, **more):
         "`f` of all that one client has, for every client; `more` is stacked as well."
@@ -99,13 +91,31 @@ class Cohort:
         dims = {k: home if k == 'received' else 0 for k in (*own, *more)}
         return self.each(lambda own: f(self.offer(own)), (dims,))({**own, **more})
 
-    def step(self, batch):
-        "One step of SGD for every client; `batch` has the samples `x` (K, B, ...) and their labels `y` (K, B)."
-        params = tmap(lambda v: v.detach().requires_grad_(), self.params) # the same memory
-        losses, buffers = self.objective(params, batch)
-        grads, more = self.correct(self.gradients(losses, params), batch)
-        with self.hold(): self.descend(grads, {**buffers, **more})
-        self.loss.add_(losses.detach()/self.mine['steps'])
+# %% ../nbs/09_cohort.ipynb #31c0e79e
+@patch
+def step(self:Cohort, batch):
+    "One step of SGD for every client; `batch` has the samples `x` (K, B, ...) and their labels `y` (K, B)."
+    params = tmap(lambda v: v.detach().requires_grad_(), self.params) # the same memory
+    losses, buffers = self.objective(params, batch)
+    grads, more = self.correct(self.gradients(losses, params), batch)
+    with self.hold(): self.descend(grads, {**buffers, **more})
+    self.loss.add_(losses.detach()/self.mine['steps'])
+
+# %% ../nbs/09_cohort.ipynb #2385c7c3
+@patch
+def receive(self:Cohort, state):
+    "What the clients have before the first step: tensors of `state`, in place of some their own, and their memories."
+    who, home = self.who, state.personal
+    own = lambda k, v: home[k][who] if k in home else v
+    begin = lambda k, v: own(k, v).expand(len(who), *v.shape).clone(memory_format=torch.contiguous_format)
+    self.params, self.buffers = ({k: begin(k, v) for k, v in t.items()} for t in (state.params, state.buffers))
+    self.received = {k: own(k, v) for k, v in {**state.params, **state.buffers}.items()}
+    like, memory = next(iter(self.params.values())), {k: v for k, v in state.client.items() if k != OPTIMIZER}
+    steps = (self.batches.counts > 0).sum(1).to(like.device)
+    self.loss = like.new_zeros(len(who))
+    self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
+    if wants(self.sent.method, 'labels'): self.mine['labels'] = self.batches.labels(self.axes.classes)
+    if wants(self.sent.method, 'counts'): self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like)
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch
@@ -135,6 +145,7 @@ def objective_of(
         buffers.update({k: v.detach() for k, v in more.items()})
     return sum(terms, start=offer['criterion'](offer['logits'], y)), buffers
 
+# %% ../nbs/09_cohort.ipynb #6da0538c
 @patch
 def objective(self:Cohort, params, batch):
     "The local objective of every client (K,), and the buffers that its forward passes leave behind."
@@ -148,6 +159,7 @@ def gradients(self:Cohort, losses, params):
     grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(params, grads))
 
+# %% ../nbs/09_cohort.ipynb #1f5c16ff
 @patch
 def correct(self:Cohort, grads, batch):
     "The gradients after the `grad` hooks, and buffers that these set."
@@ -170,6 +182,7 @@ def corrected(
         buffers.update(more)
     return dict(grads=grads, buffers=buffers)
 
+# %% ../nbs/09_cohort.ipynb #48807d26
 def elsewhere(
     method,           # a Method
     offer,            # what hooks may ask for at one client
@@ -255,6 +268,7 @@ def begin(self:Cohort):
     new.params, new.mine = tmap(whole, out['params']), {**self.mine, 'client': out['client']}
     return new
 
+# %% ../nbs/09_cohort.ipynb #83a0369f
 @patch
 def asked(self:Cohort, hook, f, *step):
     "`f` of all that one client has, for every client, and of its samples if `hook` asks for `data`: then one by one."
@@ -288,6 +302,7 @@ def draws(self:Cohort, what, *step):
     return Seeded(*((what, state.seed, state.round, k, *step) for k in self.who),
                   stacked=self.each is stacked)
 
+# %% ../nbs/09_cohort.ipynb #00144ab7
 @patch
 def move(self:Cohort, t, ks, batch):
     "The clients at positions `ks` take step `t`."
@@ -321,6 +336,7 @@ def train(self:Cohort):
     self.memo.clear() # what is in it refers to the cohort, and would keep its memory
     return self.results()
 
+# %% ../nbs/09_cohort.ipynb #5d642eeb
 @patch
 def results(self:Cohort):
     "What the server gets to see, and what clients remember: the answers of the `done` hooks among it."
@@ -348,6 +364,7 @@ def send(self:Cohort, out):
     new['buffers'] = as_sent(method, out['buffers'], new['buffers'])
     return dict(out, **new)
 
+# %% ../nbs/09_cohort.ipynb #14e9adb1
 def sent_by(
     method, # a Method
     offer,  # what hooks may ask for at one client when it has trained
@@ -365,6 +382,7 @@ def sent_by(
     return dict(params={k: v if delta.get(k) is moved.get(k) else received[k] + delta[k] for k, v in params.items()},
                 client=memory, buffers=buffers)
 
+# %% ../nbs/09_cohort.ipynb #5064a899
 def as_sent(
     method,  # a Method
     trained, # name -> (K, ...), buffers after training

@@ -69,6 +69,18 @@ def modes_kept(model):
     finally:
         for m, training in modes: m.training = training
 
+def _trainer(sent, who, batches, executor, tapes):
+    "A function that trains the clients at some positions as one cohort, with the network or a copy of it."
+    each, _ = EXECUTORS[executor], sent.offers # what all cohorts share is made here, once
+    fill = each is stacked and fills(sent, batches, EngineCohort)
+    def train(at, model=sent.model):
+        cohort = EngineCohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
+        cohort.forward = sent.function(model)
+        cohort = cohort.begin().take_part()
+        return cohort.send(cohort.train_small() if executor == 'extract' else cohort.train())
+    return train
+
+# %% ../nbs/11_round.ipynb #1a77f6f6
 def local_phase(
     sent,            # Broadcast: what all clients have in common
     who,             # list of K client numbers
@@ -82,18 +94,11 @@ def local_phase(
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
     check_local(sent.method, sent.local)
     if tapes: tapes.new_round()
-    each, who, threads = EXECUTORS[executor], list(who), torch.get_num_threads()
-    def train(at, model=sent.model):
-        cohort = EngineCohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
-        cohort.forward = sent.function(model)
-        cohort = cohort.begin().take_part()
-        return cohort.send(cohort.train_small() if executor == 'extract' else cohort.train())
     order = (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist() # the longest first
-    most = (chunk or len(order)) if each is stacked else 1
-    pieces = [order[i:i+most] for i in range(0, len(order), most)]
+    most = (chunk or len(order)) if EXECUTORS[executor] is stacked else 1
+    pieces, threads = [order[i:i+most] for i in range(0, len(order), most)], torch.get_num_threads()
     with modes_kept(sent.model):
-        fill = each is stacked and fills(sent, batches, EngineCohort)
-        _ = sent.offers # what all cohorts share is made here, once
+        train = _trainer(sent, list(who), batches, executor, tapes)
         if executor not in ('threads', 'extract') or min(threads, len(pieces)) == 1:
             outs = [halved(train, piece) for piece in pieces]
         else:
@@ -101,6 +106,7 @@ def local_phase(
             outs = side_by_side(alone, pieces, sent.model, threads)
     return _in_order(sum(outs, []), order)
 
+# %% ../nbs/11_round.ipynb #330f7e71
 def _in_order(outs, order):
     "What the cohorts returned as one stack, with the client that came `i`-th in row `order[i]`."
     joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
