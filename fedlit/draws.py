@@ -9,6 +9,7 @@ __all__ = ['FRESH', 'rng', 'seed_of', 'draws', 'Seeded', 'undrawn', 'keep_genera
 import random, threading, zlib
 import numpy as np, torch
 from contextlib import contextmanager
+from fastcore.basics import patch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # %% ../nbs/01_draws.ipynb #a143340f
@@ -47,6 +48,7 @@ def draws(
              **dict(zip((a.name for a in op._schema.arguments), args)), **(kwargs or {})}
     return given.get('dropout_p', 1) != 0 # attention may drop out, and mostly does not
 
+# %% ../nbs/01_draws.ipynb #a65212c0
 def _generator(device):
     if device.type == 'cpu': return torch.default_generator
     module = getattr(torch, device.type)
@@ -61,6 +63,7 @@ def _own(args, kwargs):
                         and v.initial_seed() != FRESH)
     return next(filter(seeded, (*args, *kwargs.values())), None)
 
+# %% ../nbs/01_draws.ipynb #70c1daa7
 def _drawn(op, args, kwargs, seed):
     "The call with numbers that depend on `seed` only; the process's own generator is left as it was."
     own = _own(args, kwargs)
@@ -92,23 +95,26 @@ class Seeded(TorchDispatchMode):
         seeds = [seed_of(*name, self.count) for name in self.names]
         self.count += 1
         return self._each(op, args, kwargs or {}, seeds) if self.stacked else _drawn(op, args, kwargs or {}, seeds[0])
-    def _each(self, op, args, kwargs, seeds):
-        K, first = len(seeds), op._schema.arguments[0]
-        sized = first.name == 'size' and args[0][:1] == [K]
-        if not sized and not (args and isinstance(args[0], torch.Tensor) and len(args[0]) == K):
-            raise NotImplementedError(f"{op} draws for all clients of a stack at once; "
-                                      "train them one by one, with executor='loop' or 'threads'")
-        mine = lambda v, k: v[k] if isinstance(v, torch.Tensor) and v.dim() and len(v) == K else v
-        own, outs = _own(args, kwargs), []
-        begin = own.get_state() if own else None
-        for k, s in enumerate(seeds):
-            if own: own.set_state(begin)
-            outs.append(_drawn(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)],
-                               {n: mine(a, k) for n, a in kwargs.items()}, s))
-        if op._schema.is_mutable: return args[0]
-        return tuple(map(torch.stack, zip(*outs))) if isinstance(outs[0], tuple) else torch.stack(outs)
     @classmethod
     def _should_skip_dynamo(cls): return False # as in fedlit.engine.tape
+
+# %% ../nbs/01_draws.ipynb #b013cec6
+@patch
+def _each(self:Seeded, op, args, kwargs, seeds):
+    K, first = len(seeds), op._schema.arguments[0]
+    sized = first.name == 'size' and args[0][:1] == [K]
+    if not sized and not (args and isinstance(args[0], torch.Tensor) and len(args[0]) == K):
+        raise NotImplementedError(f"{op} draws for all clients of a stack at once; "
+                                  "train them one by one, with executor='loop' or 'threads'")
+    mine = lambda v, k: v[k] if isinstance(v, torch.Tensor) and v.dim() and len(v) == K else v
+    own, outs = _own(args, kwargs), []
+    begin = own.get_state() if own else None
+    for k, s in enumerate(seeds):
+        if own: own.set_state(begin)
+        outs.append(_drawn(op, [a[1:] if sized and not i else mine(a, k) for i, a in enumerate(args)],
+                           {n: mine(a, k) for n, a in kwargs.items()}, s))
+    if op._schema.is_mutable: return args[0]
+    return tuple(map(torch.stack, zip(*outs))) if isinstance(outs[0], tuple) else torch.stack(outs)
 
 # %% ../nbs/01_draws.ipynb #d7ebcd29
 @contextmanager

@@ -53,6 +53,7 @@ def draw_clients(
                          "and at least one")
     return who
 
+# %% ../nbs/11_participation.ipynb #fa7fddf0
 def check_participation(
     participation, # what should be a share of the clients, or a Participation
     clients=None,  # int, how many exist

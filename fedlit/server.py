@@ -38,6 +38,7 @@ def _sums(q, p, new, old, mask=None, trained=True): # trained: is it a parameter
     mask = beside(mask, d).to(d)
     return dict(moved=total(q, mask*d), share=total(p, mask))
 
+# %% ../nbs/10_server.ipynb #06dbd66d
 def client_sums(
     state, # State before the round
     out,   # what the clients ended with, see `fedlit.round.local_phase`
@@ -84,6 +85,15 @@ def _through(use, model):
     return lambda params, buffers, x, train=True: bare(use(params, buffers, train), buffers, x, train)
 
 # %% ../nbs/10_server.ipynb #82b14d9d
+def _shares(weights, K, params):
+    "The weights of `K` clients, divided by their sum, as precise as `params` or more so."
+    exact = reduce(torch.promote_types, (v.dtype for v in params.values()), torch.float32)
+    p = torch.as_tensor(weights, dtype=exact) # where they are, mostly on the CPU: looked at without waiting
+    if not (len(p) == K and (p >= 0).all() and 0 < p.sum() < float('inf')):
+        raise ValueError(f"weights={p.tolist()}, but it must be {K} finite numbers >= 0 that do not all vanish")
+    return p/p.sum()
+
+# %% ../nbs/10_server.ipynb #aa2a6c9c
 def aggregate(
     sent,    # Broadcast of the round
     who,     # list of K client numbers
@@ -93,13 +103,7 @@ def aggregate(
 ) -> State: # after the round
     "The server's half of a round."
     method, state = sent.method, sent.state
-    # as the parameters, or finer
-    exact = reduce(torch.promote_types, (v.dtype for v in state.params.values()), torch.float32)
-    p = torch.as_tensor(weights, dtype=exact) # where they are, mostly on the CPU: looked at without waiting
-    if not (len(p) == len(who) and (p >= 0).all() and 0 < p.sum() < float('inf')):
-        raise ValueError(f"weights={p.tolist()}, but it must be {len(who)} finite numbers >= 0 that do not all vanish")
-    p = p.to(out['steps'].device)
-    p = p/p.sum()
+    p = _shares(weights, len(who), state.params).to(out['steps'].device)
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, round=state.round, clients=state.clients,
                  participants=len(who), kept=frozenset(state.personal),
@@ -174,6 +178,7 @@ def deployed(
         buffers = {k: new.get(k, v) for k, v in buffers.items()}
     return use(params, buffers, False), buffers
 
+# %% ../nbs/10_server.ipynb #8fadea9c
 def _own_network(method, state, offer):
     "What the `deploy` hooks make of the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():

@@ -54,6 +54,7 @@ def rows(
     "The clients `i` (an index, a slice or a list of indices) of a stacked `tree`."
     return tmap(lambda v: v[i], tree)
 
+# %% ../nbs/00_tree.ipynb #4b835593
 def put(
     tree, # stacked tree, K rows
     i,    # as for `rows`

@@ -85,6 +85,7 @@ def _weight(v): # (...) -> a number that rounding moves by a millionth of itself
     number = float(f'{((v.clamp(min=0) - 2*v.clamp(max=0))*scale).sum():.8g}')
     return number if sound.all() else [number, checksum(sound)]
 
+# %% ../../nbs/engine/fingerprint.ipynb #16e87025
 def fingerprint(
     model,     # the network to begin with
     task,      # Task

@@ -75,6 +75,7 @@ def hold(self:MaskedCohort):
     for tree, olds in zip(trees, before):
         for k, old in olds.items(): tree[k].copy_(torch.where(beside(mask[k], old).bool(), tree[k], old))
 
+# %% ../../nbs/engine/masks.ipynb #c789b5ae
 def within(
     mask, # name -> (K, ...)
     new,  # tree of (K, ...)

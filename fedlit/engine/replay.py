@@ -70,6 +70,7 @@ def move(self:ReplayedCohort, t, ks, batch):
     if at is None or at not in bound: bound[at] = self.bind(t, ks, batch)
     bound[at](batch)
 
+# %% ../../nbs/engine/replay.ipynb #a112632a
 @patch
 def bind(self:ReplayedCohort, t, ks, batch):
     "The step of the clients at positions `ks`, as a function of batches like this one."

@@ -33,6 +33,7 @@ class Rewritten(TorchFunctionMode):
         if f in _RELUS and args and out is not args[0]: self.relu = args[0], out
         return out
 
+# %% ../../nbs/engine/stacks.ipynb #0326254a
 def _linear(x, w, b=None):
     if w.dim() < 2: return F.linear(x, w, b)
     y = (w @ x.mT).mT if x.dim() > 1 else w @ x
@@ -57,6 +58,7 @@ class _Among(TorchFunctionMode):
         here = asked.get('training') and len(asked['input']) == len(self.real) # else its rows are no samples
         return _batch_norm(self.real, asked) if here else f(*args, **(kwargs or {}))
 
+# %% ../../nbs/engine/stacks.ipynb #cbb2e886
 def _batch_norm(real, asked):
     "`F.batch_norm(**asked)` over the real samples."
     x, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
@@ -73,6 +75,7 @@ def _batch_norm(real, asked):
     out = gap*(scale if weight is None else scale*weight).view(wide)
     return (out if bias is None else out + bias.view(wide)).to(x.dtype)
 
+# %% ../../nbs/engine/stacks.ipynb #bee26fc2
 def has_batchnorm(
     model, # a network
 ):         # bool

@@ -62,13 +62,17 @@ class Store:
         if not self._put(v.reshape(-1).view(torch.uint8).numpy(), at):
             raise OSError(f"the disk of {tempfile.gettempdir()} is full; TMPDIR names another folder")
         return at
-    def read(self,
-        at,   # what `write` returned
-        like, # tensor
-    ):
-        "The tensor of the shape and type of `like` that was written at `at`."
-        return torch.frombuffer(self._take(like.nbytes, at), dtype=like.dtype).view(like.shape)
-    def __reduce__(self): return Store, () # in another process the room that there is
+
+# %% ../../nbs/engine/table.ipynb #dca7d4b3
+@patch
+def read(self:Store,
+    at,   # what `write` returned
+    like, # tensor
+):
+    "The tensor of the shape and type of `like` that was written at `at`."
+    return torch.frombuffer(self._take(like.nbytes, at), dtype=like.dtype).view(like.shape)
+@patch
+def __reduce__(self:Store): return Store, () # in another process the room that there is
 
 # %% ../../nbs/engine/table.ipynb #3a6bd59b
 @patch

@@ -193,14 +193,17 @@ def _lines(calls, names, lasting):
         code = partial(_code, names, _targets(out, made), arguments, args, kwargs)
         memory, reads = (set(), set()) if is_view else ({_memory(o) for o in outs},
                                                         {_memory(v) for v in _tensors([args, list(kwargs.values())])})
-        # arguments whose memory the result may take
-        fit = [k for v in _tensors(args)
-               if (k := names.of[id(v)])[0] == 't' and made and not is_view and _layout(v) == _layout(outs[0])]
-        in_place, out_form, place = _forms(op) if fit else (None, None, None)
-        room = {names.of[id(v)]: v for v in _tensors(args)}
-        into = {k: code(in_place) if in_place and k == arguments[0] else code(out_form, (place, k, room[k]))
-                for k in fit if out_form or in_place and k == arguments[0]}
+        into = _overwriting(op, args, names, outs[0], code, arguments[0]) if made and not is_view else {}
         yield _Line(op, code(op), set(made.values()), names.used, memory, reads, into, (args, kwargs, out))
+
+# %% ../../nbs/engine/tape.ipynb #9e60e2d8
+def _overwriting(op, args, names, out, code, first):
+    "Other forms of a line: for each argument whose memory the result `out` may take, the one that writes there."
+    room = {names.of[id(v)]: v for v in _tensors(args)}
+    fit = [k for k, v in room.items() if k[0] == 't' and _layout(v) == _layout(out)]
+    in_place, out_form, place = _forms(op) if fit else (None, None, None)
+    return {k: code(in_place) if in_place and k == first else code(out_form, (place, k, room[k]))
+            for k in fit if out_form or in_place and k == first}
 
 def _targets(out, made):
     "The left side of a line: the names of what is made, `_` for what has one."
@@ -272,6 +275,7 @@ def _split(calls, inputs, outputs, steady):
                  *_invariant(lines, fixed, lasting),
                  {n for n, v in zip(ins, inputs) if _memory(v) in written})
 
+# %% ../../nbs/engine/tape.ipynb #14d81374
 def _source(step, numbers=()):
     "Source of a function of the steady inputs, which returns a function of the others."
     ins, live = step.ins, set(step.outs)
@@ -299,6 +303,7 @@ def record(
     out, step = _recorded(f, trees, steady)
     return out, step and _player(_source(step, numbers), step.names.given, tmap(lambda v: None, out))
 
+# %% ../../nbs/engine/tape.ipynb #f6dce54a
 def _recorded(f, trees, steady):
     # new tensors on the same memory, so that no two inputs are one
     inputs = [tmap(lambda v: v.detach(), t) for t in trees]
@@ -381,13 +386,10 @@ def bind(self:Tapes,
         if bound: return bound(*trees)
         if often and self.compiles: self._compile((key, rows), f, steady, trees, numbers)
         kept = self._known(key, rows)
-        if kept == 'seen': return self._record(key, rows, f, steady, trees, numbers)
-        if callable(kept):
-            if kind not in self.believed: return self._compare(kept, kind, f, steady, trees, numbers)
+        if callable(kept) and kind in self.believed:
             bound = kept(*steady, **numbers)
             return bound(*trees)
-        if kept == 'new': self.kept[key, rows] = 'seen'
-        return f(*steady, *trees)
+        return self._learn(kept, key, rows, kind, f, steady, trees, numbers)
     return go
 
 
@@ -444,6 +446,14 @@ def _equal(u, v): return torch.equal(u, v) or u.is_floating_point() and torch.al
 
 # %% ../../nbs/engine/tape.ipynb #tapecmp4
 @patch
+def _learn(self:Tapes, kept, key, rows, kind, f, steady, trees, numbers):
+    "What the step returns, which cannot be played yet: the first time it is run, then recorded, then compared."
+    if kept == 'seen': return self._record(key, rows, f, steady, trees, numbers)
+    if callable(kept): return self._compare(kept, kind, f, steady, trees, numbers)
+    if kept == 'new': self.kept[key, rows] = 'seen'
+    return f(*steady, *trees)
+
+@patch
 def _record(self:Tapes, key, rows, f, steady, trees, numbers):
     "What the step returns; its recording is kept, or None where it is not repeatable."
     out, bind = self._watch(record, f, *steady, *trees, steady=len(steady), numbers=tuple(numbers))
@@ -453,6 +463,7 @@ def _record(self:Tapes, key, rows, f, steady, trees, numbers):
         if rows: self._join(key, rows, bind)
     return out
 
+# %% ../../nbs/engine/tape.ipynb #8578f54c
 @patch
 def _watch(self:Tapes, f, *args, **kw):
     "The two answers of `f`, the second None if it changes what Python remembers. Looks at one step of a round."
@@ -466,6 +477,7 @@ def _watch(self:Tapes, f, *args, **kw):
     self.examined = True # only now: until then other threads look as well
     return out, None if self.stopped else made
 
+# %% ../../nbs/engine/tape.ipynb #73edb6fd
 @patch
 def _compile(self:Tapes, key, f, steady, trees, numbers):
     "Keep kernels for `f`, if nothing is kept yet; where there can be none, say so once and go on with tapes."
@@ -523,6 +535,7 @@ def _rehearsed(f):
         for _ in range(3): f()
     torch.cuda.current_stream().wait_stream(aside)
 
+# %% ../../nbs/engine/tape.ipynb #f0d34db8
 def graphed(
     bind,   # a recording, of which at least the first tree is steady and the only one that is written
     steady, # trees to capture it with, on a CUDA device
@@ -571,6 +584,7 @@ def _turned_by(op, args, kwargs):
 
 def _arguments(line): return *line.call[0], *line.call[1].values()
 
+# %% ../../nbs/engine/tape.ipynb #a8f2c356
 def _graph(step, lines, inputs):
     "The lines as a graph of the named inputs, and how the numbers that change are computed: its last inputs."
     graph = torch.fx.Graph()
@@ -607,6 +621,13 @@ def _built(module, examples):
 def _laid(v, stride): # `v` as the compiled code takes it for granted
     return v if v.stride() == stride else torch.empty_strided(v.shape, stride, dtype=v.dtype, device=v.device).copy_(v)
 
+def _once(step, numbers, made, dials):
+    "Function of the steady inputs: results that need not be repeated, by their names `made`, and the values of dials."
+    exec('\n    '.join([f"def bind({', '.join([*step.ins[:step.steady], *numbers])}):", *_needed(step.once, set(made)),
+                       f"return [{', '.join(made)}], [{', '.join(d.code for d in dials)}]"]), step.names.given)
+    return step.names.given['bind']
+
+# %% ../../nbs/engine/tape.ipynb #cfd4df45
 def _with_kernels(step, shape, numbers, examples, tape):
     "The step with kernels of its own, bound as `tape` is; `examples`: its inputs, `numbers`: what those are now."
     ins, n, names = step.ins, step.steady, step.names
@@ -616,10 +637,7 @@ def _with_kernels(step, shape, numbers, examples, tape):
     made = sorted(ready & {k for line in lines for k in line.used})
     constant = [k for k, v in names.given.items() if isinstance(v, torch.Tensor)]
     module, dials = _graph(step, lines, [*ins, *made, *constant])
-    source = '\n    '.join([f"def bind({', '.join([*ins[:n], *numbers])}):", *_needed(step.once, set(made)),
-                            f"return [{', '.join(made)}], [{', '.join(d.code for d in dials)}]"])
-    exec(source, names.given)
-    bind, constant = names.given['bind'], [names.given[k] for k in constant]
+    bind, constant = _once(step, numbers, made, dials), [names.given[k] for k in constant]
     strides, written = [v.stride() for v in examples], [k in step.touched for k in ins]
     def more(flat, numbers):
         made, dials = bind(*flat, **numbers)
@@ -653,6 +671,7 @@ def _same(before, one, two):
     "Have two runs of a step, up to rounding, the same in every tensor? A device is waited for once."
     return bool(torch.stack(list(map(_near, before, one, two))).all())
 
+# %% ../../nbs/engine/tape.ipynb #c2b752a4
 def compiled(
     f,         # as for `record`
     trees,     # as for `record`, and it is not written to

@@ -21,6 +21,7 @@ def _moved(params):
     gen = torch.Generator().manual_seed(0)
     return {k: v + .05*torch.randn(v.shape[1:], generator=gen).to(v) for k, v in params.items()}
 
+# %% ../../nbs/engine/trial.ipynb #b3f38184
 def step_from(
     sent,    # Broadcast
     who,     # list of client numbers
@@ -76,6 +77,7 @@ def compare_ways(
         return first_difference(one, many, tolerance)
     return ''
 
+# %% ../../nbs/engine/trial.ipynb #e6f713a4
 def trial_step(
     sent,    # Broadcast
     x,       # (N, ...) samples of one client
@@ -93,6 +95,7 @@ def trial_step(
                          **{'each': single, 'cast': cast, **how})
     return step
 
+# %% ../../nbs/engine/trial.ipynb #2890be4b
 def try_stack(
     sent,       # Broadcast
     x,          # (N, ...) samples of one client, a full batch if there is one

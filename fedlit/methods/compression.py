@@ -80,6 +80,7 @@ def _which(few, whole):
     lists = few*np.ceil(np.log2(np.maximum(whole, 2)))
     return np.minimum(whole, lists)
 
+# %% ../../nbs/methods/81_compression.ipynb #8d79791d
 class Quantize(Method):
     "Send every number with a few bits, rounded at random, and the error later (Alistarh et al., NeurIPS 2017)."
     bits: int = 8 # of a number, from 2 to 16

@@ -39,6 +39,7 @@ class FedAdagrad(Method):
         step = {k: self.lr*m[k]/(v[k].sqrt() + self.tau) for k in moved}
         return {**delta, **step}, dict(mean=m, second=v)
 
+# %% ../../nbs/methods/32_fedopt.ipynb #13c59c24
 class FedAdam(FedAdagrad):
     "Adam on the server (Reddi et al., ICLR 2021, algorithm 2)."
     lr: float = .03    # eta, of the server

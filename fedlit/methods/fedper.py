@@ -32,6 +32,7 @@ def check_prefix(
     raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, "
                      f"{suggest_layers(prefix[:-1], params, model)}")
 
+# %% ../../nbs/methods/42_fedper.ipynb #fc606fba
 class FedPer(Method):
     "The head stays at home (Arivazhagan et al., 2019, algorithm 1)."
     head: str = 'head' # prefix of the tensors that stay
