@@ -78,7 +78,8 @@ class Cohort:
         tapes=None,  # Tapes to play steps from, see `fedlit.engine.replay`
     ):
         self.sent, self.batches, self.each, self.fill, self.tapes = sent, batches, each, fill, tapes
-        self.who, self.server, self.axes = list(who), sent.state.server, sent.axes
+        self.who, self.seeds, self.home = list(who), [sent.state.seed]*len(who), frozenset(sent.state.personal)
+        self.server, self.axes = sent.state.server, sent.axes
         self.forward = sent.function(sent.model)
         self.part, self.where, self.now, self.memo = {}, {}, {}, {}
         self.receive(sent.state)
@@ -87,7 +88,7 @@ class Cohort:
     def apply(self, f, **more):
         "`f` of all that one client has, for every client; `more` is stacked as well."
         own = dict(params=self.params, buffers=self.buffers, received=self.received, mine=self.mine, part=self.part)
-        home = {k: 0 if k in self.sent.state.personal else None for k in self.received}
+        home = {k: 0 if k in self.home else None for k in self.received}
         dims = {k: home if k == 'received' else 0 for k in (*own, *more)}
         return self.each(lambda own: f(self.offer(own)), (dims,))({**own, **more})
 
@@ -276,7 +277,7 @@ def asked(self:Cohort, hook, f, *step):
     if not asks_for(self.sent.method, hook, 'data'):
         with self.draws(hook, *step): return self.apply(f)
     for k, number in enumerate(self.who):
-        epochs, _ = self.sent.local.work(number, state.seed, state.round)
+        epochs, _ = self.sent.local.work(number, self.seeds[k], state.round)
         one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
         with one.draws(hook, *step): each.append(one.apply(lambda offer: f(offer, data=data)))
     return tmap(lambda *v: torch.cat(v), *each)
@@ -288,18 +289,19 @@ OWN = *WORK, 'mine', 'part' # the trees with a row for each client, besides `rec
 @patch
 def at(self:Cohort, ks, **now):
     "The clients at positions `ks`, as a cohort: views of its tensors where `ks` is a slice, copies for a list."
-    new, home = copy.copy(self), self.sent.state.personal
+    new = copy.copy(self)
     for k in OWN: setattr(new, k, rows(getattr(self, k), ks))
-    new.who = self.who[ks] if isinstance(ks, slice) else [self.who[k] for k in ks]
-    new.received = {k: v[ks] if k in home else v for k, v in self.received.items()}
+    some = (lambda v: v[ks]) if isinstance(ks, slice) else (lambda v: [v[k] for k in ks])
+    new.who, new.seeds = some(self.who), some(self.seeds)
+    new.received = {k: v[ks] if k in self.home else v for k, v in self.received.items()}
     new.each, new.now = single if len(new.loss) == 1 else self.each, now
     return new.take_part(now['step']) if 'step' in now else new
 
 @patch
 def draws(self:Cohort, what, *step):
     "Inside of it, draws depend on the federation's seed, the round, the client, and the step."
-    state = self.sent.state
-    return Seeded(*((what, state.seed, state.round, k, *step) for k in self.who),
+    round = self.sent.state.round
+    return Seeded(*((what, seed, round, k, *step) for seed, k in zip(self.seeds, self.who)),
                   stacked=self.each is stacked)
 
 # %% ../nbs/09_cohort.ipynb #00144ab7

@@ -19,7 +19,7 @@ from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
 from fedlit.papers.settings import Setting, address, found, run_setting, run_settings
-from fedlit.papers.settings import trained
+from fedlit.papers.settings import federation_of
 from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.local import Local
@@ -173,7 +173,7 @@ def alone(work):
 
 def finish(folder):
     "What a killed process is asked to do: train from the checkpoint, then write run and result."
-    run, *_ = trained(ROBUST, folder/'checkpoint.safetensors')
+    run = federation_of(ROBUST, folder/'checkpoint.safetensors').run()
     run.save(folder/'final.safetensors')
     run_settings([ROBUST], folder, processes=1, progress=False)
 
@@ -221,11 +221,11 @@ def test_two_processes_share_a_folder(tmp_path):
 
 def test_minutes_stop_at_a_round(tmp_path):
     assert run_settings([ROBUST], tmp_path, processes=1, minutes=1e-9, progress=False) == 1       # not begun: no time
-    part = trained(ROBUST, tmp_path/'c.safetensors', minutes=1e-9)
-    assert part is None and Run.load(tmp_path/'c.safetensors').state.round == 1
-    run = trained(ROBUST, tmp_path/'c.safetensors')[0]
-    assert same(run.state, trained(ROBUST)[0].state)
-    with pytest.raises(ValueError, match='minutes=1 needs checkpoint='): trained(ROBUST, minutes=1)
+    part = federation_of(ROBUST, tmp_path/'c.safetensors', minutes=1e-9).run()
+    assert part.state.round == Run.load(tmp_path/'c.safetensors').state.round == 1
+    run = federation_of(ROBUST, tmp_path/'c.safetensors').run()
+    assert same(run.state, federation_of(ROBUST).run().state)
+    with pytest.raises(ValueError, match='minutes=1 needs checkpoint='): federation_of(ROBUST, minutes=1).run()
 
 def test_committed_results_have_their_addresses():
     for name, own in (('catalogue', 'results/catalogue'), ('digits', 'reproduced')):

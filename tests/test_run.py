@@ -272,7 +272,11 @@ def test_a_round_looks_at_its_own_clients(participation):
     sim = Simulation(run)
     sim.asked = replace(run, clients=(quiet := Silent(clients)))
     state = start(run.method, sim.model, 100)
-    for _ in range(2): state = sim.one_round(state, sim)[0]
+    for _ in range(2):
+        steps, out = sim.one_round(state, sim), None
+        with pytest.raises(StopIteration) as end:
+            while True: out = sim.train(*steps.send(out))
+        state = end.value.value[0]
     assert state.round == 2 and not quiet.asked
 
 def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):

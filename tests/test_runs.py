@@ -1,0 +1,122 @@
+"Clients of several runs in one stack: each run is what it is alone."
+import copy
+from dataclasses import replace
+import numpy as np, pytest, torch
+import federation as fed
+from fedlit.batches import TaskBatches, batches_of
+from fedlit.cohort import Broadcast
+from fedlit.data import Task
+from fedlit.engine.runs import kind_of, train_runs
+from fedlit.engine.tape import Tapes
+from fedlit import run as run_module
+from fedlit.local import AdamW, Between, Local
+from fedlit.method import FedAvg, Method
+from fedlit.methods import DPSGD, FedBN, FedDecorr, MOON, SCAFFOLD
+from fedlit.partition import dirichlet
+from fedlit.round import local_phase
+from fedlit.run import experiment, run_together
+from fedlit.server import aggregate
+from fedlit.state import start
+
+STEPS, SEEDS, CLIENTS = Local(epochs=3, batch_size=8, lr=.1, momentum=.9, weight_decay=.01), (0, 1, 2), 4
+
+def task():
+    g = torch.Generator().manual_seed(0)
+    x, y = torch.randn(90, 1, 6, 6, generator=g, dtype=torch.double), torch.randint(0, 3, (90,), generator=g)
+    return Task('small', x[:60], y[:60], x[60:], y[60:], classes=3)
+
+TASK = task()
+
+def begun(method, seed, local=STEPS, statistics='averaged', norm=True):
+    "Other first weights and other clients for every seed; the second has a client less in every round."
+    net = fed.model(norm, seed)
+    clients = dirichlet(TASK.y_train, clients=CLIENTS, alpha=.7, seed=seed)
+    who = [k for k in range(CLIENTS) if k != seed]
+    return net, clients, who, start(method, net, CLIENTS, statistics, seed, local)
+
+def rounds(method, together, local=STEPS, how='averaged', norm=True, n=2):
+    "The states of all runs after `n` rounds."
+    runs, shelf = [begun(method, s, local, how, norm) for s in SEEDS], [Tapes() for _ in SEEDS]
+    states = [r[-1] for r in runs]
+    for t in range(n):
+        asks = [(Broadcast(method, net, state, local, proxy=fed.PROXY), who,
+                 batches_of(TASK, clients, who, local, s, t, min_batch=2))
+                for s, state, (net, clients, who, _) in zip(SEEDS, states, runs)]
+        outs = train_runs(asks, shelf[0]) if together else [local_phase(*a, 'vmap', b) for a, b in zip(asks, shelf)]
+        states = [aggregate(a[0], a[1], out, torch.ones(len(a[1]))) for a, out in zip(asks, outs)]
+        states = [replace(s, round=t+1) for s in states]
+    return states
+
+@pytest.fixture
+def double(monkeypatch):
+    "Images in double precision, so that rounding is no excuse."
+    images = TaskBatches._images
+    monkeypatch.setattr(TaskBatches, '_images', lambda *args: images(*args).double())
+
+ALL = [m for m in fed.METHODS + fed.SUMS if kind_of(Broadcast(m, fed.model(), start(m, fed.model(), 4), STEPS))]
+
+FEW = [MOON() + FedDecorr(), SCAFFOLD() + FedBN() + fed.CoordinateMedian(), fed.HeteroFL(rates=fed.HALVES),
+       fed.Ditto()]
+
+@pytest.mark.parametrize('method', [m if m in FEW else pytest.param(m, marks=pytest.mark.slow) for m in {*ALL, *FEW}],
+                         ids=repr)
+def test_a_run_in_a_stack_is_the_run_alone(method, double):
+    assert max(map(fed.gap, rounds(method, True), rounds(method, False))) < 1e-8
+
+@pytest.mark.parametrize('local, how', [(replace(STEPS, optimizer=AdamW(kept=True), momentum=0., lr=.01), 'averaged'),
+                                        (replace(STEPS, epochs=Between(1, 4), equal_batches=True), 'home')], ids=str)
+def test_whatever_the_optimiser_and_the_effort(local, how, double):
+    assert max(map(fed.gap, *(rounds(MOON(), both, local, how=how) for both in (True, False)))) < 1e-8
+
+def test_every_client_draws_what_it_would_draw_alone(double):
+    noisy = DPSGD(clip=1., noise=1.)
+    alone, together = rounds(noisy, False, norm=False), rounds(noisy, True, norm=False)
+    assert max(map(fed.gap, alone, together)) < 1e-8 and fed.gap(together[0], together[1]) > .01
+
+# --- federations that keep step ------------------------------------------------------------------------------------
+
+MADE = experiment('digits', .3, clients=4, rounds=3, options=(('hidden', (16,)), ('features', 8), ('norm', 'batch')),
+                  local=Local(epochs=1, batch_size=16, lr=.05), participation=.5)
+
+def same(one, two): # of two runs
+    a, b = one.history.drop(columns=['seconds', 'peak_mb']), two.history.drop(columns=['seconds', 'peak_mb'])
+    assert a.columns.equals(b.columns) and len(a) == len(b)
+    numbers = a.select_dtypes('number').columns
+    assert np.allclose(a[numbers].astype(float), b[numbers].astype(float), atol=2e-3, equal_nan=True)
+    assert fed.gap(one.state, two.state) < 1e-2 # rounding, which training amplifies
+
+@pytest.mark.parametrize('method', [MOON() + FedDecorr(), fed.FedProto()], ids=repr)
+def test_runs_together_are_the_runs(method):
+    asked = [MADE(method, s) for s in range(3)]
+    for one, two in zip([f.run() for f in asked], run_together(asked)): same(one, two)
+
+def test_a_run_goes_on_from_its_checkpoint_among_others(tmp_path):
+    file = tmp_path/'one.safetensors'
+    replace(MADE(MOON(), 1, file), rounds=2).run()
+    asked = [MADE(MOON(), s, file if s == 1 else None) for s in range(3)]
+    for one, two in zip([MADE(MOON(), s).run() for s in range(3)], run_together(asked)): same(one, two)
+
+def test_a_run_that_breaks_leaves_the_others_alone():
+    asked, failures = [MADE(FedAvg(), s) for s in range(3)], []
+    asked[1] = replace(asked[1], model=copy.deepcopy(asked[1].model))
+    with torch.no_grad(): asked[1].model.head.weight.fill_(torch.inf)
+    runs = run_together(asked, failures)
+    assert [type(e) for e in failures] == [type(None), FloatingPointError, type(None)]
+    for k in (0, 2): same(MADE(FedAvg(), k).run(), runs[k])
+    with pytest.raises(FloatingPointError, match='round 1'): run_together(asked)
+
+class Seeded(Method):
+    "Its hook wants the seed, which a stack of several runs has not."
+    def loss(self, features, seed): return 0.*features.sum()*seed
+
+def test_what_cannot_stand_in_one_stack_runs_alone(monkeypatch):
+    calls = []
+    def noted(asks, *tapes): return calls.append(len(asks)) or train_runs(asks, *tapes)
+    monkeypatch.setattr(run_module, 'train_runs', noted)
+    run_together([MADE(Seeded(), s) for s in range(2)])
+    run_together([replace(MADE(FedAvg(), s), executor='loop') for s in range(2)])
+    run_together([MADE(FedAvg(), 0), MADE(MOON(), 0)])
+    assert not calls
+    run_together([MADE(FedAvg(), s) for s in range(2)])
+    assert calls == [2]*3
+    assert run_together([]) == []
