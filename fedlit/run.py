@@ -281,6 +281,7 @@ def there(
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
     alone = True # does it have all clients of a round? a team that shares them says that it has not
+    waited = 0.  # seconds of this round that were spent on other runs
     def __init__(self,
         asked, # Federation, checked
         shared=True, # may somebody change what is given to it, between rounds?
@@ -647,7 +648,7 @@ def rounds(self:Simulation, run, team, stop):
         if look:
             row.update(self.tested(history, before, out, run.state, team, seen))
             if a.watch: row.update(a.watch(self.model, self.task, run.state.clone(), _locals(out)))
-        history.append(dict(row, seconds=time.perf_counter()-began, peak_mb=peak_mb(a.device)))
+        history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.history = history[:] # a table only where somebody looks
         bar.set_postfix_str(_shown(history, ('accuracy', *self.test.metrics)))
         # what `locals` holds is in no checkpoint: a run killed now repeats the last round
@@ -811,18 +812,24 @@ def _next_ask(steps, out=None):
 def keep_step(
     sims,  # Simulations of one kind
     steps, # their `rounds`, generators
+    bar,   # of tqdm, updated after every round of a simulation
 ) -> list: # of what ended each, an Exception or None
     "The rounds of several simulations, whose clients train in one stack."
-    asks, ends = [_next_ask(s) for s in steps], [None]*len(sims)
+    asks, ends, since = [_next_ask(s) for s in steps], [None]*len(sims), [time.perf_counter()]*len(sims)
     while any(asks):
         now = min(state.round for _, state in filter(None, asks))
         at = [i for i, ask in enumerate(asks) if ask and ask[1].round == now]
         sent = [(sims[i].broadcast(asks[i][1]), asks[i][0], sims[i].batches(asks[i][0], now)) for i in at]
+        began = time.perf_counter()
         if len(at) > 1: outs = train_runs(sent, sims[0].tapes)
         else: outs = [local_phase(*sent[0], sims[at[0]].executor, sims[at[0]].tapes, sims[at[0]].asked.chunk)]
+        share = (time.perf_counter() - began)/len(at)
         for i, out in zip(at, outs):
+            sims[i].waited = time.perf_counter() - since[i] - share
             try: asks[i] = _next_ask(steps[i], sims[i].judge(*asks[i], out))
             except Exception as e: asks[i], ends[i] = None, e
+            since[i] = time.perf_counter()
+        bar.update(len(at))
     return ends
 
 # %% ../nbs/16_run.ipynb #b55384b4
@@ -841,22 +848,23 @@ def run_together(
     "Run federations; the clients of those of one kind train in one stack."
     todo, ends, runs = [f.checked() for f in federations], [] if failures is None else failures, []
     most = max(1, TOGETHER//max([len(f.clients) for f in todo], default=1))
-    for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends)
+    with tqdm(total=sum(f.rounds for f in todo), disable=not any(f.progress for f in todo), unit='round') as bar:
+        for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends, bar)
     if failures is None and any(ends): raise next(filter(None, ends))
     return runs
 
 # %% ../nbs/16_run.ipynb #ad06af75
-def _run_some(federations, ends):
+def _run_some(federations, ends, bar):
     groups, begun, team, ended = {}, [], Alone(), {}
     with shield(), memory_held(federations[0].device):
         for i, f in enumerate(federations):
-            begun.append(f.begin(team, False))
+            begun.append(replace(f, progress=False).begin(team, False))
             groups.setdefault(begun[i][0].kind(begun[i][1].state) or i, []).append(i)
         for at in groups.values():
             stop = time.monotonic() + 60*(federations[at[0]].minutes or 0)
             sims, runs = zip(*(begun[i] for i in at))
             for sim in sims[1:]: sim.task, sim.source = sims[0].task, sims[0].source # once in memory
-            ended.update(zip(at, keep_step(sims, [sim.rounds(run, sim, stop) for sim, run in zip(sims, runs)])))
+            ended.update(zip(at, keep_step(sims, [sim.rounds(run, sim, stop) for sim, run in zip(sims, runs)], bar)))
     ends += [ended[i] for i in range(len(begun))]
     for sim, run in begun:
         if run.asked.device == 'cpu': _move_out(run, sim.model)
