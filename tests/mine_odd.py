@@ -83,3 +83,21 @@ class LastKnown(Method):
     def merge(self, delta, server, uploads):
         new = {k: v.index_copy(0, uploads['who'].long(), uploads[k]) for k, v in server.items() if k in uploads}
         return {k: new[k].mean(0) if k in new else v for k, v in delta.items()}, {**server, **new}
+
+@asked_by('near')
+class Away(Method):
+    "A client is pushed away from what it received: the sign of a proximal term."
+    def loss(self, params, received): return -.05*sum((v - received[k]).square().sum() for k, v in params.items())
+
+@asked_by('near')
+class AwayByGrad(Method):
+    "The same as a correction of the gradient."
+    def grad(self, grads, params, received): return {k: g + .1*(received[k] - params[k]) for k, g in grads.items()}
+
+@asked_by()
+class Smooth(Method):
+    "Clients use the mean of the last rounds' networks; they train as in FedAvg."
+    def init(self, params): return params, params, {}
+    def merge(self, delta, server, params):
+        return delta, {k: v/2 + (params[k] + delta[k] if k in delta else params[k])/2 for k, v in server.items()}
+    def deploy(self, params, server): return {**params, **server}

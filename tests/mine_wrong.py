@@ -43,10 +43,16 @@ class Forgetful(Method):
     def grad(self, grads, client): return {k: v + .1*client[k] if k in client else v for k, v in grads.items()}
     def done(self, client, delta): return delta, {}
 
-@caught('whole')
+@caught('runs')
 class HeadFirst(Method):
     "Steps for the head, and none for what it does not mention."
     def merge(self, delta, server): return {k: 2*v for k, v in delta.items() if 'head' in k}, server
+
+@caught('whole')
+class Rows(Method):
+    "A step for each output, the mean over its inputs, which is broadcast to all of them."
+    def merge(self, delta, server):
+        return {k: v.mean(1, keepdim=True) if v.dim() == 2 else v for k, v in delta.items()}, server
 
 SEEN = []
 
@@ -267,3 +273,23 @@ class Distil(Method):
 class Ruler(Method):
     "Every feature is drawn to the number of the class."
     def loss(self, features, y): return .01*(features - y[:, None].to(features)).square().mean()
+
+@caught('batch')
+class Twice(Method):
+    "A mean over the batch, and divided by its size again."
+    def loss(self, features): return .5*features.square().mean(1).mean()/len(features)
+
+@caught('acts')
+class NoTeacher(Method):
+    "An average of a client's networks, asked from the beginning, when it is zero."
+    def init(self, params): return params, {}, {k: torch.zeros_like(v) for k, v in params.items()}
+    def loss(self, features, client, buffers, x, forward):
+        return .1*(features - forward(client, buffers, x, train=False)[0].detach()).square().mean()
+    def done(self, client, params): return {k: .9*v + .1*params[k] for k, v in client.items()}, {}
+
+@caught('fresh')
+class SameNoise(Method):
+    "A generator that is seeded alike for every tensor of a round."
+    def merge(self, delta, server, params, round):
+        def noise(v): return torch.randn(v.shape, generator=torch.Generator().manual_seed(round)).to(v)
+        return {k: v + .01*noise(v) if k in params else v for k, v in delta.items()}, server

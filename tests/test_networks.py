@@ -339,16 +339,8 @@ class Thrifty(Net):
 
 @pytest.mark.parametrize('executor', ['auto', *EXECUTORS])
 @pytest.mark.parametrize('reentrant', [False, True])
-def test_activation_checkpointing_works_or_is_refused(executor, reentrant):
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            run = go(Thrifty(reentrant), executor=executor)
-    except ValueError as e:
-        assert 'activation checkpointing' in str(e)
-        return
-    plain = go(executor='vmap' if executor == 'auto' else executor)
-    assert max((v - plain.state.params[k]).abs().max() for k, v in run.state.params.items()) < 1e-6
+def test_activation_checkpointing_is_refused(executor, reentrant):
+    with pytest.raises(ValueError, match='activation checkpointing'): go(Thrifty(reentrant), executor=executor)
 
 def _on_ranks(rank, path):
     run = go(Net(norm=True, **BUFFERS), MOON(), 'torchrun:loop')

@@ -1,5 +1,5 @@
 "Runs: repeatable, resumable, refused where the request is bad; and the main job."
-import platform, struct, subprocess, sys
+import math, platform, struct, subprocess, sys
 from dataclasses import replace
 import pytest, torch
 from fedlit.data import load
@@ -194,7 +194,13 @@ def test_a_checkpoint_with_more_rounds_than_were_asked_for_says_so(tmp_path):
 @pytest.mark.parametrize('kw,word', [
     (dict(record=1), 'record=1 '), (dict(record=0), 'record=0 '), (dict(record='yes'), "record='yes'"),
     (dict(rounds=0), 'rounds=0'), (dict(participation=0.), 'participation=0'),
-    (dict(participation=2.), 'participation=2'), (dict(executor='vmop'), 'vmop')])
+    (dict(participation=2.), 'participation=2'), (dict(executor='vmop'), 'vmop'),
+    (dict(participation=math.nan), 'participation=nan'), (dict(rounds=True), 'rounds=True'),
+    (dict(evaluate_every=1.5), 'evaluate_every=1.5'), (dict(seed=-1), 'seed=-1'), (dict(chunk=0), 'chunk=0'),
+    (dict(threads=0), 'threads=0'), (dict(minutes=-1, checkpoint='x'), 'minutes=-1'),
+    (dict(precision='half'), "precision='half'"), (dict(statistics='mine'), "statistics='mine'"),
+    (dict(weighting='mine'), "weighting='mine'"), (dict(bad_clients='hide'), "bad_clients='hide'"),
+    (dict(without=(99,)), 'without=.99,.'), (dict(device='mine'), "device='mine'")])
 def test_bad_requests(kw, word):
     with pytest.raises(ValueError, match=word):
         federate(net(), TASK, CLIENTS, FedAvg(), **{**dict(rounds=1), **FAST, **kw})

@@ -6,6 +6,7 @@ from fedlit.methods import (FedAvg, FedAvgM, FedBN, FedCAC, FedDecorr, FedDyn, F
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
+from fedlit.parse import known
 from fedlit.participation import draw_clients
 from fedlit.result import Run
 from fedlit.run import Federation, federate, federating
@@ -17,7 +18,7 @@ FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
 HALF = dict(rounds=2, participation=1/3, seed=2)
 NEVER = next(iter({*range(6)} - {k for r in range(2) for k in draw_clients(6, 1/3, 2, r)}))
 
-def net(seed=0): return build('mlp', TASK, seed=seed, hidden=(16,), features=8, norm='batch')
+def net(seed=0, norm='batch'): return build('mlp', TASK, seed=seed, hidden=(16,), features=8, norm=norm)
 def run(method=None, **kw): return federate(net(), TASK, CLIENTS, method or FedAvg(), **{**FAST, **kw})
 def bits(run):
     "Everything that a run holds, as a file would."
@@ -41,6 +42,20 @@ def test_without_a_client_that_never_took_part_it_is_the_run_itself(m, ex):
     w = first.without(client=NEVER)
     assert same(first, w.run) and w.difference == 0 and w.moved == 0 and (w.history.difference == 0).all()
     assert w.run.settings['without'] == [NEVER] and first.settings['without'] is None
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings('ignore')
+def test_so_it_is_with_every_method():
+    options, seen = dict(StructuredDeCov=dict(groups=2), FedDF=dict(steps=2), FedET=dict(steps=2),
+                         FedDecomp=dict(lora_epochs=1), FedGSE=dict(pool=12)), 0
+    for name, cls in known().items():
+        if name == 'DepthFL': continue # another network
+        proxy = (TASK.normalise(TASK.x_test[:24]), TASK.y_test[:24]) if name == 'FedGSE' else TASK.x_test[:20]
+        model = net(norm='none' if name in ('DP', 'DPSGD') else 'batch')
+        first = federate(model, TASK, CLIENTS, cls(**options.get(name, {})), proxy=proxy, **FAST, **HALF)
+        assert same(first, first.without(client=NEVER).run), name
+        seen += 1
+    assert seen > 35
 
 @pytest.mark.parametrize('m', [MOON(), SCAFFOLD(), FedPer()], ids=repr)
 def test_nothing_of_the_client_is_left(m):

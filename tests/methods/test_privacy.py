@@ -510,27 +510,31 @@ def apart(a, b):
     far = {k: (a[k].double() - v.double()).abs().max().item() for k, v in b.items() if torch.is_tensor(v) and v.numel()}
     return [k for k, v in far.items() if not v < 1e-9], max(far.values())
 
-PRIVATE_NOW = [DP(clip=1e-13, noise=1e13), DP(clip=1e-13, noise=1e13, at='client'), DPSGD(clip=1e-13, noise=1e13)]
+PRIVATE_NOW = [DP(clip=1e-13, noise=1e13), DP(clip=1e-13, noise=1e13, at='client', per='tensor'),
+               DPSGD(clip=1e-13, noise=1e13)]
 
-@pytest.mark.parametrize('private', [*PRIVATE_NOW[:2], pytest.param(PRIVATE_NOW[2], marks=pytest.mark.slow)],
-                         ids=['server', 'client', 'samples'])
-def test_beside_any_method_nothing_of_a_client_is_published(private):
+@pytest.mark.parametrize('private, norm', [
+    *((m, False) for m in PRIVATE_NOW[:2]),
+    *(pytest.param(m, m != PRIVATE_NOW[2], marks=pytest.mark.slow) for m in PRIVATE_NOW)],
+    ids=['server', 'client', 'server-norm', 'client-norm', 'samples'])
+def test_beside_any_method_nothing_of_a_client_is_published(private, norm):
     """All exported methods, before and after: refused with a reason, or neither the server nor another client notices
-    that a client has other data. The noise is that of the seed, so all that differs has gone past the clip."""
+    that a client has other data. The noise is that of the seed, so all that differs has gone past the clip. Where there
+    is BatchNorm, its statistics are at home."""
     from fedlit.parse import known
-    beside = 0
+    beside, world, statistics = 0, MOVING[norm], 'home' if norm else 'averaged'
     for name, cls in known().items():
         if name in ('DP', 'DPSGD', 'DepthFL'): continue # itself; another network
         other = cls(**dict(StructuredDeCov=dict(groups=3), FedDF=dict(steps=2), FedET=dict(steps=2)).get(name, {}))
         for pair in ((private, other), (other, private)):
             try:
                 m = pair[0] + pair[1]
-                there = published(m, MOVING[False])
+                there = published(m, world, None, statistics)
             except ValueError as e:
                 assert len(str(e)) > 60, e
                 continue
             change = 'samples' if isinstance(private, DPSGD) else 'size' # of samples, which DPSGD takes to be known
-            seen, far = apart(there, published(m, MOVING[False], change))
+            seen, far = apart(there, published(m, world, change, statistics))
             assert not seen, (m, seen, far)
             beside += 1
     assert beside >= 20
@@ -631,8 +635,11 @@ def test_a_network_that_cannot_be_asked_sample_by_sample_is_named():
                                          ('PowerOfChoice(0.5)', None)])
 def test_only_equal_chances_amplify(digits, how, epsilon):
     from fedlit import participation
-    history = run(digits, DP(clip=.01, noise=3.), 2, participation=eval(how, vars(participation))).history
+    how = eval(how, vars(participation))
+    history = run(digits, DP(clip=.01, noise=3.), 2, participation=how).history
     assert history.epsilon.tolist() == [math.inf if epsilon is None else epsilon_of(3., t, **epsilon) for t in (1, 2)]
+    samples = run(digits, DPSGD(clip=.01, noise=3.), 1, participation=how).history.epsilon.item()
+    assert (samples == math.inf) == isinstance(how, participation.PowerOfChoice) # sizes are known, losses are not
 
 @counted
 def test_who_is_left_out_hides_no_one_else(digits):
