@@ -495,26 +495,21 @@ _policies = [[(r[k], float(r[k+1]), int(r[k+2])) for k in (0, 3)] for r in _rows
 _reach = dict(Rotate=30, TranslateX=150/331, TranslateY=150/331, ShearY=.3)
 _enhance = ("Brightness", "Color", "Contrast", "Sharpness")
 
-def _span(op, b, form): # operation, bin 0..9, form -> the low and the high end of its magnitude
-    if form == "released":
-        lo, hi = ((-_reach[op], _reach[op]) if op in _reach
-                  else dict(Posterize=(4, 8), Solarize=(0, 256)).get(op, (.1, 1.9)))
-        return lo + (hi - lo) * b / 10, lo + (hi - lo) * (b + 1) / 10
-    if op in _reach: return -_reach[op] * b / 9, _reach[op] * b / 9
-    if op in _enhance: return 1 - .9 * b / 9, 1 + .9 * b / 9
-    return {"Posterize": (8 - round(4 * b / 9),) * 2, "Solarize": (255 - 255 * b / 9,) * 2}.get(op, (0, 0))
+def _span(op, b): # operation, bin 0..9 -> the low and the high end of its magnitude
+    lo, hi = ((-_reach[op], _reach[op]) if op in _reach
+              else dict(Posterize=(4, 8), Solarize=(0, 256)).get(op, (.1, 1.9)))
+    return lo + (hi - lo) * b / 10, lo + (hi - lo) * (b + 1) / 10
 
 # %% ../nbs/02_data.ipynb #bf47782e
 _ops = ("AutoContrast", "Brightness", "Color", "Contrast", "Equalize", "Invert", "Posterize",
         "Rotate", "Sharpness", "ShearY", "Solarize", "TranslateX", "TranslateY")
 
-def _draw_policies(form, shape, generator):
+def _draw_policies(shape, generator):
     slots = lambda f: torch.tensor([[f(*slot) for slot in row] for row in _policies])
     number, p = slots(lambda op, p, b: _ops.index(op)), slots(lambda op, p, b: p)
-    lo, hi = slots(lambda op, p, b: _span(op, b, form)).float().unbind(-1)
+    lo, hi = slots(lambda op, p, b: _span(op, b)).float().unbind(-1)
     row = torch.randint(25, shape, generator=generator)
     chance, u = torch.rand(2, *shape, 2, generator=generator)
-    if form == "torchvision": u = (u < .5).float()
     return dict(op=torch.where(chance < p[row], number[row], -1), magnitude=torch.lerp(lo[row], hi[row], u))
 
 # %% ../nbs/02_data.ipynb #d227e174
@@ -555,17 +550,15 @@ def _colour(op, x, m): # operation, (N, C, H, W) levels, (N,) magnitudes -> leve
     return dict(Invert=lambda x: 255 - x, AutoContrast=_autocontrast, Equalize=_equalize)[op](x)
 
 # %% ../nbs/02_data.ipynb #0dc5ba05
-def _map(op, m, h, w, form): # -> (N, 2, 3), in the coordinates of `_warp`
-    one, zero, released = torch.ones_like(m), torch.zeros_like(m), form == "released"
+def _map(op, m, h, w): # -> (N, 2, 3), in the coordinates of `_spline`
     if op == "Rotate":
-        out = _turn(-m if released else m).to(m.device)
-        if released: out[:, :, 2] = 1 - out[:, :, :2].sum(-1)
+        out = _turn(-m).to(m.device)
+        out[:, :, 2] = 1 - out[:, :, :2].sum(-1)
         return out
-    along = {"TranslateX": (m * w, zero), "TranslateY": (zero, m * h)}.get(op, (zero, zero))
-    if not released: along = [-v.trunc() for v in along]
+    one, zero = torch.ones_like(m), torch.zeros_like(m)
+    right, down = m * w if op == "TranslateX" else zero, m * h if op == "TranslateY" else zero
     shear = m if op == "ShearY" else zero
-    rows = (((one, shear, along[0] - shear), (zero, one, along[1])) if released
-            else ((one, zero, along[0]), (shear, one, along[1] + shear * w / 2)))
+    rows = (one, shear, right - shear), (zero, one, down)
     return torch.stack([torch.stack(r, -1) for r in rows], -2)
 
 # %% ../nbs/02_data.ipynb #6738944b
@@ -597,26 +590,20 @@ def _spline(x, m): # as `_warp`, for levels, by cubic splines; black outside the
 # %% ../nbs/02_data.ipynb #07b29253
 @dataclass(frozen=True)
 class AutoAugment:
-    "The 25 CIFAR-10 sub-policies of AutoAugment (Cubuk et al. 2019), in 256 grey levels."
-    form: str = "released" # "released" is the port that FedDecorr uses; "torchvision" is AutoAugmentPolicy.CIFAR10
-
-    def __post_init__(self):
-        if self.form not in ("released", "torchvision"):
-            raise ValueError(f"no form {self.form!r} of AutoAugment; there are 'released' and 'torchvision'")
-
+    "The 25 CIFAR-10 sub-policies of AutoAugment (Cubuk et al. 2019), in 256 levels, by the port that FedDecorr uses."
     def draw(self, shape, generator=None):
         "`op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), of `(*shape, 2)`."
-        return _draw_policies(self.form, shape, generator)
+        return _draw_policies(shape, generator)
 
     def __call__(self, x, draws):
         if x.is_floating_point():
             return (self((x * 255).round().clamp(0, 255).to(torch.uint8), draws) / 255).to(x.dtype)
-        out, warp = x.float(), _spline if self.form == "released" else _warp
+        out = x.float()
         for op, magnitude in zip(draws["op"].unbind(1), draws["magnitude"].unbind(1)):
             for k in {*op.tolist()} - {-1}:
                 name, i = _ops[k], (op == k).nonzero()[:, 0]
                 i, m = i.to(x.device), magnitude[i].to(x.device)
-                out[i] = (warp(out[i], _map(name, m, *x.shape[2:], self.form)) if name in _reach
+                out[i] = (_spline(out[i], _map(name, m, *x.shape[2:])) if name in _reach
                           else _colour(name, out[i], m))
         return out.to(torch.uint8)
 
