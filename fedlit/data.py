@@ -6,12 +6,14 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import copy, math, operator, os, stat, threading, torch, warnings
+import copy, csv, math, operator, os, stat, threading, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
+from functools import cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -474,22 +476,11 @@ class Rotate:
         return _warp(x, _turn(draws["angle"]))
 
 # %% ../nbs/02_data.ipynb #ce82841f
-_table = (
-    "Invert .1 7 Contrast .2 6 | Rotate .7 2 TranslateX .3 9 | "
-    "Sharpness .8 1 Sharpness .9 3 | ShearY .5 8 TranslateY .7 9\n"
-    "AutoContrast .5 8 Equalize .9 2 | ShearY .2 7 Posterize .3 7 | "
-    "Color .4 3 Brightness .6 7 | Sharpness .3 9 Brightness .7 9\n"
-    "Equalize .6 5 Equalize .5 1 | Contrast .6 7 Sharpness .6 5 | "
-    "Color .7 7 TranslateX .5 8 | Equalize .3 7 AutoContrast .4 8\n"
-    "TranslateY .4 3 Sharpness .2 6 | Brightness .9 6 Color .2 8 | "
-    "Solarize .5 2 Invert 0 3 | Equalize .2 0 AutoContrast .6 0\n"
-    "Equalize .2 8 Equalize .6 4 | Color .9 9 Equalize .6 6 | "
-    "AutoContrast .8 4 Solarize .2 8 | Brightness .1 3 Color .7 0\n"
-    "Solarize .4 5 AutoContrast .9 3 | TranslateY .9 9 TranslateY .7 9 | "
-    "AutoContrast .9 2 Solarize .8 3 | Equalize .8 8 Invert .1 3\n"
-    "TranslateY .7 9 AutoContrast .9 1")
-_rows = [r.split() for r in _table.replace("\n", "|").split("|")]
-_policies = [[(r[k], float(r[k+1]), int(r[k+2])) for k in (0, 3)] for r in _rows]
+@cache
+def _policies(): # 25 pairs of (operation, probability, bin)
+    from torchvision.transforms import AutoAugment as Theirs, AutoAugmentPolicy
+    table = Theirs(AutoAugmentPolicy.CIFAR10).policies
+    return [[(op, p, b or 0) for op, p, b in pair] for pair in table] # an operation without magnitude has no bin
 
 # %% ../nbs/02_data.ipynb #1e20be98
 _reach = dict(Rotate=30, TranslateX=150/331, TranslateY=150/331, ShearY=.3)
@@ -505,7 +496,7 @@ _ops = ("AutoContrast", "Brightness", "Color", "Contrast", "Equalize", "Invert",
         "Rotate", "Sharpness", "ShearY", "Solarize", "TranslateX", "TranslateY")
 
 def _draw_policies(shape, generator):
-    slots = lambda f: torch.tensor([[f(*slot) for slot in row] for row in _policies])
+    slots = lambda f: torch.tensor([[f(*slot) for slot in row] for row in _policies()])
     number, p = slots(lambda op, p, b: _ops.index(op)), slots(lambda op, p, b: p)
     lo, hi = slots(lambda op, p, b: _span(op, b)).float().unbind(-1)
     row = torch.randint(25, shape, generator=generator)
@@ -534,13 +525,8 @@ def _autocontrast(x):
     return torch.where(hi > lo, ((x - lo) * (255 / (hi - lo).clamp(min=1))).clamp(0, 255).floor(), x)
 
 def _equalize(x):
-    level = x.long().flatten(2)
-    count = (torch.zeros(*x.shape[:2], 256, device=x.device, dtype=torch.long)
-             .scatter_add_(2, level, torch.ones_like(level)))
-    step = (level.shape[2] - count.gather(2, level.amax(2, keepdim=True))) // 255
-    below = count.cumsum(2) - count
-    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    return torch.where(step > 0, table.gather(2, level).float(), x.flatten(2)).view_as(x)
+    from torchvision.transforms.v2.functional import equalize
+    return equalize(x.to(torch.uint8)).float()
 
 def _colour(op, x, m): # operation, (N, C, H, W) levels, (N,) magnitudes -> levels
     m = m[:, None, None, None]
@@ -660,19 +646,14 @@ def prepare(
     return task.normalise(x)
 
 # %% ../nbs/02_data.ipynb #62ce9b80
-_archives = dict( # where each comes from, and its SHA-256
-    cifar10=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-    cifar100=("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-              "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-    tiny_imagenet=("https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                   "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"),
-    emnist=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"))
+@cache
+def _sources(name): # file -> (SHA-256, address or "") of a data set; an archive is the first of its files
+    with files("fedlit").joinpath("sources.csv").open() as f:
+        return {r["file"]: (r["sha256"], r["url"]) for r in csv.DictReader(f) if r["data"] == name}
 
 def _unpacked(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
-    url, sha256 = _archives[name]
-    return root / top if (root / top).is_dir() else unpack(fetch(url, root / url.rpartition("/")[2], sha256), root, top)
+    file, (sha256, url) = next(iter(_sources(name).items()))
+    return root / top if (root / top).is_dir() else unpack(fetch(url, root / file, sha256), root, top)
 
 def _missing(name, where, get):
     return FileNotFoundError(f"{name}: nothing usable at {Path(where).absolute()}. {get}")
@@ -690,38 +671,23 @@ def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or
         elif op.name.startswith("BININT"): numbers.setdefault(name, []).append(value)
     return numbers | strings
 
-# %% ../nbs/02_data.ipynb #ec0c027a
-_cifar_files = dict(
-    cifar10={
-        "data_batch_1": "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
-        "data_batch_2": "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
-        "data_batch_3": "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
-        "data_batch_4": "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
-        "data_batch_5": "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
-        "test_batch":   "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
-        "batches.meta": "f962466ef690d46b226450fb9aadc74ba4bc64a76aa526b5827fe4bc5c7125cb"},
-    cifar100={
-        "train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
-        "test":  "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
-        "meta":  "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9"})
-
 # %% ../nbs/02_data.ipynb #2dca6265
 def _fetch(name):
     return (f"Call load({name!r}, root=..., download=True) "
             f"or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there")
 
-def _whole(name, where): # refuse a folder that lacks a file or has a damaged one
-    known = _cifar_files[name]
+def _whole(name, where): # the names of its files; refuse a folder that lacks one or has a damaged one
+    known = {f: sha256 for f, (sha256, url) in _sources(name).items() if not url}
     if any(not (where / f).is_file() for f in known): raise _missing(name, where, f"{_fetch(name)}: {', '.join(known)}")
     if bad := [f for f, sha256 in known.items() if digest(where / f) != sha256]:
         raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; "
                          "delete the folder and fetch it again")
+    return known
 
 def _cifar(name, top, labels): # labels: the name under which the classes are listed
     def loader(root, download=False):
         where = _unpacked(name, root, top) if download else root / top
-        _whole(name, where)
-        *train, test, meta = (_listed((where / f).read_bytes()) for f in _cifar_files[name])
+        *train, test, meta = (_listed((where / f).read_bytes()) for f in _whole(name, where))
         x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
                                      .view(-1, 3, 32, 32) for b in part])
                      for part in (train, [test]))
@@ -731,30 +697,17 @@ def _cifar(name, top, labels): # labels: the name under which the classes are li
                       "feddecorr")
     return loader
 
-# %% ../nbs/02_data.ipynb #e4086487
-_quads = dict( # the four files of a data set: where from, and the SHA-256 of each
-    mnist=("https://ossci-datasets.s3.amazonaws.com/mnist/", {
-        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte":  "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte":  "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"}),
-    fashion_mnist=("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", {
-        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte":  "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1-ubyte":  "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"}))
-
 # %% ../nbs/02_data.ipynb #52b7cb74
 def _quad(name, where, split="balanced"): # fetch what is not there
     import gzip
     if name == "emnist":
-        files = [f"emnist-{split}-{half}-{what}-ubyte"
+        names = [f"emnist-{split}-{half}-{what}-ubyte"
                  for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
         packed = lambda f: _unpacked(name, where, "gzip") / f"{f}.gz"
     else:
-        url, files = _quads[name]
-        packed = lambda f: fetch(f"{url}{f}.gz", where / f"{f}.gz", files[f])
-    for f in files:
+        names = known = _sources(name)
+        packed = lambda f: fetch(known[f][1], where / f"{f}.gz", known[f][0])
+    for f in names:
         if (where / f).is_file(): continue
         with gzip.open(packed(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
 
