@@ -2,8 +2,8 @@
 from itertools import combinations
 import numpy as np, pytest, torch
 from torch import nn
-from fedlit.scale import capacity
-from fedlit.scale.capacity import seconds, traffic
+from bench import capacity
+from fedlit.scale.capacity import traffic
 from fedlit.scale.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
                             HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara)
@@ -136,7 +136,6 @@ def test_measure_counts_what_sleeps_in_a_phase(monkeypatch):
     row = capacity.measure({'FedAvg': (FedAvg(), Counting())}, SHAPE, CLASSES, (2, 4)).loc['FedAvg']
     assert (abs(row.step - 1) < 1e-6 and row.fixed < 1e-6 and row['sample'] < 1e-6
             and row.up == ALL and row.misfit < 1e-6)
-    assert seconds(row, 3, 12) == pytest.approx(3)
 
 # -- the command
 
