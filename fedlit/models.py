@@ -264,13 +264,11 @@ def cnn4(
 def cnn_bn(
     shape:tuple, # (C, H, W), at least 4x4
     classes:int, # number of classes
-    width:float=1., # share of the channels to keep, rounded up
     channels:tuple=(32, 64, 256), # of the convolutions at full width; the last are the features
-    convs:int=1, # how many convolutions in a row have these channels before their maps are halved
-    projector:bool=False, # MOON's projector before the head?
+    **options, # of `cnn4`
 )->Net: # features (N, last of the channels), or (N, 256) with a projector
     "Convolutions with BatchNorm, ReLU and pooling in between; features are the means of the last maps."
-    return cnn4(shape, classes, width, channels, "batch", convs, projector)
+    return cnn4(shape, classes, channels=channels, **options)
 
 # %% ../nbs/04_models.ipynb #9686ddf2
 def stages_of(
