@@ -77,9 +77,7 @@ def _net(body, d, classes, projector=False, hidden=None):
 # %% ../nbs/04_models.ipynb #276b54ab
 _activations = dict(relu=nn.ReLU, linear=nn.Identity, tanh=nn.Tanh)
 
-def _activation(name):
-    if name not in _activations: raise ValueError(f"representation={name!r}; it is one of {', '.join(_activations)}")
-    return _activations[name]()
+def _activation(name): return _activations[proper(name, _activations, "representation", .9)]()
 
 # %% ../nbs/04_models.ipynb #570bd7d8
 @register
@@ -182,10 +180,6 @@ def average_pool():
 # %% ../nbs/04_models.ipynb #3977cc81
 _norms = dict(none=lambda c: nn.Identity(), batch=nn.BatchNorm2d, group=lambda c: nn.GroupNorm(math.gcd(c, 4), c))
 
-def _norm(name):
-    if name not in _norms: raise ValueError(f"norm={name!r}; it is one of {', '.join(_norms)}")
-    return _norms[name]
-
 def conv_block(
     c,    # channels that come in
     out,  # channels that go out
@@ -193,9 +187,9 @@ def conv_block(
     convs=1, # how many convolutions
 ): # list of modules
     "3x3 convolutions, each with a norm and ReLU, and a pooling that halves."
-    layers = []
+    layers, norm = [], _norms[proper(norm, _norms, "norm", .9)]
     for _ in range(convs):
-        layers += [nn.Conv2d(c, out, 3, padding=1), _norm(norm)(out), nn.ReLU()]
+        layers += [nn.Conv2d(c, out, 3, padding=1), norm(out), nn.ReLU()]
         c = out
     return [*layers, nn.MaxPool2d(2)]
 
