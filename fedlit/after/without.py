@@ -6,7 +6,6 @@
 __all__ = ['federation', 'asked_of', 'same_bits', 'Without', 'without', 'influence']
 
 # %% ../../nbs/after/without.ipynb #02d9b8b7
-import re
 import pandas as pd, torch
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
@@ -16,14 +15,9 @@ from ..measure import exactly
 from ..engine.fingerprint import fingerprint, unlike
 from ..result import Run, tests_of
 from ..run import Federation, several, versions
-from ..setting import read_setting
+from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
-def _guard(text):
-    "A guard, as it prints."
-    then, *limits = re.fullmatch(r"Guard\(then='(\w+)', update=([\w.+-]+), loss=([\w.+-]+)\)", text).groups()
-    return Guard(then, *map(float, limits))
-
 def _words(s, given): # given: arguments of `federate`
     "What the settings `s` say of network, task and clients; what they do not say must be given."
     if 'setting' in s: return s['setting']
@@ -48,7 +42,7 @@ def federation(
     words = read_setting({**_words(s, given), **{k: s[k] for k in same if k not in given},
                           'rounds': run.state.round, 'without': s.get('without') or []})
     how = dict({k: s[k] for k in ('executor', 'device', 'channels_last')}, method=run.method, progress=False,
-               record=s.get('record', True), bad_clients=_guard(s['bad_clients']),
+               record=s.get('record', True), bad_clients=Guard(**call(s['bad_clients'])[1]),
                evaluate_every=int(tested['round'].iloc[0]))
     return Federation.of(words, root, **{**how, **given})
 
