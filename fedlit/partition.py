@@ -360,19 +360,14 @@ def match(
     y, # (N,) training labels
     y_test, # (N_test,) test labels
     seed=0, # Of the draw; a client's draw depends on its position and not on the other parts
-    size=None, # Test samples of every client; None: as many as its proportions allow
 )->list: # One sorted int64 index tensor per client, into y_test; distinct within a client, shared across clients
     "Test indices with each training part's label distribution; none if it is empty. ValueError: a class has too few."
     y_test, table = _labels(y_test), counts(parts, y).numpy()
     have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
     out = []
     for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(_whole("seed", seed, 0)).spawn(len(table)))):
-        rng, room = np.random.default_rng(stream), _room(row, have)
-        m = (room if size is None else _whole("size", size, 1)) if row.any() else 0
+        rng, m = np.random.default_rng(stream), _room(row, have)
         for c in np.flatnonzero((row > 0) & (have == 0)):
             raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")
-        if m > room:
-            raise ValueError(f"size={size} is too large for client {k}: "
-                             f"y_test has enough of its classes for {room} matched test samples")
         out += _deal(_decks(y_test, rng)[:len(row)], _apportion(row, m, rng)[None]) if m else _pack([[]])
     return out
