@@ -305,19 +305,20 @@ class _Pad(nn.Module): # option A
     def forward(self, x):
         return nn.functional.pad(x[..., ::self.stride, ::self.stride], (0, 0, 0, 0, self.before, self.after))
 
+def _pad(c, out, stride): return None if stride == 1 and c == out else _Pad(c, out, stride)
+
 # %% ../nbs/04_models.ipynb #e6fc228f
 def basic_block(
     c,      # channels that come in
     out,    # channels that go out
     stride, # of the first convolution
+    shortcut=_project, # function of the three that makes the shortcut, or None
 ):
     "Two 3x3 convolutions with norms and a shortcut, as in ResNet18 and 34."
     from torchvision.models.resnet import BasicBlock
-    return BasicBlock(c, out, stride, _project(c, out, stride))
+    return BasicBlock(c, out, stride, shortcut(c, out, stride))
 
-def _padded(c, out, stride):
-    from torchvision.models.resnet import BasicBlock
-    return BasicBlock(c, out, stride, None if stride == 1 and c == out else _Pad(c, out, stride))
+def _padded(c, out, stride): return basic_block(c, out, stride, _pad)
 
 def _bottleneck(c, out, stride):
     from torchvision.models.resnet import Bottleneck
