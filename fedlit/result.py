@@ -286,16 +286,16 @@ def check_metrics(
     if not isinstance(metrics, dict):
         raise TypeError(f"metrics is a {type(metrics).__name__}, "
                         "but it must be a dict, name -> function of (logits, y)")
+    ends = {'before', *STAGES, *(f'{k}_sd' for k in STAGES)}
+    columns = {f'{name}_{k}': name for name in metrics for k in ends}
     for name, f in metrics.items():
         if not isinstance(name, str) or not name: raise ValueError(f"metrics: {name!r} is no name of a column")
         if not callable(f):
             raise TypeError(f"metrics: {name!r} is {f!r}, "
                             "but it must be a function of (logits, y) that returns a number")
         if name in SEEN: raise ValueError(f"metrics: {name!r} is a column of the history already; choose another name")
-        for other in metrics:
-            ends = {'before', *STAGES, *(f'{k}_sd' for k in STAGES)}
-            if isinstance(other, str) and name in {f'{other}_{k}' for k in ends}:
-                raise ValueError(f"metrics: {name!r} is a column of the metric {other!r}; choose another name")
+        if name in columns:
+            raise ValueError(f"metrics: {name!r} is a column of the metric {columns[name]!r}; choose another name")
     return metrics
 
 # %% ../nbs/15_result.ipynb #mt13best
