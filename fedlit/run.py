@@ -280,6 +280,7 @@ def there(
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
     alone = True # does it have all clients of a round? a team that shares them says that it has not
+    sums = staticmethod(client_sums) # of which a team adds up its own
     def __init__(self,
         asked, # Federation, checked
         shared=True, # may somebody change what is given to it, between rounds?
@@ -417,11 +418,6 @@ def train(self:Simulation, who, state):
     if self.alone or not len(out['who']): return out
     _, seen, least = witnesses(out, state)
     return dict(out, seen=seen, least=least.expand_as(seen))
-
-@patch
-def sums(self:Simulation, *args):
-    "`fedlit.server.client_sums`."
-    return client_sums(*args)
 
 SHORT = 8 # samples: BatchNorm's gradient over fewer may be very long
 
