@@ -180,11 +180,10 @@ def test_heterogeneity_has_its_bounds(y, K, seed):
     assert heterogeneity(parts, y) == pytest.approx(float(by_formula))
 
 
-@pytest.mark.parametrize("parts,kind", [(iid(Y, 10), None), (shards(Y, 100), None),
-                                        (iid(Y, 100), "bubbles"), (iid(Y, 1), "image")])
-def test_pictures(parts, kind):
+@pytest.mark.parametrize("parts", [iid(Y, 10), shards(Y, 100), iid(Y, 1)])
+def test_pictures(parts):
     import matplotlib.pyplot as plt
-    ax = show_partition(parts, Y, title="t", kind=kind)
+    ax = show_partition(parts, Y, title="t")
     ax.figure.canvas.draw()
     plt.close(ax.figure)
 
