@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['AGAIN', 'COLOURS', 'FIGURES', 'STYLE', 'FORMS', 'known', 'took_part', 'each_client', 'plain', 'facts', 'Html', 'tag',
            'embedded', 'num', 'share', 'size', 'having', 'inline', 'axes', 'section', 'accuracy', 'column', 'seconds',
-           'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants', 'traffic_by_round', 'table',
-           'numbers', 'page', 'report']
+           'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants', 'table', 'numbers', 'page',
+           'report']
 
 # %% ../../nbs/after/report.ipynb #c9ec148c
 import base64, hashlib, io, json, math, re, warnings
@@ -380,24 +380,13 @@ def participants(f):
     bad, left = sum(bool(r.get('bad_clients')) for r in rounds), [c['client'] for c in f['clients'] if c['left']]
     said = f'Results were bad in {bad} rounds, in colour.' if bad else 'No result was bad.'
     if left: said += f" Left out of the run from the beginning: {', '.join(map(str, left))}."
+    if 'down' in f['clients'][0]:
+        down, up = (sum(f['clients'][k][way] for who in f['drawn'] for k in who) for way in ('down', 'up'))
+        said += f' Tensors alone, {size(down)} went from the server to clients and {size(up)} back.'
     return section('Who took part', said, ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20cc
-@style()
-def traffic_by_round(f):
-    "Bytes, round by round."
-    if f['drawn'] is None or 'down' not in f['clients'][0]: return None
-    total = lambda way: np.array([sum(f['clients'][k][way] for k in who) for who in f['drawn']], float)
-    down, up, rounds = total('down'), total('up'), [r['round'] for r in f['rounds']]
-    ax = axes('round', len(rounds)/3)
-    ax.bar(rounds, down, color=palette['grey'], label='down')
-    ax.bar(rounds, up, bottom=down, color=palette['light'], label='up')
-    ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=2)
-    ax.yaxis.set_major_formatter(lambda v, _: size(v))
-    return section('Bytes', 'Tensors alone, without the envelope of a protocol: '
-                   f'{size(down.sum())} from the server to clients and {size(up.sum())} back.', ax)
-
-FIGURES = accuracy, partition, before_and_after, spectra, drifts, participants, traffic_by_round, seconds
+FIGURES = accuracy, partition, before_and_after, spectra, drifts, participants, seconds
 
 # %% ../../nbs/after/report.ipynb #ca3b1444
 STYLE = """
