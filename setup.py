@@ -53,7 +53,7 @@ if __name__ == '__main__':
         long_description=(here/'README.md').read_text(encoding='utf-8'), long_description_content_type='text/markdown',
         author=cfg['author'], author_email=cfg['author_email'], url=cfg['git_url'], license='Apache-2.0',
         classifiers=['Intended Audience :: Science/Research', 'Programming Language :: Python :: 3'],
-        packages=find_packages(include=['fedlit', 'fedlit.*']), package_data={'fedlit.papers': ['*.csv']},
+        packages=find_packages(include=['fedlit', 'fedlit.*']), package_data={'': ['*.csv']},
         cmdclass=dict(build_py=Build),
         python_requires=f">={cfg['min_python']}", install_requires=cfg['requirements'].split(),
         extras_require=extras,

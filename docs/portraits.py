@@ -8,6 +8,6 @@ from fedlit.portrait import portrait
 
 folder = NBS/'images'/'methods'
 folder.mkdir(parents=True, exist_ok=True)
-for name, method in known().items(): (folder/f'{name}.svg').write_text(portrait(method()).small().svg + '\n')
+for name, method in known().items(): (folder/f'{name}.svg').write_text(portrait(method()).svg() + '\n')
 for file in folder.glob('*.svg'):
     if file.stem not in known(): file.unlink()

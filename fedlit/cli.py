@@ -8,6 +8,7 @@ __all__ = ['CHOICES', 'BASE', 'TAKES', 'OWN', 'COMMANDS', 'setting', 'asked', 'r
 
 # %% ../nbs/cli.ipynb #061c3b79
 import argparse, contextlib, errno, os, sys
+from . import __version__
 
 # %% ../nbs/cli.ipynb #38760ffe
 def _option(text):
@@ -308,12 +309,6 @@ def _again(source, p):
                          "from this version on")
     p.set_defaults(base=said['setting'], **said['asked'])
 
-# %% ../nbs/cli.ipynb #4fbd251f
-def _exactly():
-    import torch
-    os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8') # cuBLAS reads it when it is first used
-    torch.use_deterministic_algorithms(True)
-
 # %% ../nbs/cli.ipynb #78fca98a
 def _follows(): return int(os.environ.get('RANK', 0)) > 0
 
@@ -327,24 +322,24 @@ def _shared(a):
 # %% ../nbs/cli.ipynb #2c411899
 def _federate(a, setting, **given):
     from fedlit.run import Federation
-    from fedlit.engine.memory import hold_memory
+    from fedlit.engine.files import write_file
     from fedlit.engine.inputs import writable
+    from fedlit.engine.memory import hold_memory
     log = getattr(a, 'log_csv', None)
     for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
         if path and not _follows(): writable(path)
     hold_memory() # all of it, as no thread has asked for any yet
-    if a.deterministic: _exactly()
+    if a.deterministic:
+        import torch
+        os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
+        torch.use_deterministic_algorithms(True)
     record = dict(true=True, false=False).get(a.record, a.record)
     federation = Federation.of(setting, a.root, a.download, bad_clients=a.bad_clients, record=record, device=a.device,
                                channels_last=a.channels_last, threads=a.threads, progress=not a.quiet,
                                evaluate_every=a.evaluate_every, **_shared(a), **given)
     if not log or _follows(): return federation.run()
-    for run in federation.each_round(): _write_log(log, run.history)
+    for run in federation.each_round(): write_file(log, run.history.to_csv(index=False).encode())
     return run
-
-def _write_log(path, history):
-    from fedlit.engine.files import write_file
-    write_file(path, history.to_csv(index=False).encode())
 
 # %% ../nbs/cli.ipynb #d6fed0b4
 def run(a):
@@ -524,19 +519,18 @@ def check(a):
     if not found and not unmade:
         raise ValueError(f"{a.file} defines no method; a method is a subclass of fedlit.method.Method")
     model, task = _tried(a)
-    ok = [_told(laws.check(m, model, task)) for m in found]
+    reports = []
+    for m in found:
+        reports.append(laws.check(m, model, task))
+        print(reports[-1], flush=True)
     for name, why in unmade.items():
         print(f"{name} was not tried: {why}; put a value into the file, mine = {name}(...)")
-    if unmade or not all(ok): sys.exit(1)
+    if unmade or not all(r.ok for r in reports): sys.exit(1)
 
 def _there(path):
     "What `laws.imported` says of a file that is not there, before PyTorch is imported."
     from pathlib import Path
     if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
-
-def _told(report):
-    print(report, flush=True)
-    return report.ok
 
 def _tried(a):
     "The network and the task that were asked for, or None."
@@ -564,18 +558,12 @@ COMMANDS = dict(
 class _Parser(argparse.ArgumentParser):
     def error(self, message): self.exit(2, f'{self.prog}: error: {message}; see {self.prog} --help\n')
 
-class _Version(argparse.Action):
-    def __call__(self, parser, *_):
-        import fedlit
-        print('fedlit', fedlit.__version__)
-        parser.exit()
-
 # %% ../nbs/cli.ipynb #4dd73a22
 def parser():
     "The argument parser of the `fedlit` command."
     p = _Parser(
         prog='fedlit', description='Heterogeneous federated learning, derived in notebooks and exported from them.')
-    p.add_argument('--version', action=_Version, nargs=0, help='print the version')
+    p.add_argument('--version', action='version', version=f'fedlit {__version__}', help='print the version')
     sub = p.add_subparsers(dest='command', required=True, metavar=f"{{{','.join(COMMANDS)}}}")
     for name, (said, arguments, _) in COMMANDS.items(): arguments(sub.add_parser(name, help=said))
     p.commands = sub.choices

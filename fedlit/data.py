@@ -6,12 +6,14 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/02_data.ipynb #41ec1344
-import copy, math, operator, os, stat, threading, torch, warnings
+import copy, csv, math, operator, os, stat, threading, torch, warnings
 import numpy as np
 import torch.nn.functional as F
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
+from functools import cache
+from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
@@ -474,47 +476,31 @@ class Rotate:
         return _warp(x, _turn(draws["angle"]))
 
 # %% ../nbs/02_data.ipynb #ce82841f
-_table = (
-    "Invert .1 7 Contrast .2 6 | Rotate .7 2 TranslateX .3 9 | "
-    "Sharpness .8 1 Sharpness .9 3 | ShearY .5 8 TranslateY .7 9\n"
-    "AutoContrast .5 8 Equalize .9 2 | ShearY .2 7 Posterize .3 7 | "
-    "Color .4 3 Brightness .6 7 | Sharpness .3 9 Brightness .7 9\n"
-    "Equalize .6 5 Equalize .5 1 | Contrast .6 7 Sharpness .6 5 | "
-    "Color .7 7 TranslateX .5 8 | Equalize .3 7 AutoContrast .4 8\n"
-    "TranslateY .4 3 Sharpness .2 6 | Brightness .9 6 Color .2 8 | "
-    "Solarize .5 2 Invert 0 3 | Equalize .2 0 AutoContrast .6 0\n"
-    "Equalize .2 8 Equalize .6 4 | Color .9 9 Equalize .6 6 | "
-    "AutoContrast .8 4 Solarize .2 8 | Brightness .1 3 Color .7 0\n"
-    "Solarize .4 5 AutoContrast .9 3 | TranslateY .9 9 TranslateY .7 9 | "
-    "AutoContrast .9 2 Solarize .8 3 | Equalize .8 8 Invert .1 3\n"
-    "TranslateY .7 9 AutoContrast .9 1")
-_rows = [r.split() for r in _table.replace("\n", "|").split("|")]
-_policies = [[(r[k], float(r[k+1]), int(r[k+2])) for k in (0, 3)] for r in _rows]
+@cache
+def _policies(): # 25 pairs of (operation, probability, bin)
+    from torchvision.transforms import AutoAugment as Theirs, AutoAugmentPolicy
+    table = Theirs(AutoAugmentPolicy.CIFAR10).policies
+    return [[(op, p, b or 0) for op, p, b in pair] for pair in table] # an operation without magnitude has no bin
 
 # %% ../nbs/02_data.ipynb #1e20be98
 _reach = dict(Rotate=30, TranslateX=150/331, TranslateY=150/331, ShearY=.3)
 _enhance = ("Brightness", "Color", "Contrast", "Sharpness")
 
-def _span(op, b, form): # operation, bin 0..9, form -> the low and the high end of its magnitude
-    if form == "released":
-        lo, hi = ((-_reach[op], _reach[op]) if op in _reach
-                  else dict(Posterize=(4, 8), Solarize=(0, 256)).get(op, (.1, 1.9)))
-        return lo + (hi - lo) * b / 10, lo + (hi - lo) * (b + 1) / 10
-    if op in _reach: return -_reach[op] * b / 9, _reach[op] * b / 9
-    if op in _enhance: return 1 - .9 * b / 9, 1 + .9 * b / 9
-    return {"Posterize": (8 - round(4 * b / 9),) * 2, "Solarize": (255 - 255 * b / 9,) * 2}.get(op, (0, 0))
+def _span(op, b): # operation, bin 0..9 -> the low and the high end of its magnitude
+    lo, hi = ((-_reach[op], _reach[op]) if op in _reach
+              else dict(Posterize=(4, 8), Solarize=(0, 256)).get(op, (.1, 1.9)))
+    return lo + (hi - lo) * b / 10, lo + (hi - lo) * (b + 1) / 10
 
 # %% ../nbs/02_data.ipynb #bf47782e
 _ops = ("AutoContrast", "Brightness", "Color", "Contrast", "Equalize", "Invert", "Posterize",
         "Rotate", "Sharpness", "ShearY", "Solarize", "TranslateX", "TranslateY")
 
-def _draw_policies(form, shape, generator):
-    slots = lambda f: torch.tensor([[f(*slot) for slot in row] for row in _policies])
+def _draw_policies(shape, generator):
+    slots = lambda f: torch.tensor([[f(*slot) for slot in row] for row in _policies()])
     number, p = slots(lambda op, p, b: _ops.index(op)), slots(lambda op, p, b: p)
-    lo, hi = slots(lambda op, p, b: _span(op, b, form)).float().unbind(-1)
+    lo, hi = slots(lambda op, p, b: _span(op, b)).float().unbind(-1)
     row = torch.randint(25, shape, generator=generator)
     chance, u = torch.rand(2, *shape, 2, generator=generator)
-    if form == "torchvision": u = (u < .5).float()
     return dict(op=torch.where(chance < p[row], number[row], -1), magnitude=torch.lerp(lo[row], hi[row], u))
 
 # %% ../nbs/02_data.ipynb #d227e174
@@ -539,13 +525,8 @@ def _autocontrast(x):
     return torch.where(hi > lo, ((x - lo) * (255 / (hi - lo).clamp(min=1))).clamp(0, 255).floor(), x)
 
 def _equalize(x):
-    level = x.long().flatten(2)
-    count = (torch.zeros(*x.shape[:2], 256, device=x.device, dtype=torch.long)
-             .scatter_add_(2, level, torch.ones_like(level)))
-    step = (level.shape[2] - count.gather(2, level.amax(2, keepdim=True))) // 255
-    below = count.cumsum(2) - count
-    table = ((below + step // 2) // step.clamp(min=1)).clamp(max=255)
-    return torch.where(step > 0, table.gather(2, level).float(), x.flatten(2)).view_as(x)
+    from torchvision.transforms.v2.functional import equalize
+    return equalize(x.to(torch.uint8)).float()
 
 def _colour(op, x, m): # operation, (N, C, H, W) levels, (N,) magnitudes -> levels
     m = m[:, None, None, None]
@@ -555,17 +536,15 @@ def _colour(op, x, m): # operation, (N, C, H, W) levels, (N,) magnitudes -> leve
     return dict(Invert=lambda x: 255 - x, AutoContrast=_autocontrast, Equalize=_equalize)[op](x)
 
 # %% ../nbs/02_data.ipynb #0dc5ba05
-def _map(op, m, h, w, form): # -> (N, 2, 3), in the coordinates of `_warp`
-    one, zero, released = torch.ones_like(m), torch.zeros_like(m), form == "released"
+def _map(op, m, h, w): # -> (N, 2, 3), in the coordinates of `_spline`
     if op == "Rotate":
-        out = _turn(-m if released else m).to(m.device)
-        if released: out[:, :, 2] = 1 - out[:, :, :2].sum(-1)
+        out = _turn(-m).to(m.device)
+        out[:, :, 2] = 1 - out[:, :, :2].sum(-1)
         return out
-    along = {"TranslateX": (m * w, zero), "TranslateY": (zero, m * h)}.get(op, (zero, zero))
-    if not released: along = [-v.trunc() for v in along]
+    one, zero = torch.ones_like(m), torch.zeros_like(m)
+    right, down = m * w if op == "TranslateX" else zero, m * h if op == "TranslateY" else zero
     shear = m if op == "ShearY" else zero
-    rows = (((one, shear, along[0] - shear), (zero, one, along[1])) if released
-            else ((one, zero, along[0]), (shear, one, along[1] + shear * w / 2)))
+    rows = (one, shear, right - shear), (zero, one, down)
     return torch.stack([torch.stack(r, -1) for r in rows], -2)
 
 # %% ../nbs/02_data.ipynb #6738944b
@@ -597,26 +576,20 @@ def _spline(x, m): # as `_warp`, for levels, by cubic splines; black outside the
 # %% ../nbs/02_data.ipynb #07b29253
 @dataclass(frozen=True)
 class AutoAugment:
-    "The 25 CIFAR-10 sub-policies of AutoAugment (Cubuk et al. 2019), in 256 grey levels."
-    form: str = "released" # "released" is the port that FedDecorr uses; "torchvision" is AutoAugmentPolicy.CIFAR10
-
-    def __post_init__(self):
-        if self.form not in ("released", "torchvision"):
-            raise ValueError(f"no form {self.form!r} of AutoAugment; there are 'released' and 'torchvision'")
-
+    "The 25 CIFAR-10 sub-policies of AutoAugment (Cubuk et al. 2019), in 256 levels, by the port that FedDecorr uses."
     def draw(self, shape, generator=None):
         "`op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), of `(*shape, 2)`."
-        return _draw_policies(self.form, shape, generator)
+        return _draw_policies(shape, generator)
 
     def __call__(self, x, draws):
         if x.is_floating_point():
             return (self((x * 255).round().clamp(0, 255).to(torch.uint8), draws) / 255).to(x.dtype)
-        out, warp = x.float(), _spline if self.form == "released" else _warp
+        out = x.float()
         for op, magnitude in zip(draws["op"].unbind(1), draws["magnitude"].unbind(1)):
             for k in {*op.tolist()} - {-1}:
                 name, i = _ops[k], (op == k).nonzero()[:, 0]
                 i, m = i.to(x.device), magnitude[i].to(x.device)
-                out[i] = (warp(out[i], _map(name, m, *x.shape[2:], self.form)) if name in _reach
+                out[i] = (_spline(out[i], _map(name, m, *x.shape[2:])) if name in _reach
                           else _colour(name, out[i], m))
         return out.to(torch.uint8)
 
@@ -673,19 +646,14 @@ def prepare(
     return task.normalise(x)
 
 # %% ../nbs/02_data.ipynb #62ce9b80
-_archives = dict( # where each comes from, and its SHA-256
-    cifar10=("https://www.cs.toronto.edu/~kriz/cifar-10-python.tar.gz",
-             "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce"),
-    cifar100=("https://www.cs.toronto.edu/~kriz/cifar-100-python.tar.gz",
-              "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7"),
-    tiny_imagenet=("https://cs231n.stanford.edu/tiny-imagenet-200.zip",
-                   "6198c8ae015e2b3e007c7841da39ec069199b9aa3bfa943a462022fe5e43c821"),
-    emnist=("https://biometrics.nist.gov/cs_links/EMNIST/gzip.zip",
-            "fb9bb67e33772a9cc0b895e4ecf36d2cf35be8b709693c3564cea2a019fcda8e"))
+@cache
+def _sources(name): # file -> (SHA-256, address or "") of a data set; an archive is the first of its files
+    with files("fedlit").joinpath("sources.csv").open() as f:
+        return {r["file"]: (r["sha256"], r["url"]) for r in csv.DictReader(f) if r["data"] == name}
 
 def _unpacked(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
-    url, sha256 = _archives[name]
-    return root / top if (root / top).is_dir() else unpack(fetch(url, root / url.rpartition("/")[2], sha256), root, top)
+    file, (sha256, url) = next(iter(_sources(name).items()))
+    return root / top if (root / top).is_dir() else unpack(fetch(url, root / file, sha256), root, top)
 
 def _missing(name, where, get):
     return FileNotFoundError(f"{name}: nothing usable at {Path(where).absolute()}. {get}")
@@ -703,38 +671,23 @@ def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or
         elif op.name.startswith("BININT"): numbers.setdefault(name, []).append(value)
     return numbers | strings
 
-# %% ../nbs/02_data.ipynb #ec0c027a
-_cifar_files = dict(
-    cifar10={
-        "data_batch_1": "54636561a3ce25bd3e19253c6b0d8538147b0ae398331ac4a2d86c6d987368cd",
-        "data_batch_2": "766b2cef9fbc745cf056b3152224f7cf77163b330ea9a15f9392beb8b89bc5a8",
-        "data_batch_3": "0f00d98ebfb30b3ec0ad19f9756dc2630b89003e10525f5e148445e82aa6a1f9",
-        "data_batch_4": "3f7bb240661948b8f4d53e36ec720d8306f5668bd0071dcb4e6c947f78e9682b",
-        "data_batch_5": "d91802434d8376bbaeeadf58a737e3a1b12ac839077e931237e0dcd43adcb154",
-        "test_batch":   "f53d8d457504f7cff4ea9e021afcf0e0ad8e24a91f3fc42091b8adef61157831",
-        "batches.meta": "f962466ef690d46b226450fb9aadc74ba4bc64a76aa526b5827fe4bc5c7125cb"},
-    cifar100={
-        "train": "735e79b04f092ca3d2e6d07f368c0a7d70d48c48d28865950cc24454cf45129b",
-        "test":  "4b67687d9933c4db8f0831104447f15b93774f4f464bd0516f0f0f2ac83b7864",
-        "meta":  "a5d4786345c961390f865e93b434dbd5c6904ce880667e0cb888c97d449f28b9"})
-
 # %% ../nbs/02_data.ipynb #2dca6265
 def _fetch(name):
     return (f"Call load({name!r}, root=..., download=True) "
             f"or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there")
 
-def _whole(name, where): # refuse a folder that lacks a file or has a damaged one
-    known = _cifar_files[name]
+def _whole(name, where): # the names of its files; refuse a folder that lacks one or has a damaged one
+    known = {f: sha256 for f, (sha256, url) in _sources(name).items() if not url}
     if any(not (where / f).is_file() for f in known): raise _missing(name, where, f"{_fetch(name)}: {', '.join(known)}")
     if bad := [f for f, sha256 in known.items() if digest(where / f) != sha256]:
         raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; "
                          "delete the folder and fetch it again")
+    return known
 
 def _cifar(name, top, labels): # labels: the name under which the classes are listed
     def loader(root, download=False):
         where = _unpacked(name, root, top) if download else root / top
-        _whole(name, where)
-        *train, test, meta = (_listed((where / f).read_bytes()) for f in _cifar_files[name])
+        *train, test, meta = (_listed((where / f).read_bytes()) for f in _whole(name, where))
         x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
                                      .view(-1, 3, 32, 32) for b in part])
                      for part in (train, [test]))
@@ -744,30 +697,17 @@ def _cifar(name, top, labels): # labels: the name under which the classes are li
                       "feddecorr")
     return loader
 
-# %% ../nbs/02_data.ipynb #e4086487
-_quads = dict( # the four files of a data set: where from, and the SHA-256 of each
-    mnist=("https://ossci-datasets.s3.amazonaws.com/mnist/", {
-        "train-images-idx3-ubyte": "440fcabf73cc546fa21475e81ea370265605f56be210a4024d2ca8f203523609",
-        "train-labels-idx1-ubyte": "3552534a0a558bbed6aed32b30c495cca23d567ec52cac8be1a0730e8010255c",
-        "t10k-images-idx3-ubyte":  "8d422c7b0a1c1c79245a5bcf07fe86e33eeafee792b84584aec276f5a2dbc4e6",
-        "t10k-labels-idx1-ubyte":  "f7ae60f92e00ec6debd23a6088c31dbd2371eca3ffa0defaefb259924204aec6"}),
-    fashion_mnist=("https://raw.githubusercontent.com/zalandoresearch/fashion-mnist/master/data/fashion/", {
-        "train-images-idx3-ubyte": "3aede38d61863908ad78613f6a32ed271626dd12800ba2636569512369268a84",
-        "train-labels-idx1-ubyte": "a04f17134ac03560a47e3764e11b92fc97de4d1bfaf8ba1a3aa29af54cc90845",
-        "t10k-images-idx3-ubyte":  "346e55b948d973a97e58d2351dde16a484bd415d4595297633bb08f03db6a073",
-        "t10k-labels-idx1-ubyte":  "67da17c76eaffca5446c3361aaab5c3cd6d1c2608764d35dfb1850b086bf8dd5"}))
-
 # %% ../nbs/02_data.ipynb #52b7cb74
 def _quad(name, where, split="balanced"): # fetch what is not there
     import gzip
     if name == "emnist":
-        files = [f"emnist-{split}-{half}-{what}-ubyte"
+        names = [f"emnist-{split}-{half}-{what}-ubyte"
                  for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
         packed = lambda f: _unpacked(name, where, "gzip") / f"{f}.gz"
     else:
-        url, files = _quads[name]
-        packed = lambda f: fetch(f"{url}{f}.gz", where / f"{f}.gz", files[f])
-    for f in files:
+        names = known = _sources(name)
+        packed = lambda f: fetch(known[f][1], where / f"{f}.gz", known[f][0])
+    for f in names:
         if (where / f).is_file(): continue
         with gzip.open(packed(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
 

@@ -200,30 +200,24 @@ def moments():
     moment = lambda name: (HOOKS[name].where, HOOKS[name].moment)
     return [(*at, ', '.join(names)) for at, names in groupby(HOOKS, moment)]
 
-def _message(ax, y, a, b, what):
-    "An arrow from one side to the other, with what is sent; returns the height of the next line."
-    ax.annotate('', (b, y - .2), (a, y + .1), arrowprops=dict(arrowstyle='->', color=palette['accent'], lw=1.5))
-    ax.text(.5, y + .15, what, ha='center', va='bottom', fontsize=8)
-    return y - 1
-
-def _lifelines(ax, low):
-    "The two sides, from the top down to `low`."
-    for x, name in enumerate(('server', 'client k')):
-        ax.plot([x, x], [low, .5], color='.75', lw=1.5, zorder=0)
-        ax.text(x, .8, name, ha='center', weight='bold')
-
 # %% ../nbs/13_figure.ipynb #figround2
 def round_picture(ax=None):
     "Who sends what to whom in a round, and which hooks run where."
     with style(): ax = _axes(ax, 6.4, 3.2)
     y, steps, sent = 0, [], {where: message for where, *message in MESSAGES}
     for where, moment, names in moments():
-        if where in sent: y = _message(ax, y, *sent.pop(where))
+        if where in sent:
+            a, b, what = sent.pop(where)
+            ax.annotate('', (b, y - .2), (a, y + .1), arrowprops=dict(arrowstyle='->', color=palette['accent'], lw=1.5))
+            ax.text(.5, y + .15, what, ha='center', va='bottom', fontsize=8)
+            y -= 1
         if where == 'step': steps.append(y)
         x, side = ((-.06, 'right'), (1.06, 'left'))[SIDES[where]]
         ax.text(x, y, f'{moment}: {names}', fontsize=8, va='center', ha=side)
         y -= 1
-    _lifelines(ax, y + .5)
+    for x, name in enumerate(('server', 'client k')):
+        ax.plot([x, x], [y + .5, .5], color='.75', lw=1.5, zorder=0)
+        ax.text(x, .8, name, ha='center', weight='bold')
     ax.plot([1, 1], [steps[0] + .4, steps[-1] - .4], color=palette['accent'], alpha=.35, lw=8, solid_capstyle='butt')
     ax.text(.94, (steps[0] + steps[-1])/2, 'every step', ha='right', va='center', fontsize=8, color=palette['accent'])
     ax.axis((-.85, 2.05, y + .3, 1.5))

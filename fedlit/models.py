@@ -77,9 +77,7 @@ def _net(body, d, classes, projector=False, hidden=None):
 # %% ../nbs/04_models.ipynb #276b54ab
 _activations = dict(relu=nn.ReLU, linear=nn.Identity, tanh=nn.Tanh)
 
-def _activation(name):
-    if name not in _activations: raise ValueError(f"representation={name!r}; it is one of {', '.join(_activations)}")
-    return _activations[name]()
+def _activation(name): return _activations[proper(name, _activations, "representation", .9)]()
 
 # %% ../nbs/04_models.ipynb #570bd7d8
 @register
@@ -182,10 +180,6 @@ def average_pool():
 # %% ../nbs/04_models.ipynb #3977cc81
 _norms = dict(none=lambda c: nn.Identity(), batch=nn.BatchNorm2d, group=lambda c: nn.GroupNorm(math.gcd(c, 4), c))
 
-def _norm(name):
-    if name not in _norms: raise ValueError(f"norm={name!r}; it is one of {', '.join(_norms)}")
-    return _norms[name]
-
 def conv_block(
     c,    # channels that come in
     out,  # channels that go out
@@ -193,9 +187,9 @@ def conv_block(
     convs=1, # how many convolutions
 ): # list of modules
     "3x3 convolutions, each with a norm and ReLU, and a pooling that halves."
-    layers = []
+    layers, norm = [], _norms[proper(norm, _norms, "norm", .9)]
     for _ in range(convs):
-        layers += [nn.Conv2d(c, out, 3, padding=1), _norm(norm)(out), nn.ReLU()]
+        layers += [nn.Conv2d(c, out, 3, padding=1), norm(out), nn.ReLU()]
         c = out
     return [*layers, nn.MaxPool2d(2)]
 
@@ -264,13 +258,11 @@ def cnn4(
 def cnn_bn(
     shape:tuple, # (C, H, W), at least 4x4
     classes:int, # number of classes
-    width:float=1., # share of the channels to keep, rounded up
     channels:tuple=(32, 64, 256), # of the convolutions at full width; the last are the features
-    convs:int=1, # how many convolutions in a row have these channels before their maps are halved
-    projector:bool=False, # MOON's projector before the head?
+    **options, # of `cnn4`
 )->Net: # features (N, last of the channels), or (N, 256) with a projector
     "Convolutions with BatchNorm, ReLU and pooling in between; features are the means of the last maps."
-    return cnn4(shape, classes, width, channels, "batch", convs, projector)
+    return cnn4(shape, classes, channels=channels, **options)
 
 # %% ../nbs/04_models.ipynb #9686ddf2
 def stages_of(
@@ -313,19 +305,20 @@ class _Pad(nn.Module): # option A
     def forward(self, x):
         return nn.functional.pad(x[..., ::self.stride, ::self.stride], (0, 0, 0, 0, self.before, self.after))
 
+def _pad(c, out, stride): return None if stride == 1 and c == out else _Pad(c, out, stride)
+
 # %% ../nbs/04_models.ipynb #e6fc228f
 def basic_block(
     c,      # channels that come in
     out,    # channels that go out
     stride, # of the first convolution
+    shortcut=_project, # function of the three that makes the shortcut, or None
 ):
     "Two 3x3 convolutions with norms and a shortcut, as in ResNet18 and 34."
     from torchvision.models.resnet import BasicBlock
-    return BasicBlock(c, out, stride, _project(c, out, stride))
+    return BasicBlock(c, out, stride, shortcut(c, out, stride))
 
-def _padded(c, out, stride):
-    from torchvision.models.resnet import BasicBlock
-    return BasicBlock(c, out, stride, None if stride == 1 and c == out else _Pad(c, out, stride))
+def _padded(c, out, stride): return basic_block(c, out, stride, _pad)
 
 def _bottleneck(c, out, stride):
     from torchvision.models.resnet import Bottleneck

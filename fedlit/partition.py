@@ -92,20 +92,20 @@ def heterogeneity(
     return (joint - joint.sum(1, keepdim=True) * joint.sum(0)).abs().sum().item() / 2
 
 # %% ../nbs/03_partition.ipynb #3a7fdbfb
-def _bubbles(ax, table, color, full):
+def _bubbles(ax, table, full):
     "One dot per (client, class); a count of `full` just fills its cell."
     box = ax.get_window_extent()
     cell = 72 / ax.figure.dpi * min(box.width / table.shape[0], box.height / table.shape[1])
     k, c = table.nonzero()
-    ax.scatter(k, c, s=cell**2 * table[k, c] / full, color=color, linewidths=0)
+    ax.scatter(k, c, s=cell**2 * table[k, c] / full, color="C0", linewidths=0)
     if box.width / table.shape[0] * 72 / ax.figure.dpi < 14: return
     for i, n in enumerate(table.sum(1)): ax.text(i, table.shape[1] - .2, int(n), ha="center", fontsize=6, color="0.4")
 
-def _image(ax, table, color, full):
-    "The table as an image, from white to `color`."
+def _image(ax, table, full):
+    "The table as an image, darker for more."
     from matplotlib.colors import LinearSegmentedColormap
     im = ax.imshow(table.T, aspect="auto", origin="lower", vmin=0, vmax=full,
-                   cmap=LinearSegmentedColormap.from_list("", ["white", color]))
+                   cmap=LinearSegmentedColormap.from_list("", ["white", "C0"]))
     ax.figure.colorbar(im, ax=ax, label="samples", pad=.01)
 
 # %% ../nbs/03_partition.ipynb #2e691fad
@@ -114,8 +114,6 @@ def show_partition(
     y, # (N,) labels
     ax=None, # matplotlib axes to draw on; None: a new figure
     title="", # Written above the picture
-    kind=None, # "bubbles", "image", or None: by the number of clients and classes
-    color="C0", # Colour of a full cell
     full=None, # Samples in a full cell, to give several pictures one scale; None: the largest count
 ): # The axes
     "Draw who holds how much of which class."
@@ -125,8 +123,8 @@ def show_partition(
     table = counts(parts, y).numpy()
     K, C = table.shape
     ax.set(xlim=(-.6, K - .4), ylim=(-.6, C - .4), xlabel="client", ylabel="class")
-    {"bubbles": _bubbles, "image": _image}[kind or ("bubbles" if max(K, C) <= 25 else "image")](
-        ax, table, color, full or table.max())
+    draw = _bubbles if max(K, C) <= 25 else _image
+    draw(ax, table, full or table.max())
     for axis in (ax.xaxis, ax.yaxis): axis.set_major_locator(MaxNLocator(integer=True))
     ax.set_title(title, pad=12 if title else None)
     return ax
@@ -360,19 +358,14 @@ def match(
     y, # (N,) training labels
     y_test, # (N_test,) test labels
     seed=0, # Of the draw; a client's draw depends on its position and not on the other parts
-    size=None, # Test samples of every client; None: as many as its proportions allow
 )->list: # One sorted int64 index tensor per client, into y_test; distinct within a client, shared across clients
     "Test indices with each training part's label distribution; none if it is empty. ValueError: a class has too few."
     y_test, table = _labels(y_test), counts(parts, y).numpy()
     have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
     out = []
     for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(_whole("seed", seed, 0)).spawn(len(table)))):
-        rng, room = np.random.default_rng(stream), _room(row, have)
-        m = (room if size is None else _whole("size", size, 1)) if row.any() else 0
+        rng, m = np.random.default_rng(stream), _room(row, have)
         for c in np.flatnonzero((row > 0) & (have == 0)):
             raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")
-        if m > room:
-            raise ValueError(f"size={size} is too large for client {k}: "
-                             f"y_test has enough of its classes for {room} matched test samples")
         out += _deal(_decks(y_test, rng)[:len(row)], _apportion(row, m, rng)[None]) if m else _pack([[]])
     return out

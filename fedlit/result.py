@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['STAGES', 'SEEN', 'FORMAT', 'LONG', 'BESIDE', 'ROWS', 'TREES', 'FREE', 'Run', 'tests_of', 'Tester', 'asked_of',
            'answered', 'scores_of', 'own_samples', 'by_name', 'with_spread', 'check_metrics', 'noted_of', 'records',
-           'load_run', 'resume']
+           'resume']
 
 # %% ../nbs/15_result.ipynb #34006c7f
 import copy, json
@@ -17,7 +17,7 @@ from functools import partial
 from importlib import import_module
 from math import nan, prod
 from typing import TYPE_CHECKING
-from .engine.card import card, upload, write_folder
+from .engine.card import upload, write_folder
 from .engine.fingerprint import alike, unlike
 from .engine.files import newest, read_tensors, write_file, write_tensors
 from .engine.memory import moved_out
@@ -65,11 +65,6 @@ class Run:
         took = f", {self.history['seconds'].sum():.1f} s" if 'seconds' in last else ''
         return (f"Run of {self.method!r}: round {int(last['round'])}, "
                 f"accuracy {last.get('accuracy', nan):.3f}{own}{took}")
-
-    @staticmethod
-    def load(path, model=None, device='cpu', method=None):
-        "`load_run`, under the name of what it returns."
-        return load_run(path, model, device, method)
 
 # %% ../nbs/15_result.ipynb #fcd0b953
 def _must_fit(model, tensors, more=False): # more: may there be tensors that the network does not have?
@@ -291,16 +286,16 @@ def check_metrics(
     if not isinstance(metrics, dict):
         raise TypeError(f"metrics is a {type(metrics).__name__}, "
                         "but it must be a dict, name -> function of (logits, y)")
+    ends = {'before', *STAGES, *(f'{k}_sd' for k in STAGES)}
+    columns = {f'{name}_{k}': name for name in metrics for k in ends}
     for name, f in metrics.items():
         if not isinstance(name, str) or not name: raise ValueError(f"metrics: {name!r} is no name of a column")
         if not callable(f):
             raise TypeError(f"metrics: {name!r} is {f!r}, "
                             "but it must be a function of (logits, y) that returns a number")
         if name in SEEN: raise ValueError(f"metrics: {name!r} is a column of the history already; choose another name")
-        for other in metrics:
-            ends = {'before', *STAGES, *(f'{k}_sd' for k in STAGES)}
-            if isinstance(other, str) and name in {f'{other}_{k}' for k in ends}:
-                raise ValueError(f"metrics: {name!r} is a column of the metric {other!r}; choose another name")
+        if name in columns:
+            raise ValueError(f"metrics: {name!r} is a column of the metric {columns[name]!r}; choose another name")
     return metrics
 
 # %% ../nbs/15_result.ipynb #mt13best
@@ -424,14 +419,6 @@ def _about(self:Run, client):
                 scores={k: last[k] for k in ('accuracy', 'loss', *s.get('metrics', ())) if k in last})
 
 # %% ../nbs/15_result.ipynb #cardcel1
-@patch
-def model_card(self:Run,
-    client=None, # whose network: the number of a client, or None for the server's
-    name=None,   # of the network; None: the method's
-):
-    "The Markdown of a model card."
-    return card(name or self.method.name, self._about(client))
-
 @patch
 def to_folder(self:Run,
     folder,      # where
@@ -605,7 +592,8 @@ def _network(spec, state):
     return rebuild(spec)
 
 # %% ../nbs/15_result.ipynb #loadcel1
-def load_run(
+@patch(cls_method=True)
+def load(cls:Run,
     path,         # file that `Run.save` wrote
     model=None,   # network to hold the parameters; needed unless `fedlit.models.build` made it
     device='cpu', # where the tensors go
@@ -615,7 +603,7 @@ def load_run(
     header, state = _read(path, device)
     if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
-    run = Run(method or _method_of(header, path), header['history'], state, header['settings'])
+    run = cls(method or _method_of(header, path), header['history'], state, header['settings'])
     with _whole(path):
         _check_use(run)
         if model is None and isinstance(spec := run.settings['model'], dict): model = _network(spec, state)

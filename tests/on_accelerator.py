@@ -384,7 +384,7 @@ def networks(*names):
             made[d] = features.detach(), logits.detach(), torch.cat([p.grad.flatten() for p in there.parameters()
                                                                      if p.grad is not None])
         said[name] = dict(apart=max(map(far, made['cpu'], made['dev'])))
-    for augment in (Crop(padding=4), Flip(), Rotate(), AutoAugment(), AutoAugment(form='torchvision')):
+    for augment in (Crop(padding=4), Flip(), Rotate(), AutoAugment()):
         drawn = augment.draw((32,), torch.Generator().manual_seed(0))
         x = small_data('cifar10').x_train[:32]
         one, two = augment(x, drawn), augment(x.to('dev'), tmap(lambda v: v.to('dev'), drawn))

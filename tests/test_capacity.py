@@ -1,17 +1,12 @@
-"Capacity: bytes by hand, closing times by order statistics, bias against its absence, populations by their formulas."
-import math
-from dataclasses import replace
+"Capacity: bytes by hand, and seconds by a clock of forward passes."
 from itertools import combinations
-import numpy as np, pandas as pd, pytest, torch
+import numpy as np, pytest, torch
 from torch import nn
-from fedlit.scale import capacity
-from fedlit.scale.capacity import (Population, answers, deadline, draw, everybody, first, invite, part_work, seconds,
-                             simulate, traffic, truth)
+from bench import capacity
+from fedlit.scale.capacity import traffic
 from fedlit.scale.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
                             HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara)
-from fedlit.draws import rng
-from fedlit.local import Local
 from fedlit.method import Method
 
 class Net(nn.Module):
@@ -141,136 +136,6 @@ def test_measure_counts_what_sleeps_in_a_phase(monkeypatch):
     row = capacity.measure({'FedAvg': (FedAvg(), Counting())}, SHAPE, CLASSES, (2, 4)).loc['FedAvg']
     assert (abs(row.step - 1) < 1e-6 and row.fixed < 1e-6 and row['sample'] < 1e-6
             and row.up == ALL and row.misfit < 1e-6)
-    assert seconds(row, 3, 12) == pytest.approx(3)
-
-# -- populations
-
-COSTS = pd.DataFrame([dict(down=4e6, up=2e6, fixed=.1, step=.2, sample=.03, merge=0.)])
-CROWD = Population(clients=20_000, dropout=0.)
-
-def test_a_client_is_the_same_whoever_else_is_asked():
-    some, one = draw(CROWD, np.arange(100, 200)), draw(CROWD, np.array([150]))
-    for k in vars(some): assert vars(some)[k][50] == vars(one)[k][0], k
-    assert not np.allclose(draw(replace(CROWD, seed=1), np.arange(9)).speed, draw(CROWD, np.arange(9)).speed)
-
-def test_medians_spreads_and_correlations_are_those_asked_for():
-    p = replace(CROWD, clients=200_000, samples=1000., slow_more=.4, slow_kind=-.7)
-    w = draw(p, np.arange(p.clients))
-    log_speed, log_data, line = np.log(w.speed), np.log(w.samples), np.log(w.line)
-    for v, median, sd in ((log_speed, math.log(p.speed), p.spread),
-                          (log_data, math.log(1000), p.tail),
-                          (line, 0, p.line)):
-        assert abs(np.median(v) - median) < .01*max(1, sd) and abs(v.std() - sd) < .01
-    normal = torch.special.ndtri(torch.from_numpy(w.kind)).numpy()
-    assert (abs(np.corrcoef(-log_speed, log_data)[0, 1] - .4) < .01
-            and abs(np.corrcoef(-log_speed, normal)[0, 1] + .7) < .01)
-    assert abs(w.kind.mean() - .5) < .005 and np.allclose(w.quick.argsort(), w.speed.argsort())
-
-def test_truth_does_not_depend_on_the_chunks():
-    p = replace(CROWD, clients=5001, slow_more=.5, slow_kind=.5)
-    w = draw(p, np.arange(5001))
-    assert np.allclose(truth(p, 700), (w.samples.mean(), (w.samples*w.kind).sum()/w.samples.sum()))
-
-def test_who_is_invited():
-    p = replace(CROWD, online=.1, swing=.6)
-    assert (p.there(2) == pytest.approx(.16) and p.there(14) == pytest.approx(.04)
-            and np.mean([p.there(h) for h in range(24)]) == pytest.approx(.1))
-    who = invite(p, 500, 14, rng('capacity', 0))
-    assert len(who) == len(set(who.tolist())) == 500
-    alone = [len(invite(replace(p, clients=1000), 500, 14, rng('capacity', s))) for s in range(50)]
-    assert abs(np.mean(alone) - 40) < 4*math.sqrt(1000*.04*.96/50)
-    drawn = np.bincount(np.concatenate([invite(replace(p, clients=20), 2, 2, rng('capacity', s)) for s in range(2000)]),
-                        minlength=20)
-    assert ((drawn - drawn.mean())**2/drawn.mean()).sum() < 50 # chi square with 19 degrees of freedom
-
-def test_an_answer_is_download_work_and_upload():
-    numbers, p = np.arange(50), replace(CROWD, speed=.5)
-    w, a = draw(p, numbers), answers(p, COSTS, numbers, rng('capacity', 0), Local(epochs=3, batch_size=10))
-    for i in range(50):
-        n = w.samples[i]
-        work = (.1 + .2*3*math.ceil(n/10) + .03*3*n)/w.speed[i]
-        assert a.end[i] == pytest.approx(4e6/(2e6*w.line[i]) + work + 2e6/(5e5*w.line[i]))
-    thin = answers(p, COSTS, numbers, rng('capacity', 0), server=50*1000.)
-    assert (thin.down.min() == pytest.approx(4e6/1000)
-            and (answers(p, COSTS, numbers, rng('capacity', 0), steps=7).steps == 7).all())
-
-def test_the_quickest_devices_get_the_largest_networks():
-    tiers = pd.concat([COSTS.assign(up=u) for u in (4., 3., 2., 1.)])
-    a = answers(replace(CROWD, clients=4000), tiers, np.arange(4000), rng('capacity', 0))
-    assert ((a.sort_values('quick').bytes_up.diff().dropna() >= 0).all()
-            and abs(a.bytes_up.value_counts()/1000 - 1).max() < .1)
-
-# -- closing
-
-def asked_of(ends, lost=None):
-    return pd.DataFrame(dict(end=np.asarray(ends, float), lost=np.zeros(len(ends), bool) if lost is None else lost))
-
-def test_first_k_is_an_order_statistic():
-    g = np.random.default_rng(0)
-    for _ in range(20):
-        ends, lost = g.exponential(size=13), g.random(13) < .2
-        there = sorted(e for e, l in zip(ends, lost) if not l)
-        for k in (1, 5, len(there)):
-            close, share = first(k)(asked_of(ends, lost))
-            assert close == there[k-1] and share.sum() == k and not share[lost].any()
-        # too few are left: until the last is in, or known to be lost
-        assert first(13)(asked_of(ends, lost))[0] == max(ends) or not lost.any()
-    times = [first(7)(asked_of(g.random(10)))[0] for _ in range(500)]
-    assert abs(np.mean(times) - 7/11) < 4*np.std(times)/500**.5 # of uniform variables
-    with pytest.raises(ValueError, match='k=0'): first(0)
-
-def test_the_other_policies():
-    asked = pd.DataFrame(dict(down=[1., 1, 1, 8],
-                              compute=[2., 10, 4, 5],
-                              up=[1., 1, 1, 8],
-                              steps=[4., 4, 4, 4],
-                              lost=[False, False, True, False]))
-    asked['end'] = asked[['down', 'compute', 'up']].sum(axis=1)
-    assert everybody(asked)[0] == 21 and everybody(asked)[1].tolist() == [1, 1, 0, 1]
-    assert (deadline(5)(asked)[0] == 5 and deadline(5)(asked)[1].tolist() == [1, 0, 0, 0]
-            and deadline(99)(asked)[0] == 21)
-    close, share = part_work(8)(asked)
-    assert close == 8 and share.tolist() == [1, .5, 0, 0] # six of ten seconds are two of four steps
-
-def test_nothing_is_biased_where_speed_and_data_are_unrelated():
-    for policy in (first(100), deadline(60.), part_work(60.)):
-        runs = simulate(CROWD, COSTS, 150, policy, rounds=60, seed=3, steps=10)
-        for k in ('data', 'kind'): assert abs(runs[k].mean()) < 4*runs[k].std()/60**.5, (policy, k)
-    assert runs.wasted.mean() > .01 or runs.work.mean() < .99
-
-def test_bias_has_the_sign_of_the_correlation():
-    def z(p, column, policy=None):
-        r = simulate(p, COSTS, 150, policy or first(100), rounds=25, steps=10)[column]
-        return r.mean()/r.std()*25**.5
-    assert (z(replace(CROWD, slow_kind=.6), 'kind') < -5 and z(replace(CROWD, slow_kind=-.6), 'kind') > 5
-            and z(replace(CROWD, slow_more=.6), 'data') < -5)
-    assert abs(z(replace(CROWD, slow_kind=.6), 'kind', everybody)) < 4
-
-def test_simulate_adds_up():
-    p = replace(CROWD, dropout=.1)
-    runs = simulate(p, COSTS.assign(merge=.01), 50, first(30), rounds=5)
-    numbers = invite(p, 50, 24*2/5, g := rng('capacity', 0, 2))
-    asked = answers(p, COSTS, numbers, g)
-    close, share = first(30)(asked)
-    row = runs.loc[2]
-    assert (row.seconds == pytest.approx(close + 30*.01)
-            and row.down == 50*4e6 and row.up == 30*2e6 and row.wasted == pytest.approx(.4))
-    assert row['data'] == pytest.approx(asked.samples[share > 0].mean()/truth(p)[0] - 1)
-    assert row['kind'] == pytest.approx(np.average(asked.kind, weights=share*asked.samples) - truth(p)[1])
-    pd.testing.assert_frame_equal(runs, simulate(p, COSTS.assign(merge=.01), 50, first(30), rounds=5))
-    nobody = simulate(Population(clients=3, online=1e-6), COSTS, rounds=2)
-    assert nobody.asked.tolist() == [0, 0]
-    late = simulate(p, COSTS.loc[0], 50, part_work(.01), rounds=1).loc[0] # a row does as well as a table of one
-    assert late.heard == 0 and late.wasted == 1 and late.work == 0 and math.isnan(late['kind'])
-    with pytest.raises(ValueError, match='ask=0'): simulate(p, COSTS, 0)
-
-def test_bad_populations():
-    for field, value, right in (('online', 1.5, 'a share'),
-                                ('tail', -1, 'at least 0'),
-                                ('speed', 0, 'positive'),
-                                ('slow_kind', 2, 'a correlation'),
-                                ('dropout', 1, r'in \[0, 1\)')):
-        with pytest.raises(ValueError, match=f'{field}={value}, but it must be {right}'): Population(**{field: value})
 
 # -- the command
 

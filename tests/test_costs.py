@@ -3,8 +3,9 @@ import copy
 import pytest, torch
 from torch import nn
 from types import SimpleNamespace
+from bench import costs as command
 from fedlit.scale import costs
-from fedlit.scale.costs import RATES, growth, main, narrow, readable, shrink, swelling, take_turns, trainer
+from fedlit.scale.costs import RATES, growth, narrow, readable, shrink, swelling, take_turns, trainer
 from fedlit.engine.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import cnn4, feddse_resnet18, preact_resnet18
@@ -119,14 +120,14 @@ def test_turns(monkeypatch):
 
 def test_requests_that_make_no_sense():
     with pytest.raises(ValueError, match='must be in'): narrow(cnn4((1, 8, 8), 10), 0)
-    with pytest.raises(ValueError, match='there are conv'): costs.measure('vgg')
+    with pytest.raises(ValueError, match='there are conv'): command.measure('vgg')
 
 @pytest.mark.filterwarnings('ignore:.*is damaged')
 def test_command(tmp_path, monkeypatch, capsys):
-    monkeypatch.setitem(costs.NETWORKS, 'tiny', ('small_cnn', (1, 8, 8), 10))
-    monkeypatch.setattr(costs, 'INSIDE', ('tiny',))
-    go = lambda *more: main(['--out', str(tmp_path), '--networks', 'tiny',
-                             '--batch-size', '4', '--repeats', '1', *more])
+    monkeypatch.setitem(command.NETWORKS, 'tiny', ('small_cnn', (1, 8, 8), 10))
+    monkeypatch.setattr(command, 'INSIDE', ('tiny',))
+    go = lambda *more: command.main(['--out', str(tmp_path), '--networks', 'tiny',
+                                     '--batch-size', '4', '--repeats', '1', *more])
     go()
     file = tmp_path/'tiny.json'
     got = read_json(file)
@@ -139,7 +140,7 @@ def test_command(tmp_path, monkeypatch, capsys):
     df, content = costs.read(file)
     assert content == got and list(df.index) == list(RATES) and len(readable(df)) == 5
     stamp = file.stat().st_mtime_ns
-    monkeypatch.setattr(costs, 'measure', lambda name, batch_size, repeats, device: dict(new=True))
+    monkeypatch.setattr(command, 'measure', lambda name, batch_size, repeats, device: dict(new=True))
     go()
     # nothing measured, nothing written
     assert file.stat().st_mtime_ns == stamp and 'was there' in capsys.readouterr().out

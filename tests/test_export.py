@@ -102,18 +102,19 @@ def test_the_code_of_the_card_runs(tmp_path, net, monkeypatch):
 
 def test_the_card_says_what_was_done(tmp_path):
     run = go(FedPer(), metrics=dict(f1=lambda logits, y: .25))
-    card = run.model_card()
+    card = lambda client=None: (run.to_folder(tmp_path/'net', client)/'README.md').read_text(encoding='utf-8')
+    whole = card()
     for word in ('FedPer(', 'digits of mine', '4 clients', '1 round', 'zero, one, two', 'f1', '0.250',
-                 f"{run.last['accuracy']:.3f}"): assert word in card, word
-    assert 'client 2' in run.model_card(2) and 'trained on the data of client 2' in run.model_card(2)
-    with pytest.raises(ValueError, match='client=9, but clients are 0 to 3'): run.model_card(9)
+                 f"{run.last['accuracy']:.3f}"): assert word in whole, word
+    assert 'client 2' in card(2) and 'trained on the data of client 2' in card(2)
+    with pytest.raises(ValueError, match='client=9, but clients are 0 to 3'): card(9)
     with pytest.raises(ValueError, match='client=9'): run.save_model(tmp_path/'x', 9)
     assert not (tmp_path/'x').exists()
 
-def test_the_card_is_one_that_the_hub_reads():
+def test_the_card_is_one_that_the_hub_reads(tmp_path):
     hub = pytest.importorskip('huggingface_hub')
     run = go(metrics=dict(f1=lambda logits, y: .25))
-    data = hub.ModelCard(run.model_card()).data
+    data = hub.ModelCard.load(run.to_folder(tmp_path)/'README.md').data
     assert data.library_name == 'fedlit' and 'federated-learning' in data.tags
     assert data.pipeline_tag == 'image-classification'
     seen = {r.metric_type: r.metric_value for r in data.eval_results}

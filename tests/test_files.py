@@ -2,6 +2,7 @@
 import io, itertools, json, os, signal, subprocess, sys, tarfile, warnings, zipfile
 from pathlib import Path
 import pytest, torch
+from bench.pack import pack
 from fedlit.engine import files
 from fedlit.data import load
 from fedlit.engine.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack,
@@ -319,7 +320,7 @@ def test_downloads_are_known_by_their_checksum(tmp_path, monkeypatch):
 def test_every_changed_bit_of_a_packed_result_is_refused_or_changes_nothing(tmp_path):
     said = {f'{n}.json': dict(seed=n, accuracy=[.5, n/4]) for n in range(2)}
     for name, r in said.items(): write_json(tmp_path/'runs'/name, r)
-    raw = bytearray(files.pack(tmp_path/'runs').read_bytes())
+    raw = bytearray(pack(tmp_path/'runs').read_bytes())
     for i in range(len(raw)):
         raw[i] ^= 4
         files.packed(tmp_path/'runs').write_bytes(raw)
@@ -337,7 +338,7 @@ def test_every_changed_bit_of_a_packed_result_is_refused_or_changes_nothing(tmp_
 def test_of_a_packed_file_that_was_cut_off_the_rest_is_read(tmp_path):
     said = {f'{n:03}.json': dict(seed=n, accuracy=torch.rand(400).tolist()) for n in range(40)}
     for name, r in said.items(): write_json(tmp_path/'runs'/name, r)
-    raw = files.pack(tmp_path/'runs').read_bytes()
+    raw = pack(tmp_path/'runs').read_bytes()
     files.packed(tmp_path/'runs').write_bytes(raw[:len(raw)//2])
     files._lines.cache_clear()
     with pytest.warns(UserWarning, match='was cut off'): seen = files.all_results(tmp_path/'runs')
@@ -346,13 +347,13 @@ def test_of_a_packed_file_that_was_cut_off_the_rest_is_read(tmp_path):
 def test_a_packed_folder_packs_again_to_the_same_bytes_and_loses_nothing(tmp_path):
     for n in (3, 1, 2): write_json(tmp_path/'runs'/f'{n}.json', dict(seed=n, accuracy=1/n, setting=dict(lr=.1+.2)))
     (tmp_path/'runs'/'bad.json').write_text('{')
-    with pytest.warns(UserWarning, match='bad.json is damaged'): one = files.pack(tmp_path/'runs')
+    with pytest.warns(UserWarning, match='bad.json is damaged'): one = pack(tmp_path/'runs')
     first = one.read_bytes()
     assert [f.name for f in (tmp_path/'runs').iterdir()] == ['bad.json'] # for a person to look at
     (tmp_path/'runs'/'bad.json').unlink()
-    assert files.pack(tmp_path/'runs').read_bytes() == first
+    assert pack(tmp_path/'runs').read_bytes() == first
     assert result(tmp_path/'runs'/'3.json') == dict(seed=3, accuracy=.3333333, setting=dict(lr=.1+.2))
-    with pytest.raises(ValueError, match='no results in'): files.pack(tmp_path/'none')
+    with pytest.raises(ValueError, match='no results in'): pack(tmp_path/'none')
 
 def test_a_folder_is_not_written_over(tmp_path):
     with pytest.raises(IsADirectoryError, match='is a folder; name a file in it'): write_file(tmp_path, b'')

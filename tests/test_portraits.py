@@ -16,7 +16,7 @@ def looks(method): return replace(portrait(method), name='')
 
 @pytest.mark.parametrize('name', sorted(known()))
 def test_the_file_is_what_the_method_shows(name):
-    assert FILES.get(name) == portrait(known()[name]()).small().svg, 'python docs/portraits.py'
+    assert FILES.get(name) == portrait(known()[name]()).svg(), 'python docs/portraits.py'
 
 def test_no_file_is_left_over(): assert FILES.keys() == known().keys()
 

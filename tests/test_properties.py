@@ -132,22 +132,22 @@ def test_by_domain(y, clients, seed):
     assert all(len(set(y[p.numpy()])) == 1 for p in parts)
 
 @thousand
-@given(labels, labels, st.integers(1, 6), seeds, st.none() | st.integers(0, 8))
-def test_match(y, y_test, clients, seed, size):
+@given(labels, labels, st.integers(1, 6), seeds)
+def test_match(y, y_test, clients, seed):
     "Test parts with the proportions of the training parts, up to one sample a class."
     train = dirichlet(y, min(clients, len(y)), .5, seed=0, form='paper')
     table = counts(train, y).numpy()
     there = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
-    try: parts = match(train, y, y_test, seed=seed, size=size)
+    try: parts = match(train, y, y_test, seed=seed)
     except ValueError as e:
-        assert (table[:, there == 0] > 0).any() and 'class' in str(e) or f'size={size!r}' in str(e)
+        assert (table[:, there == 0] > 0).any() and 'class' in str(e)
         return
     for part, wanted in zip(parts, table, strict=True):
         got = np.bincount(y_test[part.numpy()], minlength=len(wanted))
         got, unknown = got[:len(wanted)], got[len(wanted):]
         assert len(set(part.tolist())) == len(part) and (got[wanted == 0] == 0).all() and unknown.sum() == 0
         if not wanted.any(): assert len(part) == 0
-        else: assert (abs(got - wanted*len(part)/wanted.sum()) < 1).all() and size in (None, len(part))
+        else: assert (abs(got - wanted*len(part)/wanted.sum()) < 1).all()
 
 @hundreds
 @given(labels, st.integers(1, 12), alphas.filter(lambda a: a > 0), seeds)

@@ -37,8 +37,8 @@ def test_the_search_finds_what_it_looks_for(source, what):
     assert found == ([] if what is None else [what])
 
 def test_downloads_are_https_and_known_by_sha256():
-    from fedlit.data import _archives, _cifar_files, _quads
-    addresses = [*_archives.values(), *((url, v) for url, files in _quads.values() for v in files.values())]
-    assert len(addresses) == 12 and all(url.startswith('https://') for url, _ in addresses)
-    assert (all(re.fullmatch('[0-9a-f]{64}', v) for _, v in addresses)
-            and all(re.fullmatch('[0-9a-f]{64}', v) for files in _cifar_files.values() for v in files.values()))
+    from fedlit.data import _sources, datasets
+    known = [v for name in datasets() for v in _sources(name).values()]
+    assert len(known) == 22 and all(re.fullmatch('[0-9a-f]{64}', sha256) for sha256, _ in known)
+    addresses = [url for _, url in known if url]
+    assert len(addresses) == 12 and all(url.startswith('https://') for url in addresses)

@@ -2,7 +2,8 @@
 import errno, json, lzma, math, os, platform, stat, subprocess, sys, time, warnings
 import pytest, torch
 from fedlit.engine import files
-from fedlit.engine.files import (Damaged, last, newest, pack, read_json, read_tensors, result, write_file, write_json,
+from bench.pack import pack
+from fedlit.engine.files import (Damaged, last, newest, read_json, read_tensors, result, write_file, write_json,
                                  write_tensors)
 from fedlit.result import Run
 from test_files import content, go, needs_fork

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FULL', 'PAUSE', 'JSON', 'ZERO', 'last', 'write_file', 'write_figure', 'Damaged', 'strict', 'write_json', 'unharmed',
-           'read_json', 'packed', 'result', 'all_results', 'pack', 'write_tensors', 'read_tensors', 'newest', 'forget',
+           'read_json', 'packed', 'result', 'all_results', 'write_tensors', 'read_tensors', 'newest', 'forget',
            'digest', 'fetch', 'unpack', 'shipped']
 
 # %% ../../nbs/engine/files.ipynb #858de5f2
@@ -214,7 +214,7 @@ def read_json(
 
 # %% ../../nbs/engine/files.ipynb #30632e4a
 def packed(folder):
-    "Where `pack` puts the results of a folder."
+    "Where `bench.pack` puts the results of a folder."
     return Path(folder).with_name(f'{Path(folder).name}.jsonl.xz')
 
 @lru_cache(maxsize=16)
@@ -249,33 +249,12 @@ def result(
     except Damaged as e: warn(f"{e}; it counts as missing")
 
 # %% ../../nbs/engine/files.ipynb #0efaaf72
-def _rounded(value, digits=7, exact=('setting', 'settings'), rough=('seconds', 'peak_mb')):
-    "A value of JSON with so many digits a number, but for what was typed, and three of a time or a memory."
-    if isinstance(value, dict):
-        return {k: v if k in exact else _rounded(v, 3 if k in rough else digits) for k, v in value.items()}
-    if isinstance(value, list): return [_rounded(v, digits) for v in value]
-    return float(f'{value:.{digits}g}') if isinstance(value, float) else value
-
 def all_results(
     folder, # where results were written, packed or not
 ):          # dict of their contents by file name, without those that are damaged
     "Every result of a folder."
     names = {*_packed_lines(folder), *(f.name for f in Path(folder).glob('*.json'))}
     return {n: r for n in sorted(names) if (r := result(Path(folder)/n)) is not None}
-
-# %% ../../nbs/engine/files.ipynb #fl0efaab
-def pack(
-    folder, # where results were written
-):          # the file, of a line a result, compressed
-    "Make one file of the results of a folder, which goes away; the last process should have written before."
-    there, folder = all_results(folder), Path(folder)
-    if not there: raise ValueError(f"no results in {folder}, or none that can be read")
-    lines = ''.join(_summed(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
-                    for name, content in there.items())
-    written = write_file(packed(folder), lzma.compress(lines.encode(), preset=9))
-    for name in there: (folder/name).unlink(missing_ok=True)
-    if folder.exists() and not any(folder.iterdir()): folder.rmdir()
-    return written
 
 # %% ../../nbs/engine/files.ipynb #9edd13d9
 ZERO = b'00000000'

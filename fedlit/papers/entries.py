@@ -24,7 +24,7 @@ from .claims import decide, judge, results, shown, weigh, with_columns
 from .drawings import table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
-from ..setting import call
+from ..setting import call, written
 
 # %% ../../nbs/papers/entries.ipynb #6c9fc2e4
 SCALES = 'embedded', 'short', 'paper'
@@ -175,25 +175,13 @@ def select(
     return grid
 
 # %% ../../nbs/papers/entries.ipynb #279cef59
-_NAMES = {'CIFAR-10': 'cifar10', 'CIFAR-100': 'cifar100', 'TinyImageNet': 'tiny_imagenet', 'EMNIST': 'mnist'}
-_FORMS = dict(
-    alpha=r'alpha=([\d.]+|inf)',
-    clients=r'(\d+) clients',
-    epochs=r'(\d+) local epochs',
-    classes=r'(\d+) classes per client',
-    heterogeneity=r'\b(high|low|iid)\b',
-    capacity=r'(all clients 1/\d|mixed)',
-    model=r'(MobileNetV2|ResNet\d+|CONV)')
+_LABELS = 'data', 'alpha', 'clients', 'epochs', 'classes', 'heterogeneity', 'capacity', 'model'
 
 @functools.lru_cache
 def all_published():
-    t = pd.read_csv(files('fedlit.papers')/'published.csv', keep_default_na=False)
-    for k, form in _FORMS.items():
-        found = t.setting.str.extract(form)[0]
-        t[k] = found.astype(float) if k in ('alpha', 'clients', 'epochs', 'classes') else found
-    t.loc[t.method == 'FedDecorr', 'method'] = 'FedAvg+FedDecorr' # Table 5's name for it
-    return t.assign(data=t.dataset.map(_NAMES), printed=t.value,
-                    value=pd.to_numeric(t.value, errors='coerce'), sd=pd.to_numeric(t['std'], errors='coerce'))
+    t = pd.read_csv(files('fedlit.papers')/'published.csv', keep_default_na=False, na_values=dict.fromkeys(_LABELS, ''))
+    return t.assign(printed=t.value, value=pd.to_numeric(t.value, errors='coerce'),
+                    sd=pd.to_numeric(t['std'], errors='coerce'))
 
 # %% ../../nbs/papers/entries.ipynb #a523f674
 _PAPERS = dict(feddecorr='FedDecorr', moon='MOON', feddse='FedDSE/FedGSE thesis', fedgse='FedDSE/FedGSE thesis')
@@ -343,8 +331,7 @@ def data_in_words(task): # as in a Setting
 
 def network_in_words(s):
     'The network of a setting, such as "mlp(hidden=(64,), features=64)".'
-    options = ', '.join(f'{k}={v!r}' for k, v in s.options)
-    return f'{s.model}({options})' if options else s.model
+    return written(s.model, dict(s.options)) if s.options else s.model
 
 # %% ../../nbs/papers/entries.ipynb #518df2ac
 def stands_on(grid):

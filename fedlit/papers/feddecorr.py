@@ -8,16 +8,14 @@ __all__ = ['DECORR', 'BOTH_WAYS', 'LOSS_AS_PRINTED', 'PAIR', 'ALL', 'FOUR', 'EVE
            'EACH_GAIN', 'TREND', 'BEST', 'SIZES', 'EIGHT', 'TEN', 'CORRECTED', 'AHEAD_OF_BOTH', 'SCAFFOLD_ROW',
            'RELU_END', 'nearly_best', 'OTHER_PENALTIES', 'FEWEST', 'MOST', 'BY_CLASSES', 'DOMAINS', 'FIVE', 'DIVIDED',
            'decorr_row', 'other_ways', 'decorr_rows', 'with_and_without', 'helps', 'best_with', 'shrinks', 'sizeable',
-           'quantity_name', 'on_spectra', 'fewer_dimensions', 'spectra_alphas', 'strongest', 'most_uneven', 'by_round',
-           'nearly_all', 'fallen', 'causes', 'each_client', 'client_figure', 'architectures', 'wide_and_narrow',
-           'both_models', 'both_spectra', 'ranks_by_round', 'with_curves', 'first_pair', 'raises', 'loss_by_client',
-           'fall', 'main_table', 'weighted', 'many_clients', 'crowds', 'helps_some', 'classes_by_data', 'domain_table',
-           'lost_to_domains', 'overhead', 'surcharge']
+           'on_spectra', 'fewer_dimensions', 'spectra_alphas', 'strongest', 'most_uneven', 'by_round', 'nearly_all',
+           'fallen', 'causes', 'each_client', 'client_figure', 'architectures', 'both_models', 'both_spectra',
+           'ranks_by_round', 'with_curves', 'first_pair', 'raises', 'loss_by_client', 'fall', 'main_table', 'weighted',
+           'many_clients', 'crowds', 'helps_some', 'classes_by_data', 'domain_table', 'lost_to_domains', 'overhead']
 
 # %% ../../nbs/papers/feddecorr.ipynb #0c74f613
 import numpy as np, pandas as pd
 from dataclasses import replace
-from functools import partial
 from ..methods import MOON, SCAFFOLD, FedAvg, FedAvgM, FedDecorr, FedProx
 from .claims import (Numbers, above_zero, ahead, best_of, beyond, level, mean_of, minus, nth, ours, pick,
                                   rising, rounds_to, with_columns)
@@ -101,12 +99,10 @@ def sizeable(*where): # dicts of labels
     return beyond(mean_of(*(helps(m, **w) for w in where for m in ALL)), 2.)
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
-def quantity_name(value): return 'number of values above 0.01' if 'significant' in value else 'effective rank'
-
 def on_spectra(sentence, numbers, prefix=''):
     "A claim about the number of large singular values, and ours about the effective rank."
-    theirs, own = ({sentence.format(quantity_name(v)): numbers(v)} for v in (prefix + 'significant', prefix + 'rank'))
-    return theirs | ours(own)
+    return ({sentence.format('number of values above 0.01'): numbers(prefix + 'significant')}
+            | ours({sentence.format('effective rank'): numbers(prefix + 'rank')}))
 
 def fewer_dimensions(who, prefix=''):
     return on_spectra(f'uneven labels tend to leave the {who} fewer dimensions ({{}} against alpha)',
@@ -197,13 +193,10 @@ def architectures(scale):
 # %% ../../nbs/papers/feddecorr.ipynb #413070f3
 STAND_INS = 'At the smaller scales a wider and a narrower network than the base stand where the paper has ResNets.'
 
-def wide_and_narrow(scale): return dict(list(architectures(scale).items())[1:])
-
-entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures',
-      grid=grid(DECORR, 'cifar100', model=wide_and_narrow, alpha=spectra_alphas),
+entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', like='feddecorr/fig7',
+      grid=grid(DECORR, 'cifar100', model=lambda scale: dict(list(architectures(scale).items())[1:]),
+                alpha=spectra_alphas),
       draw=spectrum_figure(panel='model'),
-      claims=COLLAPSE,
-      value='significant',
       note=STAND_INS)
 
 # %% ../../nbs/papers/feddecorr.ipynb #bd214c49
@@ -574,8 +567,6 @@ def overhead(rows, method='FedAvg+FedDecorr', most=.1):
     seconds = lambda m: pick(rows, dict(method=m), 'round_seconds').groupby('seed').mean()
     return (1 + most - seconds(method)/seconds('FedAvg')).to_numpy()
 
-def surcharge(method, rows): return -overhead(rows, method, .5)
-
 # %% ../../nbs/papers/feddecorr.ipynb #9b27a59f
 entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds a round',
       grid=grid(DECORR, 'cifar10', 'cifar100', 'tiny_imagenet', alpha=alphas(.5),
@@ -584,8 +575,8 @@ entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds a round',
       claims={'FedDecorr costs less than a tenth of FedAvg\'s round': Numbers(overhead, 'of FedAvg'),
               'and less than MOON':
                   ahead('MOON', 'FedAvg+FedDecorr', 'round_seconds', 's'),
-              **{f'{m} costs at least half as much again as FedAvg': Numbers(partial(surcharge, m), 'of FedAvg')
-                 for m in ('FedProx', 'MOON')}},
+              **{f'{m} costs at least half as much again as FedAvg':
+                     Numbers(lambda rows, m=m: -overhead(rows, m, .5), 'of FedAvg') for m in ('FedProx', 'MOON')}},
       published='Table 5',
       value='round_seconds',
       note='The published unit is minutes or seconds, the text does not say; the ratios to FedAvg (1.03 for FedDecorr, '

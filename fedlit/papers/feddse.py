@@ -7,15 +7,15 @@ __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'BY_N
            'RANKS', 'LARGE_LEAD', 'TABLE_ROWS', 'BY_LEVEL', 'BOTH_LEVELS', 'RISES', 'SECOND', 'REST', 'CAPACITIES',
            'DRAWN', 'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'named', 'almost_whole', 'as_in_chapter_3',
            'with_rates', 'as_released', 'last_is_dropout', 'reached', 'leads_more', 'alike', 'activation_figure',
-           'five_clients', 'easier', 'gain', 'bars_by_labels', 'spread_of', 'strong_share', 'shares_of',
-           'beyond_a_fifth', 'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low',
-           'samples_looked_at', 'by_capacity']
+           'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of', 'beyond_a_fifth',
+           'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low', 'samples_looked_at',
+           'by_capacity']
 
 # %% ../../nbs/papers/feddse.ipynb #0f3e6d3f
 import itertools, re
 import numpy as np
 from dataclasses import replace
-from ..figure import bars, palette, style
+from ..figure import palette, style
 from ..methods import FedDSE, FedGSE, OldCounts
 from .claims import (above_zero, ahead, best_of, beyond, levels_off, mean_of, minus, nth, ours, rising,
                                   seedwise, wins, with_columns)
@@ -227,16 +227,6 @@ def gain(axis, start, to, **where):
     "The claim's numbers: how far one place on an axis lies above another; 0 is the first place, -1 the last."
     return ahead({axis: nth(to)}, {axis: nth(start)}, **where)
 
-def bars_by_labels(rows):
-    "Accuracy of every method with high and with low heterogeneity, a group a data set."
-    import matplotlib.pyplot as plt
-    share = lambda method, data, level: rows[(rows.method == method) & (rows['data'] == data)
-                                             & (rows.heterogeneity == level)].accuracy_late.to_numpy()/100
-    with style(): fig, ax = plt.subplots(figsize=(1 + 1.4*rows.groupby(['data', 'method']).ngroups, 3))
-    bars({(d, m): {f'{level} heterogeneity': share(m, d, level) for level in ('high', 'low')}
-          for d in rows['data'].unique() for m in rows.method.unique()}, ax=ax)
-    return fig
-
 # %% ../../nbs/papers/feddse.ipynb #dse00002
 def spread_of(level):
     return seedwise(lambda sides: np.ptp(sides, 0),
@@ -254,7 +244,7 @@ BY_LEVEL = {
 entry('feddse/fig3.5', 'Fig. 3.5', 'High beside low heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
                 method=as_in_chapter_3(*BASELINES, 'FedDSE')),
-      draw=(('bars', bars_by_labels), ('accuracy', table('method', 'heterogeneity'))),
+      draw=(('slopes', axis_figure('heterogeneity', panel='data')), ('accuracy', table('method', 'heterogeneity'))),
       claims={'low heterogeneity is easier': easier()} | BY_LEVEL
              | ours({'labels matter less for FedDSE (HeteroFL\'s gap from low to high minus FedDSE\'s)':
                          minus(easier(method='HeteroFL'), easier(method='FedDSE'))}))

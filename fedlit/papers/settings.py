@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['VERSIONS', 'Setting', 'address', 'federation_of', 'run_alike', 'run_setting', 'found', 'work_off', 'checkpoint_of',
-           'run_settings', 'measure_once']
+           'run_settings']
 
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
 import hashlib, json, multiprocessing, os, time
@@ -196,10 +196,3 @@ def run_settings(
     work_off(_work, [(out, some, keep, deadline, kw) for some in _groups(todo, processes or os.cpu_count(), kw)],
              processes, progress, len(todo))
     return sum(not found(out, s) for s in todo)
-
-# %% ../../nbs/papers/settings.ipynb #4f33647b
-def measure_once(path, settings, make): # function of no arguments -> what the file holds besides the settings
-    "Write what `make()` returns, unless the file holds a result with these settings."
-    there = (result(path) or {}).get('settings') == settings
-    if not there: write_json(path, dict(settings=settings, **make()))
-    print(path, 'was there' if there else 'written', flush=True)

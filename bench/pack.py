@@ -1,0 +1,26 @@
+"One compressed file of the results of a folder, which goes away: `python -m bench.pack results/catalogue/digits`."
+import lzma, sys
+from pathlib import Path
+from fedlit.engine.files import _summed, all_results, packed, write_file
+
+def _rounded(value, digits=7, exact=('setting', 'settings'), rough=('seconds', 'peak_mb')):
+    "A value of JSON with so many digits a number, but for what was typed, and three of a time or a memory."
+    if isinstance(value, dict):
+        return {k: v if k in exact else _rounded(v, 3 if k in rough else digits) for k, v in value.items()}
+    if isinstance(value, list): return [_rounded(v, digits) for v in value]
+    return float(f'{value:.{digits}g}') if isinstance(value, float) else value
+
+def pack(
+    folder, # where results were written
+):          # the file, of a line a result, compressed
+    "Make one file of the results of a folder, which goes away; the last process should have written before."
+    there, folder = all_results(folder), Path(folder)
+    if not there: raise ValueError(f"no results in {folder}, or none that can be read")
+    lines = ''.join(_summed(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
+                    for name, content in there.items())
+    written = write_file(packed(folder), lzma.compress(lines.encode(), preset=9))
+    for name in there: (folder/name).unlink(missing_ok=True)
+    if folder.exists() and not any(folder.iterdir()): folder.rmdir()
+    return written
+
+if __name__ == '__main__': print(*map(pack, sys.argv[1:]), sep='\n')
