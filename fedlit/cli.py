@@ -320,9 +320,8 @@ def _shared(a):
                 ranks=Ranks(a.device, a.timeout))
 
 # %% ../nbs/cli.ipynb #2c411899
-def _federate(a, setting, **given):
+def _federation(a, setting, **given):
     from fedlit.run import Federation
-    from fedlit.engine.files import write_file
     from fedlit.engine.inputs import writable
     from fedlit.engine.memory import hold_memory
     log = getattr(a, 'log_csv', None)
@@ -334,9 +333,13 @@ def _federate(a, setting, **given):
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
         torch.use_deterministic_algorithms(True)
     record = dict(true=True, false=False).get(a.record, a.record)
-    federation = Federation.of(setting, a.root, a.download, bad_clients=a.bad_clients, record=record, device=a.device,
-                               channels_last=a.channels_last, threads=a.threads, progress=not a.quiet,
-                               evaluate_every=a.evaluate_every, **_shared(a), **given)
+    return Federation.of(setting, a.root, a.download, bad_clients=a.bad_clients, record=record, device=a.device,
+                         channels_last=a.channels_last, threads=a.threads, progress=not a.quiet,
+                         evaluate_every=a.evaluate_every, **_shared(a), **given)
+
+def _federate(a, setting, **given):
+    from fedlit.engine.files import write_file
+    federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
     for run in federation.each_round(): write_file(log, run.history.to_csv(index=False).encode())
     return run
@@ -367,13 +370,13 @@ def compare(a):
     from dataclasses import replace
     from fedlit.measure import spread
     from fedlit.engine.files import write_json
-    from fedlit.run import file_of
+    from fedlit.run import file_of, run_together
     from fedlit.result import records
     from fedlit.setting import plain
     what = setting(a)
     for m in methods:
-        runs = [_federate(a, replace(what, method=repr(m), seed=s),
-                          checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds]
+        runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
+                                         checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
         last = lambda column: (format(spread([r.history[column].iloc[-1]
                                               for r in runs if column in r.history]), '.4f')

@@ -683,6 +683,9 @@ class Alone:
 
 # %% ../nbs/16_run.ipynb #runncel1
 @patch
+def is_remote(self:Federation): return str(self.executor).partition(':')[0] == 'torchrun' # are there other processes?
+
+@patch
 def begin(self:Federation, team, shared):
     "The simulation of a checked federation, with everything tried out, and the run that it goes on with."
     sim = Simulation(self, shared)
@@ -703,7 +706,7 @@ def begin(self:Federation, team, shared):
 @patch
 def running(self:Federation, team=None, shared=True): # shared: does somebody look at the runs before the last?
     "What is asked, done: the run after every round, and the network for its parameters. At least once."
-    if str(self.executor).partition(':')[0] == 'torchrun':
+    if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
     asked, team, stop = self.checked(), team or Alone(), time.monotonic() + 60*(self.minutes or 0)
@@ -839,7 +842,11 @@ def run_together(
     failures=None, # list that gets an Exception, or None, for each of them; None: the first exception is raised
 ) -> list:       # of Runs, in the same order
     "Run federations; the clients of those of one kind train in one stack."
-    todo, ends, runs = [f.checked() for f in federations], [] if failures is None else failures, []
+    ends, runs = [] if failures is None else failures, []
+    if any(f.is_remote() for f in federations):
+        ends += [None]*len(federations)
+        return [f.run() for f in federations]
+    todo = [f.checked() for f in federations]
     most = max(1, TOGETHER//max([len(f.clients) for f in todo], default=1))
     with tqdm(total=sum(f.rounds for f in todo), disable=not any(f.progress for f in todo), unit='round') as bar:
         for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends, bar)
