@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
 from .engine.files import digest, fetch, unharmed, unpack, write_file
-from .engine.messages import proper, warn
+from .engine.messages import match_name, warn
 from .tree import finest
 
 # %% ../nbs/02_data.ipynb #22d9af13
@@ -908,7 +908,7 @@ def load(
     **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains
 ) -> Task:
     "The data set `name` as a `Task`, normalised and augmented as in FedDecorr where it is one of that paper's."
-    name = proper(name, _loaders, "data set")
+    name = match_name(name, _loaders, "data set")
     try: return _loaders[name](Path(root or os.environ.get("FEDLIT_DATA", "data")), download, **kw)
     except OSError as e:
         if type(e).__name__ != "URLError": raise

@@ -61,7 +61,7 @@ def batches(r): # int, the round
     "Random images and labels for round `r`: x (K, T, B, 1, 6, 6), y (K, T, B) and how many of each batch are real."
     g = torch.Generator().manual_seed(r)
     x = torch.randn(K, T, B, 1, 6, 6, generator=g)
-    return dict(x=x, y=torch.randint(0, 3, (K, T, B), generator=g), live=COUNTS)
+    return dict(x=x, y=torch.randint(0, 3, (K, T, B), generator=g), counts=COUNTS)
 
 def who(
     r,               # int, the round
@@ -78,7 +78,7 @@ def _double(v): return v.double() if v.is_floating_point() else v
 class World:
     "A small federation to try laws in."
     model: nn.Module     # returns (features, logits)
-    data: object         # function of the round: dict(x=(K, T, B, ...), y=(K, T, B), live=(K, T)) for K clients
+    data: object         # function of the round: dict(x=(K, T, B, ...), y=(K, T, B), counts=(K, T)) for K clients
     clients: int         # how many clients exist
     sizes: torch.Tensor  # (K,) how much each participant counts
     proxy: object = None # (M, ...) unlabelled inputs of the server, for methods that distil
@@ -851,7 +851,7 @@ def acts(method, world):
 # %% ../nbs/laws.ipynb #b3df4543
 def own(
     model=None, # network that returns (features, logits); None: an MLP for the task
-    data=None,  # Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps live=(K, T)
+    data=None,  # Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps counts=(K, T)
 ) -> World:
     "A federation with this network and these samples; without either, the small one."
     if model is None and data is None: return small()
@@ -870,7 +870,7 @@ def _of_task(model, task):
     def data(r):
         i = order.roll(-r*K*T*B)[torch.arange(K*T*B) % len(order)]
         x, y = _double(prepare(task, task.x_train[i])), task.y_train[i]
-        return dict(x=x.unflatten(0, (K, T, B)), y=y.unflatten(0, (K, T, B)), live=COUNTS)
+        return dict(x=x.unflatten(0, (K, T, B)), y=y.unflatten(0, (K, T, B)), counts=COUNTS)
     net = copy.deepcopy(model) if model is not None else build('mlp', task, seed=0)
     return World(net.double(), data, CLIENTS, COUNTS.sum(1).float(), data(9)['x'][0].flatten(0, 1), own=True)
 
@@ -937,7 +937,7 @@ def _all(method, world):
 def check(
     method,     # a Method, or a class that can be made without hyper-parameters
     model=None, # network of one's own, which returns (features, logits)
-    data=None,  # and its data: a Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps live=(K, T)
+    data=None,  # and its data: a Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps counts=(K, T)
     off=None,   # a value of the method that should be FedAvg
 ) -> Report:
     "Try all laws on a method."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['remembered', 'ask', 'Summand', 'Method', 'require', 'FedAvg', 'Sum', 'hook_of', 'replaces', 'total', 'part_names',
-           'own', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'wants', 'server_readers']
+           'part_view', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'wants', 'server_readers']
 
 # %% ../nbs/06_method.ipynb #6c26c847
 import inspect
@@ -163,7 +163,7 @@ def part_names(method):
     names = [p.name for p in method.parts]
     return [n if n not in names[:i] else f'{n} {names[:i].count(n)+1}' for i, n in enumerate(names)]
 
-def own(
+def part_view(
     offer, # name -> value that hooks may ask for
     name,  # of a part, see `part_names`
 ):         # name -> value
@@ -185,7 +185,7 @@ def overrides(method, hook):
 # %% ../nbs/06_method.ipynb #methpar4
 def each_part(method, hook, offer):
     "What the parts of `method` that override `hook` answer, by the part's name; each sees its own memory."
-    return {n: ask(getattr(p, hook), own(offer, n)) for n, p in _overriding(method, hook)}
+    return {n: ask(getattr(p, hook), part_view(offer, n)) for n, p in _overriding(method, hook)}
 
 def through(
     method, # a Method
@@ -195,7 +195,8 @@ def through(
 ):          # what the last part answers
     "Thread `offer[key]` through `hook` of all parts, from left to right."
     value = offer[key]
-    for name, part in _overriding(method, hook): value = ask(getattr(part, hook), {**own(offer, name), key: value})
+    for name, part in _overriding(method, hook):
+        value = ask(getattr(part, hook), {**part_view(offer, name), key: value})
     return value
 
 # %% ../nbs/06_method.ipynb #methpar6

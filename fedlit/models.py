@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.modules import module
 from types import MethodType, SimpleNamespace
 from .draws import undrawn
-from .engine.messages import check_names, proper
+from .engine.messages import check_names, match_name
 
 # %% ../nbs/04_models.ipynb #936dbce0
 class Net(nn.Module):
@@ -77,7 +77,7 @@ def _net(body, d, classes, projector=False, hidden=None):
 # %% ../nbs/04_models.ipynb #276b54ab
 _activations = dict(relu=nn.ReLU, linear=nn.Identity, tanh=nn.Tanh)
 
-def _activation(name): return _activations[proper(name, _activations, "representation", .9)]()
+def _activation(name): return _activations[match_name(name, _activations, "representation", .9)]()
 
 # %% ../nbs/04_models.ipynb #570bd7d8
 @register
@@ -124,7 +124,7 @@ def build(
     **options, # of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
     "The network `name`, sized for `task`; a ValueError says which names or which image sizes would do."
-    name = proper(name, _shelf, "model", .4)
+    name = match_name(name, _shelf, "model", .4)
     shape = tuple(task.x_train.shape[1:])
     with undrawn([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.manual_seed(seed)
@@ -187,7 +187,7 @@ def conv_block(
     convs=1, # how many convolutions
 ): # list of modules
     "3x3 convolutions, each with a norm and ReLU, and a pooling that halves."
-    layers, norm = [], _norms[proper(norm, _norms, "norm", .9)]
+    layers, norm = [], _norms[match_name(norm, _norms, "norm", .9)]
     for _ in range(convs):
         layers += [nn.Conv2d(c, out, 3, padding=1), norm(out), nn.ReLU()]
         c = out

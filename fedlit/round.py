@@ -15,7 +15,7 @@ from .cohort import check_local
 from .engine.extract import CutCohort
 from .engine.frozen import FrozenCohort
 from .engine.messages import warn
-from .engine.ragged import RaggedCohort, fills
+from .engine.ragged import RaggedCohort, can_pad
 from .engine.replay import ReplayedCohort
 from .engine.stacks import single, stacked
 from .server import aggregate, recompute
@@ -72,7 +72,7 @@ def modes_kept(model):
 def _trainer(sent, who, batches, executor, tapes):
     "A function that trains the clients at some positions as one cohort, with the network or a copy of it."
     each, _ = EXECUTORS[executor], sent.offers # what all cohorts share is made here, once
-    fill = each is stacked and fills(sent, batches, EngineCohort)
+    fill = each is stacked and can_pad(sent, batches, EngineCohort)
     def train(at, model=sent.model):
         cohort = EngineCohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)
         cohort.forward = sent.function(model)
@@ -117,7 +117,7 @@ def _in_order(outs, order):
 def fed_round(
     sent,            # Broadcast; its state is that of `start` or of the round before
     who,             # list of K client numbers
-    data,            # dict(x=(K, T, B, ...), y=(K, T, B), live=(K, T)), or Batches
+    data,            # dict(x=(K, T, B, ...), y=(K, T, B), counts=(K, T)), or Batches
     weights,         # (K,) how much each client counts, usually its number of samples
     executor="loop", # "loop", "threads", "vmap" or "extract"
     tapes=None,      # Tapes to play steps from; None runs every step as it is

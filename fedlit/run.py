@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'SHORT', 'TOGETHER', 'federate', 'Federation', 'several', 'keeps_core_busy',
            'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation', 'versions',
-           'part_columns', 'protected', 'no_one', 'clients_named', 'Alone', 'shield', 'keep_step', 'run_together',
-           'federating', 'file_of', 'trainer', 'experiment', 'compare', 'table', 'plot', 'centralised']
+           'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'shield', 'keep_step',
+           'run_together', 'federating', 'file_of', 'trainer', 'experiment', 'compare', 'table', 'plot', 'centralised']
 
 # %% ../nbs/16_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time
@@ -26,27 +26,27 @@ from .local import Local, is_number, is_whole
 from .participation import check_participation, draw_clients, plain
 from .draws import Seeded, undrawn
 from .engine.inputs import (best_device, check_device, check_extremes, check_network,
-                                  check_proxy, convolves, first_odd, has_own_code, impure, least_batch, parts,
-                                  prefers_channels_last, python_state, writable)
+                                  check_proxy, convolves, find_side_effects, first_nonfinite, has_own_code,
+                                  least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
 from .engine.messages import check_record, warn
 from .engine.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
 from .engine.runs import kind_of, train_runs
-from .engine.guard import UNIT, Guard, check_clients, check_server, client_columns, server_sound, witnesses
+from .engine.guard import UNIT, Guard, check_clients, check_server, client_columns, server_sound, largest_entries
 from .measure import feature_layer, spread
-from .method import FedAvg, Method, ask, asks_for, overrides, own, part_names, varies_with
+from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
 from .parse import list_seeds, method as parse
 from .engine.fingerprint import fingerprint
-from .result import (Run, Tester, answered, asked_of, by_name, check_metrics, noted_of, own_samples, resume,
-                           scores_of, tests_of, with_spread)
+from .result import (Run, Tester, by_name, check_metrics, data_spec, own_samples, queue_scores,
+                           read_scores, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words, task_of
 from .state import pure, start
 from .engine.tape import Tapes, no_compiler
-from .tree import told
+from .tree import to_host
 from .vocabulary import STEP
 
 # %% ../nbs/16_run.ipynb #32432558
@@ -206,24 +206,24 @@ def checked(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that cannot be."
     device = best_device() if self.device == 'auto' else str(self.device)
     plain = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
-    asked = replace(self, device=device, **plain)
-    asked.check_choices()
-    asked.check_numbers()
+    federation = replace(self, device=device, **plain)
+    federation.check_choices()
+    federation.check_numbers()
     check_device(device)
-    if asked.precision != 'float32' and not torch.amp.is_autocast_available(torch.device(device).type):
-        raise ValueError(f"precision={asked.precision!r} on {device!r}, but PyTorch has no autocast for this device; "
+    if federation.precision != 'float32' and not torch.amp.is_autocast_available(torch.device(device).type):
+        raise ValueError(f"precision={federation.precision!r} on {device!r}, but PyTorch has no autocast for it; "
                          "precision='float32' needs none")
-    if asked.checkpoint: writable(asked.checkpoint)
-    check_metrics(asked.metrics)
-    clients, tests = asked.check_data()
-    without = asked.check_without()
-    check_network(asked.model, asked.task, asked.method, device)
-    check_proxy(asked.model, asked.proxy)
-    guard = asked.bad_clients if isinstance(asked.bad_clients, Guard) else Guard(asked.bad_clients)
-    check_participation(asked.participation, len(clients))
-    local = asked.local or Local()
-    local.check(len(clients), asked.rounds, asked.seed)
-    return replace(asked, clients=clients, tests=tests, local=local, bad_clients=guard, without=without)
+    if federation.checkpoint: writable(federation.checkpoint)
+    check_metrics(federation.metrics)
+    clients, tests = federation.check_data()
+    without = federation.check_without()
+    check_network(federation.model, federation.task, federation.method, device)
+    check_proxy(federation.model, federation.proxy)
+    guard = federation.bad_clients if isinstance(federation.bad_clients, Guard) else Guard(federation.bad_clients)
+    check_participation(federation.participation, len(clients))
+    local = federation.local or Local()
+    local.check(len(clients), federation.rounds, federation.seed)
+    return replace(federation, clients=clients, tests=tests, local=local, bad_clients=guard, without=without)
 
 # %% ../nbs/16_run.ipynb #08695817
 HEAVY = 10**6 # parameters from which on a dense network keeps a core busy by itself
@@ -280,46 +280,47 @@ def there(
 # %% ../nbs/16_run.ipynb #simclass
 class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
-    alone = True # does it have all clients of a round? a team that shares them says that it has not
+    single_process = True # does it have all clients of a round? a team that shares them says that it has not
     waited = 0.  # seconds of this round that were spent on other runs
     sums = staticmethod(client_sums) # of which a team adds up its own
     def __init__(self,
-        asked, # Federation, checked
+        federation, # Federation, checked
         shared=True, # may somebody change what is given to it, between rounds?
     ):
-        self.noticed, self.tests, self.why = [], asked.tests, {} # why: round -> client -> what is
-        self.asked = replace(asked, proxy=there(asked.proxy, asked.device))
-        self.model, self.task = copy.deepcopy(asked.model).to(asked.device), asked.task.to(asked.device)
-        self.threads = asked.threads or choose_threads(self.model, asked.device, asked.executor)
+        self.noticed, self.tests, self.failures = [], federation.tests, {} # why: round -> client -> what is
+        self.federation = replace(federation, proxy=there(federation.proxy, federation.device))
+        self.model = copy.deepcopy(federation.model).to(federation.device)
+        self.task = federation.task.to(federation.device)
+        self.threads = federation.threads or choose_threads(self.model, federation.device, federation.executor)
         torch.set_num_threads(self.threads) # until `shield` ends
         self.source = normalised(self.task)
-        self.sizes, self.min_batch = WEIGHTING[asked.weighting](asked.clients), least_batch(self.model)
-        self.guess = math.log(self.task.classes) if asked.criterion is cross_entropy else math.inf
-        self.lengths = [len(c) for c in asked.clients] # looked at once; a round looks at its own clients only
+        self.sizes, self.min_batch = WEIGHTING[federation.weighting](federation.clients), least_batch(self.model)
+        self.chance_loss = math.log(self.task.classes) if federation.criterion is cross_entropy else math.inf
+        self.lengths = [len(c) for c in federation.clients] # looked at once; a round looks at its own clients only
         self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
-        per = [-(-n//asked.local.batch_size) for n in self.lengths]
-        self.steps = [asked.local.length(n, k, asked.seed) for k, n in enumerate(per)] # of each client, in round 0
+        per = [-(-n//federation.local.batch_size) for n in self.lengths]
+        self.steps = [federation.local.length(n, k, federation.seed) for k, n in enumerate(per)] # in round 0
         x = self.task.normalise(self.task.x_train[:2])
         check_extremes(self.model, self.task)
-        self.function = partial(pure, precision=PRECISION[asked.precision])
+        self.function = partial(pure, precision=PRECISION[federation.precision])
         self.executor = self._executor(x)
         self.tapes = self._tapes(x, shared)
-        side = prefers_channels_last(self.model, x) if asked.channels_last is None else asked.channels_last
+        side = prefers_channels_last(self.model, x) if federation.channels_last is None else federation.channels_last
         self.channels_last = self.executor != 'vmap' and side
         self.function = partial(self.function, channels_last=self.channels_last)
-        self.test = Tester(self.model, self.task, self.channels_last, asked.metrics)
+        self.test = Tester(self.model, self.task, self.channels_last, federation.metrics)
 
 # %% ../nbs/16_run.ipynb #simexec1
 @patch
 def batches(self:Simulation, who, round, **change):
     "What the clients `who` see in this round; `change` replaces fields of `local`."
-    a, local = self.asked, replace(self.asked.local, **change) if change else self.asked.local
+    a, local = self.federation, replace(self.federation.local, **change) if change else self.federation.local
     return batches_of(self.source, a.clients, who, local, a.seed, round, self.min_batch)
 
 @patch
 def _first_step(self:Simulation):
     "What the server sends before the first round, and a batch of the fullest client, `x` and `y`."
-    a = self.asked
+    a = self.federation
     state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
     batches = self.batches([self.fullest], 0, epochs=1, steps=1)
     return self.broadcast(state), *(v[0] for v in batches.at(0, [0], int(batches.counts[0, 0])))
@@ -328,10 +329,10 @@ def _first_step(self:Simulation):
 @patch
 def _executor(self:Simulation, x):
     "How clients will be run; what cannot be done or does not agree is run plainly, with a sentence."
-    auto, best, name = self.asked.executor == 'auto', self.asked.executor, type(self.model).__name__
-    if auto: best = choose_executor(self.asked.method, self.model, self.asked.device)
-    if best == 'extract' and asks_for(self.asked.method, 'mask', 'axes'): return self._cut_or_not(x, auto, name)
-    if best != 'vmap' or len(self.asked.clients) < 2: return best
+    auto, best, name = self.federation.executor == 'auto', self.federation.executor, type(self.model).__name__
+    if auto: best = choose_executor(self.federation.method, self.model, self.federation.device)
+    if best == 'extract' and asks_for(self.federation.method, 'mask', 'axes'): return self._cut_or_not(x, auto, name)
+    if best != 'vmap' or len(self.federation.clients) < 2: return best
     if not (why := try_stack(*self._first_step(), EngineCohort)): return best
     warn(f"clients with {name} cannot be stacked by vmap ({why}); going on with executor='loop'")
     return 'loop'
@@ -354,15 +355,15 @@ def _cut_or_not(self:Simulation, x, auto, name):
 @patch
 def _tapes(self:Simulation, x, shared):
     "Where steps are recorded; None where they are not, or must not be."
-    if self.asked.record and (said := impure(self.model, x)):
+    if self.federation.record and (said := find_side_effects(self.model, x)):
         warn(f"{type(self.model).__name__}'s forward {said}: "
              "its steps are not recorded, and the same seed may give another result")
         return None
-    a = self.asked
+    a = self.federation
     state = partial(python_state, network=self.model, criterion=a.criterion, method=a.method)
     given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
              type(a.task), a.task.augment)
-    why = self._uncompiled() if (how := self.asked.record) == 'compile' else ''
+    why = self._uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
     lasting = how is True and not shared and not has_own_code(*given) # compiled steps round otherwise than run ones
     return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
@@ -370,7 +371,7 @@ def _tapes(self:Simulation, x, shared):
 @patch
 def _uncompiled(self:Simulation):
     "Why no step of this federation will be compiled, or ''; see `ReplayedCohort.returns`."
-    a = self.asked
+    a = self.federation
     if changes := sorted(varies_with(a.method, STEP) - {'first'}):
         return f"{a.method!r} asks for what changes with the {' and the '.join(changes)}"
     if self.executor == 'extract' and overrides(a.method, 'mask'):
@@ -389,7 +390,7 @@ def versions(
 @patch
 def settings(self:Simulation, executor):
     "What a run of this simulation writes down; `executor` by the name that it is known by."
-    a, sizes = self.asked, self.lengths
+    a, sizes = self.federation, self.lengths
     more = dict(metrics=list(a.metrics)) if a.metrics else {}
     if a.setting: more['setting'] = in_words(a.setting)
     return dict(model=getattr(self.model, 'spec', None) or type(self.model).__name__, task=self.task.name,
@@ -401,29 +402,29 @@ def settings(self:Simulation, executor):
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
                 fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests),
-                **noted_of(self.task), **more)
+                **data_spec(self.task), **more)
 
 # %% ../nbs/16_run.ipynb #c1af3153
 @patch
 def broadcast(self:Simulation, state):
     "What the server sends to the clients of a round."
-    a = self.asked
+    a = self.federation
     return Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, self.function)
 
 @patch
 def train(self:Simulation, who, state):
     "Local training of the clients `who`; what comes back holds those that are fit to be added up."
     return self.judge(who, state, local_phase(self.broadcast(state), who, self.batches(who, state.round),
-                                              self.executor, self.tapes, self.asked.chunk))
+                                              self.executor, self.tapes, self.federation.chunk))
 
 @patch
 def judge(self:Simulation, who, state, out): # out: of `local_phase`
     "What the clients returned, without what is not fit to be added up."
-    a = self.asked
-    guard = a.bad_clients if self.alone else replace(a.bad_clients, beyond=math.inf) # a team judges all together
-    out = check_clients(guard, who, out, state, self.guess, partial(self.advice, state.round, who, out))
-    if self.alone or not len(out['who']): return out
-    _, seen, least = witnesses(out, state)
+    a = self.federation
+    guard = a.bad_clients if self.single_process else replace(a.bad_clients, beyond=math.inf) # a team judges all
+    out = check_clients(guard, who, out, state, self.chance_loss, partial(self.advice, state.round, who, out))
+    if self.single_process or not len(out['who']): return out
+    _, seen, least = largest_entries(out, state)
     return dict(out, seen=seen, least=least.expand_as(seen))
 
 SHORT = 8 # samples: BatchNorm's gradient over fewer may be very long
@@ -431,15 +432,15 @@ SHORT = 8 # samples: BatchNorm's gradient over fewer may be very long
 @patch
 def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is, the rest of a sentence
     "What may help a client that produced NaN or infinity, or numbers beyond belief."
-    self.why[round] = {**self.why.get(round, {}), **{k: said for k, said in wrong.items() if said}}
+    self.failures[round] = {**self.failures.get(round, {}), **{k: said for k, said in wrong.items() if said}}
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
-        if odd := first_odd('x_train', self.task.x_train, self.asked.clients[k]):
+        if odd := first_nonfinite('x_train', self.task.x_train, self.federation.clients[k]):
             return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
-    short = min(batch_sizes(self.lengths[next(iter(wrong))], self.asked.local, self.min_batch))
+    short = min(batch_sizes(self.lengths[next(iter(wrong))], self.federation.local, self.min_batch))
     if self.min_batch > 1 and short < SHORT:
         return (f"an epoch of it ends with a batch of {short}, over which BatchNorm's deviation may be "
                 "next to nothing; equal_batches=True in Local makes batches equal")
-    half, finer = self.asked.precision, ', or precision=\'float32\' instead of '
+    half, finer = self.federation.precision, ', or precision=\'float32\' instead of '
     return f'{UNIT} If not, a smaller lr or a smaller penalty would help' + f'{finer}{half!r}'*(half != 'float32')
 
 # %% ../nbs/16_run.ipynb #cols0002
@@ -454,7 +455,7 @@ def part_columns(
                  method=method, server=state.server, client=state.client)
     columns = {}
     for name, p in zip(part_names(method), method.parts):
-        new = ask(p.columns, own(offer, name)) if hasattr(p, 'columns') else {}
+        new = ask(p.columns, part_view(offer, name)) if hasattr(p, 'columns') else {}
         if twice := columns.keys() & new.keys():
             raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has another part of {method.name}: "
                              "one would hide the other, so one of them needs another name")
@@ -480,7 +481,7 @@ def no_one(
 @patch
 def drawn(self:Simulation, state):
     "Who takes part in the round after this state."
-    a = self.asked
+    a = self.federation
     return draw_clients(len(a.clients), a.participation, a.seed, state.round, self.lengths, partial(self.losses, state))
 
 # %% ../nbs/16_run.ipynb #losscel1
@@ -488,20 +489,20 @@ def drawn(self:Simulation, state):
 @torch.no_grad()
 def losses(self:Simulation, state, who):
     "The mean loss of the server's network on the training data of each of the clients `who`, not augmented."
-    task, net, out, forward = self.task, deployed(self.asked.method, state), [], self.function(self.model)
+    task, net, out, forward = self.task, deployed(self.federation.method, state), [], self.function(self.model)
     for k in who:
-        pieces = self.asked.clients[k].to(task.x_train.device).split(512)
+        pieces = self.federation.clients[k].to(task.x_train.device).split(512)
         with Seeded(('losses', state.seed, state.round, k)):
-            each = [self.asked.criterion(forward(*net, task.normalise(task.x_train[i]), train=False)[1],
+            each = [self.federation.criterion(forward(*net, task.normalise(task.x_train[i]), train=False)[1],
                                          task.y_train[i])*len(i) for i in pieces]
-        out.append(torch.stack(each).sum()/len(self.asked.clients[k]))
-    return told(torch.stack(out))[0].tolist()
+        out.append(torch.stack(each).sum()/len(self.federation.clients[k]))
+    return to_host(torch.stack(out))[0].tolist()
 
 # %% ../nbs/16_run.ipynb #47f1be3f
 @patch
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
     "One more round: yields who is to train from which state, and returns the state, what they did, the row, a test."
-    a = self.asked
+    a = self.federation
     drawn = [k for k in self.drawn(state) if k not in a.without]
     out = (yield drawn, state) if drawn else no_one(state)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, drawn, out)
@@ -511,25 +512,25 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         if new.recomputes:
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?
-        asked = [server_sound(a.bad_clients, state, new, columns)]
-        if look: asked += self.test.ask(deployed(a.method, new))
-        sound, *seen = told(*asked)
+        unread = [server_sound(a.bad_clients, state, new, columns)]
+        if look: unread += self.test.ask(deployed(a.method, new))
+        sound, *seen = to_host(*unread)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation, a.clients)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if protected(a.method): del row['train_loss'], row['drift']
-    if wrong := self.why.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
+    if wrong := self.failures.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.answer(seen) if seen else None
 
 # %% ../nbs/16_run.ipynb #1f9535ff
 @patch
 def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, where they are known
     "Global accuracy, loss and metrics on the test set; a warning where the loss is not a number."
-    seen, x = seen or self.test(deployed(self.asked.method, state)), self.task.x_test
+    seen, x = seen or self.test(deployed(self.federation.method, state)), self.task.x_test
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
              "so its accuracy means nothing; "
-             + (first_odd('x_test', x, torch.arange(len(x)))
+             + (first_nonfinite('x_test', x, torch.arange(len(x)))
                 or ("if the clients were finite, the average broke BatchNorm's running statistics, "
                     "as FedAvgM(form='released') does" if self.min_batch > 1 else
                     "look at the clients' updates, the column `drift`")))
@@ -545,22 +546,22 @@ def clients_named(
 
 # %% ../nbs/16_run.ipynb #seencel1
 @patch
-def seen(self:Simulation, who, before, out, after):
+def test_clients(self:Simulation, who, before, out, after):
     "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
     samples = self.own_samples(who)
     nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
                 personal_before=(before, who, samples), personal_after=(ended, range(len(who)), samples))
-    asked = [v for state, whose, more in nets.values()
-             for v in asked_of(self.asked.method, self.test, state, own, whose, **more)]
-    scores, m = answered(self.test, asked, own*len(nets)), len(who)
+    queued = [v for state, whose, more in nets.values()
+             for v in queue_scores(self.federation.method, self.test, state, own, whose, **more)]
+    scores, m = read_scores(self.test, queued, own*len(nets)), len(who)
     return {k: v for i, name in enumerate(nets) for k, v in by_name(name, scores[i*m:(i+1)*m]).items()}
 
 @patch
 def own_samples(self:Simulation, who):
     "`fedlit.result.own_samples` of the clients `who`."
-    a = self.asked
+    a = self.federation
     return own_samples(a.method, self.model, self.task, a.clients, who)
 
 # %% ../nbs/16_run.ipynb #tstdcel1
@@ -574,10 +575,10 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     row = dict(accuracy_before=row.pop('accuracy_before'), **self.measured(after, seen), **row)
     if self.tests is None or not who: return row
     everyone = range(len(self.tests))
-    everyone = scores_of(self.asked.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
+    everyone = scores_of(self.federation.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
     own = by_name('personal', everyone)
     self.notice_undefined(own)
-    return {**row, **with_spread({**team.seen(who, before, out, after), **own})}
+    return {**row, **with_spread({**team.test_clients(who, before, out, after), **own})}
 
 @patch
 def notice_undefined(self:Simulation, own): # own: name -> a number for each client
@@ -593,7 +594,7 @@ def notice_undefined(self:Simulation, own): # own: name -> a number for each cli
 @patch
 def try_out(self:Simulation):
     "Everything that can be tried before the first round."
-    a, x = self.asked, self.task.x_train
+    a, x = self.federation, self.task.x_train
     if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
         warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
              "what is measured on clients' own tests is the mean over the others")
@@ -612,7 +613,7 @@ def try_out(self:Simulation):
 @patch
 def notice(self:Simulation, state, who):
     "Warn what parts of the method have to say of the features that the network now makes of a batch, each only once."
-    a, train = self.asked, self.task.x_train
+    a, train = self.federation, self.task.x_train
     parts = [p for p in a.method.parts if hasattr(p, 'notice') and p not in self.noticed]
     if not parts or not who: return
     first = torch.as_tensor(a.clients[who[0]][:a.local.batch_size], device=train.device)
@@ -630,7 +631,7 @@ def notice(self:Simulation, state, who):
 @patch
 def rounds(self:Simulation, run, team, stop):
     "Rounds until enough or the clock says `stop`: yields as `one_round` does, and None after all rounds but the last."
-    a, history = self.asked, run.history.to_dict('records') if run.state.round else []
+    a, history = self.federation, run.history.to_dict('records') if run.state.round else []
     if a.progress and self.tapes and self.tapes.compiles and run.state.round < a.rounds and not no_compiler():
         tqdm.write("record='compile': the first steps wait for their kernels, for seconds to minutes", file=sys.stderr)
     bar = tqdm(range(run.state.round, a.rounds), initial=run.state.round, total=a.rounds,
@@ -674,7 +675,7 @@ def by_rounds(self:Simulation, run, team, stop):
         if not ask: yield
 
 # %% ../nbs/16_run.ipynb #0edc5305
-class Alone:
+class SingleProcess:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
     def named(self, executor): return executor          # what `executor` is called in the settings
@@ -693,7 +694,7 @@ def begin(self:Federation, team, shared):
     run = resume(self.checkpoint, self.method, settings, self.device) or Run(
         self.method, [],
         start(self.method, sim.model, len(self.clients), self.statistics, self.seed, self.local), settings)
-    run.asked = self
+    run.origin = self
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
              f"this is the run after {run.state.round}")
@@ -705,22 +706,22 @@ def begin(self:Federation, team, shared):
 # %% ../nbs/16_run.ipynb #05f71da9
 @patch
 def running(self:Federation, team=None, shared=True): # shared: does somebody look at the runs before the last?
-    "What is asked, done: the run after every round, and the network for its parameters. At least once."
+    "What is federation, done: the run after every round, and the network for its parameters. At least once."
     if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
-    asked, team, stop = self.checked(), team or Alone(), time.monotonic() + 60*(self.minutes or 0)
-    with memory_held(asked.device):
-        sim, run = asked.begin(team, shared)
+    federation, team, stop = self.checked(), team or SingleProcess(), time.monotonic() + 60*(self.minutes or 0)
+    with memory_held(federation.device):
+        sim, run = federation.begin(team, shared)
         if team.follows:
             yield team.follow(sim, run), sim.model
             return
         at_work = team.begin(sim, run)
         for _ in sim.by_rounds(run, at_work, stop):
-            with memory_lent(asked.device): yield run, sim.model
+            with memory_lent(federation.device): yield run, sim.model
         team.end(run)
     net, sim, at_work = sim.model, None, None
-    if asked.device == 'cpu': _move_out(run, net)
+    if federation.device == 'cpu': _move_out(run, net)
     yield run, net
 
 def _move_out(run, net):
@@ -769,7 +770,7 @@ def _to_the_end(self:Federation, team):
     except KeyboardInterrupt as e:
         if kept is None:
             raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
-        fresh = copy.deepcopy(self.model).to(kept.asked.device) # the one at work may be half changed
+        fresh = copy.deepcopy(self.model).to(kept.origin.device) # the one at work may be half changed
         e.run = kept.put_into(fresh, checked=False)
         e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
                   'this exception has the run so far, as sys.last_value.run or e.run',)
@@ -793,7 +794,7 @@ def _copies(self:Federation):
     for run, _ in self.running(): # the network at work may hold what it computed last, which cannot be copied
         own = copy.copy(run)
         own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
-        yield own.put_into(copy.deepcopy(self.model).to(run.asked.device), checked=False)
+        yield own.put_into(copy.deepcopy(self.model).to(run.origin.device), checked=False)
 
 # %% ../nbs/16_run.ipynb #01fdf250
 TOGETHER = 128 # clients in one stack of several runs; a larger one takes more memory, and hardly less time
@@ -818,7 +819,7 @@ def keep_step(
         sent = [(sims[i].broadcast(asks[i][1]), asks[i][0], sims[i].batches(asks[i][0], now)) for i in at]
         began = time.perf_counter()
         if len(at) > 1: outs = train_runs(sent, sims[0].tapes)
-        else: outs = [local_phase(*sent[0], sims[at[0]].executor, sims[at[0]].tapes, sims[at[0]].asked.chunk)]
+        else: outs = [local_phase(*sent[0], sims[at[0]].executor, sims[at[0]].tapes, sims[at[0]].federation.chunk)]
         share = (time.perf_counter() - began)/len(at)
         for i, out in zip(at, outs):
             sims[i].waited = time.perf_counter() - since[i] - share
@@ -832,7 +833,7 @@ def keep_step(
 @patch
 def kind(self:Simulation, state):
     "Simulations of one kind can keep step; None: this one runs alone."
-    a = self.asked
+    a = self.federation
     kind = kind_of(self.broadcast(state)) if self.executor == 'vmap' and not a.chunk else None
     return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record)
 
@@ -855,7 +856,7 @@ def run_together(
 
 # %% ../nbs/16_run.ipynb #ad06af75
 def _run_some(federations, ends, bar):
-    groups, begun, team, ended = {}, [], Alone(), {}
+    groups, begun, team, ended = {}, [], SingleProcess(), {}
     with shield(), memory_held(federations[0].device):
         for i, f in enumerate(federations):
             begun.append(replace(f, progress=False).begin(team, False))
@@ -867,7 +868,7 @@ def _run_some(federations, ends, bar):
             ended.update(zip(at, keep_step(sims, [sim.rounds(run, sim, stop) for sim, run in zip(sims, runs)], bar)))
     ends += [ended[i] for i in range(len(begun))]
     for sim, run in begun:
-        if run.asked.device == 'cpu': _move_out(run, sim.model)
+        if run.origin.device == 'cpu': _move_out(run, sim.model)
         run.put_into(sim.model, checked=False)
     trim_memory()
     return [run for _, run in begun]
@@ -918,11 +919,11 @@ def experiment(
     own['partition'] = partition if isinstance(partition, str) else f'dirichlet(alpha={float(alpha)!r})'
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
-    def asked(seed):
+    def request(seed):
         data = dict(clients=partition(task, words.clients, seed)) if callable(partition) else {}
         made = Federation.of(replace(words, seed=seed), task=task, **{'progress': False, **data, **given})
         return replace(made, tests=tests_of(task, made.clients, seed)) if tests else made
-    return lambda method, seed, checkpoint=None: replace(asked(seed), method=method, checkpoint=checkpoint)
+    return lambda method, seed, checkpoint=None: replace(request(seed), method=method, checkpoint=checkpoint)
 
 # %% ../nbs/16_run.ipynb #comparec
 def compare(

@@ -13,7 +13,7 @@ from functools import partial, reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
 from .draws import Seeded
-from .method import ask, asks_for, overrides, own, part_names, replaces, through
+from .method import ask, asks_for, overrides, part_view, part_names, replaces, through
 from .state import State, pure
 from .tree import finest, rows, tmap
 from .engine.table import written
@@ -128,7 +128,7 @@ def _combined(method, state, out, offer, q):
     for name, part in zip(part_names(method), method.parts):
         if not overrides(part, 'combine'): continue
         with Seeded(('combine', state.seed, state.round)):
-            deltas, weights = ask(part.combine, own(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
+            deltas, weights = ask(part.combine, part_view(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
         if len(weights) != len(p): mask = {} # rows are clients no more
     counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
     moved = client_sums(counts, dict(out, params={}, buffers=trained), p, weights if len(weights) == len(p) else p)
@@ -146,7 +146,7 @@ def _merged(method, state, who, out, offer, moved):
     for name, part in zip(part_names(method), method.parts):
         ends = rows({**trained, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
         with Seeded(('merge', state.seed, state.round)):
-            delta, server[name], *more = ask(part.merge, own(dict(offer, delta=delta, trained=ends), name))
+            delta, server[name], *more = ask(part.merge, part_view(dict(offer, delta=delta, trained=ends), name))
         home.update(*more)
     new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}

@@ -38,15 +38,15 @@ HOOKS.update(
               Answer('a dictionary', is_dict), 'step forward data'),
     use=Hook('step', 'forward pass', 'FedDecomp adds $BA$ to $W$', Answer('a dictionary', is_dict), 'train'),
     output=Hook('step', 'forward pass', 'MaskedCE fills in the logits of absent classes',
-                Answer('a tensor', is_tensor), 'y real features logits frozen forward'),
+                Answer('a tensor', is_tensor), 'y valid features logits frozen forward'),
     frozen=Hook('step', 'networks that stand still', 'MOON asks the global and the previous network',
                 Answer('a dictionary', is_dict), 'forward'),
     loss=Hook('step', 'objective, gradient', 'FedDecorr decorrelates the features',
               Answer('a number or a tensor without dimensions, and perhaps a dictionary of buffers',
-                     or_buffers(is_scalar), buffers=1), 'y real features logits frozen forward'),
+                     or_buffers(is_scalar), buffers=1), 'y valid features logits frozen forward'),
     grad=Hook('step', 'objective, gradient', 'SCAFFOLD adds $c - c_k$',
               Answer('a dictionary with the names of `grads`, and perhaps one of buffers',
-                     or_buffers(is_dict), like='grads', buffers=1), 'y real forward grads objective'),
+                     or_buffers(is_dict), like='grads', buffers=1), 'y valid forward grads objective'),
     done=Hook('client', 'remembers, sends', 'MOON remembers its network',
               Answer("two dictionaries: the client's memory, and what it sends besides `delta`",
                      are_dicts(2), memory=0, sends=(1,)), 'forward delta data'),
@@ -106,8 +106,8 @@ offers((*CLIENT, *BETWEEN), criterion=('function', "the task's own loss, of `log
 offers(STEP, x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(
     y=('(B,)', 'its labels; below zero where there is no sample'),
-    real=('(B,)', 'which places of the batch hold a sample, booleans; only where some are empty, '
-                  'so ask for `real=None`'),
+    valid=('(B,)', 'which places of the batch hold a sample, booleans; only where some are empty, '
+                  'so ask for `valid=None`'),
     features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
     logits=('(B, classes)', 'what it returns second'),
     frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
@@ -174,7 +174,7 @@ offers(CLIENT,
        watch=('function', 'the network with its inner activations, see `fedlit.engine.axes.watch`'),
        chosen=('axis -> (n,)', 'the coordinates of each axis that this client has, 0 or 1; empty where it has all'),
        share=('axis -> ()', 'the fraction of each axis that it has'),
-       live=('(d,)', 'which of its features exist; only where it has a part, so ask for `live=None`'))
+       live_features=('(d,)', 'which of its features exist; only where it has a part, so ask for `live_features=None`'))
 
 # %% ../nbs/05_vocabulary.ipynb #c3bf0b9f
 OUTSIDE = ('params', 'buffers', 'received', 'client', 'server', 'round', 'clients',

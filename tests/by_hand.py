@@ -37,7 +37,7 @@ def fit(method, rounds, who, live, local, sizes=(1., 1.), executor='loop'):
     state = start(method, net, 2)
     for r in range(rounds):
         ks = who(r)
-        data = dict(x=X[ks], y=Y[ks], live=torch.tensor(live)[ks])
+        data = dict(x=X[ks], y=Y[ks], counts=torch.tensor(live)[ks])
         state = fed_round(Broadcast(method, net, state, local, criterion=square), ks, data, [sizes[k] for k in ks],
                           executor=executor)
     return state
@@ -67,7 +67,7 @@ def batches(steps=(3, 3, 1), samples=4, seed=1):
     g, most = torch.Generator().manual_seed(seed), max(steps)
     live = torch.tensor([[t < s for t in range(most)] for s in steps])
     return dict(x=torch.randn(len(steps), most, samples, 3, generator=g, dtype=torch.double),
-                y=torch.randint(0, 2, (len(steps), most, samples), generator=g), live=live)
+                y=torch.randint(0, 2, (len(steps), most, samples), generator=g), counts=live)
 
 def classify(method, rounds=1, model=None, data=None, local=None, executor='loop', weights=SIZES):
     "The state after `rounds` of fedlit on the classifier."
@@ -96,7 +96,7 @@ def by_torch(
         for k in range(len(share)):
             local = copy.deepcopy(model).train()
             opt = torch.optim.SGD(local.parameters(), lr=.1, momentum=.9, weight_decay=.01)
-            for t in range(int(data['live'][k].sum())):
+            for t in range(int(data['counts'][k].sum())):
                 opt.zero_grad()
                 (F.cross_entropy(local(data['x'][k, t])[1], data['y'][k, t]) + term(local, received)).backward()
                 opt.step()

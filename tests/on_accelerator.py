@@ -39,7 +39,7 @@ def on(v, device, dtype=torch.float32):
 def world(device, of=None):
     "The small federation of the laws on a device."
     w = of or small(True, True)
-    data = lambda r: {k: v if k == 'live' else on(v, device) for k, v in w.data(r).items()}
+    data = lambda r: {k: v if k == 'counts' else on(v, device) for k, v in w.data(r).items()}
     proxy = None if w.proxy is None else on(w.proxy, device)
     return laws.World(on(w.model, device), data, w.clients, w.sizes, proxy, local=w.local)
 
@@ -48,7 +48,7 @@ def exits():
     def data(r):
         gen = torch.Generator().manual_seed(r)
         return dict(x=torch.randn(4, 3, 6, 5, generator=gen), y=torch.randint(0, 3, (4, 3, 6), generator=gen),
-                    live=torch.full((4, 3), 6))
+                    counts=torch.full((4, 3), 6))
     torch.manual_seed(0)
     return laws.World(exits_mlp((5,), 3, hidden=6, depth=3), data, 8, torch.ones(4))
 
@@ -215,7 +215,7 @@ def after():
             report = run.report(Path(folder)/'report.html').read_text()
             files = [Path(run.save_model(Path(folder)/f'{k}.safetensors', k)).read_bytes().hex() for k in (None, 1)]
         public = ran(FedDF(steps=2), d, proxy=PUBLIC)
-        said[d] = dict(bytes=[traffic_of(r, r.asked) for r in (run, public)],
+        said[d] = dict(bytes=[traffic_of(r, r.origin) for r in (run, public)],
                        per_client=run.per_client(t, tests).to_dict('list'), files=files, report='<html' in report,
                        logits=[run.logits(t.x_test, client=k).tolist() for k in (None, 1)],
                        predict=[run.predict(t.x_test, client=k).tolist() for k in (None, 1)],
@@ -450,9 +450,9 @@ def device():
     with accelerator.limits(double=False):
         double = refused(a.double), refused(lambda: torch.ones(2, dtype=torch.double).to('dev'))
     square = torch.tensor([[.1, 1.], [2., 3.]], dtype=torch.double)
-    told = tree.told(torch.tensor([2**53 + 1]).to('dev'), torch.tensor([True, False, True]).to('dev'), square.to('dev'),
-                     torch.zeros(0).to('dev'), torch.tensor(7, dtype=torch.uint8).to('dev'),
-                     torch.arange(1., 7).to('dev')[::3])
+    told = tree.to_host(torch.tensor([2**53 + 1]).to('dev'), torch.tensor([True, False, True]).to('dev'),
+                        square.to('dev'), torch.zeros(0).to('dev'), torch.tensor(7, dtype=torch.uint8).to('dev'),
+                        torch.arange(1., 7).to('dev')[::3])
     return dict(told=[v.tolist() for v in told], values=a.cpu().tolist(), stride=a.t().stride(),
                 same=a.t().data_ptr() == a.data_ptr(), shape=shape,
                 counts={k: seen.get(k, 0) for k in ('SYNC', 'TO CPU', 'FROM CPU', 'reads')},

@@ -7,7 +7,7 @@ import pytest
 from fedlit.data import load
 from fedlit.methods import FedAvg
 from fedlit.models import build
-from fedlit.parse import known
+from fedlit.parse import methods_by_name
 from fedlit.run import federate
 
 HERE, NEAR = Path(__file__).parent, 3e-6
@@ -56,7 +56,7 @@ def too_many(said):
 
 def test_every_method_is_on_the_device_what_it_is_on_the_cpu():
     said = seen('methods')
-    assert set(said['classes']) == set(known())
+    assert set(said['classes']) == set(methods_by_name())
     agree(said['seen'])
 
 def test_no_method_waits_for_the_device():
@@ -82,7 +82,7 @@ def test_whole_runs(): agree(seen('runs'))
 def test_every_class_in_a_run_of_its_own_with_what_the_server_has(whole):
     "The public set lies on the CPU, where the caller made it."
     said = seen('forms', *whole)
-    assert set(said['classes']) == set(known())
+    assert set(said['classes']) == set(methods_by_name())
     agree(said['seen'])
 
 @pytest.mark.slow

@@ -9,10 +9,11 @@ from fedlit.engine.files import all_results, write_json
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts
-from fedlit.papers.entries import CATALOGUE, SCALES, Entry, about, published, select
+from fedlit.papers.entries import CATALOGUE, SCALES, Entry, report_entry, published, select
 from fedlit.papers.claims import Numbers, ahead, by_sign, judge, ours, results, tally, within
 from fedlit.papers.drawings import rounds_figure, table
-from fedlit.papers.entries import (all_published, beside, found_rows, judged, looks, means, repeats, row_name,
+from fedlit.papers.entries import (all_published, compare_published, found_rows, judged, looks, means, repeats,
+                                   row_name,
                                    stands_on, with_seeds)
 from fedlit.papers.evidence import LEVEL, paired, repeated
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
@@ -78,7 +79,7 @@ def test_a_published_number_stands_in_a_source():
     assert set(t[t.by == ''].paper) == {'FedDecorr', 'FedDSE/FedGSE thesis'} # MOON's tables are lost in its source
     other = t[t.by != ''].source
     assert other.str.match(r'https://github.com/adap/flower/blob/[0-9a-f]{40}/').all()
-    beside_moon = beside(CATALOGUE['moon/table1'], found_rows(CATALOGUE['moon/table1'], 'embedded')[0])
+    beside_moon = compare_published(CATALOGUE['moon/table1'], found_rows(CATALOGUE['moon/table1'], 'embedded')[0])
     assert not [c for c in beside_moon if c.startswith('paper')]
     moon = beside_moon.set_index('method').loc['MOON']
     assert (moon['Flower, cifar10'], moon['Flower, cifar100']) == (70.71, 66.36)
@@ -155,7 +156,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
             and 'produced NaN or infinity' in found(tmp_path, s)['failed'])
     e = Entry('x/y', '', '', lambda scale: [(dict(data='digits', method='FedAvg', seed=0), s)], table('method', 'data'),
               {'is good': ahead(dict(method='FedAvg'), dict(method='FedAvg'))})
-    said = about(e, 'embedded', out=tmp_path)
+    said = report_entry(e, 'embedded', out=tmp_path)
     assert (said.claims.verdict[0] == 'not evaluated' and 'NaN or infinity' in said.claims.measured[0]
             and 'produced NaN or infinity' in said.tables[0][1].to_string())
 
@@ -383,7 +384,7 @@ def test_the_main_job_small(short_job, tmp_path, capsys, monkeypatch):
             and 'claims hold' in printed and 'missing:' not in printed and re.search(r'\d s in all', printed))
     assert printed.index('Do uneven labels cost') < printed.index('Does it raise the acc') < printed.index('\nclaims')
     assert max(len(line) for line in printed.splitlines() if 'reproduced' not in line) <= 100 # but for paths
-    claims = about(CATALOGUE['collapse'], 'embedded').claims
+    claims = report_entry(CATALOGUE['collapse'], 'embedded').claims
     assert set(claims.verdict) <= {'holds', 'does not hold', 'undecided'} and len(claims) >= 15
     victim = files[3]
     before = {f: f.stat().st_mtime_ns for f in files}
@@ -620,7 +621,7 @@ def test_published_numbers_stand_beside_every_way_to_mean_a_row():
     rows = labelled(pd.DataFrame([dict(data='cifar100', alpha=.05, method=m, seed=0, accuracy_late=60.)
                                   for m in ('FedAvg+FedDecorr', 'FedAvg+FedDecorr (released)', 'FedAvgM')]))
     rows.attrs['labels'] = ['data', 'alpha', 'method', 'seed']
-    t = beside(CATALOGUE['feddecorr/table1'], rows).set_index('method')
+    t = compare_published(CATALOGUE['feddecorr/table1'], rows).set_index('method')
     paper = t['paper, cifar100']
     assert paper['FedAvg+FedDecorr'] == paper['FedAvg+FedDecorr (released)'] == 61.53 != paper['FedAvgM']
     assert t.difference.notna().all()
@@ -650,7 +651,7 @@ def test_no_picture_is_drawn_twice(paper):
 
 def test_what_is_not_drawn_again_says_where_it_is(tmp_path):
     e = CATALOGUE['feddecorr/table2']
-    said = about(e, 'embedded', to=tmp_path, out=ROOT/'results'/'catalogue')
+    said = report_entry(e, 'embedded', to=tmp_path, out=ROOT/'results'/'catalogue')
     assert 'feddecorr/table1' in said.remarks and not said.tables and len(said.beside)
     assert repeats(e, 'paper') is None
 
@@ -773,7 +774,7 @@ def test_a_run_that_was_tested_only_at_its_end_is_compared_at_its_end(tmp_path):
 
 def test_intervals_stand_beside_the_papers_numbers(tmp_path):
     e = CATALOGUE['feddecorr/table10']
-    t = beside(e, results(select(e, 'embedded'))[0])
+    t = compare_published(e, results(select(e, 'embedded'))[0])
     assert {'ours', 'margin', 'last', 'best', 'seeds'} <= set(t) and (t.best >= t.ours).all() and (t.margin > 0).all()
     low, high = t['a new run from'], t.to
     assert ((low < t.ours - t.margin) | (low == 0)).all() and ((high > t.ours + t.margin) | (high == 100)).all()
@@ -1011,21 +1012,21 @@ def test_the_main_job_keeps_what_is_remembered_of_it(tmp_path):
 def test_what_is_shown_before_it_is_complete_is_noted():
     "Otherwise the last runs to come would turn a claim that was looked at into one that was not."
     from fedlit.engine.files import shipped
-    from fedlit.papers.claims import weigh
+    from fedlit.papers.claims import evaluate
     for e in CATALOGUE.values():
         rows, missing = collapse.committed('short') if e.id == 'collapse' else found_rows(e, 'short')
-        early = [w.claim for w in weigh(e.claims, rows, missing, e.derive)
+        early = [w.claim for w in evaluate(e.claims, rows, missing, e.derive)
                  if w.evidence and w.evidence.test == 'sequential' and len(w.differences) > 1]
         assert not early or looks(e, 'short', shipped('catalogue'))[1], f'note_seen: {e.id}, {early}'
 
 @pytest.mark.parametrize('name', ['claims', 'accuracy', 'beside'])
 def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
     from fedlit.engine.files import shipped
-    from fedlit.papers.claims import shown
+    from fedlit.papers.claims import verdict_view
     from fedlit.papers.entries import write_drawing, write_table
     e, rows, verdicts = CATALOGUE['collapse'], collapse.committed()[0], collapse.committed_verdicts()
-    write = dict(claims=lambda: write_table(shown(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
+    write = dict(claims=lambda: write_table(verdict_view(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
                  accuracy=lambda: write_drawing(e.draws[0][1](rows), lambda end: tmp_path/f'now{end}'),
-                 beside=lambda: write_table(beside(e, rows), tmp_path/'now.csv'))
+                 beside=lambda: write_table(compare_published(e, rows), tmp_path/'now.csv'))
     now, kept = pd.read_csv(write[name]()), pd.read_csv(shipped('digits')/f'{name}.csv')
     pd.testing.assert_frame_equal(now, kept) # fedlit report collapse --out results/digits

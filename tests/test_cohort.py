@@ -6,7 +6,7 @@ from fedlit.batches import batches_of
 from fedlit.local import Local
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
-from fedlit.engine.ragged import RaggedCohort, fills
+from fedlit.engine.ragged import RaggedCohort, can_pad
 from fedlit.engine.stacks import stacked
 from fedlit.engine.tape import Tapes
 from fedlit.method import FedAvg, Method
@@ -121,7 +121,7 @@ def test_a_hook_that_uses_samples_keeps_batches_as_they_are():
             return params if x is None else {k: v*(1 + .1*x.mean()) for k, v in params.items()}
     network, local = net(norm='none'), Local(batch_size=16)
     sent = Broadcast(Scaled(), network, start(Scaled(), network, 4), local)
-    assert not fills(sent, batches_of(TASK, CLIENTS, WHO, local))
+    assert not can_pad(sent, batches_of(TASK, CLIENTS, WHO, local))
 
 def test_clients_of_a_filled_cohort_stand_in_any_order():
     network, local = net(norm='none'), Local(epochs=1, batch_size=16, lr=.1)

@@ -3,7 +3,7 @@ import pytest, torch
 from fedlit import methods, run as runs
 from fedlit.data import load
 from fedlit.models import build
-from fedlit.parse import known
+from fedlit.parse import methods_by_name
 from fedlit.partition import dirichlet
 from fedlit.local import Local
 
@@ -20,9 +20,9 @@ CALL = dict(FedAvgM=dict(form='paper', momentum=.5),
 TRIMMINGS = 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts'
 
 @pytest.mark.slow
-@pytest.mark.parametrize('name', sorted(known()))
+@pytest.mark.parametrize('name', sorted(methods_by_name()))
 def test_converges_on_digits(name):
-    m = known()[name](**CALL.get(name, {}))
+    m = methods_by_name()[name](**CALL.get(name, {}))
     if name in TRIMMINGS: m = methods.HeteroFL(**HALVES) + m
     net = (build('exits_mlp', TASK, seed=0) if name == 'DepthFL' else
            build('mlp', TASK, seed=0, hidden=(64,), features=64, norm='none' if name in ('DP', 'DPSGD') else 'batch'))

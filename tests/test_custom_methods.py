@@ -329,8 +329,8 @@ def test_resume_looks_at_augmentation_and_at_bounds(tmp_path, first, then, said)
     with pytest.raises(ValueError, match=said): go(clients=four, **then, checkpoint=tmp_path/'run')
 
 def test_defaults_of_keywords_are_part_of_a_criterion():
-    from fedlit.engine.fingerprint import in_words
-    assert in_words(keyword, still=True) != in_words(keyword_other(), still=True)
+    from fedlit.engine.fingerprint import describe
+    assert describe(keyword, still=True) != describe(keyword_other(), still=True)
 
 def test_numbers_of_numpy_are_numbers(tmp_path):
     local = Local(epochs=np.int64(1), batch_size=np.int64(64), lr=np.float32(.05))

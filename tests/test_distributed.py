@@ -80,7 +80,7 @@ def trained(method, ranks):
         data, at = fed.batches(state.round), [fed.who(state.round).index(k) for k in who]
         return check_clients(Guard(), who,
                     local_phase(Broadcast(method, net, state, STEPS, proxy=fed.PROXY), who,
-                                Batches(data['x'].double(), data['y'], data['live']).of(at), 'vmap'),
+                                Batches(data['x'].double(), data['y'], data['counts']).of(at), 'vmap'),
                     state)
     run = Run(method, pd.DataFrame(), start(method, net, fed.CLIENTS), {})
     sim = SimpleNamespace(train=train, steps=[3, 2, 3, 1, 2, 3], why={})

@@ -164,7 +164,7 @@ def test_one_run_in_a_thousand_lies_outside(n):
     assert (abs(x[:, n] - x[:, :n].mean(1)) > half).mean() <= most(.001, 20000)
 
 def test_a_difference_of_claims_takes_the_seeds_that_both_have():
-    from fedlit.papers.claims import ahead, minus, weigh
+    from fedlit.papers.claims import ahead, minus, evaluate
     import pandas as pd
     every = [dict(method=m, alpha=a, seed=s) for a in (.1, .5, 1.) for m in 'AB' for s in range(9)]
     there = [l for l in every if l['alpha'] == .1 or l['seed'] < 4 or l['method'] == 'A' and l['seed'] == 4]
@@ -174,4 +174,4 @@ def test_a_difference_of_claims_takes_the_seeds_that_both_have():
     gain = lambda a: ahead(dict(method='B', alpha=a), dict(method='A', alpha=a))
     claims = {'more': minus(gain(.1), gain(.5))}
     missing = [(l, None) for l in every if l not in there]
-    assert [len(w.differences) for w in weigh(claims, rows, missing)] == [4]
+    assert [len(w.differences) for w in evaluate(claims, rows, missing)] == [4]

@@ -52,7 +52,7 @@ def test_a_skipped_client_was_not_drawn(m):
         x = data['x'][rows, :1].double()
         if sick is not None: x[sick] = math.nan
         sent = Broadcast(m, n, state, local, proxy=PROXY)
-        out = local_phase(sent, [ks[i] for i in rows], Batches(x, data['y'][rows, :1], data['live'][rows, :1]))
+        out = local_phase(sent, [ks[i] for i in rows], Batches(x, data['y'][rows, :1], data['counts'][rows, :1]))
         (left, out, seen), said = quietly(sifted, Guard('skip'), [ks[i] for i in rows], out, state)
         return left, seen, said, aggregate(sent, left, out, SIZES[rest])
     left, seen, said, one = end([0, 1, 2, 3], sick=1)

@@ -9,7 +9,7 @@ from fedlit.data import Flip, Task, load
 from fedlit.local import Adam, Decay, Local, Rates
 from fedlit.methods import FedAvg, FedBN, FedDecorr, HeteroFL, MOON
 from fedlit.models import build, unwrap, wrap
-from fedlit.parse import known
+from fedlit.parse import methods_by_name
 from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.batches import PADDED, plan
 from fedlit import run as runs
@@ -445,7 +445,7 @@ def test_a_local_that_is_none(kw):
 def test_hyper_parameters_that_are_none(make, words):
     with refused(*words): make()
 
-PLAIN = [m for m in (c() for c in known().values()) if dataclasses.fields(m)]
+PLAIN = [m for m in (c() for c in methods_by_name().values()) if dataclasses.fields(m)]
 
 @pytest.mark.parametrize('method', PLAIN, ids=lambda m: m.name)
 def test_no_hyper_parameter_is_nan_or_infinite_unless_it_says_so(method):
@@ -527,7 +527,7 @@ def test_compare_goes_on(tmp_path, monkeypatch):
     next((tmp_path/'c').glob('MOON*seed1.safetensors.last')).unlink()
     trained = []
     def train(self, *args):
-        trained.append((self.asked.method.name, self.asked.seed))
+        trained.append((self.federation.method.name, self.federation.seed))
         return real(self, *args)
     monkeypatch.setattr(runs.Simulation, 'train', train)
     assert ask().equals(first) and set(trained) == {('MOON', 1)}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest, yaml
 import fedlit
 from fedlit.engine import files
-from fedlit.parse import known
+from fedlit.parse import methods_by_name
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -107,11 +107,11 @@ def test_no_page_reads_from_the_folder_where_it_is_opened():
 def test_the_table_of_methods_cites_what_their_pages_cite():
     cites = next(s for s in cells(ROOT/'nbs'/'methods'/'index.ipynb') if 'cites = ' in s)
     said = dict(re.findall(r"(\w+)='(\w+)'", cites))
-    for name, method in known().items():
+    for name, method in methods_by_name().items():
         page = re.search(r'nbs/methods/(\w+\.ipynb)', text(sys.modules[method.__module__].__file__))
         page = '00_fedavg.ipynb' if name == 'FedAvg' else page[1]
         seen = re.findall(r'\[@(\w+)', ' '.join(cells(ROOT/'nbs'/'methods'/page, 'markdown')))
-        several = len([m for m in known().values() if m.__module__ == method.__module__]) > 1
+        several = len([m for m in methods_by_name().values() if m.__module__ == method.__module__]) > 1
         if name == 'OldCounts': continue # a part of FedDSE
         assert said.get(name) in ({None, *seen} if several else seen[:1] or [None]), name
 

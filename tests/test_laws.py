@@ -6,7 +6,7 @@ import fedlit.methods as methods
 from fedlit.engine.table import Table
 from fedlit.method import Method, Sum
 from fedlit.methods import DeCov, DepthFL, FedAvg, FedBN, FedCAC, FedProx, FedDecorr, HeteroFL, MOON, FedAvgM, SCAFFOLD
-from fedlit.parse import known, method as parse
+from fedlit.parse import methods_by_name, method as parse
 from fedlit.methods.submodels import coverage
 from fedlit.batches import Batches, groups, plan
 from fedlit.local import Local
@@ -22,7 +22,7 @@ NORMS = pytest.mark.parametrize('norm', [True, pytest.param(False, marks=pytest.
 WORLD = {norm: laws.small(norm, bias=True) for norm in (True, False)}
 
 def test_every_exported_method_is_under_the_laws():
-    assert {type(m).__name__ for m in METHODS + ELSEWHERE} == set(known())
+    assert {type(m).__name__ for m in METHODS + ELSEWHERE} == set(methods_by_name())
 
 @NORMS
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
@@ -151,7 +151,7 @@ def test_masked_entries_still_compute():
     class HeadOnly(Method):
         def mask(self, params): return {k: torch.full_like(v, float(k.startswith('head'))) for k, v in params.items()}
     net, data = model(norm=False), batches(0)
-    one = dict(x=data['x'][2:3, :1].double(), y=data['y'][2:3, :1], live=COUNTS[2:3, :1])
+    one = dict(x=data['x'][2:3, :1].double(), y=data['y'][2:3, :1], counts=COUNTS[2:3, :1])
     state = fed_round(Broadcast(HeadOnly(), net, start(HeadOnly(), net, 1), Local(lr=.1)), [0], one, SIZES[2:3])
     F.cross_entropy(net(one['x'][0, 0])[1], one['y'][0, 0]).backward()
     assert torch.allclose(state.params['head.weight'], net.head.weight - .1*net.head.weight.grad, atol=1e-12)
@@ -160,7 +160,7 @@ def test_a_frozen_phase_has_no_momentum_or_decay():
     "A client with one step trains the head only, whatever momentum and decay."
     net = model()
     data = batches(0)
-    one = dict(x=data['x'][3:].double(), y=data['y'][3:], live=COUNTS[3:])
+    one = dict(x=data['x'][3:].double(), y=data['y'][3:], counts=COUNTS[3:])
     state = fed_round(Broadcast(HeadFirst(), net, start(HeadFirst(), net, 1), Local(lr=.1, weight_decay=.1)), [0], one,
                       SIZES[3:])
     moved = [k for k, v in net.named_parameters() if not torch.equal(v, state.params[k])]

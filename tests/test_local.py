@@ -235,7 +235,7 @@ def test_rounds_of_ragged_clients_against_torch_optim(optimizer, executor='vmap'
             nets[k].load_state_dict(sent, strict=False)
             nets[k].train()
             if k not in opts or not optimizer.kept: opts[k] = TORCH[optimizer](nets[k].parameters())
-            for x, y, n in zip(data['x'][at], data['y'][at], data['live'][at].tolist()):
+            for x, y, n in zip(data['x'][at], data['y'][at], data['counts'][at].tolist()):
                 if not n: break
                 opts[k].zero_grad()
                 torch.nn.functional.cross_entropy(nets[k](x[:n])[1], y[:n]).backward()
@@ -290,7 +290,7 @@ def test_scaffold_reads_the_gradient_under_nesterov(executor):
         def forward(self, x): return x, self.head(x)
     local, model = Local(lr=.1, weight_decay=.1, optimizer=SGD(nesterov=True)), Slope().double()
     data = dict(x=torch.tensor([1., 2.]).double().expand(2, 6, 1, 2), y=torch.zeros(2, 6, 1, dtype=torch.long),
-                live=torch.tensor([[1]*6, [1]*3 + [0]*3]))
+                counts=torch.tensor([[1]*6, [1]*3 + [0]*3]))
     state = fed_round(Broadcast(SCAFFOLD(), model, start(SCAFFOLD(), model, 2), local,
                                 criterion=lambda logits, y: logits.mean()), [0, 1], data, [1., 1.], executor)
     c = state.client['SCAFFOLD']['c']['head.weight'][:]

@@ -12,7 +12,8 @@ from fedlit.state import start
 from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
-SOMETIMES = {'live', 'real'}    # there only where a client has a part of the network, or a place of a batch is empty
+# there only where a client has a part of the network, or a place of a batch is empty
+SOMETIMES = {'live_features', 'valid'}
 
 def probe(hook, *names):
     "A method whose `hook` asks for these names."
@@ -46,8 +47,8 @@ def test_a_part_of_the_network_says_which_features_live():
     seen = []
     class Half(Method):
         def mask(self, axes): return {a: torch.arange(n) < n/2 for a, n in axes.size.items()}
-        def loss(self, live=None):
-            seen.append(live)
+        def loss(self, live_features=None):
+            seen.append(live_features)
             return 0.
     one_round(Half())
     assert seen and all(v is not None and 0 < v.sum() < len(v) for v in seen)

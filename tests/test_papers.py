@@ -9,8 +9,8 @@ from fedlit.local import SGD, Local
 from fedlit.methods import SOLO, FedAvg
 from fedlit.models import build
 from fedlit.papers.catalogue import CATALOGUE, plan
-from fedlit.papers.claims import weigh
-from fedlit.papers.entries import SCALES, asked, found_rows, judged, row_name, select, whole
+from fedlit.papers.claims import evaluate
+from fedlit.papers.entries import SCALES, entry_runs, found_rows, judged, row_name, select, complete_seeds
 from fedlit.papers.evidence import repeated
 from fedlit.papers.settings import address, found
 from fedlit.run import federate
@@ -46,7 +46,7 @@ def test_the_claims_about_convolutions_wait_for_a_network_that_has_some():
 @pytest.mark.parametrize('id', ['feddecorr/tpami-fig4', 'feddecorr/tpami-fig6'])
 def test_local_and_global_models_are_followed_through_the_rounds_on_real_images(id):
     e = CATALOGUE[id]
-    made = dict(e.draws)['rounds'](whole(*found_rows(e, 'short')))
+    made = dict(e.draws)['rounds'](complete_seeds(*found_rows(e, 'short')))
     names = {text.get_text() for ax in made.axes for text in ax.texts}
     assert {'FedAvg, local', 'FedAvg, global'} <= names, names
     plt.close(made)
@@ -116,7 +116,7 @@ def test_every_sentence_is_judged_or_says_why_not():
 def raw(id):
     "Rows of an entry as committed: labels and the curve of accuracies in percent."
     e, out = CATALOGUE[id], []
-    for labels, s in asked(e, 'embedded'):
+    for labels, s in entry_runs(e, 'embedded'):
         if r := found(shipped('catalogue'), s):
             curve = 100*np.array(r['history']['accuracy'])
             out.append(dict(labels, curve=curve, late=curve[-math.ceil(len(curve)/3):].mean(), last=curve[-1]))
@@ -163,7 +163,7 @@ def test_a_verdict_from_the_stored_runs_by_hand(id, start, by_hand):
     "Effect, and the sequential test written out: the largest capital of two gamblers, read as a p value."
     [text] = [k for k in CATALOGUE[id].claims if k.startswith(start)]
     d = by_hand(raw(id)).sort_index().to_numpy()
-    weighed = {w.claim: w for w in weigh(CATALOGUE[id].claims, *found_rows(CATALOGUE[id], 'embedded'),
+    weighed = {w.claim: w for w in evaluate(CATALOGUE[id].claims, *found_rows(CATALOGUE[id], 'embedded'),
                                          CATALOGUE[id].derive, repeated)}[text]
     assert len(d) >= 20 and abs(weighed.differences - d).max() < 1e-9
     most = {}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from fedlit.method import Method
 from fedlit.methods import DP, DepthFL, Ditto, FedAvg, FedDF, FedPer, HeteroFL, Quantize, SCAFFOLD, TopK
-from fedlit.parse import known
+from fedlit.parse import methods_by_name
 from fedlit.portrait import MARKS, portrait
 
 NBS = Path(__file__).resolve().parent.parent/'nbs'
@@ -14,11 +14,11 @@ FILES = {f.stem: f.read_text(encoding='utf-8').strip() for f in sorted((NBS/'ima
 def drawn(name): return re.sub('<title>.*</desc>', '', FILES[name])
 def looks(method): return replace(portrait(method), name='')
 
-@pytest.mark.parametrize('name', sorted(known()))
+@pytest.mark.parametrize('name', sorted(methods_by_name()))
 def test_the_file_is_what_the_method_shows(name):
-    assert FILES.get(name) == portrait(known()[name]()).svg(), 'python docs/portraits.py'
+    assert FILES.get(name) == portrait(methods_by_name()[name]()).svg(), 'python docs/portraits.py'
 
-def test_no_file_is_left_over(): assert FILES.keys() == known().keys()
+def test_no_file_is_left_over(): assert FILES.keys() == methods_by_name().keys()
 
 KINDS = ('FedAvg SOLO FedProx FedDecorr MOON SCAFFOLD FedDyn FedAvgM FedNova FedBN FedPer LGFedAvg FedCAC FedDecomp '
          'FedPara pFedPara HeteroFL FedRolex FederatedDropout FjORD DepthFL FedDSE FedGSE FedDF DSFL Ditto APFL pFedMe '

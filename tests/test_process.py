@@ -90,7 +90,7 @@ def test_the_mode_of_a_network_stays(executor, method):
     next(m for m in net.modules() if isinstance(m, nn.BatchNorm1d)).eval()
     modes = [m.training for m in net.modules()]
     x = TASK.normalise(TASK.x_train[:16]).reshape(2, 2, 4, *TASK.x_train.shape[1:])
-    data = dict(x=x, y=TASK.y_train[:16].reshape(2, 2, 4), live=torch.ones(2, 2, dtype=torch.long)*4)
+    data = dict(x=x, y=TASK.y_train[:16].reshape(2, 2, 4), counts=torch.ones(2, 2, dtype=torch.long)*4)
     state = start(method, net, 2)
     for r in range(2):
         try: state = fed_round(Broadcast(method, net, state, Local()), [0, 1], data, torch.ones(2), executor)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 from fedlit.engine.axes import cut, extract, find_axes, masked, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
-from fedlit.parse import ParseError, known, method as parse
+from fedlit.parse import ParseError, methods_by_name, method as parse
 from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity, iid,
                               match, shards)
 from fedlit.local import Local
@@ -422,7 +422,7 @@ def value(default):
 @st.composite
 def made(draw):
     "A method with generated hyper-parameters; its default where a ValueError or TypeError, and no other, refuses them."
-    cls = draw(st.sampled_from([c for _, c in sorted(known().items())]))
+    cls = draw(st.sampled_from([c for _, c in sorted(methods_by_name().items())]))
     kw = {f.name: draw(value(f.default)) for f in fields(cls) if draw(st.booleans())}
     try: return cls(**kw)
     except (ValueError, TypeError): return cls()
@@ -468,7 +468,8 @@ def read(text):
     return m
 
 TOKENS = [
-    *sorted(known()), *WORDS, *'()[]{}+-*/=,.:;@#%&|~^<>!', '**', ':=', ' ', '\n', '\t', '\0', '\\', "'", '"', '"""',
+    *sorted(methods_by_name()), *WORDS,
+    *'()[]{}+-*/=,.:;@#%&|~^<>!', '**', ':=', ' ', '\n', '\t', '\0', '\\', "'", '"', '"""',
     'mu', 'beta', 'rates', '0', '1', '.5', '1e999', '9'*40, '1j', '0x', '1_0', '...', 'None', 'True', 'inf', 'nan',
     'lambda: 0', ' for x in ', ' if ', ' else ', 'not ', 'await ', 'yield ', 'f"{1}"', 'b"x"',
     'é', '\u202e', '\ud800', '😀',

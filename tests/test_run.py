@@ -10,7 +10,7 @@ from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
 from fedlit.result import FORMAT, Run
-from fedlit.run import Alone, Federation, Simulation, choose_executor, federate, federating
+from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
 from fedlit.state import start
 
 TASK = load('digits')
@@ -87,9 +87,9 @@ def test_the_clock_ends_a_run_after_its_round(tmp_path, minutes):
 
 def test_ctrl_c_in_the_middle_of_a_step_keeps_the_run():
     "torch lends a network its parameters for a step; interrupted there, the network at work is no network any more."
-    class Stopping(Alone):
+    class Stopping(SingleProcess):
         def begin(self, simulation, run):
-            self.sim, self.sums, self.seen = simulation, simulation.sums, simulation.seen
+            self.sim, self.sums, self.test_clients = simulation, simulation.sums, simulation.test_clients
             return self
         def train(self, who, state):
             if not state.round: return self.sim.train(who, state)
@@ -276,7 +276,7 @@ def test_a_round_looks_at_its_own_clients(participation):
     run = Federation(build('mlp', task, seed=0), task, clients, FedAvg(), rounds=3, local=Local(epochs=1), device='cpu',
                      participation=participation, progress=False).checked()
     sim = Simulation(run)
-    sim.asked = replace(run, clients=(quiet := Silent(clients)))
+    sim.federation = replace(run, clients=(quiet := Silent(clients)))
     state = start(run.method, sim.model, 100)
     for _ in range(2):
         steps, out = sim.one_round(state, sim), None

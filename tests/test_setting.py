@@ -52,7 +52,7 @@ def test_a_run_from_a_file_knows_its_federation(tmp_path):
     first = Federation.of(s, device='cpu', progress=False, evaluate_every=2, bad_clients='skip').run()
     back = Run.load(first.save(tmp_path/'run.safetensors'))
     again = back.federation()
-    assert back.asked is None and again.setting == s and again.bad_clients == first.asked.bad_clients
+    assert back.origin is None and again.setting == s and again.bad_clients == first.origin.bad_clients
     assert [getattr(again, k) for k in ('rounds', 'local', 'without', 'evaluate_every')] == [2, s.local, (1,), 2]
     one, two = again.run(), back.without(3)
     assert all(torch.equal(v, one.state.params[k]) for k, v in first.state.params.items())

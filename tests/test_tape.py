@@ -6,7 +6,7 @@ import fedlit.round as round_
 from fedlit import methods
 from fedlit.cohort import Broadcast
 from fedlit.data import load
-from fedlit.engine.ragged import fills
+from fedlit.engine.ragged import can_pad
 from fedlit.method import Method, wants
 from fedlit.methods import DeCov, FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
@@ -118,7 +118,7 @@ def test_one_collection_of_tapes_serves_several_methods():
 def filled(method, net, criterion=cross_entropy):
     data = Batches(**dict(batches(0), x=batches(0)['x'].double()))
     sent = Broadcast(method, net, start(method, net, CLIENTS), Local(), criterion)
-    return fills(sent, data.of([2, 0, 1, 3]))
+    return can_pad(sent, data.of([2, 0, 1, 3]))
 
 def test_batches_are_filled_up_only_where_nobody_looks_across():
     assert filled(FedAvg(), model(norm=False)) and filled(FedProx(), model(norm=False))
@@ -136,7 +136,7 @@ def test_batches_are_filled_up_only_where_nobody_looks_across():
     assert not filled(FedAvg(), Centred())                    # no BatchNorm, and yet
 
 KINDS = [m for m in vars(methods).values() if isinstance(m, type) and issubclass(m, Method) and m is not Method]
-FILLED = [FedProx(mu=.1), *(m() for m in KINDS if wants(m(), 'real'))]
+FILLED = [FedProx(mu=.1), *(m() for m in KINDS if wants(m(), 'valid'))]
 assert len(FILLED) > 2
 
 @pytest.mark.parametrize('norm', [False, True], ids=['plain', 'BatchNorm'])
@@ -156,7 +156,7 @@ def test_full_and_short_batches_of_one_group_are_two_recordings():
     def run(executor, **kw):
         state = start(FedAvg(), net, 2)
         for _ in range(3):
-            state = fed_round(Broadcast(FedAvg(), net, state, Local(lr=.1)), [0, 1], dict(x=x, y=y, live=live),
+            state = fed_round(Broadcast(FedAvg(), net, state, Local(lr=.1)), [0, 1], dict(x=x, y=y, counts=live),
                               SIZES[:2], executor, **kw)
         return state
     whole = run('loop')
@@ -186,24 +186,24 @@ def test_empty_places_do_no_harm_in_odd_networks(how, fill):
         state = start(FedAvg(), net, 3)
         for _ in range(3):
             state = fed_round(Broadcast(FedAvg(), net, state, Local(batch_size=4, lr=.1)), [0, 1, 2],
-                              dict(x=x, y=y, live=live), SIZES[:3], executor, **kw)
+                              dict(x=x, y=y, counts=live), SIZES[:3], executor, **kw)
         return state
     whole, sent = run('loop'), Broadcast(FedAvg(), net, start(FedAvg(), net, 3), Local(batch_size=4))
     assert all(v.isfinite().all() for v in whole.params.values())
     assert gap(whole, run('vmap')) < 1e-9 and gap(whole, run('vmap', tapes=Tapes())) < 1e-9
-    assert fills(sent, Batches(x, y, live)) == fill
+    assert can_pad(sent, Batches(x, y, live)) == fill
 
 def test_a_first_batch_too_small_to_tell_decides_nothing():
     net, x, y = model(norm=True), torch.randn(2, 2, 4, 1, 6, 6).double(), torch.zeros(2, 2, 4, dtype=torch.long)
     sent = Broadcast(FedAvg(), net, start(FedAvg(), net, 2), Local(batch_size=4))
-    seen = [fills(sent, Batches(x, y, torch.tensor(live))) for live in ([[2, 2], [2, 2]], [[2, 2], [4, 2]])]
+    seen = [can_pad(sent, Batches(x, y, torch.tensor(live))) for live in ([[2, 2], [2, 2]], [[2, 2], [4, 2]])]
     assert seen == [False, True]
 
 def test_padding_may_hold_anything():
     net, data, out = model(norm=False), batches(0), []
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
-        x[~occupied(data['live'], x.shape[2])] = junk
+        x[~occupied(data['counts'], x.shape[2])] = junk
         out.append(fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), who(0),
                              dict(data, x=x), SIZES, executor='vmap'))
     assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())

@@ -6,7 +6,7 @@ from fedlit.methods import (FedAvg, FedAvgM, FedBN, FedCAC, FedDecorr, FedDyn, F
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
-from fedlit.parse import known
+from fedlit.parse import methods_by_name
 from fedlit.participation import draw_clients
 from fedlit.result import Run
 from fedlit.run import Federation, federate, federating
@@ -48,7 +48,7 @@ def test_without_a_client_that_never_took_part_it_is_the_run_itself(m, ex):
 def test_so_it_is_with_every_method():
     options, seen = dict(StructuredDeCov=dict(groups=2), FedDF=dict(steps=2), FedET=dict(steps=2),
                          FedDecomp=dict(lora_epochs=1), FedGSE=dict(pool=12)), 0
-    for name, cls in known().items():
+    for name, cls in methods_by_name().items():
         if name == 'DepthFL': continue # another network
         proxy = (TASK.normalise(TASK.x_test[:24]), TASK.y_test[:24]) if name == 'FedGSE' else TASK.x_test[:20]
         model = net(norm='none' if name in ('DP', 'DPSGD') else 'batch')
@@ -87,7 +87,7 @@ def test_a_round_that_only_the_client_had_changes_nothing():
 def test_a_run_from_a_file_is_replayed_as_well(tmp_path):
     first = run(SCAFFOLD(), rounds=2, evaluate_every=2)
     back = Run.load(first.save(tmp_path/'run.safetensors'))
-    assert back.asked is None and same(first.without(3).run, back.without(3, task=TASK, clients=CLIENTS).run)
+    assert back.origin is None and same(first.without(3).run, back.without(3, task=TASK, clients=CLIENTS).run)
     assert same(first, federate(net(), TASK, CLIENTS, SCAFFOLD(), rounds=2, evaluate_every=2,
                                 without=(), **FAST))
     with pytest.raises(ValueError, match='task=..., clients='): back.without(3)

@@ -22,7 +22,7 @@ from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import overrides
 from ..parse import ParseError, value
 from ..participation import draw_clients, needs
-from ..engine.fingerprint import fingerprint, unlike
+from ..engine.fingerprint import fingerprint, differences
 from ..result import own_samples, records, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation
@@ -36,13 +36,14 @@ def known(
     **given, # for `Federation`: `task` and `clients` of a run from a file, `tests`, ...
 ):           # Federation; None where the task or the clients are not known
     "What was asked of a run, as far as a report needs it."
-    if run.asked is not None: return replace(run.asked, **given)
+    if run.origin is not None: return replace(run.origin, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
-    asked = federation(run, **{'model': run.model, **given}).checked()
-    was, now = run.settings.get('fingerprint', {}), fingerprint(asked.model, asked.task, asked.clients, asked.criterion)
-    if differ := unlike({k: was[k] for k in ('partition', 'labels', 'images', 'pixels') if k in was}, now):
+    origin = federation(run, **{'model': run.model, **given}).checked()
+    was = run.settings.get('fingerprint', {})
+    now = fingerprint(origin.model, origin.task, origin.clients, origin.criterion)
+    if differ := differences({k: was[k] for k in ('partition', 'labels', 'images', 'pixels') if k in was}, now):
         raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
-    return asked
+    return origin
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
 def took_part(
@@ -54,8 +55,8 @@ def took_part(
     left = set(s.get('without') or ())
     try: how = value(s['participation'])
     except ParseError: # one of yours
-        if not run.asked: return None
-        how = run.asked.participation
+        if not run.origin: return None
+        how = run.origin.participation
     if needs(how, 'losses') or needs(how, 'sizes') and not s.get('sizes'): return None
     draw = lambda r: draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'))
     drawn = [[k for k in draw(int(row['round']) - 1) if k not in left] for row in rows]
@@ -70,17 +71,17 @@ AGAIN = 'For this, every client was trained once more from the last network; the
 
 def _once_more(sim, run, who):
     "Client number, the network it ends with, its drift and loss; ten at a time, and without those that are skipped."
-    method, local = run.method, sim.asked.local
+    method, local = run.method, sim.federation.local
     try: local.at(run.state.round)
     except ValueError: local = local.at(run.state.round - 1) # a schedule that ended with the run
-    sim.asked = replace(sim.asked, bad_clients=Guard('skip'), local=local)
+    sim.federation = replace(sim.federation, bad_clients=Guard('skip'), local=local)
     for i in range(0, len(who), 10):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
             out = sim.train(who[i:i+10], run.state)
         if not len(out['who']): continue
         ended = replace(run.state, personal={**out['params'], **out['buffers']}, client=out['client'])
-        of = own_samples(method, sim.model, sim.task, sim.asked.clients, out['who'].tolist())
+        of = own_samples(method, sim.model, sim.task, sim.federation.clients, out['who'].tolist())
         for j, k in enumerate(out['who'].tolist()):
             yield k, deployed(method, ended, j, **at_row(of, j)), {n: out[n][j].item() for n in ('drift', 'loss')}
 
@@ -91,7 +92,7 @@ def _tested(sim, run, who, tests, home):
     server = scores_of(run.method, sim.test, run.state, own, [None]*len(who))
     found = {k: dict(tested=len(t), server=s['accuracy']) for k, t, s in zip(who, own, server)}
     if home:
-        of = own_samples(run.method, sim.model, sim.task, sim.asked.clients, who)
+        of = own_samples(run.method, sim.model, sim.task, sim.federation.clients, who)
         scores = scores_of(run.method, sim.test, run.state, own, who, **of)
         for k, s in zip(who, scores): found[k]['own'] = s['accuracy']
     return found
@@ -99,17 +100,17 @@ def _tested(sim, run, who, tests, home):
 # %% ../../nbs/after/report.ipynb #7c1d20db
 def each_client(
     run,       # Run
-    asked,     # Federation
+    origin,     # Federation
     again=True,# train every client once more?
     most=100,  # clients to look at
 ):             # client -> what is known of it; spectra: the server's and by client
     "Accuracies, drift and spectra of single clients."
     executor = run.settings.get('executor') if again else 'loop' # what was tried then need not be tried again
-    asked = replace(asked, executor=executor if executor in EXECUTORS else asked.executor,
-                    channels_last=run.settings.get('channels_last', asked.channels_last))
-    sim, n = Simulation(asked), run.state.clients
-    tests = asked.tests or tests_of(asked.task, asked.clients, asked.seed)
-    who = [k for k in range(n) if k not in asked.without]
+    origin = replace(origin, executor=executor if executor in EXECUTORS else origin.executor,
+                    channels_last=run.settings.get('channels_last', origin.channels_last))
+    sim, n = Simulation(origin), run.state.clients
+    tests = origin.tests or tests_of(origin.task, origin.clients, origin.seed)
+    who = [k for k in range(n) if k not in origin.without]
     who = [who[int(i)] for i in np.linspace(0, len(who)-1, min(most, len(who)))]
     home = bool(run.state.personal) or overrides(run.method, 'deploy')
     look = sim.task.x_test[::max(1, len(sim.task.x_test)//1000)]
@@ -132,22 +133,22 @@ def plain(value):
     if isinstance(value, float): return float(f'{value:.6g}') if math.isfinite(value) else None
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
-def _bytes(run, asked):
+def _bytes(run, origin):
     "What travels to and from a client in a round, by client; or why that is not known."
     spec, n = run.settings.get('model'), run.state.clients
-    if run.model is None or not (asked or isinstance(spec, dict)): return None, 'the network is not known'
-    shape = tuple(asked.task.x_train.shape[1:] if asked else spec['shape'])
+    if run.model is None or not (origin or isinstance(spec, dict)): return None, 'the network is not known'
+    shape = tuple(origin.task.x_train.shape[1:] if origin else spec['shape'])
     some = min(n, max(1, 5*10**7//max(1, sum(p.numel() for p in run.model.parameters()))))
-    try: found = traffic(run.method, run.model, shape, asked.task.classes if asked else spec['classes'], some,
-                         asked and asked.proxy, run.settings.get('statistics', 'averaged'))
+    try: found = traffic(run.method, run.model, shape, origin.task.classes if origin else spec['classes'], some,
+                         origin and origin.proxy, run.settings.get('statistics', 'averaged'))
     except Exception as e: return None, f'a round on made-up samples ended in {type(e).__name__}: {e}'
     return {k: [int(found[k].iloc[i % some]) for i in range(n)] for k in ('down', 'up')}, ''
 
 # %% ../../nbs/after/report.ipynb #7c1d20af
-def _lacking(run, asked, again, drawn, no_bytes):
+def _lacking(run, origin, again, drawn, no_bytes):
     "What the run did not keep: (what is missing, how to have it)."
     h = run.history
-    if asked is None:
+    if origin is None:
         yield ('The partition, the accuracy of single clients, and spectra: the file of a run holds neither the data '
                'nor who had which sample.', 'Run.load(path).report("run.html", task=task, clients=clients)')
     elif not again: yield ('Every client before and after its training.', 'run.report("run.html", again=True)')
@@ -169,20 +170,20 @@ def facts(
 ) -> dict:      # as strict JSON can hold it
     "What happened to a run and to its clients."
     if not len(run.history): raise ValueError("this run has no round yet; there is nothing to report")
-    asked, s, drawn = known(run, **given), run.settings, took_part(run)
-    seen, spectra = each_client(run, asked, again, most) if asked and run.model is not None else ({}, None)
-    travels, no_bytes = _bytes(run, asked)
-    sizes = s.get('sizes') or [len(c) for c in asked.clients]
-    held = asked and torch.stack([asked.task.y_train[c].cpu().bincount(minlength=asked.task.classes)
-                                  for c in asked.clients])
-    labels = asked and list(map(str, asked.task.labels or range(asked.task.classes)))
+    origin, s, drawn = known(run, **given), run.settings, took_part(run)
+    seen, spectra = each_client(run, origin, again, most) if origin and run.model is not None else ({}, None)
+    travels, no_bytes = _bytes(run, origin)
+    sizes = s.get('sizes') or [len(c) for c in origin.clients]
+    held = origin and torch.stack([origin.task.y_train[c].cpu().bincount(minlength=origin.task.classes)
+                                  for c in origin.clients])
+    labels = origin and list(map(str, origin.task.labels or range(origin.task.classes)))
     clients = [dict(client=k, samples=n, share=n/sum(sizes), rounds=sum(k in r for r in drawn) if drawn else None,
                     left=k in (s.get('without') or ()), **seen.get(k, {}),
                     **({w: v[k] for w, v in travels.items()} if travels else {})) for k, n in enumerate(sizes)]
     return plain(dict(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
         labels=labels, partition=None if held is None else held.tolist(), clients=clients, spectra=spectra,
-        source=AGAIN if again and spectra else '', missing=list(_lacking(run, asked, again, drawn, no_bytes))))
+        source=AGAIN if again and spectra else '', missing=list(_lacking(run, origin, again, drawn, no_bytes))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
 class Html(str):

@@ -17,7 +17,7 @@ from .stacks import single
 from .trial import trial_step, compare_ways
 from ..method import Method
 from ..state import OPTIMIZER, start
-from ..tree import told
+from ..tree import to_host
 
 # %% ../../nbs/engine/extract.ipynb #a506b8c6
 class CutCohort(MaskedCohort):
@@ -35,7 +35,7 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
     made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # what is played needs none
     small.forward = lambda *args, **kw: made()(*args, **kw)
-    small.each, small.memo = single, {}
+    small.vectorise, small.memo = single, {}
     if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
     sizes, like = {**self.params, **self.buffers}, next(iter(self.params.values()))
     tensors = cut(axes, {k: v.expand_as(sizes[k]) for k, v in part['tensors'].items()}, on, 1)
@@ -50,7 +50,7 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
 def cuts(self:CutCohort):
     "What there is to cut: axis -> 0/1 vector on the CPU, of the one client of this cohort."
     on = {a: v[0] for a, v in self.part.get('chosen', {}).items() if a in self.axes.size}
-    return dict(zip(on, told(*on.values()))) # shapes depend on it
+    return dict(zip(on, to_host(*on.values()))) # shapes depend on it
 
 
 # %% ../../nbs/engine/extract.ipynb #70eaeda3

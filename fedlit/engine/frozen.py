@@ -8,7 +8,7 @@ __all__ = ['SAMPLES', 'changes', 'FrozenCohort']
 # %% ../../nbs/engine/frozen.ipynb #449a58fc
 import torch
 from functools import partial
-from ..cohort import Cohort, look
+from ..cohort import Cohort, frozen_outputs
 from ..method import overrides, varies_with
 from ..tree import tmap
 from ..vocabulary import STEP
@@ -29,7 +29,7 @@ class FrozenCohort(Cohort):
         method = self.sent.method
         if changes(method) or not overrides(method, 'frozen') or (n := self.batches.once()) is None: return {}
         with self.draws('frozen') as drawn:
-            said = [self.apply(partial(look, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
+            said = [self.apply(partial(frozen_outputs, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
                     for i in range(0, n, SAMPLES)]
         return {} if drawn.count else tmap(lambda *v: torch.cat(v, 1), *said) # what is drawn is new every time
 

@@ -13,7 +13,7 @@ from functools import reduce
 from .axes import along, masked, masks
 from ..batches import beside
 from ..cohort import Cohort
-from ..method import ask, asks_for, overrides, own, part_names
+from ..method import ask, asks_for, overrides, part_view, part_names
 from ..tree import zeros
 
 # %% ../../nbs/engine/masks.ipynb #5494f706
@@ -28,19 +28,19 @@ def mask_of(
 ):            # name of a tensor or axis -> mask
     "The product of the parts' masks."
     parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
-    return reduce(times, (ask(p.mask, own(offer, n)) for n, p in parts), {})
+    return reduce(times, (ask(p.mask, part_view(offer, n)) for n, p in parts), {})
 
 # %% ../../nbs/engine/masks.ipynb #4002c519
 class MaskedCohort(Cohort):
     "A cohort whose clients train only some entries, or have only a part of the network."
 
 @patch
-def asked_masks(self:MaskedCohort, step):
+def per_client_masks(self:MaskedCohort, step):
     "What the `mask` hooks answer for every client: name of a tensor or axis -> (K, ...)."
     method = self.sent.method
     def ask_one(offer, **more):
         return mask_of(method, dict(offer, axes=self.sent.axes, step=step, **more), step is not None)
-    if step is None: return self.asked('mask', ask_one, 0)
+    if step is None: return self.per_client('mask', ask_one, 0)
     with self.draws('mask', step): return self.apply(ask_one)
 
 # %% ../../nbs/engine/masks.ipynb #343d550c
@@ -50,11 +50,11 @@ def take_part(self:MaskedCohort, step=None):
     method = self.sent.method
     if not overrides(method, 'mask') or step is not None and not asks_for(method, 'mask', 'step'): return self
     new, axes, old = copy.copy(self), self.axes, self.part or dict(chosen={}, tensors={}, share={})
-    said = {k: v[:, self.where[k]] if k in self.where else v for k, v in self.asked_masks(step).items()}
+    said = {k: v[:, self.where[k]] if k in self.where else v for k, v in self.per_client_masks(step).items()}
     on_axes = {k for k in said if axes and (k in axes.size or k == axes.logits)}
     chosen = times(old['chosen'], {k: v for k, v in said.items() if k in on_axes})
     tensors = times(old['tensors'], {k: v for k, v in said.items() if k not in on_axes})
-    spread = self.each(lambda c: masks(axes, c), (0,))(chosen) if chosen else {}
+    spread = self.vectorise(lambda c: masks(axes, c), (0,))(chosen) if chosen else {}
     new.part = dict(chosen=chosen, tensors=tensors, spread=spread, mask=times(tensors, spread), share=old['share'])
     return new
 
@@ -87,7 +87,7 @@ def within(
             for k, v in new.items()}
 
 @patch
-def inside(self:MaskedCohort, out):
+def mask_results(self:MaskedCohort, out):
     "What clients remember and send, `out`: outside of their parts the old memory, and zeros."
     if not self.part.get('chosen'): return out
     mask, memory, uploads = self.part['mask'], self.mine['client'], out['uploads']
@@ -95,10 +95,10 @@ def inside(self:MaskedCohort, out):
 
 # %% ../../nbs/engine/masks.ipynb #3c8adf9b
 @patch
-def describe(self:MaskedCohort, part, own):
+def part_offer(self:MaskedCohort, part, own):
     "What hooks may ask about the part of the network that a client has."
-    if not part: return super(MaskedCohort, self).describe(part, own)
+    if not part: return super(MaskedCohort, self).part_offer(part, own)
     chosen, shares, like = part['chosen'], part['share'], next(iter(own['params'].values()))
     share = {**shares, **{a: v.to(like).mean()*shares.get(a, 1) for a, v in chosen.items()}}
-    alive = dict(live=along(self.axes, self.axes.features, chosen)) if chosen else {}
+    alive = dict(live_features=along(self.axes, self.axes.features, chosen)) if chosen else {}
     return dict(chosen=chosen, share=share, **alive)

@@ -43,7 +43,7 @@ def key(self:ReplayedCohort, batch):
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     *trees, server = self.trees()
     kinds = *(_kind(batch.get(k, {}), lead=2) for k in ('x', 'frozen')), *map(_kind, trees), _kind(server, lead=0)
-    how = _plain(sent.function), 'real' in batch
+    how = _plain(sent.function), 'valid' in batch
     if 'local' not in self.memo:
         asks = any(asks_for(sent.method, h, 'lr') for h in STEP)
         self.memo['local'] = sent.local if asks else replace(sent.local, lr=1.)
@@ -52,7 +52,7 @@ def key(self:ReplayedCohort, batch):
 @patch
 def returns(self:ReplayedCohort, batch):
     "Do steps like this come back in every round: a full batch, the whole network, and no hook asks what changes?"
-    whole = batch['x'].shape[1] == self.batches.widest() and 'real' not in batch and not self.where
+    whole = batch['x'].shape[1] == self.batches.widest() and 'valid' not in batch and not self.where
     return whole and varies_with(self.sent.method, STEP) <= {'first'}
 
 def _plain(f):
@@ -61,12 +61,12 @@ def _plain(f):
 
 # %% ../../nbs/engine/replay.ipynb #b5f76790
 @patch
-def move(self:ReplayedCohort, t, ks, batch):
+def step_group(self:ReplayedCohort, t, ks, batch):
     "The clients at positions `ks` take step `t`, which is played from a tape where there is one."
     if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(draws=None, changes=changes(self.sent.method)))
     bound, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
-    at = (ks.start, ks.stop, batch['x'].shape[1], 'real' in batch) if again else None
+    at = (ks.start, ks.stop, batch['x'].shape[1], 'valid' in batch) if again else None
     if at is None or at not in bound: bound[at] = self.bind(t, ks, batch)
     bound[at](batch)
 
@@ -84,7 +84,7 @@ def bind(self:ReplayedCohort, t, ks, batch):
         return {}
     if self.tapes:
         kind, (clients, samples) = some.key(batch), batch['x'].shape[:2]
-        full, stack = samples == self.batches.widest(), some.each is stacked
+        full, stack = samples == self.batches.widest(), some.vectorise is stacked
         go = self.tapes.bind((stack, samples, kind), step, *some.trees(), of=(sent.model, sent.method, sent.criterion),
                              rows=clients if stack else None, kind=(full, kind),
                              often=some.returns(batch), lr=sent.local.lr)
@@ -92,5 +92,5 @@ def bind(self:ReplayedCohort, t, ks, batch):
     if isinstance(ks, slice): return go
     def scattered(batch):
         go(batch)
-        self.put(ks, some)
+        self.write_back(ks, some)
     return scattered

@@ -11,7 +11,7 @@ from itertools import accumulate
 from ..batches import TaskBatches
 from ..cohort import OWN, check_local
 from .fingerprint import form_of
-from .ragged import fills
+from .ragged import can_pad
 from .stacks import stacked
 from ..method import wants
 from ..round import EngineCohort, modes_kept
@@ -64,7 +64,7 @@ def train_runs(
         cohort = RunsCohort([EngineCohort(*ask, each=stacked) for ask in asks], tapes=tapes)
         order = (-(cohort.batches.counts > 0).sum(1)).argsort(stable=True).tolist()
         cohort, cohort.batches = cohort.at(order), cohort.batches.of(order)
-        cohort.fill = fills(sent, cohort.batches, EngineCohort)
+        cohort.fill = can_pad(sent, cohort.batches, EngineCohort)
         cohort = cohort.begin().take_part()
         out = rows(cohort.send(cohort.train()), torch.tensor(order).argsort().tolist())
     ends = list(accumulate(len(who) for _, who, _ in asks))

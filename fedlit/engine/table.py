@@ -10,7 +10,7 @@ import errno, os, tempfile, threading, weakref
 import torch
 from fastcore.basics import patch
 from .memory import LARGE, moved_out
-from ..tree import leaves, put, tmap, told
+from ..tree import leaves, put, tmap, to_host
 
 # %% ../../nbs/engine/table.ipynb #0cb1f115
 class Pages:
@@ -201,7 +201,7 @@ def written(
 ) -> dict:  # a new tree; the old one keeps its rows
     "`put` for tables: rows of less than a megabyte come from their device in one transfer, however many there are."
     small = [v for v in leaves(new) if v.nbytes < LARGE]
-    here = dict(zip(map(id, small), told(*small)))
+    here = dict(zip(map(id, small), to_host(*small)))
     return put(tables, who, tmap(lambda v: here.get(id(v), v), new))
 
 # %% ../../nbs/engine/table.ipynb #129facd2

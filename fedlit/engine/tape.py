@@ -17,7 +17,7 @@ from operator import getitem
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from ..draws import draws
-from .messages import point, warn
+from .messages import first_line, warn
 from ..tree import tmap, leaves
 
 # %% ../../nbs/engine/tape.ipynb #e149a416
@@ -488,7 +488,7 @@ def _compile(self:Tapes, key, f, steady, trees, numbers):
             if not why:
                 bind = compiled(f, (*steady, *trees), len(steady), self._watch, **numbers)
                 why = '' if bind else 'it draws random numbers or looks at the numbers in a tensor'
-        except Exception as e: why = f'{type(e).__name__}: {point(e)}'
+        except Exception as e: why = f'{type(e).__name__}: {first_line(e)}'
         if self.stopped: return
         if why:
             self.compiles = False

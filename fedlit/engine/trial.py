@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..batches import Batches
 from ..cohort import Cohort
 from ..draws import keep_generators, undrawn
-from .messages import point
+from .messages import first_line
 from .stacks import single, stacked
 from ..tree import flatten, sub, tmap
 
@@ -73,7 +73,7 @@ def compare_ways(
             try: one = plain(cast)
             except Exception: continue # the run will say what is wrong with the plain step
             try: many = other(cast)
-            except Exception as e: return point(e)
+            except Exception as e: return first_line(e)
         return first_difference(one, many, tolerance)
     return ''
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 from ..batches import cross_entropy
 from ..draws import undrawn
 from .inputs import attempt
-from .messages import point, warn
+from .messages import first_line, warn
 from ..measure import scored
 from ..method import asks_for, overrides
 from ..state import pure, split_state, start
@@ -118,7 +118,7 @@ def try_criterion(
     v, e = attempt(f, logits, y)
     if e:
         turned = '' if attempt(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
-        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {point(e)}") from e
+        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {first_line(e)}") from e
     _check_loss(asked, v, logits)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout16

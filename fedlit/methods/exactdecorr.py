@@ -17,7 +17,7 @@ class ExactDecorr(Method):
     def __post_init__(self):
         require(self, beta=(self.beta >= 0, 'at least 0'),
                 of=(self.of in ('correlation', 'covariance'), "'correlation' or 'covariance'"))
-    def loss(self, features, live=None):
+    def loss(self, features, live_features=None):
         n, d = features.shape
         if n < 2: return 0*features.sum()
         z = features - features.mean(0)
@@ -25,5 +25,5 @@ class ExactDecorr(Method):
         c = z.T@z/(n-1)
         # the solver stops the program at a NaN; the sum passes it on to `fedlit.engine.guard`
         s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0)) + 0*c.sum()
-        if live is not None: d = live.sum() # in a sub-model the other columns are zero, and so are their values
+        if live_features is not None: d = live_features.sum() # other columns of a sub-model are zero, and their values
         return self.beta*(s.square().sum()/d - (s.sum()/d)**2)

@@ -8,7 +8,7 @@ __all__ = ['higher', 'settled', 'FedALA']
 # %% ../../nbs/methods/76_fedala.ipynb #5fce44c3
 import statistics, torch
 from ..method import Method, require
-from ..tree import told
+from ..tree import to_host
 
 # %% ../../nbs/methods/76_fedala.ipynb #db4cf99d
 def higher(
@@ -47,7 +47,7 @@ class FedALA(Method):
         ones = {k: torch.ones_like(v) for k, v in last.items()}
         return params, {}, dict(last=last, weights=ones, trained=never, learned=never)
     def begin(self, params, buffers, client, data, forward, criterion, generator):
-        trained, learned = told(client['trained'], client['learned'])
+        trained, learned = to_host(client['trained'], client['learned'])
         if not trained: return params, client
         last, weights, losses = client['last'], client['weights'], []
         new = {k: params[k] for k in last}

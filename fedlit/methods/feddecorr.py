@@ -7,7 +7,7 @@ __all__ = ['FedDecorr']
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #61150559
 from dataclasses import field
-from ..batches import real_mean
+from ..batches import valid_mean
 from ..method import Method, require
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
@@ -19,17 +19,17 @@ class FedDecorr(Method):
     def __post_init__(self):
         require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
-    def loss(self, features, live=None, real=None):
+    def loss(self, features, live_features=None, valid=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        z, fewer = features - real_mean(features, real), n < d
-        if real is None: var = features.var(0)
+        z, fewer = features - valid_mean(features, valid), n < d
+        if valid is None: var = features.var(0)
         else:                                                  # other places are no samples
-            z, n = z*real[:, None], real.sum().clamp(min=2)
+            z, n = z*valid[:, None], valid.sum().clamp(min=2)
             var = z.square().sum(0)/(n-1)
         z = z/(var + self.floor).sqrt()
         squares = (z@z.T if fewer else z.T@z).square().sum()   # of Z'Z, by the smaller product
-        if live is not None: d = live.sum().clamp(min=2)       # in a sub-model the other columns are zero
+        if live_features is not None: d = live_features.sum().clamp(min=2) # other columns of a sub-model are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)
         return self.beta*(squares - z.square().sum(0).square().sum())/(d*(d-1)*n)
     def notice(self, features, layer):

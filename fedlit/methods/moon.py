@@ -7,7 +7,7 @@ __all__ = ['contrast', 'distance', 'MOON']
 
 # %% ../../nbs/methods/12_moon.ipynb #b2d7cd01
 import torch, torch.nn.functional as F
-from ..batches import real_mean
+from ..batches import valid_mean
 from ..method import Method, require
 
 # %% ../../nbs/methods/12_moon.ipynb #32f05270
@@ -16,22 +16,22 @@ def contrast(
     near, # (N, d) features to agree with: the global model's
     far,  # (N, d) features to leave behind: the previous local model's
     tau,  # temperature, positive
-    real=None, # (N,) booleans: which are samples; None: all
+    valid=None, # (N,) booleans: which are samples; None: all
 ): # () mean over the batch
     "The model-contrastive loss: `near` against `far`, by the cosine to `z` (Li et al., CVPR 2021, eq. 3)."
     ahead = F.cosine_similarity(z, near, dim=-1) - F.cosine_similarity(z, far, dim=-1)
-    return real_mean(F.softplus(-ahead/tau), real)
+    return valid_mean(F.softplus(-ahead/tau), valid)
 
 # %% ../../nbs/methods/12_moon.ipynb #980a8d3d
 def distance(
     z,    # (N, d) features of the model that trains
     near, # (N, d) features to stay near: the global model's
-    real=None, # (N,) booleans: which are samples; None: all
+    valid=None, # (N,) booleans: which are samples; None: all
 ): # () mean over the batch, in feature units
     "The Euclidean distance, not squared; zero if within rounding error (Li et al., CVPR 2021, section 4.7)."
     gap = torch.linalg.vector_norm(z - near, dim=-1)
     rounding = torch.finfo(z.dtype).eps**.5*torch.linalg.vector_norm(near, dim=-1)
-    return real_mean(torch.where(gap > rounding, gap, 0.), real)
+    return valid_mean(torch.where(gap > rounding, gap, 0.), valid)
 
 # %% ../../nbs/methods/12_moon.ipynb #da2d675d
 class MOON(Method):
@@ -51,10 +51,10 @@ class MOON(Method):
         see = lambda params, buffers: forward(params, buffers, x, train=False)[0]
         if self.variant == 'l2': return dict(near=see(received, {}))
         return {} if first else dict(near=see(received, {}), far=see(client['params'], client['buffers']))
-    def loss(self, features, frozen, client, real=None):
+    def loss(self, features, frozen, client, valid=None):
         if not frozen: return 0*features.sum() # round 0
-        if self.variant == 'l2': return self.mu*distance(features, frozen['near'], real)
-        return (self.mu*contrast(features, frozen['near'], frozen['far'], self.tau, real)
+        if self.variant == 'l2': return self.mu*distance(features, frozen['near'], valid)
+        return (self.mu*contrast(features, frozen['near'], frozen['far'], self.tau, valid)
                 *(client['trained'] if self.form == 'paper' else 1))
     def done(self, params, buffers, client):
         return ({} if self.variant == 'l2'

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from ..engine.messages import point, warn
+from ..engine.messages import first_line, warn
 from ..local import is_number, is_whole
 from ..method import Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
@@ -250,7 +250,7 @@ class DPSGD(Method):
         except RuntimeError as e:
             if 'memory' in str(e): raise
             raise ValueError("DPSGD needs a gradient of every sample, and PyTorch has no rule for it in this network "
-                             f"or criterion: {point(e)}; buffers that a forward writes in place are one cause") from e
+                             f"or criterion: {first_line(e)}; buffers written in place are one cause") from e
         total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
         if self.noise: total = {k: v + self.noise*self.clip*SOURCES[self.source](v) for k, v in total.items()}
         return tmap(lambda v: v/real.sum(), total), buffers # the forward pass of the whole batch moves none

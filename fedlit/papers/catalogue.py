@@ -12,12 +12,13 @@ from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
                            feddse, fedgse)                                              # CATALOGUE
-from .claims import WIDTH, hanging, shown, tally, verdict_lines
+from .claims import WIDTH, hanging, verdict_view, tally, verdict_lines
 from .drawings import small_picture
 from ..engine.messages import unknown
-from .entries import CATALOGUE, RESULTS, SCALES, SEEDS, Entry, about, asked, basis, basis_of, beside
+from .entries import CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of
+from .entries import compare_published, entry_runs, report_entry
 from .entries import command, found_rows, judged, looks, note_look, note_seen, remarks, repeats
-from .entries import select, signed, stands_on, whole
+from .entries import select, signed, stands_on, complete_seeds
 from ..engine.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
@@ -68,7 +69,7 @@ def reproduce(
     for folder in dict.fromkeys(f for f, _ in wanted):
         asked = [s for (f, _), s in wanted.items() if f == folder]
         todo = [s for s in asked if not found(folder, s)]
-        print(f'{len(asked)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
+        print(f'{len(entry_runs)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
         left += run_settings(todo, folder, processes, scale != 'embedded', minutes, progress, **kw)
     print(f'{left} runs are still missing; the same command goes on' if left else 'all results are there')
     return left
@@ -98,7 +99,7 @@ def until_decided(
 # %% ../../nbs/papers/catalogue.ipynb #c41c41bc
 def _part(e, scale, only, folder):
     "The runs of an entry that were asked for; none where it has no such part."
-    try: return {address(s): s for _, s in asked(e, scale, only, folder)}
+    try: return {address(s): s for _, s in entry_runs(e, scale, only, folder)}
     except ValueError:
         if not only: raise
         return {}
@@ -155,7 +156,7 @@ def report(
     for e in wanted: note_seen(e, scale, out or e.folder, only)
     folders = dict.fromkeys(out or e.folder for e in wanted)
     claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
-    for e in wanted: _tell(e, about(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
+    for e in wanted: _tell(e, report_entry(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
     print(f'\n{tally(claims)}')
 
 
@@ -183,9 +184,9 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     "In a notebook: an entry's caption, drawings, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
-    runs = asked(e, scale, only, out)
+    runs = entry_runs(e, scale, only, out)
     rows, missing = found_rows(e, scale, only, out)
-    drawn = whole(rows, missing)
+    drawn = complete_seeds(rows, missing)
     here, under = basis(runs, missing), basis_of(drawn, runs)
     part = f'{scale}, {only}' if only else scale
     paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
@@ -197,12 +198,12 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     if len(drawn) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
     made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(drawn)) is not None]
     table = judged([e], scale, only, out) if out or only else _shipped(e.paper, scale)
-    claims = shown(table[table.entry == e.id]).drop(columns='entry')
+    claims = verdict_view(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for m in made:
             if isinstance(m, pd.DataFrame): display(m)
             else: display(small_picture(signed(m, under)), metadata=dict(here=under)) # the gallery reads it there
-        for part in (beside(e, drawn) if e.published or quantity(e, rows) else None,
+        for part in (compare_published(e, drawn) if e.published or quantity(e, rows) else None,
                      claims.set_index('claim') if len(claims) else None):
             if part is not None and len(part): display(part)
 

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'with_columns', 'by_test', 'by_sign', 'within', 'Numbers', 'ours', 'pick',
            'nth', 'above_zero', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond', 'level',
-           'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'weigh', 'decide',
-           'shown', 'judge', 'tally', 'hanging', 'verdict_lines']
+           'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'evaluate',
+           'decide', 'verdict_view', 'judge', 'tally', 'hanging', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -231,7 +231,7 @@ def complete(rows, missing, numbers, derive=lambda rows: rows):
     return part
 
 # %% ../../nbs/papers/claims.ipynb #91284cc1
-def weigh(
+def evaluate(
     claims, rows, missing=(), derive=lambda rows: rows,
     test=paired, # function of the differences -> Evidence; where seeds are missing, it is `repeated`
     entry='',    # whose claims they are
@@ -302,7 +302,7 @@ def decide(weighed): # list of Weighed; the part of `entry` before the slash is 
     return pd.DataFrame(rows, columns=columns)
 
 # %% ../../nbs/papers/claims.ipynb #85714699
-def shown(table):
+def verdict_view(table):
     "The table of verdicts for a reader."
     new = ~table.duplicated('same')
     name = dict(zip(table.same[new], table.entry.where(table.entry != '', table.claim)[new]))
@@ -315,7 +315,7 @@ def shown(table):
 
 def judge(claims, rows, missing=(), derive=lambda rows: rows, test=paired):
     "The verdicts on claims that are judged by themselves."
-    return decide(weigh(claims, rows, missing, derive, test))
+    return decide(evaluate(claims, rows, missing, derive, test))
 
 # %% ../../nbs/papers/claims.ipynb #775cabaa
 def tally(table):
@@ -335,7 +335,7 @@ def hanging(text, indent=4): # columns, of all lines but the first
 def verdict_lines(table):
     "The table of verdicts for a terminal."
     lines = []
-    for row in shown(table).to_dict('records'):
+    for row in verdict_view(table).to_dict('records'):
         numbers = [row['measured'], row['interval'], f"{row['seeds']} seeds" if row['seeds'] else '']
         numbers += [f'{name} {row[name]}' for name in ('p', 'adjusted', 'seeds to decide') if row[name]]
         numbers += [f"as {row['repeats']}"] if row.get('repeats') else []

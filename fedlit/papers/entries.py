@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
            'local_field', 'measuring', 'in_proportion', 'bases', 'grid', 'in_other_ways', 'row_name', 'Entry', 'entry',
-           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'beside', 'remember',
-           'looks', 'note_look', 'asked', 'found_rows', 'whole', 'judged', 'note_seen', 'command', 'file_of',
-           'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of', 'signed', 'show_signed',
-           'write_drawing', 'write_table', 'write_drawings', 'about']
+           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'compare_published',
+           'remember', 'looks', 'note_look', 'entry_runs', 'found_rows', 'complete_seeds', 'judged', 'note_seen',
+           'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of',
+           'signed', 'show_signed', 'write_drawing', 'write_table', 'write_drawings', 'report_entry']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re
@@ -19,8 +19,8 @@ from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from ..engine.files import result, shipped, write_figure, write_file, write_json
-from ..engine.messages import point, unknown, warn
-from .claims import decide, judge, results, shown, weigh, with_columns
+from ..engine.messages import first_line, unknown, warn
+from .claims import decide, judge, results, verdict_view, evaluate, with_columns
 from .drawings import table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
@@ -209,7 +209,7 @@ def means(entry, rows):
     return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
 
 # %% ../../nbs/papers/entries.ipynb #c51947e1
-def beside(entry, rows):
+def compare_published(entry, rows):
     "Our means beside the paper's numbers and their difference, where it prints some."
     out, labels = means(entry, rows), [k for k in rows.attrs['labels'] if k != 'seed']
     if not entry.published: return out.dropna(axis=1, how='all').round(3)
@@ -238,7 +238,7 @@ def remember(out, key, **new): # key: id of an entry, scale and part
 def looks(entry, scale, out, only=''):
     "How many seeds were asked for, one number after the other (None: the entry's own); does the sequential test judge?"
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
-    seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
+    seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{complete_seeds} ')}
     seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
     return seeds, any(v['repeated'] for v in seen.values())
 
@@ -254,15 +254,15 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
     remember(out, _looked(entry, scale, only), seeds=now, repeated=again or until_decided or len(now) > 1)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
-def asked(entry, scale, only='', out=None):
+def entry_runs(entry, scale, only='', out=None):
     "The runs of an entry, with as many seeds as were asked for last."
     return select(entry, scale, only, looks(entry, scale, out or shipped('catalogue'), only)[0][-1])
 
 def found_rows(entry, scale, only='', out=None):
-    "The results of the runs that were `asked` for, see `results`."
-    return results(asked(entry, scale, only, out), out or shipped('catalogue'))
+    "The results of the runs that were `entry_runs` for, see `results`."
+    return results(entry_runs(entry, scale, only, out), out or shipped('catalogue'))
 
-def whole(rows, missing):
+def complete_seeds(rows, missing):
     "The rows of the seeds of which nothing is missing; all rows where those would be fewer than two seeds."
     lacking = {labels['seed'] for labels, _ in missing}
     if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
@@ -276,7 +276,7 @@ def judged(entries, scale, only='', out=None): # a part of an entry is judged wi
     for e in family.values():
         here = out or shipped('catalogue')
         test = repeated if looks(e, scale, here, only)[1] else paired
-        weighed += weigh(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
+        weighed += evaluate(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
     table = decide(weighed)
     return table[table.entry.isin(wanted)]
 
@@ -284,14 +284,14 @@ def judged(entries, scale, only='', out=None): # a part of an entry is judged wi
 def note_seen(entry, scale, out, only=''):
     "Remember by how many of their seeds claims are judged now; nothing if no run is missing."
     rows, missing = found_rows(entry, scale, only, out)
-    weighed = weigh(entry.claims, rows, missing, entry.derive) if missing else []
+    weighed = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
     key = _looked(entry, scale, only)
     known = (result(Path(out)/'looks.json') or {}).get(key, dict(seeds=looks(entry, scale, out, only)[0]))
     if seen <= set(known.get('seen', ())): return
     seen = sorted(seen.union(known.get('seen', ())))
     try: remember(out, key, seeds=known['seeds'], repeated=True, seen=seen)
-    except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {point(e)}")
+    except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {first_line(e)}")
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
 def command(entry, scale, out, only=''):
@@ -385,7 +385,7 @@ def write_drawing(made, file): # file: function of the ending -> path
 def write_table(table, path): return write_file(path, table.to_csv(index=False).encode())
 
 # %% ../../nbs/papers/entries.ipynb #bf89ef82
-def write_drawings(entry, scale, drawn, file, said): # said: of `about`, which learns what was drawn and why not
+def write_drawings(entry, scale, drawn, file, said): # said: of `report_entry`, which learns what was drawn and why not
     "An entry's drawings as files."
     again = file('claims').exists()
     for name, draw in () if repeats(entry, scale) else entry.draws:
@@ -403,13 +403,13 @@ def write_drawings(entry, scale, drawn, file, said): # said: of `about`, which l
         (said.written if is_table else said.figures).append(path)
 
 # %% ../../nbs/papers/entries.ipynb #6bee2560
-def about(
+def report_entry(
     entry, scale, only='', out=None, to=None, # see `file_of`
     claims=None, # what `judged` says of them, if it is known
 ):               # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
     "Everything that a report says of an entry; drawings and tables are written."
     out = out or entry.folder
-    runs, (rows, missing) = asked(entry, scale, only, out), found_rows(entry, scale, only, out)
+    runs, (rows, missing) = entry_runs(entry, scale, only, out), found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],
                            remarks=remarks(entry, scale), here=basis(runs, missing),
                            claims=judged([entry], scale, only, out) if claims is None else claims)
@@ -418,10 +418,11 @@ def about(
     if missing: said.news.append(f"missing: {len(missing)} of {len(missing)+len(rows)} results; "
                                  f"make them: {command(entry, scale, out, only)}")
     if not len(rows): return said
-    file, drawn = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to), whole(rows, missing)
+    file = lambda name, end='.csv': file_of(entry, name, end, scale, only, out, to)
+    drawn = complete_seeds(rows, missing)
     write_drawings(entry, scale, drawn, file, said)
     if entry.value in rows and pd.api.types.is_numeric_dtype(rows[entry.value]):
-        said.beside = beside(entry, drawn)
+        said.beside = compare_published(entry, drawn)
         said.written.append(write_table(said.beside, file('beside')))
-    said.written.append(write_table(shown(said.claims), file('claims')))
+    said.written.append(write_table(verdict_view(said.claims), file('claims')))
     return said

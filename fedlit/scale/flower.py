@@ -35,7 +35,7 @@ from ..server import aggregate, deployed
 from ..round import local_phase
 from ..state import pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
-from ..engine.inputs import first_odd, least_batch, prefers_channels_last
+from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
 from ..engine.table import memory_budget
 from ..result import Run, resume
 from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns, protected
@@ -578,7 +578,8 @@ def _try_out(plan, metrics):
     if {'x', 'y'} - test.keys():
         raise ValueError(f"{plan.test} has {', '.join(sorted(test))}, but it must have x and y")
     task = replace(plan.task, x_train=x[:16], y_train=y[:16], x_test=test['x'], y_test=test['y'])
-    if odd := first_odd('x_test', task.x_test, torch.arange(len(task.x_test))): raise ValueError(f"{plan.test}: {odd}")
+    if odd := first_nonfinite('x_test', task.x_test, torch.arange(len(task.x_test))):
+        raise ValueError(f"{plan.test}: {odd}")
     here = replace(plan, task=task, clients=[torch.arange(16)]*len(plan.clients), executor='loop', device='cpu',
                    record=False, checkpoint=None, metrics=metrics)
     Simulation(here.checked()).try_out()

@@ -21,7 +21,7 @@ from ..engine.table import Table
 from ..engine.guard import act, expected
 from ..engine.messages import warn
 from ..method import server_readers
-from ..engine.fingerprint import in_words, unlike
+from ..engine.fingerprint import describe, differences
 from ..server import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41
@@ -268,7 +268,7 @@ def begin(self:Ranks,
     run, # Run: its method, settings and state
 ):       # the ranks, whose `train`, `sums` and `seen` are those of all together
     "Rank 0 asks whether all ranks were given the same run, and leads."
-    self.open, self.sim, self.round, sim.alone = True, sim, run.state.round + 1, False
+    self.open, self.sim, self.round, sim.single_process = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
     self._say('begin', given=_given(sim, run), round=self.round)
     self._agree(None)
@@ -279,8 +279,8 @@ _FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels
 
 def _given(sim, run):
     "What a rank was given, as JSON has it."
-    proxy = getattr(getattr(sim, 'asked', None), 'proxy', None)
-    said = dict(run.settings, method=repr(run.method), **{'what the server has': in_words(proxy)})
+    proxy = getattr(getattr(sim, 'federation', None), 'proxy', None)
+    said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(proxy)})
     return json.loads(json.dumps({k: v for k, v in said.items() if k not in _FREE}))
 
 def _differences(theirs, ours, rank):
@@ -288,7 +288,7 @@ def _differences(theirs, ours, rank):
     settings = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {rank}' for k in dict.fromkeys([*theirs, *ours])
                 if k != 'fingerprint' and theirs.get(k) != ours.get(k)]
     said = [v if len(v) < 300 else f'{v[:300]} ...' for v in settings]
-    said += unlike(theirs.get('fingerprint', {}), ours.get('fingerprint', {}))
+    said += differences(theirs.get('fingerprint', {}), ours.get('fingerprint', {}))
     return said[:4] + [f'{len(said)-4} more']*(len(said) > 4)
 
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
@@ -319,7 +319,7 @@ def train(self:Ranks, who, state):
         if rank and (out := [k for k in ks if k in lent]): self._give(rows(_kept(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
     theirs = self._agree(error)
-    if wrong := [pair for t in theirs for pair in t['why']]: self.sim.why.setdefault(state.round, {}).update(wrong)
+    if wrong := [pair for t in theirs for pair in t['why']]: self.sim.failures.setdefault(state.round, {}).update(wrong)
     told = [_numbers(self.out), *(t['numbers'] for t in theirs)]
     if not (told := self._left(len(who), told)): return self.out
     like = lambda k: self.out.get(k, self.out['loss']) # a rank of which no client is left has not seen all
@@ -362,7 +362,7 @@ def _judged(self:Ranks, numbers, state):
     "Look at what single ranks could not: who is beyond belief beside all others of the round?"
     seen, least = numbers.pop('seen', None), numbers.pop('least', None)
     if seen is None or not seen.numel(): return numbers
-    guard = self.sim.asked.bad_clients
+    guard = self.sim.federation.bad_clients
     most = expected(guard, seen, least[0])
     bad = ~((seen <= most) & seen.isfinite())
     rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
@@ -371,7 +371,7 @@ def _judged(self:Ranks, numbers, state):
     for i, j in reversed(bad.nonzero().tolist()): # of every client the first tensor that is odd
         said = f"returned {seen[i, j]:.3g} in {_named(self.out, j)} in round {state.round+1}"
         wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
-    self.sim.why.setdefault(state.round, {}).update(wrong)
+    self.sim.failures.setdefault(state.round, {}).update(wrong)
     act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
     numbers['bad'] = numbers['bad'] | rows_.to(numbers['bad'].device)
     if guard.then != 'skip': return numbers
@@ -401,10 +401,10 @@ def _line(self:Ranks, flat):
 
 # %% ../../nbs/scale/torchrun.ipynb #260a8012
 @patch
-def seen(self:Ranks, who, before, out, after):
+def test_clients(self:Ranks, who, before, out, after):
     "What is seen of the clients, each where it was trained."
     self._say('see', self._server(after))
-    mine, error = _try(self.sim.seen, [who[i] for i in self.shares[0]], before, self.out, after)
+    mine, error = _try(self.sim.test_clients, [who[i] for i in self.shares[0]], before, self.out, after)
     told = list(filter(None, [mine, *self._agree(error)]))
     return {k: self._joined([torch.tensor(t[k], dtype=torch.double) for t in told]).tolist() for k in told[0]}
 
@@ -424,7 +424,7 @@ def follow(self:Ranks,
 ):       # Run after its last, without what clients keep
     "What a rank other than 0 does."
     self.open = self.ready = True
-    self.sim, self.out, sim.alone = sim, None, False
+    self.sim, self.out, sim.single_process = sim, None, False
     while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
     said, tree = heard
     self.open = False
@@ -454,7 +454,7 @@ def _on_train(self:Ranks, run, said, tree):
     if lent: held = put(held, lent, self._take(held, len(lent), 0))
     self.state = replace(run.state, round=said['round'], **tree, **held)
     self.out, error = _try(self.sim.train, who, self.state)
-    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.why.get(said['round'], {}).items())))
+    self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.failures.get(said['round'], {}).items())))
 
 @patch
 def _on_keep(self:Ranks, run, said, tree):
@@ -464,7 +464,7 @@ def _on_keep(self:Ranks, run, said, tree):
 
 @patch
 def _on_see(self:Ranks, run, said, tree):
-    numbers, error = _try(self.sim.seen, self.who, self.state, self.out, replace(self.state, **tree))
+    numbers, error = _try(self.sim.test_clients, self.who, self.state, self.out, replace(self.state, **tree))
     self._answer(error, numbers)
 
 # %% ../../nbs/scale/torchrun.ipynb #b0125daa

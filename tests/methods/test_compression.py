@@ -134,9 +134,9 @@ def test_residuals_only_of_what_travels():
 @pytest.mark.parametrize('compress', [TopK(share=.1), pytest.param(Quantize(), marks=pytest.mark.slow)], ids=repr)
 def test_beside_any_method(compress):
     "All exported methods, before and after, for a round."
-    from fedlit.parse import known
+    from fedlit.parse import methods_by_name
     world = laws.small(norm=False)
-    for name, cls in known().items():
+    for name, cls in methods_by_name().items():
         m = cls(groups=3) if name == 'StructuredDeCov' else cls()
         if name == 'DepthFL': continue # another network
         for pair in ((compress, m), (m, compress)):

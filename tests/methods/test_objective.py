@@ -2,7 +2,7 @@
 import copy, math
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
-from fedlit.cohort import Broadcast, look
+from fedlit.cohort import Broadcast, frozen_outputs
 from fedlit.data import load
 from fedlit.method import FedAvg
 from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedProx, MOON, StructuredDeCov
@@ -99,14 +99,14 @@ def data(ks, r, ragged=True):
         xs.append(torch.randn(4, 7, 6, generator=g) + k)
         ys.append(torch.randint(0, 3, (4, 7), generator=g))
     live = torch.tensor([[7, 7, 7, 3] if k % 2 else [7, 7, 0, 0] for k in ks]) if ragged else None
-    return dict(x=torch.stack(xs), y=torch.stack(ys), live=live)
+    return dict(x=torch.stack(xs), y=torch.stack(ys), counts=live)
 
 def train(method, model, executor, rounds=3, device='cpu'):
     model = model.to(device)
     dtype = model.head.weight.dtype
     state = start(method, model, 5)
     for r in range(rounds):
-        batch = {k: v if k == 'live' else v.to(device) for k, v in data(who[r], r).items()}
+        batch = {k: v if k == 'counts' else v.to(device) for k, v in data(who[r], r).items()}
         batch['x'] = batch['x'].to(dtype)
         state = fed_round(Broadcast(method, model, state, local), who[r], batch, [1. + k for k in who[r]], executor)
     return state
@@ -138,7 +138,7 @@ def test_moon_against_plain_modules(method, norm, executor):
             m, frozen, prev = copy.deepcopy(server).train(), copy.deepcopy(server).eval(), previous[k].eval()
             opt = torch.optim.SGD(m.parameters(), lr=.1, momentum=.9, weight_decay=1e-3)
             for t in range(4):
-                if not (n := int(batch['live'][i, t])): continue
+                if not (n := int(batch['counts'][i, t])): continue
                 x, y = batch['x'][i, t, :n], batch['y'][i, t, :n]
                 z, logits = m(x)
                 loss = F.cross_entropy(logits, y)
@@ -225,7 +225,7 @@ def test_moon_frozen_networks_get_no_gradient():
     memory = dict(params=dict(z=v), buffers={}, trained=torch.ones(()))
     for variant in ('contrastive', 'l2'):
         method = MOON(variant=variant)
-        seen = look(method, dict(forward=echo, first=False, params=dict(z=z), buffers={}, received=dict(z=w),
+        seen = frozen_outputs(method, dict(forward=echo, first=False, params=dict(z=z), buffers={}, received=dict(z=w),
                                  client=dict(MOON=memory), x=None))
         loss = method.loss(z, seen['MOON'], memory)
         grads = torch.autograd.grad(loss, (z, w, v), allow_unused=True)

@@ -38,7 +38,7 @@ def sgd(net, local=LOCAL, **kw):
 
 def steps(k, data=DATA):
     "The batches of client `k`."
-    return [(data['x'][k, t], data['y'][k, t]) for t in range(int(data['live'][k].sum()))]
+    return [(data['x'][k, t], data['y'][k, t]) for t in range(int(data['counts'][k].sum()))]
 
 def averaged(net, ends, who):
     "`net` with the clients' average, weighted by their sizes; whole numbers are rounded."
@@ -348,7 +348,7 @@ def test_personal_columns_are_of_adapted_networks():
                 personal_after=[score({n: v[k] for n, v in ended.items()}, k) for k in (0, 1)])
     for column, values in seen.items(): assert run.history[column].iloc[-1] == pytest.approx(sum(values)/2, abs=1e-9)
     each = run.per_client(task, tests)
-    run.asked = None # as if from a file
+    run.origin = None # as if from a file
     assert each.equals(run.per_client(task, tests, clients=parts))
     with pytest.raises(ValueError, match='from its samples; pass clients'): run.per_client(task, tests)
     assert each.personal.tolist() == pytest.approx(seen['personal'], abs=1e-9)

@@ -289,7 +289,7 @@ def test_every_name_that_a_later_send_may_ask_for_is_looked_at(name):
     except ValueError: return
     net = MOVING[False].model
     for r in (0, 1): # other images, labels, and numbers of steps
-        data = dict(PLAIN.data(r), live=COUNTS[[2*r + 1, 0, 0, 0]])
+        data = dict(PLAIN.data(r), counts=COUNTS[[2*r + 1, 0, 0, 0]])
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # of what does not leave
             local_phase(Broadcast(m, net, start(m, net, 6), PLAIN.local, proxy=PLAIN.proxy), [0],
@@ -491,7 +491,7 @@ def published(m, world, other=None, statistics='averaged', executor='loop'):
         given = {k: v.clone() for k, v in world.data(r).items()}
         for k in [k for k, i in enumerate(world.who(r)) if i == first and other]:
             given['x'][k], given['y'][k] = -given['x'][k].flip(0) + .3, 2 - given['y'][k]
-            if other == 'size': given['live'][k], sizes[k] = torch.tensor([2, 0, 0]), 2.
+            if other == 'size': given['counts'][k], sizes[k] = torch.tensor([2, 0, 0]), 2.
         return given
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # of what a method leaves at home, and of Krum's few clients
@@ -521,9 +521,9 @@ def test_beside_any_method_nothing_of_a_client_is_published(private, norm):
     """All exported methods, before and after: refused with a reason, or neither the server nor another client notices
     that a client has other data. The noise is that of the seed, so all that differs has gone past the clip. Where there
     is BatchNorm, its statistics are at home."""
-    from fedlit.parse import known
+    from fedlit.parse import methods_by_name
     beside, world, statistics = 0, MOVING[norm], 'home' if norm else 'averaged'
-    for name, cls in known().items():
+    for name, cls in methods_by_name().items():
         if name in ('DP', 'DPSGD', 'DepthFL'): continue # itself; another network
         other = cls(**dict(StructuredDeCov=dict(groups=3), FedDF=dict(steps=2), FedET=dict(steps=2)).get(name, {}))
         for pair in ((private, other), (other, private)):
