@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
 from fedlit.data import Task
-from fedlit.engine.tape import Tapes
+from fedlit.ground.tape import Tapes
 from fedlit.local import Local
 from fedlit.method import FedAvg
 from fedlit.methods import FedBN, MOON, SCAFFOLD

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import fedlit
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
-from fedlit.engine.files import result, write_json
+from fedlit.ground.files import result, write_json
 from fedlit.local import Local
 from fedlit.methods.heterofl import HeteroFL
 from fedlit.models import build

@@ -2,7 +2,7 @@
 import json, os, platform, resource, signal, statistics, subprocess, tempfile, time
 import numpy as np
 from pathlib import Path
-from fedlit.engine.files import write_file
+from fedlit.ground.files import write_file
 from . import peers
 from .work import Data, score, write
 

@@ -8,7 +8,7 @@ from collections import OrderedDict
 from pathlib import Path
 from unittest import mock
 from fedlit.data import Task, load as load_data, recipe
-from fedlit.engine.files import forget, write_file
+from fedlit.ground.files import forget, write_file
 from fedlit.methods import FedAvg
 from fedlit.models import build, count, macs, wrap
 from fedlit.partition import dirichlet, iid

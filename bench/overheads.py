@@ -5,7 +5,7 @@ from fedlit.data import Task
 from fedlit.methods import FedAvg, FedDecorr, FedProx, MOON
 from fedlit.models import build, wrap
 from fedlit.local import Local
-from fedlit.engine.memory import hold_memory
+from fedlit.ground.memory import hold_memory
 from fedlit.run import federating
 from . import nets
 from .child import main

@@ -1,7 +1,7 @@
 "One compressed file of the results of a folder, which goes away: `python -m bench.pack results/catalogue/digits`."
 import lzma, sys
 from pathlib import Path
-from fedlit.engine.files import _summed, all_results, packed, write_file
+from fedlit.ground.files import _summed, all_results, packed, write_file
 
 def _rounded(value, digits=7, exact=('setting', 'settings'), rough=('seconds', 'peak_mb')):
     "A value of JSON with so many digits a number, but for what was typed, and three of a time or a memory."

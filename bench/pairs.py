@@ -1,12 +1,12 @@
 "Sub-models beside the small network trained alone, ragged clients beside even ones: runs that take turns by the round."
 import statistics, time
 import torch
-from fedlit.engine.axes import axes_of, extract
+from fedlit.ground.axes import axes_of, extract
 from fedlit.engine.masks import MaskedCohort
 from fedlit.methods import FedAvg, FedDSE, FedGSE, HeteroFL
 from fedlit.models import build, wrap
 from fedlit.local import Local
-from fedlit.engine.memory import hold_memory
+from fedlit.ground.memory import hold_memory
 from fedlit.run import federating
 from . import nets
 from .child import main

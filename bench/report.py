@@ -1,7 +1,7 @@
 "The table and the figures, from the files alone."
 import statistics
 from pathlib import Path
-from fedlit.engine.files import write_figure, write_file
+from fedlit.ground.files import write_figure, write_file
 from .drive import load
 from .peers import CONTENDERS
 

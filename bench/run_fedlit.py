@@ -6,7 +6,7 @@ from fedlit.methods import FedAvg
 from fedlit.models import wrap
 from fedlit.batches import plan
 from fedlit.local import Local
-from fedlit.engine.memory import hold_memory
+from fedlit.ground.memory import hold_memory
 from fedlit.run import federate
 from .child import main
 from .nets import arrays, build

@@ -96,7 +96,7 @@ def make(work):
 def write(work, folder):
     "The file that holds the workload's arrays, made if it is not there."
     import hashlib, io
-    from fedlit.engine.files import write_file
+    from fedlit.ground.files import write_file
     name = hashlib.sha256(json.dumps(work, sort_keys=True).encode()).hexdigest()[:12]
     path = Path(folder)/f'{name}.npz'
     if not path.exists():

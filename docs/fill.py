@@ -1,4 +1,4 @@
-"""Runs pages and stores what they show: `python docs/fill.py nbs/13_figure.ipynb ...`. Figures get at most twice the
+"""Runs pages and stores what they show: `python docs/fill.py nbs/14_figure.ipynb ...`. Figures get at most twice the
 pixels of a page's column, and few colours, so they are sharp and small; a table is stored once, without pandas' style;
 a cell that is edited in the meantime keeps what it had."""
 import base64, io, os, re, sys, time

@@ -126,13 +126,16 @@ def core():
     return dict(sorted(found.items(), key=lambda page: page[1]))
 
 def arrows_run_down():
-    "A page needs lower numbers only, also by way of the engine; and no page of the core needs papers or scale."
+    "A page needs lower numbers only, also by way of the engine; none of the core needs papers, and the ground nothing."
     number, graph = core(), imports()
     for module, n in number.items():
         for other in sorted(reached(graph, module)):
             if number.get(other, -1) >= n:
                 yield f'fedlit.{module}, page {n}, needs fedlit.{other}, page {number[other]}'
             if other.startswith(('papers.', 'scale.')): yield f'fedlit.{module} needs fedlit.{other}'
+    for module, others in graph.items():
+        if module.startswith('ground.') and (up := [o for o in others if not o.startswith('ground')]):
+            yield f'fedlit.{module} needs fedlit.{up[0]}, but the ground stands on itself'
 
 def no_circle_of_imports():
     for circle in circles(imports()): yield f"these modules import each other: {', '.join(circle)}"
@@ -256,8 +259,8 @@ UNPACKING = {'extractall', 'extract'}
 WRITING = {'Pickler', 'PickleBuffer'} # of pickle; what writes runs nothing
 PLAIN = 'http:/' + r'/(?!127\.0\.0\.1|localhost|www\.w3\.org)' # in two parts, so that it does not find itself
 # the one module that downloads and unpacks, see tests/test_files.py; a zip file knows no filter
-WHERE = {'fedlit/engine/files.py': {'imports urlopen', 'file.extract without a filter'},
-         'fedlit/engine/tape.py': {'exec'}}    # runs what it has itself written from recorded tensor operations
+WHERE = {'fedlit/ground/files.py': {'imports urlopen', 'file.extract without a filter'},
+         'fedlit/ground/tape.py': {'exec'}}    # runs what it has itself written from recorded tensor operations
 
 def dotted(f): return f'{dotted(f.value)}.{f.attr}' if isinstance(f, ast.Attribute) else getattr(f, 'id', '')
 def given(call, name):
@@ -296,7 +299,7 @@ def a_module_opens_no_door():
             if what not in WHERE.get(name, ()): yield f'{name}:{line}: {what}'
 
 def every_file_is_written_by_one_module():
-    "`open` for writing, `write_text`, `savefig` and others to a path: only fedlit.engine.files does it."
+    "`open` for writing, `write_text`, `savefig` and others to a path: only fedlit.ground.files does it."
     writes = re.compile(r"\bopen\([^)]*['\"][wxa]b?\+?['\"]|\.write_(text|bytes)\(|np\.savez?\(\w*path|"
                         r"save_file\(|torch\.save\(|\.savefig\((?!whole|drawn)|"
                         r"\.to_(csv|json|pickle|parquet)\([^)]*(path|out/)|shutil\.(copy|move)")
@@ -304,8 +307,8 @@ def every_file_is_written_by_one_module():
         name = f.relative_to(ROOT).as_posix()
         if f.name == 'costs.py': continue # to /proc
         found = {m[0] for m in writes.finditer(text(name))} - {'shutil.copy'*(f.name == 'flower.py')} # to a new folder
-        if found and name != 'fedlit/engine/files.py':
-            yield f'{name} writes a file by itself; fedlit.engine.files does it'
+        if found and name != 'fedlit/ground/files.py':
+            yield f'{name} writes a file by itself; fedlit.ground.files does it'
 
 # every generator above that asks for nothing, in the order of this file
 CHECKS = [f for f in [*globals().values()]

@@ -12,8 +12,8 @@ import numpy as np
 from dataclasses import replace
 from fastcore.basics import patch
 from .data import prepare
-from .draws import rng, seed_of
-from .tree import tmap
+from .ground.draws import rng, seed_of
+from .ground.tree import tmap
 
 # %% ../nbs/08_batches.ipynb #65354c45
 def cross_entropy(

@@ -225,7 +225,7 @@ def _executor(text):
 
 def _names(a, *methods):
     "The methods. All that is misspelt is told before data are loaded."
-    from fedlit.engine.messages import check_record, match_name
+    from fedlit.ground.messages import check_record, match_name
     from fedlit.parse import Misfit, ParseError, method, named, value
     for k, names in CHOICES.items():
         if given := getattr(a, k): setattr(a, k, match_name(given, names, f"value of --{k.replace('_', '-')}"))
@@ -299,7 +299,7 @@ def result_options(a):
 
 def _again(source, p):
     "Make what a file says of a run the base of the parser `p`."
-    from fedlit.engine.files import read_json
+    from fedlit.ground.files import read_json
     if not os.path.isfile(source):
         raise ValueError(f'--from {source}: there is no such file; it is one that `fedlit run --json` wrote')
     try: said = read_json(source)['settings']
@@ -323,7 +323,7 @@ def _shared(a):
 def _federation(a, setting, **given):
     from fedlit.run import Federation
     from fedlit.engine.inputs import writable
-    from fedlit.engine.memory import hold_memory
+    from fedlit.ground.memory import hold_memory
     log = getattr(a, 'log_csv', None)
     for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
         if path and not _follows(): writable(path)
@@ -338,7 +338,7 @@ def _federation(a, setting, **given):
                          evaluate_every=a.evaluate_every, **_shared(a), **given)
 
 def _federate(a, setting, **given):
-    from fedlit.engine.files import write_file
+    from fedlit.ground.files import write_file
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
     for run in federation.each_round(): write_file(log, run.history.to_csv(index=False).encode())
@@ -348,7 +348,7 @@ def _federate(a, setting, **given):
 def run(a):
     "`fedlit run`"
     _names(a, *filter(None, [a.method]))
-    from fedlit.engine.files import write_json
+    from fedlit.ground.files import write_json
     from fedlit.result import records
     done = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
@@ -369,7 +369,7 @@ def compare(a):
     import pandas as pd
     from dataclasses import replace
     from fedlit.measure import spread
-    from fedlit.engine.files import write_json
+    from fedlit.ground.files import write_json
     from fedlit.run import file_of, run_together
     from fedlit.result import records
     from fedlit.setting import plain
@@ -495,7 +495,7 @@ def interactions(a):
     _folder('--out', a.out)
     methods = _names(a, *a.methods)
     from dataclasses import replace
-    from fedlit.engine.files import write_figure, write_json
+    from fedlit.ground.files import write_figure, write_json
     from fedlit.papers.interactions import interactions as measure
     from fedlit.setting import plain
     from pathlib import Path

@@ -12,15 +12,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from fastcore.basics import patch
 from functools import cached_property, partial
-from .engine.axes import axes_of, watch
+from .ground.axes import axes_of, watch
 from .batches import cross_entropy, groups
-from .draws import Seeded
-from .engine.messages import warn
-from .engine.stacks import masked_batchnorm, single, stacked
+from .ground.draws import Seeded
+from .ground.messages import warn
+from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
 from .method import Method, ask, asks_for, each_part, overrides, part_view, part_names, replaces, through, wants
 from .state import OPTIMIZER, State, pure
-from .tree import rows, sub, tmap
+from .ground.tree import rows, sub, tmap
 
 # %% ../nbs/09_cohort.ipynb #1ae7f355
 @dataclass(frozen=True)

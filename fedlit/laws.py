@@ -23,19 +23,19 @@ from types import CellType, CodeType, FunctionType, ModuleType
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from .draws import Seeded, draws, keep_generators
+from .ground.draws import Seeded, draws, keep_generators
 from .method import FedAvg, Method, Sum, asks_for, overrides
 from .vocabulary import HOOKS
-from .engine.axes import axes_of
+from .ground.axes import axes_of
 from .batches import Batches
 from .local import Local
 from .cohort import Broadcast
 from .round import fed_round, local_phase
 from .server import aggregate, deployed, holders
 from .state import start
-from .engine.table import Table
-from .engine.tape import Tapes
-from .tree import flatten, tmap
+from .ground.table import Table
+from .ground.tape import Tapes
+from .ground.tree import flatten, tmap
 
 # %% ../nbs/laws.ipynb #c085ecaa
 class Small(nn.Module):

@@ -8,7 +8,7 @@ __all__ = ['Participation', 'many', 'Uniform', 'draw_clients', 'check_participat
 
 # %% ../nbs/11_participation.ipynb #e6003326
 import numpy as np
-from .draws import rng
+from .ground.draws import rng
 from .local import Value, is_number, is_whole
 from .method import ask
 

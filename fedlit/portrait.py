@@ -23,7 +23,7 @@ from .round import local_phase
 from .server import aggregate
 from .state import start
 from .scale.capacity import Wire
-from .tree import leaves
+from .ground.tree import leaves
 
 # %% ../nbs/portrait.ipynb #66256bf7
 LINE, FILL = 'fill="none" stroke="currentColor"', 'fill="currentColor"'

@@ -12,11 +12,11 @@ from dataclasses import replace
 from functools import partial, reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
-from .draws import Seeded
+from .ground.draws import Seeded
 from .method import ask, asks_for, overrides, part_view, part_names, replaces, through
 from .state import State, pure
-from .tree import finest, rows, tmap
-from .engine.table import written
+from .ground.tree import finest, rows, tmap
+from .ground.table import written
 
 # %% ../nbs/10_server.ipynb #427b26c6
 def _difference(new, old):

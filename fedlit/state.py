@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
-from .draws import Seeded
+from .ground.draws import Seeded
 from .method import ask, each_part, overrides, part_names
-from .engine.table import Store, Table
-from .tree import tmap
+from .ground.table import Store, Table
+from .ground.tree import tmap
 
 # %% ../nbs/07_state.ipynb #1bf4efc4
 def pixel_by_pixel(
@@ -106,7 +106,7 @@ def start(
     clients, # int, how many clients exist
     statistics='averaged', # BatchNorm's: 'averaged' like weights, kept at 'home', 'recomputed' by the averaged model,
                            # or 'static', which is recomputed with every batch counted once, as in HeteroFL's code
-    seed=0,  # int; decides what networks and hooks draw, see `fedlit.draws`
+    seed=0,  # int; decides what networks and hooks draw, see `fedlit.ground.draws`
     local=None, # Local; needed where its optimiser is kept between rounds
 ) -> State:
     "The federation before round zero: all clients begin with the parameters of `model`."

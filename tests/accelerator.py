@@ -29,7 +29,7 @@ from torch.utils import backend_registration
 UNABLE = ('' if hasattr(backend_registration, '_setup_privateuseone_for_python_backend')
           else f'torch {torch.__version__} has no backends written in Python; they came with 2.10')
 READS = 'SYNC', 'TO CPU'
-THROUGH = 'fedlit.tree', 'fedlit.draws' # where others' reads pass through
+THROUGH = 'fedlit.ground.tree', 'fedlit.ground.draws' # where others' reads pass through
 counts, places, _double = Counter(), Counter(), True
 
 def reads():

@@ -1,7 +1,7 @@
 "Eight methods that are not in fedlit, written from their papers as a user would: `fedlit check` finds nothing here."
 import torch
 from fedlit.method import Method, require
-from fedlit.tree import sqnorm
+from fedlit.ground.tree import sqnorm
 
 class FedRS(Method):
     "Logits of classes that a client does not have are scaled down (Li & Zhan, KDD 2021)."

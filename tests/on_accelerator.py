@@ -8,12 +8,13 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 import torch
 import accelerator
-from fedlit import laws, methods as library, models, tree
+from fedlit import laws, methods as library, models
+from fedlit.ground import tree
 from fedlit.after.report import _bytes as traffic_of
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task
 from fedlit.engine.guard import Guard
-from fedlit.engine.table import Table
-from fedlit.engine.tape import Tapes
+from fedlit.ground.table import Table
+from fedlit.ground.tape import Tapes
 from fedlit.method import Method, overrides
 from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp,
                             FedDF, FedDecorr, FedET, FedGSE, FedPara, FedPer, FedRep, FedRoD, HeteroFL, Krum, MOON,
@@ -25,7 +26,7 @@ from fedlit.local import Local
 from fedlit.server import deployed
 from fedlit.result import Run
 from fedlit.run import federate, part_columns
-from fedlit.tree import tmap
+from fedlit.ground.tree import tmap
 from federation import METHODS, PRIVATE, SUMS, TRIMMED, small
 
 EXECUTORS = 'loop', 'vmap', 'extract', 'threads'
@@ -342,7 +343,7 @@ def plan(device='dev', *entries):
     import contextlib, io
     warnings.simplefilter('ignore')
     from fedlit import cli
-    from fedlit.engine.files import read_json
+    from fedlit.ground.files import read_json
     from fedlit import setting
     from fedlit.papers import catalogue, settings
     whole, known = catalogue.select, {}

@@ -4,7 +4,7 @@ from pathlib import Path
 import torch
 import fedlit.run
 from fedlit.data import load
-from fedlit.engine.files import write_json
+from fedlit.ground.files import write_json
 from fedlit.methods import FedAvgM, MOON
 from fedlit.models import build
 from fedlit.partition import iid

@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
 from fedlit.data import Crop, Flip, load, recipe
-from fedlit.engine.files import all_results, write_json
+from fedlit.ground.files import all_results, write_json
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts
@@ -26,7 +26,7 @@ from fedlit.partition import classes_per_client
 from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.setting import averaged, call, clients_of, plain, public_set, task_of
-from fedlit.tree import flatten
+from fedlit.ground.tree import flatten
 
 ROOT = Path(__file__).parents[1]
 
@@ -1005,13 +1005,13 @@ def test_a_report_needs_no_leave_to_write_beside_the_results(small, monkeypatch,
 def test_the_main_job_keeps_what_is_remembered_of_it(tmp_path):
     write_json(tmp_path/'looks.json', {'collapse embedded': dict(seeds=[None], repeated=True, seen=[2])})
     collapse.note_main_job(tmp_path)
-    from fedlit.engine.files import result
+    from fedlit.ground.files import result
     assert result(tmp_path/'looks.json')['collapse embedded']['seen'] == [2]
     assert looks(CATALOGUE['collapse'], 'embedded', tmp_path)[1]
 
 def test_what_is_shown_before_it_is_complete_is_noted():
     "Otherwise the last runs to come would turn a claim that was looked at into one that was not."
-    from fedlit.engine.files import shipped
+    from fedlit.ground.files import shipped
     from fedlit.papers.claims import evaluate
     for e in CATALOGUE.values():
         rows, missing = collapse.committed('short') if e.id == 'collapse' else found_rows(e, 'short')
@@ -1021,7 +1021,7 @@ def test_what_is_shown_before_it_is_complete_is_noted():
 
 @pytest.mark.parametrize('name', ['claims', 'accuracy', 'beside'])
 def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
-    from fedlit.engine.files import shipped
+    from fedlit.ground.files import shipped
     from fedlit.papers.claims import verdict_view
     from fedlit.papers.entries import write_drawing, write_table
     e, rows, verdicts = CATALOGUE['collapse'], collapse.committed()[0], collapse.committed_verdicts()

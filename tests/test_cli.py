@@ -111,7 +111,7 @@ def test_a_log_has_every_round_once(tmp_path, capsys):
     ask = [*RUN, '--log-csv', str(log), '--checkpoint', str(tmp_path/'run')]
     main([*ask, '--rounds', '1'])
     one = pd.read_csv(log)
-    from fedlit.engine import files
+    from fedlit.ground import files
     whole = files.write_file
     def write(path, *args):
         whole(path, *args)

@@ -7,8 +7,8 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
 from fedlit.engine.ragged import RaggedCohort, can_pad
-from fedlit.engine.stacks import stacked
-from fedlit.engine.tape import Tapes
+from fedlit.ground.stacks import stacked
+from fedlit.ground.tape import Tapes
 from fedlit.method import FedAvg, Method
 from fedlit.models import build
 from fedlit.partition import dirichlet

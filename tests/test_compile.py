@@ -3,8 +3,8 @@ import os, warnings
 import pytest, torch
 from torch import nn
 from fedlit.data import load
-from fedlit.engine import tape
-from fedlit.engine.tape import Tapes, compiled, no_compiler
+from fedlit.ground import tape
+from fedlit.ground.tape import Tapes, compiled, no_compiler
 from fedlit.local import Adam, AdamW, Decay, Local
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedProx, HeteroFL, MOON, SCAFFOLD

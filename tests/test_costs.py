@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from bench import costs as command
 from fedlit.scale import costs
 from fedlit.scale.costs import RATES, growth, narrow, readable, shrink, swelling, take_turns, trainer
-from fedlit.engine.files import read_json
+from fedlit.ground.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import cnn4, feddse_resnet18, preact_resnet18
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 from torch import nn
 from fedlit.data import Crop, load
-from fedlit.engine.files import Damaged
+from fedlit.ground.files import Damaged
 from fedlit.method import Method
 from fedlit.methods import FedAvg, MOON
 from fedlit.models import build
@@ -304,11 +304,11 @@ def masked(i, j):
 
 @pytest.mark.parametrize('kw', [dict(heads=4), dict(act=torch.tanh), dict(power=2.)], ids=lambda kw: next(iter(kw)))
 def test_networks_of_the_same_tensors_are_told_apart(kw):
-    from fedlit.engine.fingerprint import form_of
+    from fedlit.ground.fingerprint import form_of
     assert form_of(Heads()) == form_of(Heads()) != form_of(Heads(**kw)) and form_of(Heads()) != form_of(Other())
 
 def test_a_mask_of_infinities_is_looked_at_entry_by_entry():
-    from fedlit.engine.fingerprint import _weight, alike
+    from fedlit.ground.fingerprint import _weight, alike
     a, b, c = (_weight(net.mask) for net in (Heads(), masked(0, 3), masked(0, 4)))
     assert not (alike(a, b) or alike(b, c)) and alike(b, _weight(masked(0, 3).mask))
 
@@ -329,7 +329,7 @@ def test_resume_looks_at_augmentation_and_at_bounds(tmp_path, first, then, said)
     with pytest.raises(ValueError, match=said): go(clients=four, **then, checkpoint=tmp_path/'run')
 
 def test_defaults_of_keywords_are_part_of_a_criterion():
-    from fedlit.engine.fingerprint import describe
+    from fedlit.ground.fingerprint import describe
     assert describe(keyword, still=True) != describe(keyword_other(), still=True)
 
 def test_numbers_of_numpy_are_numbers(tmp_path):

@@ -7,7 +7,7 @@ from fedlit.models import build
 from fedlit.partition import iid
 from fedlit.local import Local
 from fedlit.run import federate
-from fedlit.tree import flatten
+from fedlit.ground.tree import flatten
 from dataclasses import replace
 
 CASES = dict(loop=FedAvgM() + MOON() + FedDecorr(),

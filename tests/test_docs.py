@@ -17,13 +17,13 @@ CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 
 
 # -- the converter
 
-PAGES = {'06_method.ipynb': 'method.ipynb', 'methods/12_moon.ipynb': 'methods/moon.ipynb'}
+PAGES = {'05_method.ipynb': 'method.ipynb', 'methods/12_moon.ipynb': 'methods/moon.ipynb'}
 moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', shi2023='Shi et al., 2023'),
                  dict(federate=('run', 'federate'), MOON=('methods/moon', 'moon')))
 
 @pytest.mark.parametrize('path, page', [
     ('methods/12_moon.ipynb', 'methods/moon'),
-    ('00_tree.ipynb', 'tree'),
+    ('ground/tree.ipynb', 'tree'),
     ('index.ipynb', 'index'),
     ('gallery.qmd', 'gallery'),
     ('papers/moon_figures.ipynb', 'papers/moon_figures')])
@@ -45,12 +45,12 @@ def test_anchors_are_those_of_pandoc(heading, anchor): assert slug(heading) == a
     ('[@li2021, section 3; @shi2023]',
      '([Li et al., 2021](../citations.md#li2021), section 3; [Shi et al., 2023](../citations.md#shi2023))'),
     (r'$$ x \qquad\text{[@li2021, eq. 2]} $$', r'$$ x \qquad\text{(Li et al., 2021, eq. 2)} $$'),
-    ('[how](../06_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
+    ('[how](../05_method.ipynb#the-ten-hooks)', '[how](../method.ipynb#the-ten-hooks)'),
     ('[here](#why)', '[here](#why)'),
     ('[out](https://x.org/04_method.ipynb)', '[out](https://x.org/04_method.ipynb)'),
     ('call `federate(m)`', 'call [`federate(m)`](../run.ipynb#federate)'),
     ('a `federate` state', 'a `federate` state'),
-    ('[the `federate` loop](../06_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
+    ('[the `federate` loop](../05_method.ipynb)', '[the `federate` loop](../method.ipynb)'),
     ('its own `MOON`', 'its own `MOON`'),
     ('$`federate`$ and\n\n    `federate` [@li2021]\n', '$`federate`$ and\n\n    `federate` [@li2021]\n'),
     ('# MOON\n> Let it agree', '# MOON\n\n{.lead}\nLet it agree')])
@@ -322,7 +322,7 @@ def test_the_context_file_holds_the_prose_and_the_code_of_every_page():
         assert not [line for line in shown if line not in held and '](' not in line and not line.startswith('#|')], p
 
 def test_links_of_the_context_file_are_those_of_the_site():
-    assert llms.links('[a](../06_method.ipynb#x), `[b](c.ipynb)`', 'methods/12_moon.ipynb') == (
+    assert llms.links('[a](../05_method.ipynb#x), `[b](c.ipynb)`', 'methods/12_moon.ipynb') == (
         f'[a]({llms.SITE}/method.html#x), `[b](c.ipynb)`')
     assert llms.links('[here](#why) [out](https://x.org/a.ipynb)', 'methods/12_moon.ipynb') == (
         f'[here]({llms.SITE}/methods/moon.html#why) [out](https://x.org/a.ipynb)')

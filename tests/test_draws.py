@@ -5,7 +5,7 @@ import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.batches import plan
 from fedlit.data import load
-from fedlit.draws import rng, seed_of
+from fedlit.ground.draws import rng, seed_of
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
 from fedlit.models import build, wrap
@@ -65,7 +65,7 @@ def test_the_process_generator_is_left_alone():
     assert torch.equal(torch.rand(3), a)
 
 def test_networks_without_draws_are_recorded_and_those_with_are_not():
-    from fedlit.engine.tape import record
+    from fedlit.ground.tape import record
     assert record(lambda x: x*2, torch.ones(3))[1] is not None
     assert record(lambda x: F.dropout(x), torch.ones(3))[1] is None
 
@@ -202,7 +202,7 @@ def streams():
 
 def test_a_million_streams_do_not_coincide():
     "By what their generators begin with, and by a first draw of some that a carry or a zero could confuse."
-    from fedlit.draws import _words
+    from fedlit.ground.draws import _words
     assert len({tuple(_words('step', n)) for n in streams()}) == 1_000_000
     near = [n for n in streams() if max(n) >= 2**31 and n[1] < 2][:20_000]
     seeds = {seed_of('step', *n) for n in near}

@@ -3,9 +3,9 @@ import io, itertools, json, os, signal, subprocess, sys, tarfile, warnings, zipf
 from pathlib import Path
 import pytest, torch
 from bench.pack import pack
-from fedlit.engine import files
+from fedlit.ground import files
 from fedlit.data import load
-from fedlit.engine.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack,
+from fedlit.ground.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack,
                                  write_file, write_json, write_tensors)
 from fedlit.methods import FedAvgM, MOON
 from fedlit.models import build

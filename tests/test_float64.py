@@ -1,8 +1,8 @@
 "Double precision stays double precision, and readings of released code that differ in a few words."
 import pytest, torch, torch.nn.functional as F
 from torch import nn
-from fedlit.engine.stacks import Rewritten, single, stacked
-from fedlit.engine.tape import record
+from fedlit.ground.stacks import Rewritten, single, stacked
+from fedlit.ground.tape import record
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedNova, FedProx, FedRolex, HeteroFL, SCAFFOLD, DepthFL
 from fedlit.methods.depthfl import mutual

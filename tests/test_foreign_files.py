@@ -3,7 +3,7 @@ import json, re, time
 import numpy as np, pandas as pd, pytest, torch
 from torch import nn
 from fedlit.data import load
-from fedlit.engine.files import read_tensors, write_tensors
+from fedlit.ground.files import read_tensors, write_tensors
 from fedlit.methods import FedAvg, FedPara, FedPer, MOON
 from fedlit.models import build
 from fedlit.partition import iid

@@ -17,7 +17,7 @@ from fedlit.server import aggregate
 from fedlit.state import State, start
 from fedlit.result import Run
 from fedlit.run import federate
-from fedlit.tree import rows
+from fedlit.ground.tree import rows
 from federation import CLIENTS, METHODS, PROXY, SIZES, batches, gap, model, who
 
 TASK = load('digits')

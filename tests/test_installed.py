@@ -4,7 +4,7 @@ from configparser import ConfigParser
 from pathlib import Path
 import pytest, yaml
 import fedlit
-from fedlit.engine import files
+from fedlit.ground import files
 from fedlit.parse import methods_by_name
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -102,7 +102,7 @@ def cells(page, kind='code'):
 def test_no_page_reads_from_the_folder_where_it_is_opened():
     outside = re.compile(r"""['"](\.\./)+(results|nbs|examples)|Path\(['"]\.['"]\)""")
     found = {p.name: hits for p in PAGES if (hits := [m[0] for s in cells(p) for m in outside.finditer(s)])}
-    assert not found, f'take results from fedlit.engine.files.shipped: {found}'
+    assert not found, f'take results from fedlit.ground.files.shipped: {found}'
 
 def test_the_table_of_methods_cites_what_their_pages_cite():
     cites = next(s for s in cells(ROOT/'nbs'/'methods'/'index.ipynb') if 'cites = ' in s)

@@ -5,7 +5,7 @@ from scipy import stats
 from types import SimpleNamespace
 import fedlit
 from fedlit.cli import main
-from fedlit.engine.files import shipped
+from fedlit.ground.files import shipped
 from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
 from fedlit.papers.evidence import interval, sign_flips
 from fedlit.papers.interactions import Interactions, fewest, interactions, sums

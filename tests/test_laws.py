@@ -3,7 +3,7 @@ import copy
 import pytest, torch, torch.nn.functional as F
 import fedlit.laws as laws
 import fedlit.methods as methods
-from fedlit.engine.table import Table
+from fedlit.ground.table import Table
 from fedlit.method import Method, Sum
 from fedlit.methods import DeCov, DepthFL, FedAvg, FedBN, FedCAC, FedProx, FedDecorr, HeteroFL, MOON, FedAvgM, SCAFFOLD
 from fedlit.parse import methods_by_name, method as parse

@@ -4,11 +4,11 @@ from dataclasses import replace
 from fedlit import laws
 from fedlit.cohort import Broadcast, check_local
 from fedlit.data import load
-from fedlit.engine import tape
+from fedlit.ground import tape
 from fedlit.local import (Adam, AdamW, Between, Cosine, Decay, Effort, Local, Milestones, Rates, Schedule, SGD,
                           Stragglers, Warmup)
 from fedlit.batches import Batches, batches_of, plan
-from fedlit.engine.tape import Tapes
+from fedlit.ground.tape import Tapes
 from fedlit.methods import (FedALA, FedAvg, FedBN, FedDSE, FedDyn, FedNova, FedProto, FedProx, FedRep, HeteroFL,
                             SCAFFOLD)
 from fedlit.models import build
@@ -17,7 +17,7 @@ from fedlit.round import fed_round, local_phase
 from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate, federating
-from fedlit.tree import leaves
+from fedlit.ground.tree import leaves
 
 TASK = load('digits').subset(240, seed=0)
 WORLD = laws.small(bias=True)

@@ -289,7 +289,7 @@ def test_and_on_threads(executor):
 @pytest.mark.parametrize('criterion', [cross_entropy, F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=.1),
                                        lambda z, y: cross_entropy(2*z, y)], ids=['ours', 'torch', 'module', 'lambda'])
 def test_what_does_not_remember_is_recorded_without_a_word(criterion, monkeypatch):
-    from fedlit.engine.tape import Tapes
+    from fedlit.ground.tape import Tapes
     kept, real = [], Tapes.__init__
     monkeypatch.setattr(Tapes, '__init__', lambda self, *args: (real(self, *args), kept.append(self))[0])
     with warnings.catch_warnings():

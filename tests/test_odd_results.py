@@ -2,7 +2,7 @@
 import json, re, warnings
 import pytest
 from fedlit.cli import main
-from fedlit.engine.files import all_results, shipped, write_json
+from fedlit.ground.files import all_results, shipped, write_json
 from fedlit.papers.collapse import SEEDS, main_job
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import parser
 from fedlit.data import load
-from fedlit.engine.files import shipped
+from fedlit.ground.files import shipped
 from fedlit.local import SGD, Local
 from fedlit.methods import SOLO, FedAvg
 from fedlit.models import build

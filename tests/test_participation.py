@@ -9,7 +9,7 @@ from fedlit.participation import (Available, BySize, Participation, PowerOfChoic
 from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit.run import federate
-from fedlit.draws import rng
+from fedlit.ground.draws import rng
 
 TASK = load('digits').subset(240, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 6, .5, seed=0)

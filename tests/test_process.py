@@ -2,7 +2,7 @@
 import gc, os, random, subprocess, sys, threading, warnings, weakref
 import numpy as np, pytest, torch
 from torch import nn
-from fedlit.engine.axes import find_axes
+from fedlit.ground.axes import find_axes
 from fedlit.method import Method
 from fedlit.methods import FedAvg, HeteroFL, MOON
 from fedlit.models import build

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.func import functional_call
-from fedlit.engine.axes import cut, extract, find_axes, masked, masks, paste
+from fedlit.ground.axes import cut, extract, find_axes, masked, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
 from fedlit.parse import ParseError, methods_by_name, method as parse
@@ -20,8 +20,8 @@ from fedlit.cohort import Broadcast
 from fedlit.server import aggregate
 from fedlit.state import State, start
 from fedlit.result import Run
-from fedlit.engine.table import Store, Table
-from fedlit.tree import flatten
+from fedlit.ground.table import Store, Table
+from fedlit.ground.tree import flatten
 
 pytestmark = pytest.mark.slow
 thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_check=list(HealthCheck))

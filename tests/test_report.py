@@ -15,7 +15,7 @@ from fedlit.participation import BySize, Participation, PowerOfChoice, RoundRobi
 from fedlit.partition import dirichlet
 from fedlit.result import Run, tests_of as own_tests
 from fedlit.run import federate
-from fedlit.tree import flatten
+from fedlit.ground.tree import flatten
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>'
 TASK = load('digits')

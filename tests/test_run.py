@@ -125,7 +125,7 @@ def faults(held):
     "Page faults of ten tensors of 40 MB, one after the other, in a process of its own."
     code = """if True:
         import resource, sys, torch, fedlit.run
-        from fedlit.engine.memory import hold_memory, release_memory
+        from fedlit.ground.memory import hold_memory, release_memory
         if sys.argv[1] == 'True': hold_memory()
         count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         for _ in range(2): torch.ones(10**7)

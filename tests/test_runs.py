@@ -7,7 +7,7 @@ from fedlit.batches import TaskBatches, batches_of
 from fedlit.cohort import Broadcast
 from fedlit.data import Task
 from fedlit.engine.runs import kind_of, train_runs
-from fedlit.engine.tape import Tapes
+from fedlit.ground.tape import Tapes
 from fedlit import run as run_module
 from fedlit.local import AdamW, Between, Local
 from fedlit.method import FedAvg, Method

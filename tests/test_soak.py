@@ -2,7 +2,7 @@
 import os, signal, statistics, subprocess, sys, time
 import pytest
 from fedlit.cli import main
-from fedlit.engine.files import read_tensors
+from fedlit.ground.files import read_tensors
 from fedlit.result import FORMAT
 from soak import soak
 

@@ -10,8 +10,8 @@ from fedlit.local import Local
 from fedlit.server import deployed
 from fedlit.result import Run
 from fedlit.run import federate
-from fedlit.engine.table import Row, Store, Table, pack, unpack
-from fedlit.tree import flatten, put, rows, unflatten
+from fedlit.ground.table import Row, Store, Table, pack, unpack
+from fedlit.ground.tree import flatten, put, rows, unflatten
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -118,7 +118,7 @@ def test_the_file_has_no_name_and_vanishes(tmp_path, monkeypatch):
 @linux
 @pytest.mark.parametrize('end', ['pass', 'import os, signal; os.kill(os.getpid(), signal.SIGKILL)'])
 def test_nothing_is_left_after_the_end(tmp_path, end):
-    code = ("import torch; from fedlit.engine.table import *; t = Table(torch.zeros(9), 9, Store(0)); "
+    code = ("import torch; from fedlit.ground.table import *; t = Table(torch.zeros(9), 9, Store(0)); "
             f"t[[1]] = torch.ones(1, 9); assert t.store.end == 36\n{end}")
     subprocess.run([sys.executable, '-W', 'error', '-c', code],
                    env={**os.environ, 'TMPDIR': str(tmp_path)}, stderr=subprocess.DEVNULL)

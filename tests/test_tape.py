@@ -15,9 +15,9 @@ from fedlit.local import Local
 from fedlit.round import fed_round
 from fedlit.state import pure, start
 from fedlit.run import federate, federating
-from fedlit.engine import tape
-from fedlit.engine.tape import Tapes, record
-from fedlit.tree import flatten
+from fedlit.ground import tape
+from fedlit.ground.tape import Tapes, record
+from fedlit.ground.tree import flatten
 from federation import CLIENTS, CUTTING, METHODS, SIZES, SUMS, Net, batches, gap, model, train, who
 
 ids = lambda m: repr(m)

@@ -1,9 +1,9 @@
 "Files that cannot be read just now, that were removed, that another process writes, on disks that cannot sync."
 import errno, json, lzma, math, os, platform, stat, subprocess, sys, time, warnings
 import pytest, torch
-from fedlit.engine import files
+from fedlit.ground import files
 from bench.pack import pack
-from fedlit.engine.files import (Damaged, last, newest, read_json, read_tensors, result, write_file, write_json,
+from fedlit.ground.files import (Damaged, last, newest, read_json, read_tensors, result, write_file, write_json,
                                  write_tensors)
 from fedlit.result import Run
 from test_files import content, go, needs_fork
@@ -188,7 +188,7 @@ def test_a_slow_writer_is_not_disturbed(tmp_path, monkeypatch):
     "Another process writes the same file again and again while this one is in the middle of it, with its clock ahead."
     code = '''if True:
         import sys, time
-        from fedlit.engine.files import write_file
+        from fedlit.ground.files import write_file
         time.time = lambda now=time.time: now() + 10**6
         for _ in range(20): write_file(sys.argv[1], b'other')'''
     def slow():

@@ -22,7 +22,7 @@ from fedlit.server import recompute
 from fedlit.result import Run
 from fedlit.run import federate, federating
 from fedlit.state import start
-from fedlit.tree import leaves
+from fedlit.ground.tree import leaves
 
 DIGITS = load('digits').subset(150, test=60)
 ROWS = Task('rows', DIGITS.x_train.flatten(1), DIGITS.y_train, DIGITS.x_test.flatten(1), DIGITS.y_test, 10)

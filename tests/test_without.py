@@ -10,7 +10,7 @@ from fedlit.parse import methods_by_name
 from fedlit.participation import draw_clients
 from fedlit.result import Run
 from fedlit.run import Federation, federate, federating
-from fedlit.tree import flatten, leaves
+from fedlit.ground.tree import flatten, leaves
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)

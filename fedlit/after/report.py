@@ -15,20 +15,20 @@ from dataclasses import replace
 from html import escape
 from xml.etree import ElementTree
 from .without import federation
-from ..engine.files import write_file
+from ..ground.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
 from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import overrides
 from ..parse import ParseError, value
 from ..participation import draw_clients, needs
-from ..engine.fingerprint import fingerprint, differences
+from ..ground.fingerprint import fingerprint, differences
 from ..result import own_samples, records, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation
 from ..scale.capacity import traffic
 from ..server import deployed
-from ..tree import rows as at_row
+from ..ground.tree import rows as at_row
 
 # %% ../../nbs/after/report.ipynb #28539e1d
 def known(

@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from tqdm import tqdm
 from ..engine.guard import Guard
 from ..measure import exactly
-from ..engine.fingerprint import fingerprint, differences
+from ..ground.fingerprint import fingerprint, differences
 from ..result import Run, tests_of
 from ..run import Federation, several, versions
 from ..setting import call, read_setting

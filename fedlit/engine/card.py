@@ -8,7 +8,7 @@ __all__ = ['card', 'write_folder', 'upload']
 # %% ../../nbs/engine/card.ipynb #cd031a1a
 import json, tempfile
 from pathlib import Path
-from .files import write_file
+from ..ground.files import write_file
 
 # %% ../../nbs/engine/card.ipynb #cd069173
 def _kind(said): # of task, by the names of the Hub

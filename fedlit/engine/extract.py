@@ -11,13 +11,13 @@ from dataclasses import replace
 from fastcore.basics import patch
 from functools import cache
 import torch
-from .axes import cut, extract, masks, paste, shrunk
+from ..ground.axes import cut, extract, masks, paste, shrunk
 from .masks import MaskedCohort, times
-from .stacks import single
+from ..ground.stacks import single
 from .trial import trial_step, compare_ways
 from ..method import Method
 from ..state import OPTIMIZER, start
-from ..tree import to_host
+from ..ground.tree import to_host
 
 # %% ../../nbs/engine/extract.ipynb #a506b8c6
 class CutCohort(MaskedCohort):

@@ -10,7 +10,7 @@ import torch
 from functools import partial
 from ..cohort import Cohort, frozen_outputs
 from ..method import overrides, varies_with
-from ..tree import tmap
+from ..ground.tree import tmap
 from ..vocabulary import STEP
 
 # %% ../../nbs/engine/frozen.ipynb #cd93e03f

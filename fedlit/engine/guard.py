@@ -11,8 +11,8 @@ import math
 import torch
 from dataclasses import dataclass, field, fields, replace
 from functools import reduce
-from .messages import warn
-from ..tree import finest, flatten, leaves, rows, tmap, to_host
+from ..ground.messages import warn
+from ..ground.tree import finest, flatten, leaves, rows, tmap, to_host
 
 # %% ../../nbs/engine/guard.ipynb #7aea4898
 def _flat(v): return v.reshape(len(v), v[0].numel())

@@ -16,9 +16,9 @@ from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
-from ..draws import keep_generators, undrawn
-from .messages import first_line
-from .stacks import has_batchnorm
+from ..ground.draws import keep_generators, undrawn
+from ..ground.messages import first_line
+from ..ground.stacks import has_batchnorm
 from ..state import pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160

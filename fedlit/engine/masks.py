@@ -10,11 +10,11 @@ import copy, torch
 from contextlib import contextmanager
 from fastcore.basics import patch
 from functools import reduce
-from .axes import along, masked, masks
+from ..ground.axes import along, masked, masks
 from ..batches import beside
 from ..cohort import Cohort
 from ..method import ask, asks_for, overrides, part_view, part_names
-from ..tree import zeros
+from ..ground.tree import zeros
 
 # %% ../../nbs/engine/masks.ipynb #5494f706
 def times(a, b):

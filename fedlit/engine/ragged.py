@@ -9,7 +9,7 @@ __all__ = ['ACROSS', 'RaggedCohort', 'can_pad']
 from weakref import WeakKeyDictionary
 from ..batches import cross_entropy, groups, occupied
 from ..cohort import Cohort
-from .stacks import has_batchnorm
+from ..ground.stacks import has_batchnorm
 from .trial import try_stack
 from ..method import asks_for, overrides, varies_with, wants
 from ..vocabulary import STEP

@@ -12,9 +12,9 @@ from fastcore.basics import patch
 from functools import partial
 from ..cohort import WORK, Cohort
 from .frozen import changes
-from .stacks import stacked
+from ..ground.stacks import stacked
 from ..method import asks_for, varies_with
-from ..tree import leaves
+from ..ground.tree import leaves
 from ..vocabulary import STEP
 
 # %% ../../nbs/engine/replay.ipynb #6d2e5560

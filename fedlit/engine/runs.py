@@ -10,12 +10,12 @@ import torch
 from itertools import accumulate
 from ..batches import TaskBatches
 from ..cohort import OWN, check_local
-from .fingerprint import form_of
+from ..ground.fingerprint import form_of
 from .ragged import can_pad
-from .stacks import stacked
+from ..ground.stacks import stacked
 from ..method import wants
 from ..round import EngineCohort, modes_kept
-from ..tree import repeat, rows, tmap
+from ..ground.tree import repeat, rows, tmap
 
 # %% ../../nbs/engine/runs.ipynb #80659215
 class RunsCohort(EngineCohort):

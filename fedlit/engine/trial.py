@@ -10,10 +10,10 @@ import copy, torch
 from dataclasses import replace
 from ..batches import Batches
 from ..cohort import Cohort
-from ..draws import keep_generators, undrawn
-from .messages import first_line
-from .stacks import single, stacked
-from ..tree import flatten, sub, tmap
+from ..ground.draws import keep_generators, undrawn
+from ..ground.messages import first_line
+from ..ground.stacks import single, stacked
+from ..ground.tree import flatten, sub, tmap
 
 # %% ../../nbs/engine/trial.ipynb #trial006
 def _moved(params):

@@ -9,13 +9,13 @@ __all__ = ['try_metrics', 'outputs_of', 'try_parts', 'trained_by', 'try_criterio
 import copy, torch, warnings
 from contextlib import suppress
 from ..batches import cross_entropy
-from ..draws import undrawn
+from ..ground.draws import undrawn
 from .inputs import attempt
-from .messages import first_line, warn
+from ..ground.messages import first_line, warn
 from ..measure import scored
 from ..method import asks_for, overrides
 from ..state import pure, split_state, start
-from ..tree import tmap
+from ..ground.tree import tmap
 
 # %% ../../nbs/engine/tryout.ipynb #tryout06
 def try_metrics(

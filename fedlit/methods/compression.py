@@ -10,7 +10,7 @@ import numpy as np, torch
 from dataclasses import replace
 from ..batches import beside
 from ..method import Method, require
-from ..tree import finest, zeros
+from ..ground.tree import finest, zeros
 
 # %% ../../nbs/methods/81_compression.ipynb #7100000e
 def largest(

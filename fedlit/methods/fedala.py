@@ -8,7 +8,7 @@ __all__ = ['higher', 'settled', 'FedALA']
 # %% ../../nbs/methods/76_fedala.ipynb #5fce44c3
 import statistics, torch
 from ..method import Method, require
-from ..tree import to_host
+from ..ground.tree import to_host
 
 # %% ../../nbs/methods/76_fedala.ipynb #db4cf99d
 def higher(

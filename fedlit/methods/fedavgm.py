@@ -7,7 +7,7 @@ __all__ = ['FedAvgM']
 
 # %% ../../nbs/methods/30_fedavgm.ipynb #71339dcb
 from ..method import Method, require
-from ..tree import zeros
+from ..ground.tree import zeros
 
 # %% ../../nbs/methods/30_fedavgm.ipynb #803923d2
 class FedAvgM(Method):

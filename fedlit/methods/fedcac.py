@@ -8,7 +8,7 @@ __all__ = ['critical', 'circles', 'FedCAC']
 # %% ../../nbs/methods/45_fedcac.ipynb #581161e2
 import torch
 from ..method import Method, require
-from ..tree import average
+from ..ground.tree import average
 
 # %% ../../nbs/methods/45_fedcac.ipynb #f60ce1f2
 def critical(

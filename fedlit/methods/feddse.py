@@ -7,7 +7,7 @@ __all__ = ['activity', 'FedDSE', 'OldCounts']
 
 # %% ../../nbs/methods/56_feddse.ipynb #86027c59
 import torch
-from ..engine.axes import watched
+from ..ground.axes import watched
 from ..method import Method, require
 from .submodels import SubModel, uniform
 from ..server import holders

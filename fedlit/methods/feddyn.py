@@ -8,7 +8,7 @@ __all__ = ['FedDyn']
 # %% ../../nbs/methods/21_feddyn.ipynb #115ec27b
 from ..method import Method, require
 from ..server import holders
-from ..tree import zeros
+from ..ground.tree import zeros
 
 # %% ../../nbs/methods/21_feddyn.ipynb #faf59270
 class FedDyn(Method):

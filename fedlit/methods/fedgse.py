@@ -8,7 +8,7 @@ __all__ = ['sensitivity', 'similar_data', 'FedGSE']
 # %% ../../nbs/methods/57_fedgse.ipynb #d9239ecc
 import torch
 import torch.nn.functional as F
-from ..engine.axes import masked, masks, watched
+from ..ground.axes import masked, masks, watched
 from ..method import require
 from .submodels import SubModel, uniform
 

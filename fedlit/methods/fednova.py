@@ -10,7 +10,7 @@ import torch
 from dataclasses import field
 from ..method import Method, require
 from .scaffold import response
-from ..tree import finest
+from ..ground.tree import finest
 
 # %% ../../nbs/methods/31_fednova.ipynb #7414b089
 def length(

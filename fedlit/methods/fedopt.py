@@ -8,7 +8,7 @@ __all__ = ['FedAdagrad', 'FedAdam', 'FedYogi']
 # %% ../../nbs/methods/32_fedopt.ipynb #266a5d88
 import torch
 from ..method import Method, require
-from ..tree import zeros
+from ..ground.tree import zeros
 
 # %% ../../nbs/methods/32_fedopt.ipynb #5c1482fe
 class FedAdagrad(Method):

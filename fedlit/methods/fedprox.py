@@ -8,7 +8,7 @@ __all__ = ['proximal', 'FedProx']
 # %% ../../nbs/methods/10_fedprox.ipynb #96d77dff
 import torch
 from ..method import Method, require
-from ..tree import sub, sqnorm
+from ..ground.tree import sub, sqnorm
 
 # %% ../../nbs/methods/10_fedprox.ipynb #696dfc8e
 def proximal(

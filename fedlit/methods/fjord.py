@@ -7,11 +7,11 @@ __all__ = ['narrow', 'FjORD']
 
 # %% ../../nbs/methods/54_fjord.ipynb #bfc33f67
 import torch, torch.nn.functional as F
-from ..engine.axes import masked, masks
+from ..ground.axes import masked, masks
 from ..method import require
 from .heterofl import HeteroFL
 from .submodels import uniform, entry
-from ..tree import finest
+from ..ground.tree import finest
 
 # %% ../../nbs/methods/54_fjord.ipynb #586c8f91
 def narrow(

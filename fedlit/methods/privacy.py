@@ -13,11 +13,11 @@ from functools import lru_cache
 from importlib.util import find_spec
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
-from ..engine.messages import first_line, warn
+from ..ground.messages import first_line, warn
 from ..local import is_number, is_whole
 from ..method import Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
-from ..tree import finest, sqnorm, tmap
+from ..ground.tree import finest, sqnorm, tmap
 from ..vocabulary import HOOKS, OFFERS, SERVER
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000e

@@ -9,9 +9,9 @@ __all__ = ['trimmed', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum']
 import torch
 from ..batches import beside
 from ..engine.guard import lengths
-from ..engine.messages import warn
+from ..ground.messages import warn
 from ..method import Method, require
-from ..tree import finest
+from ..ground.tree import finest
 
 # %% ../../nbs/methods/33_robust.ipynb #3423c018
 def trimmed(

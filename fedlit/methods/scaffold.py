@@ -8,7 +8,7 @@ __all__ = ['response', 'SCAFFOLD']
 # %% ../../nbs/methods/20_scaffold.ipynb #ad71d56d
 import torch
 from ..method import Method, require
-from ..tree import finest, tmap, sub, zeros
+from ..ground.tree import finest, tmap, sub, zeros
 
 # %% ../../nbs/methods/20_scaffold.ipynb #5726b846
 def response(

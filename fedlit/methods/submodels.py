@@ -11,7 +11,7 @@ from dataclasses import field
 from ..local import is_number
 from ..method import Method, require
 from ..server import holders
-from ..tree import finest, sqnorm
+from ..ground.tree import finest, sqnorm
 
 # %% ../../nbs/methods/50_submodels.ipynb #1c83d0b9
 def uniform(

@@ -14,7 +14,7 @@ from contextlib import suppress
 import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-from ..engine.files import shipped
+from ..ground.files import shipped
 from ..measure import spread
 from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_interval, repeated_needed,
                                     seeds_needed, together)

@@ -14,7 +14,7 @@ import numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..engine.files import all_results, result, shipped
+from ..ground.files import all_results, result, shipped
 from ..figure import bars, spectra, style
 from ..measure import significant
 from .claims import above_zero, ahead, hanging, judge, level, ours, results, with_columns

@@ -18,8 +18,8 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from ..engine.files import result, shipped, write_figure, write_file, write_json
-from ..engine.messages import first_line, unknown, warn
+from ..ground.files import result, shipped, write_figure, write_file, write_json
+from ..ground.messages import first_line, unknown, warn
 from .claims import decide, judge, results, verdict_view, evaluate, with_columns
 from .drawings import table
 from .evidence import margin, next_run, paired, repeated

@@ -13,7 +13,7 @@ from fastcore.basics import patch
 from itertools import combinations
 from pathlib import Path
 from tqdm import tqdm
-from ..engine.files import forget, read_json, write_json
+from ..ground.files import forget, read_json, write_json
 from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together

@@ -12,7 +12,7 @@ import numpy as np, torch
 from contextlib import contextmanager
 from dataclasses import replace
 from torch import nn
-from ..engine.axes import axes_of, extract
+from ..ground.axes import axes_of, extract
 from ..measure import effective_rank, exactly, features_of, local_global_gap, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler

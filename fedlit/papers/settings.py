@@ -15,8 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from tqdm import tqdm
 import fedlit.setting
-from ..engine.files import forget, result, write_json
-from ..engine.messages import warn
+from ..ground.files import forget, result, write_json
+from ..ground.messages import warn
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
 from ..run import Federation, run_together

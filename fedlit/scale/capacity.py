@@ -18,7 +18,7 @@ from ..round import local_phase
 from ..server import aggregate
 from ..state import start
 from ..run import there
-from ..tree import tmap
+from ..ground.tree import tmap
 
 # %% ../../nbs/scale/capacity.ipynb #b610d15f
 def _round(method, model, shape, classes, clients, proxy, statistics='averaged'):

@@ -12,9 +12,9 @@ import numpy as np, pandas as pd
 from itertools import accumulate
 from pathlib import Path
 from torch.autograd.profiler import profile
-from ..engine.axes import axes_of, extract
-from ..engine.files import read_json
-from ..engine.memory import release_memory
+from ..ground.axes import axes_of, extract
+from ..ground.files import read_json
+from ..ground.memory import release_memory
 from ..methods.submodels import top
 from ..models import count, macs
 

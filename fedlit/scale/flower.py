@@ -28,7 +28,7 @@ from flwr.proto.message_pb2 import Message as Wire
 from flwr.serverapp import ServerApp
 from flwr.supercore.task_identity import TaskIdentity
 import fedlit
-from ..tree import flatten, leaves, put, rows, stack, tmap, unflatten
+from ..ground.tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import asks_for, server_readers, wants
 from ..batches import Batches, batches_of
 from ..server import aggregate, deployed
@@ -36,7 +36,7 @@ from ..round import local_phase
 from ..state import pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
-from ..engine.table import memory_budget
+from ..ground.table import memory_budget
 from ..result import Run, resume
 from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns, protected
 from ..cohort import Broadcast, check_local

@@ -16,12 +16,12 @@ from fastcore.basics import patch
 from functools import reduce
 from math import prod
 from pathlib import Path
-from ..tree import flatten, unflatten, leaves, tmap, put, rows
-from ..engine.table import Table
+from ..ground.tree import flatten, unflatten, leaves, tmap, put, rows
+from ..ground.table import Table
 from ..engine.guard import act, expected
-from ..engine.messages import warn
+from ..ground.messages import warn
 from ..method import server_readers
-from ..engine.fingerprint import describe, differences
+from ..ground.fingerprint import describe, differences
 from ..server import client_sums
 
 # %% ../../nbs/scale/torchrun.ipynb #9cd4bd41

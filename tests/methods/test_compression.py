@@ -6,7 +6,7 @@ from fedlit.methods import FedAvg, FedBN, FedPer, FedRolex, HeteroFL, Quantize, 
 from fedlit.methods.compression import largest, rounded
 from fedlit.local import Local
 from fedlit.scale.capacity import traffic
-from fedlit.tree import sqnorm, sub
+from fedlit.ground.tree import sqnorm, sub
 from by_hand import FULL, W0, X, Y, fit, slope
 
 LR = Local(lr=.1, momentum=0.)

@@ -16,7 +16,7 @@ from fedlit.round import fed_round
 from fedlit.state import start
 from fedlit.batches import TaskBatches, batches_of
 from fedlit.run import federate
-from fedlit.tree import leaves
+from fedlit.ground.tree import leaves
 from by_hand import EXECUTORS, batches, by_torch, classifier, classify, gap, same
 
 # ---- FedProx ----

@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 import fedlit.laws as laws
 from fedlit.cohort import Broadcast, as_sent
-from fedlit.engine.tape import Tapes
+from fedlit.ground.tape import Tapes
 from fedlit.laws import COUNTS
 from fedlit.method import Method
 from fedlit.methods import (CoordinateMedian, DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova,
@@ -20,7 +20,7 @@ from fedlit.batches import Batches
 from fedlit.local import Local
 from fedlit.round import fed_round, local_phase
 from fedlit.state import STATISTICS, start
-from fedlit.tree import sqnorm, tmap, zeros
+from fedlit.ground.tree import sqnorm, tmap, zeros
 from fedlit.vocabulary import OFFERS
 from by_hand import FULL, W0, X, Y, fit, slope
 from federation import PRIVATE

@@ -8,7 +8,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.server import aggregate
 from fedlit.state import start
-from fedlit.tree import rows
+from fedlit.ground.tree import rows
 from federation import train
 
 def server(method, deltas, weights=None, mask=None, steps=None):

@@ -1,7 +1,7 @@
 "FedDSE: scores and masks against plain modules, draws against their odds, executors and threads with one answer."
 import pytest, torch, torch.nn.functional as F
 from functools import partial
-from fedlit.engine.axes import find_axes, watch
+from fedlit.ground.axes import find_axes, watch
 from fedlit.methods import FedDSE, OldCounts
 from fedlit.methods.feddse import activity
 from fedlit.batches import Batches

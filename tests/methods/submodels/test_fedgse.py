@@ -2,7 +2,7 @@
 import pytest, torch, torch.nn.functional as F
 from functools import partial
 from torch import nn
-from fedlit.engine.axes import find_axes, watch
+from fedlit.ground.axes import find_axes, watch
 from fedlit.methods import FedGSE
 from fedlit.methods.fedgse import sensitivity, similar_data
 from fedlit.methods.submodels import uniform

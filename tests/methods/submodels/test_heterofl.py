@@ -6,7 +6,7 @@ from math import ceil
 from types import SimpleNamespace
 from hypothesis import given, settings, strategies as st
 from torch import nn
-from fedlit.engine.axes import extract, find_axes
+from fedlit.ground.axes import extract, find_axes
 from fedlit.method import FedAvg
 from fedlit.methods import Clip, HeteroFL, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build

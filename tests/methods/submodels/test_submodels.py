@@ -2,7 +2,7 @@
 import pytest, torch, torch.nn.functional as F
 from math import exp, log
 from types import SimpleNamespace
-from fedlit.engine.axes import along, extract, find_axes, masked, masks
+from fedlit.ground.axes import along, extract, find_axes, masked, masks
 from fedlit.methods import Clip, FedDecorr, HeteroFL, MaskedCE, OwnLabels, Scaler
 from fedlit.models import build
 from fedlit.local import Local
