@@ -69,7 +69,7 @@ def reproduce(
     for folder in dict.fromkeys(f for f, _ in wanted):
         asked = [s for (f, _), s in wanted.items() if f == folder]
         todo = [s for s in asked if not found(folder, s)]
-        print(f'{len(entry_runs)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
+        print(f'{len(asked)} runs at scale {scale}, {len(todo)} of them missing in {folder}', flush=True)
         left += run_settings(todo, folder, processes, scale != 'embedded', minutes, progress, **kw)
     print(f'{left} runs are still missing; the same command goes on' if left else 'all results are there')
     return left

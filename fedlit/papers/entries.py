@@ -238,7 +238,7 @@ def remember(out, key, **new): # key: id of an entry, scale and part
 def looks(entry, scale, out, only=''):
     "How many seeds were asked for, one number after the other (None: the entry's own); does the sequential test judge?"
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
-    seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{complete_seeds} ')}
+    seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
     seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
     return seeds, any(v['repeated'] for v in seen.values())
 
