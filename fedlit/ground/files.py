@@ -409,9 +409,10 @@ def unpack(
         try: _refuse(file)
         except ValueError as e: raise ValueError(f"{archive} is refused: {e}") from None
         try:
-            if isinstance(file, tarfile.TarFile): file.extractall(part, filter='data')
-            else:
-                for m in file.infolist(): file.extract(m, part)
+            is_tar = isinstance(file, tarfile.TarFile)
+            if is_tar and hasattr(tarfile, 'data_filter'): file.extractall(part, filter='data')
+            else: # a Python without that filter has `_refuse` alone
+                for m in file.getmembers() if is_tar else file.infolist(): file.extract(m, part)
             os.replace(part/top, folder/top)
         finally: shutil.rmtree(part, ignore_errors=True)
     return folder/top
