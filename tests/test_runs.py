@@ -58,8 +58,9 @@ ALL = [m for m in fed.METHODS + fed.SUMS if kind_of(Broadcast(m, fed.model(), st
 FEW = [MOON() + FedDecorr(), SCAFFOLD() + FedBN() + fed.CoordinateMedian(), fed.HeteroFL(rates=fed.HALVES),
        fed.Ditto()]
 
-@pytest.mark.parametrize('method', [m if m in FEW else pytest.param(m, marks=pytest.mark.slow) for m in [*FEW, *(m for m in ALL if m not in FEW)]],
-                         ids=repr)
+REST = [pytest.param(m, marks=pytest.mark.slow) for m in ALL if m not in FEW]
+
+@pytest.mark.parametrize('method', FEW + REST, ids=repr)
 def test_a_run_in_a_stack_is_the_run_alone(method, double):
     assert max(map(fed.gap, rounds(method, True), rounds(method, False))) < 1e-8
 
