@@ -105,7 +105,7 @@ def step(self:Cohort, batch):
 # %% ../nbs/09_cohort.ipynb #2385c7c3
 @patch
 def receive(self:Cohort, state):
-    "What the clients have before the first step: tensors of `state`, in place of some their own, and their memories."
+    "What the clients have before the first step: those of `state` or their own, and their memories."
     who, home = self.who, state.personal
     begins = lambda k, v: home[k][who] if k in home else v
     begin = lambda k, v: begins(k, v).expand(len(who), *v.shape).clone(memory_format=torch.contiguous_format)
@@ -341,7 +341,7 @@ def train(self:Cohort):
 # %% ../nbs/09_cohort.ipynb #5d642eeb
 @patch
 def results(self:Cohort):
-    "What the server gets to see, and what clients remember: the answers of the `done` hooks among it."
+    "What the server gets to see, and what clients remember: including the answers of the `done` hooks."
     def of_one(offer, **more):
         said = each_part(method, 'done', dict(offer, **more, delta=sub(offer['params'], offer['received'])))
         return dict(client={k: said[k][0] if k in said else v for k, v in offer['client'].items()},

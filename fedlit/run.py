@@ -20,7 +20,7 @@ from importlib import import_module
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
-from .batches import batch_sizes, batches_of, cross_entropy
+from .batches import batch_sizes, batches_of, cross_entropy, width
 from .cohort import Broadcast, check_local
 from .local import Local, is_number, is_whole
 from .participation import check_participation, draw_clients, plain
@@ -812,22 +812,37 @@ def keep_step(
     bar,   # of tqdm, updated after every round of a simulation
 ) -> list: # of what ended each, an Exception or None
     "The rounds of several simulations, whose clients train in one stack."
-    asks, ends, since = [_next_ask(s) for s in steps], [None]*len(sims), [time.perf_counter()]*len(sims)
+    asks, ends, since = [None]*len(sims), [None]*len(sims), [0.]*len(sims)
+    def attempt(i, f, *args): # of simulation `i`
+        try: return f(*args)
+        except Exception as e: ends[i] = e
+    def go_on(i, out=None):
+        asks[i], since[i] = attempt(i, _next_ask, steps[i], out), time.perf_counter()
+    for i in range(len(sims)): go_on(i)
     while any(asks):
         now = min(state.round for _, state in filter(None, asks))
         at = [i for i, ask in enumerate(asks) if ask and ask[1].round == now]
-        sent = [(sims[i].broadcast(asks[i][1]), asks[i][0], sims[i].batches(asks[i][0], now)) for i in at]
-        began = time.perf_counter()
-        if len(at) > 1: outs = train_runs(sent, sims[0].tapes)
-        else: outs = [local_phase(*sent[0], sims[at[0]].executor, sims[at[0]].tapes, sims[at[0]].federation.chunk)]
+        began, outs = time.perf_counter(), _train_all({i: sims[i] for i in at}, asks, attempt)
         share = (time.perf_counter() - began)/len(at)
-        for i, out in zip(at, outs):
+        for i in at:
             sims[i].waited = time.perf_counter() - since[i] - share
-            try: asks[i] = _next_ask(steps[i], sims[i].judge(*asks[i], out))
-            except Exception as e: asks[i], ends[i] = None, e
-            since[i] = time.perf_counter()
+            out = outs.get(i) and attempt(i, sims[i].judge, *asks[i], outs[i])
+            if out is None: asks[i] = None
+            else: go_on(i, out)
         bar.update(len(at))
     return ends
+
+# %% ../nbs/18_run.ipynb #31a709cb
+def _train_all(sims, asks, attempt):
+    "Train the clients of all, in one stack if there are several, and one after the other if that fails."
+    sent = {i: attempt(i, lambda s, who, state: (s.broadcast(state), who, s.batches(who, state.round)), s, *asks[i])
+            for i, s in sims.items()}
+    good = [i for i in sent if sent[i]]
+    if len(good) > 1:
+        try: return dict(zip(good, train_runs([sent[i] for i in good], sims[good[0]].tapes)))
+        except Exception: pass # by itself each says what is wrong with it
+    alone = lambda i, s: local_phase(*sent[i], s.executor, s.tapes, s.federation.chunk)
+    return {i: attempt(i, alone, i, sims[i]) for i in good}
 
 # %% ../nbs/18_run.ipynb #b55384b4
 @patch
@@ -835,19 +850,21 @@ def kind(self:Simulation, state):
     "Simulations of one kind can keep step; None: this one runs alone."
     a = self.federation
     kind = kind_of(self.broadcast(state)) if self.executor == 'vmap' and not a.chunk else None
-    return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record)
+    return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record, width(a.clients, a.local))
 
 # %% ../nbs/18_run.ipynb #9999c30a
 def run_together(
     federations, # list of Federations
     failures=None, # list that gets an Exception, or None, for each of them; None: the first exception is raised
-) -> list:       # of Runs, in the same order
+) -> list:       # of Runs, in the same order; None for one that an error has ended
     "Run federations; the clients of those of one kind train in one stack."
     ends, runs = [] if failures is None else failures, []
     if any(f.is_remote() for f in federations):
         ends += [None]*len(federations)
         return [f.run() for f in federations]
-    todo = [f.checked() for f in federations]
+    todo, files = [f.checked() for f in federations], [str(f.checkpoint) for f in federations if f.checkpoint]
+    if twice := [f for f in files if files.count(f) > 1]:
+        raise ValueError(f"checkpoint={twice[0]!r} is that of two runs")
     most = max(1, TOGETHER//max([len(f.clients) for f in todo], default=1))
     with tqdm(total=sum(f.rounds for f in todo), disable=not any(f.progress for f in todo), unit='round') as bar:
         for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends, bar)
@@ -856,22 +873,23 @@ def run_together(
 
 # %% ../nbs/18_run.ipynb #ad06af75
 def _run_some(federations, ends, bar):
-    groups, begun, team, ended = {}, [], SingleProcess(), {}
+    groups, begun, team, began, end = {}, {}, SingleProcess(), time.monotonic(), {}
     with shield(), memory_held(federations[0].device):
         for i, f in enumerate(federations):
-            begun.append(replace(f, progress=False).begin(team, False))
-            groups.setdefault(begun[i][0].kind(begun[i][1].state) or i, []).append(i)
+            try: begun[i] = replace(f, progress=False).begin(team, False)
+            except Exception as e: end[i] = e
+            else: groups.setdefault(begun[i][0].kind(begun[i][1].state) or i, []).append(i)
         for at in groups.values():
-            stop = time.monotonic() + 60*(federations[at[0]].minutes or 0)
             sims, runs = zip(*(begun[i] for i in at))
             for sim in sims[1:]: sim.task, sim.source = sims[0].task, sims[0].source # once in memory
-            ended.update(zip(at, keep_step(sims, [sim.rounds(run, sim, stop) for sim, run in zip(sims, runs)], bar)))
-    ends += [ended[i] for i in range(len(begun))]
-    for sim, run in begun:
+            stops = [began + 60*(federations[i].minutes or 0) for i in at]
+            end.update(zip(at, keep_step(sims, [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)], bar)))
+    ends += [end[i] for i in range(len(federations))]
+    for sim, run in (begun[i] for i in begun if not end[i]):
         if run.origin.device == 'cpu': _move_out(run, sim.model)
         run.put_into(sim.model, checked=False)
     trim_memory()
-    return [run for _, run in begun]
+    return [None if end[i] else begun[i][1] for i in range(len(federations))]
 
 # %% ../nbs/18_run.ipynb #fedgcel1
 def federating(

@@ -104,6 +104,7 @@ def test_a_run_that_breaks_leaves_the_others_alone():
     runs = run_together(asked, failures)
     assert [type(e) for e in failures] == [type(None), FloatingPointError, type(None)]
     for k in (0, 2): same(MADE(FedAvg(), k).run(), runs[k])
+    assert runs[1] is None
     with pytest.raises(FloatingPointError, match='round 1'): run_together(asked)
 
 class Seeded(Method):
@@ -121,3 +122,17 @@ def test_what_cannot_stand_in_one_stack_runs_alone(monkeypatch):
     run_together([MADE(FedAvg(), s) for s in range(2)])
     assert calls == [2]*3
     assert run_together([]) == []
+
+def test_each_run_ends_at_its_own_time_and_by_its_own_error(tmp_path):
+    asked = [MADE(FedAvg(), s, tmp_path/f'{s}.safetensors') for s in range(3)]
+    runs = run_together([replace(asked[0], minutes=0.), asked[1], replace(asked[2], minutes=60.)])
+    assert [len(r.history) for r in runs] == [1, 3, 3]
+    with pytest.raises(ValueError, match='is that of two runs'): run_together([asked[0], asked[0]])
+    ones, failures = [torch.arange(1), torch.arange(1, 40)], []
+    bad = [replace(MADE(FedAvg(), 0), clients=ones, participation=1.), MADE(MOON(), 0), MADE(MOON(), 1)]
+    runs = run_together(bad, failures)
+    assert [r is None for r in runs] == [True, False, False] and 'client 0' in str(failures[0])
+
+def test_batches_of_all_the_data_are_as_wide_as_their_run():
+    wide = [replace(MADE(FedAvg(), s), local=Local(epochs=1, batch_size=2000)) for s in range(2)]
+    for one, two in zip([f.run() for f in wide], run_together(wide)): same(one, two)

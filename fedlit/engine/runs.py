@@ -22,10 +22,9 @@ class RunsCohort(EngineCohort):
     "The clients of several runs, as one cohort."
     def __init__(self,
         cohorts,    # list of EngineCohorts, one a run, which have not begun
-        fill=False, # fill up short batches? see `fedlit.engine.ragged`
         tapes=None, # Tapes to play steps from
     ):
-        vars(self).update(vars(cohorts[0]), fill=fill, tapes=tapes, each=stacked, memo={}, server={})
+        vars(self).update(vars(cohorts[0]), tapes=tapes, memo={}, server={})
         self.who, self.seeds = (sum((getattr(c, k) for c in cohorts), []) for k in ('who', 'seeds'))
         join = lambda trees: tmap(lambda *v: torch.cat(v), *trees)
         for k in OWN: setattr(self, k, join([getattr(c, k) for c in cohorts]))
