@@ -15,7 +15,7 @@ from .overheads import noise, turns_of
 CHOOSING = [0.] # seconds for which clients were given their parts of the network
 
 def watched(asked):
-    "`MaskedCohort.asked_masks`, timed."
+    "`MaskedCohort.per_client_masks`, timed."
     def timed(self, step):
         began = time.perf_counter()
         try: return asked(self, step)
@@ -69,7 +69,7 @@ BASES = {'ragged, BatchNorm': 'even, BatchNorm', 'ragged': 'even'} # all others:
 
 def run(work, data, options):
     hold_memory()
-    MaskedCohort.asked_masks = watched(MaskedCohort.asked_masks)
+    MaskedCohort.per_client_masks = watched(MaskedCohort.per_client_masks)
     how = Local(epochs=work['epochs'], batch_size=work['batch'], lr=.01, momentum=.9)
     go = lambda net, task, clients, method, **kw: federating(
         net, task, clients, method, work['rounds'], how, seed=work['seed'], device='cpu',

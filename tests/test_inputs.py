@@ -521,15 +521,15 @@ def test_the_bar_shows_accuracy_and_loss(capsys):
 def test_compare_goes_on(tmp_path, monkeypatch):
     ask = lambda: runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1),
                                folder=tmp_path/'c')
-    first, real = ask(), runs.Simulation.train
+    first, real = ask(), runs.Simulation.judge
     assert len(list((tmp_path/'c').glob('*.safetensors'))) == 4
     next((tmp_path/'c').glob('MOON*seed1.safetensors')).unlink()
     next((tmp_path/'c').glob('MOON*seed1.safetensors.last')).unlink()
     trained = []
-    def train(self, *args):
+    def judge(self, *args):
         trained.append((self.federation.method.name, self.federation.seed))
         return real(self, *args)
-    monkeypatch.setattr(runs.Simulation, 'train', train)
+    monkeypatch.setattr(runs.Simulation, 'judge', judge)
     assert ask().equals(first) and set(trained) == {('MOON', 1)}
     assert runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1)).equals(first)
 
@@ -583,7 +583,7 @@ def test_a_run_is_repeated_from_its_file(words, tmp_path):
     assert same(one) == same(two) and same(three) != same(one)
 
 def test_ctrl_c_says_what_is_true(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs.Simulation, 'train', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(runs.Simulation, 'judge', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(SystemExit, match='nothing is kept without --checkpoint'): cli(*FAST)
     with pytest.raises(SystemExit, match='c.st.*goes on'): cli(*FAST, '--checkpoint', tmp_path/'c.st')
     with pytest.raises(SystemExit, match='nothing is kept without --out'): cli('compare', *FAST[1:])

@@ -146,7 +146,7 @@ def test_filled_or_not_is_the_same(monkeypatch, method, norm):
     a, tapes = train(method, 'vmap', norm=norm), Tapes()
     assert gap(a, train(method, 'vmap', norm=norm, tapes=tapes)) == 0
     assert gap(a, train(method, 'loop', norm=norm)) < 1e-9
-    monkeypatch.setattr(round_, 'fills', lambda *args: False)
+    monkeypatch.setattr(round_, 'can_pad', lambda *args: False)
     assert gap(a, train(method, 'vmap', norm=norm)) < 1e-9
 
 def test_full_and_short_batches_of_one_group_are_two_recordings():
