@@ -205,7 +205,7 @@ def written(
     return put(tables, who, tmap(lambda v: here.get(id(v), v), new))
 
 # %% ../../nbs/ground/table.ipynb #129facd2
-for op in 'add sub mul truediv pow neg eq ne lt le gt ge'.split():
+for op in 'add radd sub rsub mul rmul truediv rtruediv pow neg eq ne lt le gt ge'.split():
     setattr(Table, f'__{op}__', lambda self, *other, op=op: getattr(self[:], f'__{op}__')(*other))
 
 # %% ../../nbs/ground/table.ipynb #c784d797
