@@ -13,6 +13,7 @@ from fedlit.models import build
 from fedlit.round import local_phase
 from fedlit.scale.costs import RATES, costs, shrink, take_turns
 from fedlit.state import start
+from .drive import machine
 
 NETWORKS = { # name of the file -> network of fedlit.models, shape of a sample, classes
     'conv':         ('cnn4', (1, 28, 28), 10),
@@ -24,10 +25,7 @@ INSIDE = 'conv', 'resnet18' # of these the local phase of a round is timed as we
 
 def this_machine():
     "What a measurement writes down about the machine it was made on."
-    cpu = (next((l.split(':')[1].strip() for l in Path('/proc/cpuinfo').read_text().splitlines()
-                 if l.startswith('model name')), '')
-           if Path('/proc/cpuinfo').exists() else '')
-    return dict(cpu=cpu or platform.processor(),
+    return dict(cpu=machine()['cpu'],
                 gpu=torch.cuda.get_device_name() if torch.cuda.is_available() else None,
                 cores=os.cpu_count(), load=os.getloadavg() if hasattr(os, 'getloadavg') else None,
                 torch=torch.__version__, python=platform.python_version(), fedlit=fedlit.__version__,
@@ -84,14 +82,14 @@ def measure(
 ) -> dict:         # as JSON holds it
     "Everything that the command measures of one network."
     if name not in NETWORKS: raise ValueError(f"no network {name!r}; there are {', '.join(NETWORKS)}")
-    machine, began = this_machine(), time.perf_counter()
+    where, began = this_machine(), time.perf_counter()
     network, shape, classes = NETWORKS[name]
     model = build(network, SimpleNamespace(classes=classes, x_train=torch.empty(0, *shape)), seed=0)
     rows = costs(shrink(model), shape, batch_size, repeats, device)
     inside = _executors(model, shape, batch_size, device) if name in INSIDE else None
     label = 'depth' if hasattr(model, 'first') else 'capacity'
     return dict(rows=rows.rename_axis(label).reset_index().to_dict('records'),
-                executors=inside, machine=machine, seconds=time.perf_counter() - began)
+                executors=inside, machine=where, seconds=time.perf_counter() - began)
 
 def main(args=None):
     p = parser('costs', 'What one training step costs clients of several capacities.', NETWORKS)

@@ -6,7 +6,7 @@
 __all__ = ['PRECISION', 'WEIGHTING', 'HEAVY', 'SHORT', 'TOGETHER', 'federate', 'Federation', 'several', 'keeps_core_busy',
            'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation', 'versions',
            'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'shield', 'keep_step',
-           'run_together', 'federating', 'file_of', 'trainer', 'experiment', 'compare', 'table', 'plot', 'centralised']
+           'run_together', 'federating', 'file_of', 'experiment', 'compare', 'table', 'plot', 'centralised']
 
 # %% ../nbs/18_run.ipynb #52729faf
 import copy, hashlib, inspect, math, platform, re, sys, threading, time
@@ -30,7 +30,7 @@ from .engine.inputs import (best_device, check_device, check_extremes, check_net
                                   least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
-from .ground.messages import check_record, warn
+from .ground.messages import check_record, first_line, warn
 from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
 from .engine.runs import kind_of, train_runs
 from .engine.guard import UNIT, Guard, check_clients, check_server, client_columns, server_sound, largest_entries
@@ -287,7 +287,7 @@ class Simulation:
         federation, # Federation, checked
         shared=True, # may somebody change what is given to it, between rounds?
     ):
-        self.noticed, self.tests, self.failures = [], federation.tests, {} # why: round -> client -> what is
+        self.noticed, self.tests, self.failures = [], federation.tests, {} # failures: round -> client -> what is
         self.federation = replace(federation, proxy=there(federation.proxy, federation.device))
         self.model = copy.deepcopy(federation.model).to(federation.device)
         self.task = federation.task.to(federation.device)
@@ -706,7 +706,7 @@ def begin(self:Federation, team, shared):
 # %% ../nbs/18_run.ipynb #05f71da9
 @patch
 def running(self:Federation, team=None, shared=True): # shared: does somebody look at the runs before the last?
-    "What is federation, done: the run after every round, and the network for its parameters. At least once."
+    "What is asked, done: the run after every round, and the network for its parameters. At least once."
     if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
@@ -840,9 +840,11 @@ def _train_all(sims, asks, attempt):
     good = [i for i in sent if sent[i]]
     if len(good) > 1:
         try: return dict(zip(good, train_runs([sent[i] for i in good], sims[good[0]].tapes)))
-        except Exception: pass # by itself each says what is wrong with it
+        except Exception as e: said = first_line(e)
     alone = lambda i, s: local_phase(*sent[i], s.executor, s.tapes, s.federation.chunk)
-    return {i: attempt(i, alone, i, sims[i]) for i in good}
+    outs = {i: attempt(i, alone, i, sims[i]) for i in good} # what is wrong with a run, it says by itself
+    if len(good) > 1 and all(outs.values()): warn(f"runs cannot train in one stack ({said}); each trains by itself")
+    return outs
 
 # %% ../nbs/18_run.ipynb #b55384b4
 @patch
@@ -876,12 +878,15 @@ def _run_some(federations, ends, bar):
     groups, begun, team, began, end = {}, {}, SingleProcess(), time.monotonic(), {}
     with shield(), memory_held(federations[0].device):
         for i, f in enumerate(federations):
-            try: begun[i] = replace(f, progress=False).begin(team, False)
+            try: sim, run = begun[i] = replace(f, progress=False).begin(team, False)
             except Exception as e: end[i] = e
-            else: groups.setdefault(begun[i][0].kind(begun[i][1].state) or i, []).append(i)
+            else:
+                group = groups.setdefault(sim.kind(run.state) or i, [])
+                if group: sim.task, sim.source = begun[group[0]][0].task, begun[group[0]][0].source # once in memory
+                group.append(i)
+                bar.update(run.state.round)
         for at in groups.values():
             sims, runs = zip(*(begun[i] for i in at))
-            for sim in sims[1:]: sim.task, sim.source = sims[0].task, sims[0].source # once in memory
             stops = [began + 60*(federations[i].minutes or 0) for i in at]
             end.update(zip(at, keep_step(sims, [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)], bar)))
     ends += [end[i] for i in range(len(federations))]
@@ -917,20 +922,13 @@ def file_of(
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/18_run.ipynb #b62042f9
-def trainer(
+def experiment(
     task='digits',  # Task, or words for one, as in a Setting
     alpha=.5,       # of the Dirichlet partition
     partition=None, # words for another; or a function (task, clients, seed) -> list of index tensors
     tests=False,    # has every client test images of its own?
     **given,        # fields of a Setting, such as clients, model, rounds and local; the others are for `federate`
-):                  # function (method, seed, checkpoint) -> Run
-    "How the runs of a comparison are made, see `experiment`."
-    made = experiment(task, alpha, partition, tests, **given)
-    return lambda method, seed, checkpoint=None: made(method, seed, checkpoint).run()
-
-def experiment(
-    task='digits', alpha=.5, partition=None, tests=False, **given, # as for `trainer`
-): # function (method, seed, checkpoint) -> Federation
+):                  # function (method, seed, checkpoint) -> Federation
     "What is asked for in a comparison: the seed decides partition, first weights and batches."
     task = task_of(task) if isinstance(task, str) else task
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
@@ -946,12 +944,12 @@ def experiment(
 # %% ../nbs/18_run.ipynb #comparec
 def compare(
     methods,     # list of Methods
-    task='digits', alpha=.5, partition=None, # as for `trainer`
+    task='digits', alpha=.5, partition=None, # as for `experiment`
     seeds=3,     # how many, or which, see `fedlit.parse.list_seeds`
     columns=('accuracy', 'personal'), # of the history, to which `metrics` are added
     history=False, # a row for each round, and not for the last alone?
     folder=None, # where to write every run, round by round; the same call goes on from what is there
-    **given,     # for `trainer`: clients, model, rounds, local, ...; and for `federate`, metrics among them
+    **given,     # for `experiment`: clients, model, rounds, local, ...; and for `federate`, metrics among them
 ): # DataFrame with one row a run: method, seed, columns; with `history` one row a round, and its number
     "Train every method with every seed."
     methods, seeds, rows = list(methods), list_seeds(seeds), []
@@ -959,11 +957,12 @@ def compare(
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
     columns = dict.fromkeys([*columns, *(given.get('metrics') or ())])
     made = experiment(task, alpha, partition, 'personal' in columns, **given)
-    ran = {m: run_together([made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds]) for m in methods}
+    together = lambda m: run_together([made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds])
+    histories = {m: [run.history for run in together(m)] for m in methods} # and no network
     for i, seed in enumerate(seeds):
         for m in methods:
-            run = ran[m][i]
-            seen = run.history[[c for c in (*['round'][:history], *columns) if c in run.history]]
+            rounds = histories[m][i]
+            seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
             rows += [dict(method=repr(m), seed=seed, **row)
                      for row in (seen if history else seen.tail(1)).to_dict('records')]
     import pandas as pd

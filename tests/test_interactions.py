@@ -113,10 +113,10 @@ def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
     count = []
     class Stop(Exception): pass
     def stopping(m, s, checkpoint):
-        from fedlit.run import trainer
+        from fedlit.run import experiment
         if len(count) == 2: raise Stop
         count.append(m)
-        return trainer(**{'alpha': .1, **QUICK})(m, s, checkpoint)
+        return experiment(**{'alpha': .1, **QUICK})(m, s, checkpoint).run()
     asked = {k: str(v) for k, v in QUICK.items() if k != 'progress'}
     with pytest.raises(Stop): interactions([A, B], (0,), tmp_path, stopping, asked, progress=False)
     assert len(Interactions.load(tmp_path/'interactions.json').runs) == 2

@@ -136,3 +136,10 @@ def test_each_run_ends_at_its_own_time_and_by_its_own_error(tmp_path):
 def test_batches_of_all_the_data_are_as_wide_as_their_run():
     wide = [replace(MADE(FedAvg(), s), local=Local(epochs=1, batch_size=2000)) for s in range(2)]
     for one, two in zip([f.run() for f in wide], run_together(wide)): same(one, two)
+
+def test_a_stack_that_fails_says_so(monkeypatch):
+    def failing(*args): raise RuntimeError('no rule for it')
+    monkeypatch.setattr(run_module, 'train_runs', failing)
+    asked = [replace(MADE(FedAvg(), s), rounds=1) for s in range(2)]
+    with pytest.warns(UserWarning, match='cannot train in one stack .no rule for it.'): runs = run_together(asked)
+    for f, run in zip(asked, runs): same(f.run(), run)

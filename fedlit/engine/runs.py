@@ -14,7 +14,7 @@ from ..ground.fingerprint import form_of
 from .ragged import can_pad
 from ..ground.stacks import stacked
 from ..method import wants
-from ..round import EngineCohort, modes_kept
+from ..round import EngineCohort, in_order, longest_first, modes_kept
 from ..ground.tree import repeat, rows, tmap
 
 # %% ../../nbs/engine/runs.ipynb #80659215
@@ -61,11 +61,11 @@ def train_runs(
     if tapes: tapes.new_round()
     with modes_kept(sent.model):
         cohort = RunsCohort([EngineCohort(*ask, each=stacked) for ask in asks], tapes=tapes)
-        order = (-(cohort.batches.counts > 0).sum(1)).argsort(stable=True).tolist()
+        order = longest_first(cohort.batches)
         cohort, cohort.batches = cohort.at(order), cohort.batches.of(order)
         cohort.fill = can_pad(sent, cohort.batches, EngineCohort)
         cohort = cohort.begin().take_part()
-        out = rows(cohort.send(cohort.train()), torch.tensor(order).argsort().tolist())
+        out = in_order([cohort.send(cohort.train())], order)
     ends = list(accumulate(len(who) for _, who, _ in asks))
     return [rows(out, slice(end - len(who), end)) for end, (_, who, _) in zip(ends, asks)]
 

@@ -259,7 +259,7 @@ def entry_runs(entry, scale, only='', out=None):
     return select(entry, scale, only, looks(entry, scale, out or shipped('catalogue'), only)[0][-1])
 
 def found_rows(entry, scale, only='', out=None):
-    "The results of the runs that were `entry_runs` for, see `results`."
+    "The results of `entry_runs`, see `results`."
     return results(entry_runs(entry, scale, only, out), out or shipped('catalogue'))
 
 def complete_seeds(rows, missing):

@@ -18,7 +18,7 @@ from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
 from ..parse import list_seeds, method as parse
-from ..run import file_of, trainer
+from ..run import experiment, file_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # how many are judged together
@@ -56,10 +56,10 @@ def interactions(
     methods,     # list of Methods
     seeds=None,  # how many, or which, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
     folder=None, # of what is done; the same call goes on from it
-    train=None,  # function (method, seed, checkpoint) -> Run; None: `fedlit.run.trainer`, at alpha 0.1
-    asked=None,  # what decides the results besides, as JSON holds it; None: that of `trainer`
+    train=None,  # function (method, seed, checkpoint) -> Run; None: of `fedlit.run.experiment`, at alpha 0.1
+    asked=None,  # what decides the results besides, as JSON holds it; None: that of `experiment`
     progress=True, # show a progress bar?
-    **kw,        # for `trainer`: task, alpha, clients, rounds, local, ...
+    **kw,        # for `experiment`: task, alpha, clients, rounds, local, ...
 ) -> Interactions:
     "Train FedAvg, all methods, and all pairs that can be added."
     made, _ = sums(methods)
@@ -67,7 +67,9 @@ def interactions(
     asked = {k: str(v) for k, v in kw.items()} if asked is None else asked
     file, runs = folder and Path(folder)/'interactions.json', {}
     if file and file.exists(): runs = _continued(file, asked)
-    train = train or trainer(**{'alpha': .1, **kw})
+    if train is None:
+        request = experiment(**{'alpha': .1, **kw})
+        train = lambda *run: request(*run).run()
     todo = [(m, s) for s in seeds for m in (FedAvg(), *methods, *made.values()) if (repr(m), s) not in runs]
     for m, s in tqdm(todo, desc='runs', disable=not progress):
         checkpoint = folder and str(file_of(folder, m, s))
