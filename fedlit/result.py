@@ -56,7 +56,7 @@ class Run:
     settings: dict             # everything else that was asked, and versions, device, seconds
     model: torch.nn.Module = None # the network with the server's final parameters
     locals: dict = None        # of the last round: `who`, stacked `params` and `buffers` of clients before averaging
-    origin: object = None       # the Federation that ran, where it did so in this process; no file has it
+    origin: object = None      # the Federation that ran, where it did so in this process; no file has it
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'

@@ -100,14 +100,14 @@ def _tested(sim, run, who, tests, home):
 # %% ../../nbs/after/report.ipynb #7c1d20db
 def each_client(
     run,       # Run
-    origin,     # Federation
+    origin,    # Federation
     again=True,# train every client once more?
     most=100,  # clients to look at
 ):             # client -> what is known of it; spectra: the server's and by client
     "Accuracies, drift and spectra of single clients."
     executor = run.settings.get('executor') if again else 'loop' # what was tried then need not be tried again
     origin = replace(origin, executor=executor if executor in EXECUTORS else origin.executor,
-                    channels_last=run.settings.get('channels_last', origin.channels_last))
+                     channels_last=run.settings.get('channels_last', origin.channels_last))
     sim, n = Simulation(origin), run.state.clients
     tests = origin.tests or tests_of(origin.task, origin.clients, origin.seed)
     who = [k for k in range(n) if k not in origin.without]
@@ -175,7 +175,7 @@ def facts(
     travels, no_bytes = _bytes(run, origin)
     sizes = s.get('sizes') or [len(c) for c in origin.clients]
     held = origin and torch.stack([origin.task.y_train[c].cpu().bincount(minlength=origin.task.classes)
-                                  for c in origin.clients])
+                                   for c in origin.clients])
     labels = origin and list(map(str, origin.task.labels or range(origin.task.classes)))
     clients = [dict(client=k, samples=n, share=n/sum(sizes), rounds=sum(k in r for r in drawn) if drawn else None,
                     left=k in (s.get('without') or ()), **seen.get(k, {}),

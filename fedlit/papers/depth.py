@@ -254,7 +254,7 @@ def image_grid(uneven, method): # alphas; {row: change of a Setting}
 
 entry('depth-images/labels',
       source='not in the papers',
-      caption='What FedDecorr adds to six convolutions on CIFAR-10, by heterogeneity',
+      caption='What FedDecorr adds by heterogeneity: six convolutions on CIFAR-10, three layers on digits',
       grid=image_grid(FOUR, PAIR),
       draw=(('accuracy', table()), ('gain', gain_figure('alpha', 'depth', joined=False)), ('layers', layers_figure())),
       derive=rank_columns,
