@@ -8,7 +8,7 @@ export KINETO_LOG_LEVEL ?= 99
 # what `make test-machines` pretends to be; .ci/machines.py has the list
 MACHINES ?= default sse41 mkl threads
 
-.PHONY: install hooks reproduce bench test test-laws test-slow test-long test-all test-machines docs test-docs quarto lint check readme wheel clean
+.PHONY: install hooks reproduce bench test test-laws test-same test-slow test-long test-all test-machines docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -35,6 +35,9 @@ test: install  ## the notebooks, then the laws
 
 test-laws: install  ## the laws, and all other tests that are quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
+
+test-same: install  ## of test-laws, what no processor changes; test-machines has the others
+	$(BIN)/python .ci/machines.py $(BIN) same
 
 test-slow: install  ## what `make test` leaves out: many cases, many processes, and in a real kernel a page for every way of drawing
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not long"

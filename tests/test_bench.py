@@ -203,7 +203,9 @@ def small(monkeypatch):
     monkeypatch.setattr(gpu, 'TINY', dict(gpu.TINY, net='cnn_bn'))
     monkeypatch.setattr(gpu, 'machine', lambda: dict(cpu='c', cores=1, system='s'))
 
-@pytest.mark.parametrize('name', [pytest.param(n, marks=[pytest.mark.slow]*('compile' in n)) for n in GPU_PIECES])
+seldom = [pytest.mark.slow, pytest.mark.long]
+
+@pytest.mark.parametrize('name', [pytest.param(n, marks=seldom*('compile' in n)) for n in GPU_PIECES])
 def test_gpu_piece_is_measured_and_shown(tmp_path, small, name):
     text, seen = gpu_run(tmp_path, '--only', name), drive.load(tmp_path/f'{name}.json')
     assert f'| {name}' in text or name == 'overheads' and '| FedAvg again |' in text
@@ -213,6 +215,7 @@ def test_gpu_piece_is_measured_and_shown(tmp_path, small, name):
     if 'bfloat16' in name: assert seen['precision'] == 'bfloat16' and np.isfinite(seen['train_loss'])
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_gpu_tiny_is_mobilenet(tmp_path):
     assert 'MobileNetV2' in gpu_run(tmp_path, '--only', 'fedlit-auto,fedlit-bfloat16')
 

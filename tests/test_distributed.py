@@ -108,7 +108,7 @@ def everything(rank, path):
     again.history.to_json(path/f'history{rank}')
     digits(3, sick=SICK, bad_clients='skip', executor='torchrun:vmap', checkpoint=path/'skipping')
 
-@pytest.fixture(scope='module', params=[1, 2, 4])
+@pytest.fixture(scope='module', params=[1, 3])
 def launched(request, tmp_path_factory):
     reference(), uninterrupted(), skipping()
     path = tmp_path_factory.mktemp(f'ranks{request.param}')

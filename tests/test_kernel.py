@@ -32,9 +32,8 @@ def has(page, directive): return any(re.search(rf'^#\|\s*{directive}\b', s, re.M
 def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
 
 # a page for every way of drawing; the others, which draw in the same ways, are for `make test-long`
-USUAL = set("""01_data 14_figure 18_run after/without engine/guard guides/seven_pictures index methods/00_fedavg
-    methods/46_feddecomp papers/collapse papers/feddecorr papers/drawings papers/interactions
-    papers/moon_figures portrait scale/capacity theory/proposition1""".split())
+USUAL = set("""14_figure 18_run guides/seven_pictures index papers/drawings papers/moon_figures portrait
+    theory/proposition1""".split())
 draw = [pytest.param(p, marks=[pytest.mark.slow, *([] if name(p) in USUAL else [pytest.mark.long])], id=name(p))
         for p in told if has(p, 'fig-alt')]
 whole = [pytest.param(p, marks=[pytest.mark.slow, pytest.mark.long], id=name(p)) for p in told if has(p, 'slow')]
