@@ -154,7 +154,8 @@ def test_the_plan_of_the_first_hour():
         assert {'feddecorr': ['curve', 'spectra'], 'moon': ['curve', 'everywhere']}.get(
             id.partition('/')[0], ['curve']) == said['measured'], (id, said)
 
-@pytest.mark.parametrize('names', [(), pytest.param(('all',), marks=pytest.mark.slow)], ids=['plan', 'all'])
+@pytest.mark.parametrize('names', [(), pytest.param(('all',), marks=[pytest.mark.slow, pytest.mark.long])],
+                         ids=['plan', 'all'])
 def test_networks_and_augmentations(names): agree(seen('networks', *names))
 
 @pytest.mark.parametrize('name', ['LeftBehind', 'Homeless'])

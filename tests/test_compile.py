@@ -29,11 +29,14 @@ def as_written(monkeypatch):
 def sentences(seen): return [str(w.message) for w in seen if 'played from the tape' in str(w.message)]
 
 FEW = [FedAvg(), FedProx(mu=.1), MOON() + FedDecorr(), SCAFFOLD(), HeteroFL(rates=HALVES), FedDSE(rates=HALVES)]
-others = [pytest.param(m, marks=pytest.mark.slow) for m in METHODS + SUMS if m not in FEW]
+WAYS = dict(vmap=True, loop=False, threads=True) # executor -> with BatchNorm?
+OTHERS = [m for m in METHODS + SUMS if m not in FEW]
 
-@pytest.mark.parametrize('executor,norm', [pytest.param('loop', False, marks=pytest.mark.slow), ('vmap', True),
-                                           pytest.param('threads', True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize('m', FEW + others, ids=repr)
+def seldom(m, how): return [pytest.mark.slow, pytest.mark.long][:(m in OTHERS) + (how != 'vmap')]
+
+@pytest.mark.parametrize('m,executor,norm', [
+    pytest.param(m, how, norm, marks=seldom(m, how), id=f'{m!r}-{how}')
+    for m in FEW + OTHERS for how, norm in WAYS.items()])
 def test_the_graph_is_the_step(m, executor, norm, as_written):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')

@@ -101,7 +101,10 @@ def by_hand(net, task, clients, local, rounds, participation, prox=0., home=Fals
 def apart(one, two): return max((one[k].double() - two[k].double()).abs().max().item() for k in one
                                 if one[k].is_floating_point())
 
-@pytest.mark.parametrize('seed', range(30))
+def seeds(some, most): # the rest once a week
+    return [*range(some), *(pytest.param(s, marks=pytest.mark.long) for s in range(some, most))]
+
+@pytest.mark.parametrize('seed', seeds(15, 30))
 def test_a_random_federation_is_the_plain_loop(seed):
     r = random.Random(seed)
     task = r.choice([PICTURES, PICTURES, WORDS])
@@ -127,7 +130,7 @@ def test_a_random_federation_is_the_plain_loop(seed):
                     mine = {n: run.state.personal[n][k] for n in own}
                     assert apart(mine, own) < 1e-3*max(far, 1), (executor, record, method, net)
 
-@pytest.mark.parametrize('seed', range(20))
+@pytest.mark.parametrize('seed', seeds(10, 20))
 def test_a_random_sum_is_the_same_in_every_executor(seed):
     "Methods that look at features, cut the network or draw: no loop by hand, but the plainest way of ours."
     r = random.Random(seed)

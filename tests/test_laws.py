@@ -18,14 +18,16 @@ from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, N
                         Net, batches, gap, model, train, who)
 
 ids = lambda m: repr(m)
-NORMS = pytest.mark.parametrize('norm', [True, pytest.param(False, marks=pytest.mark.slow)], ids=['batchnorm', 'plain'])
 WORLD = {norm: laws.small(norm, bias=True) for norm in (True, False)}
 
 def test_every_exported_method_is_under_the_laws():
     assert {type(m).__name__ for m in METHODS + ELSEWHERE} == set(methods_by_name())
 
-@NORMS
-@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+PLAIN = [pytest.mark.slow], [pytest.mark.slow, pytest.mark.long]
+
+@pytest.mark.parametrize('m,norm', [
+    *(pytest.param(m, True, id=f'{m!r}-batchnorm') for m in METHODS + SUMS),
+    *(pytest.param(m, False, id=f'{m!r}-plain', marks=PLAIN[m in SUMS]) for m in METHODS + SUMS)])
 def test_loop_is_vmap(m, norm):
     seen = laws.executors(m, WORLD[norm])
     assert seen.holds, seen.said

@@ -58,7 +58,7 @@ ALL = [m for m in fed.METHODS + fed.SUMS if kind_of(Broadcast(m, fed.model(), st
 FEW = [MOON() + FedDecorr(), SCAFFOLD() + FedBN() + fed.CoordinateMedian(), fed.HeteroFL(rates=fed.HALVES),
        fed.Ditto()]
 
-REST = [pytest.param(m, marks=pytest.mark.slow) for m in ALL if m not in FEW]
+REST = [pytest.param(m, marks=[pytest.mark.slow, pytest.mark.long][:1 + (m in fed.SUMS)]) for m in ALL if m not in FEW]
 
 @pytest.mark.parametrize('method', FEW + REST, ids=repr)
 def test_a_run_in_a_stack_is_the_run_alone(method, double):
