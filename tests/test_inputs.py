@@ -407,6 +407,10 @@ def test_unwrap_after_save_and_load(tmp_path):
     (dict(device='cuda:99'), ["device='cuda:99'", 'there is cpu']),
     (dict(local=dict(lr=1)), ['local=', r'Local\(']),
     (dict(local=lambda r: r), ['local=', r'Local\(']),
+    (dict(progress=1), ['progress=1', 'True or False']),
+    (dict(keep_locals='no'), ["keep_locals='no'", 'True or False']),
+    (dict(channels_last='auto'), ["channels_last='auto'", 'True or False']),
+    (dict(checkpoint=3), ['checkpoint=3', 'name of a file']),
     (dict(chunk=0), ['chunk=0']),
     (dict(tests=3), ['tests']),
     (dict(tests=[[0]]*9 + [[9999]]), [r'tests\[9\]', '9999', '359 samples'])])

@@ -9,8 +9,8 @@ from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
-from fedlit.result import FORMAT, Run
-from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
+from fedlit.result import FORMAT, Run, tests_of
+from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, compare, federate, federating
 from fedlit.state import start
 
 TASK = load('digits')
@@ -302,3 +302,7 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
                         (dict(runs=every, accent=FedProx(mu=1.)), 'none of the labels')):
         with pytest.raises(ValueError, match=said): plot(**wrong)
     plt.close('all')
+
+def test_a_comparison_takes_no_tests():
+    with pytest.raises(ValueError, match="tests belong to one partition.*'personal' among columns"):
+        compare([FedAvg()], tests=tests_of(TASK, CLIENTS), seeds=1)
