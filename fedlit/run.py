@@ -39,7 +39,7 @@ from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_na
 from .engine.extract import try_cut
 from .parse import list_seeds, method as parse
 from .ground.fingerprint import fingerprint
-from .result import (Run, Tester, by_name, check_metrics, data_spec, own_samples, queue_scores,
+from .result import (SEEN, Run, Tester, by_name, check_metrics, data_spec, own_samples, queue_scores,
                            read_scores, resume, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
@@ -461,9 +461,10 @@ def part_columns(
     columns = {}
     for name, p in zip(part_names(method), method.parts):
         new = ask(p.columns, part_view(offer, name)) if hasattr(p, 'columns') else {}
-        if twice := columns.keys() & new.keys():
-            raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has another part of {method.name}: "
-                             "one would hide the other, so one of them needs another name")
+        if twice := {*SEEN, *columns} & new.keys():
+            raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has "
+                             f"{'another part' if min(twice) in columns else 'every history'}: "
+                             "one would hide the other, so it needs another name")
         columns.update(new)
     return columns
 
