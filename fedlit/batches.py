@@ -74,9 +74,7 @@ class Batches:
 
 # %% ../nbs/08_batches.ipynb #1a380d6c
 @patch
-def of(self:Batches,
-    ks, # list of positions
-):
+def of(self:Batches, ks): # list of positions
     "The batches of these clients alone."
     new, new.counts = copy.copy(self), self.counts[ks]
     steps = int((new.counts > 0).sum(1).max())
@@ -122,9 +120,7 @@ def label_counts(self:Batches, classes):
         1, y, torch.ones_like(y))[:, 1:]
 
 # %% ../nbs/08_batches.ipynb #00144863
-def groups(
-    counts, # (K,) how many samples each client has at this step, 0 where it has finished
-):
+def groups(counts): # (K,) how many samples each client has at this step, 0 where it has finished
     "Clients with equally large batches: pairs of (batch size, positions), a slice where positions are contiguous."
     for n in sorted(set(counts.tolist()) - {0}, reverse=True):
         ks = (counts == n).nonzero()[:, 0].tolist()
@@ -133,11 +129,8 @@ def groups(
 # %% ../nbs/08_batches.ipynb #146c343a
 PADDED = 256 # samples to which a batch is padded without asking whether it can become so full
 
-def width(
-    parts, # one index tensor per client
-    local, # Local
-):         # int, samples
-    "How wide the batches of a federation are, with their padding."
+def width(parts, local):
+    "How wide the batches of a federation are, in samples, with their padding."
     if local.batch_size <= PADDED: return local.batch_size # however many clients there are
     return min(local.batch_size, max(PADDED, *map(len, parts.values() if isinstance(parts, dict) else parts)))
 
@@ -153,15 +146,8 @@ def _unusable(k, n, local, min_batch):
             "give it more data, a smaller batch_size or drop_last=False")
 
 # %% ../nbs/08_batches.ipynb #e8f411ab
-def plan(
-    parts,       # one index tensor per client
-    who,         # list of K client numbers
-    local,       # Local
-    seed=0,      # int
-    round=0,     # int
-    min_batch=1, # leave out batches smaller than this
-): # index (K, T, B) into the training set, and how many of each batch are real, (K, T)
-    "Which samples each client visits in this round, step by step."
+def plan(parts, who, local, seed=0, round=0, min_batch=1):
+    "Index (K, T, B) of what each client visits, step by step, and how many of each batch are real, (K, T)."
     W = width(parts, local)
     each = [_visits(k, np.asarray(parts[k]), local, seed, round, W, min_batch) for k in who]
     steps = max(len(counts) for _, counts in each)
@@ -171,12 +157,8 @@ def plan(
     return torch.from_numpy(index), torch.from_numpy(counts)
 
 # %% ../nbs/08_batches.ipynb #457d05a9
-def batch_sizes(
-    n,         # int, samples of a client
-    local,     # Local
-    min_batch=1, # leave out batches smaller than this
-):             # list of ints; empty where none can be used
-    "How many samples stand in each batch of an epoch."
+def batch_sizes(n, local, min_batch=1):
+    "How many samples stand in each batch of an epoch; empty where none can be used."
     B, steps = local.batch_size, max(1, -(-n//local.batch_size))
     fewer, more = divmod(n, steps)
     sizes = [fewer + 1]*more + [fewer]*(steps - more) if local.equal_batches else [B]*(n//B) + [n % B]
@@ -273,15 +255,7 @@ def samples(self:TaskBatches,
 # %% ../nbs/08_batches.ipynb #70165548
 def _longer(v, n): return torch.cat([v, v.new_zeros(n - len(v), *v.shape[1:])])
 
-def batches_of(
-    task,        # Task
-    clients,     # one index tensor per client
-    who,         # list of K client numbers
-    local,       # Local
-    seed=0,      # int
-    round=0,     # int
-    min_batch=1, # leave out batches smaller than this
-) -> TaskBatches:
+def batches_of(task, clients, who, local, seed=0, round=0, min_batch=1) -> TaskBatches:
     "What the clients `who` see in this round."
     index, counts = plan(clients, who, local, seed, round, min_batch)
     gens = [torch.Generator().manual_seed(seed_of('augmentation', seed, round, k)) for k in who] if task.augment else []

@@ -22,11 +22,7 @@ from .ground.messages import match_name, warn
 from .ground.tree import finest
 
 # %% ../nbs/01_data.ipynb #22d9af13
-def _stratified(
-    y, # (N,) int64, the group of each sample
-    n, # how many to take
-    seed=0, # same seed, same cut
-): # (n,) int64, sorted indices of the samples taken
+def _stratified(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) int64, sorted indices
     "A seeded random choice of `n` samples with the groups in proportion."
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     group = y.cpu()[order]
@@ -308,20 +304,13 @@ def _with(task, fields): # the same task with other tensors, which are right bec
 
 # %% ../nbs/01_data.ipynb #b818c0c4
 @patch
-def to(self: Task,
-    device, # "cuda", "cpu" or a torch.device
-) -> Task:
+def to(self:Task, device) -> Task:
     "The same task with every tensor on `device`."
     return _with(self, {k: v.to(device) for k, v in _tensors(self).items()})
 
 # %% ../nbs/01_data.ipynb #2ce96ea3
-def standardised(
-    x, # (..., C, H, W), uint8 0..255 or float 0..1, any device; or (..., D); or tokens
-    mean, # per channel of images scaled to [0, 1], or per column of a table; None leaves them
-    std, # likewise
-    image, # are the last three dimensions those of an image?
-): # float32 of the same shape: (x - mean) / std; tokens as they are
-    "What a network sees of raw samples `x`."
+def standardised(x, mean, std, image):
+    "What a network sees of raw samples `x`, in float32: (x - mean) / std; tokens as they are."
     if x.dtype == torch.int64: return x
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     if mean is None: return x
@@ -330,10 +319,8 @@ def standardised(
     return (x - mean) / std
 
 @patch
-def normalise(self: Task,
-    x, # (..., C, H, W), uint8 0..255 or float 0..1, any device; or (..., D); or tokens
-): # float32 of the same shape: (x - mean) / std; tokens as they are
-    "What the network sees of raw samples `x`."
+def normalise(self:Task, x):
+    "What the network sees of raw samples `x`, in float32: (x - mean) / std; tokens as they are."
     return standardised(x, self.mean, self.std, self.x_train.ndim == 4)
 
 
@@ -443,11 +430,8 @@ class Flip:
         return torch.where(draws["flip"].to(x.device)[:, None, None, None], x.flip(-1), x)
 
 # %% ../nbs/01_data.ipynb #6e87e82d
-def _warp(
-    x, # (N, C, H, W), uint8 or float
-    m, # (N, 2, 3), pixel of the result -> pixel of x, both (column, row) from the centre
-    mode="nearest", # or "bilinear"
-): # as x; black where the source lies outside
+def _warp(x, m, mode="nearest"): # (N, C, H, W) images, uint8 or float; or "bilinear"
+    "Moved by `m` (N, 2, 3): pixel of the result -> pixel of x, (column, row) from the centre; black outside."
     h, w = x.shape[2:]
     r, c = (torch.arange(s, device=x.device, dtype=torch.float32) - (s - 1) / 2 for s in (h, w))
     m = m.to(x.device, torch.float32)[..., None, None]

@@ -26,9 +26,10 @@ class Value:
             if not ok:
                 raise ValueError(f"{type(self).__name__}: {name}={getattr(self, name)!r}, but it must be {right}")
     def right(self): return {} # name of a field -> (is it good?, what would be right)
-    def __repr__(self):
-        said = (f'{f.name}={getattr(self, f.name)!r}' for f in fields(self))
-        return f"{type(self).__name__}({', '.join(said)})"
+    def said(self):
+        "The fields that are printed: those with `repr=False` only where they are set."
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.repr or getattr(self, f.name) != f.default}
+    def __repr__(self): return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.said().items())})"
 
 def is_number(v): # anything
     return isinstance(v, (int, float, np.number)) and not isinstance(v, bool)
@@ -192,8 +193,7 @@ def _adam(how, local, params, state, grads):
     with dial('-lr', -local.lr): torch._foreach_add_(w, step, alpha=-local.lr)
 
 # %% ../nbs/06_local.ipynb #74b1d377
-@dataclass(frozen=True, repr=False)
-class Local:
+class Local(Value):
     "How a client trains: epochs of SGD over its data, or as much more as the fields say."
     epochs: int = 5            # passes over the client's data each round, E; a fraction, a tuple or an Effort too
     batch_size: int = 32       # samples a step, B
@@ -204,11 +204,7 @@ class Local:
     equal_batches: bool = field(default=False, repr=False) # as many batches, but of sizes that differ by at most one?
     steps: int = field(default=None, repr=False)          # instead of epochs: steps a round; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
-    __post_init__ = Value.__post_init__
     def right(self): return _right(self)
-    def said(self):
-        "The fields that are printed."
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.repr or getattr(self, f.name) != f.default}
     def __repr__(self):
         unused = {'epochs'} if self.steps is not None and self.epochs == Local.epochs else set()
         return f"Local({', '.join(f'{k}={v!r}' for k, v in self.said().items() if k not in unused)})"

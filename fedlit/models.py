@@ -180,13 +180,8 @@ def average_pool():
 # %% ../nbs/03_models.ipynb #3977cc81
 _norms = dict(none=lambda c: nn.Identity(), batch=nn.BatchNorm2d, group=lambda c: nn.GroupNorm(math.gcd(c, 4), c))
 
-def conv_block(
-    c,    # channels that come in
-    out,  # channels that go out
-    norm, # "none", "batch" or "group"
-    convs=1, # how many convolutions
-): # list of modules
-    "3x3 convolutions, each with a norm and ReLU, and a pooling that halves."
+def conv_block(c, out, norm, convs=1): # how many convolutions
+    "3x3 convolutions, each with a norm and ReLU, and a pooling that halves: a list of modules."
     layers, norm = [], _norms[match_name(norm, _norms, "norm", .9)]
     for _ in range(convs):
         layers += [nn.Conv2d(c, out, 3, padding=1), norm(out), nn.ReLU()]
@@ -282,11 +277,7 @@ def stages_of(
     return nn.Sequential(*layers)
 
 # %% ../nbs/03_models.ipynb #7131caf9
-def stem_of(
-    c,   # channels that come in
-    out, # channels that go out
-    imagenet=False, # for large images?
-):
+def stem_of(c, out, imagenet=False):
     "A 3x3 convolution, or for ImageNet 7x7 with stride 2 and a pooling that halves again; with norm and ReLU."
     k,stride = (7, 2) if imagenet else (3, 1)
     layers = [nn.Conv2d(c, out, k, stride, k//2, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
@@ -308,12 +299,7 @@ class _Pad(nn.Module): # option A
 def _pad(c, out, stride): return None if stride == 1 and c == out else _Pad(c, out, stride)
 
 # %% ../nbs/03_models.ipynb #e6fc228f
-def basic_block(
-    c,      # channels that come in
-    out,    # channels that go out
-    stride, # of the first convolution
-    shortcut=_project, # function of the three that makes the shortcut, or None
-):
+def basic_block(c, out, stride, shortcut=_project): # function of the three that makes the shortcut, or None
     "Two 3x3 convolutions with norms and a shortcut, as in ResNet18 and 34."
     from torchvision.models.resnet import BasicBlock
     return BasicBlock(c, out, stride, shortcut(c, out, stride))
@@ -389,11 +375,7 @@ feddecomp_resnet10 = _residual("feddecomp_resnet10", "FedDecomp's ResNet10: as R
 # %% ../nbs/03_models.ipynb #6c4cd7b1
 class PreActBlock(nn.Module):
     "Norm, ReLU, convolution, twice; a 1x1 convolution of the activated input is the shortcut where the shape changes."
-    def __init__(self,
-        c:int, # channels in
-        out:int, # channels out
-        stride:int, # 2 halves the image
-    ):
+    def __init__(self, c:int, out:int, stride:int):
         super().__init__()
         self.n1,self.conv1 = nn.BatchNorm2d(c),nn.Conv2d(c, out, 3, stride, 1, bias=False)
         self.n2,self.conv2 = nn.BatchNorm2d(out),nn.Conv2d(out, out, 3, 1, 1, bias=False)
@@ -415,11 +397,7 @@ preact_resnet34 = _residual("preact_resnet34", "HeteroFL's ResNet34, in the styl
 # %% ../nbs/03_models.ipynb #2400af66
 class DoubleBlock(nn.Module):
     "Two convolutions of the activated input, plus a 1x1 convolution of the input itself; returns a pre-activation."
-    def __init__(self,
-        c:int, # channels in
-        out:int, # channels out
-        stride:int, # 2 halves the image
-    ):
+    def __init__(self, c:int, out:int, stride:int):
         super().__init__()
         self.conv1,self.n1 = nn.Conv2d(c, out, 3, stride, 1, bias=False),nn.BatchNorm2d(out)
         self.conv2,self.n2 = nn.Conv2d(out, out, 3, 1, 1, bias=False),nn.BatchNorm2d(out)

@@ -82,7 +82,7 @@ def method(
     except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
 
 # %% ../nbs/15_parse.ipynb #3b37141e
-ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation'
+ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation', 'Local'
 
 def values() -> dict: # name -> class
     "What a text may name besides methods: schedules, amounts of work, optimisers, and ways of taking part."

@@ -13,10 +13,8 @@ import numpy as np
 import torch
 
 # %% ../nbs/02_partition.ipynb #137ae94d
-def _labels(
-    y, # Labels: tensor, array or list of N whole numbers, 0 or more
-)->np.ndarray: # (N,) int64
-    "Labels as a flat array; ValueError for anything that cannot be counted."
+def _labels(y): # tensor, array or list of N whole numbers
+    "Labels as a flat int64 array; ValueError for anything that cannot be counted."
     right = "it must be a non-empty row of whole numbers, 0 or more and below a million, one label a sample"
     if np.ma.is_masked(y): raise ValueError(f"y has masked entries: {right}")
     try: y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)

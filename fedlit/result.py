@@ -23,7 +23,7 @@ from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
 from .data import samples, standardised
 from .ground.draws import Seeded
-from .measure import logits_of, score_of, score_sums, scored, spread, sums_of
+from .measure import logits_of, score_of, scored, spread, sums_of
 from .local import is_whole
 from .method import Method, asks_for, overrides
 from .models import modest, rebuild, unwrap
@@ -32,7 +32,7 @@ from .partition import match
 from .server import deployed
 from .state import STATISTICS, State, pixel_by_pixel
 from .ground.table import Store, Table, pack, unpack
-from .ground.tree import doubles, flatten, leaves, rows, tmap, to_host, unflatten
+from .ground.tree import flatten, leaves, rows, tmap, to_host, unflatten
 if TYPE_CHECKING: import pandas as pd
 
 # %% ../nbs/17_result.ipynb #5a83f678
@@ -173,10 +173,8 @@ class Tester:
         return seen
 
     def _asked(self, net, x, y):
-        if not self.metrics: return [score_sums(self.model, x, y, prepare=self.ready, state=net)]
         logits = logits_of(self.model, x, prepare=self.ready, state=net)
-        if not doubles(logits.device): logits = logits.cpu()
-        return [sums_of(logits.split(1000), y.split(1000)), logits]
+        return [sums_of(logits, y), *[logits]*bool(self.metrics)]
 
     def answer(self,
         read,           # the tensors of `ask`, on the CPU

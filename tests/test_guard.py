@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest, torch
 from fedlit.cli import main
 from fedlit.data import load
-from fedlit.engine.guard import Guard, bad_rows, finite_rows, lengths, client_columns, check_server, check_clients
+from fedlit.engine.guard import Guard, bad_rows, _finite_rows, lengths, client_columns, check_server, check_clients
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
@@ -96,7 +96,7 @@ def test_one_bad_number_is_found_and_named_wherever_it_is(value, place, name):
     assert left == [7, 8, 9] and kept['params'] is out['params'] and seen['bad'] == 1 and len(said) == 1
 
 def test_large_finite_numbers_are_finite():
-    assert finite_rows(dict(a=torch.full((2, 9), 3e38), b=torch.full((2, 9), 6e4, dtype=torch.half),
+    assert _finite_rows(dict(a=torch.full((2, 9), 3e38), b=torch.full((2, 9), 6e4, dtype=torch.half),
                             c=torch.ones(2, dtype=torch.bool), d=torch.zeros(2, 0)), torch.ones(2)).all()
 
 @pytest.mark.parametrize('K', [1, 2, 5])
@@ -127,8 +127,8 @@ def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
     assert (sifted(Guard(), [0, 1, 2], out, sent)[0] == [0, 1, 2]
             and sifted(Guard(loss=200), [0, 1, 2], out, sent, math.log(10))[0] == [0, 1, 2])
 
-@pytest.mark.parametrize('kw,word', [(dict(then='drop'), "bad_clients='drop'"), (dict(update=0), 'update=0'),
-                                     (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'bad_clients=None')])
+@pytest.mark.parametrize('kw,word', [(dict(then='drop'), "then='drop'.* bad_clients="), (dict(update=0), 'update=0'),
+                                     (dict(loss=math.nan), 'loss=nan'), (dict(then=None), 'then=None.* bad_clients=')])
 def test_a_guard_refuses(kw, word):
     with pytest.raises(ValueError, match=word): Guard(**kw)
 

@@ -22,12 +22,8 @@ from ..ground.stacks import has_batchnorm
 from ..state import pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
-def indices(
-    name, # what it is, for messages
-    v,    # list, array or tensor of whole numbers, or a mask
-    n,    # int, how many samples there are
-):        # index tensor
-    "`v` as int64 indices of `n` samples: whole numbers, or a mask of `n` booleans."
+def indices(name, v, n):
+    "`v` as an int64 index of `n` samples: it is a row of whole numbers, or a mask of `n` booleans."
     try: v = v.detach().cpu() if isinstance(v, torch.Tensor) else torch.from_numpy(np.array(v))
     except (TypeError, ValueError):
         raise ValueError(f"{name} is {str(v)[:60]}; "
@@ -53,11 +49,7 @@ def _outside(v, n):
     "The first number in `v` (M,) that is no index of `n` samples, in a list; empty if there is none."
     return [] if not len(v) or (0 <= v.min() and v.max() < n) else v[(v < 0) | (v >= n)][:1].tolist()
 
-def parts(
-    name,  # what they are, for messages
-    parts, # one row of indices, or a mask, per client
-    n,     # int, how many samples there are
-) -> list: # of index tensors
+def parts(name, parts, n) -> list:
     "One index tensor per client."
     if isinstance(parts, dict):
         raise ValueError(f"{name} is a dict; give list({name}.values()), one row of indices per client")
@@ -81,10 +73,7 @@ class _Callers(TorchFunctionMode):
             frame = frame.f_back
         return f(*args, **(kwargs or {}))
 
-def checkpoints(
-    model, # network that returns (features, logits)
-    x,     # (N, ...) inputs as it wants them
-):         # bool
+def checkpoints(model, x):
     "Does the network, while it trains, compute activations again in the backward pass?"
     net = copy.deepcopy(model).to(x.device)
     with undrawn(), _Callers() as seen, suppress(Exception): # what else is wrong with it others say
@@ -101,12 +90,8 @@ def check_hooks(model): # network
                              "and change gradients in a method of yours, in its hook `grad`")
 
 # %% ../../nbs/engine/inputs.ipynb #e206bd6f
-def probe_forward(
-    model, # network that returns (features, logits)
-    x,     # (N, ...) two samples
-    train=False, # in training mode
-):         # what it returns; a ValueError says why it cannot take them
-    "What `model` makes of two samples `x`, with nothing changed by it."
+def probe_forward(model, x, train=False):
+    "What `model` makes of two samples, with nothing changed by it; a ValueError says why it cannot take them."
     name, x_is = type(model).__name__, f'{str(x.dtype)[6:]} {tuple(x.shape[1:])}'
     try: net = copy.deepcopy(model)
     except Exception as e:
@@ -155,12 +140,7 @@ def _check_outputs(name, n, classes, features, logits):
                          f"but the task has {classes} classes; they must be (N, {classes})")
 
 # %% ../../nbs/engine/inputs.ipynb #b9ba9c4f
-def check_network(
-    model,  # what should be a network
-    task,   # Task
-    method, # a Method
-    device, # where two samples are tried
-):
+def check_network(model, task, method, device):
     "Refuse a network that does not fit the task, on two samples."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {model!r}, but it must be a torch.nn.Module, such as build('mlp', task)")
@@ -183,10 +163,7 @@ def check_network(
                          "call model.requires_grad_(True), or on the layers that are to learn")
 
 # %% ../../nbs/engine/inputs.ipynb #proxychk
-def check_proxy(
-    model, # network that returns (features, logits)
-    proxy, # what the server has: inputs (M, ...), or a pair of inputs and labels; None: nothing
-):
+def check_proxy(model, proxy):
     "Refuse inputs of the server that the network cannot take."
     if proxy is None: return
     x = proxy[0] if isinstance(proxy, (tuple, list)) else proxy
@@ -194,21 +171,15 @@ def check_proxy(
     except ValueError as e: raise ValueError(f"proxy: {e}") from None
 
 # %% ../../nbs/engine/inputs.ipynb #extreme2
-def attempt(
-    f,     # function
-    *args, # for it
-):         # what it returns, and what it raises; one of them is None
-    "Call `f` without using up random numbers of the process."
+def attempt(f, *args):
+    "What `f(*args)` returns, and what it raises, one of them None; no random numbers of the process are used up."
     with keep_generators(), undrawn():
         try: return f(*args), None
         except Exception as e: return None, e
 
 # %% ../../nbs/engine/inputs.ipynb #32e87cb7
 @torch.no_grad()
-def check_extremes(
-    model, # network that returns (features, logits)
-    task,  # Task
-):
+def check_extremes(model, task):
     "Refuse samples of whole numbers that the network cannot look up, by name."
     forward, tensors = pure(model), split_state(model)
     place = next(v for tree in tensors for v in tree.values()).device
@@ -306,11 +277,8 @@ def has_own_code(
     return writer.foreign
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
-def find_side_effects(
-    model, # network that returns (features, logits)
-    x,     # (N, ...) inputs as it wants them
-):         # '' if its forward leaves nothing behind in Python; else what it does
-    "Run a copy of the network twice, and look at what has changed in the second run."
+def find_side_effects(model, x):
+    "Run a copy twice: what has changed in the second run, in words; '' if nothing is left behind in Python."
     net, states = copy.deepcopy(model), []
     with keep_generators(), torch.no_grad(), undrawn():
         for _ in range(2):
@@ -328,10 +296,7 @@ def least_batch(model):
 def convolves(model):
     return any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
 
-def prefers_channels_last(
-    model, # network that returns (features, logits)
-    x,     # (N, ...) inputs as it wants them
-):         # bool
+def prefers_channels_last(model, x):
     "Has the network convolutions that run on a CPU, and does it take images whose channels lie side by side?"
     if x.device.type != 'cpu' or not convolves(model): return False
     try:
@@ -371,12 +336,8 @@ def check_device(device): # such as "cuda:1"
         raise ValueError(f"device={device!r} cannot be used here ({why}); there is {', '.join(there)}") from None
 
 # %% ../../nbs/engine/inputs.ipynb #e7bfabb2
-def first_nonfinite(
-    name, # of the tensor, for the message
-    x,    # (N, ...) samples
-    at,   # index tensor: which of them
-):        # a sentence without its end
-    "Which of the samples `at` is first not finite, and where in it; '' if all are."
+def first_nonfinite(name, x, at):
+    "A sentence without its end: which of the samples `at` is first not finite, and where; '' if all are."
     for piece in at.split(1024) if x.is_floating_point() else ():
         odd = ~x[piece.to(x.device)].isfinite()
         if not odd.any(): continue

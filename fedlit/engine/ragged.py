@@ -52,11 +52,7 @@ def _looks_across(part):
     unaware = lambda h: not asks_for(part, h, 'valid') and any(asks_for(part, h, n) for n in ACROSS)
     return any(unaware(h) or asks_for(part, h, 'objective') for h in hooks)
 
-def can_pad(
-    sent,    # Broadcast
-    batches, # Batches
-    cohort=RaggedCohort, # or a subclass that does more, on which the step is tried
-):           # bool
+def can_pad(sent, batches, cohort=RaggedCohort): # on which the step is tried
     "May short batches be filled up?"
     method = sent.method
     first = sent.state.round == 0 and bool(varies_with(method, STEP)) # what acts later is tried again

@@ -220,12 +220,8 @@ def axes_of(model) -> Axes: # module whose forward returns (features, logits)
     return _found[model]
 
 # %% ../../nbs/ground/axes.ipynb #ca7176c5
-def along(
-    axes,   # Axes
-    segs,   # segments of a dimension
-    chosen, # axis -> 0/1 vector of its length
-):          # 0/1 vector as long as the dimension, or None where nothing on it is chosen
-    "What a choice means for one dimension: whole segments count as ones, repeats are spelt out."
+def along(axes, segs, chosen):
+    "0/1 vector for one dimension: whole segments are ones, repeats are spelt out; None if nothing on it is chosen."
     if not any(a in chosen for a, _, _ in segs): return None
     like = next(iter(chosen.values()))
     return torch.cat([
@@ -233,11 +229,8 @@ def along(
         for a, n, r in segs])
 
 # %% ../../nbs/ground/axes.ipynb #e05165ff
-def masks(
-    axes,   # Axes
-    chosen, # axis -> 0/1 vector of its length
-):          # name of a tensor -> mask that broadcasts to its leading dimensions
-    "The masks of the sub-model that keeps the chosen coordinates."
+def masks(axes, chosen):
+    "The masks of the sub-model that keeps what is chosen, by tensor; they broadcast to its leading dimensions."
     out = {}
     for name, dims in axes.of.items():
         vectors = {i: v for i, segs in enumerate(dims) if (v := along(axes, segs, chosen)) is not None}
@@ -246,20 +239,12 @@ def masks(
     return out
 
 # %% ../../nbs/ground/axes.ipynb #0aa972c4
-def coordinates(
-    axes,   # Axes
-    name,   # name of a tensor
-    chosen, # axis -> 0/1 vector; on the CPU, nothing waits for a GPU
-    device=None, # where the positions are wanted; None: where the vectors are
-):          # for each leading dimension the chosen positions, or None for all
-    "Where the entries of the small tensor are in the big one."
+def coordinates(axes, name, chosen, device=None):
+    "Where the entries of the small tensor are in the big one: for each leading dimension positions, None for all."
     vectors = [along(axes, segs, chosen) for segs in axes.of.get(name, ())]
     return [None if v is None else v.nonzero()[:, 0].to(device) for v in vectors]
 
-def cut(
-    axes, tree, chosen,
-    lead=0, # how many dimensions stand before the tensor's own, such as one for clients
-):
+def cut(axes, tree, chosen, lead=0):
     "The chosen entries of every tensor of `tree`; names that have no axes pass through."
     def one(k, v):
         for d, i in enumerate(coordinates(axes, k, chosen, v.device)):
@@ -268,10 +253,7 @@ def cut(
     return {k: cut(axes, v, chosen, lead) if isinstance(v, dict) else one(k, v) for k, v in tree.items()}
 
 # %% ../../nbs/ground/axes.ipynb #f1cf0338
-def paste(
-    axes, big, small, chosen,
-    lead=0, # how many dimensions stand before the tensor's own
-):
+def paste(axes, big, small, chosen, lead=0):
     "`big` with the chosen entries replaced by those of `small`."
     def one(k, b, s):
         where = coordinates(axes, k, chosen, b.device)
@@ -286,11 +268,7 @@ def paste(
             for k, v in big.items()}
 
 # %% ../../nbs/ground/axes.ipynb #143f888f
-def extract(
-    model,  # the network
-    axes,   # its Axes
-    chosen, # axis -> 0/1 vector
-):
+def extract(model, axes, chosen):
     "The small network as a module of its own."
     tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     small = cut(axes, {k: v.detach() for k, v in tensors.items()}, chosen)
@@ -317,10 +295,7 @@ def shrunk(axes, chosen):
                 axes.makes, small(axes.features), axes.logits, axes.classes)
 
 # %% ../../nbs/ground/axes.ipynb #8e0af2ee
-def masked(
-    params, # name -> tensor
-    mask,   # name -> mask that broadcasts
-):
+def masked(params, mask):
     "`params` with the entries outside the mask set to zero."
     return {k: v*mask[k].reshape(mask[k].shape + (1,)*(v.dim()-mask[k].dim())) if k in mask else v
             for k, v in params.items()}
@@ -355,16 +330,8 @@ class _Watch(fx.Interpreter):
         return out
 
 # %% ../../nbs/ground/axes.ipynb #cc90b8b0
-def watch(
-    axes,      # Axes
-    params,    # name -> tensor
-    buffers,   # name -> tensor
-    x,         # (N, ...), inputs
-    at='relu', # 'relu' or 'layer', see `watched`
-    taps=None, # point -> something to add there
-    train=True,
-):             # features, logits, dict point -> (N, channels, ...)
-    "Run the network and bring back what its watched points saw."
+def watch(axes, params, buffers, x, at='relu', taps=None, train=True):
+    "Run the network: features, logits, and what its watched points saw, by name (N, channels, ...)."
     spy = _Watch(axes.graph, watched(axes, at), taps or {})
     class Run(nn.Module):
         def __init__(self):

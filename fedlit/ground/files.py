@@ -190,10 +190,8 @@ def _bytes(path):
         return Path(path).read_bytes()
 
 # %% ../../nbs/ground/files.ipynb #c87578bc
-def _sound(
-    text,  # str or bytes of JSON
-    where, # they were read, for messages
-):         # what was told to `write_json`
+def _sound(text, where): # str or bytes of JSON, and where they were read
+    "What was told to `write_json`."
     try:
         content = json.loads(text)
         form, told = content.pop('format', 1), content.pop('crc32', None)

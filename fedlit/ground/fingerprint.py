@@ -86,14 +86,8 @@ def _weight(v): # (...) -> a number that rounding moves by a millionth of itself
     return number if sound.all() else [number, checksum(sound)]
 
 # %% ../../nbs/ground/fingerprint.ipynb #16e87025
-def fingerprint(
-    model,     # the network to begin with
-    task,      # Task
-    clients,   # list of index tensors
-    criterion, # function of (logits, y)
-    tests=None,# index tensors into the test set, one a client, if there are any
-) -> dict:     # name -> checksum, name or numbers; what Python and torch decide has their versions in its name
-    "By what a checkpoint knows the run that it belongs to; of images beyond a gigabyte it looks at some."
+def fingerprint(model, task, clients, criterion, tests=None) -> dict:
+    "By what a checkpoint knows its run, as name -> checksum, name or numbers; of more than a gigabyte it sees some."
     indices = lambda parts: checksum(*([torch.cat([torch.as_tensor(p).long() for p in parts])] if parts else []))
     lengths = torch.tensor([len(t) for t in tests or ()])
     brief = lambda text: f'{zlib.crc32(text.encode()):08x}'
@@ -112,19 +106,12 @@ GIVEN = dict(partition='another partition', start='other first weights', labels=
              own='other test samples of clients', augment='another augmentation',
              criterion='another criterion', network='another network')
 
-def differences(
-    was, # what `fingerprint` said then
-    now, # what it says now
-    *but, # names that may differ
-) -> list: # of words
-    "In what two runs differ, of all that both have said."
+def differences(was, now, *but) -> list:
+    "In what two runs differ, in words, of all that both have said, but for some names."
     return list(dict.fromkeys(GIVEN[name] for k in was if (name := k.partition(' ')[0]) in GIVEN and k in now
                               and k not in but and not alike(was[k], now[k])))
 
-def alike(
-    a, # a value of JSON: a number, a text, a list, a dictionary
-    b, # another
-) -> bool:
+def alike(a, b) -> bool:
     "Are they the same, numbers up to what another processor may round otherwise?"
     if isinstance(a, dict) and isinstance(b, dict): return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list): return len(a) == len(b) and all(map(alike, a, b))

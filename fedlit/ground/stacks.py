@@ -89,10 +89,7 @@ def masked_batchnorm(
     return nullcontext() if valid is None else _Among(valid)
 
 # %% ../../nbs/ground/stacks.ipynb #5e676683
-def single(
-    f,       # function of one client's tensors that returns a tree of tensors
-    in_dims, # for each argument: 0 where it is stacked, None where all share it, or a dictionary of these
-):           # function of the stacked tensors, of one client
+def single(f, in_dims):
     "What `vmap` does, for a stack of one client: no vectorisation, the plainest code."
     def pick(v, d):
         if isinstance(v, dict):
@@ -104,10 +101,7 @@ def single(
     return one_of_them
 
 # %% ../../nbs/ground/stacks.ipynb #87b0e579
-def stacked(
-    f,       # as for `single`
-    in_dims, # as for `single`
-):           # function of the stacked tensors, of any number of clients
+def stacked(f, in_dims):
     "All clients of a stack at once."
     def all_of_them(*args):
         with Rewritten(stack=True):

@@ -40,26 +40,16 @@ def sqnorm(tree): # dictionary of tensors, nested to any depth
     return sum(v.square().sum() for v in leaves(tree))
 
 # %% ../../nbs/ground/tree.ipynb #9a8da80f
-def repeat(
-    tree, # dictionary of tensors, nested to any depth
-    n,    # int, how many
-):
+def repeat(tree, n):
     "`n` copies of `tree` along a new first dimension, without copying."
     return tmap(lambda v: v.expand(n, *v.shape), tree)
 
-def rows(
-    tree, # stacked tree, K rows
-    i,    # an int, a slice, a list of ints or an index tensor
-):
+def rows(tree, i):
     "The clients `i` (an index, a slice or a list of indices) of a stacked `tree`."
     return tmap(lambda v: v[i], tree)
 
 # %% ../../nbs/ground/tree.ipynb #4b835593
-def put(
-    tree, # stacked tree, K rows
-    i,    # as for `rows`
-    new,  # tree of the new rows, with the same keys; on any device, of any type
-):
+def put(tree, i, new):
     "A stacked `tree` in which the rows `i` are replaced by `new`."
     def one(old, new):
         old = old.clone()
@@ -76,10 +66,7 @@ def unstack(tree): # stacked tree, K rows
     return [rows(tree, i) for i in range(len(leaves(tree)[0]))]
 
 # %% ../../nbs/ground/tree.ipynb #221bf5f0
-def average(
-    weights, # (K,) one weight per client; the caller decides whether they sum to one
-    tree,    # stacked tree, K rows
-):
+def average(weights, tree):
     "$\\sum_k p_k w_k$, leaf by leaf."
     return tmap(lambda v: torch.tensordot(weights.to(v), v, 1), tree)
 

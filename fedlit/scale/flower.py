@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['AGREED', 'log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory',
-           'unsaid', 'site', 'recall', 'recall_answer', 'note_answer', 'folder', 'allowed', 'client_app', 'quoted',
-           'blank', 'believed', 'merged', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
+           'unsaid', 'site', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'Book', 'serve',
+           'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -163,11 +163,8 @@ def _tensor(name, array, like):
     return v
 
 # %% ../../nbs/scale/flower.ipynb #acce22f9
-def from_record(
-    record, # ArrayRecord that somebody sent
-    like,   # tree of tensors that have the names, types and shapes that must come
-):          # tree like `like`; raises a ValueError that names the first bad tensor
-    "The tree in a record, if it looks as it must."
+def from_record(record, like):
+    "The tree in a record, if it looks as it must, like `like`; a ValueError names the first bad tensor."
     flat = flatten(like)
     names = [k for k in flat if not k.endswith('/')]
     if odd := sorted(set(names) ^ set(record)):
@@ -185,10 +182,7 @@ def to_sites(plan, state):
                 server={n: state.server[n] for n in server_readers(plan.method)})
 
 # %% ../../nbs/scale/flower.ipynb #67624528
-def from_site(
-    state, # State of the federation
-    out,   # what the site ended with, see `fedlit.round.local_phase`
-):         # tree
+def from_site(state, out):
     "What a site sends of its result: nothing that stays at home, and nothing that it remembers."
     return _without(state.personal, {k: out[k] for k in ('params', 'buffers', 'uploads', 'mask')})
 
@@ -205,15 +199,8 @@ def unsaid(
     return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
 
 # %% ../../nbs/scale/flower.ipynb #d322af51
-def site(
-    plan,      # Plan
-    task,      # Task with this site's images
-    number,    # int, which client this is
-    round,     # int, rounds done
-    arrays,    # ArrayRecord from the server
-    kept=None, # ArrayRecord of what this site remembers; None: it begins
-):             # tree to send; dict(steps, loss) of what may be said; tree to remember
-    "One round of local training, as `federate` would do it."
+def site(plan, task, number, round, arrays, kept=None):
+    "A round of local training: a tree to send, dict(steps, loss) of what may be said, and a tree to remember."
     state = begin(plan)
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
     got = from_record(arrays, to_sites(plan, state))
@@ -240,11 +227,8 @@ def _trained(plan, task, number, state):
     return out
 
 # %% ../../nbs/scale/flower.ipynb #14bc97d0
-def recall(
-    context,  # Flower's Context; its state holds one such record a round, and is tidied here
-    accepted, # int, the last round whose answer the server used; 0 is none
-):            # ArrayRecord, or None where there is no such memory
-    "What this site remembers of the last round that counted."
+def _recall(context, accepted): # the last round whose answer the server used; 0 is none
+    "What this site remembers of that round, or None; the records of other rounds are removed."
     name = f'after round {accepted}'
     for k in [k for k in context.state if k.startswith('after round') and k != name]: del context.state[k]
     return context.state.get(name)
@@ -256,12 +240,8 @@ def _question(content):
     for k, a in sorted(content['arrays'].items()): digest.update(repr((k, len(a.data))).encode() + a.data)
     return digest.hexdigest()
 
-def recall_answer(
-    context, # Flower's Context
-    plan,    # Plan
-    content, # RecordDict, what the server asks
-):           # RecordDict, the answer that this question has had; None where it is new
-    "A site answers once in a round, and in no round beyond the plan: a ValueError where there is no answer."
+def _answered(context, plan, content): # RecordDict, what the server asks
+    "The answer that this question has had, None where it is new; a ValueError where there is none to give."
     round, last = content['round']['round'], context.state.get('answers', dict(round=-1))
     if not (type(round) is int and 0 <= round < plan.rounds):
         raise ValueError(f"round {round+1} is asked for, but the plan has {plan.rounds}")
@@ -271,11 +251,7 @@ def recall_answer(
                          f"(answers so far: {last['count']}), and repeats that answer only if asked the same")
     return RecordDict({k: context.state[f'answer/{k}'] for k in ('arrays', 'said')})
 
-def note_answer(
-    context, # Flower's Context, whose state no message takes back
-    content, # RecordDict: what the server asked
-    answer,  # RecordDict: what this site says
-):
+def _note_answer(context, content, answer): # RecordDicts
     "Remember what is about to leave this site; no later message takes that back."
     count = context.state.get('answers', dict(count=0))['count'] + 1
     context.state['answers'] = ConfigRecord(dict(round=content['round']['round'], question=_question(content),
@@ -325,8 +301,8 @@ def client_app(
     def train(message, context):
         (x, y), (round, accepted) = data(context), (message.content['round'][k] for k in ('round', 'accepted'))
         plan = read_plan(context.run_config, network, (len(y), allowed(context)))
-        if (again := recall_answer(context, plan, message.content)) is not None: return Message(again, reply_to=message)
-        kept = recall(context, accepted)
+        if (again := _answered(context, plan, message.content)) is not None: return Message(again, reply_to=message)
+        kept = _recall(context, accepted)
         answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round,
                                   message.content['arrays'], kept)
         forgot = int(accepted and kept is None and bool(to_record(home)))
@@ -335,7 +311,7 @@ def client_app(
                         number(context), accepted)
         context.state[f'after round {round+1}'] = to_record(home)
         answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
-        note_answer(context, message.content, answer)
+        _note_answer(context, message.content, answer)
         return Message(answer, reply_to=message)
     return app
 
@@ -383,13 +359,8 @@ def _stacked(state, answers, form):
                      mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
                      client=rows(state.client, who))
 
-def believed(
-    plan,    # Plan
-    state,   # State before the round
-    answers, # client number -> (tree, steps, loss)
-    form,    # what `blank` returned
-):           # the same without those beyond belief; client number -> why it is
-    "Judge the answers of a round together, as `federate` does."
+def believed(plan, state, answers, form):
+    "`answers` without those beyond belief, judged together as `federate` does; client number -> why it is."
     if not answers: return {}, {}
     who, out = _stacked(state, answers, form)
     shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
@@ -401,14 +372,8 @@ def believed(
     why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
-def merged(
-    plan,    # Plan
-    state,   # State before the round
-    answers, # client number -> (tree, steps, loss)
-    sizes,   # client number -> samples
-    form,    # what `blank` returned
-):           # State after the round
-    "The server's half of a round, over those whose answers are good."
+def _merged(plan, state, answers, sizes, form): # as for `believed`; client number -> samples
+    "The server's half of a round, over those whose answers are good: the State after it."
     who, out = _stacked(state, answers, form)
     weights = [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
     return replace(aggregate(Broadcast(plan.method, plan.model, state, plan.local), who, out, weights),
@@ -461,10 +426,7 @@ class Book:
         "Client number -> node of those connected; of several that say the same, the first."
         return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
 
-    def enter(self,
-        node,    # int, what Flower calls it
-        content, # RecordDict that it has sent
-    ):
+    def enter(self, node, content):
         "Write down what `node` says of itself, unless it cannot be."
         self.said[node], plan = None, self.plan
         try:
@@ -481,10 +443,7 @@ class Book:
         else: log.warning('node %s says that it is client %s, which is node %s; it is not asked while that one is here',
                           node, number, other)
 
-    def call(self,
-        grid,  # Grid of Flower, through which nodes are reached
-        round, # int, for the log
-    ):
+    def call(self, grid, round):
         "Ask nodes that are new who they are; client number -> node of those connected."
         try: self.online = list(grid.get_node_ids())
         except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
@@ -603,7 +562,7 @@ def serve(
         if len(good) < plan.least:
             raise RuntimeError(f"round {r+1} has {len(good)} good answers, but least={plan.least}; "
                                f"the run stops with the model of round {r}{late and '; '}{late}")
-        run.state = merged(plan, run.state, good, sizes, form)
+        run.state = _merged(plan, run.state, good, sizes, form)
         accepted.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)

@@ -18,7 +18,7 @@ from math import prod
 from pathlib import Path
 from ..ground.tree import flatten, unflatten, leaves, tmap, put, rows
 from ..ground.table import Table
-from ..engine.guard import act, expected
+from ..engine.guard import act, expected, largest_entries
 from ..ground.messages import warn
 from ..method import server_readers
 from ..ground.fingerprint import describe, differences
@@ -263,11 +263,8 @@ def named(self:Ranks, executor):
     return f'torchrun:{executor} x {self.size}'
 
 @patch
-def begin(self:Ranks,
-    sim, # what trains and tests clients on this rank, and knows their `steps`: a `fedlit.run.Simulation`
-    run, # Run: its method, settings and state
-):       # the ranks, whose `train`, `sums` and `seen` are those of all together
-    "Rank 0 asks whether all ranks were given the same run, and leads."
+def begin(self:Ranks, sim, run):
+    "Rank 0 asks whether all were given the same run, and leads: `train`, `sums` and `test_clients` are of all ranks."
     self.open, self.sim, self.round, sim.single_process = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
     self._say('begin', given=_given(sim, run), round=self.round)
@@ -367,9 +364,9 @@ def _judged(self:Ranks, numbers, state):
     bad = ~((seen <= most) & seen.isfinite())
     rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
     if not rows_.any(): return numbers
-    wrong = {}
+    wrong, (tensors, *_) = {}, largest_entries(self.out, state)
     for i, j in reversed(bad.nonzero().tolist()): # of every client the first tensor that is odd
-        said = f"returned {seen[i, j]:.3g} in {_named(self.out, j)} in round {state.round+1}"
+        said = f"returned {seen[i, j]:.3g} in {tensors[j].removeprefix('buffers/')} in round {state.round+1}"
         wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
     self.sim.failures.setdefault(state.round, {}).update(wrong)
     act(guard, f"client {min(wrong)} {wrong[min(wrong)]}")
@@ -378,12 +375,6 @@ def _judged(self:Ranks, numbers, state):
     names = numbers['who'].tolist()
     self._go_on([names[i] for i in keep], [[names[i] for i in at] for at in self.shares])
     return rows(numbers, keep)
-
-# %% ../../nbs/scale/torchrun.ipynb #5ad8d4c5
-def _named(out, j):
-    "The name of the tensor in column `j` of what was seen."
-    names = [k for k in flatten({k: out[k] for k in ('buffers', 'uploads', 'client')}) if not k.endswith('/')]
-    return names[j].removeprefix('buffers/')
 
 # %% ../../nbs/scale/torchrun.ipynb #dbef68bf
 @patch
@@ -418,11 +409,8 @@ def end(self:Ranks, run):
     self.open = False
 
 @patch
-def follow(self:Ranks,
-    sim, # as for `begin`
-    run, # Run before its first round
-):       # Run after its last, without what clients keep
-    "What a rank other than 0 does."
+def follow(self:Ranks, sim, run):
+    "What a rank other than 0 does: the Run after its last round, without what clients keep."
     self.open = self.ready = True
     self.sim, self.out, sim.single_process = sim, None, False
     while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
