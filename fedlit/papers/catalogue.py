@@ -139,7 +139,6 @@ def _without_windows():
     try: yield
     finally: matplotlib.use(before)
 
-
 # %% ../../nbs/papers/catalogue.ipynb #rep00002
 @_without_windows()
 def report(
@@ -158,7 +157,6 @@ def report(
     claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
     for e in wanted: _tell(e, report_entry(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
     print(f'\n{tally(claims)}')
-
 
 # %% ../../nbs/papers/catalogue.ipynb #rep00003
 def _tell(e, said, scale, out):
