@@ -346,7 +346,7 @@ def _federate(a, setting, **given):
 
 # %% ../nbs/cli.ipynb #d6fed0b4
 def run(a):
-    "`fedlit run`"
+    "Train one method and print its history"
     _names(a, *filter(None, [a.method]))
     from fedlit.ground.files import write_json
     from fedlit.result import records
@@ -364,7 +364,7 @@ def run(a):
 
 # %% ../nbs/cli.ipynb #0199b8b6
 def compare(a):
-    "`fedlit compare`"
+    "Train several methods over several seeds and print a table"
     rows, every, methods = [], [], _names(a, *a.methods)
     import pandas as pd
     from dataclasses import replace
@@ -395,22 +395,15 @@ def _folder(option, path):
     if path and os.path.exists(path) and not os.path.isdir(path):
         raise ValueError(f'{option} {path} is a file, but what is written takes a folder')
 
-def _catalogue(names):
-    from fedlit.papers import catalogue
-    catalogue.entries(*names)
-    return catalogue
-
-def _listed(catalogue, a):
-    if a.scale and a.scale not in catalogue.SCALES: raise catalogue.unknown('scale', a.scale, catalogue.SCALES)
-    return catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
-
 def reproduce(a):
-    "`fedlit reproduce`"
+    "Dimensional collapse and its cure, on digits: figures and a table of claims; or entries of the papers' catalogue"
     if not (a.entry or a.list): return _collapse(a)
     if a.executor: a.executor = _executor(a.executor)
     _folder('--out', a.out)
-    catalogue = _catalogue(a.entry)
-    if a.list: return print(_listed(catalogue, a).to_string(index=False, justify='left'))
+    from fedlit.papers import catalogue
+    if a.list:
+        listed = catalogue.listing(a.out, a.entry, [a.scale] if a.scale else catalogue.SCALES, a.only)
+        return print(listed.to_string(index=False, justify='left'))
     from fedlit.engine.inputs import check_device
     if a.device and a.device != 'auto': check_device(a.device)
     if a.rounds: raise ValueError('--rounds belongs to the main job; of an entry, --scale decides the rounds')
@@ -455,7 +448,7 @@ def _collapse(a):
 
 # %% ../nbs/cli.ipynb #44a1e833
 def listing(a):
-    "`fedlit list`"
+    "Data sets, networks and methods"
     from fedlit.data import datasets
     from fedlit.parse import signature_of, methods_by_name, values
     names = methods_by_name() # the methods bring networks of their own
@@ -467,9 +460,9 @@ def listing(a):
 
 # %% ../nbs/cli.ipynb #5ee0827d
 def report(a):
-    "`fedlit report`"
+    "Figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing"
     for option, path in (('--out', a.out), ('--to', a.to)): _folder(option, path)
-    catalogue = _catalogue(a.entry)
+    from fedlit.papers import catalogue
     from fedlit.papers.collapse import collapse_runs, left_out, main_job, runs_in
     ours, out = not a.entry or 'collapse' in a.entry, a.out or catalogue.CATALOGUE['collapse'].folder
     if ours: main_job(*(seeds_rounds := runs_in(out)))
@@ -479,7 +472,7 @@ def report(a):
 
 # %% ../nbs/cli.ipynb #67419b32
 def report_run(a):
-    "`fedlit report-run`"
+    "A page of what happened in a saved run, for a browser"
     from pathlib import Path
     from fedlit.result import Run
     from fedlit.setting import parts_of, read_setting
@@ -491,7 +484,7 @@ def report_run(a):
     print('wrote', run.report(a.to or Path(a.file).with_suffix('.html'), again=a.again, **given))
 
 def interactions(a):
-    "`fedlit interactions`"
+    "Train methods alone and in pairs: does a pair do more or less than its parts?"
     _folder('--out', a.out)
     methods = _names(a, *a.methods)
     from dataclasses import replace
@@ -514,7 +507,7 @@ def interactions(a):
 
 # %% ../nbs/cli.ipynb #4f551b53
 def check(a):
-    "`fedlit check`"
+    "Try the laws on the methods of a Python file: which hold, which are broken"
     _there(a.file)
     from fedlit import laws
     from fedlit.parse import method
@@ -546,18 +539,9 @@ def _tried(a):
     return build(a.model or 'mlp', task, seed=0, **dict(a.option)), task
 
 # %% ../nbs/cli.ipynb #54836fff
-COMMANDS = dict(
-    run=('train one method and print its history', _run, run),
-    compare=('train several methods over several seeds and print a table', _compare, compare),
-    reproduce=("dimensional collapse and its cure, on digits: figures and a table of claims; "
-               "or entries of the papers' catalogue", _reproduce, reproduce),
-    list=('data sets, networks and methods', lambda p: None, listing),
-    report=('figures, tables and verdicts from the results of `fedlit reproduce`, and what is missing',
-            _report, report),
-    **{'report-run': ('a page of what happened in a saved run, for a browser', _report_run, report_run)},
-    interactions=('train methods alone and in pairs: does a pair do more or less than its parts?',
-                  _interactions, interactions),
-    check=('try the laws on the methods of a Python file: which hold, which are broken', _checked, check))
+COMMANDS = {'run': (_run, run), 'compare': (_compare, compare), 'reproduce': (_reproduce, reproduce),
+            'list': (lambda p: None, listing), 'report': (_report, report), 'report-run': (_report_run, report_run),
+            'interactions': (_interactions, interactions), 'check': (_checked, check)}
 
 # %% ../nbs/cli.ipynb #f626eac3
 class _Parser(argparse.ArgumentParser):
@@ -570,7 +554,8 @@ def parser():
         prog='fedlit', description='Heterogeneous federated learning, derived in notebooks and exported from them.')
     p.add_argument('--version', action='version', version=f'fedlit {__version__}', help='print the version')
     sub = p.add_subparsers(dest='command', required=True, metavar=f"{{{','.join(COMMANDS)}}}")
-    for name, (said, arguments, _) in COMMANDS.items(): arguments(sub.add_parser(name, help=said))
+    for name, (arguments, do) in COMMANDS.items():
+        arguments(sub.add_parser(name, help=do.__doc__[0].lower() + do.__doc__[1:]))
     p.commands = sub.choices
     return p
 
@@ -607,10 +592,9 @@ def _parsed(argv):
 def _interrupted(a, e):
     "What is kept when Ctrl-C ends a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
-    place = getattr(a, 'checkpoint', None) or getattr(a, 'out', None)
-    if a.command not in ('run', 'compare', 'interactions') or not place:
-        return 'interrupted; nothing is kept' + (f" without {'--checkpoint' if a.command == 'run' else '--out'}"
-                                                 if a.command in ('run', 'compare', 'interactions') else '')
+    option = dict(run='checkpoint', compare='out', interactions='out').get(a.command)
+    if not option: return 'interrupted; nothing is kept'
+    if not (place := getattr(a, option)): return f'interrupted; nothing is kept without --{option}'
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
 # %% ../nbs/cli.ipynb #e44d294b

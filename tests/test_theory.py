@@ -1,7 +1,7 @@
-"""The laws of the theory notebooks on random input: Proposition 1, the two lemmas, Theorem 1, the rank of the pull."""
+"""The laws of the theory notebooks on random input: Proposition 1, what is conserved, the rank of the pull."""
 import pytest, torch, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
-from fedlit.papers.theory import alignment, balanced, descent, flow, lemma2, product, pull, theorem1
+from fedlit.papers.theory import balanced, descent, flow, product, pull
 
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)
@@ -25,14 +25,6 @@ def client(classes=5, inputs=12, present=5, n=40, noise=.3, seed=0):
     "Gaussian classes, every present one with n/present samples"
     y = torch.arange(n) % present
     return 2*rand(classes, inputs, seed=seed)[y] + noise*rand(n, inputs, seed=seed + 1), y
-
-
-def measured(W, dt):
-    s = torch.linalg.svdvals(product(W[:-1]))
-    return (s[2:] - s[:-2])/(2*dt)
-
-
-def close(a, b, tol): assert ((a - b).abs().max()/a.abs().max()).item() < tol
 
 
 @quick
@@ -90,37 +82,21 @@ def test_clients_side_by_side_flow_as_one_by_one():
 
 @pytest.mark.parametrize('L', (1, 2, 3))
 @pytest.mark.parametrize('M', (0., .3))
-def test_theorem_1_on_a_trajectory(L, M):
+def test_neighbours_keep_their_difference(L, M):
     x, y = client()
-    n, dt = len(y), 2e-5
-    W = flow(balanced([12] + [8]*(L - 1) + [5, 5], .6*torch.linspace(1, .6, 5, dtype=torch.float64), M), x, y, dt, 400)
-    for a, b in zip(W[:-1], W[1:]):                                        # conservation
+    start = balanced([12] + [8]*(L - 1) + [5, 5], .6*torch.linspace(1, .6, 5, dtype=torch.float64), M)
+    W = flow(start, x, y, 2e-5, 400)
+    for a, b in zip(W[:-1], W[1:]):
         D = b.mT @ b - a @ a.mT
         torch.testing.assert_close(D, D[:1].expand_as(D), rtol=0, atol=1e-9)
     torch.testing.assert_close(D[-1], M*torch.eye(5, dtype=D.dtype), rtol=0, atol=1e-9)
-    some = [w[1:-1:10] for w in W]
-    G = pull(some, x, y)
-    close(measured(W, dt)[::10], theorem1(some, G, n, M), 2e-3)
-    P = product(W[:-1])
-    close(((P[2:] - P[:-2])/(2*dt))[::10], lemma2(some, G, n), 2e-3)
-    U, _, Vh = torch.linalg.svd(product(some[:-1]), full_matrices=False)    # Lemma 1 between them, no ruler involved
-    close((U.mT @ lemma2(some, G, n) @ Vh.mT).diagonal(dim1=-2, dim2=-1), theorem1(some, G, n, M), 1e-6)
-    ends = product([w[-1] for w in W[:-1]]), W[-1][-1]
-    torch.testing.assert_close(alignment(*ends), torch.eye(5, dtype=D.dtype), rtol=0, atol=1e-4)
 
 
-def test_theorem_1_needs_the_exact_pull():
+def test_the_forms_of_the_pull_agree_where_images_of_a_class_do():
     ws = balanced([12, 8, 5, 5], torch.linspace(1.2, .8, 5, dtype=torch.float64))
     for noise, same in ((0., True), (1., False)):
         x, y = client(noise=noise)
         assert torch.allclose(pull(ws, x, y), pull(ws, x, y, 'means'), rtol=0, atol=1e-10) is same
-
-
-def test_a_representation_wider_than_the_classes_moves_in_at_most_C_directions():
-    x, y = client()
-    W = flow(balanced([12, 9, 9, 5], .6*torch.linspace(1, .6, 5, dtype=torch.float64)), x, y, 1e-4, 50)
-    s = torch.linalg.svdvals(product(W[:-1]))
-    assert s.shape[-1] == 9 and s[:, 5:].max() < 1e-9 and theorem1(W, pull(W, x, y), len(y)).shape == (51, 5)
 
 
 @quick

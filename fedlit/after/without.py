@@ -93,9 +93,8 @@ class Without:
     def history(self):
         "A DataFrame, one row a tested round: accuracy, accuracy without, and their difference."
         a, b = (r.history.dropna(subset='accuracy') for r in (self.before, self.run))
-        return pd.DataFrame({'round': a['round'].to_numpy(), 'accuracy': a['accuracy'].to_numpy(),
-                             'without': b['accuracy'].to_numpy(),
-                             'difference': b['accuracy'].to_numpy() - a['accuracy'].to_numpy()})
+        both = a[['round', 'accuracy']].assign(without=b['accuracy'].to_numpy()).reset_index(drop=True)
+        return both.assign(difference=both['without'] - both['accuracy'])
 
     @property
     def moved(self):

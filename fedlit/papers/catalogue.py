@@ -15,10 +15,9 @@ from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa
 from .claims import WIDTH, hanging, verdict_view, tally, verdict_lines
 from .drawings import small_picture
 from ..ground.messages import unknown
-from .entries import CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of
-from .entries import compare_published, entry_runs, report_entry
-from .entries import command, found_rows, judged, looks, note_look, note_seen, remarks, repeats
-from .entries import select, signed, stands_on, complete_seeds
+from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command, complete_seeds,
+                                   compare_published, entry_runs, found_rows, judged, looks, note_look, note_seen,
+                                   remarks, repeats, report_entry, select, signed, stands_on)
 from ..ground.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
@@ -139,7 +138,6 @@ def _without_windows():
     try: yield
     finally: matplotlib.use(before)
 
-
 # %% ../../nbs/papers/catalogue.ipynb #rep00002
 @_without_windows()
 def report(
@@ -158,7 +156,6 @@ def report(
     claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
     for e in wanted: _tell(e, report_entry(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
     print(f'\n{tally(claims)}')
-
 
 # %% ../../nbs/papers/catalogue.ipynb #rep00003
 def _tell(e, said, scale, out):

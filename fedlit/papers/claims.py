@@ -21,10 +21,7 @@ from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_int
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
-def ends(
-    values, name, # shares of that name, one a round; None where a round was not tested
-    percent=100,
-):
+def ends(values, name, percent=100): # shares of that name, one a round; None where a round was not tested
     "Three ways to say how a curve ends: last, mean over the last third, best; NaN where the rounds were not tested."
     late, tested = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
     three = {name: values[-1], f'{name}_late': None if None in late else float(np.mean(late)),

@@ -51,13 +51,13 @@ def _accent(names):
     return next((n for n in reversed(names)
                  if any(w in n for w in ('FedDecorr', 'MOON', 'FedDecomp', 'DSE', 'GSE'))), None)
 
-def _lines(draw, by, value, panel, xlabel=None, **kw):
+def _lines(draw, by, value, panel, xlabel=None, width=5.5, **kw):
     "A drawing: a curve for each value of `by`, and a panel for each of `panel`."
     def one(ax, rows):
         curves = _curves(rows, by, value)
         draw(curves, ax=ax, accent=_accent(list(curves)), **kw)
         if xlabel: ax.set_xlabel(xlabel)
-    return lambda rows: _panels(rows, panel, one, 5.5)
+    return lambda rows: _panels(rows, panel, one, width)
 
 # %% ../../nbs/papers/drawings.ipynb #52479b45
 def spectrum_figure(by='alpha', value='spectrum', panel='data'):
@@ -65,9 +65,10 @@ def spectrum_figure(by='alpha', value='spectrum', panel='data'):
     return _lines(spectra, by, value, panel, threshold=1e-2)
 
 # %% ../../nbs/papers/drawings.ipynb #e87fc5d3
-def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel=None, first=1):
+def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel=None, first=1,
+                  width=5.5): # of a panel, in inches
     "A drawing: a quantity over rounds, the first of which has the number `first`."
-    return _lines(against_rounds, by, value, panel, xlabel, ylabel=ylabel, rounds=first + np.arange(10_000))
+    return _lines(against_rounds, by, value, panel, xlabel, width, ylabel=ylabel, rounds=first + np.arange(10_000))
 
 # %% ../../nbs/papers/drawings.ipynb #f0cc1677
 def axis_figure(

@@ -177,10 +177,6 @@ def __repr__(self:Interactions):
                       f'{decided} of {t.verdict.notna().sum()} pairs decided', *lines])
 
 # %% ../../nbs/papers/interactions.ipynb #8cef6873
-def _labels(methods):
-    names = [m.name for m in methods]
-    return [n if names.count(n) == 1 else repr(m) for n, m in zip(names, methods)]
-
 def _cell(ax, x, y, row, most, unit):
     "One cell of the matrix."
     import matplotlib.pyplot as plt
@@ -212,7 +208,8 @@ def plot(self:Interactions,
         for i, row in alone.iterrows():
             _cell(ax, i, i, row, most, unit)
             ax.add_patch(plt.Rectangle((i-.48, i-.48), .96, .96, fc='none', ec='.3', lw=.8))
-        names = _labels(self.methods)
+        short = [m.name for m in self.methods]
+        names = [n if short.count(n) == 1 else repr(m) for n, m in zip(short, self.methods)]
         ax.set(xlim=(-.55, n-.45), ylim=(n-.45, -.55))
         ax.set_xticks(range(n), names, fontsize=8)
         ax.set_yticks(range(n), names, fontsize=8)

@@ -8,8 +8,7 @@ __all__ = ['VERSIONS', 'Setting', 'address', 'federation_of', 'run_alike', 'run_
 
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
 import hashlib, json, multiprocessing, os, time
-import pandas as pd, torch
-from contextlib import contextmanager
+import pandas as pd
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +16,7 @@ from tqdm import tqdm
 import fedlit.setting
 from ..ground.files import forget, result, write_json
 from ..ground.messages import warn
+from ..laws import threads
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
 from ..run import Federation, run_together
@@ -59,15 +59,6 @@ def _as_built(s, kw):
     run = SimpleNamespace(model=made['model'], method=parse(s.method), history=pd.DataFrame(), settings=kw)
     return run, SimpleNamespace(task=made['task'], clients=made['clients'], tests=None)
 
-# %% ../../nbs/papers/settings.ipynb #2de9e53f
-@contextmanager
-def _one_thread():
-    "One thread, as many runs at a time are; afterwards as many as before."
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try: yield
-    finally: torch.set_num_threads(before)
-
 # %% ../../nbs/papers/settings.ipynb #dce73afd
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
@@ -79,7 +70,7 @@ def _measured(s, run, f): # f: the Federation, or what has its task, clients and
                 **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
 # %% ../../nbs/papers/settings.ipynb #7eac534d
-@_one_thread()
+@threads(1) # as many runs at a time are
 def run_alike(
     settings,    # list of Settings, which differ in their seeds
     checkpoints, # their checkpoints, see `federation_of`
@@ -130,7 +121,6 @@ def found(out, s):
     if r is None: return None
     if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
     return r if not said and set(s.measure) <= set(r['measured']) else None
-
 
 # %% ../../nbs/papers/settings.ipynb #8af51010
 def cores():
