@@ -255,7 +255,15 @@ def samples(self:TaskBatches,
 # %% ../nbs/08_batches.ipynb #70165548
 def _longer(v, n): return torch.cat([v, v.new_zeros(n - len(v), *v.shape[1:])])
 
-def batches_of(task, clients, who, local, seed=0, round=0, min_batch=1) -> TaskBatches:
+def batches_of(
+    task,        # Task
+    clients,     # one index tensor per client
+    who,         # list of K client numbers
+    local,       # Local
+    seed=0,      # int
+    round=0,     # int
+    min_batch=1, # leave out batches smaller than this
+) -> TaskBatches:
     "What the clients `who` see in this round."
     index, counts = plan(clients, who, local, seed, round, min_batch)
     gens = [torch.Generator().manual_seed(seed_of('augmentation', seed, round, k)) for k in who] if task.augment else []

@@ -169,15 +169,24 @@ def score_of(
     hits, loss = sums.tolist()
     return dict(accuracy=hits/n, loss=loss/n)
 
-def evaluate(model, x, y, batch=1000, prepare=None, state=None, metrics=None):
-    "Accuracy (a share), mean loss in nats, and the metrics: in evaluation mode, without gradients"
+def evaluate(
+    model,        # module that returns (features, logits)
+    x, y,         # (N, ...) inputs; (N,) int64 labels
+    batch=1000,   # samples per forward pass
+    prepare=None, # function of a batch of x, applied before the model
+    state=None,   # (params, buffers) to use in place of the model's own
+    metrics=None, # name -> function of (logits, y) that returns a number, beside accuracy and loss
+):                # dict(accuracy=share, loss=mean cross-entropy in nats, and the metrics)
+    "Accuracy and loss in evaluation mode, without gradients"
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
     logits = logits_of(model, x, batch, prepare, state)
     return {**score_of(sums_of(logits, y, batch).cpu(), len(y)), **scored(metrics or {}, logits.cpu(), y.cpu())}
 
 # %% ../nbs/13_measure.ipynb #192d34eb
-def features_of(model, x, batch=1000, prepare=None, state=None):
-    "The representation (N, d) of every sample on the CPU, in evaluation mode, without gradients"
+def features_of(
+    model, x, batch=1000, prepare=None, state=None, # as for `evaluate`
+): # (N, d) on the CPU
+    "The representation of every sample, in evaluation mode, without gradients"
     return torch.cat([features.cpu() for features, _ in _outputs(model, x, batch, prepare, state)])
 
 # %% ../nbs/13_measure.ipynb #9defd376

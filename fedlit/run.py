@@ -33,7 +33,8 @@ from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metric
 from .ground.messages import check_record, first_line, warn
 from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
 from .engine.runs import kind_of, train_runs
-from .engine.guard import UNIT, Guard, check_clients, check_server, client_columns, server_sound, largest_entries
+from .engine.guard import (THEN, UNIT, Guard, check_clients, check_server, client_columns, largest_entries,
+                                 server_sound)
 from .measure import feature_layer, spread
 from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
@@ -157,9 +158,10 @@ def check_choices(self:Federation):
         raise ValueError(f"executor={self.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, "
                          "or torchrun, torchrun:vmap and so on")
     check_record(self.record, self.device)
-    for name, choices in dict(precision=PRECISION, weighting=WEIGHTING).items():
-        if getattr(self, name) not in choices:
-            raise ValueError(f"{name}={getattr(self, name)!r}, but it must be one of {', '.join(choices)}")
+    for name, choices in dict(precision=PRECISION, weighting=WEIGHTING, bad_clients=THEN).items():
+        if not (isinstance(v := getattr(self, name), Guard) or v in choices):
+            raise ValueError(f"{name}={v!r}, but it must be one of {', '.join(choices)}"
+                             + ', or a fedlit.engine.guard.Guard'*(choices is THEN))
 
 # %% ../nbs/18_run.ipynb #068793b3
 @patch

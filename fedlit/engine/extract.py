@@ -78,8 +78,8 @@ class Halved(Method):
         device = next(iter(params.values())).device
         return {a: torch.arange(n, device=device) < (n + 1)//2 for a, n in axes.size.items()}
 
-def try_cut(sent, x, y, same=True): # need numbers agree? not if it draws
-    "Try a step with half of the network: '' if it does what the masked one does; else what differs, or PyTorch says."
+def try_cut(sent, x, y, same=True): # must numbers agree? not if it draws
+    "Try a step with half of the network: '' if it does what the masked one does; else what differs, or an error."
     state, x, y = start(Halved(), sent.model, 1, sent.state.statistics), x[:8], y[:8]
     step = trial_step(replace(sent, method=Halved(), state=state), x, y, [len(x)], CutCohort)
     masked = lambda cast: step([0], cast) if same else {}

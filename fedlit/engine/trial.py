@@ -60,7 +60,7 @@ def _first_difference(one, many, tolerance): # of the largest number of a tensor
 PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # of the trial, and what it tolerates
 
 def compare_ways(plain, other):
-    "'' if two ways to take a step do the same; else what differs, or what PyTorch said of the other."
+    "Compare two ways to take a step: '' if they do the same; else what differs, or what PyTorch said of the other."
     for cast, tolerance in PRECISIONS:
         with keep_generators(), undrawn():
             try: one = plain(cast)
@@ -84,7 +84,7 @@ def trial_step(sent, x, y, lengths, cohort):
 
 # %% ../../nbs/engine/trial.ipynb #2890be4b
 def try_stack(sent, x, y, cohort, fill=False):
-    "Try a step of two clients: '' if a stack does what they do one by one; else what differs, or PyTorch says."
+    "Try a step of two clients: '' if a stack does what they do one by one; else what differs, or PyTorch's words."
     step = trial_step(sent, x, y, [len(x), len(x) - len(x)//3 if fill else len(x)], cohort)
     def one_by_one(cast):
         each = [step([k], cast) for k in (0, 1)]
