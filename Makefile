@@ -42,7 +42,7 @@ test-same: install  ## of test-laws, what no processor changes; test-machines ha
 test-slow: install  ## what `make test` leaves out: many cases, many processes, and in a real kernel a page for every way of drawing
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not long"
 
-test-long: install  ## all pages that draw, and those with slow cells whole, in a real kernel: an hour or so
+test-long: install  ## once a week: all pages that draw, and whole, in a real kernel; more sums, executors and seeds: over an hour
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 test-all: test test-slow test-long  ## everything

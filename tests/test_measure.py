@@ -118,6 +118,7 @@ def test_counts_lie_between_one_and_d_and_ignore_scale(s, c):
 def test_proposition_one_in_these_words():
     K = torch.corrcoef(cloud(40, 6, dtype=torch.float64).T)
     s = torch.linalg.svdvals(K)
+    assert (s.sum()**2/(s**2).sum()).item() == pytest.approx(36 / K.norm().item()**2)
     assert ((s - s.mean())**2).sum().item() == pytest.approx(K.norm().item()**2 - 6)
 
 

@@ -6,7 +6,7 @@
 __all__ = ['GSE', 'RIVALS', 'PLAIN', 'COLOURED', 'MANY', 'NETWORKS', 'BOTH_WIN', 'DROPOUT_LOSES', 'GAPS', 'LARGEST_FIRST',
            'LEAD_GROWS', 'networks', 'size_table', 'larger', 'added_up', 'gap_figure', 'fifths', 'differences_in_order',
            'accuracies_in_order', 'opposed', 'gap_table', 'in_the_mix', 'whole_client_runs', 'whole_clients',
-           'mixed_rounds', 'similar_samples', 'apart', 'sources']
+           'mixed_rounds', 'similar_samples', 'accuracy_range', 'sources']
 
 # %% ../../nbs/papers/fedgse.ipynb #00361c6e
 import numpy as np, pandas as pd
@@ -225,7 +225,7 @@ def similar_samples(scale):
     pool, numbers = (200, (8, 64, 200)) if scale == 'embedded' else (1024, (64, 128, 256, 512))
     return {n: cutting('FedGSE', similar='SPL', pool=pool, samples=n) for n in numbers}
 
-def apart(rows, level):
+def accuracy_range(rows, level):
     "How far numbers of samples lie apart in accuracy at a heterogeneity, one number a seed."
     amounts = pick(rows, dict(heterogeneity=level), 'accuracy_late').groupby(['seed', 'samples']).mean().groupby('seed')
     return (amounts.max() - amounts.min()).to_numpy()
@@ -236,9 +236,9 @@ entry('fedgse/fig4.10', 'Fig. 4.10', 'How many similar samples FedGSE uses',
       draw=axis_figure('samples', by='heterogeneity', xlabel='similar samples'),
       claims={'their number matters more under high heterogeneity '
               '(largest minus smallest accuracy, high minus low)':
-                  Numbers(lambda rows: apart(rows, 'high') - apart(rows, 'low'), 'points'),
+                  Numbers(lambda rows: accuracy_range(rows, 'high') - accuracy_range(rows, 'low'), 'points'),
               'under low heterogeneity it makes less than a point (largest minus smallest accuracy)':
-                  Numbers(lambda rows: 1 - apart(rows, 'low'), 'points')})
+                  Numbers(lambda rows: 1 - accuracy_range(rows, 'low'), 'points')})
 
 # %% ../../nbs/papers/fedgse.ipynb #01682341
 entry('fedgse/table4.5', 'Table 4.5', 'Classes a client',
