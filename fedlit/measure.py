@@ -180,7 +180,8 @@ def evaluate(
     "Accuracy and loss in evaluation mode, without gradients"
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
     logits = logits_of(model, x, batch, prepare, state)
-    return {**score_of(sums_of(logits, y, batch).cpu(), len(y)), **scored(metrics or {}, logits.cpu(), y.cpu())}
+    scores = score_of(sums_of(logits, y, batch).cpu(), len(y))
+    return {**scores, **scored(metrics, logits.cpu(), y.cpu())} if metrics else scores
 
 # %% ../nbs/13_measure.ipynb #192d34eb
 def features_of(

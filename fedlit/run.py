@@ -158,10 +158,12 @@ def check_choices(self:Federation):
         raise ValueError(f"executor={self.executor!r}, but it must be one of auto, {', '.join(EXECUTORS)}, "
                          "or torchrun, torchrun:vmap and so on")
     check_record(self.record, self.device)
-    for name, choices in dict(precision=PRECISION, weighting=WEIGHTING, bad_clients=THEN).items():
-        if not (isinstance(v := getattr(self, name), Guard) or v in choices):
-            raise ValueError(f"{name}={v!r}, but it must be one of {', '.join(choices)}"
-                             + ', or a fedlit.engine.guard.Guard'*(choices is THEN))
+    for name, choices in dict(precision=PRECISION, weighting=WEIGHTING).items():
+        if getattr(self, name) not in choices:
+            raise ValueError(f"{name}={getattr(self, name)!r}, but it must be one of {', '.join(choices)}")
+    if not isinstance(self.bad_clients, Guard) and self.bad_clients not in THEN:
+        raise ValueError(f"bad_clients={self.bad_clients!r}, but it must be one of {', '.join(THEN)}, "
+                         "or a fedlit.engine.guard.Guard")
 
 # %% ../nbs/18_run.ipynb #068793b3
 @patch
