@@ -86,7 +86,7 @@ def entries(source, module=''):
         elif isinstance(n, ast.FunctionDef):
             owner = next((a.annotation for a in n.args.args[:1]
                           if any(ast.unparse(d) == 'patch' for d in n.decorator_list)), None)
-            if owner and n.name[0] != '_': # its class is of this module, or of one that the page adds to
+            if owner and n.name[0] != '_' and ast.get_docstring(n): # its class is of this module
                 found.setdefault(owner.id, []).append(of_function(n, notes, f'{owner.id}.{n.name}'))
             elif not owner: found[n.name] = [of_function(n, notes)]
     names = next((ast.literal_eval(n.value) for n in tree.body

@@ -8,6 +8,7 @@ __all__ = ['Exits', 'exits_mlp', 'exits_cnn', 'exits_resnet18', 'exits_cnn4', 'm
 # %% ../../nbs/methods/55_depthfl.ipynb #720dc030
 import math, torch, torch.nn.functional as F
 from dataclasses import field
+from fastcore.basics import patch
 from torch import nn
 from ..method import Method, require
 from .submodels import SubModel, entry
@@ -158,10 +159,8 @@ class DepthFL(Method):
     pinch: float = field(default=0., repr=False) # added to the teachers' probabilities; 1e-7 as released
     excludes = SubModel.excludes
     def __post_init__(self):
-        require(self,
-                pinch=(0 <= self.pinch < 1, 'in [0, 1)'),
+        require(self, pinch=(0 <= self.pinch < 1, 'in [0, 1)'), ramp=(self.ramp >= 1, 'at least 1'),
                 levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
-                ramp=(self.ramp >= 1, 'at least 1'),
                 exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
     def has(self,
         number,  # of a client, an int or an integer tensor
@@ -173,19 +172,27 @@ class DepthFL(Method):
         i = torch.arange(n, device=number.device)
         d = entry(self.levels, number*len(self.levels)//clients)
         return dict(stages=i < d, exits=i < d if self.exits == 'all' else i == d-1)
-    def mask(self, params, buffers, number, clients):
-        place = {k: k.split('.')[:2] for k in (*params, *buffers) if k.startswith(('stages.', 'exits.'))}
-        if not place:
-            raise ValueError("DepthFL needs a network with exits, and this one has no tensors named stages.* "
-                             "and exits.*; see fedlit.methods.depthfl.Exits")
-        n = 1 + max(int(i) for _, i in place.values())
-        require(self, levels=(max(self.levels) <= n, f'depths up to {n}, the stages of this network'))
-        has = self.has(number, clients, n)
-        return {k: has[kind][int(i)] for k, (kind, i) in place.items()}
-    def output(self, logits, number, clients, round):
-        own, logp = (self.has(number, clients, logits.shape[1])['exits'].to(logits),
-                     logits.log_softmax(-1).clamp(min=-1e4))
-        z = (own[:, None]*logp).sum(1)
-        return (z - ramp(round, self.ramp)/(own.sum() - 1).clamp(min=1)*mutual(logp, own, self.pinch)[:, None]
-                if self.distill else z)
-    def loss(self, logits): return -logits.logsumexp(1).mean()
+
+# %% ../../nbs/methods/55_depthfl.ipynb #6d475579
+@patch
+def mask(self:DepthFL, params, buffers, number, clients):
+    place = {k: k.split('.')[:2] for k in (*params, *buffers) if k.startswith(('stages.', 'exits.'))}
+    if not place:
+        raise ValueError("DepthFL needs a network with exits, and this one has no tensors named stages.* "
+                         "and exits.*; see fedlit.methods.depthfl.Exits")
+    n = 1 + max(int(i) for _, i in place.values())
+    require(self, levels=(max(self.levels) <= n, f'depths up to {n}, the stages of this network'))
+    has = self.has(number, clients, n)
+    return {k: has[kind][int(i)] for k, (kind, i) in place.items()}
+
+# %% ../../nbs/methods/55_depthfl.ipynb #270a2065
+@patch
+def output(self:DepthFL, logits, number, clients, round):
+    own = self.has(number, clients, logits.shape[1])['exits'].to(logits)
+    logp = logits.log_softmax(-1).clamp(min=-1e4)
+    z = (own[:, None]*logp).sum(1)
+    if not self.distill: return z
+    return z - ramp(round, self.ramp)/(own.sum() - 1).clamp(min=1)*mutual(logp, own, self.pinch)[:, None]
+
+@patch
+def loss(self:DepthFL, logits): return -logits.logsumexp(1).mean()

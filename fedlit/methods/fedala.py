@@ -7,6 +7,7 @@ __all__ = ['higher', 'settled', 'FedALA']
 
 # %% ../../nbs/methods/76_fedala.ipynb #5fce44c3
 import statistics, torch
+from fastcore.basics import patch
 from ..method import Method, require
 from ..ground.tree import to_host
 
@@ -28,6 +29,18 @@ def settled(
     "Have the last `window` losses stopped changing?"
     return len(losses) > window and statistics.pstdev(losses[-window:].tolist()) < threshold
 
+# %% ../../nbs/methods/76_fedala.ipynb #9d9f2447
+def _mixed(own, new, weights):
+    "The start of a client's training, of these layers: from its `own` parameters as far to the `new` as `weights` say."
+    return {k: v + (new[k] - v)*weights[k] for k, v in own.items()}
+
+def _one_pass(weights, own, new, loss, batches, eta):
+    "The weights after a step of eq. 5 for every batch, and the last loss."
+    for x, y in batches:
+        g, value = torch.func.grad_and_value(loss)(_mixed(own, new, weights), x, y)
+        weights = {k: (w - eta*g[k]*(new[k] - own[k])).clamp(0, 1) for k, w in weights.items()}
+    return weights, value
+
 # %% ../../nbs/methods/76_fedala.ipynb #0c2474a7
 class FedALA(Method):
     "Adaptive local aggregation before local training (Zhang et al., AAAI 2023, algorithm 1)."
@@ -46,29 +59,32 @@ class FedALA(Method):
         never, last = next(iter(params.values())).new_zeros(()), {k: params[k] for k in higher(params, self.layers)}
         ones = {k: torch.ones_like(v) for k, v in last.items()}
         return params, {}, dict(last=last, weights=ones, trained=never, learned=never)
-    def begin(self, params, buffers, client, data, forward, criterion, generator):
-        trained, learned = to_host(client['trained'], client['learned'])
-        if not trained: return params, client
-        last, weights, losses = client['last'], client['weights'], []
-        new = {k: params[k] for k in last}
-        mixed = lambda weights: {k: v + (new[k] - v)*weights[k] for k, v in last.items()}
-        def loss(v, x, y): return criterion(forward({**params, **v}, buffers, x)[1], y)
-        for _ in range(1 if learned else self.most):
-            for x, y in self._batches(data, generator):
-                g, value = torch.func.grad_and_value(loss)(mixed(weights), x, y)
-                weights = {k: (w - self.eta*g[k]*(new[k] - last[k])).clamp(0, 1) for k, w in weights.items()}
-            losses.append(value)
-            if settled(torch.stack(losses), 10, self.threshold): break
-        learned = torch.ones_like(client['learned'])
-        return {**params, **mixed(weights)}, {**client, 'weights': weights, 'learned': learned}
-    def _batches(self, data, generator):
-        "A random share of the samples, in batches; a short batch only where there is no other."
-        x, y = data
-        some = torch.randperm(len(y), generator=generator)[:max(1, int(self.share*len(y)))].to(y.device)
-        full = len(some)//self.batch*self.batch or len(some)
-        return zip(x[some][:full].split(self.batch), y[some][:full].split(self.batch))
-    def deploy(self, params, buffers, client, data, forward, criterion, generator):
-        return self.begin(params, buffers, client, data, forward, criterion, generator)[0]
     def done(self, params, client):
         last, trained = {k: params[k] for k in client['last']}, torch.ones_like(client['trained'])
         return {**client, 'last': last, 'trained': trained}, {}
+
+# %% ../../nbs/methods/76_fedala.ipynb #6d8ca84e
+@patch
+def _batches(self:FedALA, data, generator):
+    "A random share of the samples, in batches; a short batch only where there is no other."
+    x, y = data
+    some = torch.randperm(len(y), generator=generator)[:max(1, int(self.share*len(y)))].to(y.device)
+    full = len(some)//self.batch*self.batch or len(some)
+    return zip(x[some][:full].split(self.batch), y[some][:full].split(self.batch))
+
+@patch
+def begin(self:FedALA, params, buffers, client, data, forward, criterion, generator):
+    trained, learned = to_host(client['trained'], client['learned'])
+    if not trained: return params, client
+    own, weights, losses = client['last'], client['weights'], []
+    def loss(v, x, y): return criterion(forward({**params, **v}, buffers, x)[1], y)
+    for _ in range(1 if learned else self.most):
+        weights, value = _one_pass(weights, own, params, loss, self._batches(data, generator), self.eta)
+        losses.append(value)
+        if settled(torch.stack(losses), 10, self.threshold): break
+    learned = torch.ones_like(client['learned'])
+    return {**params, **_mixed(own, params, weights)}, {**client, 'weights': weights, 'learned': learned}
+
+@patch
+def deploy(self:FedALA, params, buffers, client, data, forward, criterion, generator):
+    return self.begin(params, buffers, client, data, forward, criterion, generator)[0]

@@ -8,6 +8,7 @@ __all__ = ['inner', 'layout', 'FedDecomp']
 # %% ../../nbs/methods/46_feddecomp.ipynb #6e5bb0eb
 import torch
 from dataclasses import field
+from fastcore.basics import patch
 from torch import nn
 from ..method import Method, require
 
@@ -31,9 +32,16 @@ def layout(shape): # of the weight: (O, I), or (O, I, K, K)
     return (o*k[0], i*k[0]) if k else (o, i)
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #483fe3fc
+def _factors(k, w, n, form, generator):
+    "The correction of the weight `w`, called `k`, with inner width `n`: it begins at zero."
+    rows, columns = layout(w.shape)
+    a = (torch.randn(n, columns, generator=generator)/3**.5 if form == 'paper' else # of the same variance
+         2*torch.rand(n, columns, generator=generator) - 1)
+    return {f'tau.{k}.A': (a/columns**.5).to(w), f'tau.{k}.B': w.new_zeros(rows, n)}
+
+# %% ../../nbs/methods/46_feddecomp.ipynb #9d92affa
 class FedDecomp(Method):
     "Shared weights plus private low-rank corrections, trained in turn (Wu et al., ACM MM 2024)."
-    helpers = 'inner',
     lora_epochs: int = 2   # of the local epochs, the first ones, in which the corrections are trained
     r_c: float = .6        # inner width of a convolution's correction, relative to its channels
     rank: int = 4          # released form: inner width of a linear layer's correction
@@ -41,7 +49,7 @@ class FedDecomp(Method):
     form: str = 'released' # 'released' or 'paper'
     seed: int = 0          # of the random A, the same for all clients
     order: str = field(default='in turn', repr=False, kw_only=True) # or 'together': both parts in all epochs
-    alone = ('mask',)
+    helpers, alone = ('inner',), ('mask',)
     def __post_init__(self):
         require(self, lora_epochs=(self.lora_epochs >= 0, 'at least 0'), r_c=(0 < self.r_c <= 1, 'in (0, 1]'),
                 rank=(self.rank >= 1, 'at least 1'), r_l=(0 < self.r_l <= 1, 'in (0, 1]'),
@@ -49,26 +57,23 @@ class FedDecomp(Method):
                 order=(self.order in ('in turn', 'together'), "'in turn' or 'together'"))
     def inner(self, shape): return inner(shape, self.form, self.rank, self.r_l, self.r_c)
     def init(self, params, model):
-        weights = {f'{n}.weight'.lstrip('.'): m for n, m in model.named_modules()
-                   if isinstance(m, (nn.Linear, nn.Conv2d))}
         g, new = torch.Generator().manual_seed(self.seed), {}
+        weights = {f'{n}.weight'.lstrip('.') for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
         for k, w in params.items():
-            if k not in weights: continue
-            n, (rows, columns) = self.inner(w.shape)[0], layout(w.shape)
-            a = (torch.randn(n, columns, generator=g)/3**.5 if self.form == 'paper' else # of the same variance
-                 2*torch.rand(n, columns, generator=g) - 1)
-            new[f'tau.{k}.A'] = (a/columns**.5).to(w)
-            new[f'tau.{k}.B'] = w.new_zeros(rows, n)
+            if k in weights: new |= _factors(k, w, self.inner(w.shape)[0], self.form, g)
         return {**params, **new}, {}, {}
     def keep(self, name): return name.startswith('tau.')
-    def use(self, params):
-        def corrected(k, w):
-            return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
-        return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
-    def mask(self, params, step, steps, epochs):
-        if self.order == 'together': return {}
-        if self.lora_epochs > epochs:
-            raise ValueError(f"FedDecomp: lora_epochs={self.lora_epochs}, "
-                             f"but it must be at most the {epochs} local epochs")
-        first = step*epochs < self.lora_epochs*steps
-        return {k: (first == self.keep(k)).to(v) for k, v in params.items()}
+
+# %% ../../nbs/methods/46_feddecomp.ipynb #743c1207
+@patch
+def use(self:FedDecomp, params):
+    def corrected(k, w):
+        return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
+    return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
+
+@patch
+def mask(self:FedDecomp, params, step, steps, epochs):
+    if self.order == 'together': return {}
+    require(self, lora_epochs=(self.lora_epochs <= epochs, f'at most the {epochs} local epochs'))
+    first = step*epochs < self.lora_epochs*steps
+    return {k: (first == self.keep(k)).to(v) for k, v in params.items()}

@@ -10,6 +10,14 @@ from dataclasses import field
 from ..batches import valid_mean
 from ..method import Method, require
 
+# %% ../../nbs/methods/13_feddecorr.ipynb #fb778570
+def _standardised(features, valid, floor):
+    "Features minus their mean, over their deviation; and how many of the batch's samples are real."
+    z, n = features - valid_mean(features, valid), len(features)
+    if valid is None: return z/(features.var(0) + floor).sqrt(), n
+    z, n = z*valid[:, None], valid.sum().clamp(min=2) # other places are no samples
+    return z/(z.square().sum(0)/(n-1) + floor).sqrt(), n
+
 # %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
 class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
@@ -22,12 +30,7 @@ class FedDecorr(Method):
     def loss(self, features, live_features=None, valid=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()
-        z, fewer = features - valid_mean(features, valid), n < d
-        if valid is None: var = features.var(0)
-        else:                                                  # other places are no samples
-            z, n = z*valid[:, None], valid.sum().clamp(min=2)
-            var = z.square().sum(0)/(n-1)
-        z = z/(var + self.floor).sqrt()
+        fewer, (z, n) = n < d, _standardised(features, valid, self.floor)
         squares = (z@z.T if fewer else z.T@z).square().sum()   # of Z'Z, by the smaller product
         if live_features is not None: d = live_features.sum().clamp(min=2) # other columns of a sub-model are zero
         if self.form == 'paper': return self.beta*squares/((n-1)**2 * d**2)

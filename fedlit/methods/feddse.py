@@ -38,14 +38,12 @@ class FedDSE(SubModel):
     mode: str = 'softmax'   # odds: 'softmax' is eq. (3-2); 'probs' proportional to the score, as released, without T
     def __post_init__(self):
         super().__post_init__()
-        require(self,
-                temperature=(self.temperature >= 0, 'at least 0'),
-                samples=(self.samples >= 0, 'at least 0'),
+        require(self, temperature=(self.temperature >= 0, 'at least 0'), samples=(self.samples >= 0, 'at least 0'),
                 score=(self.score in ('mean', 'sum'), "'mean' or 'sum'"),
                 mode=(self.mode in ('softmax', 'probs'), "'softmax' or 'probs'"))
     def mask(self, params, buffers, axes, data, watch, number, clients, round):
-        h, r = (activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score),
-                self.rate(number, clients, round))
+        h = activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score)
+        r = self.rate(number, clients, round)
         return {a: self.top(self.preference(s, round, number, i), r) for i, (a, s) in enumerate(h.items())}
     def preference(self,
         h,     # (n,), activity

@@ -8,6 +8,7 @@ __all__ = ['sensitivity', 'similar_data', 'FedGSE']
 # %% ../../nbs/methods/57_fedgse.ipynb #d9239ecc
 import torch
 import torch.nn.functional as F
+from fastcore.basics import patch
 from ..ground.axes import masked, masks, watched
 from ..method import require
 from .submodels import SubModel, uniform
@@ -56,11 +57,9 @@ class FedGSE(SubModel):
     pool: int = 1024     # how many of the public samples are used; what the last model says of them is remembered
     def __post_init__(self):
         super().__post_init__()
-        require(self,
-                similar=(self.similar in ('CSL', 'SPL'), "'CSL' or 'SPL'"),
+        require(self, similar=(self.similar in ('CSL', 'SPL'), "'CSL' or 'SPL'"), pool=(self.pool >= 1, 'at least 1'),
                 form=(self.form in ('paper', 'released'), "'paper' or 'released'"),
-                samples=(self.samples >= 1, 'at least 1'),
-                pool=(self.pool >= 1, 'at least 1'))
+                samples=(self.samples >= 1, 'at least 1'))
     def public(self, proxy):
         "The public inputs and their labels, which may be None for CSL."
         x, y = proxy if isinstance(proxy, (tuple, list)) else (proxy, None)
@@ -70,18 +69,23 @@ class FedGSE(SubModel):
         return x[:self.pool], None if y is None else y[:self.pool]
     def init(self, params):
         return params, {}, dict(label=torch.full((self.pool,), -1, device=next(iter(params.values())).device))
-    def mask(self, params, buffers, axes, watch, forward, proxy, client, number, clients, round):
-        x, y = self.public(proxy)
-        said, order = client['label'][:len(x)], uniform(len(x), self.seed, round, number, 1, device=x.device)
-        if self.similar == 'CSL': # whatever the network says: the others need not be looked at
-            first = order.argsort()[:self.samples]
-            x, said, order = x[first], said[first], order[first]
-        said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
-        i, target, real = similar_data(said, y, self.similar, self.samples, order)
-        scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
-        return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
-    def done(self, client, params, buffers, forward, axes, chosen, proxy):
-        x, _ = self.public(proxy)
-        mine = masked(params, masks(axes, chosen)) if chosen else params
-        says = forward(mine, buffers, x, train=False)[1].argmax(1)
-        return dict(label=torch.cat([says, client['label'][len(says):]])), {}
+
+# %% ../../nbs/methods/57_fedgse.ipynb #a074b5a5
+@patch
+def mask(self:FedGSE, params, buffers, axes, watch, forward, proxy, client, number, clients, round):
+    x, y = self.public(proxy)
+    said, order = client['label'][:len(x)], uniform(len(x), self.seed, round, number, 1, device=x.device)
+    if self.similar == 'CSL':
+        first = order.argsort()[:self.samples]
+        x, said, order = x[first], said[first], order[first]
+    said = torch.where(said < 0, forward(params, buffers, x, train=False)[1].argmax(1), said)
+    i, target, real = similar_data(said, y, self.similar, self.samples, order)
+    scores = sensitivity(axes, watch, params, buffers, x[i], target, real, self.form)
+    return {a: self.top(g, self.rate(number, clients, round)) for a, g in scores.items()}
+
+@patch
+def done(self:FedGSE, client, params, buffers, forward, axes, chosen, proxy):
+    x, _ = self.public(proxy)
+    mine = masked(params, masks(axes, chosen)) if chosen else params
+    says = forward(mine, buffers, x, train=False)[1].argmax(1)
+    return dict(label=torch.cat([says, client['label'][len(says):]])), {}

@@ -16,11 +16,9 @@ class FedAdagrad(Method):
     lr: float = .1     # eta, of the server
     beta1: float = 0.  # decay of the mean of the steps; in [0, 1)
     tau: float = 1e-3  # degree of adaptivity: below it, coordinates are treated alike
-    excludes = "the server's optimiser"
-    helpers = ('second',)
-    def __post_init__(self):
-        require(self, lr=(self.lr > 0, 'positive'), beta1=(0 <= self.beta1 < 1, 'in [0, 1)'),
-                tau=(self.tau > 0, 'positive'))
+    excludes, helpers = "the server's optimiser", ('second',)
+    def __post_init__(self): require(self, lr=(self.lr > 0, 'positive'), tau=(self.tau > 0, 'positive'),
+                                     beta1=(0 <= self.beta1 < 1, 'in [0, 1)'))
     def second(self,
         v,  # tensor, what it was
         d2, # tensor, the square of the step

@@ -42,18 +42,23 @@ def deviation(
     target = (2/(i*(k[0]*k[1] if k else 1)))**(1/parts)       # variance of one low-rank matrix
     return (target/r**2)**(1/6) if k else (target/r)**(1/4)
 
+# %% ../../nbs/methods/47_fedpara.ipynb #32acc3eb
+_FACTORS = '.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2' # ends of their names
+
+def _composable(model):
+    "The names of the weights that are composed."
+    plain = lambda m: isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1
+    return {f'{n}.weight'.lstrip('.') for n, m in model.named_modules() if plain(m)}
+
 # %% ../../nbs/methods/47_fedpara.ipynb #5048cc11
 class FedPara(Method):
     "Weights as entrywise products of two low-rank matrices; only factors travel (Hyeon-Woo et al., ICLR 2022)."
-    helpers = 'split', 'join'
     gamma: float = .1 # between the smallest R that allows full rank (0) and the largest that saves anything (1)
     seed: int = 0     # of the factors
-    alone = ('mask',)
+    helpers, alone = ('split', 'join'), ('mask',)
     def __post_init__(self): require(self, gamma=(0 <= self.gamma <= 1, 'in [0, 1]'))
     def init(self, params, model):
-        layers = {f'{n}.weight'.lstrip('.') for n, m in model.named_modules()
-                  if isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1}
-        g, new = torch.Generator().manual_seed(self.seed), {}
+        layers, g, new = _composable(model), torch.Generator().manual_seed(self.seed), {}
         for k, w in params.items():
             r = factors(w.shape, self.gamma) if k in layers else 0
             new.update(self.split(k, w, r, g) if r else {k: w})
@@ -64,16 +69,13 @@ class FedPara(Method):
     def split(self, k, w, r, g, parts=2):
         o, i, *size = w.shape
         s = deviation(w.shape, r, parts)
-        draw = lambda *shape: s*torch.randn(*shape, generator=g).to(w)
-        return {f'{k}.{n}{j}': v for j in (1, 2)
-                for n, v in dict(X=draw(o, r), Y=draw(i, r),
-                                 **({'T': draw(r, r, *size)} if size else {})).items()}
+        shapes = dict(X=(o, r), Y=(i, r), T=(r, r, *size)) if size else dict(X=(o, r), Y=(i, r))
+        return {f'{k}.{n}{j}': s*torch.randn(*shape, generator=g).to(w) for j in (1, 2) for n, shape in shapes.items()}
     def join(self, one, two): return one*two
     def use(self, params):
         half = lambda k, j: compose(params[f'{k}.X{j}'], params[f'{k}.Y{j}'], params.get(f'{k}.T{j}'))
         whole = {k[:-3]: self.join(half(k[:-3], 1), half(k[:-3], 2)) for k in params if k.endswith('.X1')}
-        return {**{k: v for k, v in params.items()
-                   if k[-3:] not in ('.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2')}, **whole}
+        return {**{k: v for k, v in params.items() if k[-3:] not in _FACTORS}, **whole}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #1865af3b
 class pFedPara(FedPara):

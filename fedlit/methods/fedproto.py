@@ -32,6 +32,15 @@ def prototypes(
     total = share.sum(0)
     return torch.einsum('kc,kcd->cd', share, means)/total.clamp(min=1)[:, None], total > 0
 
+# %% ../../nbs/methods/74_fedproto.ipynb #9d2e88ad
+def _classifier(head, params, model):
+    "The weight (C, d) of the layer called `head`."
+    w = params.get(f'{head}.weight')
+    if w is None or w.dim() != 2:
+        raise ValueError(f"FedProto: head={head!r} must name the linear layer on the features, "
+                         f"{suggest_layers(head, params, model)}")
+    return w
+
 # %% ../../nbs/methods/74_fedproto.ipynb #4957da3f
 class FedProto(Method):
     "Class means of features travel instead of weights (Tan et al., AAAI 2022, algorithm 1)."
@@ -43,10 +52,7 @@ class FedProto(Method):
         require(self, lam=(self.lam >= 0, 'at least 0'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
     def init(self, params, model):
-        w = params.get(f'{self.head}.weight')
-        if w is None or w.dim() != 2:
-            raise ValueError(f"FedProto: head={self.head!r} must name the linear layer on the features, "
-                             f"{suggest_layers(self.head, params, model)}")
+        w = _classifier(self.head, params, model)
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
     def keep(self, name): return True
     def loss(self, features, y, server):

@@ -26,6 +26,13 @@ def narrow(
     return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
                                        for a, n in axes.size.items()}))
 
+# %% ../../nbs/methods/54_fjord.ipynb #be676454
+def _width_up_to(most, widths, u, device):
+    "One of the sorted `widths` that are at most `most`, else the first; `u` in [0, 1) decides which."
+    p = torch.tensor(widths, dtype=finest(device), device=device)
+    fit = (p <= most + 1e-9).sum().clamp(min=1)
+    return entry(widths, (u*fit).long(), exact=True)
+
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):
     "Clients hold the first channels and draw a width each step; the widest teaches (Horváth et al., NeurIPS 2021)."
@@ -35,8 +42,7 @@ class FjORD(HeteroFL):
     distill: bool = True                 # does the widest network teach the narrow one?
     def __post_init__(self):
         super().__post_init__()
-        require(self, widths=(len(self.widths) and all(0 < p <= 1 for p in self.widths),
-                              'a tuple of numbers in (0, 1]'))
+        require(self, widths=(all(0 < p <= 1 for p in self.widths or (0,)), 'a tuple of numbers in (0, 1]'))
     def width(self,
         number,  # of a client, an int or an integer tensor
         clients, # int, how many exist
@@ -44,10 +50,8 @@ class FjORD(HeteroFL):
         step,    # int
     ):           # one number
         "The share that client `number` uses in this step: at most its tier."
-        device = number.device if isinstance(number, torch.Tensor) else None
-        p = torch.tensor(sorted(self.widths), dtype=finest(device), device=device)
-        fit = (p <= self.rate(number, clients, round) + 1e-9).sum().clamp(min=1)
-        return entry(sorted(self.widths), (uniform(1, self.seed, round, number, step)[0]*fit).long(), exact=True)
+        u, device = uniform(1, self.seed, round, number, step)[0], getattr(number, 'device', None)
+        return _width_up_to(self.rate(number, clients, round), sorted(self.widths), u, device)
     def output(self, logits, forward, params, buffers, x, axes, chosen, share, number, clients, round, step):
         if self.distill: return logits
         return forward(narrow(self.width(number, clients, round, step), params, axes, chosen, share), buffers, x)[1]

@@ -10,6 +10,12 @@ import torch
 from ..method import require
 from .ditto import OwnNetwork, mine, second
 
+# %% ../../nbs/methods/72_pfedme.ipynb #40a00040
+def _inner_step(slope, theta, stats, w, lam, lr):
+    "A step on the client's objective plus the spring to `w`; the forward pass may move running statistics."
+    g, after = slope(theta, stats)
+    return {k: v - lr*(g[k] + lam*(v - w[k])) for k, v in theta.items()}, {k: after[k] for k in stats}
+
 # %% ../../nbs/methods/72_pfedme.ipynb #d00edf51
 class pFedMe(OwnNetwork):
     "Personal networks by Moreau envelopes (T. Dinh et al., NeurIPS 2020, algorithm 1)."
@@ -30,10 +36,7 @@ class pFedMe(OwnNetwork):
         slope = torch.func.grad(lambda p, b: objective(p, buffers=b), has_aux=True)
         theta = {k: torch.where(count == received['own:steps'], w, own[k]) for k, w in params.items()}
         stats = {k: v for k, v in own.items() if k not in params}
-        for _ in range(self.steps):
-            g, after = slope(theta, stats)
-            stats = {k: after[k] for k in stats}
-            theta = {k: v - self.lr*(g[k] + self.lam*(v - params[k])) for k, v in theta.items()}
+        for _ in range(self.steps): theta, stats = _inner_step(slope, theta, stats, params, self.lam, self.lr)
         pull = {k: self.lam*(w - theta[k]) for k, w in params.items()}
         return pull, {**second({**theta, **stats}), 'own:steps': count + 1}
     def merge(self, delta, server, params):

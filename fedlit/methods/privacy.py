@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from fastcore.basics import patch
 from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from ..ground.messages import first_line, warn
@@ -33,23 +34,23 @@ def clipped(
     return tmap(lambda v: v*scale, delta)
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000f
-def epsilon_of(
-    noise,           # z, standard deviation of the noise on the sum over clients, over the clip
-    rounds,          # how many
-    delta=1e-5,      # chance that the bound does not hold
-    clients=1,       # how many there are
-    drawn=None,      # how many of them are drawn for a round; None: all
-    sampling='fixed',# 'fixed': exactly so many, without replacement; 'poisson': independently, so many on average
-) -> float:
-    "The epsilon of (epsilon, delta)-differential privacy after some rounds; ValueError where a number makes no sense."
-    right = dict(noise=(noise, is_number(noise) and 0 <= noise < math.inf, 'at least 0'),
-                 rounds=(rounds, is_whole(rounds) and rounds >= 0, 'a whole number, at least 0'),
-                 delta=(delta, is_number(delta) and 0 < delta < 1, 'in (0, 1)'))
-    for k, (v, good, what) in right.items():
-        if not good: raise ValueError(f"{k}={v!r}, but it must be {what}")
-    orders, rdp = _of_one_round(float(noise), clients, clients if drawn is None else drawn, sampling)
-    with _quiet(): return float(_library().rdp.compute_epsilon(orders, rounds*rdp, delta)[0]) if rounds else 0.
+def _library():
+    try: import dp_accounting, dp_accounting.rdp
+    except ImportError as e:
+        raise ImportError("epsilon is computed by dp-accounting: pip install 'fedlit[privacy] "
+                          "@ git+https://github.com/fedlit/fedlit'") from e
+    return dp_accounting
 
+@contextmanager
+def _quiet():
+    "Without the accountant's warnings of orders at which a bound cannot be computed, and which it leaves out."
+    log = logging.getLogger('absl')
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try: yield
+    finally: log.setLevel(before)
+
+# %% ../../nbs/methods/80_privacy.ipynb #b00a09c8
 @lru_cache(maxsize=256)
 def _of_one_round(noise, clients, drawn, sampling):
     "Orders, and the Renyi divergence of one round at each of them; over rounds they add."
@@ -67,22 +68,25 @@ def _of_one_round(noise, clients, drawn, sampling):
     with _quiet(): accountant.compose(event)
     return accountant._orders, accountant._rdp
 
-@contextmanager
-def _quiet():
-    "Without the accountant's warnings of orders at which a bound cannot be computed, and which it leaves out."
-    log = logging.getLogger('absl')
-    before = log.level
-    log.setLevel(logging.ERROR)
-    try: yield
-    finally: log.setLevel(before)
+# %% ../../nbs/methods/80_privacy.ipynb #ca8fe5da
+def epsilon_of(
+    noise,           # z, standard deviation of the noise on the sum over clients, over the clip
+    rounds,          # how many
+    delta=1e-5,      # chance that the bound does not hold
+    clients=1,       # how many there are
+    drawn=None,      # how many of them are drawn for a round; None: all
+    sampling='fixed',# 'fixed': exactly so many, without replacement; 'poisson': independently, so many on average
+) -> float:
+    "The epsilon of (epsilon, delta)-differential privacy after some rounds; ValueError where a number makes no sense."
+    right = dict(noise=(noise, is_number(noise) and 0 <= noise < math.inf, 'at least 0'),
+                 rounds=(rounds, is_whole(rounds) and rounds >= 0, 'a whole number, at least 0'),
+                 delta=(delta, is_number(delta) and 0 < delta < 1, 'in (0, 1)'))
+    for k, (v, good, what) in right.items():
+        if not good: raise ValueError(f"{k}={v!r}, but it must be {what}")
+    orders, rdp = _of_one_round(float(noise), clients, clients if drawn is None else drawn, sampling)
+    with _quiet(): return float(_library().rdp.compute_epsilon(orders, rounds*rdp, delta)[0]) if rounds else 0.
 
-def _library():
-    try: import dp_accounting, dp_accounting.rdp
-    except ImportError as e:
-        raise ImportError("epsilon is computed by dp-accounting: pip install 'fedlit[privacy] "
-                          "@ git+https://github.com/fedlit/fedlit'") from e
-    return dp_accounting
-
+# %% ../../nbs/methods/80_privacy.ipynb #7738fa52
 def noise_for(
     epsilon, # what may be spent
     rounds,  # over how many rounds
@@ -116,9 +120,27 @@ def _of_each(info, dims, like): return system_normal(like.movedim(dims[0], 0)), 
 
 SOURCES = dict(seed=torch.randn_like, system=system_normal)
 
+def _noisy(tree, deviation, source):
+    "`tree` with Gaussian noise of this standard deviation in every coordinate."
+    return {k: v + deviation*SOURCES[source](v) for k, v in tree.items()} if deviation else tree
+
+# %% ../../nbs/methods/80_privacy.ipynb #acc49f36
 def _nothing_yet(params): return torch.zeros((), device=next(iter(params.values())).device)
 
-def _sources(method): return (method.source in SOURCES, 'seed or system')
+def _sound(method):
+    "What both methods of this page ask of their hyper-parameters, for `require`."
+    return dict(clip=(0 < method.clip < math.inf, 'positive and finite'),
+                noise=(0 <= method.noise < math.inf, 'at least 0'),
+                delta=(0 < method.delta < 1, 'in (0, 1)'),
+                source=(method.source in SOURCES, 'seed or system'))
+
+def _norms_at_home(model, keeps):
+    moves = lambda m: isinstance(m, _BatchNorm) and copy.copy(m).train().training # one that is frozen does not
+    if away := [k for k, m in model.named_modules() if moves(m)
+                and not all(keeps(f'{k}.{n}'.lstrip('.')) for n, _ in m.named_buffers())]:
+        raise ValueError(f"DP protects parameters, and the running statistics of BatchNorm, as in {away[0]}, would "
+                         "reach the server as they are; take a network with GroupNorm or without norms, or keep them "
+                         "at home: statistics='home', or FedBN() + DP() where nothing is recomputed")
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000011
 class DP(Method):
@@ -129,50 +151,35 @@ class DP(Method):
     per: str = 'update'  # what is clipped: the whole 'update', or each 'tensor' to its share of C
     delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
     source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
-    excludes, protects = 'how updates are protected', 'clients'
-    alone = ('weigh',)
+    excludes, protects, alone = 'how updates are protected', 'clients', ('weigh',)
     def __post_init__(self):
-        require(self,
-                clip=(0 < self.clip < math.inf, 'positive and finite'),
-                noise=(0 <= self.noise < math.inf, 'at least 0'),
-                at=(self.at in ('server', 'client'), "'server' or 'client'"),
-                per=(self.per in ('update', 'tensor'), "'update' or 'tensor'"),
-                delta=(0 < self.delta < 1, 'in (0, 1)'),
-                source=_sources(self))
+        require(self, **_sound(self), at=(self.at in ('server', 'client'), "'server' or 'client'"),
+                per=(self.per in ('update', 'tensor'), "'update' or 'tensor'"))
     def refuses(self, other, before): return _unprotected(self, other, before)
     def init(self, params, model, keeps):
         _norms_at_home(model, keeps)
         return params, {}, dict(times=_nothing_yet(params)) if self.at == 'client' else {}
-    def send(self, delta, client, others, buffers, kept, received):
-        if others:
-            raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
-        delta, unchanged = clipped(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
-        if self.at == 'server': return delta, client, unchanged
-        return self._noisy(delta, delta, self.noise*self.clip), dict(times=client['times'] + 1), unchanged
     def weigh(self, steps): return torch.full_like(steps, 1/len(steps), dtype=finest(steps.device))
-    def merge(self, delta, server, params, kept, participants):
-        if self.at == 'client': return delta, server
-        return self._noisy(delta, params.keys() - kept, self.noise*self.clip/participants), server
-    def _noisy(self, delta, names, deviation):
-        if not deviation: return delta
-        return {k: v + deviation*SOURCES[self.source](v) if k in names else v for k, v in delta.items()}
-    def wire(self, wire):
-        return replace(wire, numbers=wire.whole, bits=wire.full, beside=0) if self.at == 'client' else wire
-    def columns(self, round, clients, participation, client):
-        own, times = ('losses', 'sizes'), round
-        if self.at == 'server':
-            return _column(self, participation, times, own, clients=clients, drawn=_hidden(participation, clients))
-        if client: times = int(client['times'][:].max()) # sites keep counts
-        return _column(self, participation, times, own)
 
-def _norms_at_home(model, keeps):
-    moves = lambda m: isinstance(m, _BatchNorm) and copy.copy(m).train().training # one that is frozen does not
-    if away := [k for k, m in model.named_modules() if moves(m)
-                and not all(keeps(f'{k}.{n}'.lstrip('.')) for n, _ in m.named_buffers())]:
-        raise ValueError(f"DP protects parameters, and the running statistics of BatchNorm, as in {away[0]}, would "
-                         "reach the server as they are; take a network with GroupNorm or without norms, or keep them "
-                         "at home: statistics='home', or FedBN() + DP() where nothing is recomputed")
+# %% ../../nbs/methods/80_privacy.ipynb #65342578
+@patch
+def send(self:DP, delta, client, others, buffers, kept, received):
+    if others: raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
+    delta, unchanged = clipped(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
+    if self.at == 'server': return delta, client, unchanged
+    return _noisy(delta, self.noise*self.clip, self.source), dict(times=client['times'] + 1), unchanged
 
+@patch
+def merge(self:DP, delta, server, params, kept, participants):
+    if self.at == 'client': return delta, server
+    learned = {k: v for k, v in delta.items() if k in params and k not in kept}
+    return {**delta, **_noisy(learned, self.noise*self.clip/participants, self.source)}, server
+
+@patch
+def wire(self:DP, wire):
+    return replace(wire, numbers=wire.whole, bits=wire.full, beside=0) if self.at == 'client' else wire
+
+# %% ../../nbs/methods/80_privacy.ipynb #0766eaf8
 def _hidden(participation, clients):
     "How many are drawn at random in a round; all of them, if they are chosen in another way."
     how = Uniform(participation) if is_number(participation) else participation
@@ -186,11 +193,18 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
         return {}
     return {name: epsilon_of(method.noise, times, method.delta, **kw)}
 
+@patch
+def columns(self:DP, round, clients, participation, client):
+    own, times = ('losses', 'sizes'), round
+    if self.at == 'server':
+        return _column(self, participation, times, own, clients=clients, drawn=_hidden(participation, clients))
+    if client: times = int(client['times'][:].max()) # sites keep counts
+    return _column(self, participation, times, own)
+
 # %% ../../nbs/methods/80_privacy.ipynb #70000012
-def _unprotected(dp, other, before):
-    "Why `other` cannot be added to `dp`."
+def _uncovered(other):
+    "What `other` makes of clients that no noise covers, wherever it stands; '' if nothing."
     reads = lambda name: any(asks_for(other, hook, name) for hook in SERVER)
-    central = dp.at == 'server'
     if overrides(other, 'mask') and not asks_for(other, 'mask', 'step'):
         return ("clients that train a part of the network are averaged over those that have an entry, "
                 "so that a bound on the length of an update is none on what one client does to the average")
@@ -198,6 +212,16 @@ def _unprotected(dp, other, before):
     if reads('trained'):
         return "its server looks at what each client has trained, even at what stays at home, which no noise covers"
     if reads('steps'): return "its server reads how many steps each client took, which tells how much data it has"
+    return ''
+
+# %% ../../nbs/methods/80_privacy.ipynb #439f3df3
+AFTER_NOISE = ('delta', 'client', 'mask', 'kept', 'server', 'model', 'axes', 'criterion', 'proxy', 'generator',
+               'round', 'first', 'clients', 'number', 'seed', 'epochs', 'lr', 'momentum', 'nesterov', 'weight_decay')
+
+def _unprotected(dp, other, before):
+    "Why `other` cannot be added to `dp`."
+    if why := _uncovered(other): return why
+    central = dp.at == 'server'
     if central and overrides(other, 'combine'):
         return ("it makes something else than a mean of the updates, which one client may move by more than its share "
                 f"of a mean; take {type(dp).__name__}(at='client'), whose noise is in every update before that")
@@ -211,9 +235,23 @@ def _unprotected(dp, other, before):
         return f"its `send` reads a memory of what came before the noise; write {other!r} + {dp!r}"
     return ''
 
-# what a later `send` may see: the update with its noise, what it remembers of it, and what is no client's own
-AFTER_NOISE = ('delta', 'client', 'mask', 'kept', 'server', 'model', 'axes', 'criterion', 'proxy', 'generator',
-               'round', 'first', 'clients', 'number', 'seed', 'epochs', 'lr', 'momentum', 'nesterov', 'weight_decay')
+# %% ../../nbs/methods/80_privacy.ipynb #a4e178e7
+def _check_layers(model):
+    "A ValueError where a layer has no gradient of a single sample."
+    if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
+        raise ValueError(f"DPSGD needs a gradient of every sample, and BatchNorm, as in {norms[0]}, mixes the "
+                         "samples of a batch; take a network with GroupNorm or without norms")
+    if rnns := [k for k, m in model.named_modules() if isinstance(m, torch.nn.RNNBase)]:
+        raise ValueError(f"DPSGD needs a gradient of every sample, for which PyTorch has no rule in {rnns[0]}, a "
+                         f"{type(model.get_submodule(rnns[0])).__name__}; take a network without recurrent layers")
+
+def _each_clipped(of_one, params, x, y, most):
+    "The clipped gradients (B, ...) of the samples of a batch; `of_one` is the loss of a sample."
+    try: return vmap(lambda x, y: clipped(grad(of_one)(params, x, y), most), randomness='different')(x, y)
+    except RuntimeError as e:
+        if 'memory' in str(e): raise
+        raise ValueError("DPSGD needs a gradient of every sample, and PyTorch has no rule for it in this network "
+                         f"or criterion: {first_line(e)}; buffers written in place are one cause") from e
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000013
 class DPSGD(Method):
@@ -222,44 +260,23 @@ class DPSGD(Method):
     noise: float = 1.    # z: the noise on the sum over a batch has the standard deviation zC
     delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
     source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
-    alone = ('loss', 'output', 'frozen')
-    excludes, protects = 'how gradients are protected', 'samples'
-    def __post_init__(self):
-        require(self,
-                clip=(0 < self.clip < math.inf, 'positive and finite'),
-                noise=(0 <= self.noise < math.inf, 'at least 0'),
-                delta=(0 < self.delta < 1, 'in (0, 1)'),
-                source=_sources(self))
+    excludes, protects, alone = 'how gradients are protected', 'samples', ('loss', 'output', 'frozen')
+    def __post_init__(self): require(self, **_sound(self))
     def refuses(self, other, before):
         seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS if asks_for(other, h, n)]
         if seen: return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers"
         return f"its gradient would be lost; write {self!r} + {other!r}" if before and overrides(other, 'grad') else ''
     def init(self, params, model):
-        if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
-            raise ValueError(f"DPSGD needs a gradient of every sample, and BatchNorm, as in {norms[0]}, mixes the "
-                             "samples of a batch; take a network with GroupNorm or without norms")
-        if rnns := [k for k, m in model.named_modules() if isinstance(m, torch.nn.RNNBase)]:
-            raise ValueError(f"DPSGD needs a gradient of every sample, for which PyTorch has no rule in {rnns[0]}, a "
-                             f"{type(model.get_submodule(rnns[0])).__name__}; take a network without recurrent layers")
+        _check_layers(model)
         return params, {}, dict(passes=_nothing_yet(params))
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
-        def of_each(x, y): return clipped(grad(of_one)(params, x, y), self.clip)
         real = torch.ones_like(y, dtype=torch.bool) if y.is_floating_point() else y >= 0
-        try: each = vmap(of_each, randomness='different')(x, torch.where(real, y, 0))
-        except RuntimeError as e:
-            if 'memory' in str(e): raise
-            raise ValueError("DPSGD needs a gradient of every sample, and PyTorch has no rule for it in this network "
-                             f"or criterion: {first_line(e)}; buffers written in place are one cause") from e
+        each = _each_clipped(of_one, params, x, torch.where(real, y, 0), self.clip)
         total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
-        if self.noise: total = {k: v + self.noise*self.clip*SOURCES[self.source](v) for k, v in total.items()}
+        total = _noisy(total, self.noise*self.clip, self.source)
         return tmap(lambda v: v/real.sum(), total), buffers # the forward pass of the whole batch moves none
     def done(self, client, epochs): return dict(passes=client['passes'] + math.ceil(epochs)), {}
-    def columns(self, client, participation, method, indices=()):
-        if not client or not len(indices): return {}
-        name = 'epsilon_samples' if any(isinstance(p, DP) for p in method.parts) else 'epsilon'
-        return _column(self, participation, looks(client['passes'][:], indices), ('losses',), name)
-
 
 # %% ../../nbs/methods/80_privacy.ipynb #e40looks
 def looks(
@@ -273,3 +290,9 @@ def looks(
     sample, copies = map(torch.cat, zip(*each))
     epochs = passes.cpu().double()[who].repeat_interleave(torch.tensor([len(s) for s, _ in each]))
     return int(torch.bincount(sample, epochs*copies**2).max())
+
+@patch
+def columns(self:DPSGD, client, participation, method, indices=()):
+    if not client or not len(indices): return {}
+    name = 'epsilon_samples' if any(isinstance(p, DP) for p in method.parts) else 'epsilon'
+    return _column(self, participation, looks(client['passes'][:], indices), ('losses',), name)

@@ -67,12 +67,23 @@ class NormClipping(Method):
             clipped.update({k: torch.where(beside(short, v) < 1, v*beside(short, v).to(v), v) for k, v in some.items()})
         return {k: clipped[k] for k in deltas}, weights
 
+# %% ../../nbs/methods/33_robust.ipynb #5ffe4dad
+def _warn_of_too_few(krum, K):
+    "Say where a round of `K` clients has no guarantee, or no choice."
+    if K < 2*krum.attackers + 3:
+        warn(f"Krum(attackers={krum.attackers}) wants {2*krum.attackers + 3} clients in a round or more, "
+             f"and this one has {K}: its guarantee does not hold")
+    if krum.best > K: warn(f'Krum(best={krum.best}) of {K} clients is the mean of all')
+    elif krum.best > K - krum.attackers:
+        warn(f"{krum!r} of {K} clients always averages an attacker if there are {krum.attackers}; "
+             f"take best={max(1, K - krum.attackers)} or less")
+
 # %% ../../nbs/methods/33_robust.ipynb #e9b9b4b3
 class Krum(Method):
     "The update that is closest to its neighbours, or the mean of the best few (Blanchard et al., NeurIPS 2017)."
     attackers: int = 1 # f, how many clients may lie; a round should have 2f + 3 clients or more
     best: int = 1      # how many updates to average; 1 is Krum, more is multi-Krum
-    excludes = 'how the clients are combined'
+    excludes, helpers = 'how the clients are combined', ('scores',)
     def __post_init__(self):
         require(self, attackers=(self.attackers >= 0, 'at least 0'), best=(self.best >= 1, 'at least 1'))
     def scores(self,
@@ -86,18 +97,10 @@ class Krum(Method):
         near = squares.sort(1).values # a client's distance from itself comes first
         return near[:, 1:1 + max(1, K - self.attackers - 2)].sum(1)
     def combine(self, deltas, weights, params):
-        K = len(weights)
         if not params.keys() & deltas.keys(): return deltas, weights # all of them stay at home
-        if K < 2*self.attackers + 3:
-            warn(f"Krum(attackers={self.attackers}) wants {2*self.attackers + 3} clients in a round or more, "
-                 f"and this one has {K}: its guarantee does not hold")
-        if self.best > K: warn(f'Krum(best={self.best}) of {K} clients is the mean of all')
-        elif self.best > K - self.attackers:
-            warn(f"{self!r} of {K} clients always averages an attacker if there are {self.attackers}; "
-                 f"take best={max(1, K - self.attackers)} or less")
+        _warn_of_too_few(self, len(weights))
         order = self.scores(deltas, params).nan_to_num(torch.inf).sort(stable=True).indices
         chosen = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
         middle = lambda v: trimmed(v, _half).expand_as(v) # of running statistics, whose lengths say nothing
         return {k: torch.where(beside(chosen, v) > 0, v if k in params else middle(v), 0)
                 for k, v in deltas.items()}, chosen/chosen.sum()
-    helpers = 'scores',
