@@ -11,8 +11,7 @@ __all__ = ['CLIENTS', 'K', 'T', 'B', 'COUNTS', 'HOLDS', 'Call', 'ROUNDING', 'Twi
            'classes_in', 'methods_in']
 
 # %% ../nbs/laws.ipynb #f1c2774f
-import copy, importlib.util, inspect, random, sys, tempfile, time, traceback, warnings
-import numpy as np
+import copy, importlib.util, inspect, random, sys, tempfile, time, traceback, warnings, numpy as np
 import torch, torch.nn.functional as F
 from collections import namedtuple
 from contextlib import contextmanager
@@ -226,8 +225,23 @@ def _tensors(given):
 
 def _copied(v): return tmap(lambda t: t.detach().clone() if isinstance(t, torch.Tensor) else t, v)
 
-# %% ../nbs/laws.ipynb #d60a7f1b
+# %% ../nbs/laws.ipynb #aa8215bf
 _SUMS = 'add', 'sub', 'rsub', 'mul', 'div', 'pow' # of numbers, where a label is one
+
+def _coarser(v, out):
+    "The type in which the doubles `v` have lost something by becoming `out`; '' if they have not."
+    if isinstance(v, torch.Tensor) and v.dtype == torch.double and out.dtype != v.dtype and out.is_floating_point():
+        if not torch.equal(out.double(), v.broadcast_to(out.shape)): return str(out.dtype)
+    return ''
+
+def _counts(name, args, out, labels):
+    "Does this operation calculate with `labels`? They are joined by whole numbers that come of them."
+    same = lambda v: any(v.numel() == len(y) and torch.equal(v.flatten().double(), y) for y in labels)
+    used = name in _SUMS and any(isinstance(v, torch.Tensor) and v.dtype == torch.long and same(v) for v in args)
+    if used and not out.is_floating_point(): labels.append(out.flatten().double())
+    return out.is_floating_point() and (used or same(out))
+
+# %% ../nbs/laws.ipynb #d60a7f1b
 _CHOICES = 'lt', 'le', 'gt', 'ge', 'sort', 'argsort', 'topk', 'bernoulli' # what makes a mask or an order of numbers
 
 class _Ears(TorchDispatchMode):
@@ -246,22 +260,13 @@ class _Ears(TorchDispatchMode):
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
         if name in _CHOICES: self.chosen += [v.clone() for v in args if isinstance(v, torch.Tensor)]
         if draws(op, args, kwargs): self.draws += [(self.names, v.clone()) for v in outs]
-        if name in ('_to_copy', 'copy_'): self.rounds(args[name == 'copy_'], out)
-        if self.labels and isinstance(out, torch.Tensor): self.counts(name, args, out)
+        if name in ('_to_copy', 'copy_'): self.coarse = _coarser(args[name == 'copy_'], out) or self.coarse
+        if self.labels and isinstance(out, torch.Tensor): self.ordinal |= _counts(name, args, out, self.labels)
         return out
     def asks(self, forward, params, *args, **kw):
         try: self.empty |= not any(v.any() for v in params.values())
         except RuntimeError: pass # within vmap a stack has no answer
         return forward(params, *args, **kw)
-    def rounds(self, v, out):
-        if isinstance(v, torch.Tensor) and v.dtype == torch.double and out.dtype != v.dtype and out.is_floating_point():
-            if not torch.equal(out.double(), v.broadcast_to(out.shape)): self.coarse = str(out.dtype)
-    def counts(self, name, args, out):
-        same = lambda v: any(v.numel() == len(y) and torch.equal(v.flatten().double(), y) for y in self.labels)
-        if name in _SUMS and any(isinstance(v, torch.Tensor) and v.dtype == torch.long and same(v) for v in args):
-            if not out.is_floating_point(): self.labels.append(out.flatten().double())
-            else: self.ordinal = True
-        self.ordinal |= out.is_floating_point() and same(out)
 
 # %% ../nbs/laws.ipynb #81c4be90
 def _reporting(part, hook, calls):
@@ -280,6 +285,7 @@ def _reporting(part, hook, calls):
         return answer
     return reporting
 
+# %% ../nbs/laws.ipynb #9948839a
 def witness(method, world):
     "All calls of hooks in two rounds, and the exception that ended them if there was one."
     return world.keep(('calls', method), lambda: _heard(method, world))
@@ -308,7 +314,6 @@ def _first(answer): # of two values, of which the second is buffers
 def _kind(v):
     return f"a tensor of {v.dtype}, {tuple(v.shape)}" if isinstance(v, torch.Tensor) else f"a {type(v).__name__}"
 
-# %% ../nbs/laws.ipynb #cb340a32
 def whole(method, world):
     "What maps tensors to tensors keeps their shapes and types; a mask names tensors of the network."
     first = world.begin(method)
@@ -639,6 +644,7 @@ def _as_one(method, world, what, said, meant=()):
     by = [h for h in meant if overrides(method, h)]
     return seen if seen.holds or not by else _note(f"{seen.said}; look whether that is what `{by[-1]}` is for"), still
 
+# %% ../nbs/laws.ipynb #43f33226
 def equal(method, world):
     "Equal clients give that client's step."
     return _as_one(method, world, 'params', 'step', ('send', 'combine', 'merge'))[0]
@@ -760,6 +766,15 @@ def near(method, world):
     return _yes('nothing pushes away') if asks else _skip('no hook asks for `params` and `received`')
 
 # %% ../nbs/laws.ipynb #f33b219a
+def _beside(method, others):
+    "The sum of `method` and those of `others` that can stand beside it, these, and why the others cannot."
+    yes, no = [], {}
+    for p in others:
+        try: method, yes = method + p, [*yes, p]
+        except ValueError as e: no[p] = sentence(e, 120).removeprefix('ValueError: ')
+    return method, yes, no
+
+# %% ../nbs/laws.ipynb #2daacc27
 def sums(method, world):
     "It adds to other methods, and a partner that does nothing changes nothing."
     from fedlit.methods import FedAvgM, FedBN, FedDecorr, FedProx
@@ -781,14 +796,6 @@ def sums(method, world):
     if seen.holds and nothing > world.limit(1e-12):
         seen = _no(f"beside FedProx(mu=0.0), which does nothing, it differs by {nothing:.1e}")
     return replace(seen, said=seen.said + ''.join(f"; it refuses {p.name}, as {why}" for p, why in no.items()))
-
-def _beside(method, others):
-    "The sum of `method` and those of `others` that can stand beside it, these, and why the others cannot."
-    yes, no = [], {}
-    for p in others:
-        try: method, yes = method + p, [*yes, p]
-        except ValueError as e: no[p] = sentence(e, 120).removeprefix('ValueError: ')
-    return method, yes, no
 
 # %% ../nbs/laws.ipynb #2e7fa4c0
 def twice(method, world):
@@ -969,6 +976,7 @@ def imported(path): # of a Python file
         raise ValueError(f"{path}{f', line {at[-1]}' if at else ''}: {sentence(e)}") from e
     return module
 
+# %% ../nbs/laws.ipynb #7a4c6b35
 def classes_in(module): # a module
     "The classes of methods that a module defines: name -> class."
     mine = lambda v: isinstance(v, type) and issubclass(v, Method) and v.__module__ == module.__name__
