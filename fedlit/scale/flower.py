@@ -14,11 +14,13 @@ try:
 except ImportError as e:
     raise ImportError("fedlit.flower needs Flower, on Python 3.11 or newer: "
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
-import ast, hashlib, logging, math, shutil, sys, time, torch
-import numpy as np, pandas as pd
+
+# %% ../../nbs/scale/flower.ipynb #575f7d5b
+import ast, hashlib, logging, math, shutil, sys, time, torch, numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
+from fastcore.basics import patch
 from pathlib import Path
 from numpy.lib import format as npy
 from safetensors.torch import load_file
@@ -64,6 +66,32 @@ AGREED = ('method', 'clients', 'rounds', 'participation', 'seed', 'weighting', '
           'timeout', 'sites', 'nodes', 'test', 'checkpoint') # what a run config may say of it
 
 # %% ../../nbs/scale/flower.ipynb #1b4a06aa
+def begin(plan):
+    "The federation before round zero: what every side computes for itself."
+    return start(plan.method, plan.model, len(plan.clients), plan.statistics, plan.seed, plan.local)
+
+def _fit_for_sites(plan):
+    "A ValueError where sites could not do their part."
+    n = len(plan.clients)
+    check_participation(plan.participation, n)
+    if needs(plan.participation, 'losses'):
+        raise ValueError(f"{plan.participation!r} asks for losses before a round, which sites are not asked for; "
+                         "`federate` runs it")
+    if needs(plan.participation, 'sizes') and 'samples' in unsaid(plan.method):
+        raise ValueError(f"{plan.participation!r} asks how much data a site has, which {plan.method!r} keeps at home")
+    check_local(plan.method, plan.local)
+    plan.local.check(n, plan.rounds, plan.seed)
+    if wants(plan.method, 'proxy'):
+        raise ValueError(f"{plan.method!r} needs public samples on the server, "
+                         "which real sites do not share yet; `federate` runs it")
+    if known := [p for p in plan.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
+        raise ValueError(f"{known[0]!r} draws its noise from the seed, which all sides know and could take away again; "
+                         "between real sites it must be source='system'")
+    if asks_for(plan.method, 'merge', 'trained') and begin(plan).personal:
+        raise ValueError(f"{plan.method!r} mixes on the server what it keeps at home, "
+                         "and here personal tensors never leave their site; `federate` runs it")
+
+# %% ../../nbs/scale/flower.ipynb #32cde15d
 def _agreeable(self):
     "A ValueError where this cannot be run."
     n = len(self.clients)
@@ -71,34 +99,13 @@ def _agreeable(self):
     self.check_numbers()
     right = dict(weighting=(self.weighting in WEIGHTING, ' or '.join(WEIGHTING)),
                  statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
-                 least=(1 <= self.least <= n, f'from 1 to the {n} clients'),
-                 wait=(self.wait > 0, 'positive'),
+                 least=(1 <= self.least <= n, f'from 1 to the {n} clients'), wait=(self.wait > 0, 'positive'),
                  timeout=(self.timeout > 0, 'positive'),
                  nodes=(not self.nodes or len(set(self.numbers) - {-1}) == n == len(self.numbers),
                         f'the numbers of {n} nodes, one a client'))
     for k, (good, what) in right.items():
         if not good: raise ValueError(f"{k}={getattr(self, k)!r}, but it must be {what}")
-    check_participation(self.participation, n)
-    if needs(self.participation, 'losses'):
-        raise ValueError(f"{self.participation!r} asks for losses before a round, which sites are not asked for; "
-                         "`federate` runs it")
-    if needs(self.participation, 'sizes') and 'samples' in unsaid(self.method):
-        raise ValueError(f"{self.participation!r} asks how much data a site has, which {self.method!r} keeps at home")
-    check_local(self.method, self.local)
-    self.local.check(n, self.rounds, self.seed)
-    if wants(self.method, 'proxy'):
-        raise ValueError(f"{self.method!r} needs public samples on the server, "
-                         "which real sites do not share yet; `federate` runs it")
-    if known := [p for p in self.method.parts if getattr(p, 'source', '') == 'seed' and p.noise]:
-        raise ValueError(f"{known[0]!r} draws its noise from the seed, which all sides know and could take away again; "
-                         "between real sites it must be source='system'")
-    if asks_for(self.method, 'merge', 'trained') and begin(self).personal:
-        raise ValueError(f"{self.method!r} mixes on the server what it keeps at home, "
-                         "and here personal tensors never leave their site; `federate` runs it")
-
-def begin(plan):
-    "The federation before round zero: what every side computes for itself."
-    return start(plan.method, plan.model, len(plan.clients), plan.statistics, plan.seed, plan.local)
+    _fit_for_sites(self)
 
 # %% ../../nbs/scale/flower.ipynb #71c89147
 def _plain(v):
@@ -115,6 +122,7 @@ def _modest(network, options, task, local, samples, most):
         if need > most: raise ValueError(f"the run config asks for {what} of {need/1e9:.3g} GB, counted with what "
                                          f"training needs beside it, but this site allows {most/1e9:.3g} GB")
 
+# %% ../../nbs/scale/flower.ipynb #96bce048
 def read_plan(
     config,        # run config: names such as method, rounds, task.shape, model.name, local.lr -> plain values
     network=build, # function (name, task, seed=, **options) -> network that returns (features, logits)
@@ -162,7 +170,6 @@ def _tensor(name, array, like):
         raise ValueError(f"{name} holds numbers that are not finite")
     return v
 
-# %% ../../nbs/scale/flower.ipynb #acce22f9
 def from_record(record, like):
     "The tree in a record, if it looks as it must, like `like`; a ValueError names the first bad tensor."
     flat = flatten(like)
@@ -198,7 +205,6 @@ def unsaid(
     hides = protected(method)
     return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
 
-# %% ../../nbs/scale/flower.ipynb #d322af51
 def site(plan, task, number, round, arrays, kept=None):
     "A round of local training: a tree to send, dict(steps, loss) of what may be said, and a tree to remember."
     state = begin(plan)
@@ -283,9 +289,23 @@ def allowed(
     said = context.node_config.get('memory')
     return memory_budget() if said is None else int(1e9*float(said))
 
-# %% ../../nbs/scale/flower.ipynb #9ac6d5f7
+# %% ../../nbs/scale/flower.ipynb #b553cdf3
 log = logging.getLogger('flwr')
 
+def _new_answer(context, plan, number, content):
+    "Train, and write down what the site has to remember of it, its answer too."
+    round, accepted = (content['round'][k] for k in ('round', 'accepted'))
+    kept = _recall(context, accepted)
+    answer, said, home = site(plan, plan.task, number, round, content['arrays'], kept)
+    forgot = int(accepted and kept is None and bool(to_record(home)))
+    if forgot: log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
+                           number, accepted)
+    context.state[f'after round {round+1}'] = to_record(home)
+    answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
+    _note_answer(context, content, answer)
+    return answer
+
+# %% ../../nbs/scale/flower.ipynb #9ac6d5f7
 def client_app(
     data=folder,   # function of Flower's Context -> x, y of this site
     network=build, # what makes the network, see `read_plan`
@@ -299,19 +319,12 @@ def client_app(
         return Message(RecordDict({'site': site}), reply_to=message)
     @app.train()
     def train(message, context):
-        (x, y), (round, accepted) = data(context), (message.content['round'][k] for k in ('round', 'accepted'))
+        x, y = data(context)
         plan = read_plan(context.run_config, network, (len(y), allowed(context)))
-        if (again := _answered(context, plan, message.content)) is not None: return Message(again, reply_to=message)
-        kept = _recall(context, accepted)
-        answer, said, home = site(plan, replace(plan.task, x_train=x, y_train=y), number(context), round,
-                                  message.content['arrays'], kept)
-        forgot = int(accepted and kept is None and bool(to_record(home)))
-        if forgot:
-            log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
-                        number(context), accepted)
-        context.state[f'after round {round+1}'] = to_record(home)
-        answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
-        _note_answer(context, message.content, answer)
+        answer = _answered(context, plan, message.content)
+        if answer is None:
+            plan = replace(plan, task=replace(plan.task, x_train=x, y_train=y))
+            answer = _new_answer(context, plan, number(context), message.content)
         return Message(answer, reply_to=message)
     return app
 
@@ -359,6 +372,7 @@ def _stacked(state, answers, form):
                      mask=seen.get('mask', {}), steps=torch.tensor(steps), loss=torch.tensor(losses),
                      client=rows(state.client, who))
 
+# %% ../../nbs/scale/flower.ipynb #4fc8a4ce
 def believed(plan, state, answers, form):
     "`answers` without those beyond belief, judged together as `federate` does; client number -> why it is."
     if not answers: return {}, {}
@@ -396,6 +410,7 @@ def _content(m, node):
     if (other := m.metadata.src_node_id) != node: return None, f'was answered for by node {other}, which is ignored'
     return (m.content, '') if m.has_content() else (None, 'sent a message without content')
 
+# %% ../../nbs/scale/flower.ipynb #60ff13bf
 def _pull(grid, waiting, round, end):
     "Yield (node, RecordDict) as answers to `waiting` (message -> node) come, until all are there or the time is over."
     failed = set()
@@ -421,11 +436,9 @@ MOST = 10**8 # samples that a site may say it has
 class Book:
     "Which node is which client: what nodes have said of themselves, in the order in which they said it."
     def __init__(self, plan): self.plan, self.said, self.waiting, self.until, self.online = plan, {}, {}, {}, []
-
     def here(self):
         "Client number -> node of those connected; of several that say the same, the first."
         return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
-
     def enter(self, node, content):
         "Write down what `node` says of itself, unless it cannot be."
         self.said[node], plan = None, self.plan
@@ -443,19 +456,21 @@ class Book:
         else: log.warning('node %s says that it is client %s, which is node %s; it is not asked while that one is here',
                           node, number, other)
 
-    def call(self, grid, round):
-        "Ask nodes that are new who they are; client number -> node of those connected."
-        try: self.online = list(grid.get_node_ids())
-        except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
-        new = {n: RecordDict() for n in self.online if n not in self.said and n not in self.waiting.values()}
-        for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # asked again, it is not waited for
-        self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
-        full = lambda: len(self.here()) == len(self.plan.clients)
-        end = 0 if full() else max((self.until[n] for n in self.waiting.values()), default=0)
-        for node, content in _pull(grid, self.waiting, round, end):
-            self.enter(node, content)
-            if full(): break
-        return self.here()
+# %% ../../nbs/scale/flower.ipynb #37a4df1a
+@patch
+def call(self:Book, grid, round):
+    "Ask nodes that are new who they are; client number -> node of those connected."
+    try: self.online = list(grid.get_node_ids())
+    except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
+    new = {n: RecordDict() for n in self.online if n not in self.said and n not in self.waiting.values()}
+    for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # asked again, it is not waited for
+    self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
+    full = lambda: len(self.here()) == len(self.plan.clients)
+    end = 0 if full() else max((self.until[n] for n in self.waiting.values()), default=0)
+    for node, content in _pull(grid, self.waiting, round, end):
+        self.enter(node, content)
+        if full(): break
+    return self.here()
 
 # %% ../../nbs/scale/flower.ipynb #c6e83ae2
 def _overdue(plan, **late):
@@ -465,18 +480,24 @@ def _overdue(plan, **late):
     return '; '.join(f"no {what[k]} of {names(who)} within {k}={getattr(plan, k):g} s; "
                      f"where sites need longer, raise {k} in the run config" for k, who in late.items() if who)
 
+def _ask(grid, plan, state, asked, accepted, r): # asked: node -> client; accepted: client -> round
+    "Send out the network, and with it the last round of which a site's answer was used: message -> node."
+    arrays = to_record(to_sites(plan, state))
+    contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))})
+                for n, k in asked.items()}
+    return _push(grid, contents, MessageType.TRAIN, r+1, plan.timeout)
+
+# %% ../../nbs/scale/flower.ipynb #59823d5c
 def _answers(grid, plan, state, book, accepted, form, r):
     "One round of asking: the good answers by client number, and those who were drawn."
     like = rows(from_site(state, form), 0)
-    here, arrays = book.call(grid, r+1), to_record(to_sites(plan, state))
+    here = book.call(grid, r+1)
     told = dict(filter(None, book.said.values())) # a site that has not said how much it has is taken to have nothing
     who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [told.get(k, 0) for k in plan.clients])
     asked, good = {here[k]: k for k in who if k in here}, {}
-    contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))})
-                for n, k in asked.items()}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
                                         r+1, k, here[k], quoted(why))
-    waiting = _push(grid, contents, MessageType.TRAIN, r+1, plan.timeout)
+    waiting = _ask(grid, plan, state, asked, accepted, r)
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
         k, epoch = asked[node], -(-book.said[node][1]//plan.local.batch_size)
         try:
@@ -486,10 +507,9 @@ def _answers(grid, plan, state, book, accepted, form, r):
         except Exception as e: refuse(k, e)
     good, beyond = believed(plan, state, good, form)
     for k, why in beyond.items(): refuse(k, f'it {why}')
-    for k in who:
-        if k not in good:
-            log.warning('round %s goes on without client %s (%s)', r+1, k,
-                        f'node {here[k]}' if k in here else 'not connected')
+    for k in [k for k in who if k not in good]:
+        node = f'node {here[k]}' if k in here else 'not connected'
+        log.warning('round %s goes on without client %s (%s)', r+1, k, node)
     late = _overdue(plan, timeout=[asked[n] for n in waiting.values()], wait=set(who) - told.keys())
     if late: log.warning('round %s: %s', r+1, late)
     return good, who, {k: book.said[n][1] for n, k in asked.items()}, late
@@ -518,6 +538,7 @@ def _goes_on(plan, state):
                 f"; what sites remember ({', '.join(held)}) ends with Flower's run: a site that has it no more says so"
                 if held else '')
 
+# %% ../../nbs/scale/flower.ipynb #f77af889
 def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
     losses = {} if protected(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
