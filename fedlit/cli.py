@@ -39,6 +39,7 @@ _amount = _reads('a positive number, or a text such as "Between(2, 5)"', lambda 
 _rate = _reads('a positive number, or a text such as "Cosine(.1, 50)"', lambda v: 0 < v < float('inf'), texts=True)
 _share = _reads('in (0, 1], or a text such as "BySize(.1)"', lambda v: 0 < v <= 1, texts=True)
 
+# %% ../nbs/cli.ipynb #5cc4c9c5
 class _Seeds(argparse.Action):
     "One number is how many seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
     def __call__(self, parser, a, texts, option=None):
@@ -55,6 +56,7 @@ def _seeded(p, default, value=None):
                    help='one number n: the seeds 0 to n-1; several, such as 3 5 or 3,5 (or "7,"): '
                         f'these seeds (default: {default})')
 
+# %% ../nbs/cli.ipynb #a29522a2
 CHOICES = dict(partition=('dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'),
                weighting=('samples', 'uniform'), statistics=('averaged', 'home', 'recomputed', 'static'),
                precision=('float32', 'bfloat16', 'float16'), bad_clients=('stop', 'skip', 'report'),
@@ -69,6 +71,7 @@ def _with_options(p):
     p.add_argument('--option', type=_option, nargs='*', action='extend', default=[], metavar='NAME=VALUE',
                    help='options of the network, such as features=128')
 
+# %% ../nbs/cli.ipynb #45e39cab
 def _learned(p):
     p.add_argument('--data', help='data set, see `fedlit list` (default: digits)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
@@ -202,7 +205,6 @@ def _interactions(p):
                                                    'the same command goes on from it')
     p.add_argument('--json', help='file for the table and what was asked')
 
-# %% ../nbs/cli.ipynb #122e9490
 def _checked(p):
     p.add_argument('file', help='Python file with methods, such as mine.py')
     p.add_argument('--method',
@@ -378,11 +380,10 @@ def compare(a):
         runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
                                          checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
-        last = lambda column: (format(spread([r.history[column].iloc[-1]
-                                              for r in runs if column in r.history]), '.4f')
-                               if column in runs[0].history else '')
+        shown = lambda values: format(spread(values), '.4f') if values else ''
+        last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
         rows.append(dict(method=repr(m), accuracy=last('accuracy'), personal=last('personal'),
-                         best=format(spread([r.history['accuracy'].max() for r in runs]), '.4f'),
+                         best=shown([r.history['accuracy'].max() for r in runs]),
                          seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
     if _follows(): return
     print(pd.DataFrame(rows).to_string(index=False))
@@ -413,9 +414,8 @@ def reproduce(a):
     if a.until_decided and a.seeds: raise ValueError('--until-decided chooses the seeds; leave --seeds out')
     if a.max_seeds is not None and not (a.until_decided and a.max_seeds > 0):
         raise ValueError(f'--max-seeds {a.max_seeds} belongs to --until-decided and is at least 1')
-    kw = {k: v for k in ('device', 'executor') if (v := getattr(a, k))}
-    kw |= dict(scale=a.scale or 'embedded', only=a.only, out=a.out, processes=a.processes, minutes=a.minutes,
-               progress=not a.quiet)
+    kw = dict(scale=a.scale or 'embedded', only=a.only, out=a.out, processes=a.processes, minutes=a.minutes,
+              progress=not a.quiet, **{k: v for k in ('device', 'executor') if (v := getattr(a, k))})
     if a.until_decided: catalogue.until_decided(a.entry, a.max_seeds or 30, **kw)
     else: catalogue.reproduce(a.entry, seeds=a.seeds and len(a.seeds), **kw)
 
@@ -483,6 +483,7 @@ def report_run(a):
     given.pop('model', None) # the run has the trained one
     print('wrote', run.report(a.to or Path(a.file).with_suffix('.html'), again=a.again, **given))
 
+# %% ../nbs/cli.ipynb #2c892513
 def interactions(a):
     "Train methods alone and in pairs: does a pair do more or less than its parts?"
     _folder('--out', a.out)
@@ -506,6 +507,20 @@ def interactions(a):
         print('wrote', write_json(a.json, dict(asked=said, **seen.content())))
 
 # %% ../nbs/cli.ipynb #4f551b53
+def _there(path):
+    "What `laws.imported` says of a file that is not there, before PyTorch is imported."
+    from pathlib import Path
+    if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
+
+def _tried(a):
+    "The network and the task that were asked for, or None."
+    if not (a.data or a.model): return None, None
+    from fedlit.data import load
+    from fedlit.models import build
+    task = load(a.data or 'digits', root=a.root)
+    return build(a.model or 'mlp', task, seed=0, **dict(a.option)), task
+
+# %% ../nbs/cli.ipynb #894340c8
 def check(a):
     "Try the laws on the methods of a Python file: which hold, which are broken"
     _there(a.file)
@@ -525,19 +540,6 @@ def check(a):
         print(f"{name} was not tried: {why}; put a value into the file, mine = {name}(...)")
     if unmade or not all(r.ok for r in reports): sys.exit(1)
 
-def _there(path):
-    "What `laws.imported` says of a file that is not there, before PyTorch is imported."
-    from pathlib import Path
-    if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
-
-def _tried(a):
-    "The network and the task that were asked for, or None."
-    if not (a.data or a.model): return None, None
-    from fedlit.data import load
-    from fedlit.models import build
-    task = load(a.data or 'digits', root=a.root)
-    return build(a.model or 'mlp', task, seed=0, **dict(a.option)), task
-
 # %% ../nbs/cli.ipynb #54836fff
 COMMANDS = {'run': (_run, run), 'compare': (_compare, compare), 'reproduce': (_reproduce, reproduce),
             'list': (lambda p: None, listing), 'report': (_report, report), 'report-run': (_report_run, report_run),
@@ -547,7 +549,6 @@ COMMANDS = {'run': (_run, run), 'compare': (_compare, compare), 'reproduce': (_r
 class _Parser(argparse.ArgumentParser):
     def error(self, message): self.exit(2, f'{self.prog}: error: {message}; see {self.prog} --help\n')
 
-# %% ../nbs/cli.ipynb #4dd73a22
 def parser():
     "The argument parser of the `fedlit` command."
     p = _Parser(

@@ -6,9 +6,7 @@
 __all__ = ['samples', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare', 'datasets', 'load']
 
 # %% ../nbs/01_data.ipynb #41ec1344
-import copy, csv, math, operator, os, stat, threading, torch, warnings
-import numpy as np
-import torch.nn.functional as F
+import copy, csv, math, operator, os, stat, threading, torch, warnings, numpy as np, torch.nn.functional as F
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
@@ -167,7 +165,6 @@ def samples(
     "Samples as a `Task` keeps them; a ValueError says what is wrong with those that cannot be kept."
     return _input(name, _tensor(name, _aligned(name, v, columns)))
 
-
 # %% ../nbs/01_data.ipynb #466c0c49
 def _check(task, part): # part: "train" or "test"
     "Refuse tensors that do not belong together, saying which and why."
@@ -286,7 +283,6 @@ class Task:
     domain_test: torch.Tensor = None # likewise
     domains: tuple = None # domain names
     columns: tuple = None # names of the columns of a table; None: those of `x_train`, if it is a data frame
-
     def __post_init__(self):
         _read_in(self)
         self.mean, self.std, self.augment = *_constants_of(self), _augments_of(self)
@@ -302,13 +298,11 @@ def _with(task, fields): # the same task with other tensors, which are right bec
     vars(other).update(fields)
     return other
 
-# %% ../nbs/01_data.ipynb #b818c0c4
 @patch
 def to(self:Task, device) -> Task:
     "The same task with every tensor on `device`."
     return _with(self, {k: v.to(device) for k, v in _tensors(self).items()})
 
-# %% ../nbs/01_data.ipynb #2ce96ea3
 def standardised(x, mean, std, image):
     "What a network sees of raw samples `x`, in float32: (x - mean) / std; tokens as they are."
     if x.dtype == torch.int64: return x
@@ -323,7 +317,6 @@ def normalise(self:Task, x):
     "What the network sees of raw samples `x`, in float32: (x - mean) / std; tokens as they are."
     return standardised(x, self.mean, self.std, self.x_train.ndim == 4)
 
-
 # %% ../nbs/01_data.ipynb #33f30448
 def _cut(task, part, n, seed): # fields of a stratified cut of one part
     y, domain = getattr(task, f"y_{part}"), getattr(task, f"domain_{part}")
@@ -334,7 +327,6 @@ def _cut(task, part, n, seed): # fields of a stratified cut of one part
     i = _stratified(group, n, seed).to(y.device)
     return {k: v[i] for k, v in _tensors(task).items() if k.endswith(part)}
 
-# %% ../nbs/01_data.ipynb #b4a77e2f
 @patch
 def subset(self: Task,
     n, # size of the new training set
@@ -402,15 +394,12 @@ class Crop:
     "Shift each image by up to `padding` pixels both ways: pad, then crop to the old size."
     padding: int = 4 # pixels
     mode: str = "zero" # what lies outside: "zero" or "reflect"
-
     def __post_init__(self):
         if self.mode not in ("zero", "reflect"):
             raise ValueError(f"no crop mode {self.mode!r}; there are 'zero' and 'reflect'")
-
     def draw(self, shape, generator=None):
         "Shifts `dy`, `dx` in pixels, int64 of `shape`."
         return {k: torch.randint(-self.padding, self.padding + 1, shape, generator=generator) for k in ("dy", "dx")}
-
     def __call__(self, x, draws):
         if self.padding >= min(x.shape[2:]):
             raise ValueError(f"padding={self.padding} is too much for images of {x.shape[2]}x{x.shape[3]}")
@@ -421,11 +410,9 @@ class Crop:
 class Flip:
     "Mirror left and right with probability `p`."
     p: float = .5 # in [0, 1]
-
     def draw(self, shape, generator=None):
         "`flip`, bool of `shape`."
         return dict(flip=torch.rand(shape, generator=generator) < self.p)
-
     def __call__(self, x, draws):
         return torch.where(draws["flip"].to(x.device)[:, None, None, None], x.flip(-1), x)
 
@@ -446,16 +433,13 @@ def _turn(degrees): # (N,) counter-clockwise -> (N, 2, 3)
     row = lambda *v: torch.stack(v, -1)
     return torch.stack([row(a.cos(), -a.sin(), 0 * a), row(a.sin(), a.cos(), 0 * a)], -2).float()
 
-# %% ../nbs/01_data.ipynb #f8f6acbe
 @dataclass(frozen=True)
 class Rotate:
     "Turn each image about its centre by an angle between -`degrees` and `degrees`."
     degrees: float = 15 # the largest angle
-
     def draw(self, shape, generator=None):
         "`angle` in degrees, float32 of `shape`."
         return dict(angle=(2 * torch.rand(shape, generator=generator) - 1) * self.degrees)
-
     def __call__(self, x, draws):
         return _warp(x, _turn(draws["angle"]))
 
@@ -545,7 +529,6 @@ def _taps(t, n): # (N, H, W) positions -> four times the index of a bump and its
     fold = lambda k: (n - 1 - (n - 1 - k.abs()).abs()).clamp(0, n - 1)
     return [(fold(i + k - 1), v) for k, v in enumerate(weights)]
 
-# %% ../nbs/01_data.ipynb #ba3ad4fa
 def _spline(x, m): # as `_warp`, for levels, by cubic splines; black outside the centres of the border pixels
     n, ch, h, w = x.shape
     r, c = (torch.arange(s, device=x.device, dtype=finest(x.device)) - (s - 1) / 2 for s in (h, w))
@@ -564,7 +547,6 @@ class AutoAugment:
     def draw(self, shape, generator=None):
         "`op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), of `(*shape, 2)`."
         return _draw_policies(shape, generator)
-
     def __call__(self, x, draws):
         if x.is_floating_point():
             return (self((x * 255).round().clamp(0, 255).to(torch.uint8), draws) / 255).to(x.dtype)
@@ -588,7 +570,6 @@ _cifar10_hetero = (.4914, .4822, .4465), (.2023, .1994, .2010)
 _cifar100_constants = (.50707516, .48654887, .44091784), (.26733429, .25643846, .27615047)
 _domains_recipe = _constants(None, None, Flip(), Rotate(30))
 
-# %% ../nbs/01_data.ipynb #dbc6acd1
 _recipes = dict(
     feddecorr=dict(cifar10=_constants(*_cifar10_constants, Crop(), Flip()),
                    cifar100=_constants(*_cifar100_constants, Crop(), Flip(), AutoAugment()),
@@ -695,7 +676,6 @@ def _quad(name, where, split="balanced"): # fetch what is not there
         if (where / f).is_file(): continue
         with gzip.open(packed(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
 
-# %% ../nbs/01_data.ipynb #762130ab
 def _torchvision(name, cls, root, download, **kw): # -> torchvision's train and test data sets
     "Both halves through torchvision's own reader, with errors that say what to do."
     where = root / cls / "raw"
@@ -984,6 +964,11 @@ def _halves(splits, train, test, y, owner, seed): # -> training and test split
     held[_stratified(group, max(1, round(test*len(group))), seed)] = True
     return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
 
+def _columns(features, x, y, owner): # -> the names of those of samples and of labels
+    if owner: _column(features, owner, "", (), ("owner", "owners"))
+    return (_column(features, x, "Image", (), ("x", "samples")),
+            _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels")))
+
 # %% ../nbs/01_data.ipynb #hb08cell
 @patch(cls_method=True)
 def from_hub(cls: Task,
@@ -999,10 +984,7 @@ def from_hub(cls: Task,
 ) -> Task: # images are bytes, normalised by the means and deviations of the training set
     "A data set of the Hugging Face Hub."
     splits = _splits(data, kw)
-    features = next(iter(splits.values())).features
-    x = _column(features, x, "Image", (), ("x", "samples"))
-    y = _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels"))
-    if owner: _column(features, owner, "", (), ("owner", "owners"))
+    x, y = _columns(next(iter(splits.values())).features, x, y, owner)
     both = _halves(splits, train, test, y, owner, seed)
     (y_train, y_test), labels = _classes_of(both, y)
     if owner: _complete(owner, [s[owner][:] for s in both])

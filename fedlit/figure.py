@@ -147,6 +147,14 @@ def _places(keys):
         if isinstance(k, tuple): mid.setdefault(k[0], []).append(at)
     return np.array(xs), {g: np.mean(v) for g, v in mid.items()}
 
+def _name_places(ax, keys, xs, mid):
+    "Names below the bars, and those of groups in bold below these"
+    ax.set_xticks(xs, [k[1] if isinstance(k, tuple) else k for k in keys])
+    ax.tick_params(axis='x', length=0)
+    for g, m in mid.items():
+        ax.annotate(g, (m, 0), (0, -18), xycoords=ax.get_xaxis_transform(), textcoords='offset points',
+                    ha='center', va='top', weight='bold')
+
 # %% ../nbs/14_figure.ipynb #0704c181
 def bars(
     table,                          # dict name or (group, name) -> dict series -> values over seeds, number or Spread
@@ -168,11 +176,7 @@ def bars(
                    yerr=[np.nan_to_num(a.margin) for a in v], label=s,
                    color=colours[s][0] if s == (accent or series[-1]) else palette['light'],
                    error_kw=dict(lw=.8, ecolor=palette['ink']))
-        ax.set_xticks(xs, [k[1] if isinstance(k, tuple) else k for k in keys])
-        ax.tick_params(axis='x', length=0)
-        for g, m in mid.items():
-            ax.annotate(g, (m, 0), (0, -18), xycoords=ax.get_xaxis_transform(), textcoords='offset points',
-                        ha='center', va='top', weight='bold')
+        _name_places(ax, keys, xs, mid)
         ax.set_ylabel(ylabel)
         ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=len(series), borderaxespad=0, handlelength=1)
     return ax

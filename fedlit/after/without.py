@@ -76,6 +76,13 @@ def same_bits(
     here = dict(versions(device), device=device)
     return all(run.settings.get(k) == here[k] for k in ('fedlit', 'torch', 'machine', 'device'))
 
+# %% ../../nbs/after/without.ipynb #f865f6eb
+def _moved(first, before, after): # parameters by name
+    "How far `after` is from `before`, in units of the way from `first` to `before`."
+    flat = lambda tree: torch.cat([exactly(tree[k].detach().cpu()).flatten() for k in before if k in first])
+    a, b = flat(before), flat(after)
+    return ((b - a).norm()/(a - flat(first)).norm()).item()
+
 # %% ../../nbs/after/without.ipynb #d07ab977
 @dataclass
 class Without:
@@ -83,28 +90,20 @@ class Without:
     left: tuple # numbers of the clients that were left out
     before: Run # as it was
     run: Run    # without them
-
     @property
     def difference(self):
         "Of the last accuracy on the whole test set, a share."
         return float(self.run.history['accuracy'].iloc[-1] - self.before.history['accuracy'].iloc[-1])
-
     @property
     def history(self):
         "A DataFrame, one row a tested round: accuracy, accuracy without, and their difference."
         a, b = (r.history.dropna(subset='accuracy') for r in (self.before, self.run))
         both = a[['round', 'accuracy']].assign(without=b['accuracy'].to_numpy()).reset_index(drop=True)
         return both.assign(difference=both['without'] - both['accuracy'])
-
     @property
     def moved(self):
         "Distance of the two networks, in units of how far the run moved from its first parameters."
-        first = dict(self.run.origin.model.named_parameters())
-        flat = lambda tree: torch.cat([exactly(tree[k].detach().cpu()).flatten() for k in self.before.state.params
-                                       if k in first])
-        a, b = flat(self.before.state.params), flat(self.run.state.params)
-        return ((b - a).norm()/(a - flat(first)).norm()).item()
-
+        return _moved(dict(self.run.origin.model.named_parameters()), self.before.state.params, self.run.state.params)
     def __repr__(self):
         who = f"client{'s'*(len(self.left) > 1)} {', '.join(map(str, self.left))}"
         a, b = (r.history['accuracy'].iloc[-1] for r in (self.before, self.run))
@@ -141,7 +140,6 @@ def classes(self:Without) -> pd.DataFrame: # one row a class
         out[name] = (count(task.y_test[right.to(task.y_test.device)])/count(task.y_test)).tolist()
     return out.assign(difference=out['without'] - out['accuracy'])
 
-# %% ../../nbs/after/without.ipynb #46d6ce7f
 @patch
 def plot(self:Without, ax=None):
     "Accuracy against rounds, with and without."
@@ -164,6 +162,7 @@ def without(
     other.check_without()
     return Without(left, run if same_bits(run, origin) else origin.run(), other.run())
 
+# %% ../../nbs/after/without.ipynb #4c8b2b19
 def influence(
     run,          # Run
     clients=None, # their numbers; None: all that were not left out already

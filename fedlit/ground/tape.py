@@ -126,7 +126,6 @@ def _forms(op):
             return in_place, out_form, outs[0]
     return in_place, None, None
 
-# %% ../../nbs/ground/tape.ipynb #ae78568f
 @dataclass
 class _Line:
     op: object   # the operation
@@ -164,7 +163,6 @@ def _way(op, args, kwargs):
         with torch.no_grad(), suppress(Exception), _Door() as door: f(*call[1], **call[2])
         if _identical(call, door.seen): _ways[key] = f
     return _ways[key]
-
 
 # %% ../../nbs/ground/tape.ipynb #0b3e7c06
 def _lines(calls, names, lasting):
@@ -335,7 +333,6 @@ def _for_any(one, two, *rows): # recordings for stacks of two sizes, and how man
     code = [_counted(a, b, rows) for a, b in zip(*texts)]
     return None if None in code else _player(''.join(code), one.given, one.shape)
 
-
 # %% ../../nbs/ground/tape.ipynb #2421bdb1
 class Tapes:
     "Runs functions by a key: first as they are, then recording, then playing back as long as that does the same."
@@ -350,7 +347,6 @@ class Tapes:
         self.first = {} # key -> how many rows a stack had that was recorded, and the recording
         self.name, self.borrowed = None, set() # under which recordings lie on the shelf, and those that came from there
         self.believed, self.examined = set(), False
-
     def new_round(self):
         "From here on every kind of recording has to agree with its step again."
         if not self.lasting: self.believed, self.examined = set(), False
@@ -376,13 +372,11 @@ def bind(self:Tapes,
         if self.stopped: return f(*steady, *trees)
         if bound: return bound(*trees)
         if often and self.compiles: self._compile((key, rows), f, steady, trees, numbers)
-        kept = self._known(key, rows)
-        if callable(kept) and kind in self.believed:
+        if callable(kept := self._known(key, rows)) and kind in self.believed:
             bound = kept(*steady, **numbers)
             return bound(*trees)
         return self._learn(kept, key, rows, kind, f, steady, trees, numbers)
     return go
-
 
 # %% ../../nbs/ground/tape.ipynb #c7621fd7
 @patch
@@ -404,7 +398,6 @@ def _join(self:Tapes, key, rows, made):
             self.kept.pop((key, k), None)
             _shelf.pop(self._named(key, k), None)
         self._lend(key, None)
-
 
 # %% ../../nbs/ground/tape.ipynb #tapecmp2
 @patch
@@ -514,7 +507,6 @@ def _lend(self:Tapes, key, rows):
     if not place or not all(_plain(k, v) for k, v in made.given.items()): return
     _shelf[place] = made
     for old in [*_shelf][:-PLACES]: _shelf.pop(old, None)
-
 
 # %% ../../nbs/ground/tape.ipynb #7d45ac27
 def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
