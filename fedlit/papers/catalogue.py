@@ -6,8 +6,7 @@
 __all__ = ['plan', 'entries', 'reproduce', 'until_decided', 'listing', 'quantity', 'report', 'show', 'verdicts']
 
 # %% ../../nbs/papers/catalogue.ipynb #eba78abe
-import functools
-import pandas as pd
+import functools, pandas as pd
 from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
@@ -57,14 +56,12 @@ def reproduce(
     kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
     device = kw.get('device', 'auto')
     if (best_device() if device == 'auto' else device) != 'cpu': processes = processes or 1 # they would share it
-    wanted = {}
+    wanted, left = {}, 0
     for e in entries(*names):
-        folder = out or e.folder
-        note_look(e, scale, folder, only, seeds)
+        note_look(e, scale, folder := out or e.folder, only, seeds)
         for _, s in select(e, scale, only, seeds or looks(e, scale, folder, only)[0][-1]):
             like = plan(scale, e.folder).get(address(replace(s, seed=SEEDS[0])), s) # a further seed measures as much
             wanted[folder, address(s)] = replace(s, measure=tuple(sorted({*s.measure, *like.measure})))
-    left = 0
     for folder in dict.fromkeys(f for f, _ in wanted):
         asked = [s for (f, _), s in wanted.items() if f == folder]
         todo = [s for s in asked if not found(folder, s)]
@@ -177,6 +174,15 @@ def _tell(e, said, scale, out):
 @functools.cache
 def _shipped(paper, scale): return judged(entries(paper), scale)
 
+def _caption(e, scale, only, runs, rows, here):
+    "What is shown, how much of it is there, and on what it stands, here and at the papers' scale."
+    part = f'{scale}, {only}' if only else scale
+    paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
+    told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
+            f'{quantity(e, rows)}')
+    return f'{told.rstrip()}\n\n*Here:* {here}.{paper}'
+
+# %% ../../nbs/papers/catalogue.ipynb #f422e7d9
 def show(id, scale='embedded', only='', out=None): # None: the results that come with fedlit
     "In a notebook: an entry's caption, drawings, numbers beside the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
@@ -185,11 +191,7 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     rows, missing = found_rows(e, scale, only, out)
     drawn = complete_seeds(rows, missing)
     here, under = basis(runs, missing), basis_of(drawn, runs)
-    part = f'{scale}, {only}' if only else scale
-    paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
-    told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
-            f'{quantity(e, rows)}')
-    display(Markdown(f'{told.rstrip()}\n\n*Here:* {here}.{paper}'))
+    display(Markdown(_caption(e, scale, only, runs, rows, here)))
     if missing: display(Markdown(f'{len(missing)} results are missing: `{command(e, scale, RESULTS, only)}`'))
     if not len(rows): return
     if len(drawn) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))

@@ -9,8 +9,7 @@ __all__ = ['STRONG', 'SEEDS', 'accuracy_by_round', 'gap_by_alpha', 'NATURAL', 'C
            'gains_by_alpha', 'committed_verdicts', 'verdicts_beside', 'findings']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
-import json, math
-import numpy as np, pandas as pd
+import json, math, numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -95,7 +94,6 @@ def at_natural(rows):
     count = [significant(v, NATURAL) if isinstance(v, list) else np.nan for v in rows.spectrum]
     return with_columns(rows, above_natural=count)
 
-
 # %% ../../nbs/papers/collapse.ipynb #cla00001
 COLLAPSE = {
     'Fig. 2a: heterogeneity leaves the global model fewer singular values above 0.01': wider('significant', 'values'),
@@ -136,10 +134,8 @@ def main_job(seeds=SEEDS, rounds=None): # None: as many as the scale has
           grid=lambda scale: collapse_runs(scale, seeds, rounds),
           draw=(('accuracy', table()), ('spectra', spectra_by_alpha), ('accuracy', accuracy_bars),
                 ('rounds', accuracy_by_round), ('gap', gap_by_alpha)),
-          claims={**COLLAPSE, **CURE, **GAINS},
-          derive=at_natural,
-          note='Where no alpha is named, a claim is about 0.05.',
-          folder='reproduced',
+          claims={**COLLAPSE, **CURE, **GAINS}, derive=at_natural,
+          note='Where no alpha is named, a claim is about 0.05.', folder='reproduced',
           options=' '.join(options))
 
 main_job()

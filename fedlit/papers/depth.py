@@ -154,8 +154,7 @@ def _with_six(rows):
 entry('depth/rounds', 'not in the papers',
       'The same over twenty rounds',
       grid=plan_grid((.05, .1), depth=layers(1, 3), rounds={20: dict(rounds=20)}),
-      draw=(('accuracy', table()), ('gain', gain_by_round)),
-      derive=_with_six,
+      draw=(('accuracy', table()), ('gain', gain_by_round)), derive=_with_six,
       claims=ours({
           **raises((1, 3), (.05, .1), rounds=20),
           **{f'{cell_name(d, alpha=a)}: what it adds after six rounds is more than after twenty':
@@ -200,6 +199,7 @@ def image_grid(uneven, method): # alphas; {row: change of a Setting}
     return grid(DEPTH | dict(short=dict(small_cifar10=IMAGES)), 'cifar10', seeds=_seeds, alpha=alphas(*uneven),
                 depth=_depths, method=method)
 
+# %% ../../nbs/papers/depth.ipynb #468af772
 entry('depth-images/labels', 'not in the papers',
       'What FedDecorr adds by heterogeneity: six convolutions on CIFAR-10, three layers on digits',
       grid=image_grid(FOUR, PAIR),

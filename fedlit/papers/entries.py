@@ -11,16 +11,16 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short
            'signed', 'show_signed', 'write_drawing', 'write_table', 'write_drawings', 'report_entry']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
-import functools, math, re
-import pandas as pd, numpy as np
+import functools, math, re, pandas as pd, numpy as np
 from collections import Counter
 from dataclasses import dataclass, field, replace
+from fastcore.basics import patch
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from ..ground.files import result, shipped, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown, warn
-from .claims import decide, judge, results, verdict_view, evaluate, with_columns
+from .claims import decide, judge as judge_claims, results, verdict_view, evaluate, with_columns
 from .drawings import table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
@@ -108,7 +108,6 @@ class Entry:
     note: str = ''          # what is not known, and what stands in for what
     folder: str = RESULTS   # where its results are kept; entries with one folder share their runs
     options: str = ''       # what to type beside its id to get its runs, such as "--seeds 0 1"
-
     @property
     def paper(self):
         "The first half of the id."
@@ -118,9 +117,12 @@ class Entry:
         "The drawings as pairs of (name, function of rows); one that is alone has no name."
         pairs = self.draw if isinstance(self.draw, tuple) else (('', self.draw),)
         return [(name, lambda rows, draw=draw: draw(self.derive(rows))) for name, draw in pairs]
-    def judge(self, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.weigh`
-        "The claims on these results, judged by themselves: a DataFrame."
-        return judge(self.claims, rows, missing, self.derive, test)
+
+# %% ../../nbs/papers/entries.ipynb #680a56d7
+@patch
+def judge(self:Entry, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.weigh`
+    "The claims on these results, judged by themselves: a DataFrame."
+    return judge_claims(self.claims, rows, missing, self.derive, test)
 
 # %% ../../nbs/papers/entries.ipynb #aade9d93
 CATALOGUE = {}

@@ -21,8 +21,7 @@ from ..local import Local
 _decomp = Setting(task='cifar10', recipe='feddecomp', model='feddecomp_resnet8', options=(),
                   partition='dirichlet_mixture(alpha=1.0, train=500, test=100)',
                   clients=40, rounds=300, weighting='uniform',
-                  local=Local(epochs=5, batch_size=100, lr=.1, momentum=.9),
-                  measure=('curve', 'own_accuracy'))
+                  local=Local(epochs=5, batch_size=100, lr=.1, momentum=.9), measure=('curve', 'own_accuracy'))
 DECOMP = dict(
     embedded=dict(
         digits=replace(_decomp, task='digits', recipe='', model='mlp', options=Setting.options,
@@ -34,8 +33,7 @@ DECOMP = dict(
                               partition='dirichlet_mixture(alpha=0.1, train=500, test=100)',
                               local=replace(_decomp.local, batch_size=64, lr=.01))),
     paper=dict(
-        cifar10=_decomp,
-        cifar100=replace(_decomp, task='cifar100', model='feddecomp_resnet10'),
+        cifar10=_decomp, cifar100=replace(_decomp, task='cifar100', model='feddecomp_resnet10'),
         tiny_imagenet=replace(_decomp, task='tiny_imagenet', model='feddecomp_resnet10')))
 
 # %% ../../nbs/papers/feddecomp.ipynb #a8fe6280
@@ -74,8 +72,7 @@ entry('feddecomp/main', 'main comparison, section 4',
                   value='personal_late')
              | {'a round of FedDecomp takes less time than one of FedAvg':
                     ahead('FedAvg', 'FedDecomp', 'round_seconds', 's')},
-      value='personal_late',
-      note='The text breaks off before the paper\'s alphas, baselines and numbers. '
+      value='personal_late', note='The text breaks off before the paper\'s alphas, baselines and numbers. '
            'Seconds of runs that shared a machine are rough.')
 
 # %% ../../nbs/papers/feddecomp.ipynb #cf7acd40
@@ -88,8 +85,7 @@ entry('feddecomp/alternating', 'section 4.4 and supplement',
       claims={'training both parts in turn (2 of 5) is ahead of the shared part alone (0)':
                   ahead(dict(lora=2), dict(lora=0), 'personal_late'),
               'and of the private part alone (5)': ahead(dict(lora=2), dict(lora=5), 'personal_late')},
-      value='personal_late',
-      note='The settings are ours; the text data set of the supplement is not here.')
+      value='personal_late', note='The settings are ours; the text data set of the supplement is not here.')
 
 # %% ../../nbs/papers/feddecomp.ipynb #966d937b
 ORDERS = {'in turn': dict(lora_epochs=2), 'at the same time': dict(order='together'),
@@ -124,5 +120,4 @@ entry('feddecomp/ratios', 'ablation of R_l and R_c', 'The rank of the private pa
       claims={f'a ratio of 0.6 is ahead of {said} ({layers})':
                   ahead(dict(layers=layers, ratio=.6), dict(layers=layers, ratio=other), 'personal_late')
               for layers in ('r_l', 'r_c') for other, said in ((1., 'full rank'), (.2, '0.2'))},
-      value='personal_late',
-      note='The values of the ratios are ours.')
+      value='personal_late', note='The values of the ratios are ours.')

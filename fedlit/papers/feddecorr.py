@@ -37,8 +37,7 @@ DECORR = dict(
         small_cifar10=Setting(task='cifar10(size=16, train=10000, test=2000)', model='cnn_bn', options=(), rounds=20,
                               local=replace(_sgd, epochs=5, weight_decay=1e-5), measure=_looked)),
     paper=dict(
-        cifar10=replace(_mobile, task='cifar10', local=replace(_sgd, weight_decay=1e-5)),
-        cifar100=_mobile,
+        cifar10=replace(_mobile, task='cifar10', local=replace(_sgd, weight_decay=1e-5)), cifar100=_mobile,
         tiny_imagenet=replace(_mobile, task='tiny_imagenet', rounds=50)))
 
 # %% ../../nbs/papers/feddecorr.ipynb #f7f406ab
@@ -83,7 +82,6 @@ def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
     "The claim's numbers: what FedDecorr adds."
     return ahead(f'{base}+FedDecorr', base, value, unit, **where)
 
-# %% ../../nbs/papers/feddecorr.ipynb #fd000001
 EVEN, UNEVEN = float('inf'), .05
 
 def best_with(methods, **where):
@@ -141,8 +139,7 @@ def causes(rows):
 # %% ../../nbs/papers/feddecorr.ipynb #02dd1835
 entry('feddecorr/fig2a', 'ICLR Fig. 2a, TPAMI Fig. 2',
       'Singular values of the global model\'s features, by heterogeneity',
-      grid=grid(DECORR, 'cifar100', seeds=TEN_SEEDS, alpha=spectra_alphas),
-      draw=spectrum_figure(),
+      grid=grid(DECORR, 'cifar100', seeds=TEN_SEEDS, alpha=spectra_alphas), draw=spectrum_figure(),
       claims=COLLAPSE | {'with even labels nearly all values are above 0.01 (share of them minus 0.9)':
                              Numbers(nearly_all, 'of all values', whole=False)},
       value='significant')
@@ -164,9 +161,7 @@ entry('feddecorr/fig2b', 'ICLR Fig. 2b, TPAMI Fig. 3',
       'Singular values of one client\'s local model, by heterogeneity',
       grid=grid(DECORR, 'cifar100', every=measuring('each_spectrum'), seeds=TEN_SEEDS,
                 alpha=spectra_alphas),
-      draw=client_figure(0),
-      claims=LOCAL_COLLAPSE,
-      value='local_significant')
+      draw=client_figure(0), claims=LOCAL_COLLAPSE, value='local_significant')
 
 # %% ../../nbs/papers/feddecorr.ipynb #ec83df1f
 entry('feddecorr/fig10', 'ICLR Fig. 10', 'The same for other clients', like='feddecorr/fig2b',
@@ -175,9 +170,7 @@ entry('feddecorr/fig10', 'ICLR Fig. 10', 'The same for other clients', like='fed
 # %% ../../nbs/papers/feddecorr.ipynb #5d2e0edb
 entry('feddecorr/fig7', 'ICLR Fig. 7', 'The collapse under other methods',
       grid=grid(DECORR, 'cifar100', method=decorr_rows('FedAvgM', 'FedProx', 'MOON'), alpha=spectra_alphas),
-      draw=spectrum_figure(panel='method'),
-      claims=COLLAPSE,
-      value='significant')
+      draw=spectrum_figure(panel='method'), claims=COLLAPSE, value='significant')
 
 # %% ../../nbs/papers/feddecorr.ipynb #02174b4f
 def architectures(scale):
@@ -196,13 +189,11 @@ STAND_INS = 'At the smaller scales a wider and a narrower network than the base 
 entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', like='feddecorr/fig7',
       grid=grid(DECORR, 'cifar100', model=lambda scale: dict(list(architectures(scale).items())[1:]),
                 alpha=spectra_alphas),
-      draw=spectrum_figure(panel='model'),
-      note=STAND_INS)
+      draw=spectrum_figure(panel='model'), note=STAND_INS)
 
 # %% ../../nbs/papers/feddecorr.ipynb #bd214c49
 entry('feddecorr/fig9', 'ICLR Fig. 9', 'The collapse on the paper\'s other data', like='feddecorr/fig2a',
-      grid=grid(DECORR, 'cifar10', 'tiny_imagenet', seeds=TEN_SEEDS, alpha=spectra_alphas),
-      claims=COLLAPSE)
+      grid=grid(DECORR, 'cifar10', 'tiny_imagenet', seeds=TEN_SEEDS, alpha=spectra_alphas), claims=COLLAPSE)
 
 # %% ../../nbs/papers/feddecorr.ipynb #5c4e649f
 def both_models(rows, local, whole):
@@ -240,8 +231,7 @@ entry('feddecorr/tpami-fig4', 'TPAMI Fig. 4',
 entry('feddecorr/tpami-fig6', 'TPAMI Fig. 6', 'R with and without FedDecorr',
       grid=grid(DECORR, 'cifar100', every=by_round, seeds=TEN_SEEDS, alpha=strongest, method=PAIR, ways=other_ways),
       draw=with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')),
-      claims={'FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'nats')},
-      value='R')
+      claims={'FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'nats')}, value='R')
 
 # %% ../../nbs/papers/feddecorr.ipynb #ddc1f467
 LINEAR = dict(model='mlp', options=(('hidden', ()), ('features', 64), ('representation', 'linear')),
@@ -254,12 +244,9 @@ def first_pair(rows):
 
 entry('feddecorr/fig6', 'ICLR Fig. 6',
       'Are consecutive layers aligned? |u_k . v_k| of a linear representation and its classifier',
-      grid=grid(DECORR, 'cifar10', every=LINEAR, alpha=alphas(.05, float('inf'))),
-      derive=first_pair,
-      draw=table('alpha', 'data', 'first', 3),
-      claims={'training aligns the layers': above_zero('gain')},
-      value='first',
-      note='The text does not name the network; here it is the theory\'s, two linear maps, '
+      grid=grid(DECORR, 'cifar10', every=LINEAR, alpha=alphas(.05, float('inf'))), derive=first_pair,
+      draw=table('alpha', 'data', 'first', 3), claims={'training aligns the layers': above_zero('gain')},
+      value='first', note='The text does not name the network; here it is the theory\'s, two linear maps, '
            'and the mean of the five largest directions.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #175c676a
@@ -269,14 +256,11 @@ def raises(who, prefix=''):
 entry('feddecorr/fig3', 'ICLR Fig. 3, TPAMI Figs. 5 and 7',
       'Singular values with and without FedDecorr under strong heterogeneity, global model',
       grid=grid(DECORR, 'cifar100', seeds=TEN_SEEDS, alpha=strongest, method=PAIR, ways=other_ways),
-      draw=spectrum_figure('method', panel='alpha'),
-      claims=raises('global'),
-      value='significant')
+      draw=spectrum_figure('method', panel='alpha'), claims=raises('global'), value='significant')
 
 # %% ../../nbs/papers/feddecorr.ipynb #19bbd45e
 entry('feddecorr/fig3-local', 'ICLR Fig. 3, TPAMI Figs. 5 and 7', 'The same in the local models', like='feddecorr/fig3',
-      draw=spectrum_figure('method', 'local_spectrum', 'alpha'),
-      claims=raises('local', 'local_'),
+      draw=spectrum_figure('method', 'local_spectrum', 'alpha'), claims=raises('local', 'local_'),
       value='local_significant')
 
 # %% ../../nbs/papers/feddecorr.ipynb #57ac4480
@@ -296,8 +280,7 @@ entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local pha
       derive=fall,
       draw=lambda rows: rounds_figure('client', 'loss', ylabel="FedDecorr's loss (released scale)",
                                       xlabel='local epochs', first=0)(loss_by_client(rows)),
-      claims=ours({'the loss falls during the local phase': above_zero('fall')}),
-      value='fall',
+      claims=ours({'the loss falls during the local phase': above_zero('fall')}), value='fall',
       note='The text has neither alpha nor the number of clients (ICLR H); 0.5 and ten are used.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #fd000003
@@ -327,15 +310,12 @@ entry('feddecorr/table1', 'ICLR Table 1, TPAMI Table I', 'Final accuracy with an
       claims={**EACH_GAIN,
               'it helps more where labels are more uneven (FedAvg, gain at 0.05 minus gain at inf)': uneven,
               **TREND, **BEST, **SIZES},
-      published='Table 1',
-      note=BOTH_WAYS)
+      published='Table 1', note=BOTH_WAYS)
 
 # %% ../../nbs/papers/feddecorr.ipynb #d0ed2eba
 entry('feddecorr/table2', 'ICLR Table 2, TPAMI Table I',
       'Final accuracy with and without FedDecorr, the paper\'s other data', like='feddecorr/table1',
-      grid=main_table('tiny_imagenet'),
-      claims=EACH_GAIN,
-      published='Table 2')
+      grid=main_table('tiny_imagenet'), claims=EACH_GAIN, published='Table 2')
 
 # %% ../../nbs/papers/feddecorr.ipynb #9907e7d7
 TEN = decorr_rows('Scaffold', 'FedNova') | with_and_without(*ALL)
@@ -348,24 +328,19 @@ SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row has this library\'s
                 'for momentum, unlike the printed one.')
 
 entry('feddecorr/table8', 'ICLR Table 8, TPAMI Table I', 'The same with SCAFFOLD and FedNova',
-      grid=main_table('cifar10', 'cifar100', rows=TEN, pair=FIVE_SEEDS),
-      claims=AHEAD_OF_BOTH,
-      published='Table 8',
-      note=f'{SCAFFOLD_ROW} {BOTH_WAYS}')
+      grid=main_table('cifar10', 'cifar100', rows=TEN, pair=FIVE_SEEDS), claims=AHEAD_OF_BOTH,
+      published='Table 8', note=f'{SCAFFOLD_ROW} {BOTH_WAYS}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #b4ba09ab
 entry('feddecorr/table9', 'ICLR Table 9, TPAMI Table I', 'The paper\'s other data, with SCAFFOLD and FedNova',
-      like='feddecorr/table8',
-      grid=main_table('tiny_imagenet', rows=TEN, pair=FIVE_SEEDS),
-      published='Table 9')
+      like='feddecorr/table8', grid=main_table('tiny_imagenet', rows=TEN, pair=FIVE_SEEDS), published='Table 9')
 
 # %% ../../nbs/papers/feddecorr.ipynb #31b517b5
 entry('feddecorr/fig4', 'ICLR Fig. 4, TPAMI Fig. 8',
       'Accuracy against rounds, FedAvg with and without FedDecorr',
       grid=grid(DECORR, 'cifar10', 'cifar100', 'tiny_imagenet', seeds=TEN_SEEDS,
                 alpha=alphas(.05, .1), method=PAIR, ways=other_ways),
-      derive=rounds_to,
-      draw=rounds_figure(panel='alpha'),
+      derive=rounds_to, draw=rounds_figure(panel='alpha'),
       claims={'FedDecorr ends higher': helps(),
               'and needs fewer rounds to FedAvg\'s last accuracy':
                   ahead('FedAvg', 'FedAvg+FedDecorr', 'rounds', 'rounds')}
@@ -433,8 +408,7 @@ entry('feddecorr/table3', 'ICLR Table 3, TPAMI Table IV',
               'and more among more clients (gain with the most minus gain with the fewest)':
                   minus(helps(clients=max), helps(clients=min)),
               'and where a fifth of the clients trains in each round': Numbers(helps_some, 'points')},
-      published='Table 3',
-      note=f'On digits a client may have as few as two images. {LOSS_AS_PRINTED}')
+      published='Table 3', note=f'On digits a client may have as few as two images. {LOSS_AS_PRINTED}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #3a657355
 entry('feddecorr/table4', 'ICLR Table 4, TPAMI Table V', 'More local epochs',
@@ -445,8 +419,7 @@ entry('feddecorr/table4', 'ICLR Table 4, TPAMI Table V', 'More local epochs',
               'FedAvg first gains with more epochs (5 above 1)': ahead(dict(epochs=5), dict(epochs=1), method='FedAvg'),
               'FedAvg and then loses (10 above 20)': ahead(dict(epochs=10), dict(epochs=20), method='FedAvg'),
               **{f'FedDecorr helps with {e} local epoch{"s"*(e > 1)}': helps(epochs=e) for e in (1, 5, 10, 20)}},
-      published='Table 4',
-      note=BOTH_WAYS)
+      published='Table 4', note=BOTH_WAYS)
 
 # %% ../../nbs/papers/feddecorr.ipynb #c85074c7
 OTHER_PENALTIES = 'DeCov', 'StructuredDeCov'
@@ -468,19 +441,16 @@ entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures
       claims={'FedDecorr helps, on average over alphas and architectures': helps(),
               'and more in the wide network than in the narrow one':
                   minus(helps(model=nth(1)), helps(model=nth(2)))},
-      published='Table 7',
-      note=f'{STAND_INS} {LOSS_AS_PRINTED}')
+      published='Table 7', note=f'{STAND_INS} {LOSS_AS_PRINTED}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #ec40b61c
 entry('feddecorr/table10', 'ICLR Table 10', 'A fixed number of classes a client',
       grid=grid(DECORR, 'cifar10', classes=holding(2, 5), method=PAIR, ways=other_ways),
       draw=table('method', 'classes'),
-      claims={'FedDecorr helps, on average over both numbers of classes': helps()},
-      published='Table 10',
+      claims={'FedDecorr helps, on average over both numbers of classes': helps()}, published='Table 10',
       note='The text has neither the number of clients nor that of classes in the second column (ICLR C.5); ten and '
            f'five are used. {LOSS_AS_PRINTED}')
 
-# %% ../../nbs/papers/feddecorr.ipynb #fd000006
 FEWEST, MOST = dict(classes=3), dict(classes=5)
 BY_CLASSES = ({f'its gain shrinks with more classes a client ({b}, gain at 3 minus gain at 5)':
                    shrinks(b, FEWEST, MOST) for b in ALL}
@@ -497,8 +467,7 @@ def classes_by_data(scale):
                             ways=other_ways)(scale)]
 
 entry('feddecorr/tpami-table2', 'TPAMI Table II', 'A fixed number of classes a client, ten clients',
-      grid=classes_by_data,
-      draw=table('method', 'classes'),
+      grid=classes_by_data, draw=table('method', 'classes'),
       claims={f'FedDecorr raises the accuracy of {b}': helps(b) for b in ALL} | BY_CLASSES,
       note=f'The published table is an image. {SCAFFOLD_ROW} {BOTH_WAYS}')
 
@@ -538,8 +507,7 @@ entry('feddecorr/tpami-table3', 'TPAMI Table III',
       claims={f'FedDecorr raises the mean over domains of {b}': helps(b, 'personal_late') for b in FIVE}
              | {'and by one to three points (mean over the five)':
                     level(beyond(mean_of(*(helps(b, 'personal_late') for b in FIVE)), 2.))},
-      value='personal_late',
-      note=f'The published table is an image. Ours shows the last round. {BOTH_WAYS}')
+      value='personal_late', note=f'The published table is an image. Ours shows the last round. {BOTH_WAYS}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #domspec2
 DIVIDED = {'by domain': {}, 'evenly': dict(partition='iid()')}
@@ -575,7 +543,6 @@ entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds a round',
                   ahead('MOON', 'FedAvg+FedDecorr', 'round_seconds', 's'),
               **{f'{m} costs at least half as much again as FedAvg':
                      Numbers(lambda rows, m=m: -overhead(rows, m, .5), 'of FedAvg') for m in ('FedProx', 'MOON')}},
-      published='Table 5',
-      value='round_seconds',
+      published='Table 5', value='round_seconds',
       note='The published unit is minutes or seconds, the text does not say; the ratios to FedAvg (1.03 for FedDecorr, '
            '1.8 for FedProx and MOON) are what can be compared. Seconds of runs that shared a machine are rough.')

@@ -12,8 +12,7 @@ __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'OF_W
            'by_capacity']
 
 # %% ../../nbs/papers/feddse.ipynb #0f3e6d3f
-import itertools, re
-import numpy as np
+import itertools, re, numpy as np
 from dataclasses import replace
 from ..figure import palette, style
 from ..methods import FedDSE, FedGSE, OldCounts
@@ -42,9 +41,7 @@ THESIS = dict(
         small_mnist=replace(_dse, task='mnist(size=14)', recipe='', model='cnn_bn', rounds=40,
                       local=Local(epochs=1, batch_size=32, lr=.05, momentum=.9, weight_decay=5e-4))),
     paper=dict(
-        mnist=_dse,
-        cifar10=_rn,
-        cifar100=replace(_rn, task='cifar100'),
+        mnist=_dse, cifar10=_rn, cifar100=replace(_rn, task='cifar100'),
         tiny_imagenet=replace(_rn, task='tiny_imagenet', model='feddse_resnet34')))
 CHAPTER_3 = {scale: {d: replace(s, public=s.public if scale == 'short' else '') for d, s in family.items()}
              for scale, family in THESIS.items()}
@@ -74,10 +71,8 @@ def cutting(name, rates=RATES, **kw):
 def depth(s):
     "DepthFL on the network with exits that is nearest to the setting's."
     model, options = dict(
-        mlp=('exits_mlp', ()),
-        cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))),
-        cnn4=('exits_cnn4', ()),
-        feddse_resnet18=('exits_resnet18', ()),
+        mlp=('exits_mlp', ()), cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))),
+        cnn4=('exits_cnn4', ()), feddse_resnet18=('exits_resnet18', ()),
         feddse_resnet34=('exits_resnet18', (('depths', (3, 4, 6, 3)),)))[s.model]
     ramp = in_proportion(300, s, of=_dse.rounds)
     return dict(method=f'DepthFL(ramp={ramp}) + Clip()', model=model, options=options)
@@ -95,7 +90,6 @@ BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
 }
 def named(*names): return {n: BY_NAME[n] for n in names}
 
-# %% ../../nbs/papers/feddse.ipynb #a8ae8a59
 def almost_whole(row):
     "The row in which the strongest clients keep 0.99 of every layer, rounded down (section 3.3.2)."
     def change(s):
@@ -128,7 +122,6 @@ AS_RELEASED = ('At paper scale rows with the formulas and the augmentation of th
 # %% ../../nbs/papers/feddse.ipynb #b539d119
 BASELINES = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'DepthFL'
 
-# %% ../../nbs/papers/feddse.ipynb #dse00001
 OTHERS = [m for m in BASELINES if m != 'Federated Dropout']
 
 def last_is_dropout(*others):
@@ -184,13 +177,11 @@ entry('feddse/fig3.2', 'Figs. 3.2 and 3.3',
       'Mean activation of every neuron, five clients with two classes each',
       grid=grid(CHAPTER_3, 'mnist', every=five_clients, heterogeneity=labels_of('high', 'iid'),
                 method=dict(FedAvg=dict(method='FedAvg()'))),
-      derive=alike,
-      draw=activation_figure,
+      derive=alike, draw=activation_figure,
       claims=ours({'clients with different classes wake different neurons '
                    '(correlation between clients, iid minus two classes)':
                        ahead(dict(heterogeneity='iid'), dict(heterogeneity='high'), 'alike', '')}),
-      value='alike',
-      note='Optimiser and rounds are not printed; those of the other experiments are used. '
+      value='alike', note='Optimiser and rounds are not printed; those of the other experiments are used. '
            'The case of even labels is ours, to compare.')
 
 # %% ../../nbs/papers/feddse.ipynb #8e2041e3
@@ -210,9 +201,7 @@ entry('feddse/table3.4', 'Table 3.4', 'Sub-models, high heterogeneity',
 entry('feddse/table3.5', 'Table 3.5', 'Sub-models, low heterogeneity', like='feddse/table3.4',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
                 method=TABLE_ROWS, ways=as_released),
-      claims=wins('FedDSE', *BASELINES) | RANKS,
-      published='Table 3.5',
-      note=AS_RELEASED)
+      claims=wins('FedDSE', *BASELINES) | RANKS, published='Table 3.5', note=AS_RELEASED)
 
 # %% ../../nbs/papers/feddse.ipynb #1b73b8c4
 def easier(**where):
@@ -223,12 +212,10 @@ def gain(axis, start, to, **where):
     "The claim's numbers: how far one place on an axis lies above another; 0 is the first place, -1 the last."
     return ahead({axis: nth(to)}, {axis: nth(start)}, **where)
 
-# %% ../../nbs/papers/feddse.ipynb #dse00002
 def spread_of(level):
     return seedwise(lambda sides: np.ptp(sides, 0),
                     *(reached(m, heterogeneity=level) for m in (*BASELINES, 'FedDSE')))
 
-# %% ../../nbs/papers/feddse.ipynb #dse00003
 entry('feddse/fig3.5', 'Fig. 3.5', 'High beside low heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
                 method=as_in_chapter_3(*BASELINES, 'FedDSE')),
@@ -272,8 +259,7 @@ entry('feddse/fig3.6', 'Fig. 3.6', 'More strong clients (1/2 among 1/16); the th
       note='FedRolex is an addition.')
 
 entry('feddse/fig3.7', 'Fig. 3.7', 'More strong clients (1/2 among 1/16); the thesis has CIFAR-10',
-      like='feddse/fig3.6',
-      grid=strong_clients('cifar10'),
+      like='feddse/fig3.6', grid=strong_clients('cifar10'),
       claims=RISES | {'it still rises beyond a fifth': beyond_a_fifth()})
 
 # %% ../../nbs/papers/feddse.ipynb #4dc9e95e
@@ -285,8 +271,7 @@ def up_to_four(**where):
 
 entry('feddse/fig3.8', 'Fig. 3.8', 'Classes a client',
       grid=grid(CHAPTER_3, 'mnist', classes=holding(2, 4, 6, 8, 10), method=as_in_chapter_3('FedDSE')),
-      draw=axis_figure('classes', xlabel='classes a client'),
-      claims=up_to_four(),
+      draw=axis_figure('classes', xlabel='classes a client'), claims=up_to_four(),
       note='Known from the text: 95.34 with two, 98.55 with four.')
 
 # %% ../../nbs/papers/feddse.ipynb #3c721493
@@ -352,5 +337,4 @@ entry('feddse/table3.6', 'Table 3.6', 'Equally small clients',
                     leads_more(DRAWN, CHOSEN, capacity=c) for c in SMALL}
              | ours({f'{c}: choosing falls behind the rolling window': ahead('FedRolex', CHOSEN, capacity=c)
                      for c in SMALL}),
-      published='Table 3.6',
-      note=AS_RELEASED)
+      published='Table 3.6', note=AS_RELEASED)

@@ -58,8 +58,7 @@ def larger(rows):
     return [mean('DepthFL') - mean('others')]
 
 entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over capacities',
-      grid=networks,
-      draw=size_table,
+      grid=networks, draw=size_table,
       claims={'DepthFL\'s clients carry more than others\' (ResNet18)': Numbers(larger, 'M parameters', by_sign)},
       value='parameters',
       note='The thesis\' sizes of CONV, 441.19k and DepthFL\'s 1319k, are not explained by any network we built.')
@@ -83,8 +82,7 @@ entry('fedgse/table4.4', 'Table 4.4', 'Sub-models, low heterogeneity', like='fed
       grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
                 method=named(*BASELINES, *GSE), ways=as_released),
       claims=BOTH_WIN | DROPOUT_LOSES | wins('DepthFL', *GSE) | wins('FedGSE-SPL', 'FedGSE-CSL'),
-      published='Table 4.4',
-      note=AS_RELEASED)
+      published='Table 4.4', note=AS_RELEASED)
 
 # %% ../../nbs/papers/fedgse.ipynb #97e3065c
 GAPS = grid(THESIS, 'mnist', every=lambda s: dict(rounds=min(s.rounds, 100), measure=('curve', 'update_gap')),
@@ -96,7 +94,6 @@ def added_up(rows):
                         typical=[float(np.median(v)) for v in rows.update_gap],
                         gaps=[list(np.cumsum(v)) for v in rows.update_gap])
 
-# %% ../../nbs/papers/fedgse.ipynb #91045792
 def gap_figure(rows):
     "Differences of all rounds and seeds: how densely they lie, and against their rounds."
     import matplotlib.pyplot as plt
@@ -116,13 +113,10 @@ def gap_figure(rows):
 # %% ../../nbs/papers/fedgse.ipynb #20e5165a
 entry('fedgse/fig4.3', 'Fig. 4.3',
       'How far a round of training sub-models leads away from training whole networks',
-      grid=GAPS,
-      derive=added_up,
-      draw=gap_figure,
+      grid=GAPS, derive=added_up, draw=gap_figure,
       claims={f'differences of FedGSE lie nearer to zero than those of {m} (median over rounds)':
                   ahead(m, 'FedGSE-CSL', 'typical', '') for m in RIVALS},
-      value='typical',
-      note='The thesis does not print the formula.')
+      value='typical', note='The thesis does not print the formula.')
 
 # %% ../../nbs/papers/fedgse.ipynb #7e921a33
 LARGEST_FIRST = 'Federated Dropout', 'FedRolex', 'HeteroFL', 'FedGSE-CSL'
@@ -153,9 +147,7 @@ def gap_table(rows):
 
 # %% ../../nbs/papers/fedgse.ipynb #c41ac8e9
 entry('fedgse/fig4.4', 'Fig. 4.4', 'Accumulated difference and accuracy',
-      grid=GAPS,
-      derive=added_up,
-      draw=gap_table,
+      grid=GAPS, derive=added_up, draw=gap_table,
       claims={'the differences tend to have the thesis\' order (mean over fifths of the rounds)':
                   Numbers(differences_in_order, 'tau'),
               'and the accuracies tend to have the opposite one': Numbers(accuracies_in_order, 'tau'),
@@ -204,11 +196,8 @@ def mixed_rounds(rows):
 entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients',
       grid=grid(THESIS, 'mnist', every=measuring('curve'), heterogeneity=labels_of('high', 'low'),
                 method=named(*RIVALS, *GSE), rho=whole_clients),
-      draw=mixed_rounds,
-      claims=BOTH_WIN,
-      note='On digits one share, a half, stands for the four.')
+      draw=mixed_rounds, claims=BOTH_WIN, note='On digits one share, a half, stands for the four.')
 
-# %% ../../nbs/papers/fedgse.ipynb #gse00001
 LEAD_GROWS = {f'the lead of {m} grows with heterogeneity (over the mean of three, high minus low)':
                   leads_more(m, *RIVALS, participation=nth(1)) for m in GSE} # the share of clients that the tables have
 
@@ -216,8 +205,7 @@ LEAD_GROWS = {f'the lead of {m} grows with heterogeneity (over the mean of three
 entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round',
       grid=grid(THESIS, 'mnist', heterogeneity=BOTH_LEVELS, participation=participations,
                 method=named(*RIVALS, *GSE)),
-      draw=axis_figure('participation', panel='heterogeneity'),
-      claims=plateau() | LEAD_GROWS,
+      draw=axis_figure('participation', panel='heterogeneity'), claims=plateau() | LEAD_GROWS,
       note='Which methods the thesis draws, and what its two panels are, is not in its text.')
 
 # %% ../../nbs/papers/fedgse.ipynb #acec569d
@@ -244,9 +232,7 @@ entry('fedgse/fig4.10', 'Fig. 4.10', 'How many similar samples FedGSE uses',
 entry('fedgse/table4.5', 'Table 4.5', 'Classes a client',
       grid=grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10),
                 method=named('FedDSE', 'FedGSE'), ways=as_released),
-      draw=table('classes', 'method'),
-      claims=up_to_four(method='FedGSE'),
-      published='Table 4.5',
+      draw=table('classes', 'method'), claims=up_to_four(method='FedGSE'), published='Table 4.5',
       note='The numbers equal those of SPL elsewhere in the thesis, so SPL is used. FedDSE is an addition. '
            f'{AS_RELEASED}')
 
@@ -257,8 +243,7 @@ def sources(scale):
     return {how: instead(how) for how in ('held', 'uploaded', 'generated', 'broader')[:4 if scale == 'embedded' else 3]}
 
 entry('fedgse/public', 'section 4.2.1', 'Where the server\'s samples come from',
-      grid=grid(THESIS, 'mnist', public=sources, method=named('FedGSE-SPL')),
-      draw=table('public', 'method'),
+      grid=grid(THESIS, 'mnist', public=sources, method=named('FedGSE-SPL')), draw=table('public', 'method'),
       claims=ours({'generated samples serve as well as held ones, to within a point':
                        level(ahead(dict(public='generated'), dict(public='held')))}),
       note='Named in the thesis, not measured there.')

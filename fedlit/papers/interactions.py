@@ -6,8 +6,7 @@
 __all__ = ['SCALES', 'fewest', 'sums', 'Interactions', 'interactions']
 
 # %% ../../nbs/papers/interactions.ipynb #42e4a274
-import math
-import numpy as np, pandas as pd
+import math, numpy as np, pandas as pd
 from dataclasses import dataclass
 from fastcore.basics import patch
 from itertools import combinations
@@ -51,6 +50,12 @@ class Interactions:
     runs: dict     # (method as text, seed) -> accuracies by round, or why there are none
     asked: dict    # what else decides the results
 
+def _curve_or_error(train, m, seed, checkpoint):
+    try: return _curve(train(m, seed, checkpoint))
+    except (ValueError, TypeError, FloatingPointError) as e:
+        if type(m) is FedAvg: raise
+        return f'{type(e).__name__}: {e}'
+
 # %% ../../nbs/papers/interactions.ipynb #4e2d8686
 def interactions(
     methods,     # list of Methods
@@ -73,10 +78,7 @@ def interactions(
     todo = [(m, s) for s in seeds for m in (FedAvg(), *methods, *made.values()) if (repr(m), s) not in runs]
     for m, s in tqdm(todo, desc='runs', disable=not progress):
         checkpoint = folder and str(file_of(folder, m, s))
-        try: runs[repr(m), s] = _curve(train(m, s, checkpoint))
-        except (ValueError, TypeError, FloatingPointError) as e:
-            if type(m) is FedAvg: raise
-            runs[repr(m), s] = f'{type(e).__name__}: {e}'
+        runs[repr(m), s] = _curve_or_error(train, m, s, checkpoint)
         if file: Interactions(methods, seeds, runs, asked).save(file)
         if checkpoint: forget(checkpoint)
     return Interactions(list(methods), seeds, runs, asked)

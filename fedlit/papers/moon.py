@@ -29,8 +29,7 @@ PARTIES = dict(
         small_cifar10=replace(_r50, task=DECORR['short']['small_cifar10'].task, model='cnn_bn',
                               options=(('projector', True),), rounds=20, local=replace(_moon_sgd, epochs=5))),
     paper=dict(
-        cifar10=replace(_r50, task='cifar10', model='moon_cnn'),
-        cifar100=_r50,
+        cifar10=replace(_r50, task='cifar10', model='moon_cnn'), cifar100=_r50,
         tiny_imagenet=replace(_r50, task='tiny_imagenet', rounds=20)))
 
 # %% ../../nbs/papers/moon.ipynb #56d8720b
@@ -86,8 +85,7 @@ def best_used(name):
 entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds that no table uses',
       grid=grid(PARTIES, 'cifar10', seeds=(100,),
                 method=weight_grid('MOON', .1, 1, 5, 10) | weight_grid('FedProx', .001, .01, .1, 1)),
-      derive=started,
-      draw=table('method', 'data'),
+      derive=started, draw=table('method', 'data'),
       claims={'FedProx with mu=1 is slow at first (mu=0.001 ahead in the first third of the rounds)':
                   ahead('FedProx, mu=0.001', 'FedProx, mu=1', 'early')}
              | ours({f'no other weight of {m} is ahead of the one that the rows at short scale use': best_used(m)
@@ -101,7 +99,6 @@ FEDERATED = 'FedAvg', 'FedProx', 'Scaffold', 'MOON'
 REST = FEDERATED[:-1]
 leads = partial(wins, named={'Scaffold': CORRECTED, 'SOLO': 'training alone'})
 
-# %% ../../nbs/papers/moon.ipynb #mo000001
 SIZES = {'MOON leads FedAvg by at least two points': beyond(ahead('MOON', 'FedAvg'), 2.),
          'FedProx is level with FedAvg, to within a point': level(ahead('FedProx', 'FedAvg')),
          f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'Scaffold')}
@@ -127,8 +124,7 @@ entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
 # %% ../../nbs/papers/moon.ipynb #5314cb89
 entry('moon/table2', 'Table 2', 'Rounds to reach FedAvg\'s final accuracy',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows(*FEDERATED), ways=as_printed),
-      derive=rounds_to,
-      draw=table('method', 'data', 'rounds'),
+      derive=rounds_to, draw=table('method', 'data', 'rounds'),
       claims={**{f'MOON needs fewer rounds than {said}': ahead(m, 'MOON', 'rounds', 'rounds')
                  for m, said in zip(REST, ('FedAvg', 'FedProx', CORRECTED))},
               'and at most half as many as FedAvg': Numbers(half_the_rounds, 'rounds', whole=False)})
@@ -136,8 +132,7 @@ entry('moon/table2', 'Table 2', 'Rounds to reach FedAvg\'s final accuracy',
 # %% ../../nbs/papers/moon.ipynb #8d735bdb
 entry('moon/fig6', 'Fig. 6', 'Accuracy against rounds',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows(*FEDERATED), ways=as_printed),
-      derive=started,
-      draw=rounds_figure(),
+      derive=started, draw=rounds_figure(),
       claims={'MOON ends above FedAvg': ahead('MOON', 'FedAvg'),
               'and starts as fast, to within a point (mean over the first third of the rounds)':
                   level(ahead('MOON', 'FedAvg', 'early')),
@@ -159,8 +154,7 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, ways=as_printed,
                 epochs=lambda scale: local_field('epochs', *(1, 5, 10, 20)[:3 if scale == 'short' else 4]),
                 method=lambda scale: moon_rows(*(('FedAvg', 'MOON') if scale == 'short' else FEDERATED))),
-      draw=axis_figure('epochs', xlabel='local epochs'),
-      claims=leads('MOON', 'FedAvg')
+      draw=axis_figure('epochs', xlabel='local epochs'), claims=leads('MOON', 'FedAvg')
              | leads('MOON', *REST, sentence='with 20 local epochs {} is ahead of {}', epochs=20)
              | {'with a single local epoch MOON is ahead of FedAvg': ahead('MOON', 'FedAvg', epochs=1),
                 'a single local epoch is too few (5 above 1, mean of FedAvg and MOON)': more_epochs(5, 1),
@@ -180,19 +174,15 @@ CROWD = grid(PARTIES, 'cifar100', seeds=FIVE_SEEDS, alpha=alphas(.5), parties=ma
 STRONG_MOON = {f'MOON, mu={mu}, is ahead of {m}': ahead(f'MOON mu={mu}', m)
                for mu in (10, 1) for m in ('FedAvg', 'FedProx')}
 
-# %% ../../nbs/papers/moon.ipynb #0ef55b9d
 entry('moon/table3', 'Table 3', 'More parties',
-      grid=CROWD,
-      draw=table('method', 'parties'),
+      grid=CROWD, draw=table('method', 'parties'),
       claims=STRONG_MOON | {f'{CORRECTED} falls behind FedAvg among many parties': ahead('FedAvg', 'Scaffold')},
       note='Known from the text: 61.8% against 55% with a hundred parties and mu=10. '
            'Twenty and forty parties stand in at the smaller scales.')
 
 # %% ../../nbs/papers/moon.ipynb #eced9981
 entry('moon/fig8', 'Fig. 8', 'More parties, accuracy against rounds',
-      grid=CROWD,
-      derive=started,
-      draw=rounds_figure(panel='parties'),
+      grid=CROWD, derive=started, draw=rounds_figure(panel='parties'),
       claims=STRONG_MOON | {'MOON, mu=10, is slow at first (mu=1 ahead in the first third of the rounds)':
                                 ahead('MOON mu=1', 'MOON mu=10', 'early')})
 

@@ -64,7 +64,6 @@ def draw_map(ax, row):
     ax.set_title(f'{row.network}\n{row.separated:.2f}', loc='left', fontsize=9)
     ax.set(xticks=[], yticks=[])
 
-# %% ../../nbs/papers/moon_figures.ipynb #42d9d1fa
 def better(a, b): return ahead(dict(network=a), dict(network=b), 'separated', 'of all images')
 
 entry('moon/fig2', 'Fig. 2',
@@ -79,5 +78,4 @@ entry('moon/fig2', 'Fig. 2',
                   better('all data', 'a party alone'),
               'local training makes the features of the average worse':
                   better('FedAvg, the average', 'FedAvg, a party')},
-      value='separated',
-      note='The party is the first one. How long the central network trains is not printed.')
+      value='separated', note='The party is the first one. How long the central network trains is not printed.')

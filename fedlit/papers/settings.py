@@ -7,8 +7,7 @@ __all__ = ['VERSIONS', 'Setting', 'address', 'federation_of', 'run_alike', 'run_
            'checkpoint_of', 'run_settings']
 
 # %% ../../nbs/papers/settings.ipynb #28b90d6e
-import hashlib, json, multiprocessing, os, time
-import pandas as pd
+import hashlib, json, multiprocessing, os, time, pandas as pd
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
