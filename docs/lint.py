@@ -37,16 +37,41 @@ def every_figure_has_an_alternative_text():
             if len(alt) < 20: yield f'{p}: a cell that draws a figure begins with "#| fig-alt: what it shows"'
 
 LESSON, EXPORTED = 96, 120 # characters, of a cell that a reader sees run and of one that becomes part of the package
+LONGEST = 25 # lines of code in an exported cell, which is read in one breath
+UNFINISHED = '17_result.ipynb', '18_run.ipynb' # pages that have longer cells still
 
-def no_line_of_a_notebook_is_too_wide():
+def cells_of_code():
+    "(page, index, source, is it exported?) of every cell."
     for p in pages.notebooks():
         for k, c in enumerate(pages.read(p)['cells']):
-            if c['cell_type'] != 'code': continue
             source = ''.join(c['source'])
-            limit = EXPORTED if re.search(r'^#\|\s*exports?\b', source, re.M) else LESSON
-            for line in source.splitlines():
-                if len(line) > limit:
-                    yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
+            if c['cell_type'] == 'code': yield p, k, source, bool(re.search(r'^#\|\s*exports?\b', source, re.M))
+
+def no_line_of_a_notebook_is_too_wide():
+    for p, k, source, exported in cells_of_code():
+        limit = EXPORTED if exported else LESSON
+        for line in source.splitlines():
+            if len(line) > limit:
+                yield f'{p}[{k}]: {len(line)} characters in a line, but at most {limit}: {line.strip()[:60]}'
+
+def is_data(source):
+    "Does a cell only import, or bind names to literals? Then it is a table, which nobody reads from top to bottom."
+    def literal(v):
+        try: ast.literal_eval(v)
+        except ValueError: return False
+        return True
+    return all(isinstance(n, (ast.Import, ast.ImportFrom)) or isinstance(n, ast.Assign) and literal(n.value)
+               for n in ast.parse(source).body)
+
+def lines_too_many(source):
+    "How many lines of code an exported cell has, where these are too many; 0 where they are not."
+    n = sum(bool(line.strip()) and not line.startswith('#|') for line in source.splitlines())
+    return n if n > LONGEST and not is_data(source) else 0
+
+def no_exported_cell_is_too_long():
+    for p, k, source, exported in cells_of_code():
+        if exported and p not in UNFINISHED and (n := lines_too_many(source)):
+            yield f'{p}[{k}]: {n} lines of code, but at most {LONGEST}; tell it in steps'
 
 HEAVIEST = 300_000 # bytes of a page: it is loaded whole, and every version of it stays in the history
 
@@ -312,7 +337,7 @@ def every_file_is_written_by_one_module():
 
 # every generator above that asks for nothing, in the order of this file
 CHECKS = [f for f in [*globals().values()]
-          if isgeneratorfunction(f) and not f.__code__.co_argcount and f is not lessons]
+          if isgeneratorfunction(f) and not f.__code__.co_argcount and f not in (lessons, cells_of_code)]
 
 if __name__ == '__main__':
     first, *others = CHECKS

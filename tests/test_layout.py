@@ -46,6 +46,16 @@ def test_lint_sees_an_import_of_a_later_page_and_a_circle(monkeypatch):
     circle, = lint.no_circle_of_imports()
     assert {'run', 'data', 'ground.tree'} <= set(re.findall(r'[\w.]+', circle))
 
+def test_lint_sees_a_cell_that_is_too_long(monkeypatch):
+    import lint
+    def found(*cells): # (page, body), with two more lines that do not count
+        monkeypatch.setattr(lint, 'cells_of_code', lambda: [(p, 0, f'#| export\n{s}\n', True) for p, s in cells])
+        return [said.split('[')[0] for said in lint.no_exported_cell_is_too_long()]
+    code, imports, table = 'f(1)\n'*25, 'import re\n'*26, 'a = [\n' + '1,\n'*24 + ']\n'
+    assert found(('a', code), ('b', code + 'f(1)'), ('c', imports), ('d', table), ('e', imports + 'f(1)')) == ['b', 'e']
+    assert found(('a', table.replace('a = ', 'a = f(') + ')')) == ['a']
+    assert found(*((p, code + 'f(1)') for p in lint.UNFINISHED)) == []
+
 def test_lint_sees_a_cell_that_quarto_runs_without_what_it_needs():
     import lint
     right = ['#| export\nimport os', 'a = 1', 'import re\nf = lambda b: a + b', 'import re\nx = [os.name for k in "a"]']

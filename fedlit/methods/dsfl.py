@@ -28,8 +28,7 @@ class DSFL(Method):
     batch_size: int = 32  # shared inputs in a client's step
     def __post_init__(self):
         require(self,
-                T=(self.T > 0, 'positive'),
-                weight=(self.weight >= 0, 'at least 0'),
+                T=(self.T > 0, 'positive'), weight=(self.weight >= 0, 'at least 0'),
                 steps=(self.steps >= 0, 'at least 0'))
     def keep(self, name): return True
     def loss(self, params, buffers, forward, proxy, server, step):

@@ -70,8 +70,7 @@ class FedDF(Method):
     batch_size: int = 128 # unlabelled inputs per step
     def __post_init__(self):
         require(self,
-                steps=(self.steps >= 0, 'at least 0'),
-                lr=(self.lr > 0, 'positive'),
+                steps=(self.steps >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'),
                 batch_size=(self.batch_size >= 1, 'at least 1'))
     def teach(self, logits): return logits.mean(0)                  # (K, M, classes) -> (M, classes)
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round):

@@ -6,8 +6,7 @@
 __all__ = ['sensitivity', 'similar_data', 'FedGSE']
 
 # %% ../../nbs/methods/57_fedgse.ipynb #d9239ecc
-import torch
-import torch.nn.functional as F
+import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from ..ground.axes import masked, masks, watched
 from ..method import require

@@ -6,8 +6,7 @@
 __all__ = ['FedRoD']
 
 # %% ../../nbs/methods/75_fedrod.ipynb #cf8be7b5
-import torch
-import torch.nn.functional as F
+import torch, torch.nn.functional as F
 from ..method import Method
 from .fedper import suggest_layers
 

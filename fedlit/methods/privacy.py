@@ -130,8 +130,7 @@ def _nothing_yet(params): return torch.zeros((), device=next(iter(params.values(
 def _sound(method):
     "What both methods of this page ask of their hyper-parameters, for `require`."
     return dict(clip=(0 < method.clip < math.inf, 'positive and finite'),
-                noise=(0 <= method.noise < math.inf, 'at least 0'),
-                delta=(0 < method.delta < 1, 'in (0, 1)'),
+                noise=(0 <= method.noise < math.inf, 'at least 0'), delta=(0 < method.delta < 1, 'in (0, 1)'),
                 source=(method.source in SOURCES, 'seed or system'))
 
 def _norms_at_home(model, keeps):
