@@ -250,6 +250,7 @@ def choose_executor(
     return ('vmap' if not keeps_core_busy(model) or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
+# %% ../nbs/18_run.ipynb #36b16451
 def choose_threads(
     model,    # the network
     device,   # where it trains
@@ -267,7 +268,6 @@ def draws_numbers(
     with torch.no_grad(), undrawn(), Seeded(('look',)) as drawn, suppress(Exception): # others say what is wrong with it
         copy.deepcopy(model).train()(x)
     return drawn.count > 0
-
 
 # %% ../nbs/18_run.ipynb #a7dfd072
 def normalised(
@@ -302,22 +302,33 @@ class Simulation:
         self.task = federation.task.to(federation.device)
         self.threads = federation.threads or choose_threads(self.model, federation.device, federation.executor)
         torch.set_num_threads(self.threads) # until `shield` ends
-        self.source = normalised(self.task)
-        self.sizes, self.min_batch = WEIGHTING[federation.weighting](federation.clients), least_batch(self.model)
+        self.source, self.min_batch = normalised(self.task), least_batch(self.model)
         self.chance_loss = math.log(self.task.classes) if federation.criterion is cross_entropy else math.inf
-        self.lengths = [len(c) for c in federation.clients] # looked at once; a round looks at its own clients only
-        self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
-        per = [-(-n//federation.local.batch_size) for n in self.lengths]
-        self.steps = [federation.local.length(n, k, federation.seed) for k, n in enumerate(per)] # in round 0
-        x = self.task.normalise(self.task.x_train[:2])
         check_extremes(self.model, self.task)
-        self.function = partial(pure, precision=PRECISION[federation.precision])
-        self.executor = self._executor(x)
-        self.tapes = self._tapes(x, shared)
-        side = prefers_channels_last(self.model, x) if federation.channels_last is None else federation.channels_last
-        self.channels_last = self.executor != 'vmap' and side
-        self.function = partial(self.function, channels_last=self.channels_last)
-        self.test = Tester(self.model, self.task, self.channels_last, federation.metrics)
+        self._count()
+        self._choose(shared)
+
+# %% ../nbs/18_run.ipynb #67fa7138
+@patch
+def _count(self:Simulation):
+    "How much each client counts, how many samples and steps it has, and who has most."
+    f = self.federation
+    self.sizes, self.lengths = WEIGHTING[f.weighting](f.clients), [len(c) for c in f.clients]
+    self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
+    per_epoch = [-(-n//f.local.batch_size) for n in self.lengths]
+    self.steps = [f.local.length(n, k, f.seed) for k, n in enumerate(per_epoch)] # in round 0
+
+@patch
+def _choose(self:Simulation, shared):
+    "The executor, the tapes, the order of an image's numbers."
+    f, x = self.federation, self.task.normalise(self.task.x_train[:2])
+    self.function = partial(pure, precision=PRECISION[f.precision])
+    self.executor = self._executor(x)
+    self.tapes = self._tapes(x, shared)
+    side = prefers_channels_last(self.model, x) if f.channels_last is None else f.channels_last
+    self.channels_last = self.executor != 'vmap' and side
+    self.function = partial(self.function, channels_last=self.channels_last)
+    self.test = Tester(self.model, self.task, self.channels_last, f.metrics)
 
 # %% ../nbs/18_run.ipynb #simexec1
 @patch
@@ -436,6 +447,7 @@ def judge(self:Simulation, who, state, out): # out: of `local_phase`
     _, seen, least = largest_entries(out, state)
     return dict(out, seen=seen, least=least.expand_as(seen))
 
+# %% ../nbs/18_run.ipynb #a1abe723
 SHORT = 8 # samples: BatchNorm's gradient over fewer may be very long
 
 @patch
@@ -523,20 +535,20 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?
         unread = [server_sound(a.bad_clients, state, new, columns)]
-        if look: unread += self.test.ask(deployed(a.method, new))
+        if look: unread += queue_scores(a.method, self.test, new, [slice(None)], [None])[0]
         sound, *seen = to_host(*unread)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation, a.clients)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
     if protected(a.method): del row['train_loss'], row['drift']
     if wrong := self.failures.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
-    return new, out, row, self.test.answer(seen) if seen else None
+    return new, out, row, self.test.scores(seen) if seen else None
 
 # %% ../nbs/18_run.ipynb #1f9535ff
 @patch
 def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, where they are known
     "Global accuracy, loss and metrics on the test set; a warning where the loss is not a number."
-    seen, x = seen or self.test(deployed(self.federation.method, state)), self.task.x_test
+    seen, x = seen or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
              "so its accuracy means nothing; "
@@ -572,7 +584,7 @@ def test_clients(self:Simulation, who, before, out, after):
 def own_samples(self:Simulation, who):
     "`fedlit.result.own_samples` of the clients `who`."
     a = self.federation
-    return own_samples(a.method, self.model, self.task, a.clients, who)
+    return own_samples(a.method, self.task, a.clients, who)
 
 # %% ../nbs/18_run.ipynb #tstdcel1
 @patch
@@ -630,7 +642,8 @@ def notice(self:Simulation, state, who):
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
     with torch.no_grad(), undrawn():
-        net = deployed(a.method, state, who[0], **{n: v[0] for n, v in self.own_samples(who[:1]).items()})
+        own = {n: v[0] for n, v in self.own_samples(who[:1]).items()}
+        net = deployed(a.method, state, who[0], model=self.model, **own)
         features = pure(self.model)(*net, x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
@@ -816,6 +829,7 @@ def _next_ask(steps, out=None):
         return ask
     except StopIteration: return None
 
+# %% ../nbs/18_run.ipynb #0f8119be
 def keep_step(
     sims,  # Simulations of one kind
     steps, # their `rounds`, generators
@@ -951,6 +965,12 @@ def experiment(
         return replace(made, tests=tests_of(task, made.clients, seed)) if tests else made
     return lambda method, seed, checkpoint=None: replace(request(seed), method=method, checkpoint=checkpoint)
 
+# %% ../nbs/18_run.ipynb #858c1de3
+def _rows_of(rounds, columns, history, **named):
+    "The rows of a comparison that a history gives: its last round, or with `history` all of them."
+    seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
+    return [dict(named, **row) for row in (seen if history else seen.tail(1)).to_dict('records')]
+
 # %% ../nbs/18_run.ipynb #comparec
 def compare(
     methods,     # list of Methods
@@ -962,7 +982,7 @@ def compare(
     **given,     # for `experiment`: clients, model, rounds, local, ...; and for `federate`, metrics among them
 ): # DataFrame with one row a run: method, seed, columns; with `history` one row a round, and its number
     "Train every method with every seed."
-    methods, seeds, rows = list(methods), list_seeds(seeds), []
+    methods, seeds = list(methods), list_seeds(seeds)
     if 'tests' in given:
         raise ValueError("tests belong to one partition, and every seed has another; with 'personal' among columns, "
                          "as it is, clients have tests of their own")
@@ -972,14 +992,9 @@ def compare(
     made = experiment(task, alpha, partition, 'personal' in columns, **given)
     together = lambda m: run_together([made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds])
     histories = {m: [run.history for run in together(m)] for m in methods} # and no network
-    for i, seed in enumerate(seeds):
-        for m in methods:
-            rounds = histories[m][i]
-            seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
-            rows += [dict(method=repr(m), seed=seed, **row)
-                     for row in (seen if history else seen.tail(1)).to_dict('records')]
     import pandas as pd
-    return pd.DataFrame(rows)
+    return pd.DataFrame([row for i, seed in enumerate(seeds) for m in methods
+                         for row in _rows_of(histories[m][i], columns, history, method=repr(m), seed=seed)])
 
 # %% ../nbs/18_run.ipynb #comparet
 def table(

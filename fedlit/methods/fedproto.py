@@ -7,6 +7,7 @@ __all__ = ['class_means', 'prototypes', 'FedProto']
 
 # %% ../../nbs/methods/74_fedproto.ipynb #288a7f36
 import torch
+from dataclasses import field
 from ..method import Method, require
 from .fedper import suggest_layers
 
@@ -38,10 +39,14 @@ class FedProto(Method):
     lam: float = 1.        # weight of the distance to the prototypes, lambda
     form: str = 'released' # prototypes of clients: 'released' counts all equally, 'paper' by their samples
     head: str = 'head'     # prefix of the classifier, a linear layer on the features
+    rule: str = field(default='head', repr=False) # in use the 'head' decides, or the 'nearest' prototype
     alone = ('mask',)
     def __post_init__(self):
         require(self, lam=(self.lam >= 0, 'at least 0'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
+                rule=(self.rule in ('head', 'nearest'), "'head' or 'nearest'"))
+    @property
+    def idle(self): return ('predict',) if self.rule == 'head' else ()
     def init(self, params, model):
         w = params.get(f'{self.head}.weight')
         if w is None or w.dim() != 2:
@@ -61,3 +66,7 @@ class FedProto(Method):
         means, known = prototypes(uploads['means'], uploads['counts'], self.form)
         return delta, dict(means=torch.where(known[:, None], means, server['means']),
                            known=known.to(means).maximum(server['known']))
+    def predict(self, logits, features, server):
+        near, known = -(features[:, None] - server['means']).square().mean(-1), server['known'] > 0
+        near = torch.where(known, near, near.amin(-1, keepdim=True)) # a class that nobody has shown comes last
+        return torch.where(known.any(), near, logits)
