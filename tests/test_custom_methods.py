@@ -13,13 +13,13 @@ from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.batches import cross_entropy
 from fedlit.local import Local
-from fedlit import result
 from fedlit.result import Run
 from fedlit.run import federate, federating
+from fedlit import scores
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
-TESTS = result.tests_of(TASK, CLIENTS)
+TESTS = scores.tests_of(TASK, CLIENTS)
 NET = build('mlp', TASK, seed=0)
 
 def go(method=None, clients=CLIENTS, model=NET, **kw):

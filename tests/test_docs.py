@@ -24,7 +24,7 @@ moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', 
 @pytest.mark.parametrize('path, page', [
     ('methods/12_moon.ipynb', 'methods/moon'),
     ('ground/tree.ipynb', 'ground/tree'),
-    ('18_run.ipynb', 'run'),
+    ('19_run.ipynb', 'run'),
     ('index.ipynb', 'index'),
     ('gallery.qmd', 'gallery'),
     ('papers/moon_figures.ipynb', 'papers/moon_figures')])

@@ -8,7 +8,8 @@ from fedlit.methods import FedAvg, FedPer, MOON
 from fedlit.models import build, freeze, unwrap, wrap
 from fedlit.local import Local
 from fedlit.result import Run
-from fedlit.run import Federation, federate, run_together
+from fedlit.compare import run_together
+from fedlit.run import Federation, federate
 
 def large(x): return x.repeat(1, 3, 1, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)
 

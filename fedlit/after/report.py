@@ -23,7 +23,8 @@ from ..method import overrides
 from ..parse import ParseError, value
 from ..participation import draw_clients, needs
 from ..ground.fingerprint import fingerprint, differences
-from ..result import own_samples, records, scores_of, tests_of
+from ..result import records
+from ..scores import own_samples, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation
 from ..scale.capacity import traffic
