@@ -307,6 +307,13 @@ def test_an_alternative_text_is_a_sentence_or_more():
     assert len(told) > 100
     assert not [(p, alt) for p, alt in told if len(alt.split()) < 6 or not re.match('[A-Z0-9]', alt)]
 
+def test_the_readme_is_short():
+    "At most 700 words, and what a program prints is one block."
+    text = (ROOT/'README.md').read_text(encoding='utf-8')
+    assert len(text.split()) <= 700
+    printed = re.findall(r'(?:^    \S.*\n)+', re.sub(r'^```.*?^```', '', text, flags=re.S | re.M), re.M)
+    assert len(printed) == 1 and printed[0].count('accuracy') == 3
+
 # -- what a language model reads
 
 def test_llms_txt_lists_every_page_once_with_its_subtitle():
