@@ -1,5 +1,6 @@
 "From an nbdev notebook to a MyST notebook: what the notebooks use of Quarto's Markdown, and nbdev's directives."
 import base64, functools, json, os, re
+from html import escape
 from pathlib import Path
 from tables import named as named_on_site, set_tables
 
@@ -116,6 +117,17 @@ def image_options(png):
     if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px'}
     return {'width': f'{wide}px'} if wide else {}
 
+def with_setting(outputs):
+    """Below a figure, as text, what it stands on, where the cell has kept that with the picture and says it nowhere
+    else; of figures in a row that stand on the same, below the last."""
+    told = ''.join(''.join(o.get('data', {}).get(f'text/{kind}', '')) for o in outputs for kind in ('markdown', 'html'))
+    said = [o.get('metadata', {}).get('here') for o in outputs]
+    for o, here, then in zip(outputs, said, [*said[1:], None]):
+        yield o
+        if here and here != then and here not in told:
+            line = f'<p class="here">Drawn from: {escape(named_on_site(here), quote=False)}.</p>'
+            yield dict(output_type='display_data', metadata={}, data={'text/html': line})
+
 class Converter:
     "Turns the notebook at `path` into a MyST notebook; links are relative to its page."
     def __init__(self, path, pages, cites=None, names=None):
@@ -174,8 +186,8 @@ class Converter:
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
                                 ('hide-input', d.get('code-fold') == 'true')) if on]
-        outputs = ([] if d.get('output') == 'false' else
-                   [dict(inline(o), metadata={}) if 'data' in o else o for o in map(readable, merged(cell['outputs']))])
+        shown = [] if d.get('output') == 'false' else [*map(readable, merged(cell['outputs']))]
+        outputs = [dict(inline(o), metadata={}) if 'data' in o else o for o in with_setting(shown)]
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'):
                 o['data'] = {'text/markdown': self.markdown(named_on_site(''.join(md)))}

@@ -38,7 +38,7 @@ def every_figure_has_an_alternative_text():
 
 LESSON, EXPORTED = 96, 120 # characters, of a cell that a reader sees run and of one that becomes part of the package
 LONGEST = 25 # lines of code in an exported cell, which is read in one breath
-UNFINISHED = '17_result.ipynb', '18_run.ipynb' # pages that have longer cells still
+UNFINISHED = '18_result.ipynb', '19_run.ipynb' # pages that have longer cells still
 
 def cells_of_code():
     "(page, index, source, is it exported?) of every cell."

@@ -11,6 +11,7 @@ ONE = rf'(?:[-+≤≥<>~]?\s*{NUMBER}|inf|-inf)\s*{UNIT}?(?: \(n=\d+\))?'
 SEVERAL = re.compile(rf'[\[(]?{ONE}(?:\s*(?:±|to|/|\||,|-|–|\.\.)\s*{ONE})*[\])]?')
 MISSING = {'NaN', 'nan', 'None', '<NA>', 'NaT', ''}
 DASH, WORDS = '–', 40 # characters from which a cell is a sentence, which wants room
+MANY = 7 # columns, from which they stand closer
 
 # what is a label in the runs, and has another name on the site; runs are found by theirs
 NAMES = {'small_cifar10': 'CIFAR-10 (small)', 'Scaffold': 'SCAFFOLD'}
@@ -115,6 +116,18 @@ def numbered(body, head, columns, index):
     again = any([text(c[1]) for c in columns[j]] in (first, [str(k + 1) for k in n]) for j in columns if j)
     return n == [*range(len(n))] or again or max(n) >= 1000 or len({*n}) < len(n) or n[0] == 0 and n == sorted(n)
 
+def important(name):
+    "What a reader looks for comes first: the verdict on a claim, and beside our number that of the paper."
+    first = 'verdict', 'ours|margin', '(paper|Flower|sd),.*'
+    return next((k for k, form in enumerate(first) if re.fullmatch(form, name)), len(first))
+
+def order(head, index):
+    "The columns in the order of the page; those of the index, and what stands before the first result, stay."
+    names = [text(c[1]) for c in head[-1]]
+    if len(head) > 1 or not {'verdict', 'ours'} & {*names}: return range(sum(c[3] for c in head[-1]))
+    first = next(j for j, n in enumerate(names) if j >= index and n in ('verdict', 'measured', 'ours'))
+    return [*range(first), *sorted(range(first, len(names)), key=lambda j: important(names[j]))]
+
 def cell(c, tag, style=''):
     spans = ''.join(f' {n}="{v}"' for n, v in (('rowspan', c[2]), ('colspan', c[3])) if v > 1)
     return f'<{tag}{spans}{style}>{c[1]}</{tag}>'
@@ -142,15 +155,19 @@ def set_table(html):
         for row in body + head: row.pop(0)
         right, wordy = {j - 1: r for j, r in right.items() if j}, {j - 1 for j in wordy}
         at, index = placed(body), 0
+    columns = order(head, index)
     side = lambda j: ' class="number"' if right.get(j) else ' class="words"' if j in wordy else ''
     line = lambda row, tag, over='': '<tr>' + ''.join(
-        cell(c, tag if not c[0] else 'th', over if over and c[3] > 1 else side(j)) for j, c in row.items()) + '</tr>'
+        cell(c, tag if not c[0] else 'th', over if over and c[3] > 1 else side(j))
+        for j in columns if (c := row.get(j))) + '</tr>'
     top = [line(row, 'th', ' class="over"') for row in placed(head)]
-    return '\n'.join(['<table class="dataframe">', '<thead>', *top, '</thead>', '<tbody>',
+    kind = 'dataframe many' if len(columns) > MANY else 'dataframe'
+    return '\n'.join([f'<table class="{kind}">', '<thead>', *top, '</thead>', '<tbody>',
                       *(line(row, 'td') for row in at), '</tbody>', '</table>'])
 
 def set_tables(html):
     "Every table of pandas in an output, set."
     form = (r'(?:<div>\s*(?:<style scoped>.*?</style>\s*)?)?<table border="1" class="dataframe">(.*?)</table>'
             r'(?:\s*<p>\d+ rows × \d+ columns</p>)?(?:\s*</div>)?')
+    html = re.sub(r'<table id="T_.*?</table>', lambda m: named(m[0]), html, flags=re.S) # styled by hand
     return re.sub(form, lambda m: set_table(m[1]), html, flags=re.S)

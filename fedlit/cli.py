@@ -372,7 +372,7 @@ def compare(a):
     from dataclasses import replace
     from fedlit.measure import spread
     from fedlit.ground.files import write_json
-    from fedlit.run import file_of, run_together
+    from fedlit.compare import file_of, run_together
     from fedlit.result import records
     from fedlit.setting import plain
     what = setting(a)

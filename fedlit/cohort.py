@@ -79,7 +79,7 @@ class Cohort:
     ):
         self.sent, self.batches, self.vectorise, self.fill, self.tapes = sent, batches, each, fill, tapes
         self.who, self.seeds, self.home = list(who), [sent.state.seed]*len(who), frozenset(sent.state.personal)
-        self.server, self.axes = sent.state.server, sent.axes
+        self.server, self.fixed, self.axes = sent.state.server, sent.state.fixed, sent.axes
         self.forward = sent.function(sent.model)
         self.part, self.where, self.now, self.memo = {}, {}, {}, {}
         self.receive(sent.state)
@@ -215,8 +215,8 @@ def offer(self:Cohort, own):
     "What a hook may ask for at one client, by name; `part_view` holds its tensors."
     mine, part, y = own.pop('mine'), own.pop('part'), {k: own.pop(k) for k in ('y',) if k in own}
     valid = own.pop('valid', None) # which samples of the batch, where some of its places are empty
-    offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, **mine, **own,
-             **self.part_offer(part, own), **({} if valid is None else dict(valid=valid))}
+    offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, 'fixed': self.fixed,
+             **mine, **own, **self.part_offer(part, own), **({} if valid is None else dict(valid=valid))}
     def forward(params, buffers, x, train=True):
         seen = {**offer, 'params': self.restrict(params, part), 'train': train}
         used = through(self.sent.method, 'use', 'params', seen)

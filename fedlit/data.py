@@ -440,8 +440,7 @@ class Rotate:
     def draw(self, shape, generator=None):
         "`angle` in degrees, float32 of `shape`."
         return dict(angle=(2 * torch.rand(shape, generator=generator) - 1) * self.degrees)
-    def __call__(self, x, draws):
-        return _warp(x, _turn(draws["angle"]))
+    def __call__(self, x, draws): return _warp(x, _turn(draws["angle"]))
 
 # %% ../nbs/01_data.ipynb #ce82841f
 @cache

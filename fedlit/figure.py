@@ -133,8 +133,7 @@ def against_rounds(
     def middle(v):
         y, half = v.mean(0), np.nan_to_num([spread(c).margin for c in v.T])
         return y, y - half, y + half
-    with style():
-        return _draw(ax, curves, accent, middle, rounds, xlabel='communication round', ylabel=ylabel)
+    with style(): return _draw(ax, curves, accent, middle, rounds, xlabel='communication round', ylabel=ylabel)
 
 # %% ../nbs/14_figure.ipynb #28e7fa7f
 def _places(keys):

@@ -24,14 +24,14 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from .ground.draws import Seeded, draws, keep_generators
 from .method import FedAvg, Method, Sum, asks_for, overrides
-from .vocabulary import HOOKS
+from .vocabulary import BETWEEN, HOOKS
 from .ground.axes import axes_of
 from .batches import Batches
 from .local import Local
 from .cohort import Broadcast
 from .round import fed_round, local_phase
-from .server import aggregate, deployed, holders
-from .state import start
+from .server import aggregate, deploy_network, holders
+from .state import pure, start
 from .ground.table import Table
 from .ground.tape import Tapes
 from .ground.tree import flatten, tmap
@@ -200,7 +200,11 @@ def text(method, world=None):
 
 # %% ../nbs/laws.ipynb #b5aa4f1e
 def _deployed(method, world, state, k):
-    return deployed(method, state, k, tuple(world.data(0)[n][0, 0] for n in 'xy'), world.model)
+    "The network of the server or a client, when it has answered once."
+    x, y = (world.data(0)[n][0, 0] for n in 'xy')
+    net, answer = deploy_network(method, state, k, None if k is None else (x, y), world.model)
+    if answer: answer(*pure(world.model)(*net, x, train=False)[1::-1], x)
+    return net
 
 def runs(method, world):
     "Three rounds end, and leave finite numbers."
@@ -209,7 +213,7 @@ def runs(method, world):
     for k, who in {None: 'the server', 0: 'a client'}.items():
         try: _deployed(method, world, state, k)
         except Exception as e:
-            return _no(f"between rounds the network of {who} cannot be made: `use` ends in {sentence(e)}"
+            return _no(f"between rounds the network of {who} cannot be used: {sentence(e)}"
                        f"{', as `client` is empty for the server' if k is None else ''}")
     return _yes('three rounds end in finite numbers')
 
@@ -554,7 +558,7 @@ def _draws(method, world, but=()):
     if error: return f"a round ended before all was heard: {sentence(error, 120)}"
     return next((f"{c.part}.{c.hook} draws" for c in calls if c.heard.draws and c.hook not in but), '')
 
-def _by_number(method): return any(asks_for(method, h, 'number') for h in HOOKS if h != 'deploy')
+def _by_number(method): return any(asks_for(method, h, 'number') for h in HOOKS if h not in BETWEEN)
 
 def _unlike_clients(method, world):
     return 'its clients differ by number' if _by_number(method) else _draws(method, world, ['init'])
@@ -820,12 +824,13 @@ def masked(method, world):
 
 # %% ../nbs/laws.ipynb #fe46d4c7
 def frozen(method, world):
-    "A parameter that the user froze stays as it is."
+    "A parameter that the user froze stays as it is, and is not sent."
     net = copy.deepcopy(world.model)
     name, weight = next(iter(net.named_parameters()))
     weight.requires_grad_(False)
     after = train(method, replace(world, model=net, kept={}), rounds=1)
-    stays = torch.equal(after.buffers[name], weight)
+    if name in {**after.params, **after.buffers}: return _no(f"{name} was frozen, and clients send it")
+    stays = torch.equal(after.fixed[name], weight)
     return _yes(f"{name} was frozen and stays") if stays else _no(f"{name} was frozen and has moved")
 
 # %% ../nbs/laws.ipynb #8d1891dd

@@ -112,7 +112,7 @@ def _evaluating(model):
 # %% ../nbs/13_measure.ipynb #304f1568
 @torch.no_grad()
 def _outputs(model, x, batch, prepare, state):
-    "Yields (features, logits) batch by batch, on the device of the parameters"
+    "Yields (features, logits) and the batch that they are of, one by one, on the device of the parameters"
     if len(x) == 0: raise ValueError("nothing to evaluate: x is empty")
     place = next(iter(state[0].values() if state else model.parameters()), x).device
     if state is not None:
@@ -122,12 +122,17 @@ def _outputs(model, x, batch, prepare, state):
     with _evaluating(model):
         for xb in x.split(batch):
             xb = xb.to(place, copy=True) # which a network may write into
-            yield call(prepare(xb) if prepare else xb)
+            if prepare: xb = prepare(xb)
+            yield call(xb), xb
 
 # %% ../nbs/13_measure.ipynb #1d64d667
-def logits_of(model, x, batch=1000, prepare=None, state=None):
-    "The scores (N, C) of every sample, in evaluation mode, without gradients; on the device, not waited for"
-    return torch.cat([logits for _, logits in _outputs(model, x, batch, prepare, state)])
+def logits_of(
+    model, x, batch=1000, prepare=None, state=None, # as for `evaluate`
+    answer=None, # function of (logits, features, x) -> logits, see `deploy_network`
+): # (N, C), on the device, not waited for
+    "The scores of every sample, in evaluation mode, without gradients"
+    outputs = _outputs(model, x, batch, prepare, state)
+    return torch.cat([answer(logits, z, xb) if answer else logits for (z, logits), xb in outputs])
 
 def sums_of(
     logits, # (N, C)
@@ -176,10 +181,11 @@ def evaluate(
     prepare=None, # function of a batch of x, applied before the model
     state=None,   # (params, buffers) to use in place of the model's own
     metrics=None, # name -> function of (logits, y) that returns a number, beside accuracy and loss
+    answer=None,  # as for `logits_of`
 ):                # dict(accuracy=share, loss=mean cross-entropy in nats, and the metrics)
     "Accuracy and loss in evaluation mode, without gradients"
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
-    logits = logits_of(model, x, batch, prepare, state)
+    logits = logits_of(model, x, batch, prepare, state, answer)
     scores = score_of(sums_of(logits, y, batch).cpu(), len(y))
     return {**scores, **scored(metrics, logits.cpu(), y.cpu())} if metrics else scores
 
@@ -188,7 +194,7 @@ def features_of(
     model, x, batch=1000, prepare=None, state=None, # as for `evaluate`
 ): # (N, d) on the CPU
     "The representation of every sample, in evaluation mode, without gradients"
-    return torch.cat([features.cpu() for features, _ in _outputs(model, x, batch, prepare, state)])
+    return torch.cat([features.cpu() for (features, _), _ in _outputs(model, x, batch, prepare, state)])
 
 # %% ../nbs/13_measure.ipynb #9defd376
 def feature_layer(

@@ -25,7 +25,7 @@ class Hook:
 HOOKS = dict( # name -> Hook, in the order of a round
     init=Hook('start', 'before round 0', 'FedDecomp adds low-rank factors',
               Answer("three dictionaries: the parameters, the server's memory, a client's memory",
-                     are_dicts(3, 4), sends=(1, 2, 3)), 'buffers model keeps clients generator'),
+                     are_dicts(3, 4, 5), sends=(1, 2, 3, 4)), 'buffers model keeps clients generator'),
     keep=Hook('start', 'before round 0', 'FedBN keeps norms at home',
               Answer('True or False'), 'name module model'))
 
@@ -65,7 +65,9 @@ HOOKS.update(
                Answer("two dictionaries: the step, and the server's memory", are_dicts(2, 3), like='delta', more=True),
                'delta trained'),
     deploy=Hook('between', 'between rounds, uses its network', 'Ditto takes its second network',
-                Answer('a dictionary', is_dict), 'buffers forward clients generator data'))
+                Answer('a dictionary', is_dict), 'buffers forward clients generator data'),
+    predict=Hook('between', 'between rounds, uses its network', 'FedProto asks which prototype is nearest',
+                 Answer('a tensor', is_tensor), 'buffers forward clients generator data x features logits'))
 
 # %% ../nbs/04_vocabulary.ipynb #vochooka
 def hooks_at(
@@ -101,6 +103,8 @@ def offers(
 # %% ../nbs/04_vocabulary.ipynb #5eacc586
 offers(HOOKS, params=('tree', "the client's current parameters; at the server, those that it had sent"))
 offers((*CLIENT, *SERVER), buffers=('tree', 'running statistics and other tensors without gradient'))
+offers((*CLIENT, *SERVER, *BETWEEN),
+       fixed=('tree', 'what everybody has and nobody sends: frozen parameters, and what `init` adds to them'))
 offers(CLIENT, received=('tree', 'what the server sent at the start of the round, $w^t$: parameters and buffers'))
 offers((*CLIENT, *BETWEEN), criterion=('function', "the task's own loss, of `logits` and `y`"))
 offers(STEP, x=('(B, ...)', 'a batch, normalised and augmented'))
@@ -177,7 +181,7 @@ offers(CLIENT,
        live_features=('(d,)', 'which of its features exist; only where it has a part, so ask for `live_features=None`'))
 
 # %% ../nbs/04_vocabulary.ipynb #c3bf0b9f
-OUTSIDE = ('params', 'buffers', 'received', 'client', 'server', 'round', 'clients',
+OUTSIDE = ('params', 'buffers', 'fixed', 'received', 'client', 'server', 'round', 'clients',
            'train', 'axes') # what `use` may ask for outside of a client's training
 
 # %% ../nbs/04_vocabulary.ipynb #1bf6c520

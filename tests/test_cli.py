@@ -53,7 +53,7 @@ def test_names_are_read_without_case_and_dashes(capsys):
 def test_nothing_is_compared_with_itself():
     with pytest.raises(SystemExit, match=r'the methods: MOON\(mu=1\.0.* is there twice'):
         main(['compare', '--quiet', '--methods', 'MOON()', 'FedAvg()', 'moon(mu=1)'])
-    from fedlit.run import compare
+    from fedlit.compare import compare
     with pytest.raises(ValueError, match='methods has MOON.* twice'): compare([MOON(), MOON(mu=1)])
 
 @pytest.mark.parametrize('record', ['false', 'True'])

@@ -7,18 +7,19 @@ from torch import nn
 from fedlit.data import Crop, load
 from fedlit.ground.files import Damaged
 from fedlit.method import Method
-from fedlit.methods import FedAvg, MOON
+from fedlit.measure import features_of
+from fedlit.methods import FedAvg, FedProto, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.batches import cross_entropy
 from fedlit.local import Local
-from fedlit import result
 from fedlit.result import Run
 from fedlit.run import federate, federating
+from fedlit import scores
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
-TESTS = result.tests_of(TASK, CLIENTS)
+TESTS = scores.tests_of(TASK, CLIENTS)
 NET = build('mlp', TASK, seed=0)
 
 def go(method=None, clients=CLIENTS, model=NET, **kw):
@@ -338,3 +339,47 @@ def test_numbers_of_numpy_are_numbers(tmp_path):
     run = go(clients=CLIENTS, local=local, seed=np.int64(0), rounds=np.int64(1), participation=np.float32(1.),
              checkpoint=tmp_path/'run')
     assert Run.load(run.save(tmp_path/'done'), model=run.model).settings['seed'] == 0
+
+# What a network answers in use
+
+class Minus(Method):
+    def predict(self, logits): return -logits
+
+class Neighbour(Method):
+    "A client answers as the nearest of its own samples does, in the features of the common network."
+    def predict(self, logits, features, params, buffers, forward, data=None):
+        if data is None: return logits
+        x, y = data
+        own = forward(params, buffers, x, train=False)[0]
+        return logits.new_zeros(logits.shape).scatter_(1, y[torch.cdist(features, own).argmin(1)][:, None], 1.)
+
+def test_training_does_not_hear_what_use_go():
+    plain, minus = go(FedAvg()), go(Minus())
+    for k, v in plain.state.params.items(): assert torch.equal(v, minus.state.params[k])
+    assert torch.equal(minus.logits(TASK.x_test), -plain.logits(TASK.x_test))
+    twice = go(Minus() + Minus())
+    assert torch.equal(twice.logits(TASK.x_test), plain.logits(TASK.x_test)) # parts are asked in turn
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_a_client_asks_its_nearest_sample(executor):
+    run = go(Neighbour(), executor=executor, tests=TESTS)
+    z = lambda at: features_of(run.model, TASK.normalise(at))
+    for k, (own, at) in enumerate(zip(CLIENTS, TESTS)):
+        near = torch.cdist(z(TASK.x_test[at]), z(TASK.x_train[own])).argmin(1)
+        assert torch.equal(run.predict(TASK.x_test[at], client=k), TASK.y_train[own][near])
+    scored = run.per_client(TASK, TESTS, clients=CLIENTS)
+    right = [(run.predict(TASK.x_test[at], client=k) == TASK.y_test[at]).float().mean() for k, at in enumerate(TESTS)]
+    assert torch.allclose(torch.tensor(scored['personal']), torch.stack(right).double())
+    assert abs(run.history['personal'].iloc[-1] - scored['personal'].mean()) < 1e-9
+    assert run.history['accuracy'].iloc[-1] == go(FedAvg()).history['accuracy'].iloc[-1] # the server's
+
+def test_a_network_by_itself_says_that_it_lacks_the_answer():
+    with pytest.warns(UserWarning, match='answers otherwise than this network does by itself'): go(Minus()).network()
+
+def test_the_nearest_prototype_decides():
+    run = go(FedProto(rule='nearest'), tests=TESTS)
+    means = run.state.server['FedProto']['means']
+    for k in range(4):
+        z = features_of(run.network(k), TASK.normalise(TASK.x_test))
+        assert torch.equal(run.predict(TASK.x_test, client=k), torch.cdist(z, means).argmin(1))
+    with pytest.raises(ValueError, match="rule='second'.*'head' or 'nearest'"): FedProto(rule='second')

@@ -24,7 +24,7 @@ moon = Converter('methods/12_moon.ipynb', PAGES, dict(li2021='Li et al., 2021', 
 @pytest.mark.parametrize('path, page', [
     ('methods/12_moon.ipynb', 'methods/moon'),
     ('ground/tree.ipynb', 'ground/tree'),
-    ('18_run.ipynb', 'run'),
+    ('19_run.ipynb', 'run'),
     ('index.ipynb', 'index'),
     ('gallery.qmd', 'gallery'),
     ('papers/moon_figures.ipynb', 'papers/moon_figures')])
@@ -206,10 +206,29 @@ def test_a_table_is_set():
     assert rows(DataFrame(dict(client=[3, 1], loss=[.1, .2]), index=[3, 1]))[0] == ['!client', '!loss']
     assert rows(DataFrame(np.eye(2)))[0] == ['', '!0', '!1']               # a matrix keeps both numbers
 
+def test_a_verdict_and_the_numbers_of_a_paper_come_first():
+    from pandas import DataFrame
+    judged = DataFrame(dict(claim=['a', 'b'], measured=['+1 s', '-1 s'], seeds=[3, 4], verdict=['holds', 'undecided']))
+    assert rows(judged)[:2] == [['claim', 'verdict', '!measured', '!seeds'], ['a', 'holds', '!+1 s', '!3']]
+    both = DataFrame({'method': ['x'], 'ours': [1.], 'margin': [.5], 'seeds': [3], 'paper, cifar10': [2.]})
+    assert rows(both.set_index('method'))[0] == ['method', '!ours', '!margin', '!paper, cifar10', '!seeds']
+    assert rows(judged.drop(columns='verdict'))[0] == ['claim', '!measured', '!seeds']
+
+def test_what_a_figure_stands_on_is_text_below_it():
+    "Once, where the cell has not said it itself."
+    figure, text = (dict(output_type='display_data', data={'image/png': ''}, metadata=dict(here='<b>; 1 seed')),
+                    lambda s: dict(output_type='display_data', data={'text/markdown': s}, metadata={}))
+    told = lambda *outputs: [''.join(o['data'].get('text/html', '')) for o in moon.code(
+        dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[*outputs]))['outputs']]
+    assert told(figure, figure) == ['', '', '<p class="here">Drawn from: &lt;b&gt;; 1 seed.</p>']
+    assert told(text('*Here:* <b>; 1 seed.'), figure) == ['', '']
+
 def test_labels_of_runs_have_the_names_of_the_site():
     from pandas import DataFrame
     told = rows(DataFrame(dict(data=['small_cifar10'], claim=['MOON is ahead of Scaffold'])).set_index('data'))
     assert told == [['data', 'claim'], ['CIFAR-10 (small)', 'MOON is ahead of SCAFFOLD']]
+    styled = DataFrame(dict(claim=['MOON is ahead of Scaffold'])).style.to_html()
+    assert 'ahead of SCAFFOLD' in set_tables(styled)
 
 def test_no_figure_is_said_to_be_drawn_at_paper_scale():
     "Nothing that trains has been run at it."
@@ -306,6 +325,13 @@ def test_an_alternative_text_is_a_sentence_or_more():
     told = {(p, alt) for p in pages.notebooks() for alt, *_ in pages.figures(p)}
     assert len(told) > 100
     assert not [(p, alt) for p, alt in told if len(alt.split()) < 6 or not re.match('[A-Z0-9]', alt)]
+
+def test_the_readme_is_short():
+    "At most 700 words, and what a program prints is one block."
+    text = (ROOT/'README.md').read_text(encoding='utf-8')
+    assert len(text.split()) <= 700
+    printed = re.findall(r'(?:^    \S.*\n)+', re.sub(r'^```.*?^```', '', text, flags=re.S | re.M), re.M)
+    assert len(printed) == 1 and printed[0].count('accuracy') == 3
 
 # -- what a language model reads
 
@@ -433,7 +459,7 @@ def test_outputs_are_written_for_a_reader(site):
 
 @built
 def test_tables_are_set(site):
-    tables = [(n, t) for n in site for t in re.findall(r'<table[^>]*class="dataframe".*?</table>',
+    tables = [(n, t) for n in site for t in re.findall(r'<table[^>]*class="dataframe.*?</table>',
                                                        (SITE/n).read_text(encoding='utf-8'), re.S)]
     assert len(tables) > 200
     for n, t in tables:
@@ -674,6 +700,32 @@ def test_the_first_screen_moves(tab):
     assert low('.fedlit-moving') < low('.doors') < low('article a[href="https://github.com/fedlit/fedlit"]') < 800
     assert not tab.faults
     tab.emulate_media(reduced_motion='no-preference')
+
+@built
+@browsed
+def test_a_door_is_on_the_first_screen_of_a_telephone(tab):
+    tab.set_viewport_size(dict(width=375, height=800))
+    tab.emulate_media(reduced_motion='reduce')
+    tab.goto((SITE/'index.html').as_uri())
+    tab.wait_for_function("document.querySelector('.fedlit-moving .said').textContent")
+    low = lambda s: tab.eval_on_selector(s, 'e => e.getBoundingClientRect().bottom')
+    assert low('.lead') < low('.lead ~ p:not(.nb-links)') < low('.fedlit-moving .curves') < low('.doors a') < 800
+    tab.emulate_media(reduced_motion='no-preference')
+
+@built
+@browsed
+@pytest.mark.parametrize('name', ['moon', 'feddecorr', 'fedgse', 'depth', 'feddecorr_images'])
+def test_a_table_fits_or_begins_with_what_matters_at_1280_pixels(tab, name):
+    tab.set_viewport_size(dict(width=1280, height=900))
+    tab.goto((SITE/'papers'/f'{name}.html').as_uri())
+    seen = tab.eval_on_selector_all('article table.dataframe', """es => es.map(e => {
+        const right = e.closest('.cell_output').getBoundingClientRect().right + 1, cells = [...e.rows[0].cells];
+        const matters = cells.filter(c => /^(verdict|ours|paper, .*)$/.test(c.innerText));
+        return [e.getBoundingClientRect().right > right,
+                matters.filter(c => c.getBoundingClientRect().right > right).map(c => c.innerText)] })""")
+    assert len(seen) > 6
+    assert sum(wide for wide, _ in seen) <= 1
+    assert not [hidden for _, hidden in seen if hidden]
 
 PORTRAIT = """() => [...document.querySelectorAll('svg.portrait')].map(s => {
     const out = s.getBoundingClientRect(), rect = e => e.getBoundingClientRect(),

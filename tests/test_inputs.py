@@ -320,6 +320,16 @@ def frozen():
     for p in net.parameters(): p.requires_grad_(False)
     return net
 
+class Codebook(Plain):
+    "It follows the features, which no gradient does, and calls itself a parameter."
+    def __init__(self):
+        super().__init__()
+        self.codes = nn.Parameter(torch.zeros(32), requires_grad=False)
+    def forward(self, x):
+        z, logits = super().forward(x)
+        if self.training: self.codes.lerp_(z.detach().mean(0), .5)
+        return z - self.codes, logits
+
 @pytest.mark.parametrize('net,words', [
     (lambda: Plain(lambda z, l: (l, z)), [r'Plain returns \(2, 10\) and \(2, 32\).*other way round']),
     (lambda: Plain(lambda z, l: (z[:, :10], l), out=3), [r'Plain returns \(2, 10\) and \(2, 3\).*layer 10 outputs']),
@@ -329,6 +339,7 @@ def frozen():
     (lambda: Plain().half(), ['Plain', 'float16', r'\.float\(\)']),
     (lambda: Plain().bfloat16(), ['bfloat16', r'\.float\(\)']),
     (frozen, ['no parameter of Net', 'requires_grad']),
+    (Codebook, ['codes of Codebook', 'without gradient', 'register_buffer']),
     (lambda: Plain(lambda z, l: l), [r'\(features, logits\)']),
     (lambda: Plain(lambda z, l: (z, l, z)), [r'\(features, logits\)']),
     (lambda: Plain(lambda z, l: [z, l]), [r'\(features, logits\)']),

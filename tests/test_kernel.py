@@ -32,7 +32,7 @@ def has(page, directive): return any(re.search(rf'^#\|\s*{directive}\b', s, re.M
 def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
 
 # a page for every way of drawing; the others, which draw in the same ways, are for `make test-long`
-USUAL = set("""14_figure 18_run guides/seven_pictures index papers/drawings papers/moon_figures portrait
+USUAL = set("""14_figure 19_run guides/seven_pictures index papers/drawings papers/moon_figures portrait
     theory/proposition1""".split())
 draw = [pytest.param(p, marks=[pytest.mark.slow, *([] if name(p) in USUAL else [pytest.mark.long])], id=name(p))
         for p in told if has(p, 'fig-alt')]

@@ -15,7 +15,8 @@ from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit import run as running
 from fedlit.result import Run
-from fedlit.run import Federation, Simulation, compare, federate, federating
+from fedlit.compare import compare
+from fedlit.run import Federation, Simulation, federate, federating
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)

@@ -7,9 +7,9 @@ from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
-from fedlit.server import deployed
-from fedlit.state import start
-from fedlit.vocabulary import HOOKS, OFFERS, OUTSIDE
+from fedlit.server import deploy_network, deployed
+from fedlit.state import pure, start
+from fedlit.vocabulary import BETWEEN, HOOKS, OFFERS, OUTSIDE
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
 # there only where a client has a part of the network, or a place of a batch is empty
@@ -27,8 +27,10 @@ def one_round(method):
     world, one = small(), small().data(0)
     new = fed_round(Broadcast(method, world.model, start(method, world.model, world.clients), world.local,
                               proxy=world.proxy), world.who(0), one, world.sizes)
-    data = (one['x'][0, 0], one['y'][0, 0]) if 'data' in str(inspect.signature(method.deploy)) else None
-    return deployed(method, new, 0, data, world.model)
+    x, asks = one['x'][0, 0], str([inspect.signature(getattr(method, h)) for h in BETWEEN])
+    data = (x, one['y'][0, 0]) if 'data' in asks else None
+    net, answer = deploy_network(method, new, 0, data, world.model)
+    if answer: answer(*pure(world.model)(*net, x)[1::-1], x)
 
 def offered(hook):
     with pytest.raises(TypeError, match='Offered') as e: one_round(probe(hook, 'nonsense'))

@@ -3,10 +3,13 @@ import copy
 import pytest, torch, torchvision
 from torch import nn
 from fedlit.data import Task, load
+from fedlit.method import Method
 from fedlit.methods import FedAvg, FedPer, MOON
-from fedlit.models import freeze, unwrap, wrap
+from fedlit.models import build, freeze, unwrap, wrap
 from fedlit.local import Local
-from fedlit.run import federate
+from fedlit.result import Run
+from fedlit.compare import run_together
+from fedlit.run import Federation, federate
 
 def large(x): return x.repeat(1, 3, 1, 1).repeat_interleave(4, 2).repeat_interleave(4, 3)
 
@@ -41,6 +44,38 @@ def test_what_is_frozen_stands_still(kw):
     still = {k for k in net.state_dict() if k.startswith('body.stem')}
     assert not moved(run, net) & still and 'body.top.1.running_mean' in moved(run, net) | set(run.state.personal)
     assert set(run.state.params) == {k for k, p in net.named_parameters() if p.requires_grad}
+    assert {k for k in net.state_dict() if k.startswith('body.stem')} == set(run.state.fixed)
+    assert not set(run.state.fixed) & {*run.state.buffers, *run.state.personal}
+
+class Adapter(Method):
+    "A head moved by a matrix of rank one; what it is added to stays where everybody has it."
+    def init(self, params):
+        w = params['head.weight']
+        new = {k: v for k, v in params.items() if k != 'head.weight'}
+        a, b = torch.linspace(-1, 1, len(w))[:, None], torch.zeros(1, w.shape[1])
+        return {**new, 'a': a, 'b': b}, {}, {}, {}, {'head.weight': w}
+    def use(self, params, fixed):
+        whole = fixed['head.weight'] + params['a']@params['b']
+        return {**{k: v for k, v in params.items() if k not in ('a', 'b')}, 'head.weight': whole}
+
+@pytest.mark.parametrize('kw', [dict(executor='loop'), dict(executor='vmap'), dict(record=False)], ids=str)
+def test_a_method_may_add_to_what_everybody_has(kw, tmp_path):
+    net = freeze(wrap(Small(), 'fc'), but=('body.top', 'head'))
+    run, old = go(net, Adapter(), **kw), net.state_dict()['head.weight']
+    assert torch.equal(run.state.fixed['head.weight'], old) and 'head.weight' not in run.state.params
+    moved_by = run.model.head.weight - old
+    assert torch.linalg.matrix_rank(moved_by, atol=1e-5) == 1
+    run.save(tmp_path/'run')
+    other = freeze(wrap(Small(), 'fc'), but=('body.top', 'head'))
+    again = Run.load(tmp_path/'run', other, method=Adapter())
+    assert torch.equal(again.logits(TASK.x_test), run.logits(TASK.x_test)) # of what was frozen, too
+
+def test_runs_with_other_frozen_tensors_do_not_share_a_stack():
+    nets = [freeze(build('mlp', DIGITS, seed=s), but=('body.3', 'head')) for s in (0, 1)]
+    each = [Federation(n, DIGITS, CLIENTS, FedAvg(), 2, Local(epochs=1, batch_size=8), seed=s, progress=False)
+            for s, n in enumerate(nets)]
+    for run, alone in zip(run_together(each), (f.run() for f in each)):
+        assert torch.equal(run.logits(DIGITS.x_test), alone.logits(DIGITS.x_test))
 
 def test_without_freeze_the_statistics_move():
     net = wrap(Small(), 'fc')

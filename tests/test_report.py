@@ -13,7 +13,8 @@ from fedlit.methods import FedALA, FedAvg, FedPer, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.models import build
 from fedlit.participation import BySize, Participation, PowerOfChoice, RoundRobin
 from fedlit.partition import dirichlet
-from fedlit.result import Run, tests_of as own_tests
+from fedlit.result import Run
+from fedlit.scores import tests_of as own_tests
 from fedlit.run import federate
 from fedlit.ground.tree import flatten
 

@@ -10,7 +10,8 @@ from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
 from fedlit.result import FORMAT, Run
-from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, compare, federate, federating
+from fedlit.compare import compare
+from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
 from fedlit.state import start
 
 TASK = load('digits')
@@ -290,7 +291,7 @@ def test_a_round_looks_at_its_own_clients(participation):
 def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
     monkeypatch.setenv('MPLBACKEND', 'Agg')
     import matplotlib.pyplot as plt
-    from fedlit.run import compare, plot, table
+    from fedlit.compare import compare, plot, table
     given = dict(seeds=(0, 1), columns=('accuracy',), rounds=3, clients=3, evaluate_every=2, local=Local(epochs=1))
     every, last = (compare([FedAvg(), FedProx(mu=.1)], history=h, **given) for h in (True, False))
     assert every.columns.tolist() == ['method', 'seed', 'round', 'accuracy'] and len(every) == 12 and len(last) == 4

@@ -8,13 +8,13 @@ from fedlit.cohort import Broadcast
 from fedlit.data import Task
 from fedlit.engine.runs import kind_of, train_runs
 from fedlit.ground.tape import Tapes
-from fedlit import run as run_module
+from fedlit import compare as run_module
 from fedlit.local import AdamW, Between, Local
 from fedlit.method import FedAvg, Method
 from fedlit.methods import DPSGD, FedBN, FedDecorr, MOON, SCAFFOLD
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
-from fedlit.run import experiment, run_together
+from fedlit.compare import experiment, run_together
 from fedlit.server import aggregate
 from fedlit.state import start
 

@@ -52,12 +52,12 @@ def test_each_exception_is_needed():
     told = '\n'.join(p.values[0] for p in PYTHON) + '\n'.join(code for *_, code in BLOCKS)
     assert not [w for w in (*WITHOUT, *INSTEAD) if w not in told]
 
-def alone(code, names=None):
+def alone(code):
     "Runs `code` as a program of its own would; a package that is an extra may be missing."
     needs = {(getattr(n, 'module', None) or n.names[0].name).split('.')[0] for n in ast.walk(ast.parse(code))
              if isinstance(n, (ast.Import, ast.ImportFrom))}
     if missing := [m for m in sorted(needs) if not importlib.util.find_spec(m)]: pytest.skip(f'no {missing}')
-    names = {'__name__': '__main__'} if names is None else names
+    names = {'__name__': '__main__'}
     exec(compile(code, 'snippet', 'exec'), names)
     return names
 
@@ -74,14 +74,11 @@ def empty(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('code', PYTHON)
 def test_a_block_of_python_runs_by_itself(code, empty):
-    own = None
     for old, new in INSTEAD.items(): code = code.replace(old, new)
     if 'executor="torchrun"' in code: # one rank, in this process
         code = code.replace('executor="torchrun"', 'rounds=1')
-    if 'FedDecorr(beta=0.1).loss' in code: # README goes on where its first block ended
-        own = alone('from fedlit.methods import FedDecorr')
     made = 'my_images' in code and alone(next(code for said, code in RECIPES if 'hide' in said and 'eval' not in said))
-    alone(code, own)
+    alone(code)
     if made: made['folder'].cleanup()
 
 def test_every_recipe_is_a_program_that_is_run():

@@ -23,11 +23,12 @@ from ..method import overrides
 from ..parse import ParseError, value
 from ..participation import draw_clients, needs
 from ..ground.fingerprint import fingerprint, differences
-from ..result import own_samples, records, scores_of, tests_of
+from ..result import records
+from ..scores import own_samples, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation
 from ..scale.capacity import traffic
-from ..server import deployed
+from ..server import deploy_network, deployed
 from ..ground.tree import rows as at_row
 
 # %% ../../nbs/after/report.ipynb #28539e1d
@@ -69,8 +70,8 @@ def took_part(
 # %% ../../nbs/after/report.ipynb #ee9537f3
 AGAIN = 'For this, every client was trained once more from the last network; the result was thrown away.'
 
-def _once_more(sim, run, who):
-    "Client number, the network it ends with, its drift and loss; ten at a time, and without those that are skipped."
+def _once_more(sim, run, who, tests):
+    "Client number, the network it ends with, its drift, loss, accuracy; ten at a time, without those that are skipped."
     method, local = run.method, sim.federation.local
     try: local.at(run.state.round)
     except ValueError: local = local.at(run.state.round - 1) # a schedule that ended with the run
@@ -81,9 +82,11 @@ def _once_more(sim, run, who):
             out = sim.train(who[i:i+10], run.state)
         if not len(out['who']): continue
         ended = replace(run.state, personal={**out['params'], **out['buffers']}, client=out['client'])
-        of = own_samples(method, sim.model, sim.task, sim.federation.clients, out['who'].tolist())
+        of = own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
         for j, k in enumerate(out['who'].tolist()):
-            yield k, deployed(method, ended, j, **at_row(of, j)), {n: out[n][j].item() for n in ('drift', 'loss')}
+            net, answer = deploy_network(method, ended, j, model=sim.model, **at_row(of, j))
+            yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},
+                               after=sim.test(net, tests[k], answer)['accuracy'])
 
 # %% ../../nbs/after/report.ipynb #7c1d20ae
 def _tested(sim, run, who, tests, home):
@@ -92,7 +95,7 @@ def _tested(sim, run, who, tests, home):
     server = scores_of(run.method, sim.test, run.state, own, [None]*len(who))
     found = {k: dict(tested=len(t), server=s['accuracy']) for k, t, s in zip(who, own, server)}
     if home:
-        of = own_samples(run.method, sim.model, sim.task, sim.federation.clients, who)
+        of = own_samples(run.method, sim.task, sim.federation.clients, who)
         scores = scores_of(run.method, sim.test, run.state, own, who, **of)
         for k, s in zip(who, scores): found[k]['own'] = s['accuracy']
     return found
@@ -119,9 +122,9 @@ def each_client(
         return dict(rank=effective_rank(s), values=s[:100].tolist())
     seen = _tested(sim, run, who, tests, home)
     spectra = dict(server=curve(deployed(run.method, run.state)), clients={})
-    for k, net, more in _once_more(sim, run, who) if again else ():
+    for k, net, more in _once_more(sim, run, who, tests) if again else ():
         spectra['clients'][k] = curve(net)
-        seen[k].update(more, after=sim.test(net, tests[k])['accuracy'], rank=spectra['clients'][k]['rank'])
+        seen[k].update(more, rank=spectra['clients'][k]['rank'])
     return seen, spectra
 
 # %% ../../nbs/after/report.ipynb #345c13d5

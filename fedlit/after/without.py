@@ -13,7 +13,8 @@ from tqdm import tqdm
 from ..engine.guard import Guard
 from ..measure import exactly
 from ..ground.fingerprint import fingerprint, differences
-from ..result import Run, tests_of
+from ..result import Run
+from ..scores import tests_of
 from ..run import Federation, several, versions
 from ..setting import call, read_setting
 

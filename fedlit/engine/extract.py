@@ -31,7 +31,7 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
     small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
-    small.server, small.axes = cut(axes, self.server, on), shrunk(axes, on)
+    small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrunk(axes, on)
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
     made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # what is played needs none
     small.forward = lambda *args, **kw: made()(*args, **kw)

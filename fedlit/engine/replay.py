@@ -24,13 +24,14 @@ class ReplayedCohort(Cohort):
 @patch
 def trees(self:ReplayedCohort):
     "All tensors that a step needs besides its batch; it writes to the first tree only."
-    return {k: getattr(self, k) for k in WORK}, self.received, self.mine, self.part, self.server
+    return {k: getattr(self, k) for k in WORK}, self.received, self.mine, self.part, \
+        dict(server=self.server, fixed=self.fixed)
 
 @patch
-def on(self:ReplayedCohort, work, received, mine, part, server):
+def on(self:ReplayedCohort, work, received, mine, part, same):
     "The same cohort with these trees for its own."
     new = copy.copy(self)
-    vars(new).update(work, received=received, mine=mine, part=part, server=server)
+    vars(new).update(work, received=received, mine=mine, part=part, **same)
     return new
 
 # %% ../../nbs/engine/replay.ipynb #18a4677f
@@ -41,8 +42,8 @@ def key(self:ReplayedCohort, batch):
     "What decides which operations a step runs, besides its code and the numbers of clients and of samples."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
-    *trees, server = self.trees()
-    kinds = *(_kind(batch.get(k, {}), lead=2) for k in ('x', 'frozen')), *map(_kind, trees), _kind(server, lead=0)
+    *trees, same = self.trees()
+    kinds = *(_kind(batch.get(k, {}), lead=2) for k in ('x', 'frozen')), *map(_kind, trees), _kind(same, lead=0)
     how = _plain(sent.function), 'valid' in batch
     if 'local' not in self.memo:
         asks = any(asks_for(sent.method, h, 'lr') for h in STEP)

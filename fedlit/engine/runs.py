@@ -10,7 +10,7 @@ import torch
 from itertools import accumulate
 from ..batches import TaskBatches
 from ..cohort import OWN, check_local
-from ..ground.fingerprint import form_of
+from ..ground.fingerprint import checksum, form_of
 from .ragged import can_pad
 from ..ground.stacks import stacked
 from ..method import wants
@@ -75,4 +75,4 @@ def kind_of(
     if wants(sent.method, 'seed'): return None
     state = sent.state
     return (sent.method, form_of(sent.model), id(sent.criterion), id(sent.proxy), state.clients, state.statistics,
-            frozenset(state.personal))
+            frozenset(state.personal), checksum(*state.fixed.values()))

@@ -35,7 +35,7 @@ def step_from(
     "One step of the clients from weights near those of `sent`."
     exactly = lambda v: cast(v) if v.is_floating_point() else v
     clients = cohort(sent, who, batches, each, fill)
-    for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'loss'):
+    for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'fixed', 'loss'):
         setattr(clients, k, tmap(exactly, getattr(clients, k)))
     clients.params = _moved(clients.params)
     clients.forward = sent.function(sent.model.to(exactly(torch.zeros(())).dtype))

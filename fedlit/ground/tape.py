@@ -625,8 +625,7 @@ def _with_kernels(step, shape, numbers, examples, tape):
     def bound(*trees, **numbers):
         flat = _flat(trees)
         if any(w and v.stride() != s for v, s, w in zip(flat, strides, written)): return tape(*trees, **numbers)
-        with torch.no_grad():
-            held, rest = [_laid(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
+        with torch.no_grad(): held, rest = [_laid(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
         def play(*trees):
             with torch.no_grad():
                 return _rebuilt(shape, iter(code(*held, *map(_laid, _flat(trees), strides[n:]), *rest)))

@@ -7,6 +7,8 @@ __all__ = ['class_means', 'prototypes', 'FedProto']
 
 # %% ../../nbs/methods/74_fedproto.ipynb #288a7f36
 import torch
+from dataclasses import field
+from fastcore.basics import patch
 from ..method import Method, require
 from .fedper import suggest_layers
 
@@ -47,10 +49,14 @@ class FedProto(Method):
     lam: float = 1.        # weight of the distance to the prototypes, lambda
     form: str = 'released' # prototypes of clients: 'released' counts all equally, 'paper' by their samples
     head: str = 'head'     # prefix of the classifier, a linear layer on the features
+    rule: str = field(default='head', repr=False) # in use the 'head' decides, or the 'nearest' prototype
     alone = ('mask',)
     def __post_init__(self):
         require(self, lam=(self.lam >= 0, 'at least 0'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
+                rule=(self.rule in ('head', 'nearest'), "'head' or 'nearest'"))
+    @property
+    def idle(self): return ('predict',) if self.rule == 'head' else ()
     def init(self, params, model):
         w = _classifier(self.head, params, model)
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
@@ -59,11 +65,23 @@ class FedProto(Method):
         of = (y[:, None] == torch.arange(len(server['known']), device=y.device)).to(features)
         apart = (features - of@server['means'])*(of@server['known'])[:, None]
         return self.lam*apart.square().mean()
-    def done(self, client, params, buffers, server, data, forward):
-        x, y = data
-        means, counts = class_means(forward(params, buffers, x, train=False)[0], y, len(server['known']))
-        return client, dict(means=means, counts=counts)
-    def merge(self, delta, server, uploads):
-        means, known = prototypes(uploads['means'], uploads['counts'], self.form)
-        return delta, dict(means=torch.where(known[:, None], means, server['means']),
-                           known=known.to(means).maximum(server['known']))
+
+# %% ../../nbs/methods/74_fedproto.ipynb #302de003
+@patch
+def done(self:FedProto, client, params, buffers, server, data, forward):
+    x, y = data
+    means, counts = class_means(forward(params, buffers, x, train=False)[0], y, len(server['known']))
+    return client, dict(means=means, counts=counts)
+
+@patch
+def merge(self:FedProto, delta, server, uploads):
+    means, known = prototypes(uploads['means'], uploads['counts'], self.form)
+    return delta, dict(means=torch.where(known[:, None], means, server['means']),
+                       known=known.to(means).maximum(server['known']))
+
+# %% ../../nbs/methods/74_fedproto.ipynb #db5a5cda
+@patch
+def predict(self:FedProto, logits, features, server):
+    near, known = -(features[:, None] - server['means']).square().mean(-1), server['known'] > 0
+    near = torch.where(known, near, near.amin(-1, keepdim=True)) # a class that nobody has shown comes last
+    return torch.where(known.any(), near, logits)

@@ -207,8 +207,7 @@ def committed_verdicts(scale='embedded'): # or 'short': real images
 
 def verdicts_beside(tables): # by name: DataFrames of `decide`, of the main job
     "What several sets of runs say of the same claims: verdict, effect and seeds in words, a column a name."
-    def words(t):
-        return [f'{v}, {m} ({s} seeds)' if s else v for v, m, s in zip(t.verdict, t.measured, t.seeds)]
+    def words(t): return [f'{v}, {m} ({s} seeds)' if s else v for v, m, s in zip(t.verdict, t.measured, t.seeds)]
     return pd.DataFrame({name: pd.Series(words(t), t.claim.values) for name, t in tables.items()}).rename_axis('claim')
 
 # %% ../../nbs/papers/collapse.ipynb #found002
@@ -219,8 +218,7 @@ def findings(rows, claims): # DataFrame of `decide`, the verdicts on them
     told = claims.set_index('claim')
     def answer(claim): return ANSWERS[told.verdict[claim]]
     def mean(value, alpha, method='FedAvg'): return np.nanmean(curves(rows, value, method, alpha))
-    def both(alpha):
-        return ' and with FedDecorr '.join(f"{mean('accuracy_late', alpha, m):.1f} %" for m in PAIR)
+    def both(alpha): return ' and with FedDecorr '.join(f"{mean('accuracy_late', alpha, m):.1f} %" for m in PAIR)
     raised, cured = next(iter(GAINS)), 'FedAvg+FedDecorr'
     local = ["Fig. 2b: the same by effective rank: local models",
              "Fig. 3: FedDecorr raises the local models' effective rank"]

@@ -179,8 +179,7 @@ def architectures(scale):
         return {'MobileNetV2': {}, 'ResNet18': dict(model='resnet18'), 'ResNet32': dict(model='resnet32')}
     mlp = lambda n: dict(model='mlp', options=(('hidden', (n,)), ('features', n), ('norm', 'batch')))
     cnn = lambda n: dict(options=(('channels', (32, 64, n)),))
-    if scale == 'embedded':
-        return {'perceptron, 64': {}, 'perceptron, 128': mlp(128), 'perceptron, 24': mlp(24)}
+    if scale == 'embedded': return {'perceptron, 64': {}, 'perceptron, 128': mlp(128), 'perceptron, 24': mlp(24)}
     return {'convolutions, 256': {}, 'convolutions, 512': cnn(512), 'convolutions, 64': cnn(64)}
 
 # %% ../../nbs/papers/feddecorr.ipynb #413070f3

@@ -17,7 +17,7 @@ from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
 from ..parse import list_seeds, method as parse
-from ..run import experiment, file_of
+from ..compare import experiment, file_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # how many are judged together
@@ -61,7 +61,7 @@ def interactions(
     methods,     # list of Methods
     seeds=None,  # how many, or which, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
     folder=None, # of what is done; the same call goes on from it
-    train=None,  # function (method, seed, checkpoint) -> Run; None: of `fedlit.run.experiment`, at alpha 0.1
+    train=None,  # function (method, seed, checkpoint) -> Run; None: of `fedlit.compare.experiment`, at alpha 0.1
     asked=None,  # what decides the results besides, as JSON holds it; None: that of `experiment`
     progress=True, # show a progress bar?
     **kw,        # for `experiment`: task, alpha, clients, rounds, local, ...

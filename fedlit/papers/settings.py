@@ -18,8 +18,9 @@ from ..ground.messages import warn
 from ..laws import threads
 from .measures import MEASURES, WATCHES
 from ..parse import method as parse
-from ..run import Federation, run_together
-from ..result import tests_of
+from ..compare import run_together
+from ..run import Federation
+from ..scores import tests_of
 from ..setting import canonical, parts_of, plain
 
 # %% ../../nbs/papers/settings.ipynb #1ba82ea6
