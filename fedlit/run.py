@@ -748,6 +748,7 @@ def running(self:Federation, team=None, shared=True): # shared: does somebody lo
     if federation.device == 'cpu': move_out(run, net)
     yield run, net
 
+# %% ../nbs/19_run.ipynb #212c3f72
 def move_out(
     run, # Run that is over
     net, # the network that it trained

@@ -83,7 +83,9 @@ def test_added_and_frozen_parameters():
     whole = traffic(FedDecomp(), net, SHAPE, CLASSES, 1).loc[0]
     assert whole.up == ALL and whole.home > 0                                     # the corrections stay
     net.c1.weight.requires_grad_(False)
-    assert traffic(FedAvg(), net, SHAPE, CLASSES, 1).up[0] == ALL - 4*4*9
+    plain, still = traffic(FedAvg(), Net(), SHAPE, CLASSES, 1).loc[0], traffic(FedAvg(), net, SHAPE, CLASSES, 1).loc[0]
+    assert still.up == still.down == ALL - 4*4*9
+    assert (plain.home, still.home) == (0, 4*4*9) and still.server == plain.server # all have it
 
 def test_pfedpara_sends_half_of_its_factors():
     class Wide(nn.Module):

@@ -547,6 +547,25 @@ def test_a_mask_of_infinities_travels(home):
     run = ff.serve(grid, ff.read_plan(config, masked))
     assert run.history['left_out'].tolist() == ['', '', ''] and run.state.buffers['mask'].isinf().sum() == 3
 
+def frozen(name, task, seed, **options):
+    "A network of which the first layer is everybody's, and fixed."
+    from fedlit.models import build, freeze
+    return freeze(build(name, task, seed=seed, **options), but=('body.2', 'body.4', 'body.5', 'head'))
+
+def another(name, task, seed, **options): return frozen(name, task, seed + 1, **options)
+
+def test_what_is_frozen_is_not_sent_and_must_be_the_same(home, caplog):
+    task, parts, config = home
+    grid, plan = Overheard(ff.client_app(network=frozen), config, SITES), ff.read_plan(config, frozen)
+    run = ff.serve(grid, plan)
+    fixed, plan = set(run.state.fixed), ff.read_plan(config, frozen)
+    assert fixed and not any(k.split('/')[-1] in fixed for k, _ in grid.heard)
+    other = federate(plan.model, task, parts, plan.method, 3, LOCAL, seed=0, executor='loop', progress=False)
+    for k, v in other.state.params.items(): assert torch.allclose(run.state.params[k], v, atol=1e-6, rtol=0), k
+    with pytest.raises(RuntimeError, match='0 good answers'):
+        ff.serve(ff.Rehearsal(ff.client_app(network=another), config, SITES), ff.read_plan(config, frozen))
+    assert 'what is frozen in the network is not the same here' in caplog.text
+
 class Shaky(ff.Rehearsal):
     "One call of the grid fails in round 2: `what` it is, for node 3 where it is about one."
     def __init__(self, *args, what):

@@ -57,15 +57,17 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
-def _answers(proxy, classes):
-    return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
+def _read_besides(method, sent, kept, proxy, classes):
+    "What the server's `merge` reads of a client besides its update: answers to the public samples, or what stays home."
+    if not sent and asks_for(method, 'merge', 'proxy'):
+        return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
+    return kept if asks_for(method, 'merge', 'trained') else {}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
-def _by_place(model, state):
+def _by_place(state):
     "The tensors that travel, and those that stay at home; what is frozen does neither."
-    still = {k for k, p in model.named_parameters() if not p.requires_grad}
-    moving = {k: v for k, v in {**state.params, **state.buffers}.items() if k not in still}
-    return ({k: v for k, v in moving.items() if (k in state.personal) == home} for home in (False, True))
+    return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
+            for home in (False, True))
 
 # %% ../../nbs/scale/capacity.ipynb #2718d0a4
 def traffic(
@@ -81,15 +83,15 @@ def traffic(
     model, proxy = copy.deepcopy(model).cpu(), there(proxy, 'cpu') # wherever the federation is
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics)
     after, count = merge(), lambda masks, *trees: sum(_bytes(t, masks, clients) for t in trees).round().astype(int)
-    sent, kept = _by_place(model, state)
+    sent, kept = _by_place(state)
     stats, moved = ({k: v for k, v in sent.items() if (k in state.params) == moved} for moved in (False, True))
     update = _update(method, moved, out['mask'], clients).bytes.astype(int)
     touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
     written = {k: v for k, v in kept.items() if touched and k in state.params}
-    read = (_answers(proxy, classes) if not sent and asks_for(method, 'merge', 'proxy')
-            else kept if asks_for(method, 'merge', 'trained') else {})
+    read = _read_besides(method, sent, kept, proxy, classes)
     common = {} if any(asks_for(method, 'mask', k) for k in ('data', 'labels')) else out['mask']
+    mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
                              up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,
-                             home=count(out['mask'], tmap(lambda t: t.row, dict(old=state.client, own=state.personal))),
-                             server=count({}, state.params, state.buffers, after.server)))
+                             home=count(out['mask'], mine, state.fixed),
+                             server=count({}, state.params, state.buffers, state.fixed, after.server)))

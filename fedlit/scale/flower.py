@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['AGREED', 'log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory',
-           'unsaid', 'site', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'Book', 'serve',
-           'server_app', 'write_app', 'Rehearsal']
+           'unsaid', 'fixed_as_text', 'site', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'Book',
+           'serve', 'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -16,7 +16,7 @@ except ImportError as e:
                       "pip install 'fedlit[flower] @ git+https://github.com/fedlit/fedlit'") from e
 
 # %% ../../nbs/scale/flower.ipynb #575f7d5b
-import ast, hashlib, logging, math, shutil, sys, time, torch, numpy as np, pandas as pd
+import ast, hashlib, json, logging, math, shutil, sys, time, torch, numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -33,11 +33,12 @@ import fedlit
 from ..ground.tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import asks_for, server_readers, wants
 from ..batches import Batches, batches_of
-from ..server import aggregate, deployed
+from ..server import aggregate, deploy_network
 from ..round import local_phase
 from ..state import pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
+from ..ground.fingerprint import alike, weight_of
 from ..ground.table import memory_budget
 from ..result import Run, resume
 from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns, protected
@@ -205,9 +206,16 @@ def unsaid(
     hides = protected(method)
     return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
 
-def site(plan, task, number, round, arrays, kept=None):
+def fixed_as_text(state):
+    "What all sides must have alike and nobody sends, in numbers that rounding hardly moves; '' if there is nothing."
+    return json.dumps({k: weight_of(v) for k, v in state.fixed.items()}) if state.fixed else ''
+
+def site(plan, task, number, round, arrays, kept=None, fixed=''): # fixed: `fixed_as_text` of the server
     "A round of local training: a tree to send, dict(steps, loss) of what may be said, and a tree to remember."
     state = begin(plan)
+    if fixed and not alike(json.loads(fixed), json.loads(fixed_as_text(state) or '{}')):
+        raise ValueError("what is frozen in the network is not the same here as at the server; "
+                         "both have to begin with the same weights")
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
     got = from_record(arrays, to_sites(plan, state))
     state = replace(state, round=round,
@@ -296,7 +304,8 @@ def _new_answer(context, plan, number, content):
     "Train, and write down what the site has to remember of it, its answer too."
     round, accepted = (content['round'][k] for k in ('round', 'accepted'))
     kept = _recall(context, accepted)
-    answer, said, home = site(plan, plan.task, number, round, content['arrays'], kept)
+    fixed = content['round'].get('fixed', '')
+    answer, said, home = site(plan, plan.task, number, round, content['arrays'], kept, fixed)
     forgot = int(accepted and kept is None and bool(to_record(home)))
     if forgot: log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
                            number, accepted)
@@ -482,8 +491,9 @@ def _overdue(plan, **late):
 
 def _ask(grid, plan, state, asked, accepted, r): # asked: node -> client; accepted: client -> round
     "Send out the network, and with it the last round of which a site's answer was used: message -> node."
-    arrays = to_record(to_sites(plan, state))
-    contents = {n: RecordDict({'arrays': arrays, 'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0)))})
+    arrays, more = to_record(to_sites(plan, state)), dict(fixed=fixed_as_text(state)) if state.fixed else {}
+    contents = {n: RecordDict({'arrays': arrays,
+                               'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0), **more))})
                 for n, k in asked.items()}
     return _push(grid, contents, MessageType.TRAIN, r+1, plan.timeout)
 
@@ -545,9 +555,10 @@ def _row(plan, state, test, good, who, metrics=None):
     row = dict(round=state.round, **losses, participants=len(good), drawn=' '.join(map(str, who)),
                left_out=' '.join(str(k) for k in who if k not in good),
                accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), plan.participation))
-    return ({**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise,
-                               state=deployed(plan.method, state), metrics=metrics)}
-            if test else row)
+    if not test: return row
+    net, answer = deploy_network(plan.method, state, model=plan.model)
+    return {**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise, state=net, metrics=metrics,
+                              answer=answer)}
 
 # %% ../../nbs/scale/flower.ipynb #fltrycod
 def _try_out(plan, metrics):
