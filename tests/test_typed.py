@@ -98,10 +98,14 @@ def test_the_page_says_what_the_committed_results_say(page='nbs/papers/collapse.
     assert not old + gone, '\n'.join([f'{page} is older than results/, so: python docs/fill.py {page}', *old, *gone])
 
 def test_the_index_says_what_the_committed_results_say():
+    import fedlit.papers.depth  # noqa: F401 (it enters what it is about)
+    from fedlit.papers.claims import verdict_view
     from fedlit.papers.collapse import committed_verdicts
+    from fedlit.papers.entries import CATALOGUE, judged
     cells = json.loads((ROOT/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']
     [cell] = [c for c in cells if 'opened =' in ''.join(c['source'])]
-    names = dict(committed_verdicts=committed_verdicts, real=committed_verdicts('short'), Markdown=str)
+    names = dict(committed_verdicts=committed_verdicts, real=committed_verdicts('short'), Markdown=str, judged=judged,
+                 verdict_view=verdict_view, CATALOGUE=CATALOGUE)
     *lines, last = ast.parse(''.join(cell['source'])).body
     exec(compile(ast.Module(lines, []), 'index', 'exec'), names)
     said = eval(compile(ast.Expression(last.value), 'index', 'eval'), names)
