@@ -309,9 +309,9 @@ def test_networks_of_the_same_tensors_are_told_apart(kw):
     assert form_of(Heads()) == form_of(Heads()) != form_of(Heads(**kw)) and form_of(Heads()) != form_of(Other())
 
 def test_a_mask_of_infinities_is_looked_at_entry_by_entry():
-    from fedlit.ground.fingerprint import _weight, alike
-    a, b, c = (_weight(net.mask) for net in (Heads(), masked(0, 3), masked(0, 4)))
-    assert not (alike(a, b) or alike(b, c)) and alike(b, _weight(masked(0, 3).mask))
+    from fedlit.ground.fingerprint import alike, weight_of
+    a, b, c = (weight_of(net.mask) for net in (Heads(), masked(0, 3), masked(0, 4)))
+    assert not (alike(a, b) or alike(b, c)) and alike(b, weight_of(masked(0, 3).mask))
 
 AUGMENTED = replace(TASK, augment=(Crop(padding=2),))
 MOVED = [torch.arange(0, 50), torch.arange(50, 60), torch.arange(60, 80), torch.arange(80, 100)]
