@@ -12,10 +12,9 @@ def caught(law):
     return note
 
 @caught('frozen')
-class Noise(Method):
-    "Noise on every tensor, what the user froze among them."
-    sigma: float = .01
-    def merge(self, delta, server): return {k: v + self.sigma*torch.randn_like(v) for k, v in delta.items()}, server
+class Thaw(Method):
+    "Begins with all parameters of the network, what the user froze among them."
+    def init(self, params, model): return {k: v.detach().clone() for k, v in model.named_parameters()}, {}, {}
 
 @caught('sealed')
 class Coin(Method):

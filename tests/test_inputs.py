@@ -12,7 +12,8 @@ from fedlit.models import build, unwrap, wrap
 from fedlit.parse import methods_by_name
 from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.batches import PADDED, plan
-from fedlit import run as runs
+from fedlit import run as runs, scores
+from fedlit.compare import compare
 from fedlit.result import Run
 from fedlit.run import federate
 
@@ -61,7 +62,7 @@ def test_masks_and_other_kinds_of_indices(ask):
             and same(run, right))
 
 def test_masks_are_test_sets_too():
-    own = runs.tests_of(TASK, CLIENTS)
+    own = scores.tests_of(TASK, CLIENTS)
     masks = [torch.zeros(len(TASK.y_test), dtype=torch.bool).index_fill(0, t, True) for t in own]
     a, b = (go(FedBN(), tests=t, net=build('mlp', TASK, seed=0, norm='batch'))
             for t in ([t.unique() for t in own], masks))
@@ -534,8 +535,8 @@ def test_the_bar_shows_accuracy_and_loss(capsys):
                               f"loss {run.history.train_loss.iloc[-1]:.3g}") in said
 
 def test_compare_goes_on(tmp_path, monkeypatch):
-    ask = lambda: runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1),
-                               folder=tmp_path/'c')
+    ask = lambda: compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1),
+                          folder=tmp_path/'c')
     first, real = ask(), runs.Simulation.judge
     assert len(list((tmp_path/'c').glob('*.safetensors'))) == 4
     next((tmp_path/'c').glob('MOON*seed1.safetensors')).unlink()
@@ -546,7 +547,7 @@ def test_compare_goes_on(tmp_path, monkeypatch):
         return real(self, *args)
     monkeypatch.setattr(runs.Simulation, 'judge', judge)
     assert ask().equals(first) and set(trained) == {('MOON', 1)}
-    assert runs.compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1)).equals(first)
+    assert compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1)).equals(first)
 
 # --- the command line ---------------------------------------------------------------------------------------
 
