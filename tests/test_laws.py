@@ -110,7 +110,8 @@ def test_a_round_changes_nothing_it_was_given(m):
     holds(laws.repeats, m)
 
 @pytest.mark.slow
-@pytest.mark.parametrize('m', METHODS + SUMS + [m for m in ELSEWHERE if not isinstance(m, DepthFL)], ids=ids)
+@pytest.mark.parametrize('m', METHODS + [pytest.param(m, marks=pytest.mark.long) for m in SUMS] + [
+    m for m in ELSEWHERE if not isinstance(m, DepthFL)], ids=ids)
 def test_every_law_holds(m): # of DepthFL, on a network with exits, in test_check.py
     report = laws.check(m)
     assert report.ok, report
