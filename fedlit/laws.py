@@ -31,7 +31,7 @@ from .local import Local
 from .cohort import Broadcast
 from .round import fed_round, local_phase
 from .server import aggregate, deploy_network, holders
-from .state import pure, start
+from .state import TREES, pure, start
 from .ground.table import Table
 from .ground.tape import Tapes
 from .ground.tree import flatten, tmap
@@ -131,7 +131,7 @@ def trained(method, world, executor='loop', rounds=3):
 # %% ../nbs/laws.ipynb #9ddf3f9b
 def contents(state): # State
     "All that a state holds, by name: tensors, or Tables with a row a client."
-    return flatten({k: getattr(state, k) for k in ('params', 'buffers', 'server', 'client', 'personal')})
+    return flatten({k: getattr(state, k) for k in TREES})
 
 def gap(
     a, # State

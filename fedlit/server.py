@@ -17,6 +17,7 @@ from .method import ask, asks_for, overrides, part_view, part_names, replaces, t
 from .state import State, pure
 from .ground.tree import finest, rows, tmap
 from .ground.table import written
+from .vocabulary import BETWEEN
 
 # %% ../nbs/10_server.ipynb #427b26c6
 def _difference(new, old):
@@ -186,8 +187,9 @@ def deploy_network(
     "The network as it is used between rounds, the server's or that of one client, and what becomes of its answers."
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
     use = lambda params, buffers, train: used(method, state, params, buffers, train, memory)
-    offer = _between(method, state, client, dict(data=data, forward=_through(use, model), client=memory,
-                                                 criterion=criterion, number=client))
+    forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
+    offer = _between(method, state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
+                                                 number=client))
     if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):

@@ -124,6 +124,7 @@ def test_frozen_parameters_stay():
                     SIZES)
     assert 'c1.weight' not in {**new.params, **new.buffers} and torch.equal(new.fixed['c1.weight'], net.c1.weight)
     assert not torch.equal(new.params['c2.weight'], net.c2.weight)
+    assert 'fixed/c1.weight' in laws.contents(new) # all that a state holds
 
 # ---- hooks that no method of this family uses yet: masks, phases, personal tensors ----
 

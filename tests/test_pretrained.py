@@ -70,6 +70,19 @@ def test_a_method_may_add_to_what_everybody_has(kw, tmp_path):
     again = Run.load(tmp_path/'run', other, method=Adapter())
     assert torch.equal(again.logits(TASK.x_test), run.logits(TASK.x_test)) # of what was frozen, too
 
+class Shift(Method):
+    "All that learns is what a method adds to a network that is frozen whole."
+    def init(self, params): return {'shift': torch.zeros(10)}, {}, {}
+    def use(self, params, fixed): return {'head.bias': fixed['head.bias'] + params['shift']}
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
+def test_a_network_that_is_frozen_whole_learns_what_a_method_adds(executor):
+    net = build('mlp', DIGITS, seed=0)
+    net.requires_grad_(False)
+    run = federate(net, DIGITS, CLIENTS, Shift(), 2, Local(epochs=1, batch_size=8), progress=False, executor=executor)
+    assert list(run.state.params) == ['shift'] and not run.state.buffers and run.state.params['shift'].any()
+    assert moved(run, net) == {'head.bias'}
+
 def test_runs_with_other_frozen_tensors_do_not_share_a_stack():
     nets = [freeze(build('mlp', DIGITS, seed=s), but=('body.3', 'head')) for s in (0, 1)]
     each = [Federation(n, DIGITS, CLIENTS, FedAvg(), 2, Local(epochs=1, batch_size=8), seed=s, progress=False)

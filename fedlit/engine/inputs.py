@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from ..ground.draws import keep_generators, undrawn
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
-from ..state import fixed_tensors, pure, split_state, start
+from ..state import fixed_names, pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
 def indices(name, v, n):
@@ -125,7 +125,7 @@ def _check_training(model, x, known): # known: what it returns in evaluation mod
 # %% ../../nbs/engine/inputs.ipynb #8451b125
 def check_fixed(model, x):
     "Refuse a network whose forward writes to what is frozen, since that would never leave a client."
-    if not (fixed := fixed_tensors(model)): return
+    if not (fixed := fixed_names(model)): return
     net = copy.deepcopy(model).to(x.device)
     tensors = {k: v for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
     before = {k: v._version for k, v in tensors.items()}
@@ -195,7 +195,7 @@ def attempt(f, *args):
 def check_extremes(model, task):
     "Refuse samples of whole numbers that the network cannot look up, by name."
     forward, tensors = pure(model), split_state(model)
-    place = next(v for tree in tensors for v in tree.values()).device
+    place = next(model.parameters(), task.x_train).device
     for name, x in dict(x_train=task.x_train, x_test=task.x_test).items():
         if not len(x) or task.normalise(x[:1]).is_floating_point(): continue
         run = lambda at, x=x: forward(*tensors, task.normalise(x[at]).to(place), train=False)

@@ -42,12 +42,12 @@ class FjORD(HeteroFL):
     distill: bool = True                 # does the widest network teach the narrow one?
     def __post_init__(self):
         super().__post_init__()
-        require(self, widths=(all(0 < p <= 1 for p in self.widths or (0,)), 'a tuple of numbers in (0, 1]'))
+        good = len(self.widths) > 0 and all(0 < p <= 1 for p in self.widths)
+        require(self, widths=(good, 'a tuple of numbers in (0, 1]'))
     def width(self,
         number,  # of a client, an int or an integer tensor
         clients, # int, how many exist
-        round,   # int
-        step,    # int
+        round, step, # ints
     ):           # one number
         "The share that client `number` uses in this step: at most its tier."
         u, device = uniform(1, self.seed, round, number, step)[0], getattr(number, 'device', None)

@@ -6,7 +6,7 @@
 __all__ = ['SOURCES', 'AFTER_NOISE', 'clipped', 'epsilon_of', 'noise_for', 'system_normal', 'DP', 'DPSGD', 'looks']
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000d
-import copy, logging, math, os, numpy as np, torch
+import logging, math, os, numpy as np, torch
 from contextlib import contextmanager
 from dataclasses import field, replace
 from functools import lru_cache
@@ -18,6 +18,7 @@ from ..ground.messages import first_line, warn
 from ..local import is_number, is_whole
 from ..method import Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
+from ..state import is_stopped
 from ..ground.tree import finest, sqnorm, tmap
 from ..vocabulary import HOOKS, OFFERS, SERVER
 
@@ -134,8 +135,7 @@ def _sound(method):
                 source=(method.source in SOURCES, 'seed or system'))
 
 def _norms_at_home(model, keeps):
-    moves = lambda m: isinstance(m, _BatchNorm) and copy.copy(m).train().training # one that is frozen does not
-    if away := [k for k, m in model.named_modules() if moves(m)
+    if away := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm) and not is_stopped(m)
                 and not all(keeps(f'{k}.{n}'.lstrip('.')) for n, _ in m.named_buffers())]:
         raise ValueError(f"DP protects parameters, and the running statistics of BatchNorm, as in {away[0]}, would "
                          "reach the server as they are; take a network with GroupNorm or without norms, or keep them "

@@ -42,7 +42,7 @@ def _panels(rows, by, draw, width=4.6):
     return fig
 
 # %% ../../nbs/papers/drawings.ipynb #9a2c535b
-TITLES = dict(cifar10='CIFAR-10', small_cifar10='CIFAR-10, 16 x 16 pixels', mnist='MNIST', # of panels
+TITLES = dict(cifar10='CIFAR-10', small_cifar10='CIFAR-10 (small)', mnist='MNIST', # of panels
               office_caltech10='Office-Caltech10', digits_domains='digits of three domains')
 
 def _said(label, v):

@@ -207,13 +207,13 @@ def unsaid(
     return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
 
 def fixed_as_text(state):
-    "What all sides must have alike and nobody sends, in numbers that rounding hardly moves; '' if there is nothing."
-    return json.dumps({k: weight_of(v) for k, v in state.fixed.items()}) if state.fixed else ''
+    "What all sides must have alike and nobody sends, in numbers that rounding hardly moves."
+    return json.dumps({k: weight_of(v) for k, v in state.fixed.items()})
 
-def site(plan, task, number, round, arrays, kept=None, fixed=''): # fixed: `fixed_as_text` of the server
+def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fixed_as_text` of the server
     "A round of local training: a tree to send, dict(steps, loss) of what may be said, and a tree to remember."
     state = begin(plan)
-    if fixed and not alike(json.loads(fixed), json.loads(fixed_as_text(state) or '{}')):
+    if not alike(json.loads(fixed), json.loads(fixed_as_text(state))):
         raise ValueError("what is frozen in the network is not the same here as at the server; "
                          "both have to begin with the same weights")
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
@@ -304,7 +304,7 @@ def _new_answer(context, plan, number, content):
     "Train, and write down what the site has to remember of it, its answer too."
     round, accepted = (content['round'][k] for k in ('round', 'accepted'))
     kept = _recall(context, accepted)
-    fixed = content['round'].get('fixed', '')
+    fixed = content['round'].get('fixed', '{}')
     answer, said, home = site(plan, plan.task, number, round, content['arrays'], kept, fixed)
     forgot = int(accepted and kept is None and bool(to_record(home)))
     if forgot: log.warning('client %s does not remember round %s and begins anew; was its SuperNode restarted?',
@@ -491,10 +491,9 @@ def _overdue(plan, **late):
 
 def _ask(grid, plan, state, asked, accepted, r): # asked: node -> client; accepted: client -> round
     "Send out the network, and with it the last round of which a site's answer was used: message -> node."
-    arrays, more = to_record(to_sites(plan, state)), dict(fixed=fixed_as_text(state)) if state.fixed else {}
-    contents = {n: RecordDict({'arrays': arrays,
-                               'round': ConfigRecord(dict(round=r, accepted=accepted.get(k, 0), **more))})
-                for n, k in asked.items()}
+    arrays, fixed = to_record(to_sites(plan, state)), fixed_as_text(state)
+    said = lambda k: ConfigRecord(dict(round=r, accepted=accepted.get(k, 0), fixed=fixed))
+    contents = {n: RecordDict({'arrays': arrays, 'round': said(k)}) for n, k in asked.items()}
     return _push(grid, contents, MessageType.TRAIN, r+1, plan.timeout)
 
 # %% ../../nbs/scale/flower.ipynb #59823d5c
