@@ -17,13 +17,14 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
+from itertools import islice
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
 from .batches import batch_sizes, batches_of, cross_entropy, width
 from .cohort import Broadcast, check_local
 from .local import Local, is_number, is_whole
-from .participation import check_participation, draw_clients, plain
+from .participation import Answers, Clock, check_participation, draw_clients, plain
 from .ground.draws import Seeded, undrawn
 from .engine.inputs import (best_device, check_device, check_extremes, check_network,
                                   check_proxy, convolves, find_side_effects, first_nonfinite, has_own_code,
@@ -48,7 +49,7 @@ from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
 from .state import pure, start
 from .ground.tape import Tapes, no_compiler
-from .ground.tree import to_host
+from .ground.tree import tmap, to_host
 from .vocabulary import STEP
 
 # %% ../nbs/19_run.ipynb #32432558
@@ -298,6 +299,7 @@ class Simulation:
         shared=True, # may somebody change what is given to it, between rounds?
     ):
         self.noticed, self.tests, self.failures = [], federation.tests, {} # failures: round -> client -> what is
+        self.timetable = [] # of a `Clock`: who answers in which round, as far as it was needed
         self.federation = replace(federation, proxy=there(federation.proxy, federation.device))
         self.model = copy.deepcopy(federation.model).to(federation.device)
         self.task = federation.task.to(federation.device)
@@ -317,7 +319,8 @@ def _count(self:Simulation):
     self.sizes, self.lengths = WEIGHTING[f.weighting](f.clients), [len(c) for c in f.clients]
     self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
     per_epoch = [-(-n//f.local.batch_size) for n in self.lengths]
-    self.steps = [f.local.length(n, k, f.seed) for k, n in enumerate(per_epoch)] # in round 0
+    self.length_of = lambda k, round=0: f.local.length(per_epoch[k], k, f.seed, round)
+    self.steps = list(map(self.length_of, range(len(per_epoch)))) # in round 0
 
 @patch
 def _choose(self:Simulation, shared):
@@ -502,10 +505,30 @@ def no_one(
                 drift=torch.empty(0), bad=torch.empty(0, dtype=torch.bool))
 
 @patch
-def drawn(self:Simulation, state):
-    "Who takes part in the round after this state."
-    a = self.federation
-    return draw_clients(len(a.clients), a.participation, a.seed, state.round, self.lengths, partial(self.losses, state))
+def answers(self:Simulation, state):
+    "Who takes part in the round after this state, or answers in it, without those who are left out; an `Answers`."
+    a, n, r = self.federation, len(self.lengths), state.round
+    if isinstance(a.participation, Clock):
+        if not self.timetable: self.rest = a.participation.rounds(n, a.seed, self.length_of)
+        self.timetable += islice(self.rest, r + 1 - len(self.timetable))
+        found = self.timetable[r]
+    else:
+        who = draw_clients(n, a.participation, a.seed, r, self.lengths, partial(self.losses, state))
+        found = Answers(who, [r]*len(who))
+    left = [(k, b) for k, b in zip(found.who, found.began) if k not in a.without]
+    return found._replace(who=[k for k, _ in left], began=[b for _, b in left])
+
+# %% ../nbs/19_run.ipynb #9f327627
+@patch
+def collect(self:Simulation, state, answers): # answers: of this round
+    "What those return who answer: yields as `one_round` does, once for each round in which some of them began."
+    if not answers.who: return no_one(state)
+    starts = sorted(set(answers.began))
+    outs = []
+    for r in starts:
+        out = yield [k for k, b in zip(answers.who, answers.began) if b == r], state.sent_in(r)
+        outs.append(out if starts == [state.round] else dict(out, began=torch.full_like(out['who'], r)))
+    return outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
 
 # %% ../nbs/19_run.ipynb #losscel1
 @patch
@@ -526,9 +549,9 @@ def losses(self:Simulation, state, who):
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
     "One more round: yields who is to train from which state, and returns the state, what they did, the row, a test."
     a = self.federation
-    drawn = [k for k in self.drawn(state) if k not in a.without]
-    out = (yield drawn, state) if drawn else no_one(state)
-    who, columns = out['who'].tolist(), client_columns(a.bad_clients, drawn, out)
+    answers = self.answers(state)
+    out = yield from self.collect(state, answers)
+    who, columns = out['who'].tolist(), client_columns(a.bad_clients, answers.who, out)
     new, seen = replace(state, round=state.round + 1), None
     if who:
         new = aggregate(self.broadcast(state), who, out, self.sizes[who], team.sums)
@@ -540,7 +563,10 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
         sound, *seen = to_host(*unread)
         if not sound: (new, columns), seen = check_server(a.bad_clients, state, new, columns), None
     columns |= part_columns(a.method, new, a.participation, a.clients)
+    new = new.remember(state, answers.pending)
     row = dict(round=new.round, train_loss=out['loss'].mean().item(), **columns, participants=len(who))
+    if answers.time is not None:
+        row.update(time=answers.time, staleness=np.mean([state.round - b for b in answers.began] or [math.nan]))
     if protected(a.method): del row['train_loss'], row['drift']
     if wrong := self.failures.get(state.round): row['why'] = '; '.join(f'client {k} {wrong[k]}' for k in sorted(wrong))
     return new, out, row, self.test.scores(seen) if seen else None
@@ -830,7 +856,8 @@ def _copies(self:Federation):
 def kind(self:Simulation, state):
     "Simulations of one kind can keep step; None: this one runs alone."
     a = self.federation
-    kind = kind_of(self.broadcast(state)) if self.executor == 'vmap' and not a.chunk else None
+    alone = self.executor != 'vmap' or a.chunk or isinstance(a.participation, Clock)
+    kind = None if alone else kind_of(self.broadcast(state))
     return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record, width(a.clients, a.local))
 
 # %% ../nbs/19_run.ipynb #fedgcel1

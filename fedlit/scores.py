@@ -141,8 +141,9 @@ def with_spread(
 
 # %% ../nbs/17_scores.ipynb #mt11chec
 STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal'
-SEEN = {'round', 'train_loss', 'drift', 'participants', 'bad', 'bad_clients', 'why', 'accuracy_before', 'accuracy',
-        'loss', 'seconds', 'peak_mb', *STAGES, *(f'{k}_sd' for k in STAGES)} # columns that are there without metrics
+SEEN = {'round', 'train_loss', 'drift', 'participants', 'time', 'staleness', 'bad', 'bad_clients', 'why',
+        'accuracy_before', 'accuracy', 'loss', 'seconds', 'peak_mb',
+        *STAGES, *(f'{k}_sd' for k in STAGES)} # columns that are there without metrics
 
 def check_metrics(
     metrics, # name -> function of (logits, y), or None

@@ -105,7 +105,9 @@ offers(HOOKS, params=('tree', "the client's current parameters; at the server, t
 offers((*CLIENT, *SERVER), buffers=('tree', 'running statistics and other tensors without gradient'))
 offers((*CLIENT, *SERVER, *BETWEEN),
        fixed=('tree', 'what everybody has and nobody sends: frozen parameters, and what `init` adds to them'))
-offers(CLIENT, received=('tree', 'what the server sent at the start of the round, $w^t$: parameters and buffers'))
+offers((*CLIENT, 'combine', 'merge'),
+       received=('tree; of (K, ...) at the server', 'what the client was sent when it began, $w^t$: parameters '
+                                                    'and buffers'))
 offers((*CLIENT, *BETWEEN), criterion=('function', "the task's own loss, of `logits` and `y`"))
 offers(STEP, x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(
@@ -151,7 +153,9 @@ offers(SERVER,
                                  'is absent. `send` sees those of one client'),
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
-       participants=('int', 'how many clients take part in the round, $K$'))
+       participants=('int', 'how many clients take part in the round, $K$'),
+       staleness=('(K,)', 'how many steps the server has taken since each client began; zero where rounds wait '
+                          'for all'))
 
 # %% ../nbs/04_vocabulary.ipynb #a019d3f4
 offers((*CLIENT, *SERVER),

@@ -6,7 +6,7 @@ from fedlit.methods import (
     FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    CoordinateMedian, TrimmedMean, NormClipping, Krum,
+    CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff,
     Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
@@ -39,6 +39,7 @@ METHODS = [
     FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
     FedAdagrad(), FedAdam(), FedYogi(tau=1e-2),
     CoordinateMedian(), TrimmedMean(trim=.25), NormClipping(), NormClipping(norm=.5), Krum(attackers=0, best=2),
+    FedAsync(), FedAsync(alpha=.5, form='hinge'), FedBuff(lr=.7),
     # what stays at home
     FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),

@@ -9,9 +9,10 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import deploy_network, deployed
 from fedlit.state import pure, start
-from fedlit.vocabulary import BETWEEN, HOOKS, OFFERS, OUTSIDE
+from fedlit.vocabulary import BETWEEN, HOOKS, OFFERS, OUTSIDE, SERVER
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
+AT_SERVER = {'received', 'staleness'} # likewise, of each client of a round
 # there only where a client has a part of the network, or a place of a batch is empty
 SOMETIMES = {'live_features', 'valid'}
 
@@ -39,9 +40,9 @@ def offered(hook):
 @pytest.mark.parametrize('hook', HOOKS)
 def test_a_round_offers_what_the_table_says(hook):
     rows = {n for n, o in OFFERS.items() if hook in o.hooks}
-    assert offered(hook) == rows - WHEN_ASKED - SOMETIMES
+    assert offered(hook) == rows - WHEN_ASKED - SOMETIMES - (AT_SERVER if hook in SERVER else set())
 
-@pytest.mark.parametrize('hook,name', [(h, n) for n in sorted(WHEN_ASKED) for h in OFFERS[n].hooks])
+@pytest.mark.parametrize('hook,name', [(h, n) for n in sorted(WHEN_ASKED | AT_SERVER) for h in OFFERS[n].hooks])
 def test_what_costs_something_is_made_where_it_is_asked_for(hook, name):
     with pytest.raises(LookupError, match=name): one_round(probe(hook, name))
 

@@ -13,6 +13,7 @@ import base64, hashlib, io, json, math, re, warnings
 import numpy as np, torch
 from dataclasses import replace
 from html import escape
+from itertools import islice
 from xml.etree import ElementTree
 from .without import federation
 from ..ground.files import write_file
@@ -20,7 +21,7 @@ from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
 from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import overrides
-from ..parse import ParseError, value
+from ..parse import ParseError, local, value
 from ..participation import draw_clients, needs
 from ..ground.fingerprint import fingerprint, differences
 from ..result import records
@@ -47,6 +48,13 @@ def known(
     return origin
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
+def _draws(s, how, n): # s: settings of a run
+    "Who is drawn, or answers, in each of the first `n` rounds."
+    if not needs(how, 'steps'): return [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes')) for r in range(n)]
+    work = local(**s['local'])
+    steps = lambda k, r: work.length(-(-s['sizes'][k]//work.batch_size), k, s['seed'], r)
+    return [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), n)]
+
 def took_part(
     run, # Run
 ):       # for each row of the history the clients that were drawn; None where the history says otherwise
@@ -58,9 +66,9 @@ def took_part(
     except ParseError: # one of yours
         if not run.origin: return None
         how = run.origin.participation
-    if needs(how, 'losses') or needs(how, 'sizes') and not s.get('sizes'): return None
-    draw = lambda r: draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'))
-    drawn = [[k for k in draw(int(row['round']) - 1) if k not in left] for row in rows]
+    if needs(how, 'losses') or (needs(how, 'sizes') or needs(how, 'steps')) and not s.get('sizes'): return None
+    draws = _draws(s, how, len(rows))
+    drawn = [[k for k in draws[int(row['round']) - 1] if k not in left] for row in rows]
     skips = s.get('bad_clients', '').startswith("Guard(then='skip'")
     bad = lambda row: {int(k) for k in str(row.get('bad_clients') or '').split() if k != 'server'}
     agree = all(bad(row) <= set(who) and row['participants'] == len(who) - (len(bad(row)) if skips else 0)

@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'SCAFFOLD', 'FedAvgM',
            'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping',
-           'Krum', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF',
-           'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'HeteroFL',
-           'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels',
-           'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'Krum', 'FedAsync', 'FedBuff', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara',
+           'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
+           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -23,6 +23,7 @@ from .scaffold import SCAFFOLD
 from .fedavgm import FedAvgM
 from .fednova import FedNova
 from .fedopt import FedAdagrad, FedAdam, FedYogi
+from .fedbuff import FedAsync, FedBuff
 from .robust import CoordinateMedian, TrimmedMean, NormClipping, Krum
 from .fedbn import FedBN
 from .fedper import FedPer
@@ -55,7 +56,7 @@ from .fedala import FedALA
 _all_ = ['FedAvg', 'SOLO',
          'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn',
-         'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum',
+         'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',

@@ -194,7 +194,7 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
 
 @patch
 def columns(self:DP, round, clients, participation, client):
-    own, times = ('losses', 'sizes'), round
+    own, times = ('losses', 'sizes', 'steps'), round
     if self.at == 'server':
         return _column(self, participation, times, own, clients=clients, drawn=_hidden(participation, clients))
     if client: times = int(client['times'][:].max()) # sites keep counts

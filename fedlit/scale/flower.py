@@ -75,9 +75,10 @@ def _fit_for_sites(plan):
     "A ValueError where sites could not do their part."
     n = len(plan.clients)
     check_participation(plan.participation, n)
-    if needs(plan.participation, 'losses'):
-        raise ValueError(f"{plan.participation!r} asks for losses before a round, which sites are not asked for; "
-                         "`federate` runs it")
+    unknown = dict(losses="asks for losses before a round, which sites are not asked for; `federate` runs it",
+                   steps="says how long clients take, but sites take their own time; timeout= is how long to wait")
+    if why := next((why for need, why in unknown.items() if needs(plan.participation, need)), ''):
+        raise ValueError(f"{plan.participation!r} {why}")
     if needs(plan.participation, 'sizes') and 'samples' in unsaid(plan.method):
         raise ValueError(f"{plan.participation!r} asks how much data a site has, which {plan.method!r} keeps at home")
     check_local(plan.method, plan.local)
