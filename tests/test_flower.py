@@ -779,6 +779,7 @@ def agreed(**changes):
             for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
 
 @pytest.mark.slow
+@pytest.mark.long # two to five minutes; the one below starts processes in every CI
 @unix
 @pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0',
                     reason='FEDLIT_DEPLOY=0: no processes, which take some three minutes of processor time')
