@@ -1,8 +1,9 @@
 "Runs: repeatable, resumable, refused where the request is bad; and the main job."
-import math, platform, struct, subprocess, sys
+import contextlib, math, platform, struct, subprocess, sys
 from dataclasses import replace
 import pytest, torch
 from fedlit.data import load
+from fedlit.ground import messages
 from fedlit.method import FedAvg, Method
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
 from fedlit.models import build
@@ -121,6 +122,16 @@ def test_warnings_point_at_the_users_line(tmp_path):
     said = ' '.join(str(w.message) for w in seen)
     assert all(word in said for word in ('produced NaN or infinity', 'test loss is nan', 'set aside'))
     assert {w.filename for w in seen} == {__file__}
+
+@contextlib.contextmanager
+def nothing(): yield
+
+@pytest.mark.parametrize('wrap', [nothing(), torch.no_grad()], ids=['contextlib', 'torch'])
+def test_a_warning_shows_no_file_that_only_wraps_what_is_ours(wrap):
+    ours = dict(__name__='fedlit.somewhere', warn=messages.warn)
+    exec("def inner(): warn('look')", ours)
+    with pytest.warns(UserWarning, match='look') as seen: wrap(ours['inner'])()
+    assert [w.filename for w in seen] == [__file__]
 
 def faults(held):
     "Page faults of ten tensors of 40 MB, one after the other, in a process of its own."

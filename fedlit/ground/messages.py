@@ -257,10 +257,12 @@ def other_rows(out, offer):
             f"but it must be {shapes[odd[0]]}, a row for each weight")
 
 # %% ../../nbs/ground/messages.ipynb #8262b9ac
+_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch' # whose frames lead from one of ours to the next
+
 def warn(said): # what happened, and what it means
     "A warning at the line outside of fedlit that led here."
     frame, level = sys._getframe(1), 2
-    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in ('fedlit', 'dataclasses'):
+    while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
     warnings.warn(said, stacklevel=level)
 
