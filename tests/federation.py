@@ -6,7 +6,7 @@ from fedlit.methods import (
     FedAdagrad, FedAdam, FedYogi,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff,
+    CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC,
     Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
@@ -32,7 +32,7 @@ METHODS = [
     FedProx(mu=.1), MOON(mu=1.), MOON(mu=1., form='paper'),
     FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'),
     ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
-    DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5),
+    DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5), FedRS(), FedLC(tau=.3),
     # local gradient
     SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
     # aggregation
@@ -72,6 +72,6 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
-           DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
+           FedRS(alpha=1.), FedLC(tau=0.), DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
            TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
            Ditto(lam=1.), APFL()]

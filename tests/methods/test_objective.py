@@ -1,18 +1,18 @@
-"Terms of the local objective: FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov."
+"Terms of the local objective: FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, FedRS, FedLC."
 import copy, math
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.cohort import Broadcast, frozen_outputs
 from fedlit.data import load
 from fedlit.method import FedAvg
-from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedProx, MOON, StructuredDeCov
+from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedLC, FedProx, FedRS, MOON, StructuredDeCov
 from fedlit.methods.fedprox import proximal
 from fedlit.methods.moon import contrast
 from fedlit.models import build
 from fedlit.parse import method as parse
 from fedlit.partition import dirichlet
 from fedlit.local import Local
-from fedlit.round import fed_round
+from fedlit.round import fed_round, local_phase
 from fedlit.state import start
 from fedlit.batches import TaskBatches, batches_of
 from fedlit.run import federate
@@ -358,3 +358,44 @@ def test_structured_decov(groups, within):
     between, inside = pairs(h, lambda a: a//(6//groups))
     assert (StructuredDeCov(weight=.3, groups=groups, within=within).loss(h).item()
             == pytest.approx(.3*(between - within*inside), abs=1e-5))
+
+# ---- FedRS, FedLC ----
+
+def few_classes():
+    "Digits, and two clients: one has three classes, one of them rare; the other has two."
+    task = load('digits')
+    one = lambda k, n: (task.y_train == k).nonzero()[:n, 0]
+    return task, [torch.cat([one(0, 30), one(1, 12), one(7, 3)]), torch.cat([one(4, 5), one(9, 11)])]
+
+def restricted(logits, y, n): # FedRS
+    top = torch.stack([torch.exp(logits[:, c]*(1. if k > 0 else .3)) for c, k in enumerate(n)], 1)
+    return -(top[range(len(y)), y]/top.sum(1)).log().mean()
+
+def calibrated(logits, y, n): # FedLC
+    top = torch.stack([torch.exp(logits[:, c] - .2*max(k, 1e-8)**-.25) for c, k in enumerate(n)], 1)
+    return -(top[range(len(y)), y]/top.sum(1)).log().mean()
+
+@pytest.mark.parametrize('method,loss', [(FedRS(alpha=.3), restricted), (FedLC(tau=.2), calibrated)], ids=repr)
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_classes_that_a_client_lacks_are_left_alone_as_by_hand(method, loss, executor):
+    task, clients = few_classes()
+    net, local = build('mlp', task, seed=0, hidden=(8,), features=4), Local(epochs=3, batch_size=16, momentum=0.)
+    data = batches_of(task, clients, [0, 1], local)
+    out = local_phase(Broadcast(method, net, start(method, net, 2), local), [0, 1], data, executor)
+    for k, own in enumerate(clients):
+        plain, n = copy.deepcopy(net).train(), torch.bincount(task.y_train[own], minlength=10).tolist()
+        for t, size in enumerate(data.counts[k].tolist()):
+            if not size: continue
+            x, y = (v[0] for v in data.at(t, [k], size))
+            plain.zero_grad()
+            loss(plain(x)[1], y, n).backward()
+            with torch.no_grad():
+                for p in plain.parameters(): p -= local.lr*p.grad
+        for name, p in plain.named_parameters():
+            assert (out['params'][name][k] - p).abs().max() < 1e-5
+            assert (p - net.get_parameter(name)).abs().max() > 1e-3 # it did train
+
+def test_fedlc_counts_visits_where_epochs_differ():
+    "Where clients make different numbers of passes, a class counts as often as it is seen in the round."
+    logits, counts = torch.zeros(1, 2), torch.tensor([16., 81.])
+    assert torch.allclose(FedLC(tau=6.).output(logits, counts), torch.tensor([[-3., -2.]]))
