@@ -182,7 +182,7 @@ def check_data(self:Federation):
     for k, idx in enumerate(clients):
         if len(idx) == 0:
             raise ValueError(f"client {k} has no samples; leave it out, or draw a partition "
-                             "that gives every client some (dirichlet's form='released' does)")
+                             "that gives every client some (dirichlet's form='rebalanced' always does)")
     if tests is None: return clients, None
     if isinstance(tests, (str, int)) or len(tests) != len(clients):
         raise ValueError(f"tests has {len(tests) if hasattr(tests, '__len__') else tests!r} entries "
