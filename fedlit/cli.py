@@ -82,6 +82,8 @@ def _learned(p):
     p.add_argument('--model', help='network, see `fedlit list` (default: mlp, three hidden layers with BatchNorm)')
     _with_options(p)
     _one_of(p, 'partition', 'who has which samples; or with what it takes, such as \'dirichlet(form="rebalanced")\'')
+    p.add_argument('--validation', type=_reads('in (0, 1)', lambda v: 0 < v < 1), metavar='SHARE',
+                   help='share of the training set that chooses the best round, and nobody trains on')
     p.add_argument('--concepts', type=_count, help='groups of clients that give the same pictures other labels')
     p.add_argument('--clients', type=_count, help='how many clients exist (default: 10)')
     p.add_argument('--alpha', type=_positive,
@@ -283,6 +285,7 @@ def _task(a, text):
     if a.train_samples is not None: kw['train'] = a.train_samples
     if a.test_samples is not None: kw['test'] = a.test_samples
     if a.concepts is not None: kw['concepts'] = a.concepts
+    if a.validation is not None: kw['validation'] = a.validation
     return written(a.data or name, kw) if kw else a.data or name
 
 # %% ../nbs/cli.ipynb #clisetc2
@@ -396,14 +399,14 @@ def compare(a):
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
         shown = lambda values: format(spread(values), '.4f') if values else ''
         last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
-        rows.append(dict(method=repr(m), accuracy=last('accuracy'), personal=last('personal'),
-                         best=shown([r.history['accuracy'].max() for r in runs]),
-                         seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
+        by = 'validation' if 'validation' in runs[0].history else 'accuracy'
+        rows.append({'method': repr(m), 'accuracy': last('accuracy'), 'personal': last('personal'),
+                     f'best by {by}': shown([r.best(by)['accuracy'] for r in runs]),
+                     'seconds_a_round': round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)})
     if _follows(): return
     print(pd.DataFrame(rows).to_string(index=False))
     if not a.json: return
-    said = dict(result_options(a), setting=plain(what))
-    print('wrote', write_json(a.json, dict(asked=said, table=rows, runs=every)))
+    print('wrote', write_json(a.json, dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
 def _folder(option, path):

@@ -383,7 +383,8 @@ def concept_shift(
                      f"to differ in {concepts} concepts")
     rng = _rng(seed)
     names, new = _readings(task.classes, concepts, changed, rng), {}
-    for part, y in (("train", _labels(task.y_train)), ("test", _labels(task.y_test))):
+    for part in [p for p in ("train", "test", "val") if getattr(task, f"y_{p}") is not None]:
+        y = _labels(getattr(task, f"y_{part}"))
         whose = np.empty_like(y)
         whose[_grouped(y, rng)] = np.arange(len(y)) % concepts
         new |= {f"domain_{part}": torch.from_numpy(whose), f"y_{part}": torch.from_numpy(names[whose, y])}

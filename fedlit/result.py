@@ -164,10 +164,15 @@ def last(self:Run):
 
 @patch
 def best(self:Run,
-    column='accuracy', # which column of the history
-    lowest=False,      # is less better?
-):                     # the numbers of that round, by the names of their columns; {} while none has measured it
-    "The round in which a column was highest, the first of them; it is picked by the test images."
+    column=None,  # of the history; None: `validation`, or `accuracy` where the task has nothing to choose by
+    lowest=False, # is less better?
+):                # the numbers of that round, by the names of their columns; {} while none has measured it
+    "The round in which a column was highest, the first of them. A warning says where test images choose it unasked."
+    if column is None:
+        column = 'validation' if 'validation' in self.history else 'accuracy'
+        if column == 'accuracy' and len(self.history):
+            warn("the test images choose this round, so their accuracy in it is too good to report; on "
+                 "task.validation(.1) other samples choose, and best('accuracy') is for those who know")
     known = {*SEEN, *self.settings.get('metrics', ()), *self.history}
     if column not in known:
         raise ValueError(f"the history has no column {column!r}; there are {', '.join(self.history)}")

@@ -119,7 +119,8 @@ def averaged(
         small = F.avg_pool2d(x.float(), side//size)
         return small if x.is_floating_point() else small.round().to(x.dtype)
     augment = tuple(replace(a, padding=a.padding*size//side) if isinstance(a, Crop) else a for a in task.augment)
-    return replace(task, x_train=mean(task.x_train), x_test=mean(task.x_test), augment=augment)
+    x = {k: mean(v) for k in ('x_train', 'x_test', 'x_val') if (v := getattr(task, k)) is not None}
+    return replace(task, **x, augment=augment)
 
 PICTURES = 'office_caltech10', 'domainnet' # data sets of files that `load` scales to a size
 
@@ -137,11 +138,12 @@ def task_of(
     larger = dict(size=kw.pop('size')) if data in PICTURES and kw.get('size', 0) > 64 else {}
     task = load(data, root=root, download=download, **larger)
     if paper: task = recipe(task, paper)
-    if odd := set(kw) - {'size', 'train', 'test', 'concepts'}:
+    if odd := set(kw) - {'size', 'train', 'test', 'concepts', 'validation'}:
         raise ValueError(f"task={name!r} has {', '.join(sorted(odd))}, but only size, train and test make data "
-                         "smaller, and concepts makes its labels differ")
+                         "smaller, concepts makes its labels differ, and validation sets a share aside")
     if kw.keys() & {'train', 'test'}: task = task.subset(kw.get('train', len(task.y_train)), test=kw.get('test'))
     if 'concepts' in kw: task = split.concept_shift(task, kw['concepts'])
+    if 'validation' in kw: task = task.validation(kw['validation'])
     return replace(averaged(task, kw['size']) if 'size' in kw else task, name=name)
 
 # %% ../nbs/16_setting.ipynb #7641d62b
