@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'SEEN', 'tests_of', 'Tester', 'queue_scores', 'read_scores', 'scores_of', 'needs_samples', 'own_samples',
-           'by_name', 'with_spread', 'check_metrics']
+           'by_name', 'with_spread', 'worst', 'check_metrics']
 
 # %% ../nbs/17_scores.ipynb #scoresim
 import torch
@@ -144,6 +144,16 @@ def with_spread(
         s = spread([v for v in values if v == v] or [nan])
         row[name], row[f'{name}_sd'] = s.mean, s.sd
     return row
+
+# %% ../nbs/17_scores.ipynb #5b4dfa37
+def worst(
+    values,   # accuracies or other numbers, one a client, of which more is better
+    share=.1, # of the clients, in (0, 1]; at least one client counts
+):            # float; NaN where there is no number
+    "The mean over the clients who fare worst; those for whom it is undefined (NaN) do not count."
+    if not 0 < share <= 1: raise ValueError(f"share={share!r}, but it must be in (0, 1], such as .1 for a tenth")
+    seen = sorted(v for v in map(float, values) if v == v)
+    return spread(seen[:max(1, round(share*len(seen)))] or [nan]).mean
 
 # %% ../nbs/17_scores.ipynb #mt11chec
 STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal', 'validation_personal'
