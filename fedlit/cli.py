@@ -57,7 +57,8 @@ def _seeded(p, default, value=None):
                         f'these seeds (default: {default})')
 
 # %% ../nbs/cli.ipynb #a29522a2
-CHOICES = dict(partition=('dirichlet', 'iid', 'classes_per_client', 'shards', 'by_domain'),
+CHOICES = dict(partition=('dirichlet', 'iid', 'quantity_skew', 'classes_per_client', 'shards', 'by_domain',
+                          'dirichlet_mixture'),
                weighting=('samples', 'uniform'), statistics=('averaged', 'home', 'recomputed', 'static'),
                precision=('float32', 'bfloat16', 'float16'), bad_clients=('stop', 'skip', 'report'),
                record=('true', 'false', 'compile', 'graph'))
@@ -80,10 +81,13 @@ def _learned(p):
     p.add_argument('--test-samples', type=_count, metavar='N', help='and of the test set')
     p.add_argument('--model', help='network, see `fedlit list` (default: mlp, three hidden layers with BatchNorm)')
     _with_options(p)
-    _one_of(p, 'partition', 'who has which samples')
+    _one_of(p, 'partition', 'who has which samples; or with what it takes, such as \'dirichlet(form="rebalanced")\'')
+    p.add_argument('--validation', type=_reads('in (0, 1)', lambda v: 0 < v < 1), metavar='SHARE',
+                   help='share of the training set that chooses the best round, and nobody trains on')
+    p.add_argument('--concepts', type=_count, help='groups of clients that give the same pictures other labels')
     p.add_argument('--clients', type=_count, help='how many clients exist (default: 10)')
     p.add_argument('--alpha', type=_positive,
-                   help='concentration of the Dirichlet partition; inf is homogeneous (default: 0.5)')
+                   help='concentration of a Dirichlet partition or of sizes; inf is homogeneous (default: 0.5)')
     p.add_argument('--classes', type=_count, help='classes a client, or shards a client (default: 2)')
     p.add_argument('--proxy-samples', type=_natural, metavar='N',
                    help='withhold N training images as the unlabelled set of a server that distils')
@@ -214,23 +218,30 @@ def _checked(p):
     p.add_argument('--model', help='network to try it on, see `fedlit list` (default: a small one)')
     _with_options(p)
 
+# %% ../nbs/cli.ipynb #6dc21812
+def _executor(text):
+    "Such as torchrun:vmap."
+    from fedlit.parse import named
+    return ':'.join(named(k, 'executor') for k in text.split(':') if k)
+
+def _spelt(option, text, names):
+    "The name that is meant; a partition may have arguments behind it."
+    from fedlit.ground.messages import match_name
+    name, paren, more = text.partition('(') if option == 'partition' else (text, '', '')
+    return match_name(name, names, f"value of --{option.replace('_', '-')}") + paren + more
+
 # %% ../nbs/cli.ipynb #fc8ef294
 TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
              epochs='a number or an amount such as Between(2, 5)',
              steps='a number or an amount such as Between(20, 50)', optimizer='SGD(), Adam() or AdamW()',
              participation='a number or a value such as PowerOfChoice(.1)')
 
-def _executor(text):
-    "Such as torchrun:vmap."
-    from fedlit.parse import named
-    return ':'.join(named(k, 'executor') for k in text.split(':') if k)
-
 def _names(a, *methods):
     "The methods. All that is misspelt is told before data are loaded."
-    from fedlit.ground.messages import check_record, match_name
+    from fedlit.ground.messages import check_record
     from fedlit.parse import Misfit, ParseError, method, named, value
     for k, names in CHOICES.items():
-        if given := getattr(a, k): setattr(a, k, match_name(given, names, f"value of --{k.replace('_', '-')}"))
+        if given := getattr(a, k): setattr(a, k, _spelt(k, given, names))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     a.model, a.data = a.model and named(a.model, 'model'), a.data and named(a.data, 'data set')
     a.executor = _executor(a.executor)
@@ -245,14 +256,16 @@ def _names(a, *methods):
 
 # %% ../nbs/cli.ipynb #clisetc1
 # option -> partition that has it -> its name there, and what it is if nobody says
-OWN = dict(alpha=dict(dirichlet=('alpha', .5)),
+OWN = dict(alpha=dict(dirichlet=('alpha', .5), quantity_skew=('alpha', .5), dirichlet_mixture=('alpha', 1.)),
            classes=dict(classes_per_client=('classes', 2), shards=('shards_per_client', 2)))
 
 def _partition(a, text):
     "The partition `text`, with the options in place of what it says."
     from fedlit.setting import call, written
     name, kw = call(text)
-    if a.partition not in (None, name): name, kw = a.partition, {}
+    asked = a.partition or a.concepts and 'by_domain'
+    if asked and '(' in asked: name, kw = call(asked)
+    elif asked and asked != name: name, kw = asked, {}
     for option, places in OWN.items():
         given = getattr(a, option)
         if name in places:
@@ -263,12 +276,16 @@ def _partition(a, text):
                              f"but the partition is {name}")
     return written(name, kw)
 
+
+# %% ../nbs/cli.ipynb #de6a0d54
 def _task(a, text):
     "The data set `text`, with the options in place of what it says."
     from fedlit.setting import call, written
     name, kw = call(text) if '(' in text else (text, {})
     if a.train_samples is not None: kw['train'] = a.train_samples
     if a.test_samples is not None: kw['test'] = a.test_samples
+    if a.concepts is not None: kw['concepts'] = a.concepts
+    if a.validation is not None: kw['validation'] = a.validation
     return written(a.data or name, kw) if kw else a.data or name
 
 # %% ../nbs/cli.ipynb #clisetc2
@@ -382,14 +399,14 @@ def compare(a):
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
         shown = lambda values: format(spread(values), '.4f') if values else ''
         last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
-        rows.append(dict(method=repr(m), accuracy=last('accuracy'), personal=last('personal'),
-                         best=shown([r.history['accuracy'].max() for r in runs]),
-                         seconds_a_round=round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)))
+        by = 'validation' if 'validation' in runs[0].history else 'accuracy'
+        rows.append({'method': repr(m), 'accuracy': last('accuracy'), 'personal': last('personal'),
+                     f'best by {by}': shown([r.best(by)['accuracy'] for r in runs]),
+                     'seconds_a_round': round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)})
     if _follows(): return
     print(pd.DataFrame(rows).to_string(index=False))
     if not a.json: return
-    said = dict(result_options(a), setting=plain(what))
-    print('wrote', write_json(a.json, dict(asked=said, table=rows, runs=every)))
+    print('wrote', write_json(a.json, dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
 def _folder(option, path):

@@ -166,14 +166,14 @@ def samples(
     return _input(name, _tensor(name, _aligned(name, v, columns)))
 
 # %% ../nbs/01_data.ipynb #466c0c49
-def _check(task, part): # part: "train" or "test"
+def _check(task, part): # part: of `_parts`
     "Refuse tensors that do not belong together, saying which and why."
     x, y, domain = (getattr(task, f"{k}_{part}") for k in ("x", "y", "domain"))
     if len(x) != len(y): raise ValueError(f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels")
     if domain is not None and len(domain) != len(y):
         raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} images")
-    if (task.domain_train is None) != (task.domain_test is None):
-        raise ValueError("domain_train and domain_test belong together; give both or none")
+    if (task.domain_train is None) != (domain is None):
+        raise ValueError(f"domain_train and domain_{part} belong together; give both or none")
     bad = y[(y < 0) | (y >= task.classes)]
     if len(bad):
         raise ValueError(f"y_{part} holds the label {bad[0].item()}; "
@@ -220,26 +220,36 @@ def _augments_of(task): # the augmentations as a tuple, if they fit the samples
                              "bytes; give x / 255, or x.to(torch.uint8) if they are whole")
     return tuple(task.augment)
 
+# %% ../nbs/01_data.ipynb #c81d8c69
+def _parts(task): # "train", "test" and, where there is such, "val"
+    if (task.x_val is None) != (task.y_val is None):
+        raise ValueError("x_val and y_val belong together; give both or none")
+    return "train", "test", *["val"]*(task.x_val is not None)
+
+def _must_match(task, name, x): # refuse samples of another kind than those of the training set
+    a, b = (tuple(v.shape[1:]) for v in (task.x_train, x))
+    tokens = task.x_train.dtype == torch.int64
+    if len(a) != len(b) or not tokens and len(a) != 2 and a[0] != b[0] or len(a) == 2 and a[1] != b[1]:
+        raise ValueError(f"a sample of x_train has shape {a}, one of {name} {b}; they must have the same columns, "
+                         "and images must be (N, C, H, W) in both")
+    if tokens != (x.dtype == torch.int64):
+        raise ValueError(f"x_train holds {str(task.x_train.dtype)[6:]} and {name} {str(x.dtype)[6:]}, "
+                         "but tokens are whole numbers in both; a table is x.float()")
+
 # %% ../nbs/01_data.ipynb #2c98715c
 def _read_in(task): # every field as what it will be
     if task.columns is None: task.columns = _columns_of(task.x_train)
-    for name in ("x_train", "x_test"): setattr(task, name, samples(name, getattr(task, name), task.columns))
-    for name in ("y_train", "y_test", "domain_train", "domain_test"):
-        if (v := getattr(task, name)) is not None: setattr(task, name, _classed(name, _tensor(name, v)))
-    a, b = (tuple(x.shape[1:]) for x in (task.x_train, task.x_test))
-    tokens = task.x_train.dtype == torch.int64
-    if len(a) != len(b) or not tokens and len(a) != 2 and a[0] != b[0] or len(a) == 2 and a[1] != b[1]:
-        raise ValueError(f"a sample of x_train has shape {a}, one of x_test {b}; they must have the same columns, "
-                         "and images must be (N, C, H, W) in both")
-    if tokens != (task.x_test.dtype == torch.int64):
-        raise ValueError(f"x_train holds {str(task.x_train.dtype)[6:]} and x_test {str(task.x_test.dtype)[6:]}, "
-                         "but tokens are whole numbers in both; a table is x.float()")
+    for part in _parts(task):
+        setattr(task, name := f"x_{part}", samples(name, getattr(task, name), task.columns))
+        for name in (f"y_{part}", f"domain_{part}"):
+            if (v := getattr(task, name)) is not None: setattr(task, name, _classed(name, _tensor(name, v)))
+        _must_match(task, name := f"x_{part}", getattr(task, name))
     try: task.classes = operator.index(task.classes)
     except TypeError:
         raise ValueError(f"classes={task.classes!r}, but it must be a whole number, "
                          "how many classes there are") from None
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
-    for name, names, n in (("labels", task.labels, task.classes), ("columns", task.columns, a[0])):
+    for name, names, n in (("labels", task.labels, task.classes), ("columns", task.columns, task.x_train.shape[1])):
         if names is not None and len(names) != n: raise ValueError(f"{name} has {len(names)} names, but there are {n}")
 
 # %% ../nbs/01_data.ipynb #dt02code
@@ -283,10 +293,13 @@ class Task:
     domain_test: torch.Tensor = None # likewise
     domains: tuple = None # domain names
     columns: tuple = None # names of the columns of a table; None: those of `x_train`, if it is a data frame
+    x_val: torch.Tensor = None # as x_train, to choose by, see `validation`; None: nothing to choose by
+    y_val: torch.Tensor = None # as y_train
+    domain_val: torch.Tensor = None # as domain_train
     def __post_init__(self):
         _read_in(self)
         self.mean, self.std, self.augment = *_constants_of(self), _augments_of(self)
-        for part in ("train", "test"): _check(self, part)
+        for part in _parts(self): _check(self, part)
         _doubt(self)
 
 # %% ../nbs/01_data.ipynb #1d4f4cfe
@@ -318,13 +331,16 @@ def normalise(self:Task, x):
     return standardised(x, self.mean, self.std, self.x_train.ndim == 4)
 
 # %% ../nbs/01_data.ipynb #33f30448
-def _cut(task, part, n, seed): # fields of a stratified cut of one part
+def _chosen(task, part, n, seed): # indices of `n` samples of a part, classes and domains in proportion
     y, domain = getattr(task, f"y_{part}"), getattr(task, f"domain_{part}")
+    return _stratified(y if domain is None else domain * task.classes + y, n, seed).to(y.device)
+
+def _cut(task, part, n, seed): # fields of a stratified cut of one part
+    y = getattr(task, f"y_{part}")
     if not hasattr(n, "__index__"):
         raise ValueError(f"{n!r} samples of the {part} set; give a whole number, such as round(.5 * {len(y)}) for half")
     if not 0 < n <= len(y): raise ValueError(f"cannot take {n} of the {len(y)} samples of the {part} set")
-    group = y if domain is None else domain * task.classes + y
-    i = _stratified(group, n, seed).to(y.device)
+    i = _chosen(task, part, n, seed)
     return {k: v[i] for k, v in _tensors(task).items() if k.endswith(part)}
 
 @patch
@@ -338,13 +354,31 @@ def subset(self: Task,
     if test is not None: parts |= _cut(self, "test", test, seed)
     return _with(self, parts)
 
+# %% ../nbs/01_data.ipynb #860bfc66
+@patch
+def validation(self: Task,
+    share=.1, # of the training samples, in (0, 1)
+    seed=0, # same seed, same samples
+) -> Task: # with fewer training samples; it is these that a partition has to divide
+    "Set training samples aside to choose by, with the classes in proportion."
+    if self.x_val is not None: raise ValueError(f"{self.name} has {len(self.y_val)} validation samples already")
+    total = len(self.y_train)
+    n = max(1, round(share * total)) if isinstance(share, (int, float)) and 0 < share < 1 else 0
+    if not 0 < n < total: raise ValueError(f"share={share!r} of {total} training samples, but it must be in (0, 1), "
+                                           "such as .1, and leave some to train on")
+    held = torch.zeros(total, dtype=torch.bool, device=self.y_train.device)
+    held[_chosen(self, "train", n, seed)] = True
+    parts = {k.removesuffix("train"): v for k, v in _tensors(self).items() if k.endswith("train")}
+    return _with(self, {f"{k}{part}": v[i] for k, v in parts.items() for part, i in (("train", ~held), ("val", held))})
+
 # %% ../nbs/01_data.ipynb #ac744375
 @patch
 def __repr__(self: Task):
     shape = "x".join(map(str, self.x_train.shape[1:]))
     size = sum(v.numel() * v.element_size() for v in _tensors(self).values()) / 2**20
     more = ([f"{len(self.domains)} domains"] if self.domains else []) + [repr(a) for a in self.augment]
-    return (f"Task({self.name!r}: {len(self.x_train)} train + {len(self.x_test)} test, {shape} "
+    sizes = " + ".join(f"{len(getattr(self, f'y_{k}'))} {k}" for k in _parts(self))
+    return (f"Task({self.name!r}: {sizes}, {shape} "
             f"{str(self.x_train.dtype)[6:]}, {self.classes} classes, "
             f"{', '.join(more + [f'{size:.1f} MB on {self.x_train.device}'])})")
 

@@ -4,10 +4,11 @@
 
 # %% auto #0
 __all__ = ['counts', 'heterogeneity', 'show_partition', 'iid', 'dirichlet', 'classes_per_client', 'shards', 'dirichlet_mixture',
-           'by_domain', 'by_owner', 'by_flower', 'match']
+           'quantity_skew', 'by_domain', 'by_owner', 'concept_shift', 'by_flower', 'match']
 
 # %% ../nbs/02_partition.ipynb #a60cede3
 import operator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -173,7 +174,21 @@ def _search(sizes, clients, alpha, min_size, restarts, rng):
         if table.sum(1).min() >= min_size: return table
     raise ValueError(f"alpha={alpha}: none of {restarts} tables gave each of {clients} clients "
                      f"min_size={min_size} samples; "
-                     'raise alpha, lower clients or min_size, or take form="paper"')
+                     'form="rebalanced" always does, and so may a higher alpha, or fewer clients')
+
+# %% ../nbs/02_partition.ipynb #f75731e3
+def _lend(table, least):
+    "The table with `least` samples for every client: who has fewer borrows from the largest class of whoever has most."
+    table, held = table.copy(), table.sum(1)
+    for k in np.flatnonzero(held < least):
+        while held[k] < least:
+            rich = held.argmax()
+            c = table[rich].argmax()
+            loan = min(least - held[k], held[rich] - least, table[rich, c])
+            for whose, n in ((k, loan), (rich, -loan)):
+                table[whose, c] += n
+                held[whose] += n
+    return table
 
 # %% ../nbs/02_partition.ipynb #c9104e19
 def dirichlet(
@@ -181,20 +196,22 @@ def dirichlet(
     clients=10, # Number of clients K, 1 to N
     alpha=0.05, # Concentration, above 0: small is uneven, float("inf") is homogeneous
     seed=0, # Of every draw
-    min_size=10, # Fewest samples a client may have ("released" only), at most N / clients
-    form="released", # "released": cap and restart, as in the code of MOON and FedDecorr; "paper": as printed, neither
+    min_size=10, # Fewest samples a client may have, at most N / clients; "paper" has no such limit
+    form="released", # "released": cap and restart, as MOON's code has; "rebalanced": cap and loan; "paper": neither
     restarts=10_000, # Tables to try before giving up ("released" only)
 )->list: # One sorted int64 index tensor per client; every index once; "paper" may leave clients empty
     "Per class, Dirichlet shares over the clients (FedDecorr, MOON). ValueError: bad argument, or no table passed."
     y, clients, rng = _start(y, clients, seed)
-    if form not in ("released", "paper"): raise ValueError(f'form={form!r} must be "released" or "paper"')
+    if form not in ("released", "rebalanced", "paper"):
+        raise ValueError(f'form={form!r} must be "released", "rebalanced" or "paper"')
     _concentration(alpha)
-    if form == "released":
+    if form != "paper":
         _whole("min_size", min_size, 0, len(y) // clients, f"since {len(y)} samples are shared by {clients} clients")
     if alpha > 1e300: return _in_turn(_grouped(y, rng), clients)
     sizes = np.bincount(y)
-    table = (_table(sizes, clients, alpha, False, rng) if form == "paper"
-             else _search(sizes, clients, alpha, min_size, restarts, rng))
+    table = (_search(sizes, clients, alpha, min_size, restarts, rng) if form == "released"
+             else _table(sizes, clients, alpha, form == "rebalanced", rng))
+    if form == "rebalanced": table = _lend(table, min_size)
     return _deal(_decks(y, rng), table)
 
 # %% ../nbs/02_partition.ipynb #b415a4d3
@@ -294,6 +311,23 @@ def dirichlet_mixture(
     draw = lambda y, n, name: _with_overlap(y, np.stack([_apportion(p, n, rng) for p in q]), rng, name)
     return draw(y, train, "train"), None if y_test is None else draw(_labels(y_test), test, "test")
 
+# %% ../nbs/02_partition.ipynb #f66237f6
+def quantity_skew(
+    y, # (N,) labels; only their number matters
+    clients=10, # Number of clients K, 1 to N
+    alpha=0.5, # Concentration of the sizes, above 0: small is uneven, float("inf") makes them equal up to one
+    seed=0, # Of the sizes and of the deal
+    min_size=10, # Samples that every client has in any case, at most N / clients
+)->list: # One sorted int64 index tensor per client; every index once
+    "Dirichlet sizes and labels at random (NIID-Bench, sec. 4.3). ValueError: bad argument."
+    y, clients, rng = _start(y, clients, seed)
+    _concentration(alpha)
+    least = _whole("min_size", min_size, 0, len(y) // clients,
+                   f"since {len(y)} samples are shared by {clients} clients")
+    share = np.ones(clients) if alpha > 1e300 else rng.dirichlet(np.full(clients, alpha))
+    sizes = least + _apportion(share, len(y) - clients*least, rng)
+    return _pack(np.split(rng.permutation(len(y)), np.cumsum(sizes)[:-1]))
+
 # %% ../nbs/02_partition.ipynb #c5a76a85
 def by_domain(
     domain, # (N,) domain of each sample: whole numbers or names
@@ -327,6 +361,34 @@ def by_owner(
     if not parts: raise ValueError(f"no owner has least={least} samples; the largest has {max(map(len, every))}")
     n = _whole("clients", len(parts) if clients is None else clients, 1, len(parts), "the owners that there are")
     return _pack([parts[k] for k in sorted(_rng(seed).choice(len(parts), n, replace=False))])
+
+# %% ../nbs/02_partition.ipynb #b9637587
+def _readings(classes, concepts, changed, rng):
+    "What each concept calls each class, (concepts, classes): those on a ring of `changed` classes move along."
+    table, ring = np.tile(np.arange(classes), (concepts, 1)), rng.permutation(classes)[:changed]
+    for g, row in enumerate(table): row[ring] = np.roll(ring, -g)
+    return table
+
+def concept_shift(
+    task, # Task without domains
+    concepts=2, # How many readings of the labels there are, 2 to the number of classes
+    classes=None, # How many classes are read differently, `concepts` to all of them; None: all
+    seed=0, # Of the readings, and of which samples belong to which
+): # Task whose domains are the concepts, for `by_domain`; each concept has an equal share of every class's images
+    "Groups of samples that disagree on the labels of pictures (Sattler et al., 2020). ValueError: bad argument."
+    if task.domain_train is not None:
+        raise ValueError(f"{task.name} has domains already, whose place the concepts would take")
+    concepts = _whole("concepts", concepts, 2, task.classes, "the number of classes")
+    changed = _whole("classes", task.classes if classes is None else classes, concepts, task.classes,
+                     f"to differ in {concepts} concepts")
+    rng = _rng(seed)
+    names, new = _readings(task.classes, concepts, changed, rng), {}
+    for part in [p for p in ("train", "test", "val") if getattr(task, f"y_{p}") is not None]:
+        y = _labels(getattr(task, f"y_{part}"))
+        whose = np.empty_like(y)
+        whose[_grouped(y, rng)] = np.arange(len(y)) % concepts
+        new |= {f"domain_{part}": torch.from_numpy(whose), f"y_{part}": torch.from_numpy(names[whose, y])}
+    return replace(task, domains=tuple(f"concept {g}" for g in range(concepts)), **new)
 
 # %% ../nbs/02_partition.ipynb #ow04cell
 def by_flower(

@@ -135,6 +135,11 @@ def influence(self:Run, clients=None, **given):
     "What changes without each client in turn: `fedlit.after.without.influence`."
     return _later('without', 'influence')(self, clients, **given)
 
+@patch
+def newcomers(self:Run, steps=20, **given): # steps: of fine-tuning
+    "The network on clients that never took part, before and after fine-tuning: `fedlit.after.without.newcomers`."
+    return _later('without', 'newcomers')(self, steps, **given)
+
 # %% ../nbs/18_result.ipynb #9c94c633
 @patch
 def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as `federate` took them, if from a file
@@ -163,16 +168,37 @@ def last(self:Run):
     return _numbers(self.history.iloc[-1]) if len(self.history) else {}
 
 @patch
+def _column(self:Run, name):
+    "A column of the history, without what was not measured; empty if it may come; a ValueError if it is none."
+    if name not in {*SEEN, *self.settings.get('metrics', ()), *self.history}:
+        raise ValueError(f"the history has no column {name!r}; there are {', '.join(self.history)}")
+    return self.history.reindex(columns=[name])[name].dropna()
+
+@patch
 def best(self:Run,
-    column='accuracy', # which column of the history
-    lowest=False,      # is less better?
-):                     # the numbers of that round, by the names of their columns; {} while none has measured it
-    "The round in which a column was highest, the first of them; it is picked by the test images."
-    known = {*SEEN, *self.settings.get('metrics', ()), *self.history}
-    if column not in known:
-        raise ValueError(f"the history has no column {column!r}; there are {', '.join(self.history)}")
-    if column not in self.history or not (seen := self.history[column].dropna()).size: return {}
+    column=None,  # of the history; None: `validation`, or `accuracy` where the task has nothing to choose by
+    lowest=False, # is less better?
+):                # the numbers of that round, by the names of their columns; {} while none has measured it
+    "The round in which a column was highest, the first of them. A warning says where test images choose it unasked."
+    if column is None:
+        column = 'validation' if 'validation' in self.history else 'accuracy'
+        if column == 'accuracy' and len(self.history):
+            warn("the test images choose this round, so their accuracy in it is too good to report; on "
+                 "task.validation(.1) other samples choose, and best('accuracy') is for those who know")
+    if not (seen := self._column(column)).size: return {}
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
+
+# %% ../nbs/18_result.ipynb #355d124e
+@patch
+def rounds_to(self:Run,
+    target,            # such as .9
+    column='accuracy', # of the history
+    lowest=False,      # is less better, as of a loss?
+) -> int:              # None where no round has reached it
+    "How many rounds it took until a column reached a target."
+    seen = self._column(column)
+    there = seen.index[seen <= target] if lowest else seen.index[seen >= target]
+    return int(self.history['round'].loc[there[0]]) if len(there) else None
 
 # %% ../nbs/18_result.ipynb #mt15pred
 def data_spec(

@@ -183,7 +183,7 @@ def check_data(self:Federation):
     for k, idx in enumerate(clients):
         if len(idx) == 0:
             raise ValueError(f"client {k} has no samples; leave it out, or draw a partition "
-                             "that gives every client some (dirichlet's form='released' does)")
+                             "that gives every client some (dirichlet's form='rebalanced' always does)")
     if tests is None: return clients, None
     if isinstance(tests, (str, int)) or len(tests) != len(clients):
         raise ValueError(f"tests has {len(tests) if hasattr(tests, '__len__') else tests!r} entries "
@@ -293,6 +293,7 @@ class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
     single_process = True # does it have all clients of a round? a team that shares them says that it has not
     waited = 0.  # seconds of this round that were spent on other runs
+    tests_val = None # as `tests`, of the samples to choose by; made when they are needed
     sums = staticmethod(client_sums) # of which a team adds up its own
     def __init__(self,
         federation, # Federation, checked
@@ -332,7 +333,8 @@ def _choose(self:Simulation, shared):
     side = prefers_channels_last(self.model, x) if f.channels_last is None else f.channels_last
     self.channels_last = self.executor != 'vmap' and side
     self.function = partial(self.function, channels_last=self.channels_last)
-    self.test = Tester(self.model, self.task, self.channels_last, f.metrics)
+    self.test, *self.choose_by = (Tester(self.model, self.task, self.channels_last, f.metrics, part)
+                                  for part in ('test', 'val')[:1 + (getattr(self.task, 'x_val', None) is not None)])
 
 # %% ../nbs/19_run.ipynb #simexec1
 @patch
@@ -621,7 +623,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     known = past.get('accuracy') is not None and past['accuracy'] == past['accuracy']
     if not known or any(k not in past for k in names): past = self.measured(before)
     row = {f'{k}_before': past[k] for k in names}
-    row = dict(accuracy_before=row.pop('accuracy_before'), **self.measured(after, seen), **row)
+    row = dict(accuracy_before=row.pop('accuracy_before'), **self.measured(after, seen), **row, **self.validated(after))
     if self.tests is None or not who: return row
     everyone = range(len(self.tests))
     everyone = scores_of(self.federation.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
@@ -638,6 +640,19 @@ def notice_undefined(self:Simulation, own): # own: name -> a number for each cli
             self.noticed.append(name)
             warn(f"`{name}` is undefined (NaN) for {clients_named(none)}; "
                  f"such columns are means over clients for whom it is defined")
+
+# %% ../nbs/19_run.ipynb #650c4765
+@patch
+def validated(self:Simulation, state):
+    "What the samples to choose by say, where the task has some: columns for the row of a round."
+    if not self.choose_by: return {}
+    (test,), f, everyone = self.choose_by, self.federation, range(len(self.federation.clients))
+    scores = partial(scores_of, f.method, test, state)
+    row = {k: v for k, (v,) in by_name('validation', scores([slice(None)], [None])).items()}
+    if self.tests is None: return row
+    if self.tests_val is None: self.tests_val = tests_of(self.task, f.clients, f.seed, 'val')
+    own = scores(self.tests_val, everyone, **self.own_samples(everyone))
+    return {**row, **with_spread(by_name('validation_personal', own))}
 
 # %% ../nbs/19_run.ipynb #mt20try_
 @patch

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['STAGES', 'SEEN', 'tests_of', 'Tester', 'queue_scores', 'read_scores', 'scores_of', 'needs_samples', 'own_samples',
-           'by_name', 'with_spread', 'check_metrics']
+           'by_name', 'with_spread', 'worst', 'check_metrics']
 
 # %% ../nbs/17_scores.ipynb #scoresim
 import torch
@@ -25,12 +25,15 @@ def tests_of(
     task,    # Task
     clients, # list of index tensors into the training set, one per client
     seed=0,  # int
+    part='test', # or 'val', the samples to choose by
 ) -> list:   # one index tensor into the test set per client
     "Each client's own test set: its domain's images where each has one domain, else images with its label proportions."
+    y, domain = getattr(task, f'y_{part}'), getattr(task, f'domain_{part}')
     seen = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
     if not seen or any(len(d) > 1 for d in seen):
-        return match([c.cpu() for c in clients], task.y_train.cpu(), task.y_test.cpu(), seed)
-    return [(task.domain_test == d).nonzero()[:, 0] for d in seen]
+        try: return match([c.cpu() for c in clients], task.y_train.cpu(), y.cpu(), seed)
+        except ValueError as e: raise ValueError(str(e).replace('y_test', f'y_{part}')) from None
+    return [(domain == d).nonzero()[:, 0] for d in seen]
 
 # %% ../nbs/17_scores.ipynb #7aa858ae
 class Tester:
@@ -40,8 +43,11 @@ class Tester:
         task,          # Task, on the device of the network
         channels_last, # keep a pixel's channels together?
         metrics=None,  # name -> function of (logits, y)
+        part='test',   # or 'val', the samples to choose by
     ):
-        self.model, self.task, self.metrics, self.labels = model, task, metrics or {}, task.y_test.cpu()
+        self.model, self.task, self.metrics = model, task, metrics or {}
+        self.x, self.y = getattr(task, f'x_{part}'), getattr(task, f'y_{part}')
+        self.labels = self.y.cpu()
         self.draws = True # may the network draw numbers while it is tested? the first test tells
         self.ready = (lambda x: pixel_by_pixel(task.normalise(x))) if channels_last else task.normalise
 
@@ -55,7 +61,7 @@ def ask(self:Tester,
     answer=None,    # as for `fedlit.measure.logits_of`
 ):
     "What says how good the network is, as tensors on its device that nobody has waited for."
-    x, y = self.task.x_test[at], self.task.y_test[at]
+    x, y = self.x[at], self.y[at]
     if not len(y): return []
     with Seeded(('test',)) if self.draws else nullcontext() as drawn:
         logits = logits_of(self.model, x, prepare=self.ready, state=net, answer=answer)
@@ -139,10 +145,20 @@ def with_spread(
         row[name], row[f'{name}_sd'] = s.mean, s.sd
     return row
 
+# %% ../nbs/17_scores.ipynb #5b4dfa37
+def worst(
+    values,   # accuracies or other numbers, one a client, of which more is better
+    share=.1, # of the clients, in (0, 1]; at least one client counts
+):            # float; NaN where there is no number
+    "The mean over the clients who fare worst; those for whom it is undefined (NaN) do not count."
+    if not 0 < share <= 1: raise ValueError(f"share={share!r}, but it must be in (0, 1], such as .1 for a tenth")
+    seen = sorted(v for v in map(float, values) if v == v)
+    return spread(seen[:max(1, round(share*len(seen)))] or [nan]).mean
+
 # %% ../nbs/17_scores.ipynb #mt11chec
-STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal'
+STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal', 'validation_personal'
 SEEN = {'round', 'train_loss', 'drift', 'participants', 'time', 'staleness', 'bad', 'bad_clients', 'why',
-        'accuracy_before', 'accuracy', 'loss', 'seconds', 'peak_mb',
+        'accuracy_before', 'accuracy', 'loss', 'validation', 'seconds', 'peak_mb',
         *STAGES, *(f'{k}_sd' for k in STAGES)} # columns that are there without metrics
 
 def check_metrics(
@@ -153,7 +169,7 @@ def check_metrics(
     if not isinstance(metrics, dict):
         raise TypeError(f"metrics is a {type(metrics).__name__}, "
                         "but it must be a dict, name -> function of (logits, y)")
-    ends = {'before', *STAGES, *(f'{k}_sd' for k in STAGES)}
+    ends = {'before', 'validation', *STAGES, *(f'{k}_sd' for k in STAGES)}
     columns = {f'{name}_{k}': name for name in metrics for k in ends}
     for name, f in metrics.items():
         if not isinstance(name, str) or not name: raise ValueError(f"metrics: {name!r} is no name of a column")

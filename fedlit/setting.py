@@ -52,7 +52,7 @@ def canonical(
 class Setting:
     "Everything that decides the outcome of one run, in words and numbers."
     method: str = 'FedAvg()'   # as text
-    task: str = 'digits'       # for `load`; or smaller: cifar10(size=16, train=10000, test=2000); or blank(...)
+    task: str = 'digits'       # for `load`; or changed: cifar10(size=16, train=10000, concepts=2); or blank(...)
     recipe: str = ''           # paper of normalisation and augmentation, see `fedlit.data.recipe`; '' is the task's own
     model: str = 'mlp'         # name of the network, one of `fedlit.models.models()`
     options: tuple = (('hidden', (64,)), ('features', 64), ('norm', 'batch')) # of the model
@@ -95,12 +95,13 @@ def read_setting(
 def _domains(task):
     if task.domain_train is None:
         raise ValueError(f"{task.name} has no domains; "
-                         "by_domain suits digits_domains, office_caltech10 and domainnet")
+                         "by_domain suits digits_domains, office_caltech10, domainnet and tasks with concepts")
     return task.domain_train
 
 PARTITIONS = dict(
     dirichlet=lambda t, **kw: split.dirichlet(t.y_train, **kw),
     iid=lambda t, **kw: split.iid(t.y_train, **kw),
+    quantity_skew=lambda t, **kw: split.quantity_skew(t.y_train, **kw),
     shards=lambda t, **kw: split.shards(t.y_train, **kw),
     classes_per_client=lambda t, **kw: split.classes_per_client(t.y_train, **kw),
     by_domain=lambda t, **kw: split.by_domain(_domains(t), **kw),
@@ -118,7 +119,8 @@ def averaged(
         small = F.avg_pool2d(x.float(), side//size)
         return small if x.is_floating_point() else small.round().to(x.dtype)
     augment = tuple(replace(a, padding=a.padding*size//side) if isinstance(a, Crop) else a for a in task.augment)
-    return replace(task, x_train=mean(task.x_train), x_test=mean(task.x_test), augment=augment)
+    x = {k: mean(v) for k in ('x_train', 'x_test', 'x_val') if (v := getattr(task, k)) is not None}
+    return replace(task, **x, augment=augment)
 
 PICTURES = 'office_caltech10', 'domainnet' # data sets of files that `load` scales to a size
 
@@ -136,9 +138,12 @@ def task_of(
     larger = dict(size=kw.pop('size')) if data in PICTURES and kw.get('size', 0) > 64 else {}
     task = load(data, root=root, download=download, **larger)
     if paper: task = recipe(task, paper)
-    if odd := set(kw) - {'size', 'train', 'test'}:
-        raise ValueError(f"task={name!r} has {', '.join(sorted(odd))}, but only size, train and test make data smaller")
+    if odd := set(kw) - {'size', 'train', 'test', 'concepts', 'validation'}:
+        raise ValueError(f"task={name!r} has {', '.join(sorted(odd))}, but only size, train and test make data "
+                         "smaller, concepts makes its labels differ, and validation sets a share aside")
     if kw.keys() & {'train', 'test'}: task = task.subset(kw.get('train', len(task.y_train)), test=kw.get('test'))
+    if 'concepts' in kw: task = split.concept_shift(task, kw['concepts'])
+    if 'validation' in kw: task = task.validation(kw['validation'])
     return replace(averaged(task, kw['size']) if 'size' in kw else task, name=name)
 
 # %% ../nbs/16_setting.ipynb #7641d62b

@@ -18,6 +18,12 @@ from conftest import DATA
     (['--device', 'gpu'], 'PyTorch knows no such device.*; there is cpu'),
     (['--partition', 'Dirichlt'], 'did you mean dirichlet'),
     (['--partition', 'By-Domain'], 'digits has no domains'),
+    (['--clients', '100', '--alpha', '.01'], 'form="rebalanced" always does'),
+    (['--partition', 'dirichlet(min_size=200)'], 'min_size=200 must be'),
+    (['--partition', 'dirichlet(min_size='], 'is not a call with named constants'),
+    (['--partition', 'dirichlet(least=2)'], "unexpected keyword argument 'least'"),
+    (['--concepts', '11'], 'concepts=11 must be a whole number between 2 and 10'),
+    (['--concepts', '3'], 'clients=10 must be a multiple of the 3 domains'),
     (['--executor', 'torchrun:vamp'], 'did you mean vmap'),
     (['--record', 'copmile'], 'did you mean compile'),
     (['--record', 'graph', '--device', 'cpu'], "record='graph' on cpu"),
@@ -49,6 +55,19 @@ def test_names_are_read_without_case_and_dashes(capsys):
     assert [a.partition, a.data, a.model, a.executor, a.weighting, a.statistics, a.precision, a.bad_clients,
             a.record] == ['classes_per_client', 'digits', 'mlp', 'torchrun:vmap', 'uniform', 'home', 'bfloat16',
                           'skip', 'compile']
+
+@pytest.mark.parametrize('args', [
+    ['--partition', 'quantity_skew', '--alpha', '.1'], ['--concepts', '2'],
+    ['--partition', 'dirichlet(form="rebalanced")', '--alpha', '.05', '--clients', '100'],
+    ['--partition', 'dirichlet_mixture(train=60, test=20)']])
+def test_every_partition_trains(args, tmp_path):
+    main(['run', '--quiet', '--rounds', '1', '--steps', '1', '--json', str(file := tmp_path/'run.json'), *args])
+    assert 0 < json.loads(file.read_text())['history'][0]['accuracy'] < 1
+
+def test_the_partitions_of_the_command_line_are_those_of_a_setting():
+    from fedlit.cli import CHOICES
+    from fedlit.setting import PARTITIONS
+    assert set(CHOICES['partition']) == set(PARTITIONS)
 
 def test_nothing_is_compared_with_itself():
     with pytest.raises(SystemExit, match=r'the methods: MOON\(mu=1\.0.* is there twice'):

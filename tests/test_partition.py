@@ -8,8 +8,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedlit.partition import (by_domain, classes_per_client, counts, dirichlet, dirichlet_mixture, heterogeneity,
-                              iid, match, shards, show_partition)
+from fedlit import scores
+from fedlit.data import Task, load
+from fedlit.partition import (by_domain, classes_per_client, concept_shift, counts, dirichlet, dirichlet_mixture,
+                              heterogeneity, iid, match, quantity_skew, shards, show_partition)
 
 matplotlib.use("Agg")
 Y = np.random.default_rng(0).integers(0, 10, 1200)
@@ -19,6 +21,8 @@ EXACT = dict(
     even=lambda y, K, s: dirichlet(y, K, INF, seed=s, min_size=0),
     released=lambda y, K, s: dirichlet(y, K, .3, seed=s, min_size=0),
     printed=lambda y, K, s: dirichlet(y, K, .05, seed=s, form="paper"),
+    rebalanced=lambda y, K, s: dirichlet(y, K, .05, seed=s, form="rebalanced"),
+    quantity=lambda y, K, s: quantity_skew(y, K, .3, seed=s),
     shards=lambda y, K, s: shards(y, K, 1, seed=s),
     by_domain=lambda y, K, s: by_domain(y, seed=s))
 ALL = EXACT | dict(
@@ -71,7 +75,7 @@ def test_even_splits(y, K, seed):
 
 @quick
 @given(alpha=st.floats(1e-320, 1e308), K=st.integers(1, 8), seed=st.integers(0, 99),
-       form=st.sampled_from(["released", "paper"]))
+       form=st.sampled_from(["released", "paper", "rebalanced"]))
 def test_no_alpha_breaks_dirichlet(alpha, K, seed, form):
     every_once(dirichlet(Y, K, alpha, seed=seed, min_size=0, form=form), len(Y))
 
@@ -85,6 +89,88 @@ def test_cap_and_restart(alpha, K, seed):
     assert t.sum(1).min() >= 10
     before = t.cumsum(1) - t  # held before each class
     assert (t[before * K >= len(Y)] == 0).all()
+
+
+@quick
+@given(alpha=st.floats(1e-3, 5), K=st.integers(1, 120), least=st.integers(0, 10), seed=st.integers(0, 99))
+def test_rebalanced_never_fails(alpha, K, least, seed):
+    parts = dirichlet(Y, K, alpha, seed=seed, min_size=least, form="rebalanced")
+    every_once(parts, len(Y))
+    assert len(parts) == K and min(map(len, parts)) >= least
+
+
+def test_rebalanced_is_the_released_partition_where_no_restart_was_needed():
+    same = 0
+    for seed in range(40):
+        parts = dirichlet(Y, 10, .05, seed=seed, form="rebalanced")
+        try: released = dirichlet(Y, 10, .05, seed=seed, restarts=1)
+        except ValueError: continue
+        same += 1
+        assert all(map(torch.equal, parts, released))
+    assert 0 < same < 40
+
+
+def test_a_loan_changes_as_little_as_it_can():
+    for seed in range(20): # the rule with min_size=0 is the table before the loan
+        before, after = (counts(dirichlet(Y, 50, .05, seed=seed, min_size=n, form="rebalanced"), Y) for n in (0, 10))
+        lacks = (10 - before.sum(1)).clamp(min=0)
+        assert (after - before).clamp(min=0).sum() == lacks.sum() > 0 # what was lent is what was lacking
+        assert torch.equal(after.sum(1)[lacks > 0], torch.full((int((lacks > 0).sum()),), 10))
+        assert ((after >= before) | (lacks[:, None] == 0)).all() # only the others lend
+
+
+@quick
+@given(alpha=st.floats(1e-320, 1e308) | st.just(INF), K=st.integers(1, 60), least=st.integers(0, 20),
+       seed=st.integers(0, 99))
+def test_quantity_skew(alpha, K, least, seed):
+    parts = quantity_skew(Y, K, alpha, seed=seed, min_size=least)
+    every_once(parts, len(Y))
+    n = [len(p) for p in parts]
+    assert len(n) == K and min(n) >= least
+    if alpha == INF: assert max(n) - min(n) <= 1
+
+
+def test_sizes_are_dirichlet_and_labels_are_not_skewed():
+    n = np.array([[len(p) for p in quantity_skew(Y, 10, .5, seed=s, min_size=0)] for s in range(400)]) / len(Y)
+    assert n.mean() == pytest.approx(.1) and n.var() == pytest.approx(.1 * .9 / 6, rel=.15)
+    # among the samples of a client, classes occur as in a random draw without replacement
+    q, share = np.bincount(Y) / len(Y), []
+    for s in range(100):
+        big = max(quantity_skew(Y, 10, .1, seed=s), key=len)
+        if len(big) < len(Y) - 100: share.append(np.bincount(Y[big.numpy()], minlength=10) / len(big) - q)
+    assert len(share) > 50 and np.abs(np.mean(share, 0)).max() < 4 * np.std(share) / len(share)**.5
+
+
+@quick
+@given(G=st.integers(2, 10), M=st.integers(2, 10), seed=st.integers(0, 99))
+def test_concepts(G, M, seed):
+    digits = load("digits")
+    if M < G:
+        with pytest.raises(ValueError, match=f"classes={M} must be a whole number between {G} and 10"):
+            concept_shift(digits, G, M, seed)
+        return
+    task = concept_shift(digits, G, M, seed)
+    assert isinstance(task, Task) and len(task.domains) == G and task.x_train is digits.x_train
+    for part in ("train", "test"):
+        old, new, g = getattr(digits, f"y_{part}"), getattr(task, f"y_{part}"), getattr(task, f"domain_{part}")
+        table = torch.zeros(G, 10, 10, dtype=torch.int64).index_put_((g, old, new), torch.tensor(1), True)
+        assert ((table > 0).sum(2) == 1).all() # a concept has one name for a class ...
+        read = table.argmax(2)
+        assert (read.sort(1)[0] == torch.arange(10)).all() # ... and one class for a name
+        assert sum(len(c.unique()) == G for c in read.T) == M # they differ on M classes and agree on the others
+        assert sum(len(c.unique()) == 1 and c[0] == k for k, c in enumerate(read.T)) == 10 - M
+        each = table.sum(2)
+        assert (each.max(0)[0] - each.min(0)[0] <= 1).all() # the pictures of a class are divided evenly
+    parts = by_domain(task.domain_train, 2 * G)
+    every_once(parts, len(task.y_train))
+    for p, t in zip(parts, scores.tests_of(task, parts)):
+        assert task.domain_train[p].unique().tolist() == task.domain_test[t].unique().tolist()
+    again = concept_shift(digits, G, M, seed)
+    assert torch.equal(again.y_train, task.y_train) and torch.equal(again.domain_test, task.domain_test)
+
+
+def test_a_task_with_domains_takes_no_concepts():
+    with pytest.raises(ValueError, match="digits_domains has domains already"): concept_shift(load("digits_domains"))
 
 
 def test_paper_form_has_neither():
@@ -205,7 +291,12 @@ def test_pictures(parts):
     (lambda: dirichlet(Y, alpha=INF, min_size=121), "min_size=121"),
     (lambda: dirichlet(Y, form="code"), "form='code' .*released"),
     (lambda: dirichlet(Y, restarts=0), "restarts=0"),
-    (lambda: dirichlet(Y, 50, 1e-6, restarts=5), "none of 5 tables .* raise alpha, lower clients or min_size"),
+    (lambda: dirichlet(Y, 50, 1e-6, restarts=5), "none of 5 tables .*; form=\"rebalanced\" always does"),
+    (lambda: dirichlet(Y, 10, min_size=121, form="rebalanced"), "min_size=121 .* between 0 and 120"),
+    (lambda: quantity_skew(Y, 10, min_size=121), "min_size=121 .* between 0 and 120"),
+    (lambda: quantity_skew(Y, alpha=0), "alpha=0 "),
+    (lambda: quantity_skew(Y, clients=0), "clients=0"),
+    (lambda: concept_shift(load("digits"), 11), "concepts=11 must be a whole number between 2 and 10"),
     (lambda: classes_per_client(Y, classes=11), "classes=11 .* between 1 and 10"),
     (lambda: classes_per_client(Y, classes=0), "classes=0"),
     (lambda: classes_per_client([0, 0, 0, 0, 1], 4, 2), "class 1 has 1 samples for 4 owners"),
