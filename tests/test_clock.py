@@ -113,9 +113,10 @@ RULES = {
     'FedAvg': (FedAvg(), lambda now, sent, end, tau, p, learns: p*((end - sent) if learns else end - now)),
     'FedBuff': (FedBuff(power=.5, lr=.8), lambda now, sent, end, tau, p, learns:
                 .8*p*(end - sent)/math.sqrt(1 + tau) if learns else p*(end - now)),
-    'FedAsync': (FedAsync(alpha=.6), lambda now, sent, end, tau, p, learns: p*.6*(1 + tau)**-.5*(end - now)),
+    'FedAsync': (FedAsync(alpha=.6), lambda now, sent, end, tau, p, learns:
+                 p*(.6*(1 + tau)**-.5 if learns else 1)*(end - now)),
     'FedAsync, hinge': (FedAsync(alpha=.5, form='hinge', a=2., b=1.), lambda now, sent, end, tau, p, learns:
-                        p*(.5 if tau <= 1 else .5/(2*(tau - 1) + 1))*(end - now))}
+                        p*((.5 if tau <= 1 else .5/(2*(tau - 1) + 1)) if learns else 1)*(end - now))}
 
 @pytest.mark.parametrize('norm', ['none', 'batch'])
 @pytest.mark.parametrize('name', RULES)

@@ -45,5 +45,5 @@ class FedAsync(Method):
         if self.form == 'hinge': return self.alpha/(self.a*(tau - self.b).clamp(min=0) + 1)
         return self.alpha + 0*tau
     def combine(self, deltas, weights, params, received, staleness):
-        whole = {k: d + (received[k] - params[k]) if k in params else d for k, d in deltas.items()}
-        return {k: beside(self.share(staleness), d).to(d)*d for k, d in whole.items()}, weights
+        mixed = lambda k, d: beside(self.share(staleness), d).to(d)*(d + (received[k] - params[k]))
+        return {k: mixed(k, d) if k in params else d for k, d in deltas.items()}, weights

@@ -375,7 +375,8 @@ def calibrated(logits, y, n): # FedLC
     top = torch.stack([torch.exp(logits[:, c] - .2*max(k, 1e-8)**-.25) for c, k in enumerate(n)], 1)
     return -(top[range(len(y)), y]/top.sum(1)).log().mean()
 
-@pytest.mark.parametrize('method,loss', [(FedRS(alpha=.3), restricted), (FedLC(tau=.2), calibrated)], ids=['FedRS', 'FedLC'])
+@pytest.mark.parametrize('method,loss', [(FedRS(alpha=.3), restricted), (FedLC(tau=.2), calibrated)],
+                         ids=['FedRS', 'FedLC'])
 @pytest.mark.parametrize('executor', EXECUTORS)
 def test_classes_that_a_client_lacks_are_left_alone_as_by_hand(method, loss, executor):
     task, clients = few_classes()
