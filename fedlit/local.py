@@ -291,6 +291,14 @@ def length(self:Local,
     return steps or max(1, int(epochs*per + .5))
 
 @patch
+def steps_of(self:Local,
+    samples, # int, how many this client has
+    *at,     # client, seed and round, as `work` takes them
+):           # int, at least 1
+    "How many steps this client takes in this round, short batches included."
+    return self.length(-(-samples//self.batch_size), *at)
+
+@patch
 def most(self:Local,
     per, # int, steps in one epoch
 ):       # number; infinity where an `Effort` does not say

@@ -319,9 +319,9 @@ def _count(self:Simulation):
     f = self.federation
     self.sizes, self.lengths = WEIGHTING[f.weighting](f.clients), [len(c) for c in f.clients]
     self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
-    per_epoch = [-(-n//f.local.batch_size) for n in self.lengths]
-    self.length_of = lambda k, round=0: f.local.length(per_epoch[k], k, f.seed, round)
-    self.steps = list(map(self.length_of, range(len(per_epoch)))) # in round 0
+    lengths = self.lengths
+    self.steps_of = lambda k, round=0: f.local.steps_of(lengths[k], k, f.seed, round)
+    self.steps = list(map(self.steps_of, range(len(lengths)))) # in round 0
 
 @patch
 def _choose(self:Simulation, shared):
@@ -333,8 +333,8 @@ def _choose(self:Simulation, shared):
     side = prefers_channels_last(self.model, x) if f.channels_last is None else f.channels_last
     self.channels_last = self.executor != 'vmap' and side
     self.function = partial(self.function, channels_last=self.channels_last)
-    self.test, *self.choose_by = (Tester(self.model, self.task, self.channels_last, f.metrics, part)
-                                  for part in ('test', 'val')[:1 + (getattr(self.task, 'x_val', None) is not None)])
+    tester = partial(Tester, self.model, self.task, self.channels_last, f.metrics)
+    self.test, self.val = tester(), None if getattr(self.task, 'x_val', None) is None else tester('val')
 
 # %% ../nbs/19_run.ipynb #simexec1
 @patch
@@ -511,11 +511,11 @@ def answers(self:Simulation, state):
     "Who takes part in the round after this state, or answers in it, without those who are left out; an `Answers`."
     a, n, r = self.federation, len(self.lengths), state.round
     if isinstance(a.participation, Clock):
-        if not self.timetable: self.rest = a.participation.rounds(n, a.seed, self.length_of)
+        if not self.timetable: self.rest = a.participation.rounds(n, a.seed, self.steps_of)
         self.timetable += islice(self.rest, r + 1 - len(self.timetable))
         found = self.timetable[r]
     else:
-        who = draw_clients(n, a.participation, a.seed, r, self.lengths, partial(self.losses, state))
+        who = draw_clients(n, a.participation, a.seed, r, self.lengths, partial(self.losses, state), self.steps_of)
         found = Answers(who, [r]*len(who))
     left = [(k, b) for k, b in zip(found.who, found.began) if k not in a.without]
     return found._replace(who=[k for k, _ in left], began=[b for _, b in left])
@@ -645,9 +645,9 @@ def notice_undefined(self:Simulation, own): # own: name -> a number for each cli
 @patch
 def validated(self:Simulation, state):
     "What the samples to choose by say, where the task has some: columns for the row of a round."
-    if not self.choose_by: return {}
-    (test,), f, everyone = self.choose_by, self.federation, range(len(self.federation.clients))
-    scores = partial(scores_of, f.method, test, state)
+    if not self.val: return {}
+    f, everyone = self.federation, range(len(self.federation.clients))
+    scores = partial(scores_of, f.method, self.val, state)
     row = {k: v for k, (v,) in by_name('validation', scores([slice(None)], [None])).items()}
     if self.tests is None: return row
     if self.tests_val is None: self.tests_val = tests_of(self.task, f.clients, f.seed, 'val')

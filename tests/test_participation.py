@@ -1,5 +1,6 @@
 "Who takes part: drawn from the seed, resumed exactly, the same in all executors, refused where it does not fit."
 import numpy as np, pytest, torch
+from fedlit.after.report import took_part
 from fedlit.data import load
 from fedlit.methods import FedAvg, FedPer, FedProx
 from fedlit.models import build
@@ -114,3 +115,14 @@ def test_what_is_drawn_must_be_whole_numbers():
     class Tensors(Participation):
         def draw(self, clients): return torch.tensor([3, 1])
     assert draw_clients(6, Tensors(), 0, 0) == [1, 3]
+
+class Short(Participation):
+    "Those who have least to do, and one that the seed picks."
+    def draw(self, clients, steps, round, seed):
+        return {*sorted(range(clients), key=lambda k: (steps(k, round), k))[:2], (seed + round) % clients}
+
+def test_a_rule_of_ones_own_may_ask_how_much_there_is_to_do(tmp_path):
+    run = federate(build('mlp', TASK, seed=0, hidden=(8,), features=4), TASK, CLIENTS, FedAvg(), 3, Local(epochs=1),
+                   participation=Short(), progress=False)
+    least = sorted(range(6), key=lambda k: (-(-len(CLIENTS[k])//32), k))[:2]
+    assert took_part(run) == [sorted({*least, r}) for r in range(3)]

@@ -22,7 +22,7 @@ from ..measure import effective_rank, features_of, spectrum
 from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import overrides
 from ..parse import ParseError, local, value
-from ..participation import draw_clients, needs
+from ..participation import Clock, draw_clients, needs
 from ..ground.fingerprint import fingerprint, differences
 from ..result import records
 from ..scores import own_samples, scores_of, tests_of
@@ -50,10 +50,9 @@ def known(
 # %% ../../nbs/after/report.ipynb #7c1d20ab
 def _draws(s, how, n): # s: settings of a run
     "Who is drawn, or answers, in each of the first `n` rounds."
-    if not needs(how, 'steps'): return [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes')) for r in range(n)]
-    work = local(**s['local'])
-    steps = lambda k, r: work.length(-(-s['sizes'][k]//work.batch_size), k, s['seed'], r)
-    return [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), n)]
+    steps = lambda k, r: local(**s['local']).steps_of(s['sizes'][k], k, s['seed'], r)
+    if isinstance(how, Clock): return [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), n)]
+    return [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'), steps=steps) for r in range(n)]
 
 def took_part(
     run, # Run
@@ -66,7 +65,8 @@ def took_part(
     except ParseError: # one of yours
         if not run.origin: return None
         how = run.origin.participation
-    if needs(how, 'losses') or (needs(how, 'sizes') or needs(how, 'steps')) and not s.get('sizes'): return None
+    by_data = needs(how, 'sizes') or needs(how, 'steps')
+    if needs(how, 'losses') or by_data and not s.get('sizes'): return None
     draws = _draws(s, how, len(rows))
     drawn = [[k for k in draws[int(row['round']) - 1] if k not in left] for row in rows]
     skips = s.get('bad_clients', '').startswith("Guard(then='skip'")

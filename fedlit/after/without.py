@@ -192,9 +192,8 @@ def newcomers(
 ) -> pd.DataFrame: # one row a client: client, samples, test images, before, after
     "The server's network on clients that nobody trained, before and after fine-tuning on their own samples."
     f = federation(run, **given)
-    who = sorted(several(f.without, 'without'))
+    who = sorted(f.check_without())
     if not who: raise ValueError("all clients of this run took part; federate(..., without=(8, 9)) holds two out")
-    f.check_without()
     tests = f.tests or tests_of(f.task, f.clients, f.seed)
     clients, tests = [f.clients[k] for k in who], [tests[k] for k in who]
     alone = Federation(copy.deepcopy(run.model), f.task, clients, SOLO(), 1, replace(f.local or Local(), steps=steps),

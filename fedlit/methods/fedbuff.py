@@ -40,10 +40,11 @@ class FedAsync(Method):
     def share(self,
         staleness, # (K,) steps that the server has taken since
     ): # (K,) of each client's network
-        tau = staleness.double()
+        tau = staleness
         if self.form == 'polynomial': return self.alpha*(1 + tau)**-self.a
         if self.form == 'hinge': return self.alpha/(self.a*(tau - self.b).clamp(min=0) + 1)
         return self.alpha + 0*tau
     def combine(self, deltas, weights, params, received, staleness):
-        mixed = lambda k, d: beside(self.share(staleness), d).to(d)*(d + (received[k] - params[k]))
+        share = self.share(staleness.to(weights))
+        mixed = lambda k, d: beside(share, d).to(d)*(d + (received[k] - params[k]))
         return {k: mixed(k, d) if k in params else d for k, d in deltas.items()}, weights

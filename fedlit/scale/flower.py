@@ -509,9 +509,9 @@ def _answers(grid, plan, state, book, accepted, form, r):
                                         r+1, k, here[k], quoted(why))
     waiting = _ask(grid, plan, state, asked, accepted, r)
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
-        k, epoch = asked[node], -(-book.said[node][1]//plan.local.batch_size)
+        k, samples = asked[node], book.said[node][1]
         try:
-            good[k] = _checked(content, like, plan.local.length(epoch, k, plan.seed, r), unsaid(plan.method))
+            good[k] = _checked(content, like, plan.local.steps_of(samples, k, plan.seed, r), unsaid(plan.method))
             if content['said'].get('forgot'):
                 log.warning('client %s (node %s) does not remember round %s and began anew', k, node, accepted.get(k))
         except Exception as e: refuse(k, e)

@@ -21,7 +21,7 @@ from ..ground.table import Table
 from ..engine.guard import act, expected, largest_entries
 from ..ground.messages import warn
 from ..method import server_readers
-from ..participation import needs
+from ..participation import Clock
 from ..ground.fingerprint import describe, differences
 from ..server import client_sums
 
@@ -481,7 +481,7 @@ def over_ranks(
     federation, # whose executor is "torchrun", or "torchrun:" and the executor of every rank
 ):         # of the Run after its last round, and its network
     "`federate(..., executor='torchrun')`: rank 0 runs it, resumes and writes checkpoints; the others follow."
-    if needs(federation.participation, 'steps'):
+    if isinstance(federation.participation, Clock):
         raise ValueError(f"{federation.participation!r} has clients start from the networks of several rounds, which "
                          "ranks do not keep; one process does, with executor='auto'")
     with federation.ranks or Ranks(federation.device) as ranks:
