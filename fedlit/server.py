@@ -105,6 +105,7 @@ def aggregate(
 ) -> State: # after the round
     "The server's half of a round."
     method, state = sent.method, sent.state
+    if not len(who): return _unmoved(sent, out)
     p = _shares(weights, len(who), state.params).to(out['steps'].device)
     offer = _at_server(sent, len(who), out, p)
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
@@ -113,6 +114,12 @@ def aggregate(
     moved = (_combined(method, state, new, offer, q) if overrides(method, 'combine')
              else {k: _mean(**v) for k, v in sums(state, new, q, p).items()})
     return _merged(method, state, who, out, offer, moved)
+
+def _unmoved(sent, out):
+    "The state after the hooks of a server to which no client has sent anything but clients with other networks."
+    state = sent.state
+    zero = {k: torch.zeros_like(v) for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
+    return _merged(sent.method, state, [], out, _at_server(sent, 0, out, out['loss']), zero)
 
 # %% ../nbs/10_server.ipynb #cc0d8b76
 def _at_server(sent, participants, out, p):
@@ -127,7 +134,7 @@ def _at_server(sent, participants, out, p):
     if wants(method, 'staleness'):
         offer['staleness'] = p.new_tensor([state.round - r for r in began(state, out)], dtype=torch.int64)
     if any(asks_for(method, hook, 'received') for hook in SERVER): offer['received'] = received(state, out)
-    return offer
+    return {**offer, **{k: out[k] for k in ('peers', 'peer_uploads') if k in out}}
 
 # %% ../nbs/10_server.ipynb #15aa7d5e
 def began(
@@ -190,7 +197,7 @@ def _merged(method, state, who, out, offer, moved):
     new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
     kept = written(dict(client=state.client, personal=state.personal), who,
-                   dict(client=out['client'], personal={k: home[k] for k in state.personal}))
+                   dict(client=out['client'], personal={k: home[k] for k in state.personal})) if who else {}
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
                    server=server, **kept, round=state.round+1)
 

@@ -6,7 +6,7 @@
 __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC',
            'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'CoordinateMedian',
            'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg',
-           'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'Ditto', 'APFL', 'pFedMe',
+           'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe',
            'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
            'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK',
            'Quantize']
@@ -46,6 +46,7 @@ from .fedgse import FedGSE
 from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
+from .fedmd import FedMD
 from .privacy import DP, DPSGD
 from .compression import TopK, Quantize
 from .ditto import Ditto
@@ -60,7 +61,7 @@ _all_ = ['FedAvg', 'SOLO',
          'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
-         'FedDF', 'DSFL', 'FedET',
+         'FedDF', 'DSFL', 'FedET', 'FedMD',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
