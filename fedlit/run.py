@@ -769,8 +769,8 @@ def begin(self:Federation, team, shared):
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
              f"this is the run after {run.state.round}")
-    differ = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
-    if sim.tests is None and differ: sim.tests = tests_of(sim.task, self.clients, self.seed)
+    own = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
+    if sim.tests is None and own: sim.tests = tests_of(sim.task, self.clients, self.seed)
     sim.try_out()
     return sim, run
 
