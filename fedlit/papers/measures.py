@@ -31,7 +31,7 @@ from ..ground.tree import rows
 from ..run import WEIGHTING, choose_executor, there
 
 # %% ../../nbs/papers/measures.ipynb #f298d26b
-def _clip(values, digits=6): return [float(f'{v:.{digits}g}') for v in values]
+def _clip(values, digits=6): return [None if v != v else float(f'{v:.{digits}g}') for v in values]
 
 def curve(run, task, clients, tests, s):
     "Test accuracy after every round."
@@ -98,7 +98,8 @@ def _rank_of_each(run, task, net):
     pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
     with _passed_on(_relus(run.model), pooled) as kept:
         features_of(run.model, task.x_test, prepare=task.normalise, state=net)
-    return [effective_rank(spectrum(torch.cat(k))) for k in kept]
+    layers = [torch.cat(k) for k in kept] # a network that has diverged has no rank
+    return [effective_rank(spectrum(z)) if z.isfinite().all() else np.nan for z in layers]
 
 def layer_ranks(run, task, clients, tests, s):
     "Effective rank behind every ReLU, from the first to the last: of the global model, and the clients' mean."
