@@ -125,7 +125,7 @@ def own_rank(run, task, clients, tests, s):
     everyone = range(run.state.clients)
     offer = own_samples(run.method, task, clients, everyone)
     nets = (deployed(run.method, run.state, k, model=run.model, **rows(offer, k)) for k in everyone)
-    return float(np.mean([_rank_of_each(run, task, net)[-1] for net in nets]))
+    return _clip([np.mean([_rank_of_each(run, task, net)[-1] for net in nets])])[0]
 
 # %% ../../nbs/papers/measures.ipynb #4596ab5c
 def _aligned(model, top=5):
