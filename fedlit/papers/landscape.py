@@ -4,16 +4,14 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'THREE',
-           'OPEN', 'map_row', 'by_method', 'added', 'together', 'of', 'across', 'alone']
+           'OPEN', 'map_row', 'by_method', 'added', 'together', 'map_figure', 'of', 'across']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
 from dataclasses import replace
-from .claims import Numbers, ahead, kendall, ours
+from .claims import Numbers, kendall, ours
 from .depth import DEPTH, IMAGES, perceptron, rank_columns
-from .drawings import table
 from .entries import alphas, entry, grid
-from .feddecorr import helps
 
 # %% ../../nbs/papers/landscape.ipynb #map00006
 MAP_SEEDS = tuple(range(500, 520))
@@ -68,6 +66,25 @@ def together(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sign: 
         return [sign*kendall(a[both].to_numpy(), b[both].to_numpy()) for a, b, both in pairs]
     return Numbers(numbers, 'tau')
 
+# %% ../../nbs/papers/landscape.ipynb #e90fdd5e
+def map_figure(rows):
+    "Accuracy against the effective rank of the clients' features, by alpha; a line leads to the method with FedDecorr."
+    import matplotlib.pyplot as plt
+    from fedlit.figure import style
+    parts = dict(list(rows.groupby('alpha')))
+    with style():
+        fig, axes = plt.subplots(1, n := len(parts), figsize=(5*n, 5), squeeze=False, layout='constrained')
+        for ax, (a, part) in zip(axes[0], parts.items()):
+            mean = part.groupby('method')[['local_rank', 'accuracy_late']].mean()
+            for name in (m for m in SHARED if m in mean.index):
+                x, y = mean.loc[name]
+                if (more := f'{name}+FedDecorr') in mean.index:
+                    ax.plot(*zip((x, y), mean.loc[more]), color='.75', lw=.7, zorder=0)
+                ax.plot(x, y, 'o', ms=4, color='.3')
+                ax.annotate(name, (x, y), (3, 3), textcoords='offset points', fontsize=6)
+            ax.set(title=f'alpha {a:g}', xlabel='effective rank of local features', ylabel='test accuracy (%)')
+    return fig
+
 # %% ../../nbs/papers/landscape.ipynb #map00012
 THREE = .05, .1, .5
 OPEN = tuple(m for m in SHARED if m not in PENALTIES) # what FedDecorr is added to
@@ -76,26 +93,18 @@ def of(value, methods=SHARED, **where): return lambda rows: by_method(rows, valu
 def across(a):
     "The claims about methods as points, at an alpha."
     rank, accuracy = of('local_rank', alpha=a), of('accuracy_late', alpha=a)
-    return {f'alpha {a}: methods whose clients keep more dimensions are more accurate': together(rank, accuracy),
-            f'alpha {a}: methods whose average keeps more dimensions are more accurate':
+    return {f'alpha {a}: methods whose clients keep more dimensions tend to be more accurate': together(rank, accuracy),
+            f'alpha {a}: methods whose average keeps more dimensions tend to be more accurate':
                 together(of('rank', alpha=a), accuracy),
-            f'alpha {a}: FedDecorr adds less to methods whose clients keep more dimensions':
+            f'alpha {a}: FedDecorr tends to add less to methods whose clients keep more dimensions':
                 together(of('local_rank', OPEN, alpha=a), lambda rows: added(rows, methods=OPEN, alpha=a), -1),
-            f'alpha {a}: clients with networks of their own are more accurate where these keep more dimensions':
+            f'alpha {a}: clients with networks of their own tend to be more accurate where these keep more dimensions':
                 together(of('own_rank', OWN, alpha=a), of('personal', OWN, alpha=a))}
-
-def alone(m):
-    "The claims about one method where labels are most uneven."
-    return {f'{m} keeps more dimensions at the clients than FedAvg':
-                ahead(m, 'FedAvg', 'local_rank', 'dimensions', alpha=.05),
-            f'{m} is more accurate than FedAvg': ahead(m, 'FedAvg', alpha=.05)}
 
 # %% ../../nbs/papers/landscape.ipynb #map00013
 entry('landscape/methods', 'not in the papers',
       'Every method alone and with FedDecorr: dimensions and accuracy',
       grid=grid(LANDSCAPE, 'cifar10', seeds=lambda scale: MAP_SEEDS if scale == 'embedded' else MAP_SEEDS[:3],
                 alpha=alphas(*THREE), method=ROWS),
-      draw=table(), derive=rank_columns,
-      claims=ours({**{k: v for a in THREE for k, v in across(a).items()},
-                   **{k: v for m in SHARED if m != 'FedAvg' for k, v in alone(m).items()},
-                   **{f'FedDecorr raises the accuracy of {m}': helps(m, alpha=.05) for m in OPEN}}))
+      draw=map_figure, derive=rank_columns,
+      claims=ours({k: v for a in THREE for k, v in across(a).items()}))
