@@ -160,7 +160,9 @@ def vary(
 ) -> list:    # of Methods, the last hyper-parameter varying fastest
     "The method with every combination of these values. A ParseError names what it does not have."
     has = [{f.name for f in fields(part)} for part in method.parts]
-    for name in values:
+    for name, listed in values.items():
+        if not isinstance(listed, (list, tuple)) or not listed or any(listed.count(v) > 1 for v in listed):
+            raise ParseError(f"{name}={listed!r}, but it must be a list of values, each of them once")
         if (n := sum(name in fs for fs in has)) != 1:
             said = 'no part has it' if not n else f"{n} parts have it; vary it in one of them, before they are added"
             raise ParseError(f"{name} of {method!r}: {said}")
@@ -169,6 +171,7 @@ def vary(
                        for part, fs in zip(method.parts, has)))
     return [made(dict(zip(values, each))) for each in product(*values.values())]
 
+# %% ../nbs/15_parse.ipynb #1c24a289
 def values_of(
     text, # such as "mu=.1,1,5"
 ):        # name, list of values
@@ -177,7 +180,8 @@ def values_of(
     try: found = list(ast.literal_eval(f'[{listed}]'))
     except (SyntaxError, ValueError, RecursionError, MemoryError): found = []
     if not (eq and name.isidentifier() and found):
-        raise ParseError(f"{text[:80]!r} cannot be read; a hyper-parameter with its values reads like mu=.1,1,5")
+        raise ParseError(f"{text[:80]!r} cannot be read; a hyper-parameter with its values reads like mu=.1,1,5, "
+                         "texts in quotes")
     return name, found
 
 # %% ../nbs/15_parse.ipynb #f179467b

@@ -1,14 +1,16 @@
 "Clients with different networks, against loops in plain PyTorch that share nothing with fedlit but the batches."
-import copy
+import copy, time, warnings
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.batches import batches_of
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
 from fedlit.local import Local
-from fedlit.methods import DSFL, MOON, SCAFFOLD, SOLO, FedAvg, FedAvgM, FedDF, FedET, FedPer, FedProto, FedProx
+from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAsync, FedAvg, FedAvgM, FedDF,
+                            FedET, FedNova, FedPer, FedProto, FedProx)
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
+from fedlit.models import wrap
 from fedlit.networks import MixedRun, groups
 from fedlit.participation import Clock
 from fedlit.partition import dirichlet
@@ -224,3 +226,64 @@ def test_a_consensus_digested_by_all():
     for k, net in own.items(): assert apart(net, got.network(k)) < 2e-5
     assert all((one.state.server['FedMD']['said'] - said).abs().max() < 2e-5 for one in got.runs)
     with pytest.raises(ValueError, match='transfer needs labels'): run(nets, method)
+
+def test_the_history_has_the_columns_of_the_runs():
+    "Means over clients, of the round where it is about the round; seconds add up to those that pass."
+    right = dict(right=lambda logits, y: (logits.argmax(1) == y).double().mean())
+    tests = [torch.arange(20*k, 20*k + 20) if k != 2 else torch.arange(0) for k in range(6)]
+    task, began = TASK.validation(.1), time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore') # client 2 has no tests
+        got = federate([*three(), Dense(32)], task, CLIENTS, DSFL(steps=5), 2, LOCAL, .5, proxy=PROXY, tests=tests,
+                       progress=False, device='cpu', metrics=right)
+    h, runs = got.history, [r.history for r in got.runs]
+    assert h.seconds.sum() < time.perf_counter() - began
+    assert {'train_loss', 'right', 'validation', 'validation_personal', 'personal', 'right_personal'} <= set(h)
+    assert abs(h.personal.iloc[-1] - got.per_client(task, tests).personal.mean()) < 1e-9
+    each = [(r.participants[1], r.train_loss[1]) for r in runs if r.participants[1]]
+    assert abs(h.train_loss[1] - sum(n*v for n, v in each)/sum(n for n, _ in each)) < 1e-9
+    assert abs(h.right[1] - sum(len(w)*r.right[1] for w, r in zip(got.who, runs))/6) < 1e-9
+    assert (h['right'] == h.accuracy).all() and h.participants.tolist() == [3, 3]
+
+@pytest.mark.parametrize('first', [SCAFFOLD(), FedAsync(), FedNova(), FedAdam(), CoordinateMedian(), FedPer(), MOON()],
+                         ids=repr)
+def test_parts_that_do_not_ask_about_others_rest_where_nobody_takes_part(first):
+    got = run([*three(), Dense(32)], first + FedDF(steps=5), rounds=2, participation=.34)
+    assert all(torch.isfinite(v).all() for one in got.runs for v in one.state.params.values())
+
+def test_the_servers_own_network_and_who_had_which(tmp_path):
+    nets, own = three(), Dense(32)
+    got = run([*nets, own], FedDF(steps=5), rounds=1)
+    assert got.network() is got.runs[-1].network() or apart(got.network(), got.runs[-1].model) == 0
+    with pytest.raises(ValueError, match='the server has no network of its own'): run(nets, SOLO(), rounds=1).network()
+    run(nets, SOLO(), rounds=1).save(tmp_path)
+    with pytest.raises(ValueError, match='other clients had these networks'):
+        MixedRun.load(tmp_path, [nets[1], nets[0], *nets[2:]])
+
+def test_what_one_network_refuses_several_refuse(tmp_path):
+    nets, file = three(), tmp_path/'file'
+    file.write_text('')
+    for kw, why in ((dict(minutes=1), 'needs checkpoint='), (dict(minutes='x', checkpoint=file), 'must be a number'),
+                    (dict(progress=3), 'True or False'), (dict(checkpoint=file), 'must be a folder'),
+                    (dict(checkpoint=5), 'the name of a file')):
+        with pytest.raises((TypeError, ValueError), match=why): run(nets, SOLO(), **kw)
+    for networks, kw in (([*nets, Dense(features=8)], {}), ([Dense(features=8), *nets[1:]], dict(participation=.17))):
+        with pytest.raises(ValueError, match='features of one size'): run(networks, FedProto(), **kw)
+    with pytest.raises(ValueError, match='every sample needs one'):
+        run(nets, FedMD(transfer=1), proxy=(PROXY, TASK.y_train[:3]))
+    run([nets[0]]*6, FedAvg(), rounds=1) # who all have one network may average it
+
+def test_an_interrupted_run_is_in_the_exception():
+    nets, count, method = three(), [0], DSFL(steps=5)
+    class Stops(DSFL):
+        def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
+            count[0] += 1
+            if count[0] == 5: raise KeyboardInterrupt # the second group in the second round
+            return DSFL.merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers)
+    with pytest.raises(KeyboardInterrupt, match='interrupted after round 1 of 2') as e: run(nets, Stops(steps=5))
+    first = run(nets, method, rounds=1)
+    assert e.value.run.round == 1 and all(apart(a.model, b.model) == 0 for a, b in zip(first.runs, e.value.run.runs))
+
+def test_a_batch_of_one_public_sample_is_left_out_under_batchnorm():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    run(wrap(net, '4'), FedMD(samples=65, batch_size=64), rounds=2)

@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from ..batches import batches_of
 from ..engine.inputs import least_batch
 from ..ground.draws import seed_of
-from ..local import Local
+from ..local import SGD, Local
 from ..measure import accuracy
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00007
@@ -40,7 +40,13 @@ class KnowledgeTransfer:
     seed: int = 0           # decides the order of images
     round: int = 0          # how many are done
     said: list = None       # what the server said of each client's images, (n, C) each; None before the first round
+    def __post_init__(self):
+        how = self.local.optimizer
+        if not isinstance(how, SGD): raise ValueError(f"FedGKT trains by SGD, not by {how!r}")
+        if not self.T > 0: raise ValueError(f"T={self.T!r}, but it must be positive")
+        if not self.epochs >= 1: raise ValueError(f"epochs={self.epochs!r}, but it must be at least 1")
 
+# %% ../../nbs/methods/64_fedgkt.ipynb #9d78511b
 def _steps(net, loss, batches, local):
     "SGD over batches of row numbers, each a tensor."
     opt = torch.optim.SGD(net.train().parameters(), local.lr, local.momentum, weight_decay=local.weight_decay)
