@@ -23,6 +23,11 @@ def _one_thread():
     torch.set_num_threads(1)
     torch.manual_seed(0)
 
+# what no processor changes: a device that is none, the site, texts, files, the statistics of results
+SAME = ('accelerator bench catalogue check cli docments docs evidence export files foreign_files hub inputs installed '
+        'kernel layout logs odd_results papers parse pictures portraits process release report security snippets '
+        'startup typed unreadable_files').split()
+
 # ---- tests with a case for every method, or every entry of the catalogue: a third of the cases at a time ----
 
 MANY = 40
@@ -56,6 +61,7 @@ def pytest_collection_modifyitems(items):
     "The other two thirds are `long`."
     cases = {}
     for item in items:
+        if item.path.stem.removeprefix('test_') in SAME: item.add_marker('same')
         if subject(item) is not None: cases.setdefault(item.nodeid.partition('[')[0], []).append(item)
     for item in sum((of for of in cases.values() if len(of) >= MANY), []):
         if not in_third(item.nodeid, subject(item)):
