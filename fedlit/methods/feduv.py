@@ -18,9 +18,9 @@ def answer_variance(
     "How far the deviations of the probabilities fall short of those under even labels, 1/sqrt(classes)."
     p = logits.softmax(1)
     apart = (p - valid_mean(p, valid)).square()
-    n = len(p) if valid is None else valid.sum().to(p)
+    less = max(len(p) - 1, 1) if valid is None else (valid.sum() - 1).clamp(min=1).to(p)
     total = apart.sum(0) if valid is None else (apart*beside(valid, apart).to(p)).sum(0)
-    spread = (total/torch.as_tensor(n - 1).clamp(min=1)).clamp(min=torch.finfo(p.dtype).tiny).sqrt()
+    spread = (total/less).clamp(min=torch.finfo(p.dtype).tiny).sqrt()
     return (p.shape[1]**-.5 - spread).clamp(min=0).mean()
 
 def uniformity(
@@ -28,10 +28,13 @@ def uniformity(
     valid=None, # (B,) booleans: which are samples; None: all
 ): # (), zero if there are no two samples
     "The mean over pairs of samples of exp(-squared distance), in units of the median squared distance."
-    i, j = torch.triu_indices(len(features), len(features), 1, device=features.device)
-    far = (features[i] - features[j]).square().sum(1)
-    pair = torch.ones_like(far, dtype=torch.bool) if valid is None else valid[i] & valid[j]
-    median = far.masked_fill(~pair | (far == 0), torch.nan).nanmedian().nan_to_num(1.)
+    place = torch.arange(len(features), device=features.device)
+    pair = (place[:, None] < place).flatten()
+    if valid is not None: pair = pair & (valid[:, None] & valid).flatten()
+    far = (features[:, None] - features).square().sum(-1).flatten()
+    ranked = far.masked_fill(~pair | (far == 0), torch.inf).sort().values
+    many = ranked.isfinite().sum()
+    median = torch.where(many > 0, ranked.gather(0, (many - 1).clamp(min=0)[None]//2)[0], 1.)
     return torch.where(pair, (-far/median).exp(), 0.).sum()/pair.sum().clamp(min=1)
 
 # %% ../../nbs/methods/19_feduv.ipynb #7ca0afd5
