@@ -7,7 +7,7 @@ from fedlit.methods import (
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
     CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
+    FedAMP, Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
 SIZES = COUNTS.sum(1).float()
@@ -50,7 +50,7 @@ METHODS = [
     TopK(share=.1), Quantize(),
     # a network for each client
     Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
-    FedProto(), FedRoD(), FedALA(layers=2, share=.5, batch=4, most=3),
+    FedProto(), FedRoD(), FedAMP(), FedALA(layers=2, share=.5, batch=4, most=3),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t

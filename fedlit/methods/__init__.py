@@ -7,9 +7,9 @@ __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeC
            'FedNTD', 'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP',
            'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
            'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL',
-           'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'HeteroFL', 'FedRolex',
-           'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip',
-           'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'HeteroFL',
+           'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels',
+           'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -55,6 +55,7 @@ from .perfedavg import PerFedAvg
 from .fedproto import FedProto
 from .fedrod import FedRoD
 from .fedala import FedALA
+from .fedamp import FedAMP
 from .fedntd import FedNTD
 from .fedsam import FedSAM
 from .feduv import FedUV
@@ -64,7 +65,7 @@ _all_ = ['FedAvg', 'SOLO',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET',
-         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']
