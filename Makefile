@@ -5,10 +5,12 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 # torch 2.15 otherwise reports every profile, and that there is no GPU
 export KINETO_LOG_LEVEL ?= 99
+# many tests start Python, and pytest rewrites every file that it has not kept
+unexport PYTHONDONTWRITEBYTECODE
 # what `make test-machines` pretends to be; .ci/machines.py has the list
 MACHINES ?= default sse41 mkl threads
 
-.PHONY: install hooks reproduce bench test test-laws test-same test-slow test-long test-all test-machines docs test-docs quarto lint check readme wheel clean
+.PHONY: install hooks reproduce bench test test-laws test-slow test-here test-long test-all test-machines docs test-docs quarto lint check readme wheel clean
 install: $(VENV)/installed
 
 $(VENV)/installed: settings.ini setup.py pyproject.toml
@@ -36,13 +38,13 @@ test: install  ## the notebooks, then the laws
 test-laws: install  ## the laws, and all other tests that are quick
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
-test-same: install  ## of test-laws, what no processor changes; test-machines has the others
-	$(BIN)/python .ci/machines.py $(BIN) same
-
 test-slow: install  ## what `make test` leaves out: many cases, many processes, and in a real kernel a page for every way of drawing
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not long"
 
-test-long: install  ## once a week: all pages that draw, and whole, in a real kernel; more sums, executors and seeds: over an hour
+test-here: install  ## test-slow, and of test-laws what no processor changes; test-machines has the others
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "(same or slow) and not long"
+
+test-long: install  ## once a week: what is tried with every method, the two thirds that `make test` left out; all pages that draw, and whole
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m long
 
 test-all: test test-slow test-long  ## everything

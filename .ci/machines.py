@@ -1,5 +1,5 @@
 """The notebooks and the quick tests as other machines would run them: python .ci/machines.py BIN MACHINE ...
-For the quick tests that are left out of this, as no machine changes them, MACHINE is `same`.
+Tests that no machine changes are left out of this: tests/conftest.py marks them `same`.
 
 A machine is a name of MACHINES, or environment variables such as OMP_NUM_THREADS=2,MKL_CBWR=COMPATIBLE.
 A processor with fewer instructions adds the same numbers in another order; what passes on one and fails on another
@@ -45,15 +45,10 @@ def notebooks(bin, log, env):
     if code and not failed: failed = [f'nbdev_test ended with {code}']
     return f'{len(there) - len(failed)} of {len(there)}', failed
 
-# what no processor changes: a device that is none, the site, texts, files, the statistics of results
-SAME = ('accelerator bench catalogue check cli docments docs evidence export files foreign_files hub inputs installed '
-        'kernel layout logs odd_results papers parse pictures portraits process release report security snippets '
-        'startup typed unreadable_files').split()
-
-QUICK = '-m', 'pytest', '-n', '2', '--dist', 'worksteal', '-m', 'not slow'
+QUICK = '-m', 'pytest', '-n', '2', '--dist', 'worksteal', '-m', 'not slow and not same', '-rfE'
 
 def tests(bin, log, env):
-    code, said = run([bin/'python', *QUICK, '-rfE', *(f'--ignore=tests/test_{t}.py' for t in SAME)], log, env)
+    code, said = run([bin/'python', *QUICK], log, env)
     seen = {what: int(n) for n, what in re.findall(r'(\d+) (passed|failed|error)', said.strip().splitlines()[-1])}
     failed = re.findall(r'^(?:FAILED|ERROR) (\S+)', said, re.M)
     if code and not failed: failed = [f'pytest ended with {code}']
@@ -61,8 +56,6 @@ def tests(bin, log, env):
 
 def main(bin, *machines):
     bin, logs = Path(bin).resolve(), ROOT/'runs'/'machines'
-    if machines == ('same',):
-        sys.exit(subprocess.run([bin/'python', *QUICK, *(f'tests/test_{t}.py' for t in SAME)], cwd=ROOT).returncode)
     rows, broken = [('machine', 'notebooks', 'tests', 'seconds')], []
     logs.mkdir(parents=True, exist_ok=True)
     for machine in machines:

@@ -155,6 +155,8 @@ def _compare(compare):
     for part in (_learned, _trained, _machine): part(compare)
     compare.set_defaults(base=BASE)
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
+    compare.add_argument('--grid', nargs='+', metavar='NAME=VALUES', default=[],
+                         help='hyper-parameters to vary, such as mu=.1,1,5: a row for every combination')
     _seeded(compare, 3, [0, 1, 2])
     compare.add_argument('--out', metavar='FOLDER',
                          help='folder for a checkpoint of every run; the same command goes on from it')
@@ -382,9 +384,19 @@ def run(a):
     print(done, *files, sep='\n')
 
 # %% ../nbs/cli.ipynb #0199b8b6
+def _varied(methods, grid):
+    "The methods, those that have what the grid names with all of its values."
+    from fedlit.parse import ParseError, values_of, vary
+    values = dict(map(values_of, grid))
+    has = [{k: v for k, v in values.items() if any(hasattr(p, k) for p in m.parts)} for m in methods]
+    if idle := values.keys() - {k for h in has for k in h}:
+        raise ParseError(f"--grid {min(idle)}: no method here has it; they are {', '.join(map(repr, methods))}")
+    return [v for m, h in zip(methods, has) for v in (vary(m, **h) if h else [m])]
+
+# %% ../nbs/cli.ipynb #ef5dcf0b
 def compare(a):
     "Train several methods over several seeds and print a table"
-    rows, every, methods = [], [], _names(a, *a.methods)
+    rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
     import pandas as pd
     from dataclasses import replace
     from fedlit.measure import spread

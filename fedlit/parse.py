@@ -4,11 +4,13 @@
 
 # %% auto #0
 __all__ = ['ABSTRACT', 'ParseError', 'Misfit', 'methods_by_name', 'named', 'method', 'values', 'signature_of', 'value', 'local',
-           'list_seeds', 'import_paths', 'classes']
+           'list_seeds', 'vary', 'values_of', 'import_paths', 'classes']
 
 # %% ../nbs/15_parse.ipynb #271bce77
 import ast, importlib, math, sys
+from dataclasses import fields, replace
 from inspect import Signature, signature
+from itertools import product
 from .ground.messages import match_name
 from .method import Method, total
 
@@ -150,6 +152,37 @@ def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds:
         if found.count(s) > 1: raise ValueError(f"seeds={seeds!r}: {s} is there twice, and once is enough")
     if not found: raise ValueError("seeds has none, but there must be one or more")
     return list(map(int, found if many else range(seeds)))
+
+# %% ../nbs/15_parse.ipynb #e6d65aab
+def vary(
+    method,   # a Method
+    **values, # hyper-parameter -> list of its values
+) -> list:    # of Methods, the last hyper-parameter varying fastest
+    "The method with every combination of these values. A ParseError names what it does not have."
+    has = [{f.name for f in fields(part)} for part in method.parts]
+    for name, listed in values.items():
+        if not isinstance(listed, (list, tuple)) or not listed or any(listed.count(v) > 1 for v in listed):
+            raise ParseError(f"{name}={listed!r}, but it must be a list of values, each of them once")
+        if (n := sum(name in fs for fs in has)) != 1:
+            said = 'no part has it' if not n else f"{n} parts have it; vary it in one of them, before they are added"
+            raise ParseError(f"{name} of {method!r}: {said}")
+    def made(chosen):
+        return total(*(replace(part, **{k: v for k, v in chosen.items() if k in fs})
+                       for part, fs in zip(method.parts, has)))
+    return [made(dict(zip(values, each))) for each in product(*values.values())]
+
+# %% ../nbs/15_parse.ipynb #1c24a289
+def values_of(
+    text, # such as "mu=.1,1,5"
+):        # name, list of values
+    "A hyper-parameter and what it is to be. Never evaluates code."
+    name, eq, listed = text.partition('=')
+    try: found = list(ast.literal_eval(f'[{listed}]'))
+    except (SyntaxError, ValueError, RecursionError, MemoryError): found = []
+    if not (eq and name.isidentifier() and found):
+        raise ParseError(f"{text[:80]!r} cannot be read; a hyper-parameter with its values reads like mu=.1,1,5, "
+                         "texts in quotes")
+    return name, found
 
 # %% ../nbs/15_parse.ipynb #f179467b
 def import_paths(

@@ -150,6 +150,9 @@ def check_choices(self:Federation):
     for name, (good, right) in KINDS.items():
         if not ((v := getattr(self, name)) is None or good(v)):
             raise TypeError(f"{name}={v!r}, but it must be {right}")
+    if isinstance(self.model, (list, tuple)):
+        raise TypeError(f"model is a {type(self.model).__name__} of {len(self.model)} networks, which only `federate` "
+                        "takes, on one machine; here it must be one network")
     if not isinstance(self.method, Method):
         raise TypeError(f"{self.method!r} is not a method; "
                         "pass MOON(mu=1) + FedDecorr(), or fedlit.parse.method of a text")
@@ -293,6 +296,7 @@ class Simulation:
     "A federation on this machine: network and data on their device, and all that a round needs besides."
     single_process = True # does it have all clients of a round? a team that shares them says that it has not
     waited = 0.  # seconds of this round that were spent on other runs
+    meets = False # does the server hear of clients with other networks, see `fedlit.networks`?
     tests_val = None # as `tests`, of the samples to choose by; made when they are needed
     sums = staticmethod(client_sums) # of which a team adds up its own
     def __init__(self,
@@ -504,7 +508,8 @@ def no_one(
     "What the clients of a round return where there are none, since all who were drawn are left out."
     none = lambda tree: {k: v.new_empty(0, *v.shape) for k, v in tree.items()}
     return dict(params=none(state.params), buffers=none(state.buffers), who=torch.arange(0), loss=torch.empty(0),
-                drift=torch.empty(0), bad=torch.empty(0, dtype=torch.bool))
+                drift=torch.empty(0), bad=torch.empty(0, dtype=torch.bool),
+                steps=torch.empty(0), uploads={}, mask={}, client={})
 
 @patch
 def answers(self:Simulation, state):
@@ -524,7 +529,7 @@ def answers(self:Simulation, state):
 @patch
 def collect(self:Simulation, state, answers): # answers: of this round
     "What those return who answer: yields as `one_round` does, once for each round in which some of them began."
-    if not answers.who: return no_one(state)
+    if not answers.who: return (yield [], state) if self.meets else no_one(state)
     starts = sorted(set(answers.began))
     outs = []
     for r in starts:
@@ -555,9 +560,9 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
     out = yield from self.collect(state, answers)
     who, columns = out['who'].tolist(), client_columns(a.bad_clients, answers.who, out)
     new, seen = replace(state, round=state.round + 1), None
-    if who:
+    if who or 'peers' in out:
         new = aggregate(self.broadcast(state), who, out, self.sizes[who], team.sums)
-        if new.recomputes:
+        if new.recomputes and who:
             new = recompute(a.method, self.model, new, self.batches(who, state.round, epochs=1, steps=None), who)
         # read together: is the step sound, and how good is the network if it is?
         unread = [server_sound(a.bad_clients, state, new, columns)]
@@ -624,12 +629,13 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if not known or any(k not in past for k in names): past = self.measured(before)
     row = {f'{k}_before': past[k] for k in names}
     row = dict(accuracy_before=row.pop('accuracy_before'), **self.measured(after, seen), **row, **self.validated(after))
-    if self.tests is None or not who: return row
+    if self.tests is None or not (who or self.meets): return row
     everyone = range(len(self.tests))
     everyone = scores_of(self.federation.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
     own = by_name('personal', everyone)
     self.notice_undefined(own)
-    return {**row, **with_spread({**team.test_clients(who, before, out, after), **own})}
+    trained = team.test_clients(who, before, out, after) if who else {}
+    return {**row, **with_spread({**trained, **own})}
 
 @patch
 def notice_undefined(self:Simulation, own): # own: name -> a number for each client
@@ -763,8 +769,8 @@ def begin(self:Federation, team, shared):
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
              f"this is the run after {run.state.round}")
-    differ = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
-    if sim.tests is None and differ: sim.tests = tests_of(sim.task, self.clients, self.seed)
+    own = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
+    if sim.tests is None and own: sim.tests = tests_of(sim.task, self.clients, self.seed)
     sim.try_out()
     return sim, run
 
@@ -829,7 +835,9 @@ def shield():
 @patch
 def run(self:Federation, team=None):
     "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
-    with shield(): return self._to_the_end(team)
+    with shield():
+        if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
+        return self._to_the_end(team)
 
 # %% ../nbs/19_run.ipynb #endscel1
 @patch

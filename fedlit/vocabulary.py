@@ -63,7 +63,7 @@ HOOKS.update(
                         check=other_rows), 'deltas'),
     merge=Hook('server', 'averages, steps', 'FedAvgM has momentum',
                Answer("two dictionaries: the step, and the server's memory", are_dicts(2, 3), like='delta', more=True),
-               'delta trained'),
+               'delta trained peers peer_uploads'),
     deploy=Hook('between', 'between rounds, uses its network', 'Ditto takes its second network',
                 Answer('a dictionary', is_dict), 'buffers forward clients generator data'),
     predict=Hook('between', 'between rounds, uses its network', 'FedProto asks which prototype is nearest',
@@ -139,7 +139,10 @@ offers(
     others=('part -> tree', 'what other parts of the method send besides `delta`'),
     deltas=('tree of (K, ...)', 'what each client changed of the tensors that are averaged, stacked'),
     trained=('tree of (K, ...)', "the clients' parameters and buffers as they were sent, stacked"),
-    data=('(n, ...), (n,)', "all of the client's samples and labels"))
+    data=('(n, ...), (n,)', "all of the client's samples and labels"),
+    peers=('function', "of inputs (M, ...): the logits (K', M, classes) of the round's clients that have another "
+                       'network; only where there are such, so ask for `peers=None`'),
+    peer_uploads=('tree of (K\', ...)', "what this part's clients among them sent besides `delta`; with `peers`"))
 
 # %% ../nbs/04_vocabulary.ipynb #vocname2
 offers((*CLIENT, *SERVER, *BETWEEN), server=('tree', "this part's own memory on the server"))

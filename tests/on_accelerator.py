@@ -16,9 +16,8 @@ from fedlit.engine.guard import Guard
 from fedlit.ground.table import Table
 from fedlit.ground.tape import Tapes
 from fedlit.method import Method, overrides
-from fedlit.methods import (DP, DPSGD, DSFL, CoordinateMedian, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp,
-                            FedDF, FedDecorr, FedET, FedGSE, FedPara, FedPer, FedRep, FedRoD, HeteroFL, Krum, MOON,
-                            NormClipping, PerFedAvg, Quantize, SCAFFOLD, Scaler, TopK, TrimmedMean, pFedMe)
+from fedlit.methods import (DP, DPSGD, DSFL, DepthFL, Ditto, FedALA, FedAvg, FedBN, FedCAC, FedDecomp, FedDF,
+                            FedDecorr, FedGSE, FedPara, FedPer, FedRep, HeteroFL, MOON, SCAFFOLD, Scaler)
 from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
@@ -27,6 +26,7 @@ from fedlit.server import deployed
 from fedlit.result import Run
 from fedlit.run import federate, part_columns
 from fedlit.ground.tree import tmap
+from conftest import in_third
 from federation import METHODS, PRIVATE, SUMS, TRIMMED, small
 
 EXECUTORS = 'loop', 'vmap', 'extract', 'threads'
@@ -86,8 +86,9 @@ def one(method, executor, record, rounds, worlds):
                 tables=any(isinstance(v, Table) for v in laws.contents(b).values()), places=seen['places'],
                 parts=executor == 'extract' and overrides(method, 'mask'))
 
-def methods(whole='', only=()):
-    "All registered methods: each in one executor, in turn; or, if asked for the `whole`, all forms in all executors."
+def methods(part='', only=()):
+    "A third of all methods, each in one executor, in turn; or, if asked for the 'whole', all forms in all executors."
+    whole = part == 'whole'
     usual, deep = {d: world(d) for d in BOTH}, {d: world(d, exits()) for d in BOTH}
     bare = {d: world(d, small(False, True)) for d in BOTH}
     alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2)), *PRIVATE]
@@ -97,6 +98,7 @@ def methods(whole='', only=()):
                    if not only or type(m).__name__ in only])
     said = {}
     for m, e, r in asked:
+        if part.isdigit() and not in_third(f'methods {m!r}', m, int(part)): continue
         if type(m).__name__ in ('Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts'): # trimmings of sub-models
             m = HeteroFL(rates=(1., .5)) + m
         # a server that distils has Adam, which amplifies in how many parts threads add up a product
@@ -145,24 +147,15 @@ RUNS = {
     'SCAFFOLD, threads': (SCAFFOLD(), dict(executor='threads')),
     'HeteroFL + Scaler, extract': (HeteroFL(rates=(1., .5)) + Scaler(), dict(executor='extract')),
     'FedBN, personal': (FedBN(), dict()),
-    'FedPer, not recorded': (FedPer(), dict(record=False, executor='loop')),
     'FedRep, images': (FedRep(), dict(images=True, rounds=1)),
     'HeteroFL, images, recomputed': (HeteroFL(rates=(1., .5)), dict(images=True, rounds=1, statistics='recomputed')),
     'FedDF, unlabelled': (FedDF(steps=3), dict(proxy='alone')),
-    'DSFL, unlabelled': (DSFL(steps=3, batch_size=8), dict(proxy='alone')),
     'FedGSE, public labels': (FedGSE(rates=(1., .5), pool=12, similar='SPL'), dict(proxy='pair')),
-    'FedET, public labels': (FedET(steps=3), dict(proxy='pair')),
-    'TopK + Quantize, vmap': (TopK(share=.2) + Quantize(), dict(executor='vmap')),
-    'DP': (DP(clip=.1), dict(norm='none')), 'DPSGD, loop': (DPSGD(), dict(norm='none', executor='loop')),
-    'Krum, vmap': (Krum(attackers=1), dict(executor='vmap')),
-    'TrimmedMean + NormClipping': (TrimmedMean(trim=.2) + NormClipping(), dict()),
-    'CoordinateMedian, loop': (CoordinateMedian(), dict(executor='loop')),
+    'DPSGD, loop': (DPSGD(), dict(norm='none', executor='loop')),
     'PowerOfChoice': (FedAvg(), dict(participation=PowerOfChoice(.4))),
     'BySize, without, uniform': (FedAvg(), dict(participation=BySize(.6), without=(2,), weighting='uniform')),
     'SCAFFOLD, in chunks': (SCAFFOLD(), dict(executor='vmap', chunk=4)),
     'statistics at home': (FedAvg(), dict(statistics='home')), 'static': (FedAvg(), dict(statistics='static')),
-    'FedALA': (FedALA(most=12), dict()), 'FedRoD': (FedRoD(), dict()), 'PerFedAvg': (PerFedAvg(alpha=.1), dict()),
-    'pFedMe': (pFedMe(steps=2), dict()), 'Ditto': (Ditto(), dict()),
     'bfloat16, vmap': (FedAvg(), dict(executor='vmap', precision='bfloat16')),
     'bfloat16, loop': (MOON(), dict(executor='loop', precision='bfloat16')),
     'metrics': (FedPer(), dict(metrics=dict(hits=lambda logits, y: hits_of(logits, y)))),
@@ -189,8 +182,9 @@ def runs():
         said["inside of the caller's autocast"] = same(alone, ran(FedAvg(), 'dev'))
     return said
 
-def forms(whole=''):
-    "Every exported class in a run of its own, in each executor in turn; all in all of them if asked for the `whole`."
+def forms(part='whole'):
+    "A third of all classes in runs of their own, in each executor in turn; all in all if asked for the 'whole'."
+    whole = part == 'whole'
     singles = {type(p): m for m in reversed([*METHODS, *TRIMMED, *PRIVATE, DepthFL(levels=(3, 3, 1, 2, 3, 1))])
                for p in m.parts[-1:]}
     cases = ([(m, e, r) for m in singles.values() for e in EXECUTORS for r in (False, True)] if whole else
@@ -199,6 +193,7 @@ def forms(whole=''):
         DepthFL: dict(net=exits_mlp((6,), 3, hidden=6, depth=3)), DP: dict(norm='none'), DPSGD: dict(norm='none'),
         FedPara: dict(net=build('mlp', task(), seed=0, hidden=(24,), features=24)), FedDecomp: dict(epochs=2)}
     for m, e, r in cases:
+        if not (whole or in_third(f'forms {m!r}', m, int(part))): continue
         kw = dict(executor=e, record=r, proxy=PUBLIC, **next((v for c, v in odd.items() if isinstance(m, c)), {}))
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
@@ -347,10 +342,10 @@ def plan(device='dev', *entries):
     from fedlit import setting
     from fedlit.papers import catalogue, settings
     whole, known = catalogue.select, {}
-    def part(entry, *given): # one seed of the first data set
+    def part(entry, *given): # one seed of the first data set, and about three of its runs
         grid = whole(entry, *given)
         first = [(l, shortened(s)) for l, s in grid if (l['data'], l['seed']) == (grid[0][0]['data'], 0)]
-        return [known.setdefault((entry.id, str(l)), (l, s)) for l, s in first]
+        return [known.setdefault((entry.id, str(l)), (l, s)) for l, s in first[::-(-len(first)//3)]]
     catalogue.select, setting.load, said = part, small_data, {}
     for id, only in PLAN.items() if not entries else dict.fromkeys(entries, '').items():
         with tempfile.TemporaryDirectory() as out:

@@ -4,7 +4,7 @@ from pathlib import Path
 import pandas as pd, pytest
 from fedlit.cli import main, setting
 from fedlit.data import datasets
-from fedlit.methods import FedDecorr, MOON
+from fedlit.methods import MOON, FedAvg, FedDecorr
 from fedlit.result import Run
 from conftest import DATA
 
@@ -263,3 +263,13 @@ def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(tmp
     of = lambda *args: dict(asked_for('--from', str(tmp_path/'run.json'), *args).options)
     assert of()['features'] == 8
     assert of('--model', 'small_cnn') == {}
+
+def test_a_grid_is_a_row_for_every_combination(tmp_path):
+    ask = ['compare', '--rounds', '1', '--epochs', '1', '--seeds', '1', '--train-samples', '600', '--quiet']
+    main([*ask, '--methods', 'FedAvg()', 'MOON() + FedDecorr()', '--grid', 'mu=.1,1', 'beta=.05,.1', '--json',
+          str(tmp_path/'all.json')])
+    said = [r['method'] for r in json.loads((tmp_path/'all.json').read_text())['table']]
+    assert said == list(map(repr, [FedAvg(), *(MOON(mu=m) + FedDecorr(beta=b) for m in (.1, 1.) for b in (.05, .1))]))
+    for grid, why in dict(mu='cannot be read', **{'tau=': 'cannot be read', 'lam=1': 'no method here has it',
+                                                  'mu=exec(1)': 'cannot be read'}).items():
+        with pytest.raises(SystemExit, match=why): main([*ask, '--methods', 'MOON()', '--grid', grid])

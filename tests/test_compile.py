@@ -7,10 +7,11 @@ from fedlit.ground import tape
 from fedlit.ground.tape import Tapes, compiled, no_compiler
 from fedlit.local import Adam, AdamW, Decay, Local
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedProx, HeteroFL, MOON, SCAFFOLD
+from fedlit.methods import FedAvg, FedProx, HeteroFL
 from fedlit.models import build
 from fedlit.partition import iid
 from fedlit.run import federate
+from conftest import SELDOM
 from federation import HALVES, METHODS, SUMS, gap, train
 
 compiler = pytest.mark.skipif(bool(no_compiler()), reason='no compiler of C++')
@@ -28,15 +29,10 @@ def as_written(monkeypatch):
 
 def sentences(seen): return [str(w.message) for w in seen if 'played from the tape' in str(w.message)]
 
-FEW = [FedAvg(), FedProx(mu=.1), MOON() + FedDecorr(), SCAFFOLD(), HeteroFL(rates=HALVES), FedDSE(rates=HALVES)]
-WAYS = dict(vmap=True, loop=False, threads=True) # executor -> with BatchNorm?
-OTHERS = [m for m in METHODS + SUMS if m not in FEW]
+WAYS = [('vmap', True), *(pytest.param(e, n, marks=SELDOM) for e, n in (('loop', False), ('threads', True)))]
 
-def seldom(m, how): return [pytest.mark.slow, pytest.mark.long][:(m in OTHERS) + (how != 'vmap')]
-
-@pytest.mark.parametrize('m,executor,norm', [
-    pytest.param(m, how, norm, marks=seldom(m, how), id=f'{m!r}-{how}')
-    for m in FEW + OTHERS for how, norm in WAYS.items()])
+@pytest.mark.parametrize('executor,norm', WAYS, ids=['vmap', 'loop', 'threads'])
+@pytest.mark.parametrize('m', METHODS + SUMS, ids=repr)
 def test_the_graph_is_the_step(m, executor, norm, as_written):
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter('always')

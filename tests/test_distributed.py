@@ -2,7 +2,7 @@
 import json, multiprocessing, os, signal, subprocess, sys, time
 from datetime import timedelta
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 import pandas as pd, pytest, torch, torch.distributed as dist
@@ -23,11 +23,12 @@ from fedlit.server import aggregate
 from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate
+from conftest import THIRDS, in_third
 
 STEPS = Local(lr=.1, momentum=.9, weight_decay=.01) # of fed.train
 ALL, HARD = fed.METHODS + fed.SUMS, MOON() + FedBN() + FedAvgM()
 SICK = 0, 2, 3                                      # clients without one sound number; one of them has most data
-# a forked process has imported torch, and knows `reference()`
+# a forked process has imported torch, and knows what `reference` has made
 QUICK = 'fork' if sys.platform == 'linux' else 'spawn'
 
 def launch(f, ranks, path, seconds=60, how=QUICK):
@@ -56,7 +57,7 @@ def digits(rounds=4, method=HARD, sick=(), **kw):
                     **{'executor': 'vmap', 'progress': False, 'device': 'cpu', **kw})
 
 @cache
-def reference(): return {repr(m): fed.train(m, 'vmap') for m in ALL}
+def reference(m): return fed.train(m, 'vmap')
 
 @cache
 def uninterrupted(): return digits()
@@ -92,15 +93,16 @@ def trained(method, ranks):
     ranks.end(run)
     return run.state
 
-def some(ranks): return ALL if ranks > 1 else ALL[::4] # alone there are no messages to go wrong
+def some(ranks, third): # alone there are no messages to go wrong
+    return [m for m in (ALL if ranks > 1 else ALL[::4]) if in_third(f'ranks {m!r}', m, third)]
 
-def everything(rank, path):
+def everything(third, rank, path):
     gaps, traffic = {}, {}
-    for m in some(dist.get_world_size()):
+    for m in some(dist.get_world_size(), third):
         with Ranks('cpu') as ranks: state = trained(m, ranks)
         gaps[repr(m)] = (max((v-w).abs().max().item()
-                             for v, w in zip(state.params.values(), reference()[repr(m)].params.values()))
-                         if rank else fed.gap(state, reference()[repr(m)]))
+                             for v, w in zip(state.params.values(), reference(m).params.values()))
+                         if rank else fed.gap(state, reference(m)))
         traffic[repr(m)] = ranks.traffic
     (path/f'seen{rank}').write_text(json.dumps(dict(gaps=gaps, traffic=traffic)))
     digits(2, executor='torchrun:vmap', checkpoint=path/'run')
@@ -108,41 +110,32 @@ def everything(rank, path):
     again.history.to_json(path/f'history{rank}')
     digits(3, sick=SICK, bad_clients='skip', executor='torchrun:vmap', checkpoint=path/'skipping')
 
-@pytest.fixture(scope='module', params=[1, 3])
-def launched(request, tmp_path_factory):
-    reference(), uninterrupted(), skipping()
-    path = tmp_path_factory.mktemp(f'ranks{request.param}')
-    launch(everything, request.param, path)
-    return path, request.param
-
 @pytest.mark.filterwarnings('ignore:client . left finite numbers')
 @pytest.mark.slow
-def test_every_method_has_one_answer(launched):
-    path, ranks = launched
-    for rank in range(ranks):
-        gaps = json.loads((path/f'seen{rank}').read_text())['gaps']
-        assert (len(gaps) == len(some(ranks))
-                and max(gaps.values()) < 1e-9), {k: v for k, v in gaps.items() if not v < 1e-9}
-
-@pytest.mark.slow
-def test_only_servers_that_ask_for_clients_get_them(launched):
-    path, ranks = launched
-    traffic = json.loads((path/'seen0').read_text())['traffic']
-    for m in some(ranks):
-        seen, state = traffic[repr(m)], reference()[repr(m)]
+@pytest.mark.parametrize('third', THIRDS)
+@pytest.mark.parametrize('ranks', [1, 3])
+def test_every_method_has_one_answer(ranks, third, tmp_path):
+    "And so have runs: one that goes on, and one that skips clients."
+    ours = some(ranks, third)
+    for m in ours: reference(m)
+    uninterrupted(), skipping()
+    launch(partial(everything, third), ranks, tmp_path)
+    seen = [json.loads((tmp_path/f'seen{rank}').read_text()) for rank in range(ranks)]
+    for gaps in (s['gaps'] for s in seen):
+        assert len(gaps) == len(ours) and max(gaps.values()) < 1e-9, {k: v for k, v in gaps.items() if not v < 1e-9}
+    for m in ours: # only servers that ask for clients get them
+        sent, state = seen[0]['traffic'][repr(m)], reference(m)
         # what stays at home has come home
         asks = asks_for(m, 'merge', 'trained') or overrides(m, 'combine')
         means = 'FedProto' in part_names(m) # of every client's classes, one client at a time
-        assert ('rows' in seen) == (means or asks and set(state.personal) < {*state.params, *state.buffers}), m
-        assert ('home' in seen) == bool(state.personal or any(state.client.values())), m
-
-@pytest.mark.slow
-def test_a_run_on_ranks_is_the_run(launched):
-    path, ranks = launched
-    state, history = apart(Run.load(path/'run', model=uninterrupted().model), uninterrupted())
-    assert state < 1e-5 and history < 1e-5
-    seen = [pd.read_json(path/f'history{rank}').drop(columns=['seconds', 'peak_mb']) for rank in range(ranks)]
-    assert all(h.equals(seen[0]) for h in seen) and len(seen[0]) == 4
+        assert ('rows' in sent) == (means or asks and set(state.personal) < {*state.params, *state.buffers}), m
+        assert ('home' in sent) == bool(state.personal or any(state.client.values())), m
+    for name, alone in (('run', uninterrupted()), ('skipping', skipping())):
+        state, history = apart(Run.load(tmp_path/name, model=alone.model), alone)
+        assert state < 1e-5 and history < 1e-5, name
+    assert skipping().history.bad.max() >= 2
+    histories = [pd.read_json(tmp_path/f'history{rank}').drop(columns=['seconds', 'peak_mb']) for rank in range(ranks)]
+    assert all(h.equals(histories[0]) for h in histories) and len(histories[0]) == 4
 
 def ways(executor='vmap', **kw):
     "Adam whose means stay with the client, a rate for every round, uneven steps, and clients of the largest loss."
@@ -163,11 +156,6 @@ def test_local_training_and_participation_on_ranks(tmp_path):
     assert apart(there, alone)[0] < 1e-5 and there.settings['participation'] == alone.settings['participation']
     taken = alone.state.client['optimizer']['.steps'][:]
     assert torch.equal(there.state.client['optimizer']['.steps'][:], taken) and taken.sum() > 0
-
-@pytest.mark.slow
-def test_skipped_clients_are_skipped_on_ranks(launched):
-    state, history = apart(Run.load(launched[0]/'skipping', model=skipping().model), skipping())
-    assert state < 1e-5 and history < 1e-5 and skipping().history.bad.max() >= 2
 
 # Shares
 

@@ -2,6 +2,7 @@
 import json, re, sys
 from pathlib import Path
 import pytest
+from conftest import SELDOM, in_third
 nbformat, nbclient = pytest.importorskip('nbformat'), pytest.importorskip('nbclient')
 
 NBS = Path(__file__).parents[1]/'nbs'
@@ -31,12 +32,13 @@ told = {p: code(p) for p in sorted(NBS.rglob('*.ipynb')) if '.ipynb_checkpoints'
 def has(page, directive): return any(re.search(rf'^#\|\s*{directive}\b', s, re.M) for s in told[page])
 def name(page): return page.relative_to(NBS).with_suffix('').as_posix()
 
-# a page for every way of drawing; the others, which draw in the same ways, are for `make test-long`
+# a page for every way of drawing, of which a landing has a third; the others, which draw in the same ways, are for
+# `make test-long`
 USUAL = set("""14_figure 19_run guides/seven_pictures index papers/drawings papers/moon_figures portrait
     theory/proposition1""".split())
-draw = [pytest.param(p, marks=[pytest.mark.slow, *([] if name(p) in USUAL else [pytest.mark.long])], id=name(p))
+draw = [pytest.param(p, marks=SELDOM[:1 if name(p) in USUAL and in_third(f'kernel {name(p)}') else 2], id=name(p))
         for p in told if has(p, 'fig-alt')]
-whole = [pytest.param(p, marks=[pytest.mark.slow, pytest.mark.long], id=name(p)) for p in told if has(p, 'slow')]
+whole = [pytest.param(p, marks=SELDOM, id=name(p)) for p in told if has(p, 'slow')]
 
 def test_the_usual_pages_are_there(): assert USUAL <= {p.id for p in draw} and whole
 

@@ -13,8 +13,8 @@ from fedlit.vocabulary import BETWEEN, HOOKS, OFFERS, OUTSIDE, SERVER
 
 WHEN_ASKED = {'data', 'labels', 'counts'} # they cost something, so they are made only where a hook asks for them
 AT_SERVER = {'received', 'staleness'} # likewise, of each client of a round
-# there only where a client has a part of the network, or a place of a batch is empty
-SOMETIMES = {'live_features', 'valid'}
+# there only where a client has a part of the network, a place of a batch is empty, or others have another network
+SOMETIMES = {'live_features', 'valid', 'peers', 'peer_uploads'}
 
 def probe(hook, *names):
     "A method whose `hook` asks for these names."

@@ -1,18 +1,21 @@
 """What the pages of the papers claim and plan: sentences say what is judged, rounds fit into a slice."""
 import math, re, shlex
+from dataclasses import replace
 from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import parser
 from fedlit.data import load
 from fedlit.ground.files import shipped
 from fedlit.local import SGD, Local
-from fedlit.methods import SOLO, FedAvg
+from fedlit.methods import SOLO, Ditto, FedALA, FedAvg, FedPara, PerFedAvg
 from fedlit.models import build
 from fedlit.papers.catalogue import CATALOGUE, plan
 from fedlit.papers.claims import evaluate
 from fedlit.papers.entries import SCALES, entry_runs, found_rows, judged, row_name, select, complete_seeds
 from fedlit.papers.evidence import repeated
+from fedlit.papers.measures import layer_ranks, own_rank
 from fedlit.papers.settings import address, found
+from fedlit.partition import dirichlet
 from fedlit.run import federate
 
 ROOT = Path(__file__).parents[1]
@@ -176,3 +179,16 @@ def test_a_verdict_from_the_stored_runs_by_hand(id, start, by_hand):
             most[sign] = max(most.get(sign, 0), sum(money)/3)
     assert math.isclose(weighed.evidence.p, min(1, 2/max(most.values())), rel_tol=1e-9)
     assert weighed.evidence.side == (1 if most[1] > most[-1] else -1)
+
+def test_ranks_of_a_network_that_has_diverged_and_of_networks_that_a_method_makes():
+    task = load('digits')
+    net, clients = build('mlp', task, seed=0, norm='batch'), dirichlet(task.y_train[:600], 4, .5, seed=0)
+    for method in (FedPara(), Ditto(), PerFedAvg(alpha=.01), FedALA()): # whose tensors are not the network's
+        run = federate(net, task, clients, method, 1, Local(epochs=1), keep_locals=True, progress=False)
+        ranks = layer_ranks(run, task, clients, None, None)
+        assert all(v > 1 for each in ranks.values() for v in each) and own_rank(run, task, clients, None, None) > 1
+    run.state = replace(run.state, params={k: v*math.nan for k, v in run.state.params.items()})
+    ranks = layer_ranks(run, task, clients, None, None)
+    assert set(ranks['layer_rank']) == {None} and None not in ranks['local_layer_rank']
+    run.method = FedAvg()
+    assert own_rank(run, task, clients, None, None) is None

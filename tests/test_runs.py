@@ -11,7 +11,7 @@ from fedlit.ground.tape import Tapes
 from fedlit import compare as run_module
 from fedlit.local import AdamW, Between, Local
 from fedlit.method import FedAvg, Method
-from fedlit.methods import DPSGD, FedBN, FedDecorr, MOON, SCAFFOLD
+from fedlit.methods import DPSGD, FedDecorr, MOON
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
 from fedlit.compare import experiment, run_together
@@ -62,12 +62,8 @@ ALL = [m for m in fed.METHODS + fed.SUMS if kind(m) and kind(m) == kind(m, seed=
 def test_runs_whose_fixed_tensors_differ_train_apart():
     assert kind(fed.FedBABU()) == kind(fed.FedBABU()) != kind(fed.FedBABU(), seed=1)
 
-FEW = [MOON() + FedDecorr(), SCAFFOLD() + FedBN() + fed.CoordinateMedian(), fed.HeteroFL(rates=fed.HALVES),
-       fed.Ditto()]
-
-REST = [pytest.param(m, marks=[pytest.mark.slow, pytest.mark.long][:1 + (m in fed.SUMS)]) for m in ALL if m not in FEW]
-
-@pytest.mark.parametrize('method', FEW + REST, ids=repr)
+@pytest.mark.slow
+@pytest.mark.parametrize('method', ALL, ids=repr)
 def test_a_run_in_a_stack_is_the_run_alone(method, double):
     assert max(map(fed.gap, rounds(method, True), rounds(method, False))) < 1e-8
 

@@ -7,9 +7,9 @@ __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeC
            'FedNTD', 'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP',
            'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
            'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL',
-           'FedET', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'HeteroFL',
-           'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels',
-           'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
+           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
+           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -46,6 +46,7 @@ from .fedgse import FedGSE
 from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
+from .fedmd import FedMD
 from .privacy import DP, DPSGD
 from .compression import TopK, Quantize
 from .ditto import Ditto
@@ -64,7 +65,7 @@ _all_ = ['FedAvg', 'SOLO',
          'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP', 'FedDyn',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
-         'FedDF', 'DSFL', 'FedET',
+         'FedDF', 'DSFL', 'FedET', 'FedMD',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',

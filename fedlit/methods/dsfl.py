@@ -8,7 +8,7 @@ __all__ = ['sharpened', 'DSFL']
 # %% ../../nbs/methods/61_dsfl.ipynb #13ec3353
 import torch, torch.nn.functional as F
 from ..method import Method, require
-from .feddf import distill, ensemble, unlabelled
+from .feddf import distill, opinions, unlabelled
 
 # %% ../../nbs/methods/61_dsfl.ipynb #b7b386e1
 def sharpened(
@@ -37,9 +37,9 @@ class DSFL(Method):
         i = torch.arange(self.batch_size, device=x.device)
         i = (step*self.batch_size + i) % n
         return self.weight*F.cross_entropy(forward(params, buffers, x[i])[1], server['said'][i].softmax(-1))
-    def merge(self, delta, server, trained, params, buffers, forward, proxy, round):
+    def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
         x, pick = unlabelled(self, proxy), lambda tree: {k: trained[k] for k in tree}
-        said = sharpened(ensemble(forward, pick(params), pick(buffers), x), self.T)
+        said = sharpened(opinions(forward, pick(params), pick(buffers), x, peers), self.T)
         new = distill(forward, (params, buffers), x, said, self.steps, self.lr, seed=round)
         return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items()
                 if v.is_floating_point()}, dict(said=said)

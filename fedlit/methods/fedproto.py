@@ -74,8 +74,9 @@ def done(self:FedProto, client, params, buffers, server, data, forward):
     return client, dict(means=means, counts=counts)
 
 @patch
-def merge(self:FedProto, delta, server, uploads):
-    means, known = prototypes(uploads['means'], uploads['counts'], self.form)
+def merge(self:FedProto, delta, server, uploads, peer_uploads=None):
+    each = [u for u in (uploads, peer_uploads) if u]
+    means, known = prototypes(*(torch.cat([u[k] for u in each]) for k in ('means', 'counts')), self.form)
     return delta, dict(means=torch.where(known[:, None], means, server['means']),
                        known=known.to(means).maximum(server['known']))
 

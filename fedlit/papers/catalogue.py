@@ -10,7 +10,7 @@ import functools, pandas as pd
 from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
-                           feddse, fedgse)                                              # CATALOGUE
+                           feddse, fedgse, landscape)                                   # CATALOGUE
 from .claims import WIDTH, hanging, verdict_view, tally, verdict_lines
 from .drawings import small_picture
 from ..ground.messages import unknown

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['WATCHES', 'MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spectra', 'each_spectrum',
-           'watch_spectra', 'spectra_by_round', 'layer_ranks', 'own_accuracy', 'everywhere', 'alignment',
+           'watch_spectra', 'spectra_by_round', 'layer_ranks', 'own_accuracy', 'everywhere', 'own_rank', 'alignment',
            'training_decorr', 'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
@@ -21,15 +21,17 @@ from ..models import build, count, macs
 from ..parse import method as parse
 from ..cohort import Broadcast
 from ..round import local_phase
-from ..server import aggregate, recompute
+from ..scores import own_samples
+from ..server import aggregate, deployed, recompute
 from ..state import State, pure, start
 from ..batches import batches_of
 from ..engine.inputs import least_batch
 from ..participation import draw_clients
+from ..ground.tree import rows
 from ..run import WEIGHTING, choose_executor, there
 
 # %% ../../nbs/papers/measures.ipynb #f298d26b
-def _clip(values, digits=6): return [float(f'{v:.{digits}g}') for v in values]
+def _clip(values, digits=6): return [None if v != v else float(f'{v:.{digits}g}') for v in values]
 
 def curve(run, task, clients, tests, s):
     "Test accuracy after every round."
@@ -96,25 +98,34 @@ def _rank_of_each(run, task, net):
     pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
     with _passed_on(_relus(run.model), pooled) as kept:
         features_of(run.model, task.x_test, prepare=task.normalise, state=net)
-    return [effective_rank(spectrum(torch.cat(k))) for k in kept]
+    layers = [torch.cat(k) for k in kept] # a network that has diverged has no rank
+    return [effective_rank(spectrum(z)) if z.isfinite().all() else np.nan for z in layers]
 
 def layer_ranks(run, task, clients, tests, s):
     "Effective rank behind every ReLU, from the first to the last: of the global model, and the clients' mean."
-    local = [_rank_of_each(run, task, _kept(run.locals, i)) for i in range(len(run.locals['who']))]
-    return dict(layer_rank=_clip(_rank_of_each(run, task, (run.state.params, run.state.buffers))),
-                local_layer_rank=_clip(np.mean(local, 0)))
+    def of(params, buffers): # a method may make the network of other tensors
+        return _rank_of_each(run, task, deployed(run.method, replace(run.state, params=params, buffers=buffers)))
+    local = [of(*_kept(run.locals, i)) for i in range(len(run.locals['who']))]
+    return dict(layer_rank=_clip(of(run.state.params, run.state.buffers)), local_layer_rank=_clip(np.mean(local, 0)))
 
 # %% ../../nbs/papers/measures.ipynb #ddea1813
 def own_accuracy(run, task, clients, tests, s):
     "Accuracy of the server's and of each client's own network on each client's test images."
-    seen = run.per_client(task, tests)
+    seen = run.per_client(task, tests, clients=clients)
     return dict(own=seen.personal.tolist(), server=seen['global'].tolist(),
                 personal=seen.personal.mean(), domains=list(task.domains or ()))
 
 # %% ../../nbs/papers/measures.ipynb #db89284a
 def everywhere(run, task, clients, tests, s):
     "Mean accuracy of the clients' own networks on the whole test set."
-    return run.per_client(task, [torch.arange(len(task.y_test))]*len(clients)).personal.mean()
+    return run.per_client(task, [torch.arange(len(task.y_test))]*len(clients), clients=clients).personal.mean()
+
+def own_rank(run, task, clients, tests, s):
+    "Effective rank of the test images' features in the clients' own networks, their mean."
+    everyone = range(run.state.clients)
+    offer = own_samples(run.method, task, clients, everyone)
+    nets = (deployed(run.method, run.state, k, model=run.model, **rows(offer, k)) for k in everyone)
+    return _clip([np.mean([_rank_of_each(run, task, net)[-1] for net in nets])])[0]
 
 # %% ../../nbs/papers/measures.ipynb #4596ab5c
 def _aligned(model, top=5):
@@ -214,6 +225,6 @@ def sizes(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #143a5c39
 MEASURES = dict(curve=curve, spectra=feature_spectra, spectra_by_round=spectra_by_round, each_spectrum=each_spectrum,
-                layer_ranks=layer_ranks, own_accuracy=own_accuracy, everywhere=everywhere, alignment=alignment,
-                training_decorr=training_decorr, class_counts=class_counts, feature_maps=feature_maps,
-                activations=activations, update_gap=update_gap, sizes=sizes)
+                layer_ranks=layer_ranks, own_accuracy=own_accuracy, own_rank=own_rank, everywhere=everywhere,
+                alignment=alignment, training_decorr=training_decorr, class_counts=class_counts,
+                feature_maps=feature_maps, activations=activations, update_gap=update_gap, sizes=sizes)

@@ -1,0 +1,75 @@
+"FedGKT against a loop with dictionaries from an image's number to what was said of it."
+import copy, math
+import torch, torch.nn.functional as F
+from torch import nn
+from fedlit.batches import batches_of
+from fedlit.data import load
+from fedlit.ground.draws import seed_of
+from fedlit.local import Local
+from fedlit.methods.fedgkt import fedgkt, imitation
+from fedlit.models import build
+from fedlit.partition import dirichlet
+
+TASK = load('digits')
+CLIENTS = dirichlet(TASK.y_train[:400], 4, .5, seed=0)
+LOCAL = Local(epochs=2, batch_size=16, lr=.05, momentum=.9, weight_decay=1e-3)
+
+def kl(student, teacher, T):
+    "Sum by sum."
+    out = 0.
+    for s, t in zip(student, teacher):
+        p, q = (t/T).exp()/(t/T).exp().sum(), (s/T).exp()/(s/T).exp().sum()
+        out = out + T*T*(p*(p/q).log()).sum()
+    return out/len(student)
+
+def test_imitation_sum_by_sum():
+    a, b = torch.randn(3, 4, dtype=torch.double), torch.randn(3, 4, dtype=torch.double)
+    assert math.isclose(imitation(a, b, 3.).item(), kl(a, b, 3.).item(), rel_tol=1e-9)
+    assert abs(imitation(a, a, 2.).item()) < 1e-12
+
+def sgd(net): return torch.optim.SGD(net.parameters(), LOCAL.lr, LOCAL.momentum, weight_decay=LOCAL.weight_decay)
+
+def test_three_rounds_by_hand():
+    torch.manual_seed(0)
+    server = nn.Sequential(nn.Linear(16, 24), nn.ReLU(), nn.Linear(24, 10))
+    small = build('mlp', TASK, seed=0, hidden=(), features=16)
+    got, table = fedgkt(small, server, TASK, CLIENTS, 3, LOCAL, seed=5, epochs=2, T=2., alpha=.7)
+    nets, deep, said = [copy.deepcopy(small) for _ in CLIENTS], copy.deepcopy(server), {}
+    for r in range(3):
+        rows = []
+        for k, net in enumerate(nets):
+            opt, data = sgd(net), batches_of(TASK, CLIENTS, [k], LOCAL, 5, r)
+            for t in range(data.counts.shape[1]):
+                at = data.index[0, t, :data.counts[0, t]].tolist()
+                if not at: continue
+                logits = net(TASK.normalise(TASK.x_train[at]))[1]
+                loss = F.cross_entropy(logits, TASK.y_train[at])
+                if said: loss = loss + .7*kl(logits, torch.stack([said[i] for i in at]), 2.)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+            with torch.no_grad():
+                for i in CLIENTS[k].tolist(): rows.append((i, *(v[0] for v in net(TASK.normalise(TASK.x_train[[i]])))))
+        gen, opt = torch.Generator().manual_seed(seed_of('server', 5, r)), sgd(deep)
+        orders = [torch.randperm(len(rows), generator=gen) for _ in range(2)]
+        for order in orders:
+            for some in order.split(16):
+                y = TASK.y_train[[rows[j][0] for j in some]]
+                mine = deep(torch.stack([rows[j][1] for j in some]))
+                loss = F.cross_entropy(mine, y) + .7*kl(mine, torch.stack([rows[j][2] for j in some]), 2.)
+                opt.zero_grad()
+                loss.backward()
+                opt.step()
+        with torch.no_grad(): said = {i: deep(z[None])[0] for i, z, _ in rows}
+    for a, b in zip([deep, *nets], [got.server, *got.clients]):
+        assert max((u - v).abs().max() for u, v in zip(a.parameters(), b.parameters())) < 1e-4
+    x = TASK.normalise(TASK.x_test)
+    with torch.no_grad(): right = [(deep(n(x)[0]).argmax(1) == TASK.y_test).double().mean() for n in nets]
+    assert abs(sum(right)/4 - table.server.iloc[-1]) < .02 and table['round'].tolist() == [1, 2, 3]
+
+def test_nothing_of_the_callers_networks_changes_and_a_seed_repeats():
+    server, small = nn.Linear(16, 10), build('mlp', TASK, seed=0, hidden=(), features=16, norm='batch')
+    before = copy.deepcopy([server.state_dict(), small.state_dict()])
+    tables = [fedgkt(small, server, TASK, CLIENTS, 2, Local(), seed=s)[1] for s in (0, 0, 1)]
+    assert tables[0].equals(tables[1]) and not tables[0].equals(tables[2])
+    for a, b in zip(before, [server.state_dict(), small.state_dict()]): assert all(torch.equal(a[k], b[k]) for k in a)

@@ -1,0 +1,289 @@
+"Clients with different networks, against loops in plain PyTorch that share nothing with fedlit but the batches."
+import copy, time, warnings
+import numpy as np, pytest, torch, torch.nn.functional as F
+from torch import nn
+from fedlit.batches import batches_of
+from fedlit.data import load
+from fedlit.ground.draws import Seeded
+from fedlit.local import Local
+from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAsync, FedAvg, FedAvgM, FedDF,
+                            FedET, FedNova, FedPer, FedProto, FedProx)
+from fedlit.methods.fedmd import FedMD
+from fedlit.methods.fedet import consensus, diversity
+from fedlit.models import wrap
+from fedlit.networks import MixedRun, groups
+from fedlit.participation import Clock
+from fedlit.partition import dirichlet
+from fedlit.run import federate, federating
+
+TASK = load('digits')
+CLIENTS = dirichlet(TASK.y_train[:600], 6, .5, seed=0)
+PROXY = TASK.normalise(TASK.x_train[600:800])
+LOCAL = Local(epochs=1, lr=.05, momentum=.9)
+
+class Dense(nn.Module):
+    def __init__(self, *hidden, features=16):
+        super().__init__()
+        sizes = 64, *hidden, features
+        self.body = nn.Sequential(*(m for a, b in zip(sizes, sizes[1:]) for m in (nn.Linear(a, b), nn.ReLU())))
+        self.head = nn.Linear(features, 10)
+    def forward(self, x): return (z := self.body(x.flatten(1))), self.head(z)
+
+class Conv(nn.Module):
+    def __init__(self, channels=4, features=16):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(1, channels, 3, 2), nn.Linear(features, 10)
+        self.lin = nn.Linear(9*channels, features)
+    def forward(self, x): return (z := self.lin(self.conv(x).relu().flatten(1)).relu()), self.head(z)
+
+def three():
+    "Six clients with three architectures, out of order."
+    torch.manual_seed(0)
+    a, b, c = Dense(), Dense(24, 24), Conv()
+    return [a, b, c, a, c, c]
+
+def run(networks, method, rounds=2, **kw):
+    kw = dict(dict(rounds=rounds, local=LOCAL, proxy=PROXY, progress=False, device='cpu', weighting='samples'), **kw)
+    return federate(networks, TASK, CLIENTS, method, **kw)
+
+def trained(net, k, round, term=lambda net, x, y, t: 0., optimizer=torch.optim.SGD):
+    "A copy of a network after a round of client `k`."
+    net = copy.deepcopy(net).train()
+    opt, data = optimizer(net.parameters(), LOCAL.lr, LOCAL.momentum), batches_of(TASK, CLIENTS, [k], LOCAL, 0, round)
+    for t in range(data.counts.shape[1]):
+        if not (n := int(data.counts[0, t])): continue
+        x, y = (v[0] for v in data.at(t, [0], n))
+        opt.zero_grad()
+        (F.cross_entropy(net(x)[1], y) + term(net, x, y, t)).backward()
+        opt.step()
+    return net.eval()
+
+def student(net, teacher, method, round, start=None):
+    "A copy of a network after it has learned from a teacher's logits."
+    net, gen = copy.deepcopy(net).train(), torch.Generator().manual_seed(round)
+    opt = torch.optim.Adam(net.parameters(), method.lr)
+    slower = torch.optim.lr_scheduler.CosineAnnealingLR(opt, method.steps)
+    for _ in range(method.steps):
+        i = torch.randperm(len(PROXY), generator=gen)[:128]
+        p = teacher[i].softmax(-1)
+        opt.zero_grad()
+        (p*(p.log() - net(PROXY[i])[1].log_softmax(-1))).sum(-1).mean().backward()
+        opt.step()
+        slower.step()
+    return net
+
+def average(nets, weights):
+    out, total = copy.deepcopy(nets[0]), sum(weights)
+    with torch.no_grad():
+        for v, *each in zip(out.parameters(), *(n.parameters() for n in nets)):
+            v.copy_(sum(w*e for w, e in zip(weights, each))/total)
+    return out
+
+def opinions(nets):
+    with torch.no_grad(): return torch.stack([n(PROXY)[1] for n in nets])
+
+def apart(net, other): return max((a - b).abs().max().item() for a, b in zip(net.parameters(), other.parameters()))
+
+TEACHERS = {FedDF(steps=20): lambda l: l.mean(0),
+            FedET(steps=20): lambda l: ((consensus(l).softmax(-1) + .05*diversity(l).softmax(-1))/1.05).log()}
+
+@pytest.mark.parametrize('method', TEACHERS, ids=lambda m: m.name)
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_students_of_all(method, executor):
+    "Weights are averaged among clients with one network, opinions among all; the server's own network only listens."
+    nets, own = three(), Dense(32, 32)
+    got = run([*nets, own], method, executor=executor)
+    kinds = groups([*nets, own], 6)
+    for r in range(2):
+        after = {k: trained(net, k, r) for net, who in kinds for k in who}
+        teacher = TEACHERS[method](opinions(after.values()))
+        kinds = [(student(average([after[k] for k in who], [len(CLIENTS[k]) for k in who]) if who else net,
+                          teacher, method, r), who) for net, who in kinds]
+    assert [who for _, who in kinds] == got.who == [[0, 3], [1], [2, 4, 5], []]
+    for (net, _), one in zip(kinds, got.runs): assert apart(net, one.model) < 2e-5
+
+def test_opinions_without_weights():
+    "DS-FL: everybody keeps a network, and hears what all have said of the public samples."
+    nets, method = three(), DSFL(steps=20)
+    got, own, said = run(nets, method), dict(enumerate(map(copy.deepcopy, nets))), None
+    students = {id(n): n for n in nets}
+    for r in range(2):
+        def imitate(net, x, y, t, said=said):
+            if said is None: return 0.
+            i = (t*method.batch_size + torch.arange(method.batch_size)) % len(PROXY)
+            return F.cross_entropy(net(PROXY[i])[1], said[i].softmax(-1))
+        own = {k: trained(net, k, r, imitate) for k, net in own.items()}
+        said = opinions(own.values()).softmax(-1).mean(0)/method.T
+        students = {i: student(net, said, method, r) for i, net in students.items()}
+    for k, net in own.items(): assert apart(net, got.network(k)) < 2e-5
+    for net, one in zip(students.values(), got.runs): assert apart(net, one.model) < 2e-5
+
+def test_prototypes_of_all():
+    "FedProto: class means of features, which all networks make equally long."
+    nets = three()
+    got, own = run(nets, FedProto()), dict(enumerate(map(copy.deepcopy, nets)))
+    means, known = torch.zeros(10, 16), torch.zeros(10, dtype=torch.bool)
+    for r in range(2):
+        def near(net, x, y, t, means=means, known=known):
+            return ((net(x)[0] - means[y])*known[y][:, None]).square().mean()
+        own = {k: trained(net, k, r, near) for k, net in own.items()}
+        seen = {c: [] for c in range(10)}
+        for k, net in own.items():
+            x, y = TASK.normalise(TASK.x_train[CLIENTS[k]]), TASK.y_train[CLIENTS[k]]
+            with torch.no_grad(): z = net(x)[0]
+            for c in y.unique().tolist(): seen[c].append(z[y == c].mean(0))
+        means = torch.stack([torch.stack(v).mean(0) if v else means[c] for c, v in seen.items()])
+        known = known | torch.tensor([bool(v) for v in seen.values()])
+    for k, net in own.items(): assert apart(net, got.network(k)) < 2e-5
+    for one in got.runs: assert (one.state.server['FedProto']['means'] - means).abs().max() < 2e-5
+
+@pytest.mark.parametrize('method', [FedDF(steps=5), DSFL(steps=5), FedProto(), SOLO(), FedAvgM() + FedDF(steps=5)],
+                         ids=repr)
+def test_one_network_for_all_is_the_plain_run(method):
+    net = Dense()
+    plain, got = run(net, method), run([net]*6, method)
+    assert len(got.runs) == 1 and apart(plain.model, got.runs[0].model) == 0
+    assert got.history['accuracy 0'].equals(plain.history.accuracy)
+
+@pytest.mark.parametrize('method', [SOLO(), SOLO() + FedProx(mu=.1), SOLO() + MOON()], ids=repr)
+def test_who_exchanges_nothing_trains_as_if_all_had_the_same_network(method):
+    nets = three()
+    got = run(nets, method, participation=.5)
+    for net in dict.fromkeys(nets):
+        same = run(net, method, participation=.5)
+        for k in (k for k, n in enumerate(nets) if n is net): assert apart(same.network(k), got.network(k)) < 1e-6
+
+@pytest.mark.parametrize('method', [FedDF(steps=5), DSFL(steps=5), FedProto()], ids=repr)
+def test_a_server_hears_of_others_when_none_of_its_own_takes_part(method):
+    nets = [*three(), Dense(32)]
+    got = run(nets, method, rounds=1, participation=.17) # one client
+    assert got.history.participants.tolist() == [1]
+    for (before, _), one in zip(groups(nets, 6), got.runs):
+        if isinstance(method, FedProto): assert one.state.server['FedProto']['known'].any()
+        else: assert apart(one.model, before) > 0
+
+def test_a_checkpoint_goes_on(tmp_path):
+    nets, method, folder = [*three(), Dense(32)], MOON() + FedDF(steps=5), tmp_path/'run'
+    whole = run(nets, method, 3)
+    first = run(nets, method, 2, checkpoint=folder)
+    assert len(list(folder.iterdir())) == 4 and first.round == 2
+    (folder/'round-3-network-0-of-4.safetensors').write_bytes(b'') # killed between two files
+    got = run(nets, method, 3, checkpoint=folder)
+    assert all(apart(a.model, b.model) == 0 for a, b in zip(whole.runs, got.runs))
+    again = MixedRun.load(folder, nets)
+    assert again.round == 3 and again.who == got.who and again.history['accuracy'].equals(got.history['accuracy'])
+    assert run(nets, method, 3, checkpoint=folder).round == 3 # nothing is left to do
+    with pytest.raises(ValueError, match='checkpoint of another run'): run(nets, FedDF(), 3, checkpoint=folder)
+
+def test_clients_are_tested_with_their_own_network():
+    got = run(three(), DSFL(steps=5), rounds=1)
+    tests = [torch.arange(20*k, 20*k + 20) for k in range(6)]
+    table = got.per_client(TASK, tests)
+    x = TASK.normalise(TASK.x_test)
+    for k in range(6):
+        with torch.no_grad(): right = got.network(k).eval()(x[tests[k]])[1].argmax(-1) == TASK.y_test[tests[k]]
+        assert abs(table.personal[k] - right.double().mean()) < 1e-6
+    assert table.network.tolist() == [0, 1, 2, 0, 2, 2]
+    with pytest.raises(ValueError, match='there is no client 6; the clients are 0 to 5'): got.network(6)
+
+def test_the_mean_over_clients():
+    tests = [torch.arange(20*k, 20*k + 20) for k in range(6)]
+    got = run(three(), DSFL(steps=5), rounds=2, tests=tests, participation=.34)
+    assert abs(got.history.personal.iloc[-1] - got.per_client(TASK, tests).personal.mean()) < 1e-6
+    assert got.history.personal.notna().all() and 'accuracy 2' in got.history and '3 networks' in repr(got)
+
+@pytest.mark.parametrize('method', [FedAvg(), SCAFFOLD(), FedPer(), MOON()], ids=repr)
+def test_an_average_of_different_networks_is_refused(method):
+    with pytest.raises(ValueError, match='clients with different networks have no common one'): run(three(), method)
+
+def test_what_cannot_be_is_said():
+    nets = three()
+    with pytest.raises(ValueError, match='model has 4 networks for 6 clients'): run(nets[:4], SOLO())
+    with pytest.raises(ValueError, match='Clock'): run(nets, SOLO(), participation=Clock(answers=2))
+    with pytest.raises(ValueError, match='torchrun'): run(nets, SOLO(), executor='torchrun')
+    with pytest.raises(ValueError, match='features of one size'): run([Dense(features=8), *nets[1:]], FedProto())
+    with pytest.raises(TypeError, match='it must be one network'): next(federating(nets, TASK, CLIENTS, SOLO()))
+
+def test_a_consensus_digested_by_all():
+    "FedMD: labels of the public samples first, then in each round the mean of all logits, by absolute error."
+    nets, method = three(), FedMD(samples=150, epochs=2, batch_size=64, transfer=1)
+    labels = TASK.y_train[600:800]
+    got, own, said = run(nets, method, proxy=(PROXY, labels)), dict(enumerate(map(copy.deepcopy, nets))), None
+    at = torch.arange(200)
+    for r in range(2):
+        rng, n, epochs = np.random.default_rng(r), (200 if said is None else 150), (1 if said is None else 2)
+        batches = [i for _ in range(epochs) for i in torch.from_numpy(rng.permutation(n)).split(64)]
+        for net in own.values():
+            opt = torch.optim.Adam(net.train().parameters(), method.lr)
+            for i in batches:
+                opt.zero_grad()
+                (F.cross_entropy(net(PROXY[i])[1], labels[i]) if said is None else
+                 F.l1_loss(net(PROXY[at[i]])[1], said[i])).backward()
+                opt.step()
+        own = {k: trained(net, k, r) for k, net in own.items()}
+        with Seeded(('merge', 0, r)): at = torch.randperm(200, generator=torch.Generator())[:150]
+        with torch.no_grad(): said = torch.stack([net(PROXY[at])[1] for net in own.values()]).mean(0)
+    for k, net in own.items(): assert apart(net, got.network(k)) < 2e-5
+    assert all((one.state.server['FedMD']['said'] - said).abs().max() < 2e-5 for one in got.runs)
+    with pytest.raises(ValueError, match='transfer needs labels'): run(nets, method)
+
+def test_the_history_has_the_columns_of_the_runs():
+    "Means over clients, of the round where it is about the round; seconds add up to those that pass."
+    right = dict(right=lambda logits, y: (logits.argmax(1) == y).double().mean())
+    tests = [torch.arange(20*k, 20*k + 20) if k != 2 else torch.arange(0) for k in range(6)]
+    task, began = TASK.validation(.1), time.perf_counter()
+    with warnings.catch_warnings():
+        warnings.simplefilter('ignore') # client 2 has no tests
+        got = federate([*three(), Dense(32)], task, CLIENTS, DSFL(steps=5), 2, LOCAL, .5, proxy=PROXY, tests=tests,
+                       progress=False, device='cpu', metrics=right)
+    h, runs = got.history, [r.history for r in got.runs]
+    assert h.seconds.sum() < time.perf_counter() - began
+    assert {'train_loss', 'right', 'validation', 'validation_personal', 'personal', 'right_personal'} <= set(h)
+    assert abs(h.personal.iloc[-1] - got.per_client(task, tests).personal.mean()) < 1e-9
+    each = [(r.participants[1], r.train_loss[1]) for r in runs if r.participants[1]]
+    assert abs(h.train_loss[1] - sum(n*v for n, v in each)/sum(n for n, _ in each)) < 1e-9
+    assert abs(h.right[1] - sum(len(w)*r.right[1] for w, r in zip(got.who, runs))/6) < 1e-9
+    assert (h['right'] == h.accuracy).all() and h.participants.tolist() == [3, 3]
+
+@pytest.mark.parametrize('first', [SCAFFOLD(), FedAsync(), FedNova(), FedAdam(), CoordinateMedian(), FedPer(), MOON()],
+                         ids=repr)
+def test_parts_that_do_not_ask_about_others_rest_where_nobody_takes_part(first):
+    got = run([*three(), Dense(32)], first + FedDF(steps=5), rounds=2, participation=.34)
+    assert all(torch.isfinite(v).all() for one in got.runs for v in one.state.params.values())
+
+def test_the_servers_own_network_and_who_had_which(tmp_path):
+    nets, own = three(), Dense(32)
+    got = run([*nets, own], FedDF(steps=5), rounds=1)
+    assert got.network() is got.runs[-1].network() or apart(got.network(), got.runs[-1].model) == 0
+    with pytest.raises(ValueError, match='the server has no network of its own'): run(nets, SOLO(), rounds=1).network()
+    run(nets, SOLO(), rounds=1).save(tmp_path)
+    with pytest.raises(ValueError, match='other clients had these networks'):
+        MixedRun.load(tmp_path, [nets[1], nets[0], *nets[2:]])
+
+def test_what_one_network_refuses_several_refuse(tmp_path):
+    nets, file = three(), tmp_path/'file'
+    file.write_text('')
+    for kw, why in ((dict(minutes=1), 'needs checkpoint='), (dict(minutes='x', checkpoint=file), 'must be a number'),
+                    (dict(progress=3), 'True or False'), (dict(checkpoint=file), 'must be a folder'),
+                    (dict(checkpoint=5), 'the name of a file')):
+        with pytest.raises((TypeError, ValueError), match=why): run(nets, SOLO(), **kw)
+    for networks, kw in (([*nets, Dense(features=8)], {}), ([Dense(features=8), *nets[1:]], dict(participation=.17))):
+        with pytest.raises(ValueError, match='features of one size'): run(networks, FedProto(), **kw)
+    with pytest.raises(ValueError, match='every sample needs one'):
+        run(nets, FedMD(transfer=1), proxy=(PROXY, TASK.y_train[:3]))
+    run([nets[0]]*6, FedAvg(), rounds=1) # who all have one network may average it
+
+def test_an_interrupted_run_is_in_the_exception():
+    nets, count, method = three(), [0], DSFL(steps=5)
+    class Stops(DSFL):
+        def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
+            count[0] += 1
+            if count[0] == 5: raise KeyboardInterrupt # the second group in the second round
+            return DSFL.merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers)
+    with pytest.raises(KeyboardInterrupt, match='interrupted after round 1 of 2') as e: run(nets, Stops(steps=5))
+    first = run(nets, method, rounds=1)
+    assert e.value.run.round == 1 and all(apart(a.model, b.model) == 0 for a, b in zip(first.runs, e.value.run.runs))
+
+def test_a_batch_of_one_public_sample_is_left_out_under_batchnorm():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
+    run(wrap(net, '4'), FedMD(samples=65, batch_size=64), rounds=2)

@@ -1,0 +1,52 @@
+"One network that is tested on the images of many clients says what it says on each client's by themselves."
+import pytest, torch
+from torch import nn
+from fedlit.data import load
+from fedlit.local import Local
+from fedlit.methods import MOON, FedAvg, FedBN, FedDecomp, FedProto
+from fedlit.models import build
+from fedlit.partition import dirichlet
+from fedlit.run import federate
+from fedlit import scores
+from fedlit.scores import queue_scores
+from fedlit.state import start
+
+TASK = load('digits')
+PARTS = [torch.arange(0, 40), torch.arange(0), torch.arange(20, 70), torch.tensor([358]*1200)]
+
+@pytest.mark.parametrize('metrics', [None, dict(share=lambda logits, y: (logits.argmax(1) == y).double().mean())])
+def test_parts_are_tests_by_themselves(metrics):
+    model = build('mlp', TASK, seed=0, norm='batch')
+    test, state = scores.Tester(model, TASK, False, metrics), start(FedAvg(), model, 4)
+    net = state.params, state.buffers
+    alone = [test.ask(net, at) for at in PARTS]
+    assert not test.draws # which the first test has found
+    together = queue_scores(FedAvg(), test, state, PARTS, [None]*4)
+    for a, b in zip(alone, together):
+        assert len(a) == len(b) and all(torch.allclose(u, v, atol=1e-5) for u, v in zip(a, b))
+    assert [len(b) for b in together][1] == 0
+    mine = queue_scores(FedAvg(), test, state, PARTS, [2, 0, 1, 3]) # whose networks are the server's
+    assert all(torch.equal(u, v) for a, b in zip(together, mine) for u, v in zip(a, b))
+
+def test_a_network_that_draws_is_tested_client_by_client():
+    class Noisy(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(64, 10)
+        def forward(self, x): return (z := x.flatten(1) + torch.randn(len(x), 64)), self.head(z)
+    model = Noisy()
+    test, state = scores.Tester(model, TASK, False), start(FedAvg(), model, 4)
+    alone = [test.ask((state.params, state.buffers), at) for at in PARTS]
+    for a, b in zip(alone, queue_scores(FedAvg(), test, state, PARTS, [None]*4)):
+        assert all(torch.equal(u, v) for u, v in zip(a, b))
+
+@pytest.mark.parametrize('method', [FedAvg(), MOON(), FedBN(), FedDecomp(lora_epochs=1), FedProto(rule='nearest')],
+                         ids=repr)
+def test_the_history_is_what_each_network_says(method):
+    clients = dirichlet(TASK.y_train[:400], 4, .5, seed=0)
+    tests = scores.tests_of(TASK, clients)
+    run = federate(build('mlp', TASK, seed=0, norm='batch'), TASK, clients, method, 2, Local(epochs=2), tests=tests,
+                   progress=False)
+    right = [(run.logits(TASK.x_test[at], client=k).argmax(1) == TASK.y_test[at]).double().mean()
+             for k, at in enumerate(tests)]
+    assert abs(torch.stack(right).mean() - run.history.personal.iloc[-1]) < 1e-9
