@@ -88,6 +88,7 @@ def by_torch(
     term=lambda net, received: 0.,                  # what a client adds to its loss
     server=lambda before, mean, memory: mean,       # what the server makes of the clients' average
     model=None,
+    grad=lambda net, x, y: None,                    # what a client does to its gradient
 ):
     "The same federation in torch: deep copies, `optim.SGD`, averages of state dicts; the last state dict."
     model, data, share, memory = copy.deepcopy(model or classifier()), batches(), (SIZES/SIZES.sum()).double(), {}
@@ -99,6 +100,7 @@ def by_torch(
             for t in range(int(data['counts'][k].sum())):
                 opt.zero_grad()
                 (F.cross_entropy(local(data['x'][k, t])[1], data['y'][k, t]) + term(local, received)).backward()
+                grad(local, data['x'][k, t], data['y'][k, t])
                 opt.step()
             for n, v in local.state_dict().items():
                 if v.is_floating_point(): mean[n] = mean.get(n, 0) + share[k]*v

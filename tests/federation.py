@@ -3,11 +3,11 @@ from fedlit import laws
 from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
 from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
-    FedAdagrad, FedAdam, FedYogi,
+    FedAdagrad, FedAdam, FedYogi, FedExP,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedMD, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
-    CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC,
-    Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
+    CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
+    FedAMP, Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
 
 SIZES = COUNTS.sum(1).float()
@@ -33,15 +33,16 @@ METHODS = [
     FedDecorr(beta=.1), FedDecorr(beta=.1, form='paper'),
     ExactDecorr(beta=.1), ExactDecorr(beta=.1, of='covariance'),
     DeCov(), StructuredDeCov(groups=3), StructuredDeCov(groups=2, within=.5), FedRS(), FedLC(tau=.3),
+    FedNTD(), FedNTD(beta=2., tau=3.), FedUV(),
     # local gradient
-    SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
+    FedSAM(), FedSAM(rho=.5), SCAFFOLD(), SCAFFOLD(form='paper'), FedDyn(), FedDyn(alpha=1.),
     # aggregation
     FedAvgM(momentum=.5), FedAvgM(momentum=.5, form='paper'), FedAvgM(momentum=.5, form='nesterov'), FedNova(),
-    FedAdagrad(), FedAdam(), FedYogi(tau=1e-2),
+    FedAdagrad(), FedAdam(), FedYogi(tau=1e-2), FedExP(),
     CoordinateMedian(), TrimmedMean(trim=.25), NormClipping(), NormClipping(norm=.5), Krum(attackers=0, best=2),
     FedAsync(), FedAsync(alpha=.5, form='hinge'), FedBuff(lr=.7),
     # what stays at home
-    FedBN(), FedPer(), FedRep(), LGFedAvg(), FedCAC(),
+    FedBN(), FedPer(), FedBABU(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
@@ -50,7 +51,7 @@ METHODS = [
     TopK(share=.1), Quantize(),
     # a network for each client
     Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
-    FedProto(), FedRoD(), FedALA(layers=2, share=.5, batch=4, most=3),
+    FedProto(), FedRoD(), FedAMP(), FedALA(layers=2, share=.5, batch=4, most=3),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
@@ -73,6 +74,7 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
+           FedExP(eps=1e9), FedNTD(beta=0.), FedSAM(rho=0.), FedUV(lam=0., mu=0.),
            FedRS(alpha=1.), FedLC(tau=0.), DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
            TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
            Ditto(lam=1.), APFL()]

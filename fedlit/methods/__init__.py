@@ -4,12 +4,12 @@
 
 # %% auto #0
 __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC',
-           'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn', 'CoordinateMedian',
-           'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg',
-           'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe',
-           'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
-           'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK',
-           'Quantize']
+           'FedNTD', 'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP',
+           'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
+           'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL',
+           'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
+           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
+           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -23,12 +23,12 @@ from .structureddecov import StructuredDeCov
 from .scaffold import SCAFFOLD
 from .fedavgm import FedAvgM
 from .fednova import FedNova
-from .fedopt import FedAdagrad, FedAdam, FedYogi
+from .fedopt import FedAdagrad, FedAdam, FedExP, FedYogi
 from .fedlc import FedLC, FedRS
 from .fedbuff import FedAsync, FedBuff
 from .robust import CoordinateMedian, TrimmedMean, NormClipping, Krum
 from .fedbn import FedBN
-from .fedper import FedPer
+from .fedper import FedBABU, FedPer
 from .fedrep import FedRep
 from .lgfedavg import LGFedAvg
 from .fedcac import FedCAC
@@ -56,13 +56,17 @@ from .perfedavg import PerFedAvg
 from .fedproto import FedProto
 from .fedrod import FedRoD
 from .fedala import FedALA
+from .fedamp import FedAMP
+from .fedntd import FedNTD
+from .fedsam import FedSAM
+from .feduv import FedUV
 _all_ = ['FedAvg', 'SOLO',
-         'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC',
-         'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedDyn',
+         'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC', 'FedNTD',
+         'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP', 'FedDyn',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
-         'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
+         'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDF', 'DSFL', 'FedET', 'FedMD',
-         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']

@@ -3,7 +3,7 @@ import pytest, torch
 from dataclasses import replace
 from fedlit.method import FedAvg, Method
 from fedlit import laws
-from fedlit.methods import FedAdagrad, FedAdam, FedAvgM, FedNova, FedYogi
+from fedlit.methods import FedAdagrad, FedAdam, FedAvgM, FedExP, FedNova, FedYogi
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
@@ -125,3 +125,32 @@ def test_an_adaptive_server_against_a_hand_written_one(m):
 @pytest.mark.parametrize('a,b', [(FedAdam(), FedAvgM()), (FedAvgM(), FedAvgM(.5)), (FedYogi(), FedAdagrad())], ids=repr)
 def test_one_optimiser_on_the_server(a, b):
     with pytest.raises(ValueError, match="both decide the server's optimiser"): a + b
+
+# ---- FedExP ----
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('eps', [1e-3, .01])
+def test_fedexp_is_the_loop_by_hand(eps, executor):
+    "Two clients of unequal weight on a line; near the end they pull apart, and the server stretches its step."
+    lr, p, w, etas = .3, (.3, .7), W0.clone(), []
+    for _ in range(12):
+        steps = []
+        for k in range(2):
+            y = w.clone()
+            for t in range(3): y = y - lr*slope(y, X[k, t], Y[k, t])
+            steps.append(y - w)
+        mean = p[0]*steps[0] + p[1]*steps[1]
+        far = p[0]*float(steps[0] @ steps[0]) + p[1]*float(steps[1] @ steps[1])
+        etas.append(max(1., far/(2*(float(mean @ mean) + eps))))
+        w = w + etas[-1]*mean
+    s = fit(FedExP(eps=eps), 12, lambda r: [0, 1], FULL, Local(lr=lr, momentum=0.), sizes=p, executor=executor)
+    assert torch.allclose(s.params['head.weight'][0], w, atol=1e-9)
+    assert abs(float(s.server['FedExP']['eta']) - etas[-1]) < 1e-9 and max(etas) > 1.3 and min(etas) == 1.
+
+def test_fedexp_stretches_parameters_only_and_counts_what_travels():
+    "Four clients with orthogonal steps; a statistic and a tensor that stays at home are neither stretched nor counted."
+    eye, w, m = torch.eye(4), dict(w=torch.zeros(4), home=torch.zeros(9)), FedExP(eps=1e-12)
+    far = [m.done({}, w, dict(w=d, home=torch.ones(9), mean=torch.ones(5)), {'home'})[1]['far'] for d in eye]
+    step, memory = m.merge(dict(w=eye.mean(0), mean=torch.ones(5)), {}, w, dict(far=torch.stack(far)), torch.ones(4)/4)
+    assert memory['eta'] == pytest.approx(2, abs=1e-6) and torch.equal(step['mean'], torch.ones(5))
+    assert torch.allclose(step['w'], torch.full((4,), .5))

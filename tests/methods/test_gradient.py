@@ -1,12 +1,14 @@
-"SCAFFOLD and FedDyn against loops written out by hand: a line or one number, a few clients, no fedlit inside."
+"SCAFFOLD, FedDyn and FedSAM against loops written out by hand: a few clients, no fedlit inside."
+import copy
 import pytest, torch
 from torch import nn
-from fedlit.methods import FedAvgM, FedDyn, FedProx, HeteroFL, SCAFFOLD
+from fedlit.method import FedAvg
+from fedlit.methods import FedAvgM, FedDyn, FedProx, FedSAM, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
-from by_hand import FULL, W0, X, Y, Line, fit, slope
+from by_hand import EXECUTORS, FULL, W0, X, Y, Line, by_torch, classifier, classify, fit, gap as apart, slope
 from federation import gap, train
 
 # ---- SCAFFOLD ----
@@ -115,3 +117,31 @@ def test_feddyn_two_rounds_by_hand():
 def test_feddyn_executors(m):
     loop, *rest = (train(m, e, rounds=2) for e in ('loop', 'vmap', 'extract'))
     assert all(gap(loop, r) < 1e-9 for r in rest)
+
+# ---- FedSAM ----
+
+def uphill(rho):
+    "Puts the gradient from a distance of `rho` uphill in the place of the one that is there."
+    def grad(net, x, y):
+        far, length = copy.deepcopy(net), sum(p.grad.square().sum() for p in net.parameters()).sqrt()
+        with torch.no_grad():
+            for p, q in zip(far.parameters(), net.parameters()): p += rho*q.grad/length
+        far.zero_grad()
+        nn.functional.cross_entropy(far(x)[1], y).backward()
+        for p, q in zip(far.parameters(), net.parameters()): q.grad = p.grad
+    return grad
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('rho,norm', [(.05, True), (.7, False)])
+def test_fedsam_is_the_plain_loop(rho, norm, executor):
+    "Running statistics see a batch once, at the weights; the gradient is the one uphill."
+    net = classifier(norm)
+    state, want = classify(FedSAM(rho), 3, net, executor=executor), by_torch(3, model=net, grad=uphill(rho))
+    assert apart(want, {**state.params, **{k: v for k, v in state.buffers.items() if v.is_floating_point()}}) < 1e-6
+    assert apart(state.params, classify(FedAvg(), 3, net).params) > 1e-3
+
+def test_fedsam_comes_before_what_corrects_the_gradient():
+    assert (FedSAM() + SCAFFOLD()).parts == (FedSAM(), SCAFFOLD())
+    for other in (SCAFFOLD(), FedProx(), FedSAM()):
+        with pytest.raises(ValueError, match='must come before'): other + FedSAM()
+    with pytest.raises(ValueError, match='both make the gradient anew'): PerFedAvg() + FedSAM()

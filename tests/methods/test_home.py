@@ -3,7 +3,7 @@ import pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    FedBN, FedCAC, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    FedBABU, FedBN, FedCAC, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import factors
 from fedlit.models import alexnet_bn
@@ -12,6 +12,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import deployed
 from fedlit.state import start
+from by_hand import EXECUTORS, batches as few, by_torch, classifier, classify, gap
 from federation import CLIENTS, SIZES, batches, model, train, who
 
 # ---- FedBN ----
@@ -76,6 +77,34 @@ def test_fedrep_trains_the_head_then_the_body():
                             criterion=square), [0], dict(x=x, y=y), [1.])
     assert (torch.allclose(s.personal['head.weight'][0, 0], h, atol=1e-5)
             and torch.allclose(s.params['body.weight'], b, atol=1e-5))
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_fedbabu_is_the_plain_loop_with_a_head_that_stands_still(executor):
+    net = classifier(norm=True)
+    state, still = classify(FedBABU(), 3, net, executor=executor), classifier(norm=True)
+    still.head.requires_grad_(False)
+    want = by_torch(3, model=still)
+    assert set(state.fixed) == {'head.weight', 'head.bias'} and not set(state.fixed) & set(state.params)
+    assert gap(want, {**state.params, **{k: v for k, v in state.buffers.items() if v.is_floating_point()},
+                      **state.fixed}) < 1e-6
+    assert all(torch.equal(v, net.state_dict()[k]) for k, v in state.fixed.items())
+
+@pytest.mark.parametrize('steps', [0, 3])
+def test_a_client_of_fedbabu_tunes_the_whole_network_before_use(steps):
+    net, m = classifier(norm=True), FedBABU(steps=steps, lr=.2)
+    state, mine = classify(m, 2, net), classifier(norm=True)
+    mine.load_state_dict({**state.params, **state.buffers, **state.fixed})
+    x, y = few()['x'][1, 0], few()['y'][1, 0]
+    opt = torch.optim.SGD(mine.eval().parameters(), lr=.2)
+    for _ in range(steps):
+        opt.zero_grad()
+        nn.functional.cross_entropy(mine(x)[1], y).backward()
+        opt.step()
+    params, buffers = deployed(m, state, 1, (x, y), net)
+    assert gap(mine.state_dict(), {**params, **buffers}) < 1e-9 and 'head.weight' in params
+    common = deployed(m, state)[0]
+    assert torch.equal(common['head.weight'], net.head.weight)
+    assert (gap(common, params) > 1e-3) == (steps > 0)
 
 def test_kept_tensors_are_exempt_from_scaffold():
     a, b = train(FedPer() + SCAFFOLD(), rounds=1), train(FedPer(), rounds=1)

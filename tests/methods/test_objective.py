@@ -1,11 +1,12 @@
-"Terms of the local objective: FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, FedRS, FedLC."
+"""Terms of the local objective: FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, FedRS, FedLC, FedNTD,
+FedUV."""
 import copy, math
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.cohort import Broadcast, frozen_outputs
 from fedlit.data import load
 from fedlit.method import FedAvg
-from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedLC, FedProx, FedRS, MOON, StructuredDeCov
+from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedLC, FedNTD, FedProx, FedRS, FedUV, MOON, StructuredDeCov
 from fedlit.methods.fedprox import proximal
 from fedlit.methods.moon import contrast
 from fedlit.models import build
@@ -400,3 +401,72 @@ def test_fedlc_counts_visits_where_epochs_differ():
     "Where clients make different numbers of passes, a class counts as often as it is seen in the round."
     logits, counts = torch.zeros(1, 2), torch.tensor([16., 81.])
     assert torch.allclose(FedLC(tau=6.).output(logits, counts), torch.tensor([[-3., -2.]]))
+
+# ---- FedNTD ----
+
+def not_true_by_hand(out, said, y, tau):
+    "Sample by sample, with the true class cut out of both."
+    total = 0.
+    for z, g, c in zip(out, said, y.tolist()):
+        others = [j for j in range(len(z)) if j != c]
+        mine, theirs = (torch.exp(v[others]/tau)/torch.exp(v[others]/tau).sum() for v in (z, g))
+        total = total + (theirs*(theirs.log() - mine.log())).sum()
+    return total/len(y)
+
+@pytest.mark.parametrize('beta,tau', [(1., 1.), (3., 2.)])
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_fedntd_is_the_loop_by_hand(beta, tau, executor):
+    "Two clients of unequal size that answer one round; the received network is asked in evaluation mode."
+    task, clients = few_classes()
+    net, local = build('mlp', task, seed=0, hidden=(8,), features=4, norm='batch'), Local(epochs=4, batch_size=16)
+    data, m = batches_of(task, clients, [0, 1], local), FedNTD(beta=beta, tau=tau)
+    out, free = (local_phase(Broadcast(n, net, start(n, net, 2), local), [0, 1], data, executor) for n in (m, FedAvg()))
+    for k in range(2):
+        plain, received = copy.deepcopy(net).train(), copy.deepcopy(net).eval()
+        opt = torch.optim.SGD(plain.parameters(), lr=local.lr, momentum=local.momentum)
+        for t, size in enumerate(data.counts[k].tolist()):
+            if not size: continue
+            x, y = (v[0] for v in data.at(t, [k], size))
+            logits, said = plain(x)[1], received(x)[1].detach()
+            opt.zero_grad()
+            (F.cross_entropy(logits, y) + beta*not_true_by_hand(logits, said, y, tau)).backward()
+            opt.step()
+        for name, p in plain.named_parameters(): assert (out['params'][name][k] - p).abs().max() < 1e-5
+        assert max((out['params'][n][k] - free['params'][n][k]).abs().max() for n in out['params']) > 1e-3
+
+def test_two_classes_leave_fedntd_nothing_to_say():
+    "Of two classes one is the true one; the softmax of the other is 1."
+    assert same(classify(FedNTD(beta=9.), 3), classify(FedAvg(), 3))
+
+# ---- FedUV ----
+
+def uv_by_hand(z, logits, lam, mu):
+    "Class by class and pair by pair."
+    p, n, classes = torch.softmax(logits, 1), len(z), logits.shape[1]
+    short = [F.relu(classes**-.5 - p[:, c].std()) for c in range(classes)]
+    far = torch.stack([(z[i] - z[j]).pow(2).sum() for i in range(n) for j in range(i)])
+    return lam*sum(short)/classes + mu*torch.exp(-far/far[far != 0].median()).mean()
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_feduv_is_the_loop_by_hand(executor):
+    task, clients = few_classes()
+    net, local = build('mlp', task, seed=0, hidden=(8,), features=4), Local(epochs=3, batch_size=16, lr=.02)
+    data, m = batches_of(task, clients, [0, 1], local), FedUV(lam=2., mu=.7)
+    out, free = (local_phase(Broadcast(n, net, start(n, net, 2), local), [0, 1], data, executor) for n in (m, FedAvg()))
+    for k in range(2):
+        plain = copy.deepcopy(net).train()
+        opt = torch.optim.SGD(plain.parameters(), lr=local.lr, momentum=local.momentum)
+        for t, size in enumerate(data.counts[k].tolist()):
+            if not size: continue
+            x, y = (v[0] for v in data.at(t, [k], size))
+            z, logits = plain(x)
+            opt.zero_grad()
+            (F.cross_entropy(logits, y) + uv_by_hand(z, logits, 2., .7)).backward()
+            opt.step()
+        for name, p in plain.named_parameters(): assert (out['params'][name][k] - p).abs().max() < 1e-5
+        assert max((out['params'][n][k] - free['params'][n][k]).abs().max() for n in out['params']) > 1e-3
+
+def test_feduv_survives_features_that_are_all_alike():
+    z, logits = (torch.ones(5, n, requires_grad=True) for n in (3, 4))
+    loss = FedUV().loss(logits, z)
+    assert all(torch.isfinite(g).all() for g in torch.autograd.grad(loss, (z, logits))) and torch.isfinite(loss)

@@ -1,4 +1,4 @@
-"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD and FedALA, against loops in plain torch."
+"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD, FedALA and FedAMP, in plain torch."
 import copy
 import pytest, torch
 from dataclasses import replace
@@ -8,7 +8,8 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON, PerFedAvg, pFedMe)
+    APFL, Ditto, FedALA, FedAMP, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON,
+    PerFedAvg, pFedMe)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -496,3 +497,35 @@ def test_fedala_has_no_more_layers_than_the_network():
 
 def test_words_are_no_truth():
     with pytest.raises(TypeError, match="APFL: learn='no', but it must be True or False"): APFL(learn='no')
+
+# ---- FedAMP ----
+
+def fedamp(alpha, sigma, lam, norm=True):
+    nets, clouds = ([classifier(norm) for _ in range(3)] for _ in range(2))
+    for who in ROUNDS:
+        for k in who:
+            net, opt = nets[k].train(), sgd(nets[k])
+            for x, y in steps(k):
+                opt.zero_grad()
+                far = sum((p - q.detach()).square().sum() for p, q in zip(net.parameters(), clouds[k].parameters()))
+                (F.cross_entropy(net(x)[1], y) + lam/(2*alpha)*far).backward()
+                opt.step()
+        ends = {k: torch.cat([p.flatten() for p in points(nets[k])]) for k in who}
+        for i in who:
+            share = {j: alpha/sigma*float(torch.exp(-(ends[i] - ends[j]).square().sum()/sigma)) for j in who if j != i}
+            mixed = ends[i]*(1 - sum(share.values())) + sum(s*ends[j] for j, s in share.items())
+            nn.utils.vector_to_parameters(mixed, clouds[i].parameters())
+    return nets, clouds
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('alpha,sigma,lam', [(1., 10., .1), (.3, .8, 2.)])
+def test_fedamp(alpha, sigma, lam, executor):
+    state, (nets, clouds) = federation(FedAMP(alpha, sigma, lam), executor=executor), fedamp(alpha, sigma, lam)
+    for k in range(3):
+        assert gap({n: state.personal[n][k].double() for n in nets[k].state_dict()},
+                   {n: v.double() for n, v in nets[k].state_dict().items()}) < 1e-9
+        assert gap({n: state.personal[f'cloud.{n}'][k] for n, _ in clouds[k].named_parameters()},
+                   dict(clouds[k].named_parameters())) < 1e-9
+        assert torch.equal(deployed(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
+    apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
+    assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
