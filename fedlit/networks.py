@@ -111,7 +111,10 @@ def _begun(parts, checkpoint, team):
     check_memories([run.state for _, run in begun], parts[0][0].method)
     return begun
 
-def check_memories(states, method):
+def check_memories(
+    states, # of State, one a network
+    method, # a Method
+):
     "Refuse networks of which a method that joins what all send makes memories of different shapes."
     for name, part in zip(part_names(method), method.parts):
         if not asks_for(part, 'merge', 'peer_uploads'): continue

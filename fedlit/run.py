@@ -54,6 +54,7 @@ from .vocabulary import STEP
 
 # %% ../nbs/19_run.ipynb #32432558
 def federate(
+    # or a list of networks, one for each client: `fedlit.networks.over_networks`
     model: torch.nn.Module,     # network that returns (features, logits); it is not changed
     task: object,               # Task
     clients: list,              # index tensors into the training set, one per client

@@ -80,7 +80,11 @@ def send(self:KnowledgeTransfer, k): # k: number of the client
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00014
 @patch
-def train_server(self:KnowledgeTransfer, features, logits, y):
+def train_server(self:KnowledgeTransfer,
+    features, # (N, ...) of all clients' images
+    logits,   # (N, C) that the clients give them
+    y,        # (N,) labels
+):
     "The server's epochs over the rows of all clients: cross-entropy, and imitation of the clients."
     gen = torch.Generator().manual_seed(seed_of('server', self.seed, self.round))
     orders = [torch.randperm(len(y), generator=gen) for _ in range(self.epochs)]
