@@ -94,8 +94,8 @@ def methods(part='', only=()):
     alone = [*METHODS, DepthFL(levels=(3, 3, 1, 2)), *PRIVATE]
     firsts = list({type(m): m for m in [*alone, *(p for s in SUMS for p in s.parts)]}.values())
     asked = ([(m, e, r) for m in [*alone, *SUMS] for e in EXECUTORS for r in (False, True)] if whole
-             else [(m, EXECUTORS[i % 4], i//4 % 2 == 0) for i, m in enumerate(firsts)
-                   if not only or type(m).__name__ in only])
+             else [(m, EXECUTORS[i % 4], not only and i//4 % 2 == 0) for i, m in enumerate(firsts)
+                   if not only or type(m).__name__ in only]) # what is recorded is compared, and may read more
     said = {}
     for m, e, r in asked:
         if part.isdigit() and not in_third(f'methods {m!r}', m, int(part)): continue
