@@ -18,7 +18,7 @@ from .engine.runs import train_runs
 from .measure import spread
 from .parse import list_seeds
 from .round import local_phase
-from .run import Federation, SingleProcess, move_out, shield
+from .run import Federation, SingleProcess, shield
 from .scores import tests_of
 from .setting import Setting, task_of
 
@@ -109,9 +109,7 @@ def _run_some(federations, ends, bar):
             stops = [began + 60*(federations[i].minutes or 0) for i in at]
             end.update(zip(at, keep_step(sims, [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)], bar)))
     ends += [end[i] for i in range(len(federations))]
-    for sim, run in (begun[i] for i in begun if not end[i]):
-        if run.origin.device == 'cpu': move_out(run, sim.model)
-        run.put_into(sim.model, checked=False)
+    for sim, run in (begun[i] for i in begun if not end[i]): sim.end(run)
     trim_memory()
     return [None if end[i] else begun[i][1] for i in range(len(federations))]
 

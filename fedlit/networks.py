@@ -20,7 +20,7 @@ from .method import asks_for, part_names
 from .methods.feddf import ensemble
 from .participation import Clock
 from .result import Run
-from .run import SingleProcess, move_out, no_one
+from .run import SingleProcess, interrupted, no_one
 from .server import meets, used
 from .state import pure
 
@@ -57,15 +57,21 @@ def answering(
     "What the clients of a group say after training, in evaluation mode."
     net = pure(sent.model)
     forward = lambda p, b, x, train: net(used(sent.method, sent.state, p, b, train), b, x, train)
-    pick = lambda tree: rows(out[tree], slice(None))
-    return lambda x: ensemble(forward, pick('params'), pick('buffers'), x)
+    params, buffers = (rows(out[tree], slice(None)) for tree in ('params', 'buffers'))
+    heard = [] # the servers of all other groups mostly ask the same
+    def answer(x):
+        if not (heard and heard[0].shape == x.shape and torch.equal(heard[0], x)):
+            heard[:] = x, ensemble(forward, params, buffers, x)
+        return heard[1]
+    return answer
 
-def what_others_say(method, heard): # heard: (Broadcast, what its clients ended with) of the other groups
+def what_others_say(
+    method, # a Method
+    heard,  # (what `answering` returned, what its clients ended with) of the other groups that have clients
+):
     "What is offered to the server of a group besides, as entries of what its own clients ended with."
-    heard = [(sent, out) for sent, out in heard if len(out['loss'])]
-    if not heard or not meets(method): return {}
-    ask = [answering(*of) for of in heard]
-    more = dict(peers=lambda x: torch.cat([f(x) for f in ask]))
+    if not heard: return {}
+    more = dict(peers=lambda x: torch.cat([answer(x) for answer, _ in heard]))
     if asks_for(method, 'merge', 'peer_uploads'):
         more['peer_uploads'] = tmap(lambda *v: torch.cat(v), *(out['uploads'] for _, out in heard))
     return more
@@ -73,11 +79,14 @@ def what_others_say(method, heard): # heard: (Broadcast, what its clients ended 
 # %% ../nbs/21_networks.ipynb #net00014
 def _met(method, outs, sents):
     "What each group's server gets: its own clients' results, and what the others say."
+    if not meets(method): return outs
+    there = {i: (answering(sent, out), out) for i, (sent, out) in enumerate(zip(sents, outs)) if len(out['loss'])}
+    met = []
     for i, out in enumerate(outs):
-        more = what_others_say(method, [of for j, of in enumerate(zip(sents, outs)) if j != i])
-        empty = {} if len(out['loss']) or 'peer_uploads' not in more else dict(
-            uploads=rows(more['peer_uploads'], slice(0)))
-        yield {**out, **empty, **more}
+        more = what_others_say(method, [of for j, of in there.items() if j != i])
+        if i not in there and 'peer_uploads' in more: more['uploads'] = rows(more['peer_uploads'], slice(0))
+        met.append({**out, **more})
+    return met
 
 # %% ../nbs/21_networks.ipynb #net00016
 def _check(federation):
@@ -138,24 +147,6 @@ def _one_round(simulations, steps, method): # steps: of each, what `Simulation.r
         sim.waited = clock() - began - own # for the other groups
         with suppress(StopIteration): step.send(out) # after the last round
 
-def _ended(mixed, begun):
-    "The run, with networks that hold the final parameters."
-    for sim, run in begun:
-        if sim.federation.device == 'cpu': move_out(run, sim.model)
-        run.put_into(sim.model, checked=False)
-    return mixed
-
-# %% ../nbs/21_networks.ipynb #aab66d92
-def _interrupted(e, kept, begun, who):
-    "The exception with the run after the last round that all groups have finished, as `Federation.run` has it."
-    if not kept: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
-    asked = [sim.federation for sim, _ in begun]
-    nets = [copy.deepcopy(f.model).to(f.device) for f in asked] # those at work may be half changed
-    e.run = MixedRun([run.put_into(net, checked=False) for run, net in zip(kept, nets)], who)
-    e.args = (f'interrupted after round {e.run.round} of {asked[0].rounds}; this exception has the run so far, '
-              'as sys.last_value.run or e.run',)
-    return e
-
 # %% ../nbs/21_networks.ipynb #net00017
 def over_networks(
     federation, # Federation whose `model` is a list, see `groups`
@@ -173,11 +164,20 @@ def over_networks(
         for _ in bar:
             _one_round([sim for sim, _ in begun], steps, federation.method)
             kept = [copy.copy(run) for run in mixed.runs]
-            bar.set_postfix_str(f"accuracy {mixed.last.get('accuracy', nan):.3f}")
+            if federation.progress: bar.set_postfix_str(f"accuracy {mixed.last.get('accuracy', nan):.3f}")
             if federation.checkpoint: mixed.save(federation.checkpoint)
             if time.monotonic() > stop: break
-    except KeyboardInterrupt as e: raise _interrupted(e, kept, begun, mixed.who) from None
-    return _ended(mixed, begun)
+    except KeyboardInterrupt as e: raise _interrupted(e, kept, parts, federation.rounds) from None
+    for sim, run in begun: sim.end(run)
+    return mixed
+
+# %% ../nbs/21_networks.ipynb #e1b3449b
+def _interrupted(e, kept, parts, rounds):
+    "The interrupt with the run after the last round that all groups have finished."
+    if not kept: return interrupted(e, None, 0, rounds)
+    for run, (f, _) in zip(kept, parts): run.put_into(copy.deepcopy(f.model).to(f.device), checked=False)
+    mixed = MixedRun(kept, [who for _, who in parts])
+    return interrupted(e, mixed, mixed.round, rounds)
 
 # %% ../nbs/21_networks.ipynb #net00019
 @dataclass

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'KINDS', 'HEAVY', 'SHORT', 'federate', 'Federation', 'several', 'keeps_core_busy',
            'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation', 'versions',
-           'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'move_out', 'shield', 'federating',
-           'centralised']
+           'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'move_out', 'shield', 'interrupted',
+           'federating', 'centralised']
 
 # %% ../nbs/19_run.ipynb #52729faf
 import copy, inspect, math, platform, sys, threading, time
@@ -805,6 +805,12 @@ def move_out(
     run.move_out()
     for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
 
+@patch
+def end(self:Simulation, run): # Run that is over
+    "The run with the network that holds its final parameters."
+    if self.federation.device == 'cpu': move_out(run, self.model)
+    return run.put_into(self.model, checked=False)
+
 # %% ../nbs/19_run.ipynb #shld0002
 _at_work, _theirs, _lock = 0, None, threading.Lock() # how many need a default type, and the caller's
 
@@ -841,19 +847,28 @@ def run(self:Federation, team=None):
         return self._to_the_end(team)
 
 # %% ../nbs/19_run.ipynb #endscel1
+def interrupted(
+    e,      # KeyboardInterrupt
+    run,    # what is finished, or None
+    round,  # after which it is
+    rounds, # that were asked for
+):
+    "The interrupt, with the run so far."
+    if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
+    e.run = run
+    e.args = (f'interrupted after round {round} of {rounds}; '
+              'this exception has the run so far, as sys.last_value.run or e.run',)
+    return e
+
 @patch
 def _to_the_end(self:Federation, team):
     kept = None
     try:
         for run, net in self.running(team, shared=False): kept = copy.copy(run) # noqa: B007, as it is after this round
     except KeyboardInterrupt as e:
-        if kept is None:
-            raise KeyboardInterrupt('interrupted in the first round; nothing is finished') from None
-        fresh = copy.deepcopy(self.model).to(kept.origin.device) # the one at work may be half changed
-        e.run = kept.put_into(fresh, checked=False)
-        e.args = (f'interrupted after round {kept.state.round} of {self.rounds}; '
-                  'this exception has the run so far, as sys.last_value.run or e.run',)
-        raise
+        if kept: # the network at work may be half changed
+            kept.put_into(copy.deepcopy(self.model).to(kept.origin.device), checked=False)
+        raise interrupted(e, kept, kept and kept.state.round, self.rounds) from None
     kept = None
     trim_memory()
     return run.put_into(net, checked=False)

@@ -58,7 +58,7 @@ def trained(net, k, round, term=lambda net, x, y, t: 0., optimizer=torch.optim.S
         opt.step()
     return net.eval()
 
-def student(net, teacher, method, round, start=None):
+def student(net, teacher, method, round):
     "A copy of a network after it has learned from a teacher's logits."
     net, gen = copy.deepcopy(net).train(), torch.Generator().manual_seed(round)
     opt = torch.optim.Adam(net.parameters(), method.lr)

@@ -12,7 +12,7 @@ from fastcore.basics import patch
 from ..batches import batches_of
 from ..engine.inputs import least_batch
 from ..ground.draws import seed_of
-from ..local import SGD, Local
+from ..local import Local
 from ..measure import accuracy
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00007
@@ -33,7 +33,7 @@ class KnowledgeTransfer:
     clients: list           # of networks that return (features, logits)
     task: object            # Task
     parts: list             # each client's images, index tensors into the training set
-    local: object           # Local: how clients train, and with which learning rate the server does
+    local: object           # Local: how clients train; the server has its optimiser and batch size
     epochs: int = 1         # of the server in a round
     T: float = 3.           # temperature of imitation
     alpha: float = 1.       # weight of imitation
@@ -42,18 +42,18 @@ class KnowledgeTransfer:
     said: list = None       # what the server said of each client's images, (n, C) each; None before the first round
     def __post_init__(self):
         how = self.local.optimizer
-        if not isinstance(how, SGD): raise ValueError(f"FedGKT trains by SGD, not by {how!r}")
+        if how.kept: raise ValueError(f"{how!r}: FedGKT keeps no optimiser between rounds; take kept=False")
         if not self.T > 0: raise ValueError(f"T={self.T!r}, but it must be positive")
         if not self.epochs >= 1: raise ValueError(f"epochs={self.epochs!r}, but it must be at least 1")
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #9d78511b
 def _steps(net, loss, batches, local):
-    "SGD over batches of row numbers, each a tensor."
-    opt = torch.optim.SGD(net.train().parameters(), local.lr, local.momentum, weight_decay=local.weight_decay)
+    "A step of `local.optimizer` for each of `batches`, which `loss` understands."
+    params = {k: v for k, v in net.train().named_parameters() if v.requires_grad}
+    state = local.optimizer.begin(local, params)
     for batch in batches:
-        opt.zero_grad()
-        loss(batch).backward()
-        opt.step()
+        grads = torch.autograd.grad(loss(batch), list(params.values()))
+        with torch.no_grad(): local.optimizer.step(local, params, state, dict(zip(params, grads)))
     net.eval()
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00012
@@ -69,7 +69,7 @@ def train_client(self:KnowledgeTransfer, k): # k: number of the client
         logits = net(x)[1]
         more = imitation(logits, self.said[k][[row[i] for i in at]], self.T) if self.said else 0.
         return F.cross_entropy(logits, y) + self.alpha*more
-    _steps(net, loss, range(int((batches.counts > 0).sum())), self.local)
+    _steps(net, loss, range(int((batches.counts > 0).sum())), self.local.at(self.round))
 
 @patch
 @torch.no_grad()
@@ -92,7 +92,8 @@ def train_server(self:KnowledgeTransfer,
     def loss(i):
         mine = self.server(features[i])
         return F.cross_entropy(mine, y[i]) + self.alpha*imitation(mine, logits[i], self.T)
-    _steps(self.server, loss, [i for i in batches if len(i) >= least_batch(self.server)], self.local)
+    _steps(self.server, loss, [i for i in batches if len(i) >= least_batch(self.server)],
+           self.local.at(self.round))
 
 @patch
 def one_round(self:KnowledgeTransfer):

@@ -51,13 +51,14 @@ class FedMD(Method):
 @patch
 def begin(self:FedMD, params, client, buffers, forward, proxy, server, round):
     x, epochs = unlabelled(self, proxy), self.epochs if server else self.transfer*(round == 0)
-    if epochs and not server and not isinstance(proxy, (tuple, list)):
-        raise ValueError(f"{self!r}: transfer needs labels of the public samples, proxy=(x, y), but proxy has none")
+    if epochs and not server:
+        labels = proxy[1] if isinstance(proxy, (tuple, list)) else ()
+        if len(labels) != len(x):
+            raise ValueError(f"{self!r}: transfer needs labels of the public samples, proxy=(x, y), and every sample "
+                             f"needs one; there are {len(x)} samples and {len(labels)} labels")
     def error(p, i):
         said = forward(p, buffers, x[at[i]])[1]
-        return F.l1_loss(said, server['said'][i]) if server else F.cross_entropy(said, proxy[1][i])
-    if epochs and not server and len(proxy[1]) != len(x):
-        raise ValueError(f"{self!r}: proxy has {len(x)} samples and {len(proxy[1])} labels; every sample needs one")
+        return F.l1_loss(said, server['said'][i]) if server else F.cross_entropy(said, labels[i])
     at = server['at'] if server else torch.arange(len(x), device=x.device)
     rng = np.random.default_rng(round) # one order for all clients, who may stand in one stack
     orders = (torch.from_numpy(rng.permutation(len(at))).to(x.device) for _ in range(epochs))

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'THREE',
-           'OPEN', 'map_row', 'by_method', 'added', 'together', 'map_figure', 'of', 'across']
+           'OPEN', 'map_row', 'by_method', 'gain', 'correlation', 'map_figure', 'column', 'across']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
@@ -54,12 +54,12 @@ def by_method(rows, value, methods=SHARED, end='', **where): # end: '+FedDecorr'
     rows.attrs.get('read', set()).update((run, value) for run in part.run)
     return part.pivot(index='method', columns='seed', values=value).loc[[m + end for m in methods]].set_axis(methods)
 
-def added(rows, value='accuracy_late', methods=SHARED, **where):
+def gain(rows, value='accuracy_late', methods=SHARED, **where):
     "What FedDecorr adds to each method: methods x seeds."
     return (by_method(rows, value, methods, '+FedDecorr', **where)
             - by_method(rows, value, methods, **where))
 
-def together(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sign: -1 where the claim is that one falls
+def correlation(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sign: -1 where the claim is that one falls
     "The claim's numbers: Kendall's tau of two quantities across methods that have both, one a seed."
     def numbers(rows):
         pairs = [(a[s], b[s], a[s].notna() & b[s].notna()) for a, b in [(x(rows), y(rows))] for s in a]
@@ -89,17 +89,18 @@ def map_figure(rows):
 THREE = .05, .1, .5
 OPEN = tuple(m for m in SHARED if m not in PENALTIES) # what FedDecorr is added to
 
-def of(value, methods=SHARED, **where): return lambda rows: by_method(rows, value, methods, **where)
+def column(value, methods=SHARED, **where): return lambda rows: by_method(rows, value, methods, **where)
 def across(a):
     "The claims about methods as points, at an alpha."
-    rank, accuracy = of('local_rank', alpha=a), of('accuracy_late', alpha=a)
-    return {f'alpha {a}: methods whose clients keep more dimensions tend to be more accurate': together(rank, accuracy),
+    rank, accuracy = column('local_rank', alpha=a), column('accuracy_late', alpha=a)
+    return {f'alpha {a}: methods whose clients keep more dimensions tend to be more accurate':
+                correlation(rank, accuracy),
             f'alpha {a}: methods whose average keeps more dimensions tend to be more accurate':
-                together(of('rank', alpha=a), accuracy),
+                correlation(column('rank', alpha=a), accuracy),
             f'alpha {a}: FedDecorr tends to add less to methods whose clients keep more dimensions':
-                together(of('local_rank', OPEN, alpha=a), lambda rows: added(rows, methods=OPEN, alpha=a), -1),
+                correlation(column('local_rank', OPEN, alpha=a), lambda rows: gain(rows, methods=OPEN, alpha=a), -1),
             f'alpha {a}: clients with networks of their own tend to be more accurate where these keep more dimensions':
-                together(of('own_rank', OWN, alpha=a), of('personal', OWN, alpha=a))}
+                correlation(column('own_rank', OWN, alpha=a), column('personal', OWN, alpha=a))}
 
 # %% ../../nbs/papers/landscape.ipynb #map00013
 entry('landscape/methods', 'not in the papers',

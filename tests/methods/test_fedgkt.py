@@ -1,11 +1,11 @@
 "FedGKT against a loop with dictionaries from an image's number to what was said of it."
 import copy, math
-import torch, torch.nn.functional as F
+import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.batches import batches_of
 from fedlit.data import load
 from fedlit.ground.draws import seed_of
-from fedlit.local import Local
+from fedlit.local import SGD, Adam, Local, Rates
 from fedlit.methods.fedgkt import fedgkt, imitation
 from fedlit.models import build
 from fedlit.partition import dirichlet
@@ -73,3 +73,19 @@ def test_nothing_of_the_callers_networks_changes_and_a_seed_repeats():
     tables = [fedgkt(small, server, TASK, CLIENTS, 2, Local(), seed=s)[1] for s in (0, 0, 1)]
     assert tables[0].equals(tables[1]) and not tables[0].equals(tables[2])
     for a, b in zip(before, [server.state_dict(), small.state_dict()]): assert all(torch.equal(a[k], b[k]) for k in a)
+
+def test_clients_and_server_train_as_local_says():
+    "The learning rate of the round, and the optimiser: two steps of Adam, by hand."
+    torch.manual_seed(0)
+    server, small = nn.Linear(16, 10), build('mlp', TASK, seed=0, hidden=(), features=16)
+    local = Local(epochs=1, batch_size=500, lr=Rates((.01, .001)), optimizer=Adam())
+    got, _ = fedgkt(small, server, TASK, CLIENTS, 2, local, alpha=0.)
+    net = copy.deepcopy(small)
+    for lr in (.01, .001): # the optimiser begins anew in every round
+        opt = torch.optim.Adam(net.parameters(), lr)
+        F.cross_entropy(net(TASK.normalise(TASK.x_train[CLIENTS[0]]))[1], TASK.y_train[CLIENTS[0]]).backward()
+        opt.step()
+        opt.zero_grad()
+    assert max((u - v).abs().max() for u, v in zip(net.parameters(), got.clients[0].parameters())) < 1e-5
+    with pytest.raises(ValueError, match='take kept=False'):
+        fedgkt(small, server, TASK, CLIENTS, 1, Local(optimizer=SGD(kept=True)))
