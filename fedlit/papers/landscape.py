@@ -73,8 +73,8 @@ def map_figure(rows):
     from fedlit.figure import style
     parts = dict(list(rows.groupby('alpha')))
     with style():
-        fig, axes = plt.subplots(1, n := len(parts), figsize=(5*n, 5), squeeze=False, layout='constrained')
-        for ax, (a, part) in zip(axes[0], parts.items()):
+        fig, axes = plt.subplots(n := len(parts), 1, figsize=(6, 4*n), squeeze=False, layout='constrained')
+        for ax, (a, part) in zip(axes[:, 0], parts.items()):
             mean = part.groupby('method')[['local_rank', 'accuracy_late']].mean()
             for name in (m for m in SHARED if m in mean.index):
                 x, y = mean.loc[name]
