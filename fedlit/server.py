@@ -105,7 +105,7 @@ def aggregate(
 ) -> State: # after the round
     "The server's half of a round."
     method, state = sent.method, sent.state
-    if not len(who): return _unmoved(sent, out)
+    if not len(who) and 'peers' in out: return _unmoved(sent, out)
     p = _shares(weights, len(who), state.params).to(out['steps'].device)
     offer = _at_server(sent, len(who), out, p)
     with Seeded(('weigh', state.seed, state.round)): q = through(method, 'weigh', 'weights', offer)
