@@ -393,13 +393,26 @@ def _varied(methods, grid):
         raise ParseError(f"--grid {min(idle)}: no method here has it; they are {', '.join(map(repr, methods))}")
     return [v for m, h in zip(methods, has) for v in (vary(m, **h) if h else [m])]
 
+# %% ../nbs/cli.ipynb #b01c68b5
+def _row_of(runs):
+    "What a table says of a method's runs: means with half their 95 % intervals, and the median round's seconds."
+    import statistics
+    from fedlit.measure import spread
+    from fedlit.scores import first_of
+    shown = lambda values: format(spread(values), '.4f') if values else ''
+    last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
+    first, _ = first_of(runs[0].history)
+    by = 'validation' if 'validation' in runs[0].history else first
+    seconds = [s for r in runs for s in r.history['seconds']]
+    return {first: last(first), 'personal': last('personal'), f'best by {by}': shown([r.best(by)[first] for r in runs]),
+            'seconds_a_round': round(statistics.median(seconds), 3)}
+
 # %% ../nbs/cli.ipynb #ef5dcf0b
 def compare(a):
     "Train several methods over several seeds and print a table"
     rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
     import pandas as pd
     from dataclasses import replace
-    from fedlit.measure import spread
     from fedlit.ground.files import write_json
     from fedlit.compare import file_of, run_together
     from fedlit.result import records
@@ -409,12 +422,7 @@ def compare(a):
         runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
                                          checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
-        shown = lambda values: format(spread(values), '.4f') if values else ''
-        last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
-        by = 'validation' if 'validation' in runs[0].history else 'accuracy'
-        rows.append({'method': repr(m), 'accuracy': last('accuracy'), 'personal': last('personal'),
-                     f'best by {by}': shown([r.best(by)['accuracy'] for r in runs]),
-                     'seconds_a_round': round(float(pd.concat([r.history for r in runs])['seconds'].median()), 3)})
+        rows.append({'method': repr(m), **_row_of(runs)})
     if _follows(): return
     print(pd.DataFrame(rows).to_string(index=False))
     if not a.json: return

@@ -75,6 +75,7 @@ class Method(Summand):
     "Hyper-parameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
     alone = ()                                                # hooks that no other part may override beside this one
+    of_classes = False                                        # does it read labels, or answers, as classes?
     protects = ''                                             # of what nobody learns much: 'clients' or 'samples'
     helpers = ()                                              # functions of a subclass that are no hooks
     idle = ()                                                 # hooks that these hyper-parameters leave out of use

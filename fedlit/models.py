@@ -113,7 +113,7 @@ def _fits(name, model, shape, classes):
     try: out = _trial(model, shape)
     except (RuntimeError, ValueError, IndexError) as e:
         raise ValueError(f"{name} cannot take samples of shape {shape}: {e}") from e
-    if isinstance(out, tuple) and len(out)==2 and out[1].shape==(1, classes): return model
+    if isinstance(out, tuple) and len(out)==2 and out[1].shape[:2]==(1, classes): return model
     raise ValueError(f"{name} must return (features, logits) with logits of shape (N, {classes})")
 
 # %% ../nbs/03_models.ipynb #d35a1e75

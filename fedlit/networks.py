@@ -21,6 +21,7 @@ from .methods.feddf import ensemble
 from .participation import Clock
 from .result import Run
 from .run import SingleProcess, interrupted, no_one
+from .scores import first_of
 from .server import meets, used
 from .state import pure
 
@@ -150,7 +151,7 @@ def _one_round(simulations, steps, method): # steps: of each, what `Simulation.r
 # %% ../nbs/21_networks.ipynb #net00017
 def over_networks(
     federation, # Federation whose `model` is a list, see `groups`
-) -> 'MixedRun':
+): # MixedRun
     "The federation, with a network for each client."
     parts, team = _check(federation), SingleProcess()
     stop = time.monotonic() + 60*(inf if federation.minutes is None else federation.minutes)
@@ -164,7 +165,7 @@ def over_networks(
         for _ in bar:
             _one_round([sim for sim, _ in begun], steps, federation.method)
             kept = [copy.copy(run) for run in mixed.runs]
-            if federation.progress: bar.set_postfix_str(f"accuracy {mixed.last.get('accuracy', nan):.3f}")
+            if federation.progress: bar.set_postfix_str('{} {:.3f}'.format(*mixed.first))
             if federation.checkpoint: mixed.save(federation.checkpoint)
             if time.monotonic() > stop: break
     except KeyboardInterrupt as e: raise _interrupted(e, kept, parts, federation.rounds) from None
@@ -192,11 +193,16 @@ class MixedRun:
     @property
     def last(self): # the numbers of the last round, by the names of their columns
         return {k: v for k, v in self.history.iloc[-1].items() if v == v} if self.round else {}
+    @property
+    def first(self): # name and number of what one looks at first, accuracy for classes
+        name, _ = first_of(self.last)
+        return name, self.last.get(name, nan)
     def __repr__(self):
         nets = ', '.join(f"{name_of(r)} of {clients_said(who)}" for r, who in zip(self.runs, self.who))
-        seen = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in ('accuracy', 'personal'))
+        seen = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
         return f'Run of {self.method!r} with {len(self.runs)} networks ({nets}): round {self.round}{seen}'
 
+# %% ../nbs/21_networks.ipynb #dd0b6345
 def name_of(run):
     "Of its network, such as 'mlp'."
     spec = run.settings['model']
@@ -229,7 +235,8 @@ def history(self:MixedRun):
     tables = [r.history.set_index('round') for r in self.runs]
     count = [len(w) for w in self.who], [r.settings.get('tested', 0) for r in self.runs]
     names = dict.fromkeys(k for t in tables for k in t.select_dtypes('number') if not UNJOINED.fullmatch(k))
-    each = {f'accuracy {i}': t['accuracy'] for i, t in enumerate(tables) if 'accuracy' in t}
+    first, _ = first_of(names)
+    each = {f'{first} {i}': t[first] for i, t in enumerate(tables) if first in t}
     joined = {k: _joined(k, tables, *count) for k in names}
     return pd.DataFrame({**joined, **each}, index=tables[0].index).reset_index()
 

@@ -16,7 +16,8 @@ import torch
 # %% ../nbs/02_partition.ipynb #137ae94d
 def _labels(y): # tensor, array or list of N whole numbers
     "Labels as a flat int64 array; ValueError for anything that cannot be counted."
-    right = "it must be a non-empty row of whole numbers, 0 or more and below a million, one label a sample"
+    right = ("it must be a non-empty row of whole numbers, 0 or more and below a million, one label a sample; "
+             "where targets are none, task.strata() has groups of samples that are alike")
     if np.ma.is_masked(y): raise ValueError(f"y has masked entries: {right}")
     try: y = y.detach().cpu().numpy() if torch.is_tensor(y) else np.asarray(y)
     except ValueError: raise ValueError(f"y has rows of different lengths: {right}") from None
@@ -362,6 +363,13 @@ def by_owner(
     n = _whole("clients", len(parts) if clients is None else clients, 1, len(parts), "the owners that there are")
     return _pack([parts[k] for k in sorted(_rng(seed).choice(len(parts), n, replace=False))])
 
+# %% ../nbs/02_partition.ipynb #11bb6a6a
+def _check_readable(task):
+    if task.domain_train is not None:
+        raise ValueError(f"{task.name} has domains already, whose place the concepts would take")
+    if task.target != "class":
+        raise ValueError(f"{task.name} has no classes to read differently; its targets are {task.target!r}")
+
 # %% ../nbs/02_partition.ipynb #b9637587
 def _readings(classes, concepts, changed, rng):
     "What each concept calls each class, (concepts, classes): those on a ring of `changed` classes move along."
@@ -376,8 +384,7 @@ def concept_shift(
     seed=0, # Of the readings, and of which samples belong to which
 ): # Task whose domains are the concepts, for `by_domain`; each concept has an equal share of every class's images
     "Groups of samples that disagree on the labels of pictures (Sattler et al., 2020). ValueError: bad argument."
-    if task.domain_train is not None:
-        raise ValueError(f"{task.name} has domains already, whose place the concepts would take")
+    _check_readable(task)
     concepts = _whole("concepts", concepts, 2, task.classes, "the number of classes")
     changed = _whole("classes", task.classes if classes is None else classes, concepts, task.classes,
                      f"to differ in {concepts} concepts")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
+from itertools import chain
 from math import nan, prod
 from typing import TYPE_CHECKING
 from .engine.card import upload, write_folder
@@ -20,13 +21,14 @@ from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
 from .ground.messages import warn
-from .data import samples, standardised
-from .measure import logits_of
+from .batches import CRITERIA
+from .data import TARGETS, samples, standardised
+from .measure import SCORED, UNITS, logits_of
 from .local import is_whole
 from .method import Method, overrides
 from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
-from .scores import SEEN, Tester, by_name, needs_samples, own_samples, scores_of
+from .scores import STAGES, Tester, by_name, columns_of, first_of, needs_samples, own_samples, scores_of
 from .server import deploy_network, deployed
 from .state import STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
@@ -58,11 +60,11 @@ class Run:
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'
-        last = self.history.iloc[-1]
+        last, (first, _) = self.history.iloc[-1], first_of(self.history)
         own = f", clients' own models {last['personal']:.3f} ± {last['personal_sd']:.3f}" if 'personal' in last else ''
         took = f", {self.history['seconds'].sum():.1f} s" if 'seconds' in last else ''
         return (f"Run of {self.method!r}: round {int(last['round'])}, "
-                f"accuracy {last.get('accuracy', nan):.3f}{own}{took}")
+                f"{first.replace('_', ' ')} {last.get(first, nan):.3f}{own}{took}")
 
 # %% ../nbs/18_result.ipynb #fcd0b953
 def _must_fit(model, tensors, more=False): # more: may there be tensors that the network does not have?
@@ -107,10 +109,11 @@ def move_out(self:Run):
 
 @patch
 def plot(self:Run, ax=None):
-    "Accuracy of the global model against rounds."
+    "Accuracy of the global model against rounds, or what stands first in `fedlit.measure.SCORED`."
     from fedlit.figure import against_rounds
-    h = self.history.dropna(subset='accuracy')
-    return against_rounds({self.method.name: h['accuracy'].to_numpy()}, ax=ax)
+    first, _ = first_of(self.history)
+    h = self.history.dropna(subset=first)
+    return against_rounds({self.method.name: h[first].to_numpy()}, ax=ax, ylabel=UNITS[first])
 
 # %% ../nbs/18_result.ipynb #a562acf5
 def _later(module, name): return getattr(import_module(f'fedlit.after.{module}'), name)
@@ -149,7 +152,9 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
         raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
                          f"{self.state.clients} clients")
     state, task = self.state, task.to(next(self.model.parameters()).device)
-    test, everyone = Tester(self.model, task, self.settings.get('channels_last'), metrics), list(range(state.clients))
+    test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
+                  criterion=self.origin and self.origin.criterion)
+    everyone = list(range(state.clients))
     both = {'global': ([None]*state.clients, {}),
             'personal': (everyone, own_samples(self.method, task, clients, everyone))}
     seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
@@ -170,21 +175,24 @@ def last(self:Run):
 @patch
 def _column(self:Run, name):
     "A column of the history, without what was not measured; empty if it may come; a ValueError if it is none."
-    if name not in {*SEEN, *self.settings.get('metrics', ()), *self.history}:
+    if name not in {*chain(*map(columns_of, TARGETS)), *self.settings.get('metrics', ()), *self.history}:
         raise ValueError(f"the history has no column {name!r}; there are {', '.join(self.history)}")
     return self.history.reindex(columns=[name])[name].dropna()
 
+# %% ../nbs/18_result.ipynb #fc9be31b
 @patch
 def best(self:Run,
     column=None,  # of the history; None: `validation`, or `accuracy` where the task has nothing to choose by
-    lowest=False, # is less better?
+    lowest=None,  # is less better? None: where it is a mean squared error
 ):                # the numbers of that round, by the names of their columns; {} while none has measured it
     "The round in which a column was highest, the first of them. A warning says where test images choose it unasked."
+    first, less = first_of(self.history)
     if column is None:
-        column = 'validation' if 'validation' in self.history else 'accuracy'
-        if column == 'accuracy' and len(self.history):
-            warn("the test images choose this round, so their accuracy in it is too good to report; on "
-                 "task.validation(.1) other samples choose, and best('accuracy') is for those who know")
+        column = 'validation' if 'validation' in self.history else first
+        if column == first and len(self.history):
+            warn(f"the test images choose this round, so their {first} in it is too good to report; on "
+                 f"task.validation(.1) other samples choose, and best({first!r}) is for those who know")
+    if lowest is None: lowest = less and column in (first, 'validation', *STAGES)
     if not (seen := self._column(column)).size: return {}
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
 
@@ -203,12 +211,13 @@ def rounds_to(self:Run,
 # %% ../nbs/18_result.ipynb #mt15pred
 def data_spec(
     task, # Task
-):        # dict(input, labels), for the settings of a run
+):        # dict(input, labels, target unless it is a class), for the settings of a run
     "What a run writes down of the samples that its network takes, and the names of the classes."
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
     if task.columns: said['columns'] = list(task.columns)
-    return dict(input=said, labels=task.labels and [str(k) for k in task.labels])
+    more = {} if task.target == 'class' else dict(target=task.target)
+    return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
 
 # %% ../nbs/18_result.ipynb #clientc1
 @patch
@@ -228,7 +237,8 @@ def _net(self:Run, client):
                              "has; ask in the process that trained it, or `per_client(task, tests, clients=clients)`")
         task = self.origin.task.to(next(self.model.parameters()).device)
         more = rows(own_samples(self.method, task, self.origin.clients, [client]), 0)
-    return deploy_network(self.method, self.state, client, model=self.model, **more)
+    criterion = (self.origin and self.origin.criterion) or CRITERIA[self.settings.get('target', 'class')]
+    return deploy_network(self.method, self.state, client, model=self.model, criterion=criterion, **more)
 
 # %% ../nbs/18_result.ipynb #165445ea
 @patch
@@ -260,8 +270,9 @@ def logits(self:Run,
 def predict(self:Run,
     x, client=None, batch=1000, task=None, # as for `logits`
 ):
-    "The class of every sample, (N,) int64 on the CPU; the arguments are those of `logits`."
-    return self.logits(x, client, batch, task).argmax(1)
+    "The class of every sample, (N,) int64 on the CPU; or of every place, or booleans, or quantities, as the target is."
+    said, target = self.logits(x, client, batch, task), self.settings.get('target') if task is None else task.target
+    return said if target == 'numbers' else said > 0 if target == 'labels' else said.argmax(1)
 
 # %% ../nbs/18_result.ipynb #sh02netw
 @patch
@@ -293,12 +304,12 @@ def save_model(self:Run, path, client=None):
 @patch
 def _about(self:Run, client):
     "What a card says, see `fedlit.engine.card.card`."
-    own, last = type(self.network(client)), self.last
+    own, names = type(self.network(client)), (*chain(*SCORED.values()), *self.settings.get('metrics', ()))
     s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
     return dict(method=repr(self.method), rounds=self.state.round, client=client, settings=s,
                 own=None if isinstance(s.get('model'), dict) else own.__name__,
                 input=self.settings.get('input'), labels=self.settings.get('labels'),
-                scores={k: last[k] for k in ('accuracy', 'loss', *s.get('metrics', ())) if k in last})
+                scores={k: self.last[k] for k in dict.fromkeys(names) if k in self.last})
 
 # %% ../nbs/18_result.ipynb #cardcel1
 @patch
@@ -352,7 +363,7 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, beside the one be
 # %% ../nbs/18_result.ipynb #093b1d83
 _KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict)
 # each may be None as well
-_SETTINGS = dict(labels=list, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
+_SETTINGS = dict(labels=list, target=str, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
 
 def _check_kinds(header):
     "Refuse a header whose entries are not of their kinds."

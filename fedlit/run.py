@@ -17,12 +17,12 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
-from .batches import batch_sizes, batches_of, cross_entropy, width
-from .cohort import Broadcast, check_local
+from .batches import CRITERIA, batch_sizes, batches_of, cross_entropy, width
+from .cohort import Broadcast, check_local, check_target
 from .local import Local, is_number, is_whole
 from .participation import Answers, Clock, check_participation, draw_clients, plain
 from .ground.draws import Seeded, undrawn
@@ -36,14 +36,15 @@ from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_me
 from .engine.runs import kind_of
 from .engine.guard import (THEN, UNIT, Guard, check_clients, check_server, client_columns, largest_entries,
                                  server_sound)
-from .measure import feature_layer
+from .data import TARGETS
+from .measure import SCORED, feature_layer
 from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
 from .parse import method as parse
 from .ground.fingerprint import fingerprint
 from .result import Run, data_spec, resume
-from .scores import (SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores, scores_of,
-                           tests_of, with_spread)
+from .scores import (Tester, by_name, check_metrics, columns_of, own_samples, queue_scores, read_scores,
+                           scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
@@ -71,7 +72,7 @@ def federate(
     progress: bool = True,      # show a progress bar?
     evaluate_every: int = 1,    # rounds between evaluations; the last round is always evaluated
     keep_locals: bool = False,  # keep the clients' models of the last round in `Run.locals`?
-    criterion: Callable = cross_entropy, # function of (logits, y)
+    criterion: Callable = None, # function of (logits, y); None: what `CRITERIA` says of the task's targets
     tests: list = None,         # test indices of each client; None: `tests_of` if something stays at home, else none
     weighting: str = "samples", # how much a client counts: by its "samples", or "uniform"
     statistics: str = "averaged", # of BatchNorm: "averaged", at "home", "recomputed" or "static", see `start`
@@ -215,6 +216,14 @@ def check_without(self:Federation):
     if len(left) == n: raise ValueError(f"without={left!r} leaves none of the {n} clients")
     return left
 
+# %% ../nbs/19_run.ipynb #e2583e2a
+@patch
+def check_target(self:Federation):
+    "Refuse a method and metrics that do not fit what is predicted; the criterion."
+    check_metrics(self.metrics, self.task.target)
+    check_target(self.method, self.task.target)
+    return self.criterion or CRITERIA[self.task.target]
+
 # %% ../nbs/19_run.ipynb #3d8018b2
 @patch
 def checked(self:Federation):
@@ -229,8 +238,8 @@ def checked(self:Federation):
         raise ValueError(f"precision={federation.precision!r} on {device!r}, but PyTorch has no autocast for it; "
                          "precision='float32' needs none")
     if federation.checkpoint: writable(federation.checkpoint)
-    check_metrics(federation.metrics)
     clients, tests = federation.check_data()
+    criterion = federation.check_target()
     without = federation.check_without()
     check_network(federation.model, federation.task, federation.method, device)
     check_proxy(federation.model, federation.proxy)
@@ -238,7 +247,8 @@ def checked(self:Federation):
     check_participation(federation.participation, len(clients))
     local = federation.local or Local()
     local.check(len(clients), federation.rounds, federation.seed)
-    return replace(federation, clients=clients, tests=tests, local=local, bad_clients=guard, without=without)
+    return replace(federation, clients=clients, tests=tests, local=local, bad_clients=guard, without=without,
+                   criterion=criterion)
 
 # %% ../nbs/19_run.ipynb #08695817
 HEAVY = 10**6 # parameters from which on a dense network keeps a core busy by itself
@@ -338,7 +348,7 @@ def _choose(self:Simulation, shared):
     side = prefers_channels_last(self.model, x) if f.channels_last is None else f.channels_last
     self.channels_last = self.executor != 'vmap' and side
     self.function = partial(self.function, channels_last=self.channels_last)
-    tester = partial(Tester, self.model, self.task, self.channels_last, f.metrics)
+    tester = partial(Tester, self.model, self.task, self.channels_last, f.metrics, criterion=f.criterion)
     self.test, self.val = tester(), None if getattr(self.task, 'x_val', None) is None else tester('val')
 
 # %% ../nbs/19_run.ipynb #simexec1
@@ -488,7 +498,7 @@ def part_columns(
     columns = {}
     for name, p in zip(part_names(method), method.parts):
         new = ask(p.columns, part_view(offer, name)) if hasattr(p, 'columns') else {}
-        if twice := {*SEEN, *columns} & new.keys():
+        if twice := {*chain(*map(columns_of, TARGETS)), *columns} & new.keys():
             raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has "
                              f"{'another part' if min(twice) in columns else 'every history'}: "
                              "one would hide the other, so it needs another name")
@@ -586,7 +596,7 @@ def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, wher
     seen, x = seen or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
-             "so its accuracy means nothing; "
+             f"so its {SCORED[self.task.target][0].replace('_', ' ')} means nothing; "
              + (first_nonfinite('x_test', x, torch.arange(len(x)))
                 or ("if the clients were finite, the average broke BatchNorm's running statistics, "
                     "as FedAvgM(form='released') does" if self.min_batch > 1 else
@@ -625,11 +635,12 @@ def own_samples(self:Simulation, who):
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
     "What a test adds to the row of a round."
-    names, past, who = ('accuracy', *self.test.metrics), history[-1] if history else {}, out['who'].tolist()
-    known = past.get('accuracy') is not None and past['accuracy'] == past['accuracy']
-    if not known or any(k not in past for k in names): past = self.measured(before)
-    row = {f'{k}_before': past[k] for k in names}
-    row = dict(accuracy_before=row.pop('accuracy_before'), **self.measured(after, seen), **row, **self.validated(after))
+    first, *others, _ = (*SCORED[self.task.target][:-1], *self.test.metrics, 'loss')
+    past, who = history[-1] if history else {}, out['who'].tolist()
+    known = past.get(first) is not None and past[first] == past[first]
+    if not known or any(k not in past for k in others): past = self.measured(before)
+    row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
+           **self.validated(after)}
     if self.tests is None or not (who or self.meets): return row
     everyone = range(len(self.tests))
     everyone = scores_of(self.federation.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
@@ -638,6 +649,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     trained = team.test_clients(who, before, out, after) if who else {}
     return {**row, **with_spread({**trained, **own})}
 
+# %% ../nbs/19_run.ipynb #96ce3cd3
 @patch
 def notice_undefined(self:Simulation, own): # own: name -> a number for each client
     "Warn, once for each column, for which clients it is undefined though they have test samples."
@@ -673,7 +685,7 @@ def try_out(self:Simulation):
         warn(f"what is measured on clients' own tests has no noise, so no promise of {a.method!r} covers it")
     taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1, seed=a.seed), a.participation,
                                        a.clients), a.method.name)
-    try_metrics(self.test.metrics, self.test.labels, self.tests, self.task.classes, taken)
+    try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, taken)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))
     try_parts(a.method, self.model, features, logits)
@@ -692,7 +704,7 @@ def notice(self:Simulation, state, who):
     x = self.task.normalise(train[first])
     with torch.no_grad(), undrawn():
         own = {n: v[0] for n, v in self.own_samples(who[:1]).items()}
-        net = deployed(a.method, state, who[0], model=self.model, **own)
+        net = deployed(a.method, state, who[0], model=self.model, criterion=a.criterion, **own)
         features = pure(self.model)(*net, x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
@@ -719,7 +731,7 @@ def rounds(self:Simulation, run, team, stop):
             if a.watch: row.update(a.watch(self.model, self.task, run.state.clone(), _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.history = history[:] # a table only where somebody looks
-        bar.set_postfix_str(_shown(history, ('accuracy', *self.test.metrics)))
+        bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
         # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if a.keep_locals and last: run.locals = _locals(out)
         elif a.checkpoint: run.save(a.checkpoint, keep=True)
@@ -904,7 +916,7 @@ def federating(
     model: torch.nn.Module, task: object, clients: list, method: Method, rounds: int = 20,       # as for `federate`
     local: Local = None, participation: float = 1., seed: int = 0, executor: str = "auto",       # as for `federate`
     device: str = "auto", checkpoint: str = None, minutes: float = None, progress: bool = True,  # as for `federate`
-    evaluate_every: int = 1, keep_locals: bool = False, criterion: Callable = cross_entropy,     # as for `federate`
+    evaluate_every: int = 1, keep_locals: bool = False, criterion: Callable = None,              # as for `federate`
     tests: list = None, weighting: str = "samples", statistics: str = "averaged",                # as for `federate`
     record: bool = True, precision: str = "float32", bad_clients: str = "stop",                  # as for `federate`
     channels_last: bool = None, chunk: int = None, threads: int = None, proxy: object = None,    # as for `federate`

@@ -99,13 +99,13 @@ def _domains(task):
     return task.domain_train
 
 PARTITIONS = dict(
-    dirichlet=lambda t, **kw: split.dirichlet(t.y_train, **kw),
-    iid=lambda t, **kw: split.iid(t.y_train, **kw),
-    quantity_skew=lambda t, **kw: split.quantity_skew(t.y_train, **kw),
-    shards=lambda t, **kw: split.shards(t.y_train, **kw),
-    classes_per_client=lambda t, **kw: split.classes_per_client(t.y_train, **kw),
+    dirichlet=lambda t, **kw: split.dirichlet(t.strata(), **kw),
+    iid=lambda t, **kw: split.iid(t.strata(), **kw),
+    quantity_skew=lambda t, **kw: split.quantity_skew(t.strata(), **kw),
+    shards=lambda t, **kw: split.shards(t.strata(), **kw),
+    classes_per_client=lambda t, **kw: split.classes_per_client(t.strata(), **kw),
     by_domain=lambda t, **kw: split.by_domain(_domains(t), **kw),
-    dirichlet_mixture=lambda t, **kw: split.dirichlet_mixture(t.y_train, y_test=t.y_test, **kw))
+    dirichlet_mixture=lambda t, **kw: split.dirichlet_mixture(t.strata(), y_test=t.strata('test'), **kw))
 
 # %% ../nbs/16_setting.ipynb #d6c98d8b
 def averaged(
@@ -178,7 +178,8 @@ def public_set(
     gen = torch.Generator().manual_seed(seed)
     pick = lambda i, m: i[torch.randperm(len(i), generator=gen)[:m]]
     if how in ('held', 'uploaded'):
-        each = [pick(c, max(1, n//len(clients))) for c in clients]
+        m = max(1, n//len(clients))
+        each = [pick(c, m if how == 'uploaded' or len(c) > m + 1 else len(c)//2) for c in clients]
         i = torch.cat(each)
         left = [c[~torch.isin(c, g)] for c, g in zip(clients, each)] if how == 'held' else clients
         return task.normalise(task.x_train[i]), task.y_train[i], left
@@ -201,7 +202,8 @@ def _withheld(s, task, n):
     order = torch.randperm(total, generator=torch.Generator().manual_seed(s.seed))
     held, free = order[:n], order[n:].sort().values
     domains = None if task.domain_train is None else task.domain_train[free]
-    rest = SimpleNamespace(name=task.name, y_train=task.y_train[free], domain_train=domains, y_test=task.y_test)
+    groups = dict(train=task.strata()[free], test=task.strata('test'))
+    rest = SimpleNamespace(name=task.name, domain_train=domains, strata=lambda part='train': groups[part])
     clients, tests = clients_of(s, rest)
     return dict(clients=[free[c] for c in clients], tests=tests, proxy=prepare(task, task.x_train[held]))
 

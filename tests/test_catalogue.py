@@ -356,6 +356,12 @@ def test_public_sets(how):
             other = task.normalise(task.x_train[task.y_train == (k+1) % 10]).mean(0)
             assert (x[y == k].mean(0) - real).norm() < (x[y == k].mean(0) - other).norm()
 
+def test_a_client_with_few_samples_does_not_give_all_of_them_away():
+    task = load('digits')
+    few, many = torch.arange(12), torch.arange(12, 200)
+    x, _, left = public_set(task, [few, many], 'held', 30)
+    assert [len(c) for c in left] == [6, len(many) - 15] and len(x) == 21
+
 # ---- the main job ----
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
 from ..ground.fingerprint import fingerprint, differences
 from ..result import records
-from ..scores import own_samples, scores_of, tests_of
+from ..scores import first_of, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation
 from ..scale.capacity import traffic
@@ -78,6 +78,8 @@ def took_part(
 # %% ../../nbs/after/report.ipynb #ee9537f3
 AGAIN = 'For this, every client was trained once more from the last network; the result was thrown away.'
 
+def _first(scores): return next(iter(scores.values())) # accuracy, or what stands first in `SCORED`
+
 def _once_more(sim, run, who, tests):
     "Client number, the network it ends with, its drift, loss, accuracy; ten at a time, without those that are skipped."
     method, local = run.method, sim.federation.local
@@ -92,20 +94,21 @@ def _once_more(sim, run, who, tests):
         ended = replace(run.state, personal={**out['params'], **out['buffers']}, client=out['client'])
         of = own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
         for j, k in enumerate(out['who'].tolist()):
-            net, answer = deploy_network(method, ended, j, model=sim.model, **at_row(of, j))
+            net, answer = deploy_network(method, ended, j, model=sim.model, criterion=sim.federation.criterion,
+                                         **at_row(of, j))
             yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},
-                               after=sim.test(net, tests[k], answer)['accuracy'])
+                               after=_first(sim.test(net, tests[k], answer)))
 
 # %% ../../nbs/after/report.ipynb #7c1d20ae
 def _tested(sim, run, who, tests, home):
     "Client -> accuracies of the server's network and, if it keeps something at home, of its own."
     own = [tests[k] for k in who]
     server = scores_of(run.method, sim.test, run.state, own, [None]*len(who))
-    found = {k: dict(tested=len(t), server=s['accuracy']) for k, t, s in zip(who, own, server)}
+    found = {k: dict(tested=len(t), server=_first(s)) for k, t, s in zip(who, own, server)}
     if home:
         of = own_samples(run.method, sim.task, sim.federation.clients, who)
         scores = scores_of(run.method, sim.test, run.state, own, who, **of)
-        for k, s in zip(who, scores): found[k]['own'] = s['accuracy']
+        for k, s in zip(who, scores): found[k]['own'] = _first(s)
     return found
 
 # %% ../../nbs/after/report.ipynb #7c1d20db
@@ -168,7 +171,7 @@ def _lacking(run, origin, again, drawn, no_bytes):
                'federate(..., tests=tests_of(task, clients))')
     yield ('What single clients did in each round: a history holds means over the clients of a round.',
            'for run in federating(...): print(run.per_client(task, tests))')
-    if h['accuracy'].isna().any(): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
+    if h[first_of(h)[0]].isna().any(): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
     if drawn is None: yield ('Who took part in which round: the seed and the history do not agree.', '')
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
@@ -185,15 +188,17 @@ def facts(
     seen, spectra = each_client(run, origin, again, most) if origin and run.model is not None else ({}, None)
     travels, no_bytes = _bytes(run, origin)
     sizes = s.get('sizes') or [len(c) for c in origin.clients]
-    held = origin and torch.stack([origin.task.y_train[c].cpu().bincount(minlength=origin.task.classes)
-                                   for c in origin.clients])
-    labels = origin and list(map(str, origin.task.labels or range(origin.task.classes)))
+    sorts = origin and origin.task.target == 'class'
+    held = sorts and torch.stack([origin.task.y_train[c].cpu().bincount(minlength=origin.task.classes)
+                                  for c in origin.clients])
+    labels = list(map(str, origin.task.labels or range(origin.task.classes))) if sorts else None
     clients = [dict(client=k, samples=n, share=n/sum(sizes), rounds=sum(k in r for r in drawn) if drawn else None,
                     left=k in (s.get('without') or ()), **seen.get(k, {}),
                     **({w: v[k] for w, v in travels.items()} if travels else {})) for k, n in enumerate(sizes)]
     return plain(dict(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
-        labels=labels, partition=None if held is None else held.tolist(), clients=clients, spectra=spectra,
+        labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history)[0],
+        clients=clients, spectra=spectra,
         source=AGAIN if again and spectra else '', missing=list(_lacking(run, origin, again, drawn, no_bytes))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
@@ -287,16 +292,17 @@ def section(
 @style()
 def accuracy(f):
     "Accuracy round by round."
-    rows = [r for r in f['rounds'] if r.get('accuracy') is not None]
+    first, rows = f['first'], [r for r in f['rounds'] if r.get(f['first']) is not None]
     if not rows: return None
-    names = dict(accuracy='server', personal="clients' own")
+    names, form = {first: 'server', 'personal': "clients' own"}, share if first == 'accuracy' else num
     curves = {name: np.array([[r.get(k) for r in rows]], float) for k, name in names.items()}
     curves = {name: v for name, v in curves.items() if np.isfinite(v).any()}
-    ax = against_rounds(curves, axes('round', len(rows)/3), 'server', 'accuracy', [r['round'] for r in rows])
+    ax = against_rounds(curves, axes('round', len(rows)/3), 'server', first.replace('_', ' '),
+                        [r['round'] for r in rows])
     for line in ax.lines: line.set_marker('.') # a single round is no line
-    said = f"The server's network on the whole test set: {share(rows[-1]['accuracy'])} after round {rows[-1]['round']}."
+    said = f"The server's network on the whole test set: {form(rows[-1][first])} after round {rows[-1]['round']}."
     if len(curves) > 1: said += " The other line is the mean of the clients' own networks on their own test images."
-    return section('Accuracy', said, ax)
+    return section(first.replace('_', ' ').capitalize(), said, ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20be
 @style()
@@ -353,7 +359,7 @@ def before_and_after(f):
         ax.vlines(c['client'], min(values), max(values), palette['light'])
     for k, look in looks.items():
         if tested := having(f, k): ax.plot([c['client'] for c in tested], [c[k] for c in tested], ls='', **look)
-    ax.set_ylabel('accuracy')
+    ax.set_ylabel(f['first'].replace('_', ' '))
     ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=3)
     return section('Every client, before and after', f"On the client's own test images. {f['source']}".strip(), ax)
 
@@ -433,7 +439,8 @@ FORMS = dict.fromkeys(('share', 'server', 'own', 'after', 'accuracy', 'personal'
 
 def numbers(f):
     "Clients, rounds and the partition as tables that fold out."
-    def form(k, v): return str(v) if isinstance(v, (str, bool)) else FORMS.get(k, num)(v)
+    forms = FORMS if f['first'] == 'accuracy' else {k: FORMS[k] for k in ('share', 'down', 'up')}
+    def form(k, v): return str(v) if isinstance(v, (str, bool)) else forms.get(k, num)(v)
     for what in 'clients', 'rounds':
         keys = dict.fromkeys(k for row in f[what] for k, v in row.items() if v is not None)
         yield what, [k.replace('_', ' ') for k in keys], [[form(k, row.get(k)) for k in keys] for row in f[what]]
@@ -449,12 +456,13 @@ def _settings(f):
     return table(['', ''], [[k.replace('_', ' '), words(v)] for k, v in rows.items() if v not in (None, '')])
 
 def _summary(f):
-    last = next((r for r in reversed(f['rounds']) if r.get('accuracy') is not None), {})
+    first, form = f['first'], share if f['first'] == 'accuracy' else num
+    last = next((r for r in reversed(f['rounds']) if r.get(first) is not None), {})
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
-    own = (f"; clients' own networks {share(last['personal'])} on their own test images"
+    own = (f"; clients' own networks {form(last['personal'])} on their own test images"
            if last.get('personal') is not None else '')
     return (f"{len(f['clients'])} clients on {f['settings'].get('task')}, {f['rounds'][-1]['round']} rounds: "
-            f"accuracy {share(last.get('accuracy'))}{own}. "
+            f"{first.replace('_', ' ')} {form(last.get(first))}{own}. "
             + (f'In {bad} rounds a result was bad.' if bad else 'Every result was sound.'))
 
 # %% ../../nbs/after/report.ipynb #7c1d20cd

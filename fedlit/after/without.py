@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from tqdm import tqdm
 from ..engine.guard import Guard
-from ..measure import exactly
+from ..batches import CRITERIA
+from ..measure import UNITS, exactly
 from ..ground.fingerprint import fingerprint, differences
 from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run
-from ..scores import tests_of
+from ..scores import first_of, tests_of
 from ..run import Federation, several, versions
 from ..setting import call, read_setting
 
@@ -40,7 +41,7 @@ def federation(
 ) -> Federation:
     "What was asked of a run."
     if run.origin is not None: return replace(run.origin, **given)
-    s, tested = run.settings, run.history.dropna(subset='accuracy')
+    s, tested = run.settings, run.history.dropna(subset=first_of(run.history)[0])
     same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
     words = read_setting({**_words(s, given), **{k: s[k] for k in same if k not in given},
                           'rounds': run.state.round, 'without': s.get('without') or []})
@@ -63,7 +64,8 @@ def same_federation(
     origin = replace(federation(run, **{'executor': executor, **given}),
                     rounds=run.state.round, checkpoint=None, minutes=None)
     was = run.settings.get('fingerprint', {})
-    now = fingerprint(origin.model, origin.task, origin.clients, origin.criterion)
+    criterion = origin.criterion or CRITERIA[origin.task.target]
+    now = fingerprint(origin.model, origin.task, origin.clients, criterion)
     if differ := differences(was, now, 'own'):
         raise ValueError(f"this is another run: {', '.join(differ)}; the network must be as it was before round 1")
     return origin
@@ -94,24 +96,30 @@ class Without:
     before: Run # as it was
     run: Run    # without them
     @property
+    def first(self): return first_of(self.before.history)[0] # what is compared, 'accuracy' where there are classes
+    @property
     def difference(self):
         "Of the last accuracy on the whole test set, a share."
-        return float(self.run.history['accuracy'].iloc[-1] - self.before.history['accuracy'].iloc[-1])
+        return float(self.run.history[self.first].iloc[-1] - self.before.history[self.first].iloc[-1])
     @property
     def history(self):
         "A DataFrame, one row a tested round: accuracy, accuracy without, and their difference."
-        a, b = (r.history.dropna(subset='accuracy') for r in (self.before, self.run))
-        both = a[['round', 'accuracy']].assign(without=b['accuracy'].to_numpy()).reset_index(drop=True)
-        return both.assign(difference=both['without'] - both['accuracy'])
+        a, b = (r.history.dropna(subset=self.first) for r in (self.before, self.run))
+        both = a[['round', self.first]].assign(without=b[self.first].to_numpy()).reset_index(drop=True)
+        return both.assign(difference=both['without'] - both[self.first])
     @property
     def moved(self):
         "Distance of the two networks, in units of how far the run moved from its first parameters."
         return _moved(dict(self.run.origin.model.named_parameters()), self.before.state.params, self.run.state.params)
-    def __repr__(self):
-        who = f"client{'s'*(len(self.left) > 1)} {', '.join(map(str, self.left))}"
-        a, b = (r.history['accuracy'].iloc[-1] for r in (self.before, self.run))
-        return (f"Without {who}: accuracy {b:.3f} instead of {a:.3f} ({100*self.difference:+.1f} points) "
-                f"after round {self.run.state.round}")
+
+# %% ../../nbs/after/without.ipynb #83a8fb4c
+@patch
+def __repr__(self:Without):
+    who = f"client{'s'*(len(self.left) > 1)} {', '.join(map(str, self.left))}"
+    a, b = (r.history[self.first].iloc[-1] for r in (self.before, self.run))
+    more = f'{100*self.difference:+.1f} points' if self.first == 'accuracy' else f'{self.difference:+.3g}'
+    return (f"Without {who}: {self.first.replace('_', ' ')} {b:.3f} instead of {a:.3f} ({more}) "
+            f"after round {self.run.state.round}")
 
 # %% ../../nbs/after/without.ipynb #5bd0dd7e
 @patch
@@ -133,6 +141,7 @@ def classes(self:Without) -> pd.DataFrame: # one row a class
     "Accuracy on each class, with and without, and the share of the class's training samples that was left out."
     origin = self.run.origin
     task = origin.task.to(next(self.run.model.parameters()).device)
+    if task.target != 'class': raise ValueError(f"{task.name} has no classes, its targets are {task.target!r}")
     gone = torch.cat([origin.clients[k].cpu() for k in self.left])
     count = lambda y: y.cpu().bincount(minlength=task.classes).double()
     all_, held = (count(task.y_train[torch.cat(list(origin.clients))]), count(task.y_train[gone]))
@@ -148,8 +157,8 @@ def plot(self:Without, ax=None):
     "Accuracy against rounds, with and without."
     from fedlit.figure import against_rounds
     h, name = self.history, f"without {', '.join(map(str, self.left))}"
-    return against_rounds({'as it was': h['accuracy'].to_numpy(), name: h['without'].to_numpy()}, ax=ax, accent=name,
-                          rounds=h['round'].to_numpy())
+    return against_rounds({'as it was': h[self.first].to_numpy(), name: h['without'].to_numpy()}, ax=ax, accent=name,
+                          ylabel=UNITS[self.first], rounds=h['round'].to_numpy())
 
 # %% ../../nbs/after/without.ipynb #51442161
 def without(
@@ -179,8 +188,8 @@ def influence(
     for k in tqdm(who, desc='without each client', disable=not origin.progress):
         w = Without((k,), then, replace(origin, without=(*origin.without, k), progress=False).run())
         own = w.clients().iloc[k]
-        rows.append(dict(client=k, samples=own['samples'], accuracy=then.history['accuracy'].iloc[-1],
-                         without=w.run.history['accuracy'].iloc[-1], difference=w.difference,
+        rows.append(dict(client=k, samples=own['samples'], **{w.first: then.history[w.first].iloc[-1]},
+                         without=w.run.history[w.first].iloc[-1], difference=w.difference,
                          own=own['global difference'], moved=w.moved))
     return pd.DataFrame(rows)
 

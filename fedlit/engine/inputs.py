@@ -16,6 +16,7 @@ from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
+from ..data import TARGETS
 from ..ground.draws import keep_generators, undrawn
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
@@ -135,8 +136,9 @@ def check_fixed(model, x):
                          "send, but its forward writes to it; make it a buffer, which they do: self.register_buffer")
 
 # %% ../../nbs/engine/inputs.ipynb #4201d18a
-def _check_outputs(name, n, classes, features, logits):
+def _check_outputs(name, task, n, features, logits):
     "Refuse what is not features and logits of `n` samples."
+    right = (n, task.classes, *(task.y_train.shape[1:] if task.target == 'dense' else ()))
     if not all(isinstance(v, torch.Tensor) for v in (features, logits)):
         raise TypeError(f"{name} must return two tensors (features, logits), "
                         f"not {type(features).__name__} and {type(logits).__name__}")
@@ -144,25 +146,26 @@ def _check_outputs(name, n, classes, features, logits):
         if v.ndim and len(v) != n:
             raise ValueError(f"{name} makes of {n} samples {len(v)} row{'s' if len(v) != 1 else ''}; "
                              "it must return one row per sample")
-    if logits.shape != (n, classes):
-        if features.shape == (n, classes):
+    if logits.shape != right:
+        if features.shape == right:
             raise ValueError(f"{name} returns {tuple(features.shape)} and {tuple(logits.shape)}: return them the other "
-                             f"way round, (features, logits), or give its last layer {classes} outputs, one a class")
+                             f"way round, (features, logits), or give its last layer {task.classes} outputs")
         raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
-                         f"but the task has {classes} classes; they must be (N, {classes})")
+                         f"but the task has {task.classes} {TARGETS[task.target]}; "
+                         f"they must be (N, {', '.join(map(str, right[1:]))})")
 
 # %% ../../nbs/engine/inputs.ipynb #b9ba9c4f
 def check_network(model, task, method, device):
     "Refuse a network that does not fit the task, on two samples."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {model!r}, but it must be a torch.nn.Module, such as build('mlp', task)")
-    name, classes, x = type(model).__name__, task.classes, task.normalise(task.x_train[:2].to(device))
+    name, x = type(model).__name__, task.normalise(task.x_train[:2].to(device))
     if odd := next((k for k, v in model.named_parameters() if v.is_complex()), None):
         raise ValueError(f"{odd} of {name} is a parameter of complex numbers, which cannot be trained here; "
                          "keep its real and imaginary part as two, and join them with torch.complex in forward")
     check_hooks(model)
     outputs = probe_forward(model, x)
-    _check_outputs(name, len(x), classes, *outputs)
+    _check_outputs(name, task, len(x), *outputs)
     _check_training(model, x, outputs)
     check_fixed(model, x)
     if odd := next((k for k, m in model.named_modules() if getattr(m, 'sparse', False)), None):

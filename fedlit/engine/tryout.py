@@ -18,16 +18,23 @@ from ..state import pure, split_state, start
 from ..ground.tree import tmap
 
 # %% ../../nbs/engine/tryout.ipynb #tryout06
-def try_metrics(metrics, y, tests, classes, columns): # names that are taken
+def try_metrics(
+    metrics, # name -> function of (logits, y), or None
+    y,       # labels of the test set, on the CPU
+    tests,   # one index tensor into it per client, or None
+    task,    # Task
+    columns, # name that is taken -> by what
+):
     "Ask every metric of invented logits; a ValueError names the one that fails."
     if not metrics: return
     for name in metrics:
         if name in columns: raise ValueError(f"metrics: {name!r} is a column of {columns[name]}; choose another name")
+    classes, places = task.classes, y.shape[1:] if task.target == 'dense' else ()
     gen, each = torch.Generator().manual_seed(0), [y[at] for at in tests or [] if len(at)]
     for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # of classes that invented logits never choose
-            scored(metrics, torch.randn(len(labels), classes, generator=gen), labels)
+            scored(metrics, torch.randn(len(labels), classes, *places, generator=gen), labels)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout08
 @torch.enable_grad()

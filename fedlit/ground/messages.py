@@ -142,7 +142,8 @@ def coerce_fields(
     return made
 
 # %% ../../nbs/ground/messages.ipynb #40124bcb
-CLASS_SETTINGS = 'excludes', 'alone', 'helpers', 'idle', 'endless', 'protects' # a class's own, and no hyper-parameters
+# a class's own, and no hyper-parameters
+CLASS_SETTINGS = 'excludes', 'of_classes', 'alone', 'helpers', 'idle', 'endless', 'protects'
 NOTICE = 'notice' # a function of the features of a batch that returns a warning, see `federate`
 EXTRA_METHODS = ( # other functions that a method may have, though they are no hooks
     NOTICE,

@@ -151,6 +151,7 @@ def ramp(
 # %% ../../nbs/methods/55_depthfl.ipynb #aa13c494
 class DepthFL(Method):
     "Clients of depth d train the first d stages of `Exits`, and their exits teach each other (Kim et al., ICLR 2023)."
+    of_classes = True
     helpers = 'has',
     levels: tuple = (4, 3, 2, 1) # depths, from the first block of clients to the last; blocks are of equal size
     distill: bool = True         # do the exits imitate each other?

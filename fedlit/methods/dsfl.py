@@ -21,6 +21,7 @@ def sharpened(
 # %% ../../nbs/methods/61_dsfl.ipynb #f0acf026
 class DSFL(Method):
     "Distillation-based semi-supervised federated learning (Itahara et al., IEEE TMC 2023, algorithm 1)."
+    of_classes = True
     T: float = .1         # temperature of the sharpened mean
     weight: float = 1.    # of imitation in the local objective
     steps: int = 100      # of the server's student in a round

@@ -68,6 +68,7 @@ def opinions(
 # %% ../../nbs/methods/60_feddf.ipynb #5555cb99
 class FedDF(Method):
     "Ensemble distillation on the server (Lin et al., NeurIPS 2020, algorithm 1)."
+    of_classes = True
     helpers = 'teach',
     steps: int = 100      # of Adam in a round
     lr: float = 1e-3      # of Adam

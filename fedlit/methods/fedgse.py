@@ -49,6 +49,7 @@ def similar_data(
 # %% ../../nbs/methods/57_fedgse.ipynb #b05def03
 class FedGSE(SubModel):
     "Clients get the neurons of largest gradient on public samples like theirs (Jia, thesis 2024, ch. 4); needs proxy=."
+    of_classes = True
     helpers = *SubModel.helpers, 'public'
     similar: str = 'CSL' # how public samples are chosen: 'CSL' or 'SPL', which needs labels
     samples: int = 128   # how many of them, at most

@@ -31,6 +31,7 @@ def digest(
 # %% ../../nbs/methods/63_fedmd.ipynb #fmd00012
 class FedMD(Method):
     "A consensus of logits on public samples, digested before local training (Li and Wang, 2019, algorithm 1)."
+    of_classes = True
     samples: int = 5000   # public samples in a round; all of them where there are fewer
     epochs: int = 1       # over these, when a client digests
     batch_size: int = 256 # of them in a step

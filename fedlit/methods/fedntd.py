@@ -26,6 +26,7 @@ def not_true(
 
 class FedNTD(Method):
     "Distil the received network's opinion of the classes that are not true (Lee et al., NeurIPS 2022, section 4)."
+    of_classes = True
     beta: float = 1. # weight of the term; 0 is FedAvg
     tau: float = 1.  # temperature of both softmaxes
     alone = ('output',)

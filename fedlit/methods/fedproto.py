@@ -46,6 +46,7 @@ def _classifier(head, params, model):
 # %% ../../nbs/methods/74_fedproto.ipynb #4957da3f
 class FedProto(Method):
     "Class means of features travel instead of weights (Tan et al., AAAI 2022, algorithm 1)."
+    of_classes = True
     lam: float = 1.        # weight of the distance to the prototypes, lambda
     form: str = 'released' # prototypes of clients: 'released' counts all equally, 'paper' by their samples
     head: str = 'head'     # prefix of the classifier, a linear layer on the features

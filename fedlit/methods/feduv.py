@@ -40,6 +40,7 @@ def uniformity(
 # %% ../../nbs/methods/19_feduv.ipynb #7ca0afd5
 class FedUV(Method):
     "Variance of a client's answers, uniformity of its features (Son et al., CVPR 2024; terms as released)."
+    of_classes = True
     lam: float = 2.5 # weight of the variance, at least 0
     mu: float = .5   # weight of the uniformity, at least 0; both 0: FedAvg
     def __post_init__(self): require(self, lam=(self.lam >= 0, 'at least 0'), mu=(self.mu >= 0, 'at least 0'))

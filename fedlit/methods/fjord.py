@@ -40,10 +40,10 @@ class FjORD(HeteroFL):
     rates: tuple[float, ...] = (1., .8, .6, .4, .2)  # the tiers: what clients can hold, from the strongest down
     widths: tuple[float, ...] = (.2, .4, .6, .8, 1.) # p_s, what a step may use; what is above the tier is left out
     distill: bool = True                 # does the widest network teach the narrow one?
+    of_classes = property(lambda self: self.distill) # its teacher says probabilities
     def __post_init__(self):
         super().__post_init__()
-        good = len(self.widths) > 0 and all(0 < p <= 1 for p in self.widths)
-        require(self, widths=(good, 'a tuple of numbers in (0, 1]'))
+        require(self, widths=(self.widths and all(0 < p <= 1 for p in self.widths), 'a tuple of numbers in (0, 1]'))
     def width(self,
         number,  # of a client, an int or an integer tensor
         clients, # int, how many exist
