@@ -58,7 +58,7 @@ def _seeded(p, default, value=None):
 
 # %% ../nbs/cli.ipynb #a29522a2
 CHOICES = dict(partition=('dirichlet', 'iid', 'quantity_skew', 'classes_per_client', 'shards', 'by_domain',
-                          'dirichlet_mixture'),
+                          'by_owner', 'dirichlet_mixture'),
                weighting=('samples', 'uniform'), statistics=('averaged', 'home', 'recomputed', 'static'),
                precision=('float32', 'bfloat16', 'float16'), bad_clients=('stop', 'skip', 'report'),
                record=('true', 'false', 'compile', 'graph'))
@@ -74,7 +74,12 @@ def _with_options(p):
 
 # %% ../nbs/cli.ipynb #45e39cab
 def _learned(p):
-    p.add_argument('--data', help='data set, see `fedlit list` (default: digits)')
+    p.add_argument('--data', help='data set, see `fedlit list` (default: digits); or a table of yours, data.csv, or a '
+                                  'folder of pictures by class')
+    p.add_argument('--y', nargs='*', metavar='COLUMN', help='of a table: what to predict')
+    p.add_argument('--owner', metavar='COLUMN', help='of a table: whose a row is, for --partition by_owner')
+    p.add_argument('--target', choices=('class', 'labels', 'numbers'),
+                   help='of a table: what kind of thing that is (default: what it looks like)')
     p.add_argument('--root', help='folder of the data (default: $FEDLIT_DATA or ./data)')
     p.add_argument('--download', action='store_true', help='fetch the data where its publisher allows')
     p.add_argument('--train-samples', type=_count, metavar='N', help='use a stratified subset of the training set')
@@ -233,6 +238,8 @@ def _spelt(option, text, names):
     return match_name(name, names, f"value of --{option.replace('_', '-')}") + paren + more
 
 # %% ../nbs/cli.ipynb #fc8ef294
+def _is_own(data): return os.path.isdir(data) or data.endswith(('.csv', '.tsv', '.parquet')) # a table or a folder
+
 TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
              epochs='a number or an amount such as Between(2, 5)',
              steps='a number or an amount such as Between(20, 50)', optimizer='SGD(), Adam() or AdamW()',
@@ -245,7 +252,8 @@ def _names(a, *methods):
     for k, names in CHOICES.items():
         if given := getattr(a, k): setattr(a, k, _spelt(k, given, names))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
-    a.model, a.data = a.model and named(a.model, 'model'), a.data and named(a.data, 'data set')
+    if a.model: a.model = named(a.model, 'model')
+    if a.data and not _is_own(a.data): a.data = named(a.data, 'data set')
     a.executor = _executor(a.executor)
     found = list(map(method, methods))
     for k in TAKES:
@@ -280,15 +288,30 @@ def _partition(a, text):
 
 
 # %% ../nbs/cli.ipynb #de6a0d54
+def _own_data(a):
+    "The words for a table or a folder of yours, or None."
+    from fedlit.setting import written
+    said = {k: v for k in ('y', 'owner', 'target') if (v := getattr(a, k)) is not None}
+    if not a.data or not _is_own(a.data):
+        if said: raise ValueError(f"--{min(said)} belongs to a table, such as --data wards.csv")
+        return None
+    if (is_folder := os.path.isdir(a.data)) and said:
+        raise ValueError(f"--{min(said)} belongs to a table, and --data {a.data} is a folder")
+    if not is_folder and not a.y: raise ValueError(f"--data {a.data} needs --y, the column to predict")
+    if 'y' in said: said['y'] = tuple(a.y) if len(a.y) > 1 else a.y[0]
+    return written('folder' if is_folder else 'table', dict(path=os.path.abspath(a.data), **said))
+
 def _task(a, text):
     "The data set `text`, with the options in place of what it says."
     from fedlit.setting import call, written
+    given = _own_data(a) or a.data
     name, kw = call(text) if '(' in text else (text, {})
+    if given: name, kw = call(given) if '(' in given else (given, kw)
     if a.train_samples is not None: kw['train'] = a.train_samples
     if a.test_samples is not None: kw['test'] = a.test_samples
     if a.concepts is not None: kw['concepts'] = a.concepts
     if a.validation is not None: kw['validation'] = a.validation
-    return written(a.data or name, kw) if kw else a.data or name
+    return written(name, kw) if kw else name
 
 # %% ../nbs/cli.ipynb #clisetc2
 _FIELDS = 'model', 'clients', 'rounds', 'weighting', 'statistics', 'precision', 'method', 'seed'

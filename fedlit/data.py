@@ -148,7 +148,7 @@ def _input(name, x): # the samples in the type in which they are kept
     return x
 
 # %% ../nbs/01_data.ipynb #b9234a6e
-TARGETS = dict(**{'class': 'classes'}, dense='classes', labels='labels', numbers='numbers a sample') # what there are
+TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # and what they are
 
 def _target_of(name, y, target, classes): # which of TARGETS the tensor y is
     if target is not None and target not in TARGETS:
@@ -303,7 +303,8 @@ def _read_in(task): # every field as what it will be
 # %% ../nbs/01_data.ipynb #dt02code
 def _some_rows(x, most=2**24): # the bytes of at most 4096 samples and 16 MB, spread over all
     step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
-    return [v.tobytes() for v in x[::step].flatten(1).contiguous().view(torch.uint8).numpy()]
+    rows = x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may lie in memory as a row
+    return [v.tobytes() for v in rows.view(torch.uint8).numpy()]
 
 _judged = WeakTensorKeyDictionary() # test labels -> what else was looked at, so that a copy of a task is not again
 
@@ -950,6 +951,105 @@ def _digits_domains(root=None, download=False):
                    domain_train=domain, domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)),
                    domains=tuple(_sites), **_stats(x))
 
+# %% ../nbs/01_data.ipynb #57b705a2
+_TABLES = dict(csv="read_csv", tsv="read_table", parquet="read_parquet")
+
+def _table(data): # a data frame, or the path of one
+    import pandas as pd
+    if hasattr(data, "columns") and hasattr(data, "to_numpy"): return data.reset_index(drop=True)
+    kind = Path(data).suffix.lower()[1:]
+    if kind not in _TABLES: raise ValueError(f"{str(data)!r} is no table; its name must end in .{', .'.join(_TABLES)}")
+    with unharmed(Path(data)): return getattr(pd, _TABLES[kind])(data)
+
+def _known(frame, columns): # refuse names that the table lacks, and values that a column lacks
+    for c in columns:
+        if c not in frame.columns:
+            raise ValueError(f"the table has no column {c!r}; there are {', '.join(map(str, frame.columns))[:300]}")
+        if n := int(frame[c].isna().sum()):
+            raise ValueError(f"column {c!r} lacks a value in {n} of {len(frame)} rows; fill them, or leave them out")
+
+def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each value of a column of text
+    import pandas as pd
+    texts = [c for c in frame if frame[c].dtype.kind not in "biuf"]
+    if many := next((c for c in texts if frame[c].nunique() > 100), None):
+        raise ValueError(f"column {many!r} holds {frame[many].nunique()} different texts; x= names the columns to use")
+    return pd.get_dummies(frame, columns=texts, dtype="float32").astype("float32")
+
+# %% ../nbs/01_data.ipynb #19d8e6ef
+def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
+    names = sorted({v for c in columns for v in c})
+    code = {v: k for k, v in enumerate(names)}
+    return [torch.tensor([code[v] for v in c]) for c in columns], tuple(map(str, names))
+
+# %% ../nbs/01_data.ipynb #2eb05959
+def _wanted(frame, y, target): # the column or columns y -> targets, names of classes or columns, target
+    if isinstance(y, (list, tuple)):
+        values = torch.tensor(frame[list(y)].to_numpy("float32"))
+        return values, tuple(y), target or ("labels" if ((values == 0) | (values == 1)).all() else "numbers")
+    kind, many = frame[y].dtype.kind, frame[y].nunique()
+    if target is None and kind in "iu" and many > 20:
+        raise ValueError(f"column {y!r} holds {many} different whole numbers; say target='numbers' if they are "
+                         "a quantity, target='class' if each is a class of its own")
+    if target == "numbers" or target is None and kind == "f":
+        return torch.tensor(frame[y].to_numpy("float32")), (str(y),), "numbers"
+    if target == "labels": return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target
+    (codes,), names = _coded([frame[y].tolist()])
+    return codes, names, "class"
+
+def _held(group, test, seed): # (N,) groups -> (N,) booleans, which samples are for testing
+    if not (isinstance(test, (int, float)) and 0 < test < 1):
+        raise ValueError(f"test={test!r}, but it must be a share in (0, 1)")
+    held = torch.zeros(len(group), dtype=torch.bool)
+    held[_stratified(group, max(1, round(test * len(group))), seed)] = True
+    return held
+
+# %% ../nbs/01_data.ipynb #1c4ae26b
+@patch(cls_method=True)
+def from_table(cls: Task,
+    data, # a data frame, or the path of a .csv, .tsv or .parquet file
+    y, # column to predict, or a list of them: several labels of 0 and 1, or several quantities
+    x=None, # list of columns that describe a sample; None: all others
+    owner=None, # column that says whose a row is; it becomes the domain
+    test=.2, # share of the rows to test on, of each owner's where there are owners
+    target=None, # "class", "labels" or "numbers"; None: text and few whole numbers are classes, fractions quantities
+    seed=0, # decides which rows these are
+) -> Task:
+    "A table with a row for each sample."
+    frame, wanted = _table(data), list(y) if isinstance(y, (list, tuple)) else [y]
+    used = list(x) if x is not None else [c for c in frame.columns if c not in (*wanted, owner)]
+    _known(frame, [*wanted, *used, *[owner]*(owner is not None)])
+    inputs, (values, names, target) = _inputs(frame[used]), _wanted(frame, y, target)
+    (whose,), people = _coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
+    group = whose if whose is not None else values if target == "class" else torch.zeros(len(frame), dtype=torch.long)
+    held = _held(group, test, seed)
+    seen = inputs[(~held).numpy()]
+    spread = seen.std(ddof=0)
+    part = lambda v: (None, None) if v is None else (v[~held], v[held])
+    name, (mine, theirs) = Path(data).stem if isinstance(data, (str, Path)) else "table", part(whose)
+    return cls(name, seen, part(values)[0], inputs[held.numpy()], part(values)[1], classes=len(names), labels=names,
+               target=target, mean=tuple(seen.mean()), std=tuple(spread.where(spread > 0, 1.)),
+               domain_train=mine, domain_test=theirs, domains=people)
+
+# %% ../nbs/01_data.ipynb #993e978e
+@patch(cls_method=True)
+def from_folder(cls: Task,
+    path, # folder of <class>/*.jpg or .png, or of <owner>/<class>/*.jpg
+    size=64, # pixels of a side to which pictures are brought
+    test=.2, # share of the pictures to test on, class by class and owner by owner
+    seed=0, # decides which these are
+) -> Task: # coloured images as bytes, normalised by the means and deviations of the training set
+    "A folder of pictures."
+    base, owners = Path(path), None
+    if not (parts := _folders(base)): raise ValueError(f"{base} has no folders; it must have one for each class")
+    if all(_folders(p) for p in parts): owners = [p.name for p in parts]
+    names = sorted({c.name for p in parts for c in _folders(p)}) if owners else [p.name for p in parts]
+    rows = [(f, names.index(c.name), k) for k, p in enumerate(parts) for c in (_folders(p) if owners else [p])
+            for f in _pictures(c)]
+    held = _held(torch.tensor([y + len(names)*k*bool(owners) for _, y, k in rows]), test, seed).tolist()
+    train, rest = ([r[:3 if owners else 2] for r, h in zip(rows, held) if h == part] for part in (False, True))
+    task = _from_files(base.name, train, rest, size, names, owners)
+    return replace(task, **_stats(task.x_train))
+
 # %% ../nbs/01_data.ipynb #05f6be63
 _loaders = dict(
     digits=_digits, digits_domains=_digits_domains,
@@ -957,7 +1057,9 @@ _loaders = dict(
     emnist=_grey_images("emnist", "EMNIST"), fashion_mnist=_grey_images("fashion_mnist", "FashionMNIST"),
     cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"),
     cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
-    tiny_imagenet=_tiny_imagenet, office_caltech10=_office, domainnet=_domainnet)
+    tiny_imagenet=_tiny_imagenet, office_caltech10=_office, domainnet=_domainnet,
+    table=lambda root, download, path, **kw: Task.from_table(path, **kw), # a path of yours, wherever the others lie
+    folder=lambda root, download, path, **kw: Task.from_folder(path, **kw))
 
 # %% ../nbs/01_data.ipynb #e5368259
 def datasets() -> list: # names that `load` accepts
@@ -968,7 +1070,8 @@ def load(
     name, # one of `datasets()`, such as "digits", "fashion_mnist", "cifar10", "tiny_imagenet" or "domainnet"
     root=None, # folder of the files; None is $FEDLIT_DATA, or ./data
     download=False, # fetch what is missing, with a progress bar
-    **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains
+    # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains; table, folder: path, and
+    **kw, # what `Task.from_table` and `Task.from_folder` take
 ) -> Task:
     "The data set `name` as a `Task`, normalised and augmented as in FedDecorr where it is one of that paper's."
     name = match_name(name, _loaders, "data set")
@@ -1007,26 +1110,28 @@ def _column(features, given, kind, usual, what): # the name of a column, or a li
     option, things = what
     raise ValueError(f"which column has the {things}? {option}= names it; there are {kinds}")
 
-def _complete(name, columns, number=True): # refuse what cannot be sorted into groups
+def _complete(name, columns): # refuse what cannot be sorted into groups
     for v in (v for c in columns for v in c):
         if v is None or v != v: what = f"{name!r} lacks a value; leave these rows out: data.filter(...)"
-        elif isinstance(v, (list, dict)): what = f"{name!r} holds {v!r:.60}; one label per sample is supported, no more"
-        elif isinstance(v, float) and not number:
-            what = f"{name!r} holds {v}, a quantity, and regression is not supported; whole numbers or text are classes"
+        elif isinstance(v, (list, dict)): what = f"{name!r} holds {v!r:.60}; several labels are columns, y=[...]"
         else: continue
         raise ValueError(f"column {what}")
 
 # %% ../nbs/01_data.ipynb #fef79c14
-def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
-    names = sorted({v for c in columns for v in c})
-    code = {v: k for k, v in enumerate(names)}
-    return [torch.tensor([code[v] for v in c]) for c in columns], tuple(map(str, names))
-
 def _classes_of(splits, y): # -> labels of each split, and the names of the classes
     feature, columns = splits[0].features[y], [s[y][:] for s in splits]
-    _complete(y, columns, number=False)
+    _complete(y, columns)
     if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names)
     return _coded(columns)
+
+def _targets_of(splits, y): # -> targets of each split, names, target
+    kind = lambda c: str(getattr(splits[0].features[c], "dtype", ""))
+    if isinstance(y, (list, tuple)) or kind(y).startswith(("float", "double")):
+        import pandas as pd
+        frames = [pd.DataFrame({c: s[c][:] for c in (y if isinstance(y, (list, tuple)) else [y])}) for s in splits]
+        for frame in frames: _known(frame, frame.columns)
+        return [_wanted(frame, y, None)[0] for frame in frames], *_wanted(pd.concat(frames), y, None)[1:]
+    return *_classes_of(splits, y), "class"
 
 # %% ../nbs/01_data.ipynb #hb05cell
 def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
@@ -1056,11 +1161,9 @@ def _read_column(split, x, size): # -> (N, ...) samples
 def _halves(splits, train, test, y, owner, seed): # -> training and test split
     first = _split_of(splits, train)
     if test is None or isinstance(test, str): return first, _split_of(splits, test or "test")
-    if not 0 < test < 1: raise ValueError(f"test={test}, but it must be the name of a split, or a share in (0, 1)")
     if owner: _complete(owner, [first[owner][:]])
-    (group,), _ = _coded([first[owner][:]]) if owner else _classes_of([first], y)
-    held = torch.zeros(len(group), dtype=torch.bool)
-    held[_stratified(group, max(1, round(test*len(group))), seed)] = True
+    (group,), *_ = _coded([first[owner][:]]) if owner else _targets_of([first], y)
+    held = _held(group if group.dtype == torch.long else torch.zeros(len(group), dtype=torch.long), test, seed)
     return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
 
 def _columns(features, x, y, owner): # -> the names of those of samples and of labels
@@ -1073,7 +1176,7 @@ def _columns(features, x, y, owner): # -> the names of those of samples and of l
 def from_hub(cls: Task,
     data, # name on the Hub, such as "uoft-cs/cifar10", or a Dataset or DatasetDict
     x=None, # column of the samples, or a list of columns of numbers; None: the only one that has images
-    y=None, # column of the labels; None: the only one that has classes
+    y=None, # column to predict, or a list of them; None: the only one that has classes
     owner=None, # column that says whose a sample is; it becomes the domain
     train="train", # split to train on
     test=None, # split to test on, or a share of `train` to set aside; None is "test"
@@ -1085,11 +1188,11 @@ def from_hub(cls: Task,
     splits = _splits(data, kw)
     x, y = _columns(next(iter(splits.values())).features, x, y, owner)
     both = _halves(splits, train, test, y, owner, seed)
-    (y_train, y_test), labels = _classes_of(both, y)
+    (y_train, y_test), labels, target = _targets_of(both, y)
     if owner: _complete(owner, [s[owner][:] for s in both])
     (mine, theirs), people = _coded([s[owner][:] for s in both]) if owner else ((None, None), None)
     x_train, x_test = (_read_column(s, x, size) for s in both)
     return cls(data if isinstance(data, str) else "hub", x_train, y_train, x_test, y_test, classes=len(labels),
-               labels=labels, domain_train=mine, domain_test=theirs, domains=people,
+               labels=labels, target=target, domain_train=mine, domain_test=theirs, domains=people,
                columns=tuple(x) if isinstance(x, (list, tuple)) else None,
                **(_stats(x_train) if x_train.ndim == 4 else {}))

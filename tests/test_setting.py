@@ -39,7 +39,7 @@ def test_the_words_make_what_python_makes():
 
 @pytest.mark.parametrize('name', PARTITIONS)
 def test_every_partition_may_have_images_withheld_from_it(name):
-    data = 'digits_domains' if name == 'by_domain' else 'digits'
+    data = 'digits_domains' if name in ('by_domain', 'by_owner') else 'digits'
     own = 'train=50, test=10' if name == 'dirichlet_mixture' else ''
     s = Setting(task=data, partition=f'{name}({own})', clients=4, public='withheld(samples=30)', options=())
     made = parts_of(s)

@@ -32,7 +32,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedlit
 from ..ground.tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import asks_for, server_readers, wants
-from ..batches import Batches, batches_of
+from ..batches import CRITERIA, Batches, batches_of, cross_entropy
 from ..server import aggregate, deploy_network
 from ..round import local_phase
 from ..state import pure, start
@@ -46,7 +46,7 @@ from ..cohort import Broadcast, check_local
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
 from ..models import build, modest
-from ..measure import evaluate
+from ..measure import SCORED, evaluate
 from ..parse import local as read_local, method as parse, value
 
 # %% ../../nbs/scale/flower.ipynb #b30bec70
@@ -124,6 +124,13 @@ def _modest(network, options, task, local, samples, most):
         if need > most: raise ValueError(f"the run config asks for {what} of {need/1e9:.3g} GB, counted with what "
                                          f"training needs beside it, but this site allows {most/1e9:.3g} GB")
 
+# %% ../../nbs/scale/flower.ipynb #52394911
+def _targets(n, classes, target='class', **_):
+    "Made-up targets of `n` samples."
+    if target not in (good := ('class', 'labels', 'numbers')):
+        raise ValueError(f"task.target={target!r}, but between sites it must be one of {', '.join(good)}")
+    return torch.arange(n) % classes if target == 'class' else (torch.arange(n*classes) % 2).float().view(n, classes)
+
 # %% ../../nbs/scale/flower.ipynb #96bce048
 def read_plan(
     config,        # run config: names such as method, rounds, task.shape, model.name, local.lr -> plain values
@@ -138,7 +145,7 @@ def read_plan(
         raise ValueError(f"the run config has {min(odd)!r}, which is none of {', '.join(AGREED)}")
     if gone := [k for k in ('method', 'clients', 'task.shape', 'task.classes', 'model.name') if k not in config]:
         raise ValueError(f"the run config lacks {', '.join(gone)}")
-    x, y = torch.empty(0, *seen.pop('shape')), torch.empty(0, dtype=torch.long)
+    x, y = torch.empty(0, *seen.pop('shape')), _targets(0, **seen)
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
     if allowed is not None: _modest(network, net, task, read_local(**part('local.')), *allowed)
     read = dict(method=parse(own['method']), clients=range(own['clients']),
@@ -236,8 +243,8 @@ def _trained(plan, task, number, state):
     batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number],
                          plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
-    out = local_phase(Broadcast(plan.method, plan.model, state, plan.local, function=function), [number], batches,
-                      _executor(plan.method))
+    sent = Broadcast(plan.method, plan.model, state, plan.local, CRITERIA[task.target], function=function)
+    out = local_phase(sent, [number], batches, _executor(plan.method))
     check_clients(Guard(beyond=math.inf), [number], out, state) # the server knows the others
     return out
 
@@ -391,7 +398,8 @@ def believed(plan, state, answers, form):
     out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
     if not before.params: return answers, {}
     guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
-    bad, _, moved = bad_rows(guard, out, before, math.log(plan.task.classes))
+    guess = math.log(plan.task.classes) if CRITERIA[plan.task.target] is cross_entropy else math.inf
+    bad, _, moved = bad_rows(guard, out, before, guess)
     at = bad.nonzero()[:, 0].tolist()
     why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
@@ -554,17 +562,18 @@ def _row(plan, state, test, good, who, metrics=None):
     losses = {} if protected(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
     row = dict(round=state.round, **losses, participants=len(good), drawn=' '.join(map(str, who)),
                left_out=' '.join(str(k) for k in who if k not in good),
-               accuracy=float('nan'), **part_columns(plan.method, replace(state, client={}), plan.participation))
+               **{SCORED[plan.task.target][0]: math.nan},
+               **part_columns(plan.method, replace(state, client={}), plan.participation))
     if not test: return row
     net, answer = deploy_network(plan.method, state, model=plan.model)
     return {**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise, state=net, metrics=metrics,
-                              answer=answer)}
+                              answer=answer, target=plan.task.target)}
 
 # %% ../../nbs/scale/flower.ipynb #fltrycod
 def _try_out(plan, metrics):
     "Refuse what `federate` refuses before its first round, and warn of what it warns of; the test samples, or None."
     x = torch.rand(32, *plan.task.x_train.shape[1:], generator=torch.Generator().manual_seed(0))
-    y = torch.arange(32) % plan.task.classes
+    y = _targets(32, plan.task.classes, plan.task.target)
     test = load_file(plan.test) if plan.test else dict(x=x[16:], y=y[16:])
     if {'x', 'y'} - test.keys():
         raise ValueError(f"{plan.test} has {', '.join(sorted(test))}, but it must have x and y")
@@ -575,6 +584,13 @@ def _try_out(plan, metrics):
                    record=False, checkpoint=None, metrics=metrics)
     Simulation(here.checked()).try_out()
     return dict(x=task.x_test, y=task.y_test) if plan.test else None
+
+# %% ../../nbs/scale/flower.ipynb #d14075c7
+def _tell(plan, row, drawn): # drawn: how many clients
+    "One line of the log for a round, the last row of the history."
+    first = SCORED[plan.task.target][0]
+    log.info('round %s: %s of %s clients, %s %.4f, %.1f s', row['round'], row['participants'], drawn,
+             first.replace('_', ' '), row[first], row['seconds'])
 
 # %% ../../nbs/scale/flower.ipynb #d84f5660
 def serve(
@@ -598,8 +614,7 @@ def serve(
         accepted.update(dict.fromkeys(good, r+1))
         history.append(dict(_row(plan, run.state, test, good, who, metrics), seconds=time.perf_counter()-began))
         run.history = pd.DataFrame(history)
-        log.info('round %s: %s of %s clients, accuracy %.4f, %.1f s', r+1, len(good), len(who),
-                 history[-1]['accuracy'], history[-1]['seconds'])
+        _tell(plan, history[-1], len(who))
         if plan.checkpoint: run.save(plan.checkpoint, keep=True)
     return run.put_into(plan.model)
 

@@ -1,0 +1,135 @@
+"A table and a folder of one's own, in Python and on the command line."
+import numpy as np, pandas as pd, pytest, torch
+from PIL import Image
+from fedlit.cli import main
+from fedlit.data import Task, load
+from fedlit.result import Run
+from fedlit.setting import Setting, task_of
+
+@pytest.fixture
+def wards():
+    rng = np.random.default_rng(0)
+    n = 120
+    age, kind = rng.permutation(n) + 20, rng.choice(['a', 'b', 'c'], n)
+    return pd.DataFrame(dict(age=age, fixed=1., kind=kind, late=rng.random(n) < .3, days=age/10 + (kind == 'a'),
+                             again=(age > 90).astype(int), room=rng.integers(0, 2, n), grade=rng.integers(1, 7, n),
+                             clinic=rng.choice(['north', 'south', 'west'], n)))
+
+def test_columns_become_numbers(wards):
+    task = Task.from_table(wards, y='days', x=['age', 'fixed', 'kind', 'late'])
+    assert task.columns == ('age', 'fixed', 'late', 'kind_a', 'kind_b', 'kind_c') and task.target == 'numbers'
+    seen = task.normalise(task.x_train)
+    assert seen.mean(0).abs().max() < 1e-5 and (seen[:, 1] == 0).all() # a column that never changes
+    assert (seen.std(0, correction=0)[[0, 2, 3]] - 1).abs().max() < 1e-4
+    assert len(task.y_test) == 24 and len(task.y_train) == 96
+    whole = pd.concat([wards.days]*1).to_numpy(np.float32)
+    assert sorted(torch.cat([task.y_train, task.y_test])[:, 0].tolist()) == pytest.approx(sorted(whole.tolist()))
+
+def test_rows_keep_together(wards):
+    "Samples, targets and owners of a row, in a file as in a frame."
+    wards['days'] = wards.age*2. + wards.clinic.map(dict(north=0, south=1000, west=2000))
+    task = Task.from_table(wards, y='days', x=['age'], owner='clinic')
+    for part in 'train', 'test':
+        x, y, d = (getattr(task, f'{k}_{part}') for k in ('x', 'y', 'domain'))
+        assert torch.equal(y[:, 0], 2*x[:, 0] + 1000*d)
+    assert task.domains == ('north', 'south', 'west')
+    share = task.domain_test.bincount()/torch.tensor(wards.clinic.value_counts().sort_index().to_numpy())
+    assert (share - .2).abs().max() < .05
+
+@pytest.mark.parametrize('y, target, classes', [('grade', 'class', 6), ('kind', 'class', 3), ('days', 'numbers', 1),
+                                                (['again', 'late'], 'labels', 2), (['days', 'age'], 'numbers', 2)])
+def test_what_a_column_says_of_itself(wards, y, target, classes):
+    task = Task.from_table(wards, y=y, owner='clinic')
+    assert (task.target, task.classes) == (target, classes)
+    assert not {*([y] if isinstance(y, str) else y), 'clinic'} & {*task.columns}
+
+def test_what_is_said_of_a_column(wards):
+    with pytest.raises(ValueError, match="'age' holds .* different whole numbers; say target='numbers'"):
+        Task.from_table(wards, y='age')
+    assert Task.from_table(wards, y='age', target='numbers').target == 'numbers'
+    assert Task.from_table(wards, y='age', target='class').classes == wards.age.nunique()
+    assert Task.from_table(wards, y='again', target='labels').y_train.shape[1] == 1
+
+@pytest.mark.parametrize('given, said', [
+    (dict(y='dayz'), "no column 'dayz'; there are age, fixed"),
+    (dict(y='days', x=['age', 'nothing']), "no column 'nothing'"),
+    (dict(y='days', owner='doctor'), "no column 'doctor'"),
+    (dict(y='days', test=0), r'test=0, but it must be a share in \(0, 1\)'),
+    (dict(y='days', test='half'), 'must be a share')])
+def test_what_a_table_is_refused_for(wards, given, said):
+    with pytest.raises(ValueError, match=said): Task.from_table(wards, **given)
+
+def test_missing_values_and_too_many_texts(wards, tmp_path):
+    wards.loc[3, 'age'] = np.nan
+    with pytest.raises(ValueError, match="'age' lacks a value in 1 of 120 rows"): Task.from_table(wards, y='days')
+    wards['age'], wards['name'] = 1., [f'patient {i}' for i in range(120)]
+    with pytest.raises(ValueError, match="'name' holds 120 different texts"): Task.from_table(wards, y='days')
+    with pytest.raises(ValueError, match="is no table; its name must end in .csv"):
+        Task.from_table(tmp_path/'wards.xls', y='days')
+    with pytest.raises(FileNotFoundError): Task.from_table(tmp_path/'wards.csv', y='days')
+
+@pytest.mark.parametrize('kind', ['csv', 'tsv', 'parquet'])
+def test_files(wards, kind, tmp_path):
+    path = tmp_path/f'wards.{kind}'
+    if kind == 'parquet':
+        pytest.importorskip('pyarrow')
+        wards.to_parquet(path)
+    else: wards.to_csv(path, index=False, sep=dict(csv=',', tsv='\t')[kind])
+    a, b = Task.from_table(wards, y='days'), load('table', path=str(path), y='days')
+    assert b.name == 'wards' and torch.equal(a.x_train, b.x_train) and torch.equal(a.y_test, b.y_test)
+
+@pytest.fixture
+def pictures(tmp_path):
+    "Two owners with two classes each; one class is dark."
+    rng = np.random.default_rng(0)
+    for owner in 'ann', 'bob':
+        for k, c in enumerate(('dark', 'light')):
+            (tmp_path/owner/c).mkdir(parents=True)
+            for i in range(10):
+                p = rng.integers(128*k, 128*k + 128, (9, 9, 3), dtype=np.uint8)
+                Image.fromarray(p).save(tmp_path/owner/c/f'{i}.png')
+    return tmp_path
+
+def test_folders(pictures):
+    task = Task.from_folder(pictures, size=8)
+    assert task.domains == ('ann', 'bob') and task.labels == ('dark', 'light') and task.x_train.shape == (32, 3, 8, 8)
+    assert (task.x_train.float().mean((1, 2, 3)) > 128).long().equal(task.y_train)
+    assert task.domain_test.bincount().tolist() == [4, 4] and task.y_test.bincount().tolist() == [4, 4]
+    one = Task.from_folder(pictures/'ann', size=8, test=.5)
+    assert one.domains is None and one.labels == ('dark', 'light') and len(one.y_test) == 10
+    with pytest.raises(ValueError, match='has no folders; it must have one for each class'):
+        Task.from_folder(pictures/'ann'/'dark')
+
+def fed(*words): # what it ends with: 0, or what is wrong
+    try: main(['run', *map(str, words), '--quiet', '--rounds', '2', '--epochs', '1'])
+    except SystemExit as e: return e.code
+    return 0
+
+def test_a_table_on_the_command_line(wards, tmp_path, capsys):
+    wards.to_csv(tmp_path/'wards.csv', index=False)
+    where = tmp_path/'wards.csv'
+    assert not fed('--data', where, '--y', 'days', '--owner', 'clinic', '--partition', 'by_owner', '--clients', 3,
+                   '--method', 'FedProx(mu=0.1)', '--save', tmp_path/'run.safetensors')
+    assert 'mse' in capsys.readouterr().out
+    run = Run.load(tmp_path/'run.safetensors')
+    again = run.federation() # in words, with the path
+    assert [len(c) for c in again.clients] == torch.bincount(again.task.domain_train).tolist()
+    assert torch.equal(again.run().state.params['head.weight'], run.state.params['head.weight'])
+    assert not fed('--data', where, '--y', 'again', 'late', '--alpha', 1, '--clients', 3)
+    assert 'average_precision' in capsys.readouterr().out
+    for words, said in {('--data', where): 'needs --y, the column to predict',
+                        ('--y', 'days'): '--y belongs to a table',
+                        ('--data', where, '--y', 'age'): "say target='numbers'",
+                        ('--data', where, '--y', 'days', '--clients', 3, '--method', 'FedLC()'): 'needs one class for each'}.items():
+        assert said in str(fed(*words))
+
+def test_a_folder_on_the_command_line(pictures, capsys):
+    assert not fed('--data', pictures, '--partition', 'by_owner', '--clients', 2)
+    assert 'accuracy' in capsys.readouterr().out
+    assert 'is a folder' in str(fed('--data', pictures, '--owner', 'x'))
+
+def test_words_of_a_setting(wards, tmp_path):
+    wards.to_csv(tmp_path/'wards.csv', index=False)
+    words = f"table(path={str(tmp_path/'wards.csv')!r}, y='days', train=50, validation=0.2)"
+    task = task_of(Setting(task=words).task)
+    assert len(task.y_train) == 40 and len(task.y_val) == 10 and task.name == words
