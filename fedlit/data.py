@@ -683,7 +683,7 @@ _recipes = dict(
     feddse=dict(mnist=_constants(*_mnist_constants), cifar10=_constants(*_cifar10_hetero, Crop(), Flip())),
     thesis=dict(mnist=_constants(*_mnist_constants, Crop()), cifar10=_constants(*_cifar10_hetero, Crop()),
                 cifar100=_constants(*_cifar100_constants, Crop()), tiny_imagenet=_constants(*_half, Crop())),
-    fedbn=dict(office_caltech10=_domains_recipe, domainnet=_domains_recipe))
+    fedbn=dict(office_caltech10=_domains_recipe, domainnet=_domains_recipe, digits5=_constants(*_half)))
 
 # %% ../nbs/01_data.ipynb #b330faf1
 def recipe(
@@ -951,6 +951,69 @@ def _digits_domains(root=None, download=False):
                    domain_train=domain, domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)),
                    domains=tuple(_sites), **_stats(x))
 
+# %% ../nbs/01_data.ipynb #ea4cdef2
+_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+
+def _tokens(text): return [_CHARACTERS.find(c) % (len(_CHARACTERS) + 1) for c in text] # -1 becomes one more
+
+def _leaf_part(name, folder): # -> samples, labels and users, a list each
+    import json
+    files = sorted(folder.glob("*.json"))
+    if not files: raise _missing(name, folder, "LEAF's preprocess.sh writes it: "
+                                 f"data/{name}/data/train/*.json and test/*.json, below LEAF's own folder")
+    xs, ys, users = [], [], []
+    for file in files:
+        with unharmed(file): said = json.loads(file.read_text())
+        for user in said["users"]:
+            own = said["user_data"][user]
+            xs, ys, users = xs + own["x"], ys + own["y"], users + [user]*len(own["y"])
+    return xs, ys, users
+
+# %% ../nbs/01_data.ipynb #6af4062e
+def _leaf(name, samples, labels, classes): # samples, labels: functions of lists
+    def loader(root, download=False):
+        places = [root / p for p in (f"leaf/data/{name}/data", f"data/{name}/data", f"{name}/data", name)]
+        base = next((p for p in places if p.is_dir()), places[-1])
+        halves = [_leaf_part(name, base / part) for part in ("train", "test")]
+        (mine, theirs), people = _coded([users for *_, users in halves])
+        (x, y), (x_test, y_test) = [(samples(xs), labels(ys)) for xs, ys, _ in halves]
+        return Task(name, x, y, x_test, y_test, classes=classes, domain_train=mine, domain_test=theirs, domains=people)
+    return loader
+
+# %% ../nbs/01_data.ipynb #8346b6b6
+_DIGITS5 = dict(mnist=("mnist_data", "mnist_data"), mnist_m=("mnistm_with_label", "mnistm_with_label"),
+                svhn=("svhn_train_32x32", "svhn_test_32x32"), synthetic=("syn_number", "syn_number"),
+                usps=("usps_28x28", "usps_28x28")) # domain -> files of both halves, without .mat
+
+def _from_mat(file, domain, part): # -> images (N, H, W, C), 0 to 255, and labels as they are
+    from scipy.io import loadmat
+    with unharmed(file): m = loadmat(file)
+    if domain == "mnist": return m[f"{part}_28"].reshape(-1, 28, 28, 1), m[f"label_{part}"]
+    if domain == "mnist_m": return m[part], m[f"label_{part}"]
+    if domain == "svhn": return m["X"].transpose(3, 0, 1, 2), m["y"] % 10
+    if domain == "synthetic": return m[f"{part}_data"], m[f"{part}_label"]
+    x, y = m["dataset"][int(part == "test")]
+    return 255 * x.transpose(0, 2, 3, 1), y
+
+def _digit_images(x, size=28): # (N, H, W, C), 0 to 255 -> (N, 3, size, size) bytes
+    x = torch.tensor(x).permute(0, 3, 1, 2).float()
+    if x.shape[2:] != (size, size): x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+    return x.round().clamp(0, 255).byte().expand(-1, 3, -1, -1).contiguous()
+
+# %% ../nbs/01_data.ipynb #299255a7
+def _digits5(root, download=False):
+    base = next((root / p for p in ("digits5", "Digit-Five", "DigitFive") if (root / p).is_dir()), root / "digits5")
+    files = {f for both in _DIGITS5.values() for f in both}
+    if lost := sorted(f for f in files if not (base / f"{f}.mat").is_file()):
+        raise _missing("digits5", base, f"Put the files of Digit-Five there: {', '.join(f'{f}.mat' for f in lost)}")
+    out = {}
+    for h, part in enumerate(("train", "test")):
+        each = [_from_mat(base / f"{both[h]}.mat", d, part) for d, both in _DIGITS5.items()]
+        labels = [torch.tensor(y.argmax(1) if y.shape[1] > 1 else y[:, 0]).long() for _, y in each]
+        out |= {f"x_{part}": torch.cat([_digit_images(x) for x, _ in each]), f"y_{part}": torch.cat(labels),
+                f"domain_{part}": torch.cat([torch.full_like(y, k) for k, y in enumerate(labels)])}
+    return recipe(Task("digits5", **out, classes=10, domains=tuple(_DIGITS5)), "fedbn")
+
 # %% ../nbs/01_data.ipynb #57b705a2
 _TABLES = dict(csv="read_csv", tsv="read_table", parquet="read_parquet")
 
@@ -1058,6 +1121,10 @@ _loaders = dict(
     cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"),
     cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
     tiny_imagenet=_tiny_imagenet, office_caltech10=_office, domainnet=_domainnet,
+    femnist=_leaf("femnist", lambda xs: torch.tensor(xs).view(-1, 1, 28, 28), torch.tensor, 62),
+    shakespeare=_leaf("shakespeare", lambda xs: torch.tensor([_tokens(x) for x in xs]),
+                      lambda ys: torch.tensor([_tokens(y)[0] for y in ys]), len(_CHARACTERS) + 1),
+    digits5=_digits5,
     table=lambda root, download, path, **kw: Task.from_table(path, **kw), # a path of yours, wherever the others lie
     folder=lambda root, download, path, **kw: Task.from_folder(path, **kw))
 
@@ -1070,8 +1137,8 @@ def load(
     name, # one of `datasets()`, such as "digits", "fashion_mnist", "cifar10", "tiny_imagenet" or "domainnet"
     root=None, # folder of the files; None is $FEDLIT_DATA, or ./data
     download=False, # fetch what is missing, with a progress bar
-    # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains; table, folder: path, and
-    **kw, # what `Task.from_table` and `Task.from_folder` take
+    # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains; table,
+    **kw, # folder: path, and what `Task.from_table` and `Task.from_folder` take
 ) -> Task:
     "The data set `name` as a `Task`, normalised and augmented as in FedDecorr where it is one of that paper's."
     name = match_name(name, _loaders, "data set")
