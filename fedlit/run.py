@@ -43,7 +43,7 @@ from .engine.extract import try_cut
 from .parse import method as parse
 from .ground.fingerprint import fingerprint
 from .result import Run, data_spec, resume
-from .scores import (Tester, by_name, check_metrics, columns_of, own_samples, queue_scores, read_scores,
+from .scores import (MANY, Tester, by_name, check_metrics, columns_of, own_samples, queue_scores, read_scores,
                            scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
@@ -73,7 +73,7 @@ def federate(
     evaluate_every: int = 1,    # rounds between evaluations; the last round is always evaluated
     keep_locals: bool = False,  # keep the clients' models of the last round in `Run.locals`?
     criterion: Callable = None, # function of (logits, y); None: what `CRITERIA` says of the task's targets
-    tests: list = None,         # test indices of each client; None: `tests_of` if something stays at home, else none
+    tests: list = None,         # test indices of each client; None: `tests_of` a thousand if something stays at home
     weighting: str = "samples", # how much a client counts: by its "samples", or "uniform"
     statistics: str = "averaged", # of BatchNorm: "averaged", at "home", "recomputed" or "static", see `start`
     # "compile": and with kernels made for them; "graph": on CUDA, as one graph each
@@ -615,11 +615,13 @@ def clients_named(
 @patch
 def test_clients(self:Simulation, who, before, out, after):
     "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
+    at = [i for i, k in enumerate(who) if len(self.tests[k])] # their rows
+    who = [who[i] for i in at]
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
     samples = self.own_samples(who)
     nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
-                personal_before=(before, who, samples), personal_after=(ended, range(len(who)), samples))
+                personal_before=(before, who, samples), personal_after=(ended, at, samples))
     queued = [v for state, whose, more in nets.values()
              for v in queue_scores(self.federation.method, self.test, state, own, whose, **more)]
     scores, m = read_scores(self.test, queued, own*len(nets)), len(who)
@@ -642,19 +644,19 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
            **self.validated(after)}
     if self.tests is None or not (who or self.meets): return row
-    everyone = range(len(self.tests))
-    everyone = scores_of(self.federation.method, self.test, after, self.tests, everyone, **self.own_samples(everyone))
-    own = by_name('personal', everyone)
-    self.notice_undefined(own)
+    tested = [k for k, at in enumerate(self.tests) if len(at)]
+    at, samples = [self.tests[k] for k in tested], self.own_samples(tested)
+    own = by_name('personal', scores_of(self.federation.method, self.test, after, at, tested, **samples))
+    self.notice_undefined(own, tested)
     trained = team.test_clients(who, before, out, after) if who else {}
     return {**row, **with_spread({**trained, **own})}
 
 # %% ../nbs/19_run.ipynb #96ce3cd3
 @patch
-def notice_undefined(self:Simulation, own): # own: name -> a number for each client
+def notice_undefined(self:Simulation, own, tested): # own: name -> a number for each of the clients `tested`
     "Warn, once for each column, for which clients it is undefined though they have test samples."
     for name, values in own.items():
-        none = [k for k, v in enumerate(values) if v != v and len(self.tests[k])]
+        none = [k for k, v in zip(tested, values) if v != v]
         if none and name not in self.noticed:
             self.noticed.append(name)
             warn(f"`{name}` is undefined (NaN) for {clients_named(none)}; "
@@ -665,12 +667,15 @@ def notice_undefined(self:Simulation, own): # own: name -> a number for each cli
 def validated(self:Simulation, state):
     "What the samples to choose by say, where the task has some: columns for the row of a round."
     if not self.val: return {}
-    f, everyone = self.federation, range(len(self.federation.clients))
+    f = self.federation
     scores = partial(scores_of, f.method, self.val, state)
     row = {k: v for k, (v,) in by_name('validation', scores([slice(None)], [None])).items()}
     if self.tests is None: return row
-    if self.tests_val is None: self.tests_val = tests_of(self.task, f.clients, f.seed, 'val')
-    own = scores(self.tests_val, everyone, **self.own_samples(everyone))
+    if self.tests_val is None:
+        those = [c if len(t) else c[:0] for c, t in zip(f.clients, self.tests)]
+        self.tests_val = tests_of(self.task, those, f.seed, 'val')
+    tested = [k for k, at in enumerate(self.tests_val) if len(at)]
+    own = scores([self.tests_val[k] for k in tested], tested, **self.own_samples(tested))
     return {**row, **with_spread(by_name('validation_personal', own))}
 
 # %% ../nbs/19_run.ipynb #mt20try_
@@ -783,7 +788,7 @@ def begin(self:Federation, team, shared):
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
              f"this is the run after {run.state.round}")
     own = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
-    if sim.tests is None and own: sim.tests = tests_of(sim.task, self.clients, self.seed)
+    if sim.tests is None and own: sim.tests = tests_of(sim.task, self.clients, self.seed, most=MANY)
     sim.try_out()
     return sim, run
 

@@ -50,3 +50,27 @@ def test_the_history_is_what_each_network_says(method):
     right = [(run.logits(TASK.x_test[at], client=k).argmax(1) == TASK.y_test[at]).double().mean()
              for k, at in enumerate(tests)]
     assert abs(torch.stack(right).mean() - run.history.personal.iloc[-1]) < 1e-9
+
+def test_of_many_clients_a_sample_is_tested():
+    "By default a thousand; the columns are means over those, and the same as if the others were there."
+    from fedlit.methods import FedPer
+    from fedlit.scores import MANY, tests_of
+    task = load('digits')
+    parts = list(torch.arange(1436).split(1))
+    few = tests_of(task, parts, most=7)
+    asked = [k for k, t in enumerate(few) if len(t)]
+    assert len(asked) == 7 and len(few) == len(parts)
+    whole = tests_of(task, parts)
+    assert all(torch.equal(few[k], whole[k]) for k in asked) # a client's draw is its own
+    assert sum(len(t) > 0 for t in tests_of(task, parts, most=MANY)) == MANY
+    clients = list(torch.arange(1430).split(130))
+    net = build('mlp', task, seed=0, hidden=(8,))
+    run = lambda tests: federate(net, task, clients, FedPer(), 2, Local(epochs=1), progress=False, tests=tests,
+                                 participation=.5)
+    own, some = tests_of(task, clients), tests_of(task, clients, most=4)
+    with pytest.warns(UserWarning, match='have no test samples'): a = run(some)
+    b = run(own)
+    table = b.per_client(task, own)
+    asked = [k for k, t in enumerate(some) if len(t)]
+    assert a.last['personal'] == pytest.approx(table.personal[asked].mean(), abs=1e-6)
+    assert all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
