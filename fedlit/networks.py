@@ -186,6 +186,9 @@ class MixedRun:
     "A federation whose clients have different networks: a Run for each network."
     runs: list # of Run, in the order in which the networks appear
     who: list  # the numbers of the clients that have it, one list for each; [] for the server's own network
+    best, rounds_to, plot, _column = Run.best, Run.rounds_to, Run.plot, Run._column # of the history of all
+    @property
+    def settings(self): return self.runs[0].settings # those of the first network
     @property
     def method(self): return self.runs[0].method
     @property

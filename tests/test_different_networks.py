@@ -10,7 +10,7 @@ from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAda
                             FedET, FedNova, FedPer, FedProto, FedProx)
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
-from fedlit.models import wrap
+from fedlit.models import build, wrap
 from fedlit.networks import MixedRun, groups
 from fedlit.participation import Clock
 from fedlit.partition import dirichlet
@@ -287,3 +287,14 @@ def test_an_interrupted_run_is_in_the_exception():
 def test_a_batch_of_one_public_sample_is_left_out_under_batchnorm():
     net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 10))
     run(wrap(net, '4'), FedMD(samples=65, batch_size=64), rounds=2)
+
+def test_the_best_round_of_all_networks_together():
+    task = load('digits').subset(200, seed=0).validation(.2)
+    clients = list(torch.arange(160).split(40))
+    small, large = (build('mlp', task, seed=0, hidden=(h,)) for h in (8, 16))
+    run = federate([small]*2 + [large]*2, task, clients, SOLO(), 3, local=Local(epochs=1), progress=False)
+    h = run.history
+    assert run.best()['validation'] == h.validation.max()
+    assert run.rounds_to(h.accuracy.iloc[0]) == 1 and run.rounds_to(1.1) is None
+    with pytest.raises(ValueError, match='no column'): run.best('nothing')
+    assert run.plot().get_ylabel() == 'test accuracy (share)'
