@@ -16,7 +16,7 @@ from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
-from ..data import TARGETS
+from ..data import in_words
 from ..ground.draws import keep_generators, undrawn
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
@@ -151,7 +151,7 @@ def _check_outputs(name, task, n, features, logits):
             raise ValueError(f"{name} returns {tuple(features.shape)} and {tuple(logits.shape)}: return them the other "
                              f"way round, (features, logits), or give its last layer {task.classes} outputs")
         raise ValueError(f"{name} returns {logits.shape[1] if logits.ndim == 2 else tuple(logits.shape)} logits, "
-                         f"but the task has {task.classes} {TARGETS[task.target]}; "
+                         f"but the task has {in_words(task.classes, task.target)}; "
                          f"they must be (N, {', '.join(map(str, right[1:]))})")
 
 # %% ../../nbs/engine/inputs.ipynb #b9ba9c4f
