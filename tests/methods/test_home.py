@@ -1,9 +1,10 @@
 "What stays at home: exactly which tensors, phases, circles, low-rank corrections, and what the server averages."
+import copy
 import pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    FedBABU, FedBN, FedCAC, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import factors
 from fedlit.models import alexnet_bn
@@ -254,6 +255,57 @@ def test_pfedpara_sends_one_factor_and_keeps_the_other():
         start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)
 
 # ---- all of them ----
+
+# ---- FedDBE ----
+
+def feddbe(kappa, mu, rounds):
+    "The server's network, the clients' vectors, and the common mean, by deep copies and torch.optim.SGD."
+    server, data, shifts, common = classifier(norm=True), few(), torch.zeros(3, 5, dtype=torch.double), None
+    sizes = torch.tensor([12., 9., 4.])
+    for some in rounds:
+        ends, means, p = [], [], sizes[some].double()/sizes[some].double().sum()
+        for k in some:
+            net, b, running = copy.deepcopy(server).train(), shifts[k].clone().requires_grad_(), torch.zeros(5).double()
+            opt = torch.optim.SGD([*net.parameters(), b], lr=.1, momentum=.9, weight_decay=.01)
+            for t in range(int(data['counts'][k].sum())):
+                opt.zero_grad(set_to_none=False)
+                z = net(data['x'][k, t])[0]
+                running = (1 - mu)*running.detach() + mu*z.mean(0)
+                out, term = (net.head(z), 0.) if common is None else (
+                    net.head(z + b), kappa/2*(running - common).square().mean())
+                (nn.functional.cross_entropy(out, data['y'][k, t]) + term).backward()
+                opt.step()
+            ends.append(net.state_dict())
+            means.append(running.detach())
+            shifts[k] = b.detach()
+        if common is None: common = sum(q*m for q, m in zip(p, means))
+        server.load_state_dict({n: sum(q*e[n].double() for q, e in zip(p, ends)).round() if 'tracked' in n else
+                                sum(q*e[n] for q, e in zip(p, ends)) for n in ends[0]})
+    return server, shifts, common
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('kappa,mu', [(0., 1.), (4., 1.), (4., .3)])
+def test_feddbe_is_the_plain_loop_with_a_vector_at_home(kappa, mu, executor):
+    net, rounds, m = classifier(norm=True), ([0, 1], [0, 1, 2], [2, 1], [0, 2]), FedDBE(kappa, mu)
+    state, local = start(m, net, 3), Local(lr=.1, momentum=.9, weight_decay=.01)
+    for some in rounds:
+        data = {k: v[some] for k, v in few().items()}
+        state = fed_round(Broadcast(m, net, state, local), some, data, torch.tensor([12., 9., 4.])[some], executor)
+    server, shifts, common = feddbe(kappa, mu, rounds)
+    own = {n: v for n, v in server.state_dict().items() if v.is_floating_point()}
+    assert gap({**state.params, **state.buffers}, own) < 1e-9
+    assert torch.allclose(state.personal['own_shift'][:], shifts, atol=1e-9) and shifts.abs().amin(1).max() > 1e-3
+    assert torch.allclose(state.server['FedDBE']['mean'], common, atol=1e-9)
+    mine = deployed(m, state, 1)[0]
+    assert torch.allclose(mine['head.bias'], server.head.bias + server.head.weight@shifts[1], atol=1e-9)
+
+def test_feddbe_refuses_a_head_without_a_bias():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
+        def forward(self, x): return (z := self.body(x)), self.head(z)
+    with pytest.raises(ValueError, match='the linear layer on the features, with a bias'): start(FedDBE(), Bare(), 2)
 
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
