@@ -8,7 +8,7 @@ from fedlit.methods import (
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
     CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
     FedAMP, Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
-    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
+    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA, IFCA)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -53,6 +53,7 @@ METHODS = [
     # a network for each client
     Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
     FedProto(), FedRoD(), FedAMP(), FedALA(layers=2, share=.5, batch=4, most=3),
+    IFCA(), IFCA(clusters=3, noise=.1),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t

@@ -8,8 +8,8 @@ __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeC
            'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
            'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDBE', 'FedDF',
            'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
-           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
-           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler',
+           'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -58,6 +58,7 @@ from .fedproto import FedProto
 from .fedrod import FedRoD
 from .fedala import FedALA
 from .fedamp import FedAMP
+from .ifca import IFCA
 from .fedntd import FedNTD
 from .fedsam import FedSAM
 from .feduv import FedUV
@@ -67,7 +68,7 @@ _all_ = ['FedAvg', 'SOLO',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FedDBE', 'FedDF', 'DSFL', 'FedET', 'FedMD',
-         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']
