@@ -4,7 +4,8 @@ import pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, FFALoRA, LGFedAvg, MOON, SCAFFOLD,
+    pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import factors
 from fedlit.models import alexnet_bn
@@ -255,6 +256,44 @@ def test_pfedpara_sends_one_factor_and_keeps_the_other():
         start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)
 
 # ---- all of them ----
+
+# ---- FFA-LoRA ----
+
+class Corrected(nn.Module):
+    "The classifier of `by_hand`, frozen but for its head, with W + s B A in the place of its first weight."
+    def __init__(self, A, s, both):
+        super().__init__()
+        self.net, self.s = classifier(norm=True), s
+        for k, v in self.net.named_parameters(): v.requires_grad_(k.startswith('head.'))
+        self.A, self.B = nn.Parameter(A.clone(), requires_grad=both), nn.Parameter(torch.zeros(5, len(A)).double())
+    def forward(self, x):
+        body = self.net.body
+        z = self.net.norm(nn.functional.linear(x, body.weight + self.s*self.B@self.A, body.bias)).tanh()
+        return z, self.net.head(z)
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('both', [False, True])
+def test_ffalora_is_the_plain_loop_with_a_frozen_network(both, executor):
+    net, m = classifier(norm=True), FFALoRA(rank=2, alpha=3., both=both)
+    first = start(m, net, 3)
+    A = {**first.fixed, **first.params}['lora.body.weight.A']
+    state, want = classify(m, 3, net, executor=executor), by_torch(3, model=Corrected(A, 1.5, both))
+    have = {**state.params, **state.buffers, **state.fixed}
+    names = {k: dict(A='lora.body.weight.A', B='lora.body.weight.B').get(k, k.removeprefix('net.')) for k in want}
+    own = {k: v for k, v in want.items() if v.is_floating_point()}
+    assert gap({k: have[n] for k, n in names.items()}, own) < 1e-6
+    assert set(state.params) == {'head.weight', 'head.bias', 'lora.body.weight.B', *['lora.body.weight.A'][:both]}
+    assert torch.equal(A, have['lora.body.weight.A']) != both
+    used = deployed(m, state)[0]['body.weight']
+    assert torch.allclose(used, want['net.body.weight'] + 1.5*want['B']@want['A'], atol=1e-6)
+
+def test_ffalora_refuses_a_network_with_nothing_to_correct():
+    class Only(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+        def forward(self, x): return x, self.head(x)
+    with pytest.raises(ValueError, match="no layer to correct besides 'head'"): start(FFALoRA(), Only(), 2)
 
 # ---- FedDBE ----
 
