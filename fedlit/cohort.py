@@ -271,14 +271,16 @@ def begin(self:Cohort):
     method = self.sent.method
     if not overrides(method, 'begin'): return self
     def of_one(offer, **more):
-        params, memory = offer['params'], dict(offer['client'])
+        own, memory = dict(params=offer['params'], buffers=dict(offer['buffers'])), dict(offer['client'])
         for name, part in zip(part_names(method), method.parts):
             if overrides(part, 'begin'):
-                params, memory[name] = ask(part.begin, part_view({**offer, **more, 'params': params}, name))
-        return dict(params=params, client=memory)
+                own['params'], memory[name], *set_ = ask(part.begin, part_view({**offer, **more, **own}, name))
+                own['buffers'].update(*set_)
+        return dict(own, client=memory)
     new, out = copy.copy(self), self.per_client('begin', of_one)
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
-    new.params, new.mine = tmap(whole, out['params']), {**self.mine, 'client': out['client']}
+    new.params, new.buffers = (tmap(whole, out[k]) for k in ('params', 'buffers'))
+    new.mine = {**self.mine, 'client': out['client']}
     return new
 
 # %% ../nbs/09_cohort.ipynb #83a0369f

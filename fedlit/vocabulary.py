@@ -32,8 +32,8 @@ HOOKS = dict( # name -> Hook, in the order of a round
 # %% ../nbs/04_vocabulary.ipynb #vochook4
 HOOKS.update(
     begin=Hook('client', 'begins, takes its part', "FedALA mixes what arrives with the client's last network",
-               Answer("two dictionaries: parameters, the client's memory", are_dicts(2), like='params', memory=1),
-               'forward data'),
+               Answer("two dictionaries: parameters, the client's memory, and perhaps a third, of buffers",
+                      are_dicts(2, 3), like='params', memory=1, buffers=2), 'forward data'),
     mask=Hook('client', 'begins, takes its part', 'HeteroFL trains the first part of each layer',
               Answer('a dictionary', is_dict), 'step forward data'),
     use=Hook('step', 'forward pass', 'FedDecomp adds $BA$ to $W$', Answer('a dictionary', is_dict), 'train'),

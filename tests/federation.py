@@ -4,11 +4,12 @@ from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, w
 from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
     FedAdagrad, FedAdam, FedYogi, FedExP,
-    FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FedDF, DSFL, FedET, FedMD, FedDyn,
+    FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FFALoRA, FedDBE,
+    FedDF, DSFL, FedET, FedMD, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
     CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
     FedAMP, Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
-    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA)
+    Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA, IFCA)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -44,6 +45,7 @@ METHODS = [
     # what stays at home
     FedBN(), FedPer(), FedBABU(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
+    FFALoRA(), FFALoRA(rank=2, both=True), FedDBE(), FedDBE(kappa=5., momentum=.3),
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
     FedMD(samples=8, epochs=2, batch_size=4),
@@ -52,6 +54,7 @@ METHODS = [
     # a network for each client
     Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
     FedProto(), FedRoD(), FedAMP(), FedALA(layers=2, share=.5, batch=4, most=3),
+    IFCA(), IFCA(clusters=3, noise=.1),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t

@@ -29,7 +29,8 @@ def test_converges_on_digits(name):
     run = runs.federate(net, TASK, CLIENTS, m, rounds=8, local=Local(epochs=3, batch_size=32), progress=False,
                         proxy=PROXY, tests=runs.tests_of(TASK, CLIENTS), evaluate_every=8, statistics='recomputed')
     last = run.history.iloc[-1]
-    assert last['personal' if run.state.personal else 'accuracy'] > .85, (name, last[['accuracy', 'personal']])
+    many = run.state.personal or name == 'IFCA' # networks, the server's no more than one of them
+    assert last['personal' if many else 'accuracy'] > .85, (name, last[['accuracy', 'personal']])
     if name in ('DP', 'DPSGD'): # a loss has no protection, so none leaves
         assert 'train_loss' not in run.history
     else:

@@ -6,10 +6,10 @@
 __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC',
            'FedNTD', 'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP',
            'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
-           'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FedDF', 'DSFL',
-           'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
-           'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'Scaler', 'MaskedCE',
-           'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FFALoRA', 'FedDBE',
+           'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+           'FedAMP', 'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
+           'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -33,7 +33,8 @@ from .fedrep import FedRep
 from .lgfedavg import LGFedAvg
 from .fedcac import FedCAC
 from .feddecomp import FedDecomp
-from .fedpara import FedPara, pFedPara
+from .fedpara import FFALoRA, FedPara, pFedPara
+from .feddbe import FedDBE
 from .feddyn import FedDyn
 from .submodels import Scaler, MaskedCE, OwnLabels, Clip
 from .heterofl import HeteroFL
@@ -57,6 +58,7 @@ from .fedproto import FedProto
 from .fedrod import FedRoD
 from .fedala import FedALA
 from .fedamp import FedAMP
+from .ifca import IFCA
 from .fedntd import FedNTD
 from .fedsam import FedSAM
 from .feduv import FedUV
@@ -65,8 +67,8 @@ _all_ = ['FedAvg', 'SOLO',
          'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP', 'FedDyn',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
-         'FedDF', 'DSFL', 'FedET', 'FedMD',
-         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP',
+         'FFALoRA', 'FedDBE', 'FedDF', 'DSFL', 'FedET', 'FedMD',
+         'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']

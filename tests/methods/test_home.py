@@ -1,9 +1,11 @@
 "What stays at home: exactly which tensors, phases, circles, low-rank corrections, and what the server averages."
+import copy
 import pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    FedBABU, FedBN, FedCAC, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, FFALoRA, LGFedAvg, MOON, SCAFFOLD,
+    pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import factors
 from fedlit.models import alexnet_bn
@@ -254,6 +256,95 @@ def test_pfedpara_sends_one_factor_and_keeps_the_other():
         start(FedPara(), nn.Sequential(nn.Linear(4, 3)), 1)
 
 # ---- all of them ----
+
+# ---- FFA-LoRA ----
+
+class Corrected(nn.Module):
+    "The classifier of `by_hand`, frozen but for its head, with W + s B A in the place of its first weight."
+    def __init__(self, A, s, both):
+        super().__init__()
+        self.net, self.s = classifier(norm=True), s
+        for k, v in self.net.named_parameters(): v.requires_grad_(k.startswith('head.'))
+        self.A, self.B = nn.Parameter(A.clone(), requires_grad=both), nn.Parameter(torch.zeros(5, len(A)).double())
+    def forward(self, x):
+        body = self.net.body
+        z = self.net.norm(nn.functional.linear(x, body.weight + self.s*self.B@self.A, body.bias)).tanh()
+        return z, self.net.head(z)
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('both', [False, True])
+def test_ffalora_is_the_plain_loop_with_a_frozen_network(both, executor):
+    net, m = classifier(norm=True), FFALoRA(rank=2, alpha=3., both=both)
+    first = start(m, net, 3)
+    A = {**first.fixed, **first.params}['lora.body.weight.A']
+    state, want = classify(m, 3, net, executor=executor), by_torch(3, model=Corrected(A, 1.5, both))
+    have = {**state.params, **state.buffers, **state.fixed}
+    names = {k: dict(A='lora.body.weight.A', B='lora.body.weight.B').get(k, k.removeprefix('net.')) for k in want}
+    own = {k: v for k, v in want.items() if v.is_floating_point()}
+    assert gap({k: have[n] for k, n in names.items()}, own) < 1e-6
+    assert set(state.params) == {'head.weight', 'head.bias', 'lora.body.weight.B', *['lora.body.weight.A'][:both]}
+    assert torch.equal(A, have['lora.body.weight.A']) != both
+    used = deployed(m, state)[0]['body.weight']
+    assert torch.allclose(used, want['net.body.weight'] + 1.5*want['B']@want['A'], atol=1e-6)
+
+def test_ffalora_refuses_a_network_with_nothing_to_correct():
+    class Only(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+        def forward(self, x): return x, self.head(x)
+    with pytest.raises(ValueError, match="no layer to correct besides 'head'"): start(FFALoRA(), Only(), 2)
+
+# ---- FedDBE ----
+
+def feddbe(kappa, mu, rounds):
+    "The server's network, the clients' vectors, and the common mean, by deep copies and torch.optim.SGD."
+    server, data, shifts, common = classifier(norm=True), few(), torch.zeros(3, 5, dtype=torch.double), None
+    sizes = torch.tensor([12., 9., 4.])
+    for some in rounds:
+        ends, means, p = [], [], sizes[some].double()/sizes[some].double().sum()
+        for k in some:
+            net, b, running = copy.deepcopy(server).train(), shifts[k].clone().requires_grad_(), torch.zeros(5).double()
+            opt = torch.optim.SGD([*net.parameters(), b], lr=.1, momentum=.9, weight_decay=.01)
+            for t in range(int(data['counts'][k].sum())):
+                opt.zero_grad(set_to_none=False)
+                z = net(data['x'][k, t])[0]
+                running = (1 - mu)*running.detach() + mu*z.mean(0)
+                out, term = (net.head(z), 0.) if common is None else (
+                    net.head(z + b), kappa/2*(running - common).square().mean())
+                (nn.functional.cross_entropy(out, data['y'][k, t]) + term).backward()
+                opt.step()
+            ends.append(net.state_dict())
+            means.append(running.detach())
+            shifts[k] = b.detach()
+        if common is None: common = sum(q*m for q, m in zip(p, means))
+        server.load_state_dict({n: sum(q*e[n].double() for q, e in zip(p, ends)).round() if 'tracked' in n else
+                                sum(q*e[n] for q, e in zip(p, ends)) for n in ends[0]})
+    return server, shifts, common
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('kappa,mu', [(0., 1.), (4., 1.), (4., .3)])
+def test_feddbe_is_the_plain_loop_with_a_vector_at_home(kappa, mu, executor):
+    net, rounds, m = classifier(norm=True), ([0, 1], [0, 1, 2], [2, 1], [0, 2]), FedDBE(kappa, mu)
+    state, local = start(m, net, 3), Local(lr=.1, momentum=.9, weight_decay=.01)
+    for some in rounds:
+        data = {k: v[some] for k, v in few().items()}
+        state = fed_round(Broadcast(m, net, state, local), some, data, torch.tensor([12., 9., 4.])[some], executor)
+    server, shifts, common = feddbe(kappa, mu, rounds)
+    own = {n: v for n, v in server.state_dict().items() if v.is_floating_point()}
+    assert gap({**state.params, **state.buffers}, own) < 1e-9
+    assert torch.allclose(state.personal['own_shift'][:], shifts, atol=1e-9) and shifts.abs().amin(1).max() > 1e-3
+    assert torch.allclose(state.server['FedDBE']['mean'], common, atol=1e-9)
+    mine = deployed(m, state, 1)[0]
+    assert torch.allclose(mine['head.bias'], server.head.bias + server.head.weight@shifts[1], atol=1e-9)
+
+def test_feddbe_refuses_a_head_without_a_bias():
+    class Bare(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
+        def forward(self, x): return (z := self.body(x)), self.head(z)
+    with pytest.raises(ValueError, match='the linear layer on the features, with a bias'): start(FedDBE(), Bare(), 2)
 
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),

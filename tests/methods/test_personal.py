@@ -1,4 +1,4 @@
-"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD, FedALA and FedAMP, in plain torch."
+"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD, FedALA, FedAMP and IFCA, in plain torch."
 import copy
 import pytest, torch
 from dataclasses import replace
@@ -8,7 +8,7 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAMP, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, MOON,
+    APFL, Ditto, FedALA, FedAMP, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, IFCA, MOON,
     PerFedAvg, pFedMe)
 from fedlit.models import build
 from fedlit.batches import Batches
@@ -460,7 +460,8 @@ def test_buffers_of_a_methods_own(hook):
         assert all(torch.allclose(state.params[k], v, atol=1e-12) for k, v in fed.params.items())
 
 @pytest.mark.parametrize('hook,signature,answer', [('loss', '', '0.'), ('grad', 'grads', 'grads'),
-                                                   ('send', 'delta, client', 'delta, client')])
+                                                   ('send', 'delta, client', 'delta, client'),
+                                                   ('begin', 'params, client', 'params, client')])
 def test_a_buffer_that_is_not_there_is_refused(hook, signature, answer):
     space = dict(Method=Method)
     exec(f'class Mine(Method):\n    def {hook}(self, {signature}): return {answer}, dict(nope=0)', space)
@@ -529,3 +530,72 @@ def test_fedamp(alpha, sigma, lam, executor):
         assert torch.equal(deployed(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
     apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
     assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
+
+# ---- IFCA ----
+
+# the first client gives the opposite labels
+OPPOSED = dict(DATA, y=((DATA['x'][..., 0] > 0) ^ (torch.arange(3) == 0)[:, None, None]).long())
+
+def ifca(starts, rounds, mu=0.):
+    "The networks after some rounds, and which each client has trained in them, round by round."
+    nets, seen = starts, []
+    for who in rounds:
+        ends, before, said = {}, copy.deepcopy(nets), {}
+        for k in who:
+            x, y = (torch.cat(v) for v in zip(*steps(k, OPPOSED)))
+            with torch.no_grad(): tried = [float(F.cross_entropy(copy.deepcopy(n).eval()(x)[1], y)) for n in before]
+            said[k] = i = min(range(len(nets)), key=lambda i: tried[i])
+            net = copy.deepcopy(before[i]).train()
+            opt = sgd(net)
+            for x, y in steps(k, OPPOSED):
+                opt.zero_grad()
+                far = sum((p - q.detach()).square().sum() for p, q in zip(net.parameters(), before[i].parameters()))
+                (F.cross_entropy(net(x)[1], y) + mu/2*far).backward()
+                opt.step()
+            ends.setdefault(i, {})[k] = net
+        for i, of in ends.items(): averaged(nets[i], list(of.values()), list(of))
+        seen.append(said)
+    return nets, seen
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('norm', [True, False])
+@pytest.mark.parametrize('clusters,mu', [(2, 0.), (3, 0.), (3, .5)])
+def test_ifca(clusters, mu, norm, executor):
+    rounds, m = ([0, 1, 2], [2, 0], [1, 2], [0, 1, 2]), IFCA(clusters) + (FedProx(mu=mu) if mu else FedAvg())
+    first, starts = start(m, classifier(norm), 3), [classifier(norm) for _ in range(clusters)]
+    names = [n for n, v in starts[0].state_dict().items() if v.is_floating_point()]
+    tensors = lambda state, i: {n: {**state.params, **state.buffers}[f'cluster{i}.{n}'].double() for n in names}
+    for i, net in enumerate(starts): net.load_state_dict(tensors(first, i), strict=False)
+    assert gap(tensors(first, 0), {n: classifier(norm).state_dict()[n] for n in names}) == 0
+    once = replace(LOCAL, epochs=1) # the batches are all of a client's samples
+    state = federation(m, rounds, once, norm, executor, OPPOSED)
+    nets, seen = ifca(starts, rounds, mu)
+    for i, net in enumerate(nets): assert gap(tensors(state, i), {n: net.state_dict()[n] for n in names}) < 1e-9
+    last = {k: i for said in seen for k, i in said.items()}
+    assert state.client['IFCA']['cluster'][:].tolist() == [last[k] for k in range(3)]
+    assert len({i for said in seen for i in said.values()}) > 1   # or nothing has been tested
+    x, y = (torch.cat(v) for v in zip(*steps(1, OPPOSED)))
+    with torch.no_grad(): best = min(nets, key=lambda n: float(F.cross_entropy(copy.deepcopy(n).eval()(x)[1], y)))
+    params, buffers = deployed(m, state, 1, (x, y), classifier(norm))
+    assert gap({**params, **buffers}, {n: best.state_dict()[n] for n in names}) < 1e-9
+    assert not any('cluster' in n for n in params)
+    most = max(range(clusters), key=lambda i: sum(SIZES[k] for k, j in seen[-1].items() if i == j))
+    common, stats = deployed(m, state)
+    assert gap({**common, **stats}, {n: nets[most].state_dict()[n] for n in names}) < 1e-9
+
+def test_a_cluster_that_nobody_chooses_stays_as_it_is():
+    m, far = IFCA(2), classifier(True)
+    state = start(m, far, 3)
+    hopeless = {k: 1e4*v if k == 'cluster1.head.weight' else v for k, v in state.params.items()}
+    state = replace(state, params=hopeless)
+    new = fed_round(Broadcast(m, far, state, LOCAL), [0, 1, 2], DATA, SIZES, 'vmap')
+    assert new.client['IFCA']['cluster'][:].tolist() == [0, 0, 0]
+    for tree in ('params', 'buffers'):
+        for k, v in getattr(state, tree).items():
+            if k.startswith('cluster1.'): assert torch.equal(getattr(new, tree)[k], v), k
+
+def test_what_ifca_refuses():
+    for m, said in ((lambda: FedPer() + IFCA(), 'decide `keep` alone'), (lambda: HeteroFL() + IFCA(), 'decide `mask`')):
+        with pytest.raises(ValueError, match=said): m()
+    with pytest.raises(ValueError, match='IFCA averages norm.running_mean within a cluster, but it stays at home'):
+        start(IFCA(), classifier(True), 3, statistics='home')
