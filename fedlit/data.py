@@ -176,7 +176,7 @@ def samples(
     "Samples as a `Task` keeps them; a ValueError says what is wrong with those that cannot be kept."
     return _input(name, _tensor(name, _aligned(name, v, columns)))
 
-# %% ../nbs/01_data.ipynb #ea13aac0
+# %% ../nbs/01_data.ipynb #c632e9c7
 def in_words(
     n,      # int, how many
     target, # one of `TARGETS`
@@ -185,6 +185,7 @@ def in_words(
     one = dict(classes='class', labels='label', quantities='quantity')
     return f"{n} {TARGETS[target] if n != 1 else one[TARGETS[target]]}"
 
+# %% ../nbs/01_data.ipynb #ea13aac0
 def _placed(name, y): # a class for each pixel or token, -1 where there is none
     if y.is_floating_point() or y.is_complex() or y.ndim < 2:
         raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; a class for each place is int64 (N, ...)")
