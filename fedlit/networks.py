@@ -16,7 +16,7 @@ from pathlib import Path
 from tqdm import tqdm
 from .ground.files import forget
 from .ground.tree import leaves, rows, tmap
-from .method import asks_for, part_names
+from .method import asks_for, overrides, part_names
 from .methods.feddf import ensemble
 from .participation import Clock
 from .result import Run
@@ -45,10 +45,11 @@ def check_method(
     params,   # all parameters, by name
 ):
     "Refuse a method that would average parameters only among clients with the same network."
-    if not meets(method) and (shared := params.keys() - personal.keys()):
-        raise ValueError(f"{method!r} averages {min(shared)}, and clients with different networks have no common one; "
-                         "take a method whose clients exchange something else, such as FedDF, FedET, DSFL, FedMD or "
-                         "FedProto")
+    shared = sorted(params.keys() - personal.keys())
+    if not meets(method) and (shared or overrides(method, 'merge')): # FedAMP's clients send what stays at home
+        raise ValueError(f"{method!r} averages {shared[0] if shared else 'what clients send'}, and "
+                         "clients with different networks have no common one; take a method whose clients "
+                         "exchange something else, such as FedDF, FedET, DSFL, FedMD or FedProto")
 
 # %% ../nbs/21_networks.ipynb #net00012
 def answering(

@@ -151,3 +151,13 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert (rows.up['FedAvg'] == content['rows'][0]['up'] and content['machine']['torch'] == torch.__version__
             and (rows[['step', 'merge']] > 0).any(axis=None))
     with pytest.raises(ValueError, match="no network 'vgg'"): capacity.network('vgg')
+
+def test_who_chooses_at_home_is_sent_everything():
+    "IFCA's clients try all networks and send one back."
+    from fedlit.data import load
+    from fedlit.methods import IFCA
+    from fedlit.models import build
+    task = load('digits')
+    net = build('mlp', task, seed=0)
+    one, all_ = (traffic(m, net, (1, 8, 8), 10, 3) for m in (FedAvg(), IFCA(clusters=4)))
+    assert (all_.down >= 4*one.down).all() and (all_.up < 1.1*one.up).all()

@@ -6,8 +6,8 @@ from fedlit.batches import batches_of
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
 from fedlit.local import Local
-from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAsync, FedAvg, FedAvgM, FedDF,
-                            FedET, FedNova, FedPer, FedProto, FedProx)
+from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg, FedAvgM,
+                            FedCAC, FedDF, FedET, FedNova, FedPer, FedProto, FedProx)
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
@@ -192,7 +192,7 @@ def test_the_mean_over_clients():
     assert abs(got.history.personal.iloc[-1] - got.per_client(TASK, tests).personal.mean()) < 1e-6
     assert got.history.personal.notna().all() and 'accuracy 2' in got.history and '3 networks' in repr(got)
 
-@pytest.mark.parametrize('method', [FedAvg(), SCAFFOLD(), FedPer(), MOON()], ids=repr)
+@pytest.mark.parametrize('method', [FedAvg(), SCAFFOLD(), FedPer(), MOON(), FedAMP(), FedCAC()], ids=repr)
 def test_an_average_of_different_networks_is_refused(method):
     with pytest.raises(ValueError, match='clients with different networks have no common one'): run(three(), method)
 

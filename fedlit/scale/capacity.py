@@ -69,6 +69,12 @@ def _by_place(state):
     return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
             for home in (False, True))
 
+# %% ../../nbs/scale/capacity.ipynb #4597f00e
+def _chosen_at_home(method):
+    "Does a client choose what it trains by its own data? Then the server sends everything."
+    asks = lambda hook, name: asks_for(method, hook, name)
+    return asks('mask', 'data') or asks('mask', 'labels') or asks('mask', 'client') and asks('begin', 'data')
+
 # %% ../../nbs/scale/capacity.ipynb #2718d0a4
 def traffic(
     method,     # a Method
@@ -89,7 +95,7 @@ def traffic(
     touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
     written = {k: v for k, v in kept.items() if touched and k in state.params}
     read = _read_besides(method, sent, kept, proxy, classes)
-    common = {} if any(asks_for(method, 'mask', k) for k in ('data', 'labels')) else out['mask']
+    common = {} if _chosen_at_home(method) else out['mask']
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
                              up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,
