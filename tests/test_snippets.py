@@ -1,6 +1,6 @@
 """What a reader copies: code between the paragraphs of pages and of README.md is run in an empty folder, commands are
 read by the parser and run for one round, and a cell needs no name that only a hidden cell defines."""
-import ast, builtins, contextlib, importlib, importlib.util, io, re, shlex, symtable, sys
+import ast, builtins, contextlib, importlib, importlib.util, io, os, re, shlex, shutil, symtable, sys
 from pathlib import Path
 import pytest
 
@@ -61,6 +61,10 @@ def alone(code):
     exec(compile(code, 'snippet', 'exec'), names)
     return names
 
+def own_files():
+    "What a recipe reads of its reader's: `my_images` and `wards.csv`, in a folder that one then stands in."
+    return alone(next(code for said, code in RECIPES if 'hide' in said and 'eval' not in said))
+
 @pytest.fixture
 def empty(tmp_path, monkeypatch):
     "An empty folder to stand in, and torch's switches as they were."
@@ -77,7 +81,7 @@ def test_a_block_of_python_runs_by_itself(code, empty):
     for old, new in INSTEAD.items(): code = code.replace(old, new)
     if 'executor="torchrun"' in code: # one rank, in this process
         code = code.replace('executor="torchrun"', 'rounds=1')
-    made = 'my_images' in code and alone(next(code for said, code in RECIPES if 'hide' in said and 'eval' not in said))
+    made = any(w in code for w in ('my_images', 'wards.csv')) and own_files()
     alone(code)
     if made: made['folder'].cleanup()
 
@@ -148,6 +152,11 @@ RUN = {p: [words[1:] for here, _, language, code in BLOCKS if here == p and lang
 @pytest.mark.slow
 @pytest.mark.parametrize('page', [p for p, asked in RUN.items() if asked])
 def test_commands_of_a_page_run_in_an_empty_folder(page, empty, capsys):
+    made = own_files()
+    shutil.copytree('my_images', empty/'pictures')
+    shutil.copy('wards.csv', empty)
+    os.chdir(empty)
+    made['folder'].cleanup()
     Path('mine.py').write_text(MINE)
     for asked in RUN[page]: main([*asked, *SHORTER.get(asked[0], [])])
     assert capsys.readouterr().out
