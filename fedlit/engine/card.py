@@ -8,16 +8,24 @@ __all__ = ['card', 'write_folder', 'upload']
 # %% ../../nbs/engine/card.ipynb #cd031a1a
 import json, tempfile
 from pathlib import Path
+from ..data import TARGETS
 from ..ground.files import write_file
 
 # %% ../../nbs/engine/card.ipynb #cd069173
-def _kind(said): # of task, by the names of the Hub
-    if said.get('dtype') == 'int64': return 'text-classification'
-    return {3: 'image-classification', 1: 'tabular-classification'}.get(len(said.get('shape', ())), 'other')
+_KINDS = {'class': ('text-classification', 'image-classification', 'tabular-classification'), # by target
+          'labels': ('text-classification', 'image-classification', 'tabular-classification'),
+          'dense': ('token-classification', 'image-segmentation', 'other'),
+          'numbers': ('other', 'other', 'tabular-regression')}
+
+def _kind(said, target='class'): # of task, by the names of the Hub
+    text, image, table = _KINDS[target]
+    if said.get('dtype') == 'int64': return text
+    return {3: image, 1: table}.get(len(said.get('shape', ())), 'other')
 
 def _front(name, facts):
     "The YAML at the head of a card."
-    kind, task = _kind(facts['input'] or {}), facts['settings'].get('task') or 'unknown'
+    s = facts['settings']
+    kind, task = _kind(facts['input'] or {}, s.get('target', 'class')), s.get('task') or 'unknown'
     scores = [dict(type=k, value=v, name=k) for k, v in facts['scores'].items()]
     tested = dict(task=dict(type=kind), dataset=dict(name=task, type=task), metrics=scores)
     said = {'library_name': 'fedlit', 'tags': ['federated-learning', 'fedlit'],
@@ -57,10 +65,10 @@ def _trained(facts): # a table of how
 
 # %% ../../nbs/engine/card.ipynb #2d9bd4b2
 def _takes(facts): # a table of what goes in and what comes out
-    said = facts['input'] or {}
+    said, names = facts['input'] or {}, ', '.join(facts['labels'] or ()) or 'numbers'
     scaled = 'no' if said.get('mean') is None else f"mean {said['mean']}, std {said['std']}"
     return _table({'a sample': f"{said.get('dtype')} {tuple(said.get('shape', ()))}, bytes divided by 255",
-                   'normalised': scaled, 'classes': ', '.join(facts['labels'] or ()) or 'numbers'})
+                   'normalised': scaled, TARGETS[facts['settings'].get('target', 'class')]: names})
 
 def card(
     name, # of the network, such as "me/digits"
