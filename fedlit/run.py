@@ -653,7 +653,10 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
 
 # %% ../nbs/19_run.ipynb #96ce3cd3
 @patch
-def notice_undefined(self:Simulation, own, tested): # own: name -> a number for each of the clients `tested`
+def notice_undefined(self:Simulation,
+    own,    # name -> a number for each of the clients `tested`
+    tested, # their numbers
+):
     "Warn, once for each column, for which clients it is undefined though they have test samples."
     for name, values in own.items():
         none = [k for k, v in zip(tested, values) if v != v]
