@@ -253,7 +253,9 @@ def _names(a, *methods):
         if given := getattr(a, k): setattr(a, k, _spelt(k, given, names))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     if a.model: a.model = named(a.model, 'model')
-    if a.data and not _is_own(a.data): a.data = named(a.data, 'data set')
+    if a.data and not _is_own(a.data):
+        if os.sep in a.data: raise ValueError(f"--data {a.data}: there is no such folder")
+        a.data = named(a.data, 'data set')
     a.executor = _executor(a.executor)
     found = list(map(method, methods))
     for k in TAKES:
@@ -276,6 +278,7 @@ def _partition(a, text):
     asked = a.partition or a.concepts and 'by_domain'
     if asked and '(' in asked: name, kw = call(asked)
     elif asked and asked != name: name, kw = asked, {}
+    if name == 'by_owner' and a.clients is None: kw['every'] = True
     for option, places in OWN.items():
         given = getattr(a, option)
         if name in places:

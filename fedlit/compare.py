@@ -20,7 +20,7 @@ from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
 from .scores import first_of, tests_of
-from .setting import Setting, task_of
+from .setting import PARTITIONS, Setting, task_of
 
 # %% ../nbs/20_compare.ipynb #01fdf250
 TOGETHER = 128 # clients in one stack of several runs; a larger one takes more memory, and hardly less time
@@ -124,6 +124,14 @@ def file_of(
     return Path(folder)/(f"{re.sub(r'[^A-Za-z0-9.=]+', '_', name)[:60]}_"
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
+# %% ../nbs/20_compare.ipynb #dc731e61
+def _partition_in_words(partition):
+    "Words for a partition; None where a function makes it, or nobody has said."
+    if isinstance(partition, str): return f'{partition}()' if partition in PARTITIONS else partition
+    if partition is not None and not callable(partition):
+        raise TypeError(f"partition is a {type(partition).__name__}, but it must be words, such as 'by_owner()', or a "
+                        "function (task, clients, seed) -> list of index tensors, since every seed has its own")
+
 # %% ../nbs/20_compare.ipynb #b62042f9
 def experiment(
     task='digits',  # Task, or words for one, as in a Setting
@@ -135,7 +143,7 @@ def experiment(
     "What is asked for in a comparison: the seed decides partition, first weights and batches."
     task = task_of(task) if isinstance(task, str) else task
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
-    own['partition'] = partition if isinstance(partition, str) else f'dirichlet(alpha={float(alpha)!r})'
+    own['partition'] = _partition_in_words(partition) or f'dirichlet(alpha={float(alpha)!r})'
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
     def request(seed):
@@ -145,15 +153,19 @@ def experiment(
     return lambda method, seed, checkpoint=None: replace(request(seed), method=method, checkpoint=checkpoint)
 
 # %% ../nbs/20_compare.ipynb #858c1de3
+COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
+           'personal', 'validation', 'validation_personal') # what one looks at first
+
 def _rows_of(rounds, columns, history, **named):
     "The rows of a comparison that a history gives: its last round, or with `history` all of them."
     seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
     return [dict(named, **row) for row in (seen if history else seen.tail(1)).to_dict('records')]
 
-# %% ../nbs/20_compare.ipynb #comparec
-COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
-           'personal', 'validation', 'validation_personal') # what one looks at first
+def _check_columns(columns, history):
+    if not {*columns} & {*history}:
+        raise ValueError(f"columns={(*columns,)!r}, but these runs have none of them; there are {', '.join(history)}")
 
+# %% ../nbs/20_compare.ipynb #comparec
 def compare(
     methods,     # list of Methods
     task='digits', alpha=.5, partition=None, # as for `experiment`
@@ -172,8 +184,9 @@ def compare(
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
     columns = dict.fromkeys([*columns, *(given.get('metrics') or ())])
     made = experiment(task, alpha, partition, 'personal' in columns, **given)
-    together = lambda m: run_together([made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds])
-    histories = {m: [run.history for run in together(m)] for m in methods} # and no network
+    asked = lambda m: [made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds]
+    histories = {m: [run.history for run in run_together(asked(m))] for m in methods} # and no network
+    _check_columns(columns, histories[methods[0]][0])
     import pandas as pd
     return pd.DataFrame([row for i, seed in enumerate(seeds) for m in methods
                          for row in _rows_of(histories[m][i], columns, history, method=repr(m), seed=seed)])

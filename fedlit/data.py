@@ -174,7 +174,7 @@ def samples(
     columns=None, # names of the columns of a table, by which those of a data frame are put in order
 ): # tensor: images (N, C, H, W), uint8 or float; or float (N, ...); or tokens (N, L) int64
     "Samples as a `Task` keeps them; a ValueError says what is wrong with those that cannot be kept."
-    return _input(name, _tensor(name, _aligned(name, v, columns)))
+    return _input(name, _tensor(name, _aligned(name, _as_trained(name, v, columns), columns)))
 
 # %% ../nbs/01_data.ipynb #c632e9c7
 def in_words(
@@ -403,8 +403,7 @@ def strata(self: Task, part="train"): # or "test", "val"
     if self.target == "labels": # the label that is rarest, among those that the sample has
         seldom = torch.where(y > 0, self.y_train.sum(0), torch.inf)
         return torch.where((y > 0).any(1), seldom.argmin(1), self.classes)
-    ranks = (torch.arange(1, 10) * len(self.y_train) // 10).to(y.device) # the tenths of a quantity
-    return torch.bucketize(y[:, 0].contiguous(), self.y_train[:, 0].sort().values[ranks], right=True)
+    return _tenths(y[:, 0], self.y_train[:, 0])
 
 # %% ../nbs/01_data.ipynb #19aa82b7
 def _chosen(task, part, n, seed): # indices of `n` samples of a part, strata and domains in proportion
@@ -1033,19 +1032,34 @@ def _table(data): # a data frame, or the path of one
     if kind not in _TABLES: raise ValueError(f"{str(data)!r} is no table; its name must end in .{', .'.join(_TABLES)}")
     with unharmed(Path(data)): return getattr(pd, _TABLES[kind])(data)
 
-def _known(frame, columns): # refuse names that the table lacks, and values that a column lacks
+def _known(frame, columns): # refuse names that the table lacks or that come twice, and values that a column lacks
     for c in columns:
         if c not in frame.columns:
             raise ValueError(f"the table has no column {c!r}; there are {', '.join(map(str, frame.columns))[:300]}")
+        if columns.count(c) > 1: raise ValueError(f"column {c!r} is asked for twice, as y, x or owner")
         if n := int(frame[c].isna().sum()):
             raise ValueError(f"column {c!r} lacks a value in {n} of {len(frame)} rows; fill them, or leave them out")
+        if frame[c].dtype.kind == "f" and np.isinf(frame[c]).any(): raise ValueError(f"column {c!r} holds infinity")
+
+# %% ../nbs/01_data.ipynb #f7301308
+def _texts(frame): return [c for c in frame.columns if getattr(frame[c].dtype, "kind", "O") not in "biuf"]
 
 def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each value of a column of text
     import pandas as pd
-    texts = [c for c in frame if frame[c].dtype.kind not in "biuf"]
-    if many := next((c for c in texts if frame[c].nunique() > 100), None):
-        raise ValueError(f"column {many!r} holds {frame[many].nunique()} different texts; x= names the columns to use")
-    return pd.get_dummies(frame, columns=texts, dtype="float32").astype("float32")
+    for c in _texts(frame):
+        if pd.to_numeric(frame[c], errors="coerce").notna().all():
+            raise ValueError(f"column {c!r} holds numbers as text; make numbers of it: pd.to_numeric(frame[{c!r}])")
+        if (many := frame[c].nunique()) > 100:
+            raise ValueError(f"column {c!r} holds {many} different texts; x= names the columns to use")
+    return pd.get_dummies(frame, columns=_texts(frame), dtype="float32").astype("float32")
+
+def _as_trained(name, v, columns): # a frame with columns of text as the training rows became columns of 0 and 1
+    if columns is None or _columns_of(v) is None or not _texts(v): return v
+    known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
+    wide = _inputs(v[known])
+    if new := [c for c in wide.columns if str(c) not in columns]:
+        raise ValueError(f"{name} has {new[0]!r}, a column and a value in it that no training row had")
+    return wide.reindex(columns=list(columns), fill_value=0.)
 
 # %% ../nbs/01_data.ipynb #19d8e6ef
 def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
@@ -1056,24 +1070,40 @@ def _coded(columns): # labels or names, a list for each split -> an int64 tensor
 # %% ../nbs/01_data.ipynb #2eb05959
 def _wanted(frame, y, target): # the column or columns y -> targets, names of classes or columns, target
     if isinstance(y, (list, tuple)):
+        if odd := [c for c in _texts(frame) if c in y]: raise ValueError(f"column {odd[0]!r} of y holds text")
         values = torch.tensor(frame[list(y)].to_numpy("float32"))
         return values, tuple(y), target or ("labels" if ((values == 0) | (values == 1)).all() else "numbers")
     kind, many = frame[y].dtype.kind, frame[y].nunique()
+    if kind == "f" and many <= 20 and (frame[y] == frame[y].round()).all(): kind = "i" # a value was missing once, say
     if target is None and kind in "iu" and many > 20:
         raise ValueError(f"column {y!r} holds {many} different whole numbers; say target='numbers' if they are "
                          "a quantity, target='class' if each is a class of its own")
     if target == "numbers" or target is None and kind == "f":
         return torch.tensor(frame[y].to_numpy("float32")), (str(y),), "numbers"
     if target == "labels": return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target
-    (codes,), names = _coded([frame[y].tolist()])
+    (codes,), names = _coded([[int(v) if kind == "i" else v for v in frame[y].tolist()]])
     return codes, names, "class"
+
+# %% ../nbs/01_data.ipynb #1e0d97a0
+def _tenths(y, of=None): # (N,) quantities, in which tenth of the quantities `of` each is; None: of themselves
+    edges = (y if of is None else of).sort().values
+    return torch.bucketize(y.contiguous(), edges[torch.arange(1, 10, device=y.device) * len(edges) // 10], right=True)
 
 def _held(group, test, seed): # (N,) groups -> (N,) booleans, which samples are for testing
     if not (isinstance(test, (int, float)) and 0 < test < 1):
         raise ValueError(f"test={test!r}, but it must be a share in (0, 1)")
+    n = max(1, round(test * len(group)))
+    if n >= len(group): raise ValueError(f"test={test} of {len(group)} samples leaves none to train on")
     held = torch.zeros(len(group), dtype=torch.bool)
-    held[_stratified(group, max(1, round(test * len(group))), seed)] = True
+    held[_stratified(group, n, seed)] = True
     return held
+
+def _used(frame, x, others): # the columns that describe a sample; others: those to predict, and the owner or None
+    others = [c for c in others if c is not None]
+    used = [c for c in frame.columns if c not in others] if x is None else [x] if isinstance(x, str) else list(x)
+    if not used: raise ValueError("no column is left to describe a sample; x= names those to use")
+    _known(frame, [*others, *used])
+    return used
 
 # %% ../nbs/01_data.ipynb #1c4ae26b
 @patch(cls_method=True)
@@ -1088,11 +1118,10 @@ def from_table(cls: Task,
 ) -> Task:
     "A table with a row for each sample."
     frame, wanted = _table(data), list(y) if isinstance(y, (list, tuple)) else [y]
-    used = list(x) if x is not None else [c for c in frame.columns if c not in (*wanted, owner)]
-    _known(frame, [*wanted, *used, *[owner]*(owner is not None)])
+    used = _used(frame, x, (*wanted, owner))
     inputs, (values, names, target) = _inputs(frame[used]), _wanted(frame, y, target)
     (whose,), people = _coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
-    group = whose if whose is not None else values if target == "class" else torch.zeros(len(frame), dtype=torch.long)
+    group = whose if whose is not None else values if target == "class" else _tenths(values.view(len(frame), -1)[:, 0])
     held = _held(group, test, seed)
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)

@@ -199,11 +199,14 @@ def best(self:Run,
 # %% ../nbs/18_result.ipynb #355d124e
 @patch
 def rounds_to(self:Run,
-    target,            # such as .9
-    column='accuracy', # of the history
-    lowest=False,      # is less better, as of a loss?
-) -> int:              # None where no round has reached it
+    target,       # such as .9
+    column=None,  # of the history; None: accuracy, or what stands first in `fedlit.measure.SCORED`
+    lowest=None,  # is less better, as of a loss? None: where it is a mean squared error
+) -> int:         # None where no round has reached it
     "How many rounds it took until a column reached a target."
+    first, less = first_of(self.history)
+    column = column or first
+    if lowest is None: lowest = less and column in (first, 'validation', *STAGES)
     seen = self._column(column)
     there = seen.index[seen <= target] if lowest else seen.index[seen >= target]
     return int(self.history['round'].loc[there[0]]) if len(there) else None

@@ -222,6 +222,9 @@ def check_target(self:Federation):
     "Refuse a method and metrics that do not fit what is predicted; the criterion."
     check_metrics(self.metrics, self.task.target)
     check_target(self.method, self.task.target)
+    if self.task.target == 'numbers' and (far := float(self.task.y_train.square().mean()**.5)) > 3:
+        warn(f"the quantities of {self.task.name} are {far:.3g} in size, and a fresh network answers near 0, so its "
+             "first steps are long; (y - mean)/deviation is easier to learn, and a smaller lr may do")
     return self.criterion or CRITERIA[self.task.target]
 
 # %% ../nbs/19_run.ipynb #3d8018b2

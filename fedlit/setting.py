@@ -95,7 +95,8 @@ def read_setting(
 def _domains(task):
     if task.domain_train is None:
         raise ValueError(f"{task.name} has no domains; "
-                         "by_domain suits digits_domains, office_caltech10, domainnet and tasks with concepts")
+                         "by_domain suits digits_domains, office_caltech10, domainnet and tasks with concepts, "
+                         "by_owner a table whose --owner is named, or a folder of owners")
     return task.domain_train
 
 PARTITIONS = dict(
@@ -105,7 +106,7 @@ PARTITIONS = dict(
     shards=lambda t, **kw: split.shards(t.strata(), **kw),
     classes_per_client=lambda t, **kw: split.classes_per_client(t.strata(), **kw),
     by_domain=lambda t, **kw: split.by_domain(_domains(t), **kw),
-    by_owner=lambda t, **kw: split.by_owner(_domains(t), **kw),
+    by_owner=lambda t, clients, every=False, **kw: split.by_owner(_domains(t), None if every else clients, **kw),
     dirichlet_mixture=lambda t, **kw: split.dirichlet_mixture(t.strata(), y_test=t.strata('test'), **kw))
 
 # %% ../nbs/16_setting.ipynb #d6c98d8b

@@ -186,3 +186,82 @@ def test_digits5(tmp_path):
     assert task.x_train.shape == (10, 3, 28, 28) and (task.x_train[0] == torch.tensor(grey[0])[..., 0]).all()
     assert torch.equal(task.x_train[2], torch.tensor(m[0]).permute(2, 0, 1))
     assert (task.x_train[6] == 7).all() and (task.x_train[8] == 128).all() and task.mean == (.5, .5, .5)
+
+# ---- what a first reader stumbled over ----
+
+def test_floats_of_a_few_whole_numbers_are_classes(wards):
+    assert Task.from_table(wards.assign(again=wards.again*1.), y='again').labels == ('0', '1')
+
+@pytest.mark.parametrize('given, said', [
+    (dict(y='days', x=['age', 'days']), "'days' is asked for twice"),
+    (dict(y='days', x=['age', 'age']), "'age' is asked for twice"),
+    (dict(y='clinic', owner='clinic'), "'clinic' is asked for twice"),
+    (dict(y='days', x=[]), 'no column is left'),
+    (dict(y=['kind', 'again']), "'kind' of y holds text"),
+    (dict(y='days', test=.999), 'leaves none to train on')])
+def test_more_that_a_table_is_refused_for(wards, given, said):
+    with pytest.raises(ValueError, match=said): Task.from_table(wards, **given)
+
+def test_numbers_as_text_and_infinity(wards):
+    with pytest.raises(ValueError, match="'age' holds numbers as text"):
+        Task.from_table(wards.assign(age=wards.age.astype(str)), y='days')
+    with pytest.raises(ValueError, match="'fixed' holds infinity"):
+        Task.from_table(wards.assign(fixed=np.inf), y='days')
+    assert Task.from_table(wards, y='days', x='age').columns == ('age',)
+
+def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
+    from fedlit.data import samples
+    from fedlit.method import FedAvg
+    from fedlit.models import build
+    from fedlit.partition import iid
+    from fedlit.run import federate
+    task = Task.from_table(wards, y='days', x=['age', 'kind', 'late'])
+    run = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 1, progress=False)
+    few = wards[wards.kind == 'b'].head(3) # no 'a', no 'c', and the outcome beside
+    x = samples('x', few, task.columns)
+    assert task.columns == ('age', 'late', 'kind_a', 'kind_b', 'kind_c')
+    assert x[:, 3].tolist() == [1, 1, 1] and x[:, 0].tolist() == few.age.tolist()
+    assert torch.equal(run.predict(few), run.predict(x))
+    with pytest.raises(ValueError, match="'kind_z', a column and a value"): run.predict(few.assign(kind='z'))
+
+def test_clients_own_tests_of_a_table(wards):
+    "Whatever the tenths that a client holds."
+    from fedlit.partition import dirichlet
+    from fedlit.scores import tests_of
+    for seed in range(20):
+        task = Task.from_table(wards.sample(100, random_state=seed), y='days')
+        own = tests_of(task, dirichlet(task.strata(), 4, alpha=.5, seed=seed))
+        assert all(len(t) for t in own)
+
+def test_a_partition_is_words_or_a_function(wards):
+    from fedlit.compare import compare
+    from fedlit.method import FedAvg
+    from fedlit.partition import by_owner
+    task = Task.from_table(wards, y='days', owner='clinic')
+    given = dict(task=task, seeds=1, clients=3, rounds=1)
+    with pytest.raises(TypeError, match='partition is a list'):
+        compare([FedAvg()], partition=by_owner(task.domain_train), **given)
+    a, b = (compare([FedAvg()], partition=p, **given).mse[0]
+            for p in ('by_owner', lambda t, n, s: by_owner(t.domain_train)))
+    assert a == b
+    with pytest.raises(ValueError, match='these runs have none of them; there are round'):
+        compare([FedAvg()], partition='by_owner', columns=('accuracy',), **given)
+
+def test_rounds_to_an_error(wards):
+    from fedlit.method import FedAvg
+    from fedlit.models import build
+    from fedlit.partition import iid
+    from fedlit.run import federate
+    task = Task.from_table(wards, y='days', x='age')
+    with pytest.warns(UserWarning, match='easier to learn'):
+        run = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 4, progress=False)
+    h = run.history.mse
+    assert run.rounds_to(h.min()) == 1 + h.to_numpy().argmin() == run.rounds_to(h.min(), 'mse')
+
+def test_owners_on_the_command_line(wards, tmp_path):
+    wards.to_csv(tmp_path/'w.csv', index=False)
+    where = ('--data', tmp_path/'w.csv', '--y', 'days')
+    assert not fed(*where, '--owner', 'clinic', '--partition', 'by_owner', '--save', tmp_path/'run.safetensors')
+    assert Run.load(tmp_path/'run.safetensors').state.clients == 3
+    assert '--owner' in str(fed(*where, '--partition', 'by_owner'))
+    assert 'no such folder' in str(fed('--data', f'{tmp_path}/nothing/'))
