@@ -79,6 +79,26 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
     a = v.to_numpy()
     return a if a.dtype.kind != "O" else np.array(a.tolist())
 
+# %% ../nbs/01_data.ipynb #f7301308
+def _texts(frame): return [c for c in frame.columns if getattr(frame[c].dtype, "kind", "O") not in "biuf"]
+
+def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each value of a column of text
+    import pandas as pd
+    for c in _texts(frame):
+        if pd.to_numeric(frame[c], errors="coerce").notna().all():
+            raise ValueError(f"column {c!r} holds numbers as text; make numbers of it: pd.to_numeric(frame[{c!r}])")
+        if (many := frame[c].nunique()) > 100:
+            raise ValueError(f"column {c!r} holds {many} different texts; x= names the columns to use")
+    return pd.get_dummies(frame, columns=_texts(frame), dtype="float32").astype("float32")
+
+def _as_trained(name, v, columns): # a frame with columns of text as the training rows became columns of 0 and 1
+    if columns is None or _columns_of(v) is None or not _texts(v): return v
+    known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
+    wide = _inputs(v[known])
+    if new := [c for c in wide.columns if str(c) not in columns]:
+        raise ValueError(f"{name} has {new[0]!r}, a column and a value in it that no training row had")
+    return wide.reindex(columns=list(columns), fill_value=0.)
+
 # %% ../nbs/01_data.ipynb #58dea758
 def _planes(pictures): # of one size and mode -> (N, C, H, W) uint8
     x = torch.from_numpy(np.stack([np.asarray(p) for p in pictures]))
@@ -1040,26 +1060,6 @@ def _known(frame, columns): # refuse names that the table lacks or that come twi
         if n := int(frame[c].isna().sum()):
             raise ValueError(f"column {c!r} lacks a value in {n} of {len(frame)} rows; fill them, or leave them out")
         if frame[c].dtype.kind == "f" and np.isinf(frame[c]).any(): raise ValueError(f"column {c!r} holds infinity")
-
-# %% ../nbs/01_data.ipynb #f7301308
-def _texts(frame): return [c for c in frame.columns if getattr(frame[c].dtype, "kind", "O") not in "biuf"]
-
-def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each value of a column of text
-    import pandas as pd
-    for c in _texts(frame):
-        if pd.to_numeric(frame[c], errors="coerce").notna().all():
-            raise ValueError(f"column {c!r} holds numbers as text; make numbers of it: pd.to_numeric(frame[{c!r}])")
-        if (many := frame[c].nunique()) > 100:
-            raise ValueError(f"column {c!r} holds {many} different texts; x= names the columns to use")
-    return pd.get_dummies(frame, columns=_texts(frame), dtype="float32").astype("float32")
-
-def _as_trained(name, v, columns): # a frame with columns of text as the training rows became columns of 0 and 1
-    if columns is None or _columns_of(v) is None or not _texts(v): return v
-    known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
-    wide = _inputs(v[known])
-    if new := [c for c in wide.columns if str(c) not in columns]:
-        raise ValueError(f"{name} has {new[0]!r}, a column and a value in it that no training row had")
-    return wide.reindex(columns=list(columns), fill_value=0.)
 
 # %% ../nbs/01_data.ipynb #19d8e6ef
 def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
