@@ -92,7 +92,7 @@ def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each va
     return pd.get_dummies(frame, columns=_texts(frame), dtype="float32").astype("float32")
 
 def _as_trained(name, v, columns): # a frame with columns of text as the training rows became columns of 0 and 1
-    if columns is None or _columns_of(v) is None or not _texts(v): return v
+    if columns is None or _columns_of(v) is None or {*map(str, _texts(v))} <= {*columns}: return v
     known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
     wide = _inputs(v[known])
     if new := [c for c in wide.columns if str(c) not in columns]:
