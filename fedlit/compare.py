@@ -162,7 +162,7 @@ def _rows_of(rounds, columns, history, **named):
     return [dict(named, **row) for row in (seen if history else seen.tail(1)).to_dict('records')]
 
 def _check_columns(columns, history):
-    if not {*columns} & {*history}:
+    if columns and not {*columns} & {*history}:
         raise ValueError(f"columns={(*columns,)!r}, but these runs have none of them; there are {', '.join(history)}")
 
 # %% ../nbs/20_compare.ipynb #comparec

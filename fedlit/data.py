@@ -80,7 +80,8 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
     return a if a.dtype.kind != "O" else np.array(a.tolist())
 
 # %% ../nbs/01_data.ipynb #f7301308
-def _texts(frame): return [c for c in frame.columns if getattr(frame[c].dtype, "kind", "O") not in "biuf"]
+def _texts(frame): # names of columns that hold no numbers
+    return [c for c, t in zip(frame.columns, frame.dtypes) if getattr(t, "kind", "O") not in "biuf"]
 
 def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each value of a column of text
     import pandas as pd
