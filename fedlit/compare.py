@@ -19,7 +19,7 @@ from .measure import SCORED, UNITS, spread
 from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
-from .scores import first_of, tests_of
+from .scores import first_of, less_is_better, tests_of
 from .setting import PARTITIONS, Setting, task_of
 
 # %% ../nbs/20_compare.ipynb #01fdf250
@@ -222,8 +222,7 @@ def choose(
         raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1)")
     mean = runs.groupby(['method', 'seed'], sort=False)[column].last().groupby('method').mean()
     if lost := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {lost[0]!r}")
-    less = first_of(runs)[1] and column in ('validation', 'validation_personal')
-    return (min if less else max)(methods, key=lambda m: mean[repr(m)])
+    return (min if less_is_better(column, runs) else max)(methods, key=lambda m: mean[repr(m)])
 
 # %% ../nbs/20_compare.ipynb #plotrun1
 def plot(

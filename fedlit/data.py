@@ -239,7 +239,7 @@ def _check(task, part): # part: of `_parts`
         raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} images")
     if (task.domain_train is None) != (domain is None):
         raise ValueError(f"domain_train and domain_{part} belong together; give both or none")
-    low = dict(zip(('class', 'dense'), (0, -1))).get(task.target)
+    low = {'class': 0, 'dense': -1}.get(task.target)
     bad = y[:0] if low is None else y[(y < low) | (y >= task.classes)]
     if len(bad):
         raise ValueError(f"y_{part} holds the label {bad[0].item()}; "
@@ -925,19 +925,24 @@ def _from_files(name, train, test, size, labels, domains=None): # lists of (path
         out |= {f"{k}_{part}": torch.tensor(v) for k, v in zip(("y", "domain"), columns)}
     return Task(name, classes=len(labels), labels=tuple(labels), domains=domains and tuple(domains), **out)
 
+# %% ../nbs/01_data.ipynb #88eac639
+def _from_folders(name, base, owned, size, test, seed): # folder of classes; owned: of owners with such in them -> Task
+    parts = _folders(base)
+    owners = [p.name for p in parts] if owned else None
+    each = [(k, c) for k, p in enumerate(parts) for c in (_folders(p) if owners else [p])]
+    names = sorted({c.name for _, c in each})
+    rows = [(f, names.index(c.name), k) for k, c in each for f in _pictures(c)]
+    groups = torch.tensor([y + len(names)*k*owned for _, y, k in rows])
+    held = {*_stratified(groups, round(test*len(rows)), seed).tolist()}
+    train, rest = ([r[:2 + owned] for i, r in enumerate(rows) if (i in held) == part] for part in (False, True))
+    return _from_files(name, train, rest, size, names, owners)
+
 # %% ../nbs/01_data.ipynb #ff3dd8bb
 def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side, seed of the split, fraction held out
     base, get = root / "office_caltech_10", ("It cannot be downloaded from here: "
                                              "put pictures at office_caltech_10/<domain>/<class>/*.jpg")
-    domains = _folders(base)
-    if not domains: raise _missing("office_caltech10", base, get)
-    labels = sorted({c.name for d in domains for c in _folders(d)})
-    if not labels: raise _missing("office_caltech10", base, get)
-    rows = [(p, labels.index(c.name), k) for k, d in enumerate(domains) for c in _folders(d) for p in _pictures(c)]
-    held = set(_stratified(torch.tensor([y + len(labels) * k for _, y, k in rows]),
-                           round(test * len(rows)), seed).tolist())
-    train, test = ([r for i, r in enumerate(rows) if (i in held) == part] for part in (False, True))
-    return recipe(_from_files("office_caltech10", train, test, size, labels, [d.name for d in domains]), "fedbn")
+    if not any(map(_folders, _folders(base))): raise _missing("office_caltech10", base, get)
+    return recipe(_from_folders("office_caltech10", base, True, size, test, seed), "fedbn")
 
 # %% ../nbs/01_data.ipynb #1de66f73
 _fedbn_classes = ("bird", "feather", "headphones", "ice_cream", "teapot",
@@ -1090,14 +1095,20 @@ def _tenths(y, of=None): # (N,) quantities, in which tenth of the quantities `of
     edges = (y if of is None else of).sort().values
     return torch.bucketize(y.contiguous(), edges[torch.arange(1, 10, device=y.device) * len(edges) // 10], right=True)
 
-def _held(group, test, seed): # (N,) groups -> (N,) booleans, which samples are for testing
+def _check_share(test):
     if not (isinstance(test, (int, float)) and 0 < test < 1):
         raise ValueError(f"test={test!r}, but it must be a share in (0, 1)")
+
+def _held(group, test, seed): # (N,) groups -> (N,) booleans, which samples are for testing
+    _check_share(test)
     n = max(1, round(test * len(group)))
     if n >= len(group): raise ValueError(f"test={test} of {len(group)} samples leaves none to train on")
     held = torch.zeros(len(group), dtype=torch.bool)
     held[_stratified(group, n, seed)] = True
     return held
+
+def _alike(values, target): # targets of a table -> (N,) int64, groups of samples that are alike
+    return values if target == "class" else _tenths(values.view(len(values), -1)[:, 0])
 
 def _used(frame, x, others): # the columns that describe a sample; others: those to predict, and the owner or None
     others = [c for c in others if c is not None]
@@ -1122,7 +1133,7 @@ def from_table(cls: Task,
     used = _used(frame, x, (*wanted, owner))
     inputs, (values, names, target) = _inputs(frame[used]), _wanted(frame, y, target)
     (whose,), people = _coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
-    group = whose if whose is not None else values if target == "class" else _tenths(values.view(len(frame), -1)[:, 0])
+    group = whose if whose is not None else _alike(values, target)
     held = _held(group, test, seed)
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)
@@ -1141,15 +1152,10 @@ def from_folder(cls: Task,
     seed=0, # decides which these are
 ) -> Task: # coloured images as bytes, normalised by the means and deviations of the training set
     "A folder of pictures."
-    base, owners = Path(path), None
+    base = Path(path)
     if not (parts := _folders(base)): raise ValueError(f"{base} has no folders; it must have one for each class")
-    if all(_folders(p) for p in parts): owners = [p.name for p in parts]
-    names = sorted({c.name for p in parts for c in _folders(p)}) if owners else [p.name for p in parts]
-    rows = [(f, names.index(c.name), k) for k, p in enumerate(parts) for c in (_folders(p) if owners else [p])
-            for f in _pictures(c)]
-    held = _held(torch.tensor([y + len(names)*k*bool(owners) for _, y, k in rows]), test, seed).tolist()
-    train, rest = ([r[:3 if owners else 2] for r, h in zip(rows, held) if h == part] for part in (False, True))
-    task = _from_files(base.name, train, rest, size, names, owners)
+    _check_share(test)
+    task = _from_folders(base.name, base, all(map(_folders, parts)), size, test, seed)
     return replace(task, **_stats(task.x_train))
 
 # %% ../nbs/01_data.ipynb #05f6be63
@@ -1234,9 +1240,11 @@ def _targets_of(splits, y): # -> targets of each split, names, target
     kind = lambda c: str(getattr(splits[0].features[c], "dtype", ""))
     if isinstance(y, (list, tuple)) or kind(y).startswith(("float", "double")):
         import pandas as pd
-        frames = [pd.DataFrame({c: s[c][:] for c in (y if isinstance(y, (list, tuple)) else [y])}) for s in splits]
-        for frame in frames: _known(frame, frame.columns)
-        return [_wanted(frame, y, None)[0] for frame in frames], *_wanted(pd.concat(frames), y, None)[1:]
+        names = list(y) if isinstance(y, (list, tuple)) else [y]
+        frame = pd.DataFrame({c: [v for s in splits for v in s[c][:]] for c in names})
+        _known(frame, names)
+        values, *said = _wanted(frame, y, None)
+        return values.split(list(map(len, splits))), *said
     return *_classes_of(splits, y), "class"
 
 # %% ../nbs/01_data.ipynb #hb05cell
@@ -1268,8 +1276,8 @@ def _halves(splits, train, test, y, owner, seed): # -> training and test split
     first = _split_of(splits, train)
     if test is None or isinstance(test, str): return first, _split_of(splits, test or "test")
     if owner: _complete(owner, [first[owner][:]])
-    (group,), *_ = _coded([first[owner][:]]) if owner else _targets_of([first], y)
-    held = _held(group if group.dtype == torch.long else torch.zeros(len(group), dtype=torch.long), test, seed)
+    (group,), _, target = (*_coded([first[owner][:]]), "class") if owner else _targets_of([first], y)
+    held = _held(_alike(group, target), test, seed)
     return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
 
 def _columns(features, x, y, owner): # -> the names of those of samples and of labels

@@ -22,13 +22,14 @@ from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
 from .ground.messages import warn
 from .batches import CRITERIA
-from .data import TARGETS, samples, standardised
+from .data import samples, standardised
 from .measure import SCORED, UNITS, logits_of
 from .local import is_whole
 from .method import Method, overrides
 from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
-from .scores import STAGES, Tester, by_name, columns_of, first_of, needs_samples, own_samples, scores_of
+from .scores import (SEEN, Tester, by_name, first_of, less_is_better, needs_samples, own_samples,
+                           scores_of)
 from .server import deploy_network, deployed
 from .state import STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
@@ -175,7 +176,7 @@ def last(self:Run):
 @patch
 def _column(self:Run, name):
     "A column of the history, without what was not measured; empty if it may come; a ValueError if it is none."
-    if name not in {*chain(*map(columns_of, TARGETS)), *self.settings.get('metrics', ()), *self.history}:
+    if name not in {*SEEN, *self.settings.get('metrics', ()), *self.history}:
         raise ValueError(f"the history has no column {name!r}; there are {', '.join(self.history)}")
     return self.history.reindex(columns=[name])[name].dropna()
 
@@ -186,13 +187,13 @@ def best(self:Run,
     lowest=None,  # is less better? None: where it is a mean squared error
 ):                # the numbers of that round, by the names of their columns; {} while none has measured it
     "The round in which a column was highest, the first of them. A warning says where test images choose it unasked."
-    first, less = first_of(self.history)
+    first, _ = first_of(self.history)
     if column is None:
         column = 'validation' if 'validation' in self.history else first
         if column == first and len(self.history):
             warn(f"the test images choose this round, so their {first} in it is too good to report; on "
                  f"task.validation(.1) other samples choose, and best({first!r}) is for those who know")
-    if lowest is None: lowest = less and column in (first, 'validation', *STAGES)
+    if lowest is None: lowest = less_is_better(column, self.history)
     if not (seen := self._column(column)).size: return {}
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
 
@@ -204,9 +205,8 @@ def rounds_to(self:Run,
     lowest=None,  # is less better, as of a loss? None: where it is a mean squared error
 ) -> int:         # None where no round has reached it
     "How many rounds it took until a column reached a target."
-    first, less = first_of(self.history)
-    column = column or first
-    if lowest is None: lowest = less and column in (first, 'validation', *STAGES)
+    column = column or first_of(self.history)[0]
+    if lowest is None: lowest = less_is_better(column, self.history)
     seen = self._column(column)
     there = seen.index[seen <= target] if lowest else seen.index[seen >= target]
     return int(self.history['round'].loc[there[0]]) if len(there) else None

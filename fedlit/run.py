@@ -17,11 +17,11 @@ from dataclasses import dataclass, fields, make_dataclass, replace
 from fastcore.basics import patch
 from functools import partial
 from importlib import import_module
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
-from .batches import CRITERIA, batch_sizes, batches_of, cross_entropy, width
+from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, width
 from .cohort import Broadcast, check_local, check_target
 from .local import Local, is_number, is_whole
 from .participation import Answers, Clock, check_participation, draw_clients, plain
@@ -36,14 +36,13 @@ from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_me
 from .engine.runs import kind_of
 from .engine.guard import (THEN, UNIT, Guard, check_clients, check_server, client_columns, largest_entries,
                                  server_sound)
-from .data import TARGETS
 from .measure import SCORED, feature_layer
 from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
 from .parse import method as parse
 from .ground.fingerprint import fingerprint
 from .result import Run, data_spec, resume
-from .scores import (MANY, Tester, by_name, check_metrics, columns_of, own_samples, queue_scores, read_scores,
+from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
                            scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
@@ -325,7 +324,7 @@ class Simulation:
         self.threads = federation.threads or choose_threads(self.model, federation.device, federation.executor)
         torch.set_num_threads(self.threads) # until `shield` ends
         self.source, self.min_batch = normalised(self.task), least_batch(self.model)
-        self.chance_loss = math.log(self.task.classes) if federation.criterion is cross_entropy else math.inf
+        self.chance_loss = loss_of_guess(federation.criterion, self.task.classes)
         check_extremes(self.model, self.task)
         self._count()
         self._choose(shared)
@@ -501,7 +500,7 @@ def part_columns(
     columns = {}
     for name, p in zip(part_names(method), method.parts):
         new = ask(p.columns, part_view(offer, name)) if hasattr(p, 'columns') else {}
-        if twice := {*chain(*map(columns_of, TARGETS)), *columns} & new.keys():
+        if twice := {*SEEN, *columns} & new.keys():
             raise ValueError(f"{p!r} has a column {min(twice)!r}, and so has "
                              f"{'another part' if min(twice) in columns else 'every history'}: "
                              "one would hide the other, so it needs another name")
@@ -636,6 +635,20 @@ def own_samples(self:Simulation, who):
     a = self.federation
     return own_samples(a.method, self.task, a.clients, who)
 
+# %% ../nbs/19_run.ipynb #22539e56
+@patch
+def of_each(self:Simulation,
+    name,  # such as "personal", see `by_name`
+    test,  # Tester
+    state, # State
+    tests, # one index tensor into its samples per client
+):         # numbers of the clients that have some; name -> a number for each of them
+    "What each client's own network says of the client's own samples."
+    tested = [k for k, at in enumerate(tests) if len(at)]
+    scores = scores_of(self.federation.method, test, state, [tests[k] for k in tested], tested,
+                       **self.own_samples(tested))
+    return tested, by_name(name, scores)
+
 # %% ../nbs/19_run.ipynb #tstdcel1
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
@@ -647,9 +660,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
            **self.validated(after)}
     if self.tests is None or not (who or self.meets): return row
-    tested = [k for k, at in enumerate(self.tests) if len(at)]
-    at, samples = [self.tests[k] for k in tested], self.own_samples(tested)
-    own = by_name('personal', scores_of(self.federation.method, self.test, after, at, tested, **samples))
+    tested, own = self.of_each('personal', self.test, after, self.tests)
     self.notice_undefined(own, tested)
     trained = team.test_clients(who, before, out, after) if who else {}
     return {**row, **with_spread({**trained, **own})}
@@ -674,15 +685,14 @@ def validated(self:Simulation, state):
     "What the samples to choose by say, where the task has some: columns for the row of a round."
     if not self.val: return {}
     f = self.federation
-    scores = partial(scores_of, f.method, self.val, state)
-    row = {k: v for k, (v,) in by_name('validation', scores([slice(None)], [None])).items()}
+    whole = scores_of(f.method, self.val, state, [slice(None)], [None])
+    row = {k: v for k, (v,) in by_name('validation', whole).items()}
     if self.tests is None: return row
     if self.tests_val is None:
         those = [c if len(t) else c[:0] for c, t in zip(f.clients, self.tests)]
         self.tests_val = tests_of(self.task, those, f.seed, 'val')
-    tested = [k for k, at in enumerate(self.tests_val) if len(at)]
-    own = scores([self.tests_val[k] for k in tested], tested, **self.own_samples(tested))
-    return {**row, **with_spread(by_name('validation_personal', own))}
+    _, own = self.of_each('validation_personal', self.val, state, self.tests_val)
+    return {**row, **with_spread(own)}
 
 # %% ../nbs/19_run.ipynb #mt20try_
 @patch

@@ -175,3 +175,25 @@ def test_our_dirichlet_beside_flowers(alpha):
     apart = np.mean(theirs) - np.mean(ours)
     spread = (np.var(theirs, ddof=1)/12 + np.var(ours, ddof=1)/12)**.5
     assert abs(apart) < 4*spread, (np.mean(theirs), np.mean(ours), spread)
+
+def test_quantities_and_several_labels():
+    "Coded once for both splits, whatever values each of them has."
+    datasets = hub()
+    def split(n, low):
+        column = lambda f: list(map(f, range(n)))
+        return datasets.Dataset.from_dict(dict(
+            a=column(float), b=[1.5]*n, days=column(lambda k: low + k/4), grade=column(lambda k: low + k % 2),
+            ill=column(lambda k: k % 2), old=[0]*n))
+    data = datasets.DatasetDict(train=split(20, 1.), test=split(6, 2.))
+    task = Task.from_hub(data, ['a', 'b'], 'days')
+    assert task.target == 'numbers' and task.y_test[:, 0].tolist() == data['test']['days'][:]
+    task = Task.from_hub(data, ['a'], 'grade') # 1., 2. and 2., 3.: classes of whole numbers
+    assert task.labels == ('1', '2', '3') and task.y_test.tolist() == [1, 2]*3 and task.y_train[:2].tolist() == [0, 1]
+    task = Task.from_hub(data, ['a'], ['ill', 'old'])
+    assert task.target == 'labels' and task.labels == ('ill', 'old') and task.y_train[:2].tolist() == [[0, 0], [1, 0]]
+    own = Task.from_hub(data['train'], ['a'], 'days', test=.5)
+    assert own.strata('test').bincount(minlength=10).max() <= 2 # tenths in proportion
+    with pytest.raises(ValueError, match="'days' lacks a value"):
+        holes = datasets.Dataset.from_dict({**{k: [0.]*2 for k in ('a', 'b', 'grade')}, 'days': [1., None],
+                                            **{k: [0]*2 for k in ('ill', 'old')}})
+        Task.from_hub(datasets.DatasetDict(train=data['train'], test=holes), ['a'], 'days')

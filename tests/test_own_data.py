@@ -97,6 +97,8 @@ def test_folders(pictures):
     assert task.domain_test.bincount().tolist() == [4, 4] and task.y_test.bincount().tolist() == [4, 4]
     one = Task.from_folder(pictures/'ann', size=8, test=.5)
     assert one.domains is None and one.labels == ('dark', 'light') and len(one.y_test) == 10
+    for share in 0, 1.5, 'half':
+        with pytest.raises(ValueError, match='must be a share'): Task.from_folder(pictures, test=share)
     with pytest.raises(ValueError, match='has no folders; it must have one for each class'):
         Task.from_folder(pictures/'ann'/'dark')
 

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['AGAIN', 'COLOURS', 'FIGURES', 'STYLE', 'FORMS', 'known', 'took_part', 'each_client', 'plain', 'facts', 'Html', 'tag',
-           'embedded', 'num', 'share', 'size', 'having', 'inline', 'axes', 'section', 'accuracy', 'column', 'seconds',
-           'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants', 'table', 'numbers', 'page',
-           'report']
+           'embedded', 'num', 'share', 'form_of', 'size', 'having', 'inline', 'axes', 'section', 'accuracy', 'column',
+           'seconds', 'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants', 'table', 'numbers',
+           'page', 'report']
 
 # %% ../../nbs/after/report.ipynb #c9ec148c
 import base64, hashlib, io, json, math, re, warnings
@@ -231,6 +231,8 @@ def num(v, digits=3): return '–' if v is None else f'{v:,}' if isinstance(v, i
 
 def share(v): return '–' if v is None else f'{100*v:.1f} %'
 
+def form_of(f): return share if f['first'] == 'accuracy' else num # of what one looks at first
+
 def size(v):
     if v is None: return '–'
     power = min(4, int(math.log10(max(v, 1))//3))
@@ -294,7 +296,7 @@ def accuracy(f):
     "Accuracy round by round."
     first, rows = f['first'], [r for r in f['rounds'] if r.get(f['first']) is not None]
     if not rows: return None
-    names, form = {first: 'server', 'personal': "clients' own"}, share if first == 'accuracy' else num
+    names, form = {first: 'server', 'personal': "clients' own"}, form_of(f)
     curves = {name: np.array([[r.get(k) for r in rows]], float) for k, name in names.items()}
     curves = {name: v for name, v in curves.items() if np.isfinite(v).any()}
     ax = against_rounds(curves, axes('round', len(rows)/3), 'server', first.replace('_', ' '),
@@ -456,7 +458,7 @@ def _settings(f):
     return table(['', ''], [[k.replace('_', ' '), words(v)] for k, v in rows.items() if v not in (None, '')])
 
 def _summary(f):
-    first, form = f['first'], share if f['first'] == 'accuracy' else num
+    first, form = f['first'], form_of(f)
     last = next((r for r in reversed(f['rounds']) if r.get(first) is not None), {})
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
     own = (f"; clients' own networks {form(last['personal'])} on their own test images"

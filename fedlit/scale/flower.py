@@ -32,7 +32,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import fedlit
 from ..ground.tree import flatten, leaves, put, rows, stack, tmap, unflatten
 from ..method import asks_for, server_readers, wants
-from ..batches import CRITERIA, Batches, batches_of, cross_entropy
+from ..batches import CRITERIA, Batches, batches_of, loss_of_guess
 from ..server import aggregate, deploy_network
 from ..round import local_phase
 from ..state import pure, start
@@ -398,8 +398,7 @@ def believed(plan, state, answers, form):
     out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
     if not before.params: return answers, {}
     guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
-    guess = math.log(plan.task.classes) if CRITERIA[plan.task.target] is cross_entropy else math.inf
-    bad, _, moved = bad_rows(guard, out, before, guess)
+    bad, _, moved = bad_rows(guard, out, before, loss_of_guess(CRITERIA[plan.task.target], plan.task.classes))
     at = bad.nonzero()[:, 0].tolist()
     why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
