@@ -148,11 +148,12 @@ def start(
     "The federation before round zero: all clients begin with the parameters of `model`."
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
     kept, kept_whole = _homes(method, model, statistics)
+    device = next(iter({**params, **fixed}.values())).device # whatever device a method had in mind
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
         with Seeded(('init', seed)):
-            params, server[name], client[name], *more = ask(part.init, dict(
+            params, server[name], client[name], *more = map(partial(tmap, lambda v: v.to(device)), ask(part.init, dict(
                 params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
-                keeps=partial(kept_whole, params=params, buffers=buffers)))
+                keeps=partial(kept_whole, params=params, buffers=buffers))))
             for tree, extra in zip((buffers, fixed), more): tree.update(extra)
     if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
     store = Store()

@@ -99,6 +99,6 @@ def merge(self:IFCA, delta, server, buffers, uploads, weights):
     for i, share in enumerate(shares):
         for k, old in network(buffers, i).items():
             mean = torch.tensordot(share.to(old), uploads[k], 1)/share.sum().to(old)
-            step[f'cluster{i}.{k}'] = torch.where(share.sum() > 0, mean, old) - old
-            if i == main: step[k] = mean - buffers[k]
+            new = torch.where(share.sum() > 0, mean, old)
+            step |= {f'cluster{i}.{k}': new - old, k: torch.where(main == i, new - buffers[k], step[k])}
     return step, dict(main=main)

@@ -126,8 +126,6 @@ def _noisy(tree, deviation, source):
     return {k: v + deviation*SOURCES[source](v) for k, v in tree.items()} if deviation else tree
 
 # %% ../../nbs/methods/80_privacy.ipynb #acc49f36
-def _nothing_yet(params): return torch.zeros((), device=next(iter(params.values())).device)
-
 def _sound(method):
     "What both methods of this page ask of their hyper-parameters, for `require`."
     return dict(clip=(0 < method.clip < math.inf, 'positive and finite'),
@@ -157,7 +155,7 @@ class DP(Method):
     def refuses(self, other, before): return _unprotected(self, other, before)
     def init(self, params, model, keeps):
         _norms_at_home(model, keeps)
-        return params, {}, dict(times=_nothing_yet(params)) if self.at == 'client' else {}
+        return params, {}, dict(times=torch.tensor(0.)) if self.at == 'client' else {}
     def weigh(self, steps): return torch.full_like(steps, 1/len(steps), dtype=finest(steps.device))
 
 # %% ../../nbs/methods/80_privacy.ipynb #65342578
@@ -267,7 +265,7 @@ class DPSGD(Method):
         return f"its gradient would be lost; write {self!r} + {other!r}" if before and overrides(other, 'grad') else ''
     def init(self, params, model):
         _check_layers(model)
-        return params, {}, dict(passes=_nothing_yet(params))
+        return params, {}, dict(passes=torch.tensor(0.))
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
         real = torch.ones_like(y, dtype=torch.bool) if y.is_floating_point() else y >= 0
