@@ -95,7 +95,7 @@ def _learned(p):
                    help='concentration of a Dirichlet partition or of sizes; inf is homogeneous (default: 0.5)')
     p.add_argument('--classes', type=_count, help='classes a client, or shards a client (default: 2)')
     p.add_argument('--proxy-samples', type=_natural, metavar='N',
-                   help='withhold N training images as the unlabelled set of a server that distils')
+                   help='withhold N training samples as the unlabelled set of a server that distils')
 
 # %% ../nbs/cli.ipynb #515f65fc
 def _trained(p):

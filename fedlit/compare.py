@@ -137,7 +137,7 @@ def experiment(
     task='digits',  # Task, or words for one, as in a Setting
     alpha=.5,       # of the Dirichlet partition
     partition=None, # words for another; or a function (task, clients, seed) -> list of index tensors
-    tests=False,    # has every client test images of its own?
+    tests=False,    # has every client test samples of its own?
     **given,        # fields of a Setting, such as clients, model, rounds and local; the others are for `federate`
 ):                  # function (method, seed, checkpoint) -> Federation
     "What is asked for in a comparison: the seed decides partition, first weights and batches."
@@ -216,7 +216,7 @@ def choose(
 ): # the Method of the highest mean over seeds in the last round, the first of them
     "Choose a method, or a hyper-parameter, by samples that neither train nor test."
     if not re.search('(^|_)validation(_personal)?$', column):
-        raise ValueError(f"column={column!r} is of test images, and what they choose they cannot judge; "
+        raise ValueError(f"column={column!r} is of test samples, and what they choose they cannot judge; "
                          "columns of validation samples are 'validation', 'validation_personal' and those of metrics")
     if column not in runs or runs[column].isna().all():
         raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1)")

@@ -234,9 +234,9 @@ _READ = {'class': _classed, 'dense': _placed, 'labels': _labelled, 'numbers': _m
 def _check(task, part): # part: of `_parts`
     "Refuse tensors that do not belong together, saying which and why."
     x, y, domain = (getattr(task, f"{k}_{part}") for k in ("x", "y", "domain"))
-    if len(x) != len(y): raise ValueError(f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels")
+    if len(x) != len(y): raise ValueError(f"x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
     if domain is not None and len(domain) != len(y):
-        raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} images")
+        raise ValueError(f"domain_{part} has {len(domain)} entries for {len(y)} samples")
     if (task.domain_train is None) != (domain is None):
         raise ValueError(f"domain_train and domain_{part} belong together; give both or none")
     low = {'class': 0, 'dense': -1}.get(task.target)

@@ -161,7 +161,7 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
     seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
             for name, (who, more) in both.items()]
     import pandas as pd
-    return pd.DataFrame({'client': range(state.clients), 'test images': [len(t) for t in tests],
+    return pd.DataFrame({'client': range(state.clients), 'test samples': [len(t) for t in tests],
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
 
 # %% ../nbs/18_result.ipynb #mt13best
@@ -186,12 +186,12 @@ def best(self:Run,
     column=None,  # of the history; None: `validation`, or `accuracy` where the task has nothing to choose by
     lowest=None,  # is less better? None: where it is a mean squared error
 ):                # the numbers of that round, by the names of their columns; {} while none has measured it
-    "The round in which a column was highest, the first of them. A warning says where test images choose it unasked."
+    "The round in which a column was highest, the first of them. A warning says where test samples choose it unasked."
     first, _ = first_of(self.history)
     if column is None:
         column = 'validation' if 'validation' in self.history else first
         if column == first and len(self.history):
-            warn(f"the test images choose this round, so their {first} in it is too good to report; on "
+            warn(f"the test samples choose this round, so their {first} in it is too good to report; on "
                  f"task.validation(.1) other samples choose, and best({first!r}) is for those who know")
     if lowest is None: lowest = less_is_better(column, self.history)
     if not (seen := self._column(column)).size: return {}

@@ -30,7 +30,7 @@ def tests_of(
     clients, # list of index tensors into the training set, one per client
     seed=0,  # int
     part='test', # or 'val', the samples to choose by
-    most=None, # so many clients at most, drawn by the seed; the others have no test images. None: all
+    most=None, # so many clients at most, drawn by the seed; the others have no test samples. None: all
 ) -> list:   # one index tensor into the test set per client
     "Each client's own test set: its domain's images where each has one domain, else images with its label proportions."
     if most is not None and most < len(clients):
@@ -49,7 +49,7 @@ def tests_of(
 
 # %% ../nbs/17_scores.ipynb #7aa858ae
 class Tester:
-    "A function of a network's parameters and buffers, and of the test images to look at: `evaluate` on them."
+    "A function of a network's parameters and buffers, and of the test samples to look at: `evaluate` on them."
     def __init__(self,
         model,         # network that returns (features, logits)
         task,          # Task, on the device of the network
@@ -71,7 +71,7 @@ class Tester:
 @patch
 def ask(self:Tester,
     net,            # (parameters, buffers)
-    at=slice(None), # which test images to look at, an index of the test set
+    at=slice(None), # which test samples to look at, an index of the test set
     answer=None,    # as for `fedlit.measure.logits_of`
 ):
     "What says how good the network is, as tensors on its device that nobody has waited for."
@@ -90,7 +90,7 @@ def ask_parts(self:Tester,
     answer, # as for `fedlit.measure.logits_of`, or None
     parts,  # index tensors into the test set
 ):          # list of what `ask` returns
-    "`ask` for several sets of test images, of one network."
+    "`ask` for several sets of test samples, of one network."
     if not sum(map(len, parts)): return [[] for _ in parts]
     some = torch.cat(list(parts)).split(1000) # not all at once: they may be many times the test set
     logits = torch.cat([logits_of(self.model, self.x[i], prepare=self.ready, state=net, answer=answer) for i in some])

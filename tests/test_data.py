@@ -61,11 +61,11 @@ def test_normalise_any_leading_dims_and_bytes():
 @pytest.mark.parametrize("change,message", [
     (dict(y_train=torch.tensor([0, 5])), "label 5; with classes=2 labels must lie in 0..1"),
     (dict(y_test=torch.tensor([0, -1])), "y_test holds the label -1"),
-    (dict(y_train=torch.tensor([0, 1, 1])), "2 images but y_train has 3 labels"),
+    (dict(y_train=torch.tensor([0, 1, 1])), "2 samples but y_train has 3 labels"),
     (dict(x_train=torch.zeros(2, 8, 8)), r"images must be \(N, C, H, W\)"),
     (dict(x_test=torch.zeros(2, 1, 8, 8, dtype=torch.int64)), "uint8"),
     (dict(y_train=torch.tensor([0., 1.])), "int64"),
-    (dict(domain_train=torch.tensor([0])), "1 entries for 2 images")])
+    (dict(domain_train=torch.tensor([0])), "1 entries for 2 samples")])
 def test_task_refuses(change, message):
     good = dict(x_train=torch.zeros(2, 1, 8, 8), y_train=torch.tensor([0, 1]),
                 x_test=torch.zeros(2, 1, 8, 8), y_test=torch.tensor([0, 1]))

@@ -74,7 +74,7 @@ def test_scikit_learns_functions_fit():
     assert run.last['f1_global_after'] == pytest.approx(np.mean(own))
     assert run.last['f1_global_after_sd'] == pytest.approx(np.std(own, ddof=1))
     seen = run.per_client(TASK, TESTS, dict(f1=f1))
-    assert list(seen) == ['client', 'test images', 'global', 'personal', 'f1_global', 'f1_personal']
+    assert list(seen) == ['client', 'test samples', 'global', 'personal', 'f1_global', 'f1_personal']
     assert seen['f1_global'].tolist() == own
 
 def test_torchmetrics_functions_fit():

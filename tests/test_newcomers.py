@@ -28,7 +28,7 @@ def test_before_is_the_server_and_after_is_a_loop_of_sgd():
     run, steps = go(), 7
     seen = run.newcomers(steps)
     assert seen.client.tolist() == [1, 4] and seen.samples.tolist() == [len(CLIENTS[1]), len(CLIENTS[4])]
-    assert seen['test images'].tolist() == [len(TESTS[1]), len(TESTS[4])]
+    assert seen['test samples'].tolist() == [len(TESTS[1]), len(TESTS[4])]
     for (_, row), k, i in zip(seen.iterrows(), (1, 4), range(2)):
         net = copy.deepcopy(run.model)
         assert row.before == pytest.approx(read(net.eval(), TESTS[k]), abs=1e-6)

@@ -76,7 +76,7 @@ def test_metrics_see_them_and_test_images_do_not_decide(tmp_path):
 
 def test_without_them_a_warning_says_who_chose():
     run = go(task=DIGITS, clients=dirichlet(DIGITS.y_train, 6, .5, seed=0), rounds=2)
-    with pytest.warns(UserWarning, match=r'the test images choose this round.*task.validation\(.1\)'): best = run.best()
+    with pytest.warns(UserWarning, match=r'test samples choose this round.*task.validation\(.1\)'): best = run.best()
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         assert run.best('accuracy') == best
@@ -99,7 +99,7 @@ def test_choose_goes_by_them_alone():
     last = runs[runs['round'] == 2].groupby('method').validation.mean()
     assert last[repr(grid[0])] > last[repr(grid[1])]
     for column in ('accuracy', 'personal', 'loss', 'validation_loss_sd'):
-        with pytest.raises(ValueError, match=f"column='{column}' is of test images"): choose(grid, runs, column)
+        with pytest.raises(ValueError, match=f"column='{column}' is of test samples"): choose(grid, runs, column)
     with pytest.raises(ValueError, match=r'nothing of FedAvg\(\)'): choose([FedAvg()], runs)
     with pytest.raises(ValueError, match=r"no column 'validation': compare them on task.validation\(.1\)"):
         choose(grid, runs.drop(columns='validation'))
@@ -133,7 +133,7 @@ mine = partial(Task, 'mine', x, y, x + 1, y, 2)
     (lambda: DIGITS.validation(1), r'share=1 of 1438 training samples, but it must be in \(0, 1\)'),
     (lambda: DIGITS.validation(.9999), r'share=0.9999'), (lambda: DIGITS.validation('a'), "share='a'"),
     (lambda: mine(x_val=x), 'x_val and y_val belong together'),
-    (lambda: mine(x_val=x, y_val=y[:3]), 'x_val has 20 images but y_val has 3 labels'),
+    (lambda: mine(x_val=x, y_val=y[:3]), 'x_val has 20 samples but y_val has 3 labels'),
     (lambda: mine(x_val=x[:, :3], y_val=y), r'one of x_val \(3,\); they must have the same columns'),
     (lambda: mine(x_val=x, y_val=y + 1), 'y_val holds the label 2'),
     (lambda: mine(x_val=x, y_val=y, domain_val=y), 'domain_train and domain_val belong together'),

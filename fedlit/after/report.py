@@ -167,7 +167,7 @@ def _lacking(run, origin, again, drawn, no_bytes):
                'nor who had which sample.', 'Run.load(path).report("run.html", task=task, clients=clients)')
     elif not again: yield ('Every client before and after its training.', 'run.report("run.html", again=True)')
     if 'personal' not in h:
-        yield ("Accuracies on the clients' own test images, round by round.",
+        yield ("Accuracies on the clients' own test samples, round by round.",
                'federate(..., tests=tests_of(task, clients))')
     yield ('What single clients did in each round: a history holds means over the clients of a round.',
            'for run in federating(...): print(run.per_client(task, tests))')
@@ -303,7 +303,7 @@ def accuracy(f):
                         [r['round'] for r in rows])
     for line in ax.lines: line.set_marker('.') # a single round is no line
     said = f"The server's network on the whole test set: {form(rows[-1][first])} after round {rows[-1]['round']}."
-    if len(curves) > 1: said += " The other line is the mean of the clients' own networks on their own test images."
+    if len(curves) > 1: said += " The other line is the mean of the clients' own networks on their own test samples."
     return section(first.replace('_', ' ').capitalize(), said, ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20be
@@ -363,12 +363,12 @@ def before_and_after(f):
         if tested := having(f, k): ax.plot([c['client'] for c in tested], [c[k] for c in tested], ls='', **look)
     ax.set_ylabel(f['first'].replace('_', ' '))
     ax.legend(loc='lower left', bbox_to_anchor=(0, 1), ncols=3)
-    return section('Every client, before and after', f"On the client's own test images. {f['source']}".strip(), ax)
+    return section('Every client, before and after', f"On the client's own test samples. {f['source']}".strip(), ax)
 
 # %% ../../nbs/after/report.ipynb #7c1d20cb
 @style()
 def spectra(f):
-    "Spectra of the features of the test images."
+    "Spectra of the features of the test samples."
     if not f['spectra'] or max(f['spectra']['server']['values']) <= 0: return None
     server, clients = f['spectra']['server'], f['spectra']['clients']
     ax = axes('')
@@ -378,7 +378,7 @@ def spectra(f):
     extreme = sorted(clients, key=lambda k: clients[k]['rank'] or 0)
     named = {f'client {k}': curve(clients[k]) for k in {*extreme[:1], *extreme[-1:]}}
     draw_spectra({**named, 'server': curve(server)}, ax, 'server')
-    said = ["Variances of the features of test images along their main directions: the server's network in colour",
+    said = ["Variances of the features of test samples along their main directions: the server's network in colour",
             f", clients in grey, those of the lowest and the highest rank by name. {f['source']}" if clients else '.',
             ' A curve that drops early is a network whose features have collapsed into few dimensions.']
     return section('Spectra', ''.join(said), ax)
@@ -461,7 +461,7 @@ def _summary(f):
     first, form = f['first'], form_of(f)
     last = next((r for r in reversed(f['rounds']) if r.get(first) is not None), {})
     bad = sum(bool(r.get('bad_clients')) for r in f['rounds'])
-    own = (f"; clients' own networks {form(last['personal'])} on their own test images"
+    own = (f"; clients' own networks {form(last['personal'])} on their own test samples"
            if last.get('personal') is not None else '')
     return (f"{len(f['clients'])} clients on {f['settings'].get('task')}, {f['rounds'][-1]['round']} rounds: "
             f"{first.replace('_', ' ')} {form(last.get(first))}{own}. "

@@ -129,7 +129,7 @@ def clients(self:Without) -> pd.DataFrame: # one row a client; `personal` where 
     tests = origin.tests or tests_of(origin.task, origin.clients, origin.seed)
     a, b = (r.per_client(origin.task, tests) for r in (self.before, self.run))
     out = pd.DataFrame({'client': a['client'], 'samples': [len(c) for c in origin.clients],
-                        'test images': a['test images'], 'left out': a['client'].isin(self.left)})
+                        'test samples': a['test samples'], 'left out': a['client'].isin(self.left)})
     for name in ('global', 'personal')[:1 + bool(self.run.state.personal)]:
         other = b[name].where(~out['left out']) if name == 'personal' else b[name] # nothing of its own is left
         out[name], out[f'{name} without'], out[f'{name} difference'] = a[name], other, other - a[name]
@@ -198,7 +198,7 @@ def newcomers(
     run,      # Run, some of whose clients never took part, see `without` of `federate`
     steps=20, # local steps of fine-tuning
     **given,  # for `Federation`, in place of what is known; see `federation`
-) -> pd.DataFrame: # one row a client: client, samples, test images, before, after
+) -> pd.DataFrame: # one row a client: client, samples, test samples, before, after
     "The server's network on clients that nobody trained, before and after fine-tuning on their own samples."
     f = federation(run, **given)
     who = sorted(f.check_without())
@@ -208,5 +208,5 @@ def newcomers(
     alone = Federation(copy.deepcopy(run.model), f.task, clients, SOLO(), 1, replace(f.local or Local(), steps=steps),
                        seed=f.seed, device=f.device, criterion=f.criterion, tests=tests, progress=False).run()
     seen = alone.per_client(f.task, tests)
-    return pd.DataFrame({'client': who, 'samples': [len(c) for c in clients], 'test images': seen['test images'],
+    return pd.DataFrame({'client': who, 'samples': [len(c) for c in clients], 'test samples': seen['test samples'],
                          'before': seen['global'], 'after': seen['personal']})
