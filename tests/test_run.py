@@ -140,7 +140,7 @@ def faults(held):
         from fedlit.ground.memory import hold_memory, release_memory
         if sys.argv[1] == 'True': hold_memory()
         count = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        for _ in range(2): torch.ones(10**7)
+        for _ in range(5): torch.ones(10**7) # the heap grows up to three times before a place is taken again
         before = count()
         for _ in range(10): torch.ones(10**7)
         print(count() - before)
@@ -155,7 +155,7 @@ def faults(held):
 @pytest.mark.skipif(platform.libc_ver()[0] != 'glibc', reason='only glibc can be told')
 def test_memory_is_held_and_given_back():
     (free, size), (held, after) = faults(False), faults(True)
-    assert free > 10*10**4*.9 and held < free/4 # 40 MB are 10**4 pages; the heap may have to grow once more
+    assert free > 10*10**4*.9 and held < free/4 # 40 MB are 10**4 pages
     assert after < size + 30e6
 
 def test_save_and_load(tmp_path):
