@@ -32,7 +32,7 @@ def tests_of(
     part='test', # or 'val', the samples to choose by
     most=None, # so many clients at most, drawn by the seed; the others have no test samples. None: all
 ) -> list:   # one index tensor into the test set per client
-    "Each client's own test set: its domain's images where each has one domain, else images with its label proportions."
+    "Each client's own test set: its domain's samples where each has one domain, else some with its label proportions."
     if most is not None and most < len(clients):
         those = {*rng('tests', seed).choice(len(clients), most, replace=False).tolist()}
         clients = [c if k in those else c[:0] for k, c in enumerate(clients)]

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest, yaml
 import fedlit
 from fedlit.ground import files
-from fedlit.parse import methods_by_name
+from fedlit.parse import methods_by_name, page_of
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -108,9 +108,7 @@ def test_the_table_of_methods_cites_what_their_pages_cite():
     cites = next(s for s in cells(ROOT/'nbs'/'methods'/'index.ipynb') if 'cites = ' in s)
     said = dict(re.findall(r"(\w+)='(\w+)'", cites))
     for name, method in methods_by_name().items():
-        page = re.search(r'nbs/methods/(\w+\.ipynb)', text(sys.modules[method.__module__].__file__))
-        page = '00_fedavg.ipynb' if name == 'FedAvg' else page[1]
-        seen = re.findall(r'\[@(\w+)', ' '.join(cells(ROOT/'nbs'/'methods'/page, 'markdown')))
+        seen = re.findall(r'\[@(\w+)', ' '.join(cells(ROOT/'nbs'/'methods'/page_of(method), 'markdown')))
         several = len([m for m in methods_by_name().values() if m.__module__ == method.__module__]) > 1
         if name == 'OldCounts': continue # a part of FedDSE
         assert said.get(name) in ({None, *seen} if several else seen[:1] or [None]), name

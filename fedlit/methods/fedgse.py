@@ -68,7 +68,7 @@ class FedGSE(SubModel):
                              "federate(..., proxy=(x, y)), with inputs as the network wants them")
         return x[:self.pool], None if y is None else y[:self.pool]
     def init(self, params):
-        return params, {}, dict(label=torch.full((self.pool,), -1, device=next(iter(params.values())).device))
+        return params, {}, dict(label=torch.full((self.pool,), -1))
 
 # %% ../../nbs/methods/57_fedgse.ipynb #a074b5a5
 @patch

@@ -83,9 +83,9 @@ def begin(self:IFCA, params, buffers, data, forward, criterion):
 
 @patch
 def deploy(self:IFCA, params, buffers, data, forward, criterion):
-    which = int(self.losses(params, buffers, data, forward, criterion).argmin())
+    which = self.losses(params, buffers, data, forward, criterion).argmin()
     rest = {k: v for k, v in params.items() if not k.startswith('cluster')}
-    return {**rest, **network(params, which), **network(buffers, which)}
+    return {**rest, **chosen({**params, **buffers}, which, self.clusters)}
 
 # %% ../../nbs/methods/79_ifca.ipynb #26b5cc79
 @patch

@@ -77,20 +77,19 @@ def write_names(ax, points, size=6): # points: name -> (x, y)
     at = {n: ax.transData.transform(p)*72/ax.figure.dpi for n, p in points.items()}
     taken = [(*(v - 2.5), *(v + 2.5)) for v in at.values()]
     area = lambda a, b: max(min(a[2], b[2]) - max(a[0], b[0]), 0)*max(min(a[3], b[3]) - max(a[1], b[1]), 0)
-    left, low, right, high = ax.bbox.extents*72/ax.figure.dpi
+    x0, y0, x1, y1 = ax.bbox.extents*72/ax.figure.dpi
     for name, (x, y) in sorted(at.items(), key=lambda item: item[1][1]):
         width = .58*size*len(name)
-        def box(dx, dy):
-            from_left = x + dx - (0 if dx > 0 else width if dx < 0 else width/2)
-            return from_left, y + dy - size/2, from_left + width, y + dy + size/2
+        def box(dx, dy): # beginning, in the middle of, or ending at the place
+            left = x + dx - width*(1 - np.sign(dx))/2
+            return left, y + dy - size/2, left + width, y + dy + size/2
         def cost(d, b): return (sum(area(b, t) for t in taken) + .4*abs(d[1]) + .2*abs(d[0])
-                                + 1e3*(b[0] < left or b[2] > right or b[1] < low or b[3] > high))
+                                + 1e3*(b[0] < x0 or b[1] < y0 or b[2] > x1 or b[3] > y1))
         d = min(BESIDE, key=lambda d: cost(d, box(*d)))
         taken.append(box(*d))
         ax.annotate(name, points[name], d, textcoords='offset points', fontsize=size, va='center',
-                    ha='left' if d[0] > 0 else 'right' if d[0] < 0 else 'center',
+                    ha=('center', 'left', 'right')[int(np.sign(d[0]))],
                     arrowprops=dict(arrowstyle='-', lw=.3, color='.6', shrinkB=2) if abs(d[1]) > 8 else None)
-
 
 # %% ../../nbs/papers/landscape.ipynb #5799a5b2
 def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
@@ -124,7 +123,6 @@ ACCURACY = 'test accuracy (%)'
 MAPS = dict(rank=map_figure('local_rank', 'accuracy_late', SHARED, 'effective rank of local features', ACCURACY),
             own=map_figure('accuracy_late', 'personal', OWN, f"{ACCURACY}, the server's network",
                            f'{ACCURACY}, own networks on own tests'))
-
 
 # %% ../../nbs/papers/landscape.ipynb #map00012
 THREE = .05, .1, .5
