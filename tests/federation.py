@@ -52,9 +52,9 @@ METHODS = [
     # what is sent
     TopK(share=.1), Quantize(),
     # a network for each client
-    Ditto(lam=1., lr=.02), APFL(), pFedMe(lam=5., steps=2), PerFedAvg(alpha=.1, form='hf', delta=.1),
-    FedProto(), FedRoD(), FedAMP(), FedALA(layers=2, share=.5, batch=4, most=3),
-    IFCA(), IFCA(clusters=3, noise=.1),
+    Ditto(lam=1., lr=.02), APFL(), APFL(mix='outputs'), pFedMe(lam=5., steps=2),
+    PerFedAvg(alpha=.1, form='hf', delta=.1), FedProto(), FedRoD(), FedAMP(),
+    FedALA(layers=2, share=.5, batch=4, most=3), IFCA(), IFCA(clusters=3, noise=.1),
     # sub-models
     *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t

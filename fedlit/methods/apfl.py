@@ -6,6 +6,9 @@
 __all__ = ['APFL']
 
 # %% ../../nbs/methods/71_apfl.ipynb #b21fcf2c
+import torch
+from dataclasses import field
+from fastcore.basics import patch
 from ..method import require
 from .ditto import OwnNetwork, mine, second
 
@@ -14,7 +17,12 @@ class APFL(OwnNetwork):
     "A learned mixture of the common network and the client's own (Deng et al., 2020, algorithm 1)."
     alpha: float = .5  # weight of the client's own network, at first
     learn: bool = True # is the weight adapted, by a step of the client's learning rate at a time?
-    def __post_init__(self): require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'))
+    mix: str = field(default='parameters', repr=False) # is mixed: 'parameters', or 'outputs' as released
+    def __post_init__(self):
+        require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'),
+                mix=(self.mix in ('parameters', 'outputs'), "'parameters' or 'outputs'"))
+    @property
+    def idle(self): return ('predict',) if self.mix == 'parameters' else ('deploy', 'grad')
     def init(self, params, buffers):
         params, server, client, more = super().init(params, buffers)
         return params, server, client, {**more, 'alpha': next(iter(params.values())).new_tensor(self.alpha)}
@@ -22,13 +30,33 @@ class APFL(OwnNetwork):
     def deploy(self, params, buffers):
         a = buffers['alpha']
         return {**params, **{k: a*v + (1 - a)*params[k] for k, v in mine(params).items()}, **mine(buffers)}
-    def loss(self, params, buffers, x, y, forward, criterion):
+    def loss(self, params, buffers, x, y, logits, forward, criterion, lr):
+        if self.mix == 'outputs': return self._loss_of_outputs(params, buffers, x, y, logits, forward, criterion, lr)
         mixture = self.deploy(params, {'alpha': buffers['alpha']})
         there = {k: v + (mixture[k] - v).detach() for k, v in mine(params).items()}
         _, logits, after = forward(there, mine(buffers), x)
         return criterion(logits, y), second(after)
-    def grad(self, grads, params, buffers, lr):
-        a, new = buffers['alpha'], {k: g*buffers['alpha'] if self.keep(k) else g for k, g in grads.items()}
-        if not self.learn: return new
-        slope = sum(((v - params[k])*grads[f'own.{k}']).sum() for k, v in mine(params).items())
-        return new, dict(alpha=(a - lr*slope).clamp(0, 1))
+
+# %% ../../nbs/methods/71_apfl.ipynb #f79933a8
+@patch
+def grad(self:APFL, grads, params, buffers, lr):
+    a, new = buffers['alpha'], {k: g*buffers['alpha'] if self.keep(k) else g for k, g in grads.items()}
+    if not self.learn: return new
+    slope = sum(((v - params[k])*grads[f'own.{k}']).sum() for k, v in mine(params).items())
+    return new, dict(alpha=(a - lr*slope).clamp(0, 1))
+
+# %% ../../nbs/methods/71_apfl.ipynb #f2f5b329
+@patch
+def _loss_of_outputs(self:APFL, params, buffers, x, y, logits, forward, criterion, lr):
+    "The loss of the mixed outputs, and the buffers with the next weight."
+    _, own, after = forward(mine(params), mine(buffers), x)
+    a, common = buffers['alpha'], logits.detach()
+    of = lambda a, own: criterion(a*own + (1 - a)*common, y)
+    step = lr*torch.func.grad(of)(a, own.detach()) if self.learn else 0.
+    return of(a, own), {**second(after), 'alpha': (a - step).clamp(0, 1)}
+
+@patch
+def predict(self:APFL, logits, x, params, buffers, forward, number=None):
+    if number is None: return logits # of the server, which has the common network alone
+    a, own = buffers['alpha'], forward(mine(params), mine(buffers), x, train=False)[1]
+    return a*own + (1 - a)*logits

@@ -14,7 +14,7 @@ from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
-from fedlit.server import deployed
+from fedlit.server import deploy_network, deployed
 from fedlit.state import pure, start
 from fedlit.run import federate
 from by_hand import SIZES, batches, classifier, gap
@@ -197,6 +197,41 @@ def test_apfl(alpha, learn, executor):
     same(state, w, own)
     assert (state.personal['alpha'][:] - torch.tensor(alphas, dtype=torch.double)).abs().max() < 1e-10
     assert (len(set(alphas)) == 3) == learn
+
+def apfl_of_outputs(alpha, learn, norm=True):
+    w = classifier(norm)
+    own, alphas = [copy.deepcopy(w) for _ in range(3)], [torch.tensor(alpha, dtype=torch.double) for _ in range(3)]
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            g, v = copy.deepcopy(w), own[k]
+            for_g, for_v = sgd(g), sgd(v)
+            for x, y in steps(k):
+                a = alphas[k].clone().requires_grad_()
+                common = g(x)[1]
+                for optimizer in (for_g, for_v): optimizer.zero_grad()
+                (F.cross_entropy(common, y) + F.cross_entropy(a*v(x)[1] + (1 - a)*common.detach(), y)).backward()
+                for optimizer in (for_g, for_v): optimizer.step()
+                if learn: alphas[k] = (alphas[k] - .1*a.grad).clamp(0, 1)
+            ends.append(g)
+        averaged(w, ends, who)
+    return w, own, torch.stack(alphas)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('alpha,learn', [(.4, True), (.02, True), (.4, False), (0., False)])
+def test_apfl_of_outputs(alpha, learn, executor):
+    method = APFL(alpha, learn, mix='outputs')
+    state, (w, own, alphas) = federation(method, executor=executor), apfl_of_outputs(alpha, learn)
+    at = deploy_network(method, state, 1, model=w)[1]
+    x, _ = steps(1)[0]
+    for net in (w, *own): net.eval()
+    z, common = w(x)
+    assert (at(common, z, x) - (alphas[1]*own[1](x)[1] + (1 - alphas[1])*common)).abs().max() < 1e-10
+    assert torch.equal(deploy_network(method, state, model=w)[1](common, z, x), common)
+    state.buffers.pop('alpha')
+    same(state, w, own)
+    assert (state.personal['alpha'][:] - alphas).abs().max() < 1e-10
+    assert (len(set(alphas.tolist())) == 3) == learn
 
 # ---- FedRoD ----
 
