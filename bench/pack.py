@@ -3,10 +3,14 @@ import lzma, sys
 from pathlib import Path
 from fedlit.ground.files import _summed, all_results, packed, write_file
 
-def _rounded(value, digits=7, exact=('setting', 'settings'), rough=('seconds', 'peak_mb')):
-    "A value of JSON with so many digits a number, but for what was typed, and three of a time or a memory."
+DIGITS = dict(seconds=3, peak_mb=3, loss=4, train_loss=4, drift=4, spectra=5, layer_ranks=5, feature_maps=5)
+TYPED = 'setting', 'settings'
+
+def _rounded(value, digits=7):
+    "A value of JSON with so many digits a number, fewer where `DIGITS` says so, and all of what was typed."
     if isinstance(value, dict):
-        return {k: v if k in exact else _rounded(v, 3 if k in rough else digits) for k, v in value.items()}
+        return {k: v if k in TYPED else _rounded(v, DIGITS.get(k, 4 if k.endswith('_sd') else digits))
+                for k, v in value.items()}
     if isinstance(value, list): return [_rounded(v, digits) for v in value]
     return float(f'{value:.{digits}g}') if isinstance(value, float) else value
 
