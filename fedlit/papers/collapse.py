@@ -79,7 +79,7 @@ def of_pair(draw, *alphas): # none: all
     return lambda rows: draw(rows[rows.method.isin(PAIR) & (rows.alpha.isin(alphas) if alphas else True)])
 
 accuracy_by_round = of_pair(rounds_figure(panel='alpha'), *FOUR[:2])
-gap_by_alpha = of_pair(axis_figure('alpha', value='R', ylabel='R (nats)'))
+gap_by_alpha = of_pair(axis_figure('alpha', value='R', ylabel='R (log units)'))
 
 # %% ../../nbs/papers/collapse.ipynb #286d4e5e
 def wider(value, unit):
@@ -101,13 +101,13 @@ COLLAPSE = {
     **ours({'Fig. 2a: the same above 0.135, which is exp(-2)': wider('above_natural', 'values'),
             'Fig. 2a: the same by effective rank, which ignores scale: global model': wider('rank', 'dimensions'),
             'Fig. 2b: the same by effective rank: local models': wider('local_rank', 'dimensions')}),
-    'TPAMI Fig. 4: averaging collapses further: R > 0': above_zero('R', 'nats', method='FedAvg', alpha=STRONG),
+    'TPAMI Fig. 4: averaging collapses further: R > 0': above_zero('R', 'log units', method='FedAvg', alpha=STRONG),
 }
 def raised(value, unit, what): # what: of which it is claimed
     return {f'Fig. 3: FedDecorr raises the {what}': helps(value=value, unit=unit, alpha=STRONG)}
 
 CURE = {
-    'TPAMI Fig. 6: FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'nats', alpha=STRONG),
+    'TPAMI Fig. 6: FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'log units', alpha=STRONG),
     **raised('significant', 'values', "global model's number of values above 0.01"),
     **raised('local_significant', 'values', "local models' number of values above 0.01"),
     **ours(raised('above_natural', 'values', "global model's number of values above 0.135")

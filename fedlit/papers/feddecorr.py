@@ -125,7 +125,7 @@ def fallen(column):
     def of(rows):
         height = lambda alpha: pick(rows, dict(alpha=alpha), column).map(lambda v: np.log(np.maximum(v, 1e-20)).mean())
         return (height(EVEN) - height(UNEVEN)).groupby('seed').mean().to_numpy()
-    return Numbers(of, 'nats', whole=False)
+    return Numbers(of, 'log units', whole=False)
 
 LOCAL_PART = fallen('local_spectrum')
 AVERAGED_PART = minus(fallen('spectrum'), LOCAL_PART)
@@ -217,11 +217,11 @@ entry('feddecorr/tpami-fig4', 'TPAMI Fig. 4',
       'What averaging costs: R, the log ratio of local over global singular values, by heterogeneity',
       grid=grid(DECORR, 'cifar100', every=by_round, seeds=TEN_SEEDS, alpha=spectra_alphas,
                 method=decorr_rows('FedAvg')),
-      draw=(*with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')), ('causes', causes)),
+      draw=(*with_curves(axis_figure('alpha', value='R', ylabel='R (log units)')), ('causes', causes)),
       claims={'averaging collapses further: R > 0': above_zero('R'),
               'R tends to grow with heterogeneity': rising('alpha', 'R', -1),
-              'with even labels averaging costs nothing (R within 0.05 nats of zero)':
-                  level(above_zero('R', 'nats', alpha=EVEN), .05),
+              'with even labels averaging costs nothing (R within 0.05 log units of zero)':
+                  level(above_zero('R', 'log units', alpha=EVEN), .05),
               'local collapse is the main cause (of what is lost at alpha 0.05, local minus averaging)':
                   minus(LOCAL_PART, AVERAGED_PART)},
       value='R')
@@ -229,8 +229,8 @@ entry('feddecorr/tpami-fig4', 'TPAMI Fig. 4',
 # %% ../../nbs/papers/feddecorr.ipynb #95ff4760
 entry('feddecorr/tpami-fig6', 'TPAMI Fig. 6', 'R with and without FedDecorr',
       grid=grid(DECORR, 'cifar100', every=by_round, seeds=TEN_SEEDS, alpha=strongest, method=PAIR, ways=other_ways),
-      draw=with_curves(axis_figure('alpha', value='R', ylabel='R (nats)')),
-      claims={'FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'nats')}, value='R')
+      draw=with_curves(axis_figure('alpha', value='R', ylabel='R (log units)')),
+      claims={'FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'log units')}, value='R')
 
 # %% ../../nbs/papers/feddecorr.ipynb #ddc1f467
 LINEAR = dict(model='mlp', options=(('hidden', ()), ('features', 64), ('representation', 'linear')),
