@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'BESIDE',
-           'ACCURACY', 'MAPS', 'THREE', 'OPEN', 'map_row', 'by_method', 'gain', 'correlation', 'write_names',
-           'map_panel', 'map_figure', 'column', 'across']
+           'ACCURACY', 'MAPS', 'THREE', 'OPEN', 'FEW', 'map_row', 'by_method', 'gain', 'correlation', 'write_names',
+           'scale_by_odds', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
 from dataclasses import replace
 from .claims import Numbers, kendall, ours
-from .depth import DEPTH, IMAGES, perceptron, rank_columns
+from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
 from .entries import alphas, entry, grid
 from .evidence import margin
 
@@ -92,8 +92,22 @@ def write_names(ax, points, size=6): # points: name -> (x, y)
                     arrowprops=dict(arrowstyle='-', lw=.3, color='.6', shrinkB=2) if abs(d[1]) > 8 else None)
 
 # %% ../../nbs/papers/landscape.ipynb #5799a5b2
+ACCURACY = 'test accuracy (%)'
+
+def scale_by_odds(ax, axis): # axis: 'x' or 'y'
+    "Percent on the scale of their log odds, which spreads both ends; its inverse is the logistic function."
+    from matplotlib.ticker import FixedLocator
+    def odds(v): return np.log((p := np.clip(v, .1, 99.9))/(100 - p))
+    getattr(ax, f'set_{axis}scale')('function', functions=(odds, lambda z: 100/(1 + np.exp(-z))))
+    each = getattr(ax, f'{axis}axis')
+    each.set_major_locator(FixedLocator((5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99)))
+    each.set_major_formatter('{x:g}')
+
 def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
     "Points of methods with the 95 % intervals of their means over seeds, and a line to the method with FedDecorr."
+    ax.set(xlabel=xlabel, ylabel=ylabel)
+    for name, label in dict(x=xlabel, y=ylabel).items():
+        if label.startswith(ACCURACY): scale_by_odds(ax, name)
     group = dict(list(rows.groupby('method')))
     mean = lambda name: [group[name][v].mean() for v in (x, y)]
     points = {n: mean(n) for n in methods if n in group and np.isfinite(mean(n)).all()}
@@ -101,7 +115,6 @@ def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
         if (more := f'{name}+FedDecorr') in group:
             ax.plot(*zip(p, mean(more)), color='.8', lw=.7, zorder=0)
         ax.errorbar(*p, *(margin(group[name][v]) for v in (y, x)), fmt='o', ms=3, lw=.6, color='.3')
-    ax.set(xlabel=xlabel, ylabel=ylabel)
     write_names(ax, points)
 
 # %% ../../nbs/papers/landscape.ipynb #c4c2d33c
@@ -119,7 +132,6 @@ def map_figure(x, y, methods, xlabel, ylabel):
         return fig
     return draw
 
-ACCURACY = 'test accuracy (%)'
 MAPS = dict(rank=map_figure('local_rank', 'accuracy_late', SHARED, 'effective rank of local features', ACCURACY),
             own=map_figure('accuracy_late', 'personal', OWN, f"{ACCURACY}, the server's network",
                            f'{ACCURACY}, own networks on own tests'))
@@ -129,16 +141,20 @@ THREE = .05, .1, .5
 OPEN = tuple(m for m in SHARED if m not in PENALTIES) # what FedDecorr is added to
 
 def column(value, methods=SHARED, **where): return lambda rows: by_method(rows, value, methods, **where)
-def across(a):
+def across(a, methods=SHARED):
     "The claims about methods as points, at an alpha."
-    rank, accuracy = column('local_rank', alpha=a), column('accuracy_late', alpha=a)
-    return {f'alpha {a}: methods whose clients keep more dimensions tend to be more accurate':
-                correlation(rank, accuracy),
-            f'alpha {a}: methods whose average keeps more dimensions tend to be more accurate':
-                correlation(column('rank', alpha=a), accuracy),
-            f'alpha {a}: FedDecorr tends to add less to methods whose clients keep more dimensions':
-                correlation(column('local_rank', OPEN, alpha=a), lambda rows: gain(rows, methods=OPEN, alpha=a), -1),
-            f'alpha {a}: clients with networks of their own tend to be more accurate where these keep more dimensions':
+    start, to = f'alpha {a}: ', [m for m in methods if m in OPEN]
+    def of(value): return column(value, methods, alpha=a)
+    return {f'{start}methods whose clients keep more dimensions tend to be more accurate':
+                correlation(of('local_rank'), of('accuracy_late')),
+            f'{start}methods whose average keeps more dimensions tend to be more accurate':
+                correlation(of('rank'), of('accuracy_late')),
+            f'{start}FedDecorr tends to add less to methods whose clients keep more dimensions':
+                correlation(column('local_rank', to, alpha=a), lambda rows: gain(rows, methods=to, alpha=a), -1)}
+
+def across_own(a):
+    "The claim about methods that give every client a network of its own."
+    return {f'alpha {a}: clients with networks of their own tend to be more accurate where these keep more dimensions':
                 correlation(column('own_rank', OWN, alpha=a), column('personal', OWN, alpha=a))}
 
 # %% ../../nbs/papers/landscape.ipynb #map00013
@@ -147,4 +163,14 @@ entry('landscape/methods', 'not in the papers',
       grid=grid(LANDSCAPE, 'cifar10', seeds=lambda scale: MAP_SEEDS if scale == 'embedded' else MAP_SEEDS[:3],
                 alpha=alphas(*THREE), method=ROWS),
       draw=tuple(MAPS.items()), derive=rank_columns,
-      claims=ours({k: v for a in THREE for k, v in across(a).items()}))
+      claims=ours({k: v for a in THREE for k, v in (across(a) | across_own(a)).items()}))
+
+# %% ../../nbs/papers/landscape.ipynb #4c0a3a72
+FEW = ('FedAvg', 'ExactDecorr', 'TopK', 'FedDyn', 'Krum', 'DeCov', 'FedAdam', 'FederatedDropout', 'HeteroFL', 'FedProx')
+entry('landscape/images', 'not in the papers',
+      'The ten methods that differ most, alone and with FedDecorr',
+      grid=grid(LANDSCAPE | dict(short=dict(small_cifar10=IMAGES)), 'cifar10', alpha=alphas(.05),
+                seeds=lambda scale: PLAN_SEEDS[:3] if scale == 'short' else MAP_SEEDS,
+                method={k: v for k, v in ROWS.items() if k.split('+')[0] in FEW}),
+      draw=map_figure('local_rank', 'accuracy_late', FEW, 'effective rank of local features', ACCURACY),
+      derive=rank_columns, claims=ours(across(.05, FEW)))
