@@ -23,7 +23,8 @@ class ExactDecorr(Method):
         z = features - features.mean(0)
         if self.of == 'correlation': z = z/(features.var(0) + 1e-8).sqrt()
         c = z.T@z/(n-1)
+        shift = c.detach().diagonal().nan_to_num(0, 0, 0).mean() # without it, the solver fails where many rows are zero
         # the solver stops the program at a NaN; the sum passes it on to `fedlit.engine.guard`
-        s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0)) + 0*c.sum()
+        s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0) + torch.diag_embed(shift.expand(d))) - shift + 0*c.sum()
         if live_features is not None: d = live_features.sum() # other columns of a sub-model are zero, and their values
         return self.beta*(s.square().sum()/d - (s.sum()/d)**2)
