@@ -952,6 +952,23 @@ def test_processes_end_by_themselves(tmp_path):
     done = subprocess.run([sys.executable, tmp_path/'locks.py'], capture_output=True, text=True, check=True)
     assert 'leaked' not in done.stderr
 
+SOME_FAIL = '''import sys
+from pathlib import Path
+from fedlit.papers.settings import work_off
+def work(item):
+    if item % 2: raise ValueError(f'no {item}')
+    Path(sys.argv[1], str(item)).touch()
+if __name__ == '__main__': work_off(work, [1, 2, 3, 4], int(sys.argv[2]), progress=False)
+'''
+
+@pytest.mark.parametrize('processes', [1, 2])
+def test_one_run_that_fails_stops_no_other(tmp_path, processes):
+    "The rest is worked off first, and then it says what was wrong, with the worker's traceback."
+    (tmp_path/'some.py').write_text(SOME_FAIL)
+    done = subprocess.run([sys.executable, tmp_path/'some.py', tmp_path, str(processes)], capture_output=True, text=True)
+    assert done.returncode and 'ValueError: no 1' in done.stderr and "raise ValueError(f'no {item}')" in done.stderr
+    assert (tmp_path/'2').exists() and (tmp_path/'4').exists()
+
 # ---- one rule for who judges ----
 
 def of(table, claim): return table.set_index('claim').loc[claim, ['interval', 'seeds', 'test', 'p']].tolist()

@@ -127,22 +127,29 @@ def cores():
     "How many of this machine's processors this process may use."
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
+def _in_processes(n, work, todo, wait):
+    with multiprocessing.get_context('spawn').Pool(n) as pool:
+        wait(pool.imap_unordered(work, todo))
+        pool.close() # leaving ends them at once, and Python would complain of what they had not cleaned up
+        pool.join()
+
 def work_off(
     work, todo,     # function of one item, importable by other processes; list of items
     processes=None, # how many at a time; None: one a core
     progress=True,
     total=None,     # how many runs that is; None: one an item
 ):
-    "Call `work` on every item, in processes of their own where there is more than one; it may return a number of runs."
-    n = min(processes or cores(), len(todo))
+    """Call `work` on every item, in processes of their own where there is more than one; it may return a number of
+    runs. An error of one stops no other, and the first is raised at the end."""
+    n, failed = min(processes or cores(), len(todo)), []
+    def wait(done):
+        for _ in todo:
+            try: bar.update(next(done) or 1)
+            except Exception as e: failed.append(e)
     with tqdm(total=total or len(todo), disable=not progress, desc='runs', unit='run') as bar:
-        if n < 2:
-            for t in todo: bar.update(work(t) or 1)
-            return
-        with multiprocessing.get_context('spawn').Pool(n) as pool:
-            for done in pool.imap_unordered(work, todo): bar.update(done or 1)
-            pool.close() # leaving ends them at once, and Python would complain of what they had not cleaned up
-            pool.join()
+        if n < 2: wait(map(work, todo))
+        else: _in_processes(n, work, todo, wait)
+    if failed: raise failed[0]
 
 # %% ../../nbs/papers/settings.ipynb #ebccd318
 def checkpoint_of(out, s):
