@@ -117,10 +117,13 @@ def image_options(png):
     if wide and LEAST*wide > COLUMN: return {'width': f'{round(LEAST*wide) + 1}px'}
     return {'width': f'{wide}px'} if wide else {}
 
+def text_of(output, kind): return ''.join(output.get('data', {}).get(f'text/{kind}', ''))
+
 def with_setting(outputs):
     """Below a figure, as text, what it stands on, where the cell has kept that with the picture and says it nowhere
     else; of figures in a row that stand on the same, below the last."""
-    told = ''.join(''.join(o.get('data', {}).get(f'text/{kind}', '')) for o in outputs for kind in ('markdown', 'html'))
+    outputs = [o for o in outputs if not text_of(o, 'markdown').startswith('*Drawn from:*')] # the same, in a notebook
+    told = ''.join(text_of(o, kind) for o in outputs for kind in ('markdown', 'html'))
     said = [o.get('metadata', {}).get('here') for o in outputs]
     for o, here, then in zip(outputs, said, [*said[1:], None]):
         yield o

@@ -16,7 +16,7 @@ from .drawings import small_picture
 from ..ground.messages import unknown
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command, complete_seeds,
                                    compare_published, entry_runs, found_rows, judged, looks, note_look, note_seen,
-                                   remarks, repeats, report_entry, select, signed, stands_on)
+                                   remarks, repeats, report_entry, select, stands_on)
 from ..ground.files import shipped
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
@@ -201,7 +201,7 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for m in made:
             if isinstance(m, pd.DataFrame): display(m)
-            else: display(small_picture(signed(m, under)), metadata=dict(here=under)) # the gallery reads it there
+            else: display(small_picture(m), metadata=dict(here=under)) # the gallery reads it there
         for part in (compare_published(e, drawn) if e.published or quantity(e, rows) else None,
                      claims.set_index('claim') if len(claims) else None):
             if part is not None and len(part): display(part)

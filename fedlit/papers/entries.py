@@ -369,10 +369,11 @@ def signed(fig, text):
     return fig
 
 def show_signed(fig, here): # here: what it was drawn from
-    "In a notebook: a figure, with a small line of text under it that is also stored with it; the figure is closed."
+    "In a notebook: a figure, and under it a line of text that is also stored with it; the figure is closed."
     import matplotlib.pyplot as plt
-    from IPython.display import display
-    display(signed(fig, here), metadata=dict(here=here))
+    from IPython.display import Markdown, display
+    display(fig, metadata=dict(here=here))
+    display(Markdown(f'*Drawn from:* {here}.'))
     plt.close(fig)
 
 # %% ../../nbs/papers/entries.ipynb #ea161e67
