@@ -217,12 +217,15 @@ class TaskBatches(Batches):
     ):
         self.task, self.index, self.counts, self.draws, self.epoch, self.ready = (
             task, index.to(task.x_train.device), counts, draws, epoch, range(0))
+        self.known = index # where it was made, which is read without waiting for a device
 
     def of(self, ks):
         steps = int((self.counts[ks] > 0).sum(1).max())
-        return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
+        some = TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
                            self.epoch and (lambda k: self.epoch(ks[k])))
+        some.known = self.known[ks, :steps]
+        return some
 
     def data(self, k, epochs=1): # whatever part of an epoch, or however many, the client takes in this round
         return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)
@@ -263,7 +266,7 @@ def targets(self:TaskBatches, at=slice(None)):
 @patch
 def once(self:TaskBatches):
     if self.draws: return None
-    index, device = self.index.cpu(), self.index.device # read once; how many there are is known only then
+    index, device = self.known.cpu(), self.index.device # how many there are is known only then
     each = [i[r].unique() for i, r in zip(index, occupied(self.counts, index.shape[2]))]
     self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1)
                               for u, i in zip(each, index)]).to(device)

@@ -719,7 +719,7 @@ def notice(self:Simulation, state, who):
     "Warn what parts of the method have to say of the features that the network now makes of a batch, each only once."
     a, train = self.federation, self.task.x_train
     parts = [p for p in a.method.parts if hasattr(p, 'notice') and p not in self.noticed]
-    if not parts or not who: return
+    if not parts or not who or state.round & (state.round - 1): return # after 1, 2, 4, 8 rounds, as it waits
     first = torch.as_tensor(a.clients[who[0]][:a.local.batch_size], device=train.device)
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
