@@ -6,7 +6,7 @@ from fedlit.methods import (
     FedAdagrad, FedAdam, FedYogi, FedExP,
     FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FFALoRA, FedDBE,
     FedDF, DSFL, FedET, FedMD, FedDyn,
-    HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE,
+    HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE, FIARSE,
     CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
     FedAMP, Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA, IFCA)
@@ -56,7 +56,7 @@ METHODS = [
     PerFedAvg(alpha=.1, form='hf', delta=.1), FedProto(), FedRoD(), FedAMP(),
     FedALA(layers=2, share=.5, batch=4, most=3), IFCA(), IFCA(clusters=3, noise=.1),
     # sub-models
-    *CUTTING]
+    FIARSE(rates=HALVES), FIARSE(rates=(1., .5, .25), assign='dynamic', rounding='down'), *CUTTING]
 TRIMMED = [HeteroFL(rates=HALVES) + t
            for t in (Scaler(), MaskedCE(), OwnLabels(), Clip(), Scaler() + MaskedCE() + OwnLabels() + Clip(),
                      FedDecorr(), MOON(), FedDyn(), FedAvgM() + FedProx(mu=.1), TopK(share=.1) + Quantize(),
@@ -77,7 +77,7 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
 NEUTRAL = [FedProx(mu=0.),
            FedAvgM(momentum=0.), FedAvgM(momentum=0., form='paper'), FedAvgM(momentum=0., form='nesterov'),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
-           FedExP(eps=1e9), FedNTD(beta=0.), FedSAM(rho=0.), FedUV(lam=0., mu=0.),
+           FIARSE(rates=(1.,)), FedExP(eps=1e9), FedNTD(beta=0.), FedSAM(rho=0.), FedUV(lam=0., mu=0.),
            FedRS(alpha=1.), FedLC(tau=0.), DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
            TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
            Ditto(lam=1.), APFL()]

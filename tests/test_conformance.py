@@ -13,7 +13,7 @@ PROXY, REST = TASK.normalise(TASK.x_train[ORDER[:240]]), ORDER[240:]
 CLIENTS = [REST[c] for c in dirichlet(TASK.y_train[REST], 6, .5, seed=0)]
 HALVES = dict(rates=(1., .5))
 CALL = dict(FedAvgM=dict(form='paper', momentum=.5),
-            **{n: HALVES for n in ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE')},
+            **{n: HALVES for n in ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE', 'FIARSE')},
             FedGSE=dict(HALVES, pool=240), Krum=dict(attackers=0, best=4), DP=dict(clip=9., noise=1e-3),
             DPSGD=dict(clip=9., noise=1e-3))
 # parts that mean something beside a method that cuts

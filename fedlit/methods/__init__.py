@@ -9,7 +9,7 @@ __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeC
            'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FFALoRA', 'FedDBE',
            'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
            'FedAMP', 'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
-           'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'FIARSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -44,6 +44,7 @@ from .fjord import FjORD
 from .depthfl import DepthFL
 from .feddse import FedDSE, OldCounts
 from .fedgse import FedGSE
+from .fiarse import FIARSE
 from .feddf import FedDF
 from .dsfl import DSFL
 from .fedet import FedET
@@ -69,6 +70,6 @@ _all_ = ['FedAvg', 'SOLO',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
          'FFALoRA', 'FedDBE', 'FedDF', 'DSFL', 'FedET', 'FedMD',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA',
-         'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
+         'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'FIARSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
          'DP', 'DPSGD', 'TopK', 'Quantize']
