@@ -95,7 +95,7 @@ class Method(Summand):
     def combine(self, deltas, weights): return deltas, weights # of what the server takes the mean, and its weights
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
     def deploy(self, params): return params                   # between rounds, the parameters of a client's own network
-    def predict(self, logits): return logits                  # between rounds, what a network answers
+    def predict(self, logits): return logits                  # between rounds, a network's answers, as logits
 
 # %% ../nbs/05_method.ipynb #48944019
 def require(

@@ -136,7 +136,7 @@ def build(
             if odd or not options: raise
             said = ", ".join(f"{k}={v!r}" for k,v in options.items())
             raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; "
-                             "widths are whole numbers, at least 1") from e
+                             "a width is a whole number, at least 1, and several layers are a tuple of them") from e
         model = _fits(name, model, shape, task.classes)
     # from which a saved run builds it again
     model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)

@@ -193,6 +193,8 @@ class MixedRun:
     @property
     def method(self): return self.runs[0].method
     @property
+    def locals(self): return [run.locals for run in self.runs] # one for each network
+    @property
     def round(self): return self.runs[0].state.round # how many are done
     @property
     def last(self): # the numbers of the last round, by the names of their columns

@@ -249,7 +249,7 @@ def deploy_network(
     if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):
-        with Seeded(('predict', state.seed, state.round, client)):
+        with Seeded(('predict', state.seed, state.round, *(() if client is None else (client,)))):
             return through(method, 'predict', 'logits', dict(offer, logits=logits, features=features, x=x))
     return (use(params, buffers, False), buffers), answer if overrides(method, 'predict') else None
 

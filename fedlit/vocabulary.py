@@ -8,7 +8,7 @@ __all__ = ['HOOKS', 'CLIENT', 'STEP', 'SERVER', 'BETWEEN', 'OFFERS', 'OUTSIDE', 
 # %% ../nbs/04_vocabulary.ipynb #8f297757
 from dataclasses import dataclass
 from difflib import get_close_matches
-from .ground.messages import Answer, are_dicts, is_dict, is_scalar, is_stack, is_tensor, is_weights
+from .ground.messages import Answer, are_dicts, is_dict, is_logits, is_scalar, is_stack, is_tensor, is_weights
 from .ground.messages import or_buffers, other_rows
 
 # %% ../nbs/04_vocabulary.ipynb #8709395b
@@ -67,7 +67,8 @@ HOOKS.update(
     deploy=Hook('between', 'between rounds, uses its network', 'Ditto takes its second network',
                 Answer('a dictionary', is_dict), 'buffers forward clients generator data'),
     predict=Hook('between', 'between rounds, uses its network', 'FedProto asks which prototype is nearest',
-                 Answer('a tensor', is_tensor), 'buffers forward clients generator data x features logits'))
+                 Answer('logits, a tensor of the shape of `logits`; of probabilities their logarithm', is_logits),
+                 'buffers forward clients generator data x features logits'))
 
 # %% ../nbs/04_vocabulary.ipynb #vochooka
 def hooks_at(
@@ -115,7 +116,7 @@ offers(
     valid=('(B,)', 'which places of the batch hold a sample, booleans; only where some are empty, '
                   'so ask for `valid=None`'),
     features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
-    logits=('(B, classes)', 'what it returns second'),
+    logits=('(B, classes)', 'what it returns second; in `loss`, after the `output` of all parts'),
     frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
 
 # %% ../nbs/04_vocabulary.ipynb #vocname1

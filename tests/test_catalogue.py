@@ -965,7 +965,8 @@ if __name__ == '__main__': work_off(work, [1, 2, 3, 4], int(sys.argv[2]), progre
 def test_one_run_that_fails_stops_no_other(tmp_path, processes):
     "The rest is worked off first, and then it says what was wrong, with the worker's traceback."
     (tmp_path/'some.py').write_text(SOME_FAIL)
-    done = subprocess.run([sys.executable, tmp_path/'some.py', tmp_path, str(processes)], capture_output=True, text=True)
+    command = [sys.executable, tmp_path/'some.py', tmp_path, str(processes)]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode and 'ValueError: no 1' in done.stderr and "raise ValueError(f'no {item}')" in done.stderr
     assert (tmp_path/'2').exists() and (tmp_path/'4').exists()
 

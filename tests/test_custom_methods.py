@@ -353,6 +353,51 @@ class Neighbour(Method):
         own = forward(params, buffers, x, train=False)[0]
         return logits.new_zeros(logits.shape).scatter_(1, y[torch.cdist(features, own).argmin(1)][:, None], 1.)
 
+class Drawn(Method):
+    def predict(self, logits, generator): return logits + torch.randn(logits.shape, generator=generator)
+
+def test_what_a_network_answers_may_be_drawn():
+    run = go(Drawn(), tests=TESTS)
+    drawn = [run.logits(TASK.x_test, client=k) - go(FedAvg()).logits(TASK.x_test, client=k) for k in (None, 0, 1)]
+    assert all(.5 < d.std() < 2 for d in drawn) and not torch.equal(drawn[1], drawn[2])
+    assert torch.equal(run.logits(TASK.x_test, client=1), go(Drawn(), tests=TESTS).logits(TASK.x_test, client=1))
+
+@pytest.mark.parametrize('wrong', [lambda v: v.argmax(1), lambda v: v[:, :3], lambda v: torch.cat([v, v], 1)])
+def test_what_a_network_answers_has_the_shape_of_logits(wrong):
+    class Answers(Method):
+        def predict(self, logits): return wrong(logits)
+    with pytest.raises(TypeError, match='predict returned a tensor of shape .* it must return logits'):
+        go(Answers())
+
+class Single(Method):
+    "Brings tensors in single precision, as torch makes them, into a federation in double precision."
+    def init(self, params):
+        mine = torch.full((params['head.weight'].shape[1],), .3)
+        return {**params, 'mine': mine}, dict(s=mine), dict(p=mine)
+    def loss(self, features, params, client, server):
+        return .01*(features - params['mine'] - client['p'] - server['s']).square().mean()
+
+def test_what_a_method_brings_is_as_exact_as_the_network():
+    import fedlit
+    assert not {'runs', 'slope', 'types', 'finer'} & {*fedlit.check(Single()).broken}
+
+@pytest.mark.parametrize('name', ['own.head', 'body', 'training'])
+def test_a_name_that_the_network_has_for_something_else_is_named(name):
+    class Brings(Method):
+        def init(self, params): return {**params, name: params['head.bias'].clone()}, {}, {}
+    with pytest.raises(TypeError, match=f"Net has no tensor '{name}': .* its `use` takes out"): go(Brings())
+
+def test_what_differs_in_shape_by_client_is_named():
+    class Sends(Method):
+        def done(self, client, data): return client, dict(labels=data[1])
+    with pytest.raises(TypeError, match=r'what `done` of Sends\(\) returns has another shape'): go(Sends())
+
+def test_a_memory_that_was_left_out_is_asked_for():
+    class Forgets(Method):
+        def init(self, params): return params, {}, dict(p=params['head.bias'])
+        def begin(self, params, client): return params, {}
+    with pytest.raises(TypeError, match='`init` made p; begin with `client`, the memory that it'): go(Forgets())
+
 def test_training_does_not_hear_what_use_go():
     plain, minus = go(FedAvg()), go(Minus())
     for k, v in plain.state.params.items(): assert torch.equal(v, minus.state.params[k])

@@ -222,7 +222,8 @@ def test_what_a_figure_stands_on_is_text_below_it():
         dict(cell_type='code', source='#| fig-alt: A line\nx', outputs=[*outputs]))['outputs']]
     assert told(figure, figure) == ['', '', '<p class="here">Drawn from: &lt;b&gt;; 1 seed.</p>']
     assert told(text('*Here:* <b>; 1 seed.'), figure) == ['', '']
-    assert told(figure, text('*Drawn from:* <b>; 1 seed.')) == ['', '<p class="here">Drawn from: &lt;b&gt;; 1 seed.</p>']
+    line = '<p class="here">Drawn from: &lt;b&gt;; 1 seed.</p>'
+    assert told(figure, text('*Drawn from:* <b>; 1 seed.')) == ['', line]
 
 def test_labels_of_runs_have_the_names_of_the_site():
     from pandas import DataFrame

@@ -5,7 +5,8 @@
 # %% auto #0
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'match_name', 'unknown', 'check_record',
            'as_python', 'as_declared', 'check_values', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor',
-           'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn', 'first_line']
+           'is_logits', 'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn',
+           'first_line']
 
 # %% ../../nbs/ground/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -202,6 +203,7 @@ def _what(out):
 
 def is_dict(out, offer): return isinstance(out, dict)
 def is_tensor(out, offer): return hasattr(out, 'shape') or isinstance(out, (int, float))
+def is_logits(out, offer): return getattr(out, 'shape', None) == offer['logits'].shape
 def is_scalar(out, offer): return isinstance(out, (int, float)) or getattr(out, 'ndim', None) == 0
 def is_weights(out, offer): return getattr(out, 'shape', None) == offer['weights'].shape
 def is_stack(out, offer): return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], dict)
@@ -228,8 +230,9 @@ def _other_memory(values, place, offer):
     if odd := _no_tensor(values[place]): return odd
     new, old = sorted(values[place]), sorted(offer.get('client', {}))
     if new == old: return ''
-    return (f"a memory with {', '.join(new) or 'nothing in it'}, but `init` made {', '.join(old) or 'none'}; "
-            f"let init(self, params) return params, {{}}, dict({', '.join(f'{k}=...' for k in new)})")
+    remedy = ("begin with `client`, the memory that it was given" if set(new) < set(old) else
+              f"let init(self, params) return params, {{}}, dict({', '.join(f'{k}=...' for k in new)})")
+    return f"a memory with {', '.join(new) or 'nothing in it'}, but `init` made {', '.join(old) or 'none'}; {remedy}"
 
 def _no_buffers(values, place, offer):
     new = {} if place is None or len(values) <= place else values[place]
