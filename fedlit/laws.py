@@ -818,7 +818,10 @@ def masked(method, world):
     count = holders(out['mask'], state.params, 2)
     idle = {k: (n == 0).expand_as(state.params[k]) for k, n in count.items()}
     moved = [k for k, at in idle.items() if not torch.equal(new.params[k][at], state.params[k][at])]
-    if moved: return _no(f"entries of {moved[0]} moved that no client trained")
+    if moved:
+        seen = f"entries of {moved[0]} moved that no client trained"
+        if not asks_for(method, 'merge', 'trained'): return _no(seen)
+        return _note(f"{seen}; look whether that is meant, as `merge` makes them from what clients ended with")
     total, still = sum(v.numel() for v in state.params.values()), sum(int(v.sum()) for v in idle.values())
     return _yes(f"{still} of {total} entries were trained by nobody and stay")
 

@@ -6,10 +6,11 @@
 __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC',
            'FedNTD', 'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP',
            'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
-           'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FFALoRA', 'FedDBE',
-           'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
-           'FedAMP', 'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE',
-           'FIARSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK', 'Quantize']
+           'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FFALoRA',
+           'FlexLoRA', 'FedDBE', 'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto',
+           'FedRoD', 'FedALA', 'FedAMP', 'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL',
+           'FedDSE', 'FedGSE', 'FIARSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP', 'DPSGD', 'TopK',
+           'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -33,7 +34,7 @@ from .fedrep import FedRep
 from .lgfedavg import LGFedAvg
 from .fedcac import FedCAC
 from .feddecomp import FedDecomp
-from .fedpara import FFALoRA, FedPara, pFedPara
+from .fedpara import FFALoRA, FedPara, FlexLoRA, pFedPara
 from .feddbe import FedDBE
 from .feddyn import FedDyn
 from .submodels import Scaler, MaskedCE, OwnLabels, Clip
@@ -68,7 +69,7 @@ _all_ = ['FedAvg', 'SOLO',
          'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP', 'FedDyn',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
-         'FFALoRA', 'FedDBE', 'FedDF', 'DSFL', 'FedET', 'FedMD',
+         'FFALoRA', 'FlexLoRA', 'FedDBE', 'FedDF', 'DSFL', 'FedET', 'FedMD',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'FIARSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',

@@ -1,13 +1,13 @@
 "What stays at home: exactly which tensors, phases, circles, low-rank corrections, and what the server averages."
 import copy
-import pytest, torch
+import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedPara, FedPer, FedRep, FFALoRA, LGFedAvg, MOON, SCAFFOLD,
-    pFedPara)
+    CoordinateMedian, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer, FedRep,
+    FFALoRA, FlexLoRA, LGFedAvg, MOON, SCAFFOLD, pFedPara)
 from fedlit.methods.fedcac import circles, critical
-from fedlit.methods.fedpara import factors
+from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -294,6 +294,94 @@ def test_ffalora_refuses_a_network_with_nothing_to_correct():
             self.head = nn.Linear(3, 2)
         def forward(self, x): return x, self.head(x)
     with pytest.raises(ValueError, match="no layer to correct besides 'head'"): start(FFALoRA(), Only(), 2)
+
+# ---- FlexLoRA ----
+
+def signed_svd(W):
+    "U, singular values and V' by numpy, the largest entry of every column of U being positive."
+    U, s, V = np.linalg.svd(W.numpy(), full_matrices=False)
+    for j in range(len(s)):
+        sign = np.sign(U[np.abs(U[:, j]).argmax(), j])
+        U[:, j], V[j] = sign*U[:, j], sign*V[j]
+    return torch.tensor(U), torch.tensor(s), torch.tensor(V)
+
+def flexlora(A, ranks, alpha, rounds):
+    "The server's network and the mean of the products, with clients that really have factors of their rank."
+    server, data, sizes, B = classifier(norm=True), few(), torch.tensor([12., 9., 4.]), torch.zeros(5, len(A)).double()
+    for some in rounds:
+        p, ends, W = sizes[some].double()/sizes[some].double().sum(), [], 0.
+        for q, k in zip(p, some):
+            net = Corrected(A[:ranks[k]], alpha/max(ranks), True)
+            net.net.load_state_dict(server.state_dict())
+            with torch.no_grad(): net.B.copy_(B[:, :ranks[k]])
+            learned = [v for v in net.parameters() if v.requires_grad]
+            opt = torch.optim.SGD(learned, lr=.1, momentum=.9, weight_decay=.01)
+            for t in range(int(data['counts'][k].sum())):
+                opt.zero_grad()
+                nn.functional.cross_entropy(net.train()(data['x'][k, t])[1], data['y'][k, t]).backward()
+                opt.step()
+            ends.append(net.net.state_dict())
+            W = W + q*(net.B@net.A).detach()
+        server.load_state_dict({n: sum(q*e[n] for q, e in zip(p, ends)) if v.is_floating_point() else v
+                                for n, v in server.state_dict().items()})
+        U, s, V = signed_svd(W)
+        s = torch.where(s > 1e-12, s, 0.)
+        B, A = (U*s.sqrt())[:, :len(A)], (s.sqrt()[:, None]*V)[:len(A)]
+    return server, B, A, W
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+@pytest.mark.parametrize('ranks', [(3, 2, 1), (1, 2, 2), (2, 2, 2)])
+def test_flexlora_is_the_plain_loop_of_clients_with_factors_of_their_rank(ranks, executor):
+    net, rounds, m = classifier(norm=True), ([0, 1, 2], [2, 1], [0, 2], [0, 1, 2]), FlexLoRA(ranks, alpha=3.)
+    state, local = start(m, net, 3), Local(lr=.1, momentum=.9, weight_decay=.01)
+    server, B, A, W = flexlora(state.params['lora.body.weight.A'], ranks, 3., rounds)
+    for some in rounds:
+        sent, data = Broadcast(m, net, state, local), {k: v[some] for k, v in few().items()}
+        state = fed_round(sent, some, data, torch.tensor([12., 9., 4.])[some], executor)
+    have, own = {**state.params, **state.buffers}, server.state_dict()
+    assert gap(have, {k: own[k] for k in ('head.weight', 'head.bias', 'norm.running_mean', 'norm.running_var')}) < 1e-8
+    assert gap({f: have[f'lora.body.weight.{f}'] for f in 'AB'}, dict(A=A, B=B)) < 1e-8
+    lost = np.linalg.svd(W.numpy())[1][max(ranks):]
+    assert abs((B@A - W).norm().item() - (lost**2).sum()**.5) < 1e-8
+    U, s, V = signed_svd(W)
+    for k, r in enumerate(ranks):
+        best = own['body.weight'] + 3/max(ranks)*(U[:, :r]*s[:r])@V[:r]
+        assert torch.allclose(deployed(m, state, k)[0]['body.weight'], best, atol=1e-8), k
+    assert torch.allclose(deployed(m, state)[0]['body.weight'], own['body.weight'] + 3/max(ranks)*B@A, atol=1e-8)
+
+def test_best_factors_do_not_depend_on_the_signs_that_a_decomposition_chose():
+    g = torch.Generator().manual_seed(0)
+    W = torch.randn(7, 4, dtype=torch.double, generator=g)
+    turn = torch.diag(torch.tensor([1., -1., -1., 1.], dtype=torch.double))
+    B, A = best_factors(W, 3)
+    assert (B.gather(0, B.abs().argmax(0, keepdim=True)) > 0).all()
+    turned, back = best_factors(W.T, 3), best_factors(W@turn, 3)
+    for b, a in ((turned[1].T, turned[0].T), (back[0], back[1]@turn)):
+        assert torch.allclose(b@a, B@A, atol=1e-12)
+    assert torch.allclose(best_factors(W@turn, 3)[0], B, atol=1e-12)
+    for dtype in (torch.float32, torch.double):
+        b, a = best_factors(torch.ones(4, 3, dtype=dtype), 3)
+        assert b.dtype == dtype and (b[:, 1:] == 0).all() and torch.allclose(b@a, torch.ones(4, 3, dtype=dtype))
+
+def test_a_few_weak_clients_leave_a_server_of_a_lower_rank():
+    m, net = FlexLoRA((3, 1, 1)), classifier(norm=True)
+    state, local = start(m, net, 3), Local(lr=.1)
+    go = lambda who: fed_round(Broadcast(m, net, state, local), who, {k: v[who] for k, v in few().items()},
+                               torch.ones(len(who)), 'loop')
+    state = go([1])
+    B = state.params['lora.body.weight.B']
+    assert (B[:, 1:] == 0).all() and (state.params['lora.body.weight.A'][1:] == 0).all() and B[:, 0].norm() > 1e-3
+    state = go([0, 2])
+    assert torch.linalg.matrix_rank(state.params['lora.body.weight.B'], atol=1e-9) == 2
+
+@pytest.mark.parametrize('make,word', [(lambda: FlexLoRA(ranks=()), r'ranks=\(\), but it must be a tuple of whole'),
+                                       (lambda: FlexLoRA(ranks=(2, 1.5)), 'whole numbers'),
+                                       (lambda: FlexLoRA(alpha=0.), 'alpha=0.0, but it must be positive'),
+                                       (lambda: FlexLoRA() + FedAvgM(), 'decide `merge` alone'),
+                                       (lambda: FlexLoRA() + CoordinateMedian(), 'decide `combine` alone'),
+                                       (lambda: FedNova() + FlexLoRA(), 'decide `weigh` alone')])
+def test_what_flexlora_refuses(make, word):
+    with pytest.raises(ValueError, match=word): make()
 
 # ---- FedDBE ----
 
