@@ -1,5 +1,6 @@
-"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD, FedALA, FedAMP and IFCA, in plain torch."
+"A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD, FedALA, FedAMP, IFCA, FedPAC, by hand."
 import copy
+import itertools
 import pytest, torch
 from dataclasses import replace
 from torch import nn
@@ -8,8 +9,8 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAMP, FedAvg, FedBN, FedDecorr, FedPer, FedProto, FedProx, FedRoD, HeteroFL, IFCA, MOON,
-    PerFedAvg, pFedMe)
+    APFL, Ditto, FedALA, FedAMP, FedAvg, FedBN, FedDecorr, FedPAC, FedPer, FedProto, FedProx, FedRoD, HeteroFL, IFCA,
+    MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -634,3 +635,79 @@ def test_what_ifca_refuses():
         with pytest.raises(ValueError, match=said): m()
     with pytest.raises(ValueError, match='IFCA averages norm.running_mean within a cluster, but it stays at home'):
         start(IFCA(), classifier(True), 3, statistics='home')
+
+# ---- FedPAC ----
+
+def best_shares(hs, vs, i):
+    "Every set of clients with a positive share is tried: its linear system, then the lowest risk."
+    apart, found = torch.stack([(hs[i] - h).flatten() for h in hs]), []
+    q = apart@apart.T + torch.diag(torch.stack(vs))
+    for n in range(1, len(hs) + 1):
+        for on in map(list, itertools.combinations(range(len(hs)), n)):
+            w = torch.linalg.solve(q[on][:, on], torch.ones(n, dtype=torch.double))
+            a = torch.zeros(len(hs), dtype=torch.double).index_copy(0, torch.tensor(on), w/w.sum())
+            if (a >= 0).all(): found.append((float(a@q@a), a))
+    return min(found, key=lambda f: f[0])[1]
+
+def fedpac(lam, least, norm=True):
+    nets, known, shares = [classifier(norm) for _ in range(3)], {}, {}
+    server = classifier(norm)
+    for who in ROUNDS:
+        hs, vs, sent, ends = [], [], {}, []
+        for k in who:
+            net, head = nets[k], copy.deepcopy(nets[k].head.state_dict())
+            net.load_state_dict(server.state_dict())
+            net.head.load_state_dict(head)
+            half = len(steps(k))/2
+            x, y = (torch.cat(v) for v in zip(*steps(k)[:max(1, int(half + .5))])) # an epoch of the two
+            with torch.no_grad(): z = net.eval()(x)[0]
+            v, h = 0., torch.zeros(2, 5).double()
+            for c in set(y.tolist()):
+                p, of = float((y == c).sum())/len(y), z[y == c]
+                h[c] = p*of.mean(0)
+                v = v + p*of.square().sum(1).mean() - p**2*of.mean(0).square().sum()
+            hs.append(h)
+            vs.append(v/len(y))
+            net.train()
+            body = [p for n, p in net.named_parameters() if not n.startswith('head')]
+            for_head, for_body = (torch.optim.SGD(ps, lr=.1, momentum=.9, weight_decay=.01)
+                                  for ps in (net.head.parameters(), body))
+            for t, (xs, ys) in enumerate(steps(k)):
+                z, out = net(xs)
+                pull = [(z[i] - known[c]).square().sum() for i, c in enumerate(ys.tolist()) if c in known]
+                net.zero_grad()
+                (F.cross_entropy(out, ys) + lam*sum(pull)/z.numel()).backward()
+                (for_body if t >= half else for_head).step()
+            with torch.no_grad(): z = net.eval()(x)[0]
+            for c in set(y.tolist()): sent.setdefault(c, []).append((z[y == c].mean(0), int((y == c).sum())))
+            ends.append(copy.deepcopy(net))
+        averaged(server, ends, who)
+        for c, each in sent.items(): known[c] = sum(n*m for m, n in each)/sum(n for _, n in each)
+        for i, k in enumerate(who):
+            a = best_shares(hs, vs, i)
+            a = shares[k] = a*(a > least)/a[a > least].sum()
+            nets[k].head.load_state_dict({n: sum(s*e.head.state_dict()[n] for s, e in zip(a, ends))
+                                          for n in nets[k].head.state_dict()})
+    return server, nets, known, shares
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('norm', [False, True])
+@pytest.mark.parametrize('lam,least', [(2., 1e-3), (0., .2)])
+def test_fedpac(lam, least, norm, executor):
+    m, local = FedPAC(lam=lam, least=least), Local(epochs=2, lr=.1, momentum=.9, weight_decay=.01)
+    state = federation(m, local=local, norm=norm, executor=executor)
+    server, nets, known, shares = fedpac(lam, least, norm)
+    assert any(1e-3 < a.min() < .999 for a in shares.values())
+    body = {n: v for n, v in server.state_dict().items() if not n.startswith('head')}
+    assert gap({**state.params, **state.buffers}, body) < 1e-9
+    for c, v in known.items(): assert (state.server['FedPAC']['means'][c] - v).abs().max() < 1e-9
+    for k, net in enumerate(nets):
+        assert gap({f'head.{n}': state.personal[f'head.{n}'][k] for n in net.head.state_dict()},
+                   {f'head.{n}': v for n, v in net.head.state_dict().items()}) < 1e-8
+    assert gap(nets[0].head.state_dict(), nets[1].head.state_dict()) > 1e-3
+
+def test_fedpac_needs_a_linear_head_and_more_epochs_than_the_body_has():
+    with pytest.raises(ValueError, match="FedPAC: head='nose' must name the linear layer on the features"):
+        start(FedPAC(head='nose'), classifier(), 3)
+    with pytest.raises(ValueError, match='body_epochs=3, but it must be at most the 1 local epochs'):
+        federation(FedPAC(body_epochs=3), local=Local(epochs=1))
