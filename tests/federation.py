@@ -4,7 +4,7 @@ from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, w
 from fedlit.methods import (
     FedAvg, SOLO, FedProx, MOON, FedDecorr, ExactDecorr, DeCov, StructuredDeCov, SCAFFOLD, FedAvgM, FedNova,
     FedAdagrad, FedAdam, FedYogi, FedExP,
-    FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FFALoRA, FlexLoRA, FedDBE, FedPAC,
+    FedBN, FedPer, FedRep, LGFedAvg, FedCAC, FedDecomp, FedPara, pFedPara, FFALoRA, FlexLoRA, FedDBE, FedPAC, FedAS,
     FedDF, DSFL, FedET, FedMD, FedDyn,
     HeteroFL, FedRolex, FederatedDropout, FjORD, DepthFL, FedDSE, FedGSE, FIARSE,
     CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
@@ -46,7 +46,7 @@ METHODS = [
     FedBN(), FedPer(), FedBABU(), FedRep(), LGFedAvg(), FedCAC(),
     FedDecomp(), FedDecomp(form='paper', lora_epochs=3), FedPara(), pFedPara(),
     FFALoRA(), FFALoRA(rank=2, both=True), FlexLoRA(), FlexLoRA(ranks=(3, 1)), FedDBE(), FedDBE(kappa=5., momentum=.3),
-    FedPAC(), FedPAC(lam=3., least=.2),
+    FedPAC(), FedPAC(lam=3., least=.2), FedAS(), FedAS(lr=.1, batch=4),
     # server distillation
     FedDF(steps=3), DSFL(steps=3, batch_size=4), FedET(steps=3),
     FedMD(samples=8, epochs=2, batch_size=4),

@@ -7,10 +7,10 @@ __all__ = ['FedAvg', 'SOLO', 'FedProx', 'MOON', 'FedDecorr', 'ExactDecorr', 'DeC
            'FedNTD', 'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP',
            'FedDyn', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff', 'FedBN',
            'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara', 'FFALoRA',
-           'FlexLoRA', 'FedDBE', 'FedPAC', 'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe', 'PerFedAvg',
-           'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD',
-           'DepthFL', 'FedDSE', 'FedGSE', 'FIARSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts', 'DP',
-           'DPSGD', 'TopK', 'Quantize']
+           'FlexLoRA', 'FedDBE', 'FedPAC', 'FedAS', 'FedDF', 'DSFL', 'FedET', 'FedMD', 'Ditto', 'APFL', 'pFedMe',
+           'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA', 'HeteroFL', 'FedRolex', 'FederatedDropout',
+           'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'FIARSE', 'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',
+           'DP', 'DPSGD', 'TopK', 'Quantize']
 
 # %% ../../nbs/methods/index.ipynb #601256d2
 from ..method import FedAvg
@@ -37,6 +37,7 @@ from .feddecomp import FedDecomp
 from .fedpara import FFALoRA, FedPara, FlexLoRA, pFedPara
 from .feddbe import FedDBE
 from .fedpac import FedPAC
+from .fedas import FedAS
 from .feddyn import FedDyn
 from .submodels import Scaler, MaskedCE, OwnLabels, Clip
 from .heterofl import HeteroFL
@@ -70,7 +71,7 @@ _all_ = ['FedAvg', 'SOLO',
          'FedUV', 'FedSAM', 'SCAFFOLD', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP', 'FedDyn',
          'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum', 'FedAsync', 'FedBuff',
          'FedBN', 'FedPer', 'FedBABU', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'FedPara', 'pFedPara',
-         'FFALoRA', 'FlexLoRA', 'FedDBE', 'FedPAC', 'FedDF', 'DSFL', 'FedET', 'FedMD',
+         'FFALoRA', 'FlexLoRA', 'FedDBE', 'FedPAC', 'FedAS', 'FedDF', 'DSFL', 'FedET', 'FedMD',
          'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA', 'FedAMP', 'IFCA',
          'HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'DepthFL', 'FedDSE', 'FedGSE', 'FIARSE',
          'Scaler', 'MaskedCE', 'OwnLabels', 'Clip', 'OldCounts',

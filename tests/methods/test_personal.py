@@ -9,8 +9,8 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAMP, FedAvg, FedBN, FedDecorr, FedPAC, FedPer, FedProto, FedProx, FedRoD, HeteroFL, IFCA,
-    MOON, PerFedAvg, pFedMe)
+    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedNova, FedPAC, FedPer, FedProto, FedProx,
+    FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -711,3 +711,59 @@ def test_fedpac_needs_a_linear_head_and_more_epochs_than_the_body_has():
         start(FedPAC(head='nose'), classifier(), 3)
     with pytest.raises(ValueError, match='body_epochs=3, but it must be at most the 1 local epochs'):
         federation(FedPAC(body_epochs=3), local=Local(epochs=1))
+
+# ---- FedAS ----
+
+def in_fours(v): return v.split(4)
+
+def fedas(lr, norm=True):
+    server, nets, old, traces = classifier(norm), [classifier(norm) for _ in range(3)], {}, {}
+    for who in ROUNDS:
+        ends = []
+        for k in who:
+            net, head = nets[k], copy.deepcopy(nets[k].head.state_dict())
+            net.load_state_dict(server.state_dict())
+            net.head.load_state_dict(head)
+            x, y = (torch.cat(v) for v in zip(*steps(k)))
+            body = [p for n, p in net.named_parameters() if not n.startswith('head')]
+            net.eval()
+            if k in old:
+                with torch.no_grad(): z = old[k].eval()(x)[0]
+                means = {c: z[y == c].mean(0) for c in set(y.tolist())}
+                for xs, ys in zip(in_fours(x), in_fours(y)):
+                    out = net(xs)[0]
+                    far = sum((out[ys == c] - means[c]).square().mean() for c in set(ys.tolist()))
+                    for p, g in zip(body, torch.autograd.grad(far, body)): p.data -= lr*g
+            net.train()
+            optimizer = sgd(net)
+            for xs, ys in steps(k):
+                optimizer.zero_grad()
+                F.cross_entropy(net(xs)[1], ys).backward()
+                optimizer.step()
+            net.eval()
+            traces[k] = sum(torch.autograd.grad(F.cross_entropy(net(xs)[1], ys), p, retain_graph=True)[0].square().sum()
+                            for xs, ys in zip(in_fours(x), in_fours(y)) for p in net.parameters())
+            old[k] = copy.deepcopy(net)
+            ends.append(copy.deepcopy(net))
+        share = torch.stack([traces[k] for k in who])/sum(traces[k] for k in who)
+        for n, v in server.state_dict().items():
+            mean = sum(q*e.state_dict()[n].double() for q, e in zip(share, ends))
+            v.copy_(mean if v.is_floating_point() else mean.round())
+    return server, nets
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('norm', [False, True])
+@pytest.mark.parametrize('lr', [.1, 0.])
+def test_fedas(lr, norm, executor):
+    state = federation(FedAS(lr=lr, batch=4), local=replace(LOCAL, epochs=1), norm=norm, executor=executor)
+    server, nets = fedas(lr, norm)
+    body = {n: v for n, v in server.state_dict().items() if not n.startswith('head')}
+    assert gap({**state.params, **state.buffers}, body) < 1e-9
+    for k, net in enumerate(nets):
+        assert gap({f'head.{n}': state.personal[f'head.{n}'][k] for n in net.head.state_dict()},
+                   {f'head.{n}': v for n, v in net.head.state_dict().items()}) < 1e-9
+
+def test_fedas_needs_a_linear_head_and_decides_the_weights_alone():
+    with pytest.raises(ValueError, match="FedAS: head='nose' must name a part of the network"):
+        start(FedAS(head='nose'), classifier(), 3)
+    with pytest.raises(ValueError, match='has to decide `weigh` alone'): FedAS() + FedNova()
