@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SUMMED', 'OF_THE_ROUND', 'UNJOINED', 'groups', 'check_method', 'answering', 'what_others_say', 'check_memories',
-           'over_networks', 'MixedRun', 'name_of', 'clients_said']
+           'pass_on', 'over_networks', 'MixedRun', 'name_of', 'clients_said']
 
 # %% ../nbs/21_networks.ipynb #net00004
 import copy, re, time, numpy as np, torch
@@ -120,6 +120,7 @@ def _begun(parts, checkpoint, team):
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])
         begun.append((sim, run))
     check_memories([run.state for _, run in begun], parts[0][0].method)
+    pass_on(parts[0][0].method, [copy.copy(run) for _, run in begun], [who for _, who in parts]) # can it be?
     return begun
 
 def check_memories(
@@ -133,6 +134,24 @@ def check_memories(
         if differ := [s for s in shapes if s != shapes[0]]:
             raise ValueError(f"{part!r}: for one network its server remembers tensors of the shapes {shapes[0]}, for "
                              f"another {differ[0]}; give all networks features of one size")
+
+# %% ../nbs/21_networks.ipynb #03464fa8
+def pass_on(
+    method, # a Method, whose parts may have `shared`, a prefix of names
+    runs,   # list of Run, one a network, whose states are replaced
+    whos,   # the numbers of the clients that have each; [] for the server's own network
+):
+    "Put the tensors under `shared` of the server's own network into the place of all others'."
+    starts = tuple(f'{p.shared}.' for p in method.parts if getattr(p, 'shared', ''))
+    own = next((run for run, who in zip(runs, whos) if not who), None)
+    if not starts or not own: return
+    given = {k: v for k, v in own.state.params.items() if k.startswith(starts)}
+    if not given: raise ValueError(f"shared={starts[0][:-1]!r}, but the server's own network has no such part")
+    for run in (run for run, who in zip(runs, whos) if who):
+        if odd := [k for k, v in given.items() if run.state.params.get(k, v[None]).shape != v.shape]:
+            raise ValueError(f"{odd[0]} is shared, but {name_of(run)} has none of its shape, "
+                             f"{tuple(given[odd[0]].shape)}")
+        run.state = replace(run.state, params=run.state.params | {k: v.clone() for k, v in given.items()})
 
 # %% ../nbs/21_networks.ipynb #3f5ce3ca
 def _one_round(simulations, steps, method): # steps: of each, what `Simulation.rounds` yields
@@ -165,6 +184,7 @@ def over_networks(
     try:
         for _ in bar:
             _one_round([sim for sim, _ in begun], steps, federation.method)
+            pass_on(federation.method, mixed.runs, mixed.who)
             kept = [copy.copy(run) for run in mixed.runs]
             if federation.progress: bar.set_postfix_str('{} {:.3f}'.format(*mixed.first))
             if federation.checkpoint: mixed.save(federation.checkpoint)

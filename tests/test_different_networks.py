@@ -298,3 +298,24 @@ def test_the_best_round_of_all_networks_together():
     assert run.rounds_to(h.accuracy.iloc[0]) == 1 and run.rounds_to(1.1) is None
     with pytest.raises(ValueError, match='no column'): run.best('nothing')
     assert run.plot().get_ylabel() == 'test accuracy (share)'
+
+def test_a_representation_goes_from_the_server_to_all():
+    "FedET as its paper has it: a class is taught to the server's own network, whose head the others take over."
+    nets, own = three(), Dense(32, 32)
+    method = FedET(steps=20, form='paper', shared='head')
+    got, kinds = run([*nets, own], method), groups([*nets, own], 6)
+    for r in range(2):
+        after = {k: trained(net, k, r) for net, who in kinds for k in who}
+        said = opinions(after.values())
+        sure = F.one_hot(consensus(said).argmax(-1), 10)
+        large = student(kinds[-1][0], ((sure + .05*diversity(said).softmax(-1))/1.05).clamp(min=1e-12).log(), method, r)
+        kinds = [(average([after[k] for k in who], [len(CLIENTS[k]) for k in who]) if who else large, who)
+                 for _, who in kinds]
+        for net, _ in kinds: net.head.load_state_dict(large.head.state_dict())
+    for (net, _), one in zip(kinds, got.runs): assert apart(net, one.model) < 2e-5
+
+def test_what_is_shared_must_fit():
+    with pytest.raises(ValueError, match="shared='nose', but the server's own network has no such part"):
+        run([*three(), Dense(32, 32)], FedET(steps=2, shared='nose'))
+    with pytest.raises(ValueError, match=r'body.* is shared, but .* has none of its shape'):
+        run([*three(), Dense(32, 32)], FedET(steps=2, shared='body'))

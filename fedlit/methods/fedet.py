@@ -7,6 +7,8 @@ __all__ = ['consensus', 'diversity', 'FedET']
 
 # %% ../../nbs/methods/62_fedet.ipynb #5049436b
 import torch
+from dataclasses import field
+from torch.nn import functional as F
 from ..method import require
 from .feddf import FedDF
 
@@ -32,9 +34,17 @@ def diversity(
 class FedET(FedDF):
     "FedDF whose teacher is a variance-weighted consensus plus a diversity term (Cho et al., IJCAI 2022)."
     diversity: float = .05 # weight of the diversity term relative to the consensus
+    form: str = field(default='soft', repr=False)  # or 'paper': a class is taught, to a network that no client has
+    shared: str = field(default='', repr=False)    # prefix of what that network passes on to all clients' networks
     def __post_init__(self):
         super().__post_init__()
-        require(self, diversity=(self.diversity >= 0, 'at least 0'))
+        require(self, diversity=(self.diversity >= 0, 'at least 0'),
+                form=(self.form in ('soft', 'paper'), "'soft' or 'paper'"))
     def teach(self, logits):
-        both = consensus(logits).softmax(-1) + self.diversity*diversity(logits).softmax(-1)
+        said = consensus(logits)
+        sure = F.one_hot(said.argmax(-1), said.shape[-1]).to(said) if self.form == 'paper' else said.softmax(-1)
+        both = sure + self.diversity*diversity(logits).softmax(-1)
         return (both/(1 + self.diversity)).clamp(min=1e-12).log()
+    def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
+        if self.form == 'paper' and len(next(iter(trained.values()))): return delta, server # the mean of its clients
+        return super().merge(delta, server, trained, params, buffers, forward, proxy, round, peers)
