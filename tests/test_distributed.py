@@ -127,7 +127,7 @@ def test_every_method_has_one_answer(ranks, third, tmp_path):
         sent, state = seen[0]['traffic'][repr(m)], reference(m)
         # what stays at home has come home
         asks = asks_for(m, 'merge', 'trained') or overrides(m, 'combine')
-        means = {'FedProto', 'IFCA', 'FedExP'} & {*part_names(m)} # what each client sends, one at a time
+        means = {'FedAS', 'FedProto', 'IFCA', 'FedExP'} & {*part_names(m)} # what each client sends, one at a time
         assert ('rows' in sent) == bool(means or asks and set(state.personal) < {*state.params, *state.buffers}), m
         assert ('home' in sent) == bool(state.personal or any(state.client.values())), m
     for name, alone in (('run', uninterrupted()), ('skipping', skipping())):

@@ -113,7 +113,7 @@ def small_picture(fig):
     from IPython.display import Image as Shown
     from PIL import Image
     small = io.BytesIO()
-    dpi = min(150, 1500/fig.get_figwidth()) # twice the pixels of a page's column, however many panels
+    dpi = min(150, 1640/fig.get_figwidth()) # twice the pixels of a page's column, however many panels
     image = Image.open(io.BytesIO(png_of(fig, dpi))).convert('RGB')
     image = image.quantize(24, Image.Quantize.FASTOCTREE) # keeps the colour of a single thin line
     image.save(small, 'png', optimize=True, dpi=(dpi, dpi))
