@@ -202,9 +202,9 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
         for m in made:
             if isinstance(m, pd.DataFrame): display(m)
             else: display(small_picture(m), metadata=dict(here=under)) # the gallery reads it there
-        for part in (compare_published(e, drawn) if e.published or quantity(e, rows) else None,
-                     claims.set_index('claim') if len(claims) else None):
-            if part is not None and len(part): display(part)
+        beside = compare_published(e, drawn) if e.published or quantity(e, rows) else ()
+        if 0 < len(beside) <= pd.get_option('display.max_rows'): display(beside) # a longer one nobody reads
+        if len(claims): display(claims.set_index('claim'))
 
 # %% ../../nbs/papers/catalogue.ipynb #7757ae57
 def verdicts(paper, scale='embedded', out=None): # None: the results that come with fedlit
