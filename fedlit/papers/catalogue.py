@@ -6,7 +6,7 @@
 __all__ = ['plan', 'entries', 'reproduce', 'until_decided', 'listing', 'quantity', 'report', 'show', 'verdicts']
 
 # %% ../../nbs/papers/catalogue.ipynb #eba78abe
-import functools, pandas as pd
+import functools, math, pandas as pd
 from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
@@ -203,7 +203,8 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
             if isinstance(m, pd.DataFrame): display(m)
             else: display(small_picture(m), metadata=dict(here=under)) # the gallery reads it there
         beside = compare_published(e, drawn) if e.published or quantity(e, rows) else ()
-        if 0 < len(beside) <= pd.get_option('display.max_rows'): display(beside) # a longer one nobody reads
+        most = pd.get_option('display.max_rows') or math.inf # None: the page asks for all
+        if 0 < len(beside) <= most: display(beside)
         if len(claims): display(claims.set_index('claim'))
 
 # %% ../../nbs/papers/catalogue.ipynb #7757ae57
