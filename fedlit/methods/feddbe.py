@@ -10,7 +10,7 @@ import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
 from ..method import Method, require
-from .fedper import suggest_layers
+from .fedper import linear_head
 
 # %% ../../nbs/methods/48_feddbe.ipynb #b3fa5b32
 class FedDBE(Method):
@@ -22,10 +22,7 @@ class FedDBE(Method):
     def __post_init__(self): require(self, kappa=(self.kappa >= 0, 'at least 0'),
                                      momentum=(0 < self.momentum <= 1, 'in (0, 1]'))
     def init(self, params, model):
-        w = params.get(f'{self.head}.weight')
-        if w is None or w.dim() != 2 or f'{self.head}.bias' not in params:
-            raise ValueError(f"FedDBE: head={self.head!r} must name the linear layer on the features, with a bias, "
-                             f"{suggest_layers(self.head, params, model)}")
+        w = linear_head(self, params, model, bias=True)
         zero = w.new_zeros(w.shape[1])
         return {**params, 'own_shift': zero}, dict(mean=zero, known=w.new_zeros(())), {}, dict(feature_mean=zero)
     def keep(self, name): return name == 'own_shift'

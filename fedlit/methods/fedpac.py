@@ -10,8 +10,8 @@ import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
 from ..method import require
-from .fedper import suggest_layers
-from .fedproto import class_means, prototypes
+from .fedper import linear_head
+from .fedproto import class_means, from_means, prototypes
 from .fedrep import FedRep
 
 # %% ../../nbs/methods/49_fedpac.ipynb #13f75945
@@ -59,15 +59,10 @@ class FedPAC(FedRep):
         super().__post_init__()
         require(self, lam=(self.lam >= 0, 'at least 0'), least=(0 <= self.least < 1, 'at least 0 and below 1'))
     def init(self, params, model):
-        w = params.get(f'{self.head}.weight')
-        if w is None or w.dim() != 2:
-            raise ValueError(f"FedPAC: head={self.head!r} must name the linear layer on the features, "
-                             f"{suggest_layers(self.head, params, model)}")
+        w = linear_head(self, params, model)
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
     def loss(self, features, y, server, valid=None):
-        of = (y[:, None] == torch.arange(len(server['known']), device=y.device)).to(features)
-        apart = (features - of@server['means'])*(of@server['known'])[:, None]
-        return self.lam*valid_mean(apart.square().mean(-1), valid)
+        return self.lam*valid_mean(from_means(features, y, server).mean(-1), valid)
 
 # %% ../../nbs/methods/49_fedpac.ipynb #99be7f7d
 @patch

@@ -8,7 +8,7 @@ __all__ = ['FedRoD']
 # %% ../../nbs/methods/75_fedrod.ipynb #cf8be7b5
 import torch, torch.nn.functional as F
 from ..method import Method
-from .fedper import suggest_layers
+from .fedper import linear_head
 
 # %% ../../nbs/methods/75_fedrod.ipynb #ddfc605e
 class FedRoD(Method):
@@ -16,10 +16,7 @@ class FedRoD(Method):
     head: str = 'head' # prefix of the generic head, a linear layer on the features
     excludes, alone = 'which second network a client has', ('mask',)
     def init(self, params, model):
-        w = params.get(f'{self.head}.weight')
-        if w is None or w.dim() != 2:
-            raise ValueError(f"FedRoD: head={self.head!r} must name the linear layer on the features, "
-                             f"{suggest_layers(self.head, params, model)}")
+        linear_head(self, params, model)
         own = {f'own.{k}': torch.zeros_like(v) for k, v in params.items() if k.startswith(f'{self.head}.')}
         return {**params, **own}, {}, {}
     def keep(self, name): return name.startswith('own.')
