@@ -214,18 +214,17 @@ class TaskBatches(Batches):
         counts,   # (K, T) int64 on the CPU, how many of each batch are real
         draws=(), # for each augmentation of the task what it drew: name -> (K, T, B, ...)
         epoch=None, # function of a position -> TaskBatches of this client over one epoch
+        known=None, # `index` where it was made, to be read without waiting for a device; None: `index` is that
     ):
         self.task, self.index, self.counts, self.draws, self.epoch, self.ready = (
             task, index.to(task.x_train.device), counts, draws, epoch, range(0))
-        self.known = index # where it was made, which is read without waiting for a device
+        self.known = index if known is None else known
 
     def of(self, ks):
         steps = int((self.counts[ks] > 0).sum(1).max())
-        some = TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
+        return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
-                           self.epoch and (lambda k: self.epoch(ks[k])))
-        some.known = self.known[ks, :steps]
-        return some
+                           self.epoch and (lambda k: self.epoch(ks[k])), self.known[ks, :steps])
 
     def data(self, k, epochs=1): # whatever part of an epoch, or however many, the client takes in this round
         return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)

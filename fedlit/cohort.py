@@ -15,7 +15,7 @@ from functools import cached_property, partial
 from .ground.axes import axes_of, watch
 from .batches import cross_entropy, groups
 from .ground.draws import Seeded
-from .ground.messages import first_line, warn
+from .ground.messages import warn
 from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
 from .method import Method, ask, asks_for, each_part, overrides, part_view, part_names, replaces, through, wants
@@ -294,10 +294,11 @@ def per_client(self:Cohort, hook, f, *step):
         epochs, _ = self.sent.local.work(number, self.seeds[k], state.round)
         one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
         with one.draws(hook, *step): each.append(one.apply(lambda offer: f(offer, data=data)))
-    try: return tmap(lambda *v: torch.cat(v), *each)
-    except RuntimeError as e:
-        raise TypeError(f"what `{hook}` of {self.sent.method!r} returns has another shape at each client; fill it up "
-                        f"to one shape ({first_line(e)})") from e
+    def together(*of):
+        if len(shapes := {tuple(v.shape[1:]) for v in of}) == 1: return torch.cat(of)
+        raise TypeError(f"what `{hook}` of {self.sent.method!r} returns has another shape at each client, "
+                        f"{' and '.join(map(str, sorted(shapes)[:2]))}; fill it up to one")
+    return tmap(together, *each)
 
 # %% ../nbs/09_cohort.ipynb #c73751a1
 WORK = 'params', 'velocity', 'buffers', 'loss' # what a step writes

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTED', 'STATISTICS', 'OPTIMIZER', 'TREES', 'SENT', 'pixel_by_pixel', 'names_of', 'pure', 'is_stopped',
-           'fixed_names', 'split_state', 'fixed_tensors', 'State', 'fitting', 'start']
+           'fixed_names', 'split_state', 'fixed_tensors', 'State', 'start']
 
 # %% ../nbs/07_state.ipynb #9e708f24
 import copy, torch
@@ -26,19 +26,19 @@ def pixel_by_pixel(
     # `contiguous` would leave one channel as it is
     return x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if x.dim() == 4 else x
 
-def _of_no_tensor(e, model, names): # names: of parameters that the network has not
-    "A clearer error, where functional_call stumbles over a method's own tensors."
-    odd = [k for k in sorted(names) if k.partition('.')[0] in str(e)]
-    return TypeError(f"{type(model).__name__} has no tensor {odd[0]!r}: what a method brings with it, its `use` takes "
-                     "out before the network is asked") if odd else None
-
-# %% ../nbs/07_state.ipynb #b132342f
 def names_of(
     model, # module
 ):         # set of str
     "The names of the tensors of a network; a method may bring more, which the network does not see."
     return {k for trees in (model.named_parameters(), model.named_buffers()) for k, _ in trees}
 
+def _no_tensor(e, names): # names: of parameters that the network has not
+    "What is wrong, where functional_call stumbles over a method's own tensors; '' where it did over something else."
+    odd = [k for k in sorted(names) if k.partition('.')[0] in str(e)]
+    return (f"has no tensor {odd[0]!r}: what a method brings with it, its `use` takes out before the network is asked"
+            if odd else '')
+
+# %% ../nbs/07_state.ipynb #b132342f
 def pure(
     model, # module whose forward returns (features, logits)
     precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None computes in the parameters' own type
@@ -53,7 +53,9 @@ def pure(
         with torch.autocast(x.device.type, precision, enabled=precision is not None):
             try: out = functional_call(model, (tmap(last, params), buffers),
                                        (pixel_by_pixel(x) if channels_last else x.clone(),))
-            except (AttributeError, TypeError) as e: raise (_of_no_tensor(e, model, {*params} - has) or e) from None
+            except (AttributeError, TypeError) as e:
+                if odd := _no_tensor(e, {*params} - has): raise TypeError(f"{type(model).__name__} {odd}") from e
+                raise
         if not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"{type(model).__name__} must return (features, logits), "
                             f"but it returned a {type(out).__name__}; see fedlit.models.wrap")
@@ -142,9 +144,8 @@ def _homes(method, model, statistics):
         return kept(k, params, buffers) and not (statistics in RECOMPUTED and running(k, buffers))
     return kept, kept_whole
 
-
 # %% ../nbs/07_state.ipynb #9d63e359
-def fitting(one): # a tensor of the network
+def _fit_to(one): # a tensor of the network
     "A function that puts a tensor of a method where the network is, and makes it as exact."
     double = {torch.float32: torch.double} if one.dtype == torch.double else {}
     return lambda v: v.to(one.device, double.get(v.dtype, v.dtype))
@@ -162,7 +163,7 @@ def start(
     "The federation before round zero: all clients begin with the parameters of `model`."
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
     kept, kept_whole = _homes(method, model, statistics)
-    fit = fitting(next(iter({**params, **fixed}.values())))
+    fit = _fit_to(next(iter({**params, **fixed}.values())))
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
         with Seeded(('init', seed)):
             params, server[name], client[name], *more = map(partial(tmap, fit), ask(part.init, dict(

@@ -46,7 +46,8 @@ def _join_batches(each): # list of TaskBatches of one task, equally wide
         r = next(r for r, end in enumerate(ends) if k < end)
         return each[r].epoch(k - ends[r] + lengths[r])
     draws = [tmap(lambda *v: join(v), *of_one) for of_one in zip(*(b.draws for b in each))]
-    return TaskBatches(each[0].task, join([b.index for b in each]), join([b.counts for b in each]), draws, epoch)
+    index, counts, known = (join([getattr(b, k) for b in each]) for k in ('index', 'counts', 'known'))
+    return TaskBatches(each[0].task, index, counts, draws, epoch, known)
 
 # %% ../../nbs/engine/runs.ipynb #aa9e8862
 def train_runs(
