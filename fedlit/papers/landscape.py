@@ -18,22 +18,24 @@ from .evidence import margin
 # %% ../../nbs/papers/landscape.ipynb #map00006
 MAP_SEEDS = tuple(range(500, 520))
 MAPPED = {
-    'local objective': ('FedProx', 'MOON', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC'),
-    'local gradient': ('SCAFFOLD', 'FedDyn'),
-    'aggregation': ('FedAvg', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi'),
+    'local objective': ('FedProx', 'MOON', 'ExactDecorr', 'DeCov', 'StructuredDeCov', 'FedRS', 'FedLC', 'FedNTD',
+                        'FedUV'),
+    'local gradient': ('SCAFFOLD', 'FedDyn', 'FedSAM'),
+    'aggregation': ('FedAvg', 'FedAvgM', 'FedNova', 'FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP'),
     'robust aggregation': ('CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum'),
-    'sub-models': ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE', 'FedGSE'),
+    'sub-models': ('HeteroFL', 'FedRolex', 'FederatedDropout', 'FjORD', 'FedDSE', 'FedGSE', 'FIARSE'),
     'server distillation': ('FedDF', 'DSFL', 'FedET'),
     'what is sent': ('FedPara', 'TopK', 'Quantize'),
     'networks of their own': ('SOLO', 'FedBN', 'FedPer', 'FedRep', 'LGFedAvg', 'FedCAC', 'FedDecomp', 'pFedPara',
-                              'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA')}
+                              'Ditto', 'APFL', 'pFedMe', 'PerFedAvg', 'FedProto', 'FedRoD', 'FedALA',
+                              'FedBABU', 'FedDBE', 'FedAMP', 'IFCA', 'FedPAC', 'FedAS', 'FedMD')}
 OWN = MAPPED['networks of their own']
 SHARED = tuple(m for group, names in MAPPED.items() for m in names if names is not OWN)
 PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # of the kind of FedDecorr, which is not added to them
 
 # %% ../../nbs/papers/landscape.ipynb #map00008
 OTHERWISE = dict(FedAvgM="FedAvgM(momentum=0.5, form='paper')") # the released form breaks BatchNorm's statistics
-PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE'), 'held(samples=200)')
+PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
 LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 
 def _looked(family): return {data: replace(s, measure=LOOKS) for data, s in family.items()}
