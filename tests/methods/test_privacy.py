@@ -77,7 +77,8 @@ def still(method, rounds=1, clients=4, executor='loop', net=None, state=None):
                           data, torch.arange(1., clients+1), executor)
     return out['params']['head.weight'][:, 0], state.params['head.weight'][0]
 
-def normal(v, deviation): return stats.kstest(v.double().numpy()/deviation, 'norm').pvalue
+def normal(v, deviation): # the system's randomness has no seed: a right one may fail once in 10^9 times
+    return stats.kstest(v.double().numpy()/deviation, 'norm').pvalue > 1e-9
 
 # ---- clipping ----
 
@@ -119,13 +120,13 @@ def test_one_client_moves_the_mean_by_no_more_than_it_may():
 
 def test_the_servers_noise_is_normal_and_as_large_as_it_says():
     _, w = still(DP(clip=.5, noise=2.))
-    assert normal(w, 2*.5/4) > 1e-3 and w.std().item() == pytest.approx(.25, rel=.02)
+    assert normal(w, 2*.5/4) and w.std().item() == pytest.approx(.25, rel=.02)
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('source', ['seed', 'system'])
 def test_every_client_has_noise_of_its_own(source, executor):
     each, w = still(DP(clip=.5, noise=2., at='client', source=source), executor=executor)
-    assert min(normal(v, 1.) for v in each) > 1e-3
+    assert all(normal(v, 1.) for v in each)
     assert (torch.corrcoef(each) - torch.eye(4)).abs().max() < .04
     assert w.std().item() == pytest.approx(1/math.sqrt(4), rel=.03)
 
@@ -142,7 +143,7 @@ def test_the_systems_noise_is_never_the_same(at):
     a, b = still(m)[1], still(m)[1]
     assert abs(torch.corrcoef(torch.stack([a, b]))[0, 1]) < .04
     v = system_normal(torch.empty(50000, dtype=torch.double))
-    assert normal(v, 1.) > 1e-3 and v.abs().max() < 9
+    assert normal(v, 1.) and not normal(1.1*v, 1.) and v.abs().max() < 9
 
 def test_what_stays_at_home_and_what_is_frozen_gets_no_noise():
     world = laws.small(norm=True)
@@ -191,8 +192,8 @@ def test_every_step_has_noise_of_its_own_played_back_or_not(source):
         return torch.cat(seen)
     for tapes in (None, Tapes()):
         each = run(tapes)
-        assert min(normal(v, .1*2*.5/4*math.sqrt(2)) for v in each) > 1e-3
-        assert (torch.corrcoef(each) - torch.eye(6)).abs().max() < .07
+        assert all(normal(v, .1*2*.5/4*math.sqrt(2)) for v in each)
+        assert (torch.corrcoef(each) - torch.eye(6)).abs().max() < .1 # seven standard deviations
 
 # ---- laws ----
 
