@@ -1,5 +1,5 @@
 "What a fresh reader broke: empty places, draws, recordings, filled batches, names that vary."
-import pytest, torch
+import copy, pytest, torch, torch.nn.functional as F
 from functools import partial
 from torch import nn
 from fedlit.batches import batches_of
@@ -7,7 +7,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
 from fedlit.engine.ragged import RaggedCohort, can_pad
-from fedlit.ground.stacks import stacked
+from fedlit.ground.stacks import masked_batchnorm, stacked
 from fedlit.ground.tape import Tapes
 from fedlit.method import FedAvg, Method
 from fedlit.models import build
@@ -152,3 +152,36 @@ def test_a_new_name_that_varies_from_step_to_step(fraction, executor, recorded):
         def loss(self, features, step, steps): return (step/steps)*features.square().mean()
     tapes = Tapes() if recorded else None
     assert apart(one(Asks(), executor, tapes=tapes, rounds=2), one(ByHand(), executor, rounds=2)) < 1e-6
+
+# ---- BatchNorm over the samples ----
+
+def by_autograd(x, r, w, b):
+    "BatchNorm over the rows with r = 1, written out."
+    over, wide = (0, *range(2, x.dim())), (1, -1) + (1,)*(x.dim()-2)
+    r = r.to(x).view(-1, *(1,)*(x.dim()-1))
+    n = r.sum()*x[0, 0].numel()
+    gap = x - ((x*r).sum(over)/n).view(wide)
+    var = (gap.square()*r).sum(over)/n
+    return gap*((var + 1e-5).rsqrt()*w).view(wide) + b.view(wide)
+
+@pytest.mark.parametrize('shape', [(6, 3), (6, 3, 4), (6, 3, 2, 2)], ids=str)
+def test_the_gradient_of_batchnorm_by_hand_is_autograds_at_empty_places_too(shape):
+    double = dict(dtype=torch.double)
+    x, w, b = torch.randn(4, *shape, **double), torch.randn(4, 3, **double), torch.randn(3, **double)
+    r = torch.arange(6) < torch.tensor([[6], [5], [3], [2]])
+    def ours(x, r, w, b):
+        mean, var = (v + 0*x.sum() for v in (torch.zeros(3, **double), torch.ones(3, **double)))
+        with masked_batchnorm(r): return F.batch_norm(x, mean, var, w, b, training=True)
+    def first(f): return torch.func.grad(lambda x, w, b, r: f(x, r, w, b).pow(3).sum(), (0, 1, 2))
+    def second(f): return torch.func.grad(lambda *of: sum(v.square().sum() for v in first(f)(*of)), (0, 1, 2))
+    for of in (first, second):
+        got, want = (torch.func.vmap(of(f), (0, 0, None, 0))(x, w, b, r) for f in (ours, by_autograd))
+        for u, v in zip(got, want): assert (u - v).abs().max() < 1e-11*v.abs().max()
+
+@pytest.mark.parametrize('norm', [nn.BatchNorm1d(3, affine=False), nn.BatchNorm1d(3, track_running_stats=False),
+                                  nn.BatchNorm1d(3, momentum=None)])
+def test_batchnorm_of_all_kinds_passes_over_empty_places(norm):
+    x, alone = torch.randn(6, 3), copy.deepcopy(norm)
+    with masked_batchnorm(torch.arange(6) < 4): out = norm(x)
+    assert (out[:4] - alone(x[:4])).abs().max() < 1e-5
+    for u, v in zip(norm.buffers(), alone.buffers()): assert (u - v).abs().max() < 1e-6

@@ -1,6 +1,7 @@
 "What is played from a tape is what would have run: to the bit, for all methods and executors; or it is not recorded."
 import copy, re, warnings
 import numpy as np, pytest, torch, torch.nn.functional as F
+from functools import partial
 from torch import nn
 import fedlit.round as round_
 from fedlit import methods
@@ -298,6 +299,61 @@ def test_a_copy_is_made_only_where_it_shows():
     before = lambda c: (c.clone(), c.add_(1))[0]*2 # what is copied is written afterwards
     _, bind = record(before, c.clone())
     assert torch.equal(bind()(c.clone()), 2*c)
+
+def changed(b, x): return b.clone().mul_(.5).add_(x)
+
+def in_place(b, x):
+    new = changed(b, x)
+    out = new.sin()
+    b.copy_(new)
+    return out
+
+def seen_meanwhile(b, x):
+    new = changed(b, x)
+    out = new.sin() + b
+    b.copy_(new)
+    return out
+
+def seen_through_a_view(b, x):
+    new = changed(b, x)
+    out = new + b[:1]
+    b.copy_(new)
+    return out
+
+def used_afterwards(b, x):
+    b.copy_(new := changed(b, x))
+    return b.exp() + new.add_(1)
+
+def returned(b, x):
+    b.copy_(new := changed(b, x))
+    return new
+
+def of_another(b, x):
+    b.copy_((new := x.clone()).add_(b))
+    return new*2
+
+def never_changed(b, x):
+    new = b.clone()
+    b.copy_(new)
+    return new*2 + x
+
+def turned(b, x):
+    b.copy_((new := b.clone().T).add_(x[0]))
+    return new*2
+
+@pytest.mark.parametrize('f, copies', [(in_place, 0), (seen_meanwhile, 1), (seen_through_a_view, 1), (used_afterwards, 1),
+                                       (returned, 1), (of_another, 1), (never_changed, None), (turned, 1)])
+@pytest.mark.parametrize('steady', [0, 1])
+def test_what_is_copied_and_written_back_is_changed_in_place_if_nobody_sees_it(f, copies, steady):
+    b, x = torch.randn(3, 3), torch.randn(3, 3)
+    _, bind = record(f, b.clone(), x, steady=steady)
+    if copies is not None: assert bind.source.count('copy_') == bind.source.count('aten_clone_default(') == copies
+    one, two = b.clone(), b.clone()
+    play = bind(two) if steady else partial(bind(), two)
+    for i in range(3):
+        assert torch.equal(f(one, x + i), play(x + i)) and torch.equal(one, two)
+    one.fill_(2), two.fill_(2) # somebody else writes to it
+    assert torch.equal(f(one, x), play(x)) and torch.equal(one, two)
 
 def test_memory_is_freed_on_the_way():
     "The source deletes every intermediate result after its last use."

@@ -47,33 +47,72 @@ def _embedding(x, w, padding_idx=None, max_norm=None, norm_type=2., scale_grad_b
     return F.embedding(x, torch.where(row[:, None], w.detach(), w))
 
 # %% ../../nbs/ground/stacks.ipynb #430d4790
+def _normalise(x, r, n, w, b, eps, over): # `over`: the dimensions of samples and places, counted from the end
+    "w y + b, y, s, the mean and the variance, with all dimensions of `x` (..., B, C, *)."
+    mean = (x*r).sum(over, True)/n
+    y = x - mean
+    var = (y.square()*r).sum(over, True)/n
+    y = y*(s := (var + eps).rsqrt())
+    return torch.addcmul(b, y, w), y, s, mean, var
+
+def _slope(saved, over, g, of_y, of_s):
+    "The gradients of x, w and b for those of w y + b, y and s, of which some may be None."
+    r, n, w, y, s = saved
+    def at_x(g, first, second): return g - r/n*torch.addcmul(first, y, second) # the formula without s
+    def sums(g): return g.sum(over, True), (g*y).sum(over, True)
+    g = torch.zeros_like(y) if g is None else g
+    db, dw = sums(g)
+    dx = at_x(g, db, dw)*(w*s)
+    if of_y is not None: dx = dx + s*at_x(of_y, *sums(of_y))
+    return dx if of_s is None else dx - of_s*s.square()*r*y/n, dw, db
+
+# %% ../../nbs/ground/stacks.ipynb #a38ad5c6
+class _Normalised(torch.autograd.Function):
+    forward = staticmethod(_normalise)
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(*inputs[1:4], *output[1:3])
+        ctx.mark_non_differentiable(*output[3:])
+        ctx.set_materialize_grads(False)
+        ctx.over = inputs[-1]
+    @staticmethod
+    def backward(ctx, *grads):
+        x, w, b = _slope(ctx.saved_tensors, ctx.over, *grads[:3])
+        return x, None, None, w, b, None, None
+    @staticmethod
+    def vmap(info, dims, *args): # the formula is that of a stack as well
+        args = [v if not isinstance(v, torch.Tensor) else v.expand(info.batch_size, *v.shape) if d is None
+                else v.movedim(d, 0) for v, d in zip(args, dims)]
+        return _Normalised.apply(*args), (0,)*5
+
+# %% ../../nbs/ground/stacks.ipynb #9b645071
 _ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
 
 class _Among(TorchFunctionMode):
     def __init__(self, valid):
         super().__init__()
-        self.valid = valid
+        self.valid, self.counted = valid, {}
     def __torch_function__(self, f, types, args=(), kwargs=None):
         asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
         here = asked.get('training') and len(asked['input']) == len(self.valid) # else its rows are no samples
-        return _batch_norm(self.valid, asked) if here else f(*args, **(kwargs or {}))
+        return _batch_norm(self, asked) if here else f(*args, **(kwargs or {}))
+    def samples(self, dtype): # r and how many they are, once for all layers
+        if dtype not in self.counted: self.counted[dtype] = (r := self.valid.to(dtype)), r.sum()
+        return self.counted[dtype]
 
 # %% ../../nbs/ground/stacks.ipynb #cbb2e886
-def _batch_norm(valid, asked):
-    "`F.batch_norm(**asked)` over the real samples."
-    x, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
-    wide, over = (1, -1) + (1,)*(x.dim()-2), [0, *range(2, x.dim())]
-    v = x if x.dtype == torch.double else x.float()
-    r = valid.to(v).reshape((-1,) + (1,)*(x.dim()-1))
-    n = r.sum()*x[0, 0].numel()
-    mean = (v*r).sum(over)/n
-    gap = v - mean.view(wide)
-    var = (gap.square()*r).sum(over)/n
+def _batch_norm(among, asked):
+    "`F.batch_norm(**asked)` over the samples."
+    given, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
+    x = given if given.dtype == torch.double else given.float()
+    tall, wide, over = (-1,) + (1,)*(x.dim()-1), (1, -1) + (1,)*(x.dim()-2), (-x.dim(), *range(2-x.dim(), 0))
+    r, n = among.samples(x.dtype)
+    n = (n*x[0, 0].numel()).view((1,)*x.dim())
+    w, b = (x.new_full((1,)*x.dim(), i) if v is None else v.view(wide) for i, v in ((1., weight), (0., bias)))
+    out, _, _, mean, var = _Normalised.apply(x, r.view(tall), n, w, b, asked.get('eps', 1e-5), over)
     for k, new in dict(running_mean=mean, running_var=var*(n/(n-1))).items():
-        if asked.get(k) is not None: asked[k].mul_(1-momentum).add_(new.detach(), alpha=momentum)
-    scale = (var + asked.get('eps', 1e-5)).rsqrt()
-    out = gap*(scale if weight is None else scale*weight).view(wide)
-    return (out if bias is None else out + bias.view(wide)).to(x.dtype)
+        if asked.get(k) is not None: asked[k].mul_(1-momentum).add_(new.flatten(), alpha=momentum)
+    return out.to(given.dtype)
 
 # %% ../../nbs/ground/stacks.ipynb #bee26fc2
 def has_batchnorm(

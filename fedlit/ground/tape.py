@@ -11,7 +11,7 @@ import os, re, shutil, sys, threading, torch
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from fastcore.basics import patch
-from functools import partial
+from functools import cache, partial
 from math import isfinite
 from operator import getitem
 from torch.overrides import TorchFunctionMode
@@ -78,6 +78,7 @@ SILENT = 'native_batch_norm', 'cudnn_batch_norm', 'miopen_batch_norm'
 
 def _silent(op): return op.overloadpacket.__name__ in SILENT
 
+@cache
 def _acts(op):
     "Does this call do more than return something: does it write in place?"
     return op._schema.is_mutable or _silent(op)
@@ -113,6 +114,7 @@ class _Names:
         return self.of[id(v)]
 
 # %% ../../nbs/ground/tape.ipynb #3897bd1f
+@cache
 def _forms(op):
     "Forms of an elementwise operation: in place, and with a place for its result; the name of that argument."
     if torch.Tag.pointwise not in op.tags: return None, None, None
@@ -164,13 +166,30 @@ def _way(op, args, kwargs):
         if _identical(call, door.seen): _ways[key] = f
     return _ways[key]
 
+# %% ../../nbs/ground/tape.ipynb #dc344879
+def _returning(calls, written, returned):
+    "Copies, by id, that are changed and then written back over what they are copies of, which nobody sees meanwhile."
+    touched = [{_memory(v) for v in _tensors([args, list(kwargs.values()), out])} for _, args, kwargs, out in calls]
+    where, found = (lambda v: (v.data_ptr(), *_layout(v))), set()
+    made = {id(out): i for i, (op, _, _, out) in enumerate(calls) if op is torch.ops.aten.clone.default}
+    for j, (op, args, _, _) in enumerate(calls):
+        if op is not torch.ops.aten.copy_.default or (i := made.get(id(args[1]))) is None: continue
+        old, new = args[:2]
+        unseen = not any(_memory(old) in t for t in touched[i+1:j])
+        alone = _memory(new) in written - returned and not any(_memory(new) in t for t in touched[j+1:])
+        same = where(calls[i][1][0]) == where(old) and _layout(old) == _layout(new)
+        if unseen and alone and same: found.add(id(new))
+    return found
+
 # %% ../../nbs/ground/tape.ipynb #0b3e7c06
-def _lines(calls, names, lasting):
+def _lines(calls, names, lasting, returning):
     "The calls as lines, without those whose result has a name already; `lasting`: memory that is written or returned."
     for op, args, kwargs, out in calls:
+        if op is torch.ops.aten.copy_.default and id(args[1]) in returning: continue
         names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
         copies = op is torch.ops.aten.clone.default and _layout(out) == _layout(base)
-        if copies and not lasting & {_memory(base), _memory(out)}: # nobody will see that it is none
+        # nobody will see that it is none
+        if copies and (id(out) in returning or not lasting & {_memory(base), _memory(out)}):
             names.of[id(out)] = names(base)
             continue
         is_view = (base is not None and len(outs) == 1 and not _acts(op) and outs[0].numel() > 0
@@ -209,14 +228,16 @@ def _code(names, targets, arguments, args, kwargs, op, *out): # out: a keyword, 
     return f"{targets}{name}({', '.join([*arguments, *(f'{place}={k}' for place, k, _ in out)])})"
 
 # %% ../../nbs/ground/tape.ipynb #d8ffa4e7
+@cache
+def _writes(op):
+    "Which arguments the operation writes to: places and names."
+    return [(i, a.name) for i, a in enumerate(op._schema.arguments)
+            if a.alias_info is not None and a.alias_info.is_write or _silent(op) and a.name.startswith('running_')]
+
 def _written(calls):
     "The memory that the calls write to."
-    spots = [(op, a, v) for op, args, kwargs, _ in calls
-             for a, v in [*zip(op._schema.arguments, args),
-                          *((a, kwargs.get(a.name)) for a in op._schema.arguments)]]
-    writes = lambda op, a: (a.alias_info is not None and a.alias_info.is_write
-                            or _silent(op) and a.name.startswith('running_'))
-    return {_memory(t) for op, a, v in spots if writes(op, a) for t in _tensors(v)}
+    return {_memory(t) for op, args, kwargs, _ in calls for i, name in _writes(op)
+            for t in _tensors(args[i] if i < len(args) else kwargs.get(name))}
 
 def _invariant(lines, steady, touched):
     "Split the lines: those that depend on `steady` names only, and the others."
@@ -260,7 +281,8 @@ class _Step:
 def _split(calls, inputs, outputs, steady):
     names, written = _Names(inputs), _written(calls)
     lasting = written | {_memory(v) for v in outputs}
-    lines, ins, names.used = list(_lines(calls, names, lasting)), [names.of[id(v)] for v in inputs], set()
+    lines = list(_lines(calls, names, lasting, _returning(calls, written, {_memory(v) for v in outputs})))
+    ins, names.used = [names.of[id(v)] for v in inputs], set()
     names(outputs) # names for those that no line has made
     fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
     return _Step(names, ins, steady, [names.of[id(v)] for v in outputs],
