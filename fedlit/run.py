@@ -408,7 +408,7 @@ def _tapes(self:Simulation, x, shared):
              type(a.task), a.task.augment)
     why = self._uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
-    lasting = how is True and not shared and not has_own_code(*given) # compiled steps round otherwise than run ones
+    lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
     return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
 
 @patch

@@ -7,10 +7,10 @@ from fedlit.ground import tape
 from fedlit.ground.tape import Tapes, compiled, no_compiler
 from fedlit.local import Adam, AdamW, Decay, Local
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedProx, HeteroFL
+from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.partition import iid
-from fedlit.run import federate
+from fedlit.run import federate, federating
 from conftest import SELDOM
 from federation import HALVES, METHODS, SUMS, gap, train
 
@@ -55,6 +55,26 @@ def test_a_rate_that_changes_is_compiled_once(optimizer, as_written):
     one, other = small(local=local), small(local=local, how=False)
     assert len(as_written) == 1
     assert all((v - weights(other)[k]).abs().max() < 1e-6 for k, v in weights(one).items())
+
+def test_where_nothing_can_change_kernels_are_compared_once_and_it_does_not_show(as_written, monkeypatch):
+    "`federating` compares in every round, `federate` in the first."
+    def rounding_otherwise(module, examples):
+        def run(*inputs):
+            out = module(*inputs)
+            inputs[0].mul_(1 + 2**-22)
+            return out
+        return run
+    monkeypatch.setattr(tape, '_built', rounding_otherwise)
+    calls, compare = [], Tapes._compare
+    monkeypatch.setattr(Tapes, '_compare', lambda self, *args: (calls.append(1), compare(self, *args))[1])
+    task = load('digits').subset(160, seed=0)
+    given = dict(local=Local(epochs=2), device='cpu', progress=False, executor='vmap', record='compile')
+    def net(): return build('mlp', task, seed=0, hidden=(8,), features=8, norm='batch')
+    ends = []
+    for go in (federate, lambda *args, **kw: [*federating(*args, **kw)][-1]):
+        calls.clear()
+        ends += [go(net(), task, iid(task.y_train, 3, seed=0), MOON() + FedDecorr(), rounds=4, **given), len(calls)]
+    assert same(ends[0], ends[2]) and ends[1] < ends[3]
 
 def test_short_batches_are_played_and_the_same_seed_gives_the_same_bits(tmp_path, as_written):
     runs = [small(rounds=4) for _ in range(2)]
