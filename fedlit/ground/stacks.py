@@ -28,6 +28,7 @@ class Rewritten(TorchFunctionMode):
         before, self.relu, kwargs = self.relu, None, kwargs or {}
         if f is F.linear: return _linear(*args, **kwargs)
         if f is F.embedding and self.stack: return _embedding(*args, **kwargs)
+        if self.stack and (asked := _asked(f, args, kwargs)) and asked['input'].is_cpu: return _batch_norm(asked)
         if before and f in _POOLS and args and args[0] is before[1]: return F.relu(f(before[0], *args[1:], **kwargs))
         out = f(*args, **kwargs)
         if f in _RELUS and args and out is not args[0]: self.relu = args[0], out
@@ -49,22 +50,23 @@ def _embedding(x, w, padding_idx=None, max_norm=None, norm_type=2., scale_grad_b
 # %% ../../nbs/ground/stacks.ipynb #430d4790
 def _normalise(x, r, n, w, b, eps, over): # `over`: the dimensions of samples and places, counted from the end
     "w y + b, y, s, the mean and the variance, with all dimensions of `x` (..., B, C, *)."
-    mean = (x*r).sum(over, True)/n
-    y = x - mean
-    var = (y.square()*r).sum(over, True)/n
+    def mean_of(v): return (v if r is None else v*r).sum(over, True)/n
+    y = x - (mean := mean_of(x))
+    var = mean_of(y.square())
     y = y*(s := (var + eps).rsqrt())
     return torch.addcmul(b, y, w), y, s, mean, var
 
 def _slope(saved, over, g, of_y, of_s):
     "The gradients of x, w and b for those of w y + b, y and s, of which some may be None."
     r, n, w, y, s = saved
-    def at_x(g, first, second): return g - r/n*torch.addcmul(first, y, second) # the formula without s
+    r = (1. if r is None else r)/n
+    def at_x(g, first, second): return g - r*torch.addcmul(first, y, second) # the formula without s
     def sums(g): return g.sum(over, True), (g*y).sum(over, True)
     g = torch.zeros_like(y) if g is None else g
     db, dw = sums(g)
     dx = at_x(g, db, dw)*(w*s)
     if of_y is not None: dx = dx + s*at_x(of_y, *sums(of_y))
-    return dx if of_s is None else dx - of_s*s.square()*r*y/n, dw, db
+    return dx if of_s is None else dx - of_s*s.square()*r*y, dw, db
 
 # %% ../../nbs/ground/stacks.ipynb #a38ad5c6
 class _Normalised(torch.autograd.Function):
@@ -88,28 +90,34 @@ class _Normalised(torch.autograd.Function):
 # %% ../../nbs/ground/stacks.ipynb #9b645071
 _ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
 
+def _asked(f, args, kwargs):
+    "The arguments of a BatchNorm that trains on more than one number a channel, by name; else nothing."
+    asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
+    return asked if asked.get('training') and asked['input'].numel() > asked['input'].shape[1] else {}
+
 class _Among(TorchFunctionMode):
     def __init__(self, valid):
         super().__init__()
         self.valid, self.counted = valid, {}
     def __torch_function__(self, f, types, args=(), kwargs=None):
-        asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
-        here = asked.get('training') and len(asked['input']) == len(self.valid) # else its rows are no samples
-        return _batch_norm(self, asked) if here else f(*args, **(kwargs or {}))
+        asked = _asked(f, args, kwargs)
+        here = asked and len(asked['input']) == len(self.valid) # else its rows are no samples
+        return _batch_norm(asked, self) if here else f(*args, **(kwargs or {}))
     def samples(self, dtype): # r and how many they are, once for all layers
         if dtype not in self.counted: self.counted[dtype] = (r := self.valid.to(dtype)), r.sum()
         return self.counted[dtype]
 
 # %% ../../nbs/ground/stacks.ipynb #cbb2e886
-def _batch_norm(among, asked):
+def _batch_norm(asked, among=None):
     "`F.batch_norm(**asked)` over the samples."
     given, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
     x = given if given.dtype == torch.double else given.float()
-    tall, wide, over = (-1,) + (1,)*(x.dim()-1), (1, -1) + (1,)*(x.dim()-2), (-x.dim(), *range(2-x.dim(), 0))
-    r, n = among.samples(x.dtype)
-    n = (n*x[0, 0].numel()).view((1,)*x.dim())
-    w, b = (x.new_full((1,)*x.dim(), i) if v is None else v.view(wide) for i, v in ((1., weight), (0., bias)))
-    out, _, _, mean, var = _Normalised.apply(x, r.view(tall), n, w, b, asked.get('eps', 1e-5), over)
+    one, wide, over = (1,)*x.dim(), (1, -1) + (1,)*(x.dim()-2), (-x.dim(), *range(2-x.dim(), 0))
+    r, n = among.samples(x.dtype) if among else (None, x.new_full((), len(x)))
+    n = (n*x[0, 0].numel()).view(one)
+    w, b = (x.new_full(one, i) if v is None else v.view(wide) for i, v in ((1., weight), (0., bias)))
+    r = None if r is None else r.view(-1, *one[1:])
+    out, _, _, mean, var = _Normalised.apply(x, r, n, w, b, asked.get('eps', 1e-5), over)
     for k, new in dict(running_mean=mean, running_var=var*(n/(n-1))).items():
         if asked.get(k) is not None: asked[k].mul_(1-momentum).add_(new.flatten(), alpha=momentum)
     return out.to(given.dtype)
