@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'BESIDE',
-           'ACCURACY', 'MAPS', 'THREE', 'OPEN', 'FEW', 'map_row', 'by_method', 'gain', 'correlation', 'write_names',
-           'scale_by_odds', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
+           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'map_row', 'by_method', 'gain', 'correlation',
+           'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
@@ -96,20 +96,24 @@ def write_names(ax, points, size=6): # points: name -> (x, y)
 # %% ../../nbs/papers/landscape.ipynb #5799a5b2
 ACCURACY = 'test accuracy (%)'
 
-def scale_by_odds(ax, axis): # axis: 'x' or 'y'
-    "Percent on the scale of their log odds, which spreads both ends; its inverse is the logistic function."
-    from matplotlib.ticker import FixedLocator
+SCALES = {'accuracy': (5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99), 'rank': (3, 4, 5, 6, 8, 10, 15, 20, 30)}
+
+def spread_axis(ax, axis, label): # axis: 'x' or 'y'
+    "Accuracies on the scale of their log odds, which spreads both ends (its inverse is the logistic), ranks on logs."
+    from matplotlib.ticker import FixedLocator, NullLocator
     def odds(v): return np.log((p := np.clip(v, .1, 99.9))/(100 - p))
-    getattr(ax, f'set_{axis}scale')('function', functions=(odds, lambda z: 100/(1 + np.exp(-z))))
-    each = getattr(ax, f'{axis}axis')
-    each.set_major_locator(FixedLocator((5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99)))
+    kind, each = 'accuracy' if label.startswith(ACCURACY) else 'rank', getattr(ax, f'{axis}axis')
+    scale = getattr(ax, f'set_{axis}scale')
+    if kind == 'rank': scale('log')
+    else: scale('function', functions=(odds, lambda z: 100/(1 + np.exp(-z))))
+    each.set_major_locator(FixedLocator(SCALES[kind]))
+    each.set_minor_locator(NullLocator())
     each.set_major_formatter('{x:g}')
 
 def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
     "Points of methods with the 95 % intervals of their means over seeds, and a line to the method with FedDecorr."
     ax.set(xlabel=xlabel, ylabel=ylabel)
-    for name, label in dict(x=xlabel, y=ylabel).items():
-        if label.startswith(ACCURACY): scale_by_odds(ax, name)
+    for name, label in dict(x=xlabel, y=ylabel).items(): spread_axis(ax, name, label)
     group = dict(list(rows.groupby('method')))
     mean = lambda name: [group[name][v].mean() for v in (x, y)]
     points = {n: mean(n) for n in methods if n in group and np.isfinite(mean(n)).all()}
