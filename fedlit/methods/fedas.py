@@ -43,12 +43,11 @@ def done(self:FedAS, params, buffers, client, data, forward, criterion):
     for x, y in zip(*(v.split(self.batch) for v in data)):
         trace = trace + sum(g.square().sum() for g in torch.func.grad(loss)(params, x, y).values())
     last = {k: params[k] for k in client['last']}
-    return dict(last=last, stats=dict(buffers), trained=torch.ones_like(client['trained'])), dict(trace=trace)
+    return (dict(last=last, stats=dict(buffers), trained=torch.ones_like(client['trained'])),
+            dict(log_trace=trace.clamp(min=torch.finfo(trace.dtype).tiny).log()))
 
 @patch
-def weigh(self:FedAS, uploads):
-    total = (f := uploads['trace']).sum()
-    return torch.where(total > 0, f/total, 1/len(f))
+def weigh(self:FedAS, uploads): return uploads['log_trace'].softmax(0)
 
 # %% ../../nbs/methods/59_fedas.ipynb #005e5ce5
 @patch

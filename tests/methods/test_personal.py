@@ -1,6 +1,6 @@
 "A network for each client: Ditto, APFL, pFedMe, Per-FedAvg, FedProto, FedRoD, FedALA, FedAMP, IFCA, FedPAC, by hand."
 import copy
-import itertools
+import itertools, warnings
 import pytest, torch
 from dataclasses import replace
 from torch import nn
@@ -750,6 +750,15 @@ def fedas(lr, norm=True):
             mean = sum(q*e.state_dict()[n].double() for q, e in zip(share, ends))
             v.copy_(mean if v.is_floating_point() else mean.round())
     return server, nets
+
+def test_a_client_that_has_much_to_learn_is_no_bad_client_for_fedas():
+    "Its gradients may be ten thousand times as long as those of clients that have one class."
+    task = load('digits')
+    zeros = (task.y_train == 0).nonzero()[:60, 0].split(20)
+    clients, net = [*zeros, (task.y_train > 0).nonzero()[:600, 0]], build('mlp', task, seed=0, hidden=(32,), features=16)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        federate(net, task, clients, FedAS(batch=1), rounds=3, local=Local(epochs=3, lr=.05), progress=False)
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 @pytest.mark.parametrize('norm', [False, True])
