@@ -185,3 +185,12 @@ def test_batchnorm_of_all_kinds_passes_over_empty_places(norm):
     with masked_batchnorm(torch.arange(6) < 4): out = norm(x)
     assert (out[:4] - alone(x[:4])).abs().max() < 1e-5
     for u, v in zip(norm.buffers(), alone.buffers()): assert (u - v).abs().max() < 1e-6
+
+@pytest.mark.parametrize('valid', [None, torch.arange(5) < 4])
+def test_statistics_that_clients_share_are_refused_and_not_touched(valid):
+    mean, var = torch.zeros(3), torch.ones(3)
+    def f(x):
+        with masked_batchnorm(valid): return F.batch_norm(x, mean, var, training=True)
+    with pytest.raises(RuntimeError, match='running_mean is one for all clients and would be updated in place'):
+        stacked(f, (0,))(torch.randn(4, 5, 3))
+    assert not mean.any() and (var == 1).all()

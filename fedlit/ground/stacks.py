@@ -119,7 +119,9 @@ def _batch_norm(asked, among=None):
     r = None if r is None else r.view(-1, *one[1:])
     out, _, _, mean, var = _Normalised.apply(x, r, n, w, b, asked.get('eps', 1e-5), over)
     for k, new in dict(running_mean=mean, running_var=var*(n/(n-1))).items():
-        if asked.get(k) is not None: asked[k].mul_(1-momentum).add_(new.flatten(), alpha=momentum)
+        if (old := asked.get(k)) is None: continue
+        try: old.add_(new.flatten() - old, alpha=momentum)
+        except RuntimeError as e: raise RuntimeError(f'{k} is one for all clients and would be updated in place') from e
     return out.to(given.dtype)
 
 # %% ../../nbs/ground/stacks.ipynb #bee26fc2
