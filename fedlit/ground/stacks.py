@@ -28,7 +28,7 @@ class Rewritten(TorchFunctionMode):
         before, self.relu, kwargs = self.relu, None, kwargs or {}
         if f is F.linear: return _linear(*args, **kwargs)
         if f is F.embedding and self.stack: return _embedding(*args, **kwargs)
-        if self.stack and (asked := _asked(f, args, kwargs)) and asked['input'].is_cpu: return _batch_norm(asked)
+        if self.stack and (asked := _asked(f, args, kwargs)) and _better(asked['input']): return _batch_norm(asked)
         if before and f in _POOLS and args and args[0] is before[1]: return F.relu(f(before[0], *args[1:], **kwargs))
         out = f(*args, **kwargs)
         if f in _RELUS and args and out is not args[0]: self.relu = args[0], out
@@ -89,6 +89,8 @@ class _Normalised(torch.autograd.Function):
 
 # %% ../../nbs/ground/stacks.ipynb #9b645071
 _ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
+
+def _better(x): return x.is_cpu # is ours the faster BatchNorm in a stack? On a GPU every operation is a launch
 
 def _asked(f, args, kwargs):
     "The arguments of a BatchNorm that trains on more than one number a channel, by name; else nothing."
