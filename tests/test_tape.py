@@ -568,7 +568,8 @@ def test_what_lies_on_the_shelf_is_believed_only_while_it_agrees(monkeypatch):
     monkeypatch.setattr(tape, '_shelf', {})
     one = uneven(FedAvg())
     for k, v in [*tape._shelf.items()]:
-        tape._shelf[k] = tape._player(v.source.replace('0.9)', '0.8)'), v.given, v.shape)
+        assert v.source.count('alpha=(-lr)') == 1
+        tape._shelf[k] = tape._player(v.source.replace('alpha=(-lr)', 'alpha=(-2*lr)'), v.given, v.shape)
     wrong, calls = list(tape._shelf.values()), counted(monkeypatch)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
