@@ -169,23 +169,22 @@ def _way(op, args, kwargs):
 # %% ../../nbs/ground/tape.ipynb #dc344879
 def _returning(calls, written, returned):
     "Copies, by id, that are changed and then written back over what they are copies of, which nobody sees meanwhile."
-    touched = [{_memory(v) for v in _tensors([args, list(kwargs.values()), out])} for _, args, kwargs, out in calls]
-    where, found = (lambda v: (v.data_ptr(), *_layout(v))), set()
     made = {id(out): i for i, (op, _, _, out) in enumerate(calls) if op is torch.ops.aten.clone.default}
-    for j, (op, args, _, _) in enumerate(calls):
-        if op is not torch.ops.aten.copy_.default or (i := made.get(id(args[1]))) is None: continue
-        old, new = args[:2]
-        unseen = not any(_memory(old) in t for t in touched[i+1:j])
-        alone = _memory(new) in written - returned and not any(_memory(new) in t for t in touched[j+1:])
-        same = where(calls[i][1][0]) == where(old) and _layout(old) == _layout(new)
-        if unseen and alone and same: found.add(id(new))
-    return found
+    back = [(made[id(args[1])], j, *args[:2]) for j, (op, args, _, _) in enumerate(calls)
+            if op is torch.ops.aten.copy_.default and id(args[1]) in made]
+    touched = [{_memory(v) for v in _tensors([args, list(kwargs.values()), out])}
+               for _, args, kwargs, out in calls] if back else []
+    def seen(v, steps): return any(_memory(v) in memory for memory in steps)
+    def same(u, v): return u.data_ptr() == v.data_ptr() and _layout(u) == _layout(v)
+    return {id(new) for i, j, old, new in back
+            if same(calls[i][1][0], old) and _layout(old) == _layout(new) and _memory(new) in written - returned
+            and not seen(old, touched[i+1:j]) and not seen(new, touched[j+1:])}
 
 # %% ../../nbs/ground/tape.ipynb #0b3e7c06
 def _lines(calls, names, lasting, returning):
     "The calls as lines, without those whose result has a name already; `lasting`: memory that is written or returned."
     for op, args, kwargs, out in calls:
-        if op is torch.ops.aten.copy_.default and id(args[1]) in returning: continue
+        if op is torch.ops.aten.copy_.default and names.of.get(id(args[0])) == names.of.get(id(args[1]), ''): continue
         names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
         copies = op is torch.ops.aten.clone.default and _layout(out) == _layout(base)
         # nobody will see that it is none
@@ -435,8 +434,8 @@ def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
             else _same(_flat([*before, tmap(torch.zeros_like, out)]), ran, again))
     if same:
         self.believed.add(kind)
-        if exact or not steady: return out if exact else played
-        _copy(steady[:1], mine) # what was played counts
+        if exact: return out
+        if steady: _copy(steady[:1], mine) # what was played counts
         return played
     elif kept in self.borrowed: # it was another step's
         for found in (self.kept, _shelf):
