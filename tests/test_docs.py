@@ -543,7 +543,8 @@ def test_nothing_overflows_at_375_pixels(seen):
 FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven_pictures',
          'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',
          'save model': 'result', 'federate': 'run', **dict.fromkeys(('GPU', 'metrics', 'resume', 'cite', 'contribute',
-         'compare', 'seeds', 'ResNet', 'tune', 'held-out', 'elsewhere', 'regression', 'CSV', 'speed'), 'guides/recipes'),
+         'compare', 'seeds', 'ResNet', 'tune', 'held-out', 'elsewhere', 'regression', 'CSV',
+         'speed'), 'guides/recipes'),
          'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results'}
 
 INTERNALS = {page_of(p) for captions, p in pages.sidebar() if captions[:1] == ('Internals',)}

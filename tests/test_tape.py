@@ -347,9 +347,9 @@ def turned(b, x):
     b.copy_((new := b.clone().T).add_(x[0]))
     return new*2
 
-@pytest.mark.parametrize('f, copies', [(in_place, 0), (seen_meanwhile, 1), (seen_through_a_view, 1), (used_afterwards, 1),
-                                       (copied_elsewhere_too, None), (returned, 1), (of_another, 1), (never_changed, None),
-                                       (turned, 1)])
+@pytest.mark.parametrize('f, copies', [
+    (in_place, 0), (seen_meanwhile, 1), (seen_through_a_view, 1), (used_afterwards, 1), (copied_elsewhere_too, None),
+    (returned, 1), (of_another, 1), (never_changed, None), (turned, 1)])
 @pytest.mark.parametrize('steady', [0, 1])
 def test_what_is_copied_and_written_back_is_changed_in_place_if_nobody_sees_it(f, copies, steady):
     b, x = torch.randn(3, 3), torch.randn(3, 3)

@@ -755,7 +755,8 @@ def test_a_client_that_has_much_to_learn_is_no_bad_client_for_fedas():
     "Its gradients may be ten thousand times as long as those of clients that have one class."
     task = load('digits')
     zeros = (task.y_train == 0).nonzero()[:60, 0].split(20)
-    clients, net = [*zeros, (task.y_train > 0).nonzero()[:600, 0]], build('mlp', task, seed=0, hidden=(32,), features=16)
+    clients = [*zeros, (task.y_train > 0).nonzero()[:600, 0]]
+    net = build('mlp', task, seed=0, hidden=(32,), features=16)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         federate(net, task, clients, FedAS(batch=1), rounds=3, local=Local(epochs=3, lr=.05), progress=False)
