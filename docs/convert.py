@@ -171,6 +171,21 @@ class Converter:
         if name == m[1] and re.fullmatch('[a-z]+', name) and name not in self.imported: return m[0]
         return f"[`{m[1]}`]({self.to(at[0])}#{at[1]})" if at and at[0] != page_of(self.path) else m[0]
 
+    def clickable(self, output, alt):
+        "A picture whose names lead to pages (`link_boxes`), as HTML: a link lies over each. Keys pass these links by."
+        if not (links := output.get('metadata', {}).get('links')): return output
+        png = ''.join(output['data']['image/png']).strip()
+        def over(url, box):
+            sides = zip(('left', 'top', 'width', 'height'), map(int, box.split()))
+            place = ';'.join(f'{side}:{v/10:g}%' for side, v in sides)
+            page = os.path.normpath(os.path.join(self.folder, url))
+            return (f'<a href="{self.to(page_of(page), ".html")}" title="{escape(front(NBS/page)[0])}" '
+                    f'style="{place}" tabindex="-1" aria-hidden="true"></a>')
+        width = image_options(png).get('width', '100%')
+        return dict(output, data={'text/html': (
+            f'<div class="linked" style="width:{width}"><img alt="{escape(alt)}" src="data:image/png;base64,{png}">'
+            + ''.join(over(url, box) for url, boxes in links.items() for box in boxes.split(', ')) + '</div>')})
+
     def markdown(self, text):
         def change(t):
             t = PICTURE.sub(self.picture, t)
@@ -190,7 +205,8 @@ class Converter:
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
                                 ('hide-input', d.get('code-fold') == 'true')) if on]
         shown = [] if d.get('output') == 'false' else [*map(readable, merged(cell['outputs']))]
-        outputs = [dict(inline(o), metadata={}) if 'data' in o else o for o in with_setting(shown)]
+        outputs = [dict(inline(self.clickable(o, d.get('fig-alt', ''))), metadata={}) if 'data' in o else o
+                   for o in with_setting(shown)]
         for o in outputs:
             if md := o.get('data', {}).get('text/markdown'):
                 o['data'] = {'text/markdown': self.markdown(named_on_site(''.join(md)))}

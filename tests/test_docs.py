@@ -100,6 +100,17 @@ def test_a_figure_of_more_dots_per_inch_is_sharper_and_not_larger(wide, dpi, wid
     said = cell['metadata']['mystnb']['image']
     assert said.get('width') == width
 
+def test_names_in_a_figure_lead_to_their_pages():
+    figure = drawn(1400, 200)
+    figure['metadata'] = dict(links={'../methods/12_moon.ipynb': '100 205 30 40, 5 6 7 8'})
+    page = Converter('papers/landscape.ipynb', {})
+    cell = page.code(dict(cell_type='code', source='#| fig-alt: A "map" here\nx', outputs=[figure]))
+    html = cell['outputs'][0]['data']['text/html']
+    assert html.startswith('<div class="linked" style="width:700px"><img alt="A &quot;map&quot; here" src="data:')
+    assert re.findall('<a href="(.*?)" title="(.*?)" style="(.*?)"', html) == [
+        ('../methods/moon.html', 'MOON', f'left:{a}%;top:{b}%;width:{c}%;height:{d}%')
+        for a, b, c, d in (('10', '20.5', '3', '4'), ('0.5', '0.6', '0.7', '0.8'))]
+
 def test_each_figure_of_a_cell_has_its_own_size():
     text = dict(output_type='stream', name='stdout', text='said')
     cells = moon.linked(moon.code(dict(cell_type='code', source='#| fig-alt: Lines\nx',
@@ -606,6 +617,17 @@ def test_no_figure_is_shown_at_less_than_60_percent_of_its_size(tab):
             if not src.endswith('.png'): continue
             png = base64.b64encode(Path(unquote(urlsplit(src).path)).read_bytes()).decode()
             assert shown >= .6*768*columns(png) - 1, (name, src)
+
+@built
+@browsed
+@pytest.mark.parametrize('width', [1280, 375])
+def test_a_name_on_the_map_is_a_link_to_its_page(tab, width):
+    tab.set_viewport_size(dict(width=width, height=900))
+    tab.goto((SITE/'papers'/'landscape.html').as_uri())
+    names = tab.locator('.linked').first.locator('a[title="MOON"]')
+    assert names.count() == 3 # a panel for each mixture of labels
+    names.first.click() # fails where something lies over it
+    assert tab.url.endswith('methods/moon.html')
 
 @built
 def test_every_figure_of_the_papers_has_a_line_with_its_verdict(site):

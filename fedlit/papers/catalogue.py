@@ -12,7 +12,7 @@ from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
                            feddse, fedgse, landscape)                                   # CATALOGUE
 from .claims import WIDTH, hanging, verdict_view, tally, verdict_lines
-from .drawings import small_picture
+from .drawings import display_linked
 from ..ground.messages import unknown
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command, complete_seeds,
                                    compare_published, entry_runs, found_rows, judged, looks, note_look, note_seen,
@@ -201,7 +201,7 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for m in made:
             if isinstance(m, pd.DataFrame): display(m)
-            else: display(small_picture(m), metadata=dict(here=under)) # the gallery reads it there
+            else: display_linked(m, under)
         beside = compare_published(e, drawn) if e.published or quantity(e, rows) else ()
         most = pd.get_option('display.max_rows') or math.inf # None: the page asks for all
         if 0 < len(beside) <= most: display(beside)

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'BESIDE',
            'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'map_row', 'by_method', 'gain', 'correlation',
-           'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
+           'method_address', 'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
@@ -14,6 +14,7 @@ from .claims import Numbers, kendall, ours
 from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
 from .entries import alphas, entry, grid
 from .evidence import margin
+from ..parse import methods_by_name, page_of
 
 # %% ../../nbs/papers/landscape.ipynb #map00006
 MAP_SEEDS = tuple(range(500, 520))
@@ -73,8 +74,12 @@ def correlation(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sig
 # %% ../../nbs/papers/landscape.ipynb #e90fdd5e
 BESIDE = [(dx*r, dy*r) for r in (5, 13, 21, 31) for dx, dy in ((1, .6), (1, -.6), (-1, .6), (-1, -.6), (0, 1), (0, -1))]
 
-def write_names(ax, points, size=6): # points: name -> (x, y)
-    "Write names beside points, each where it covers the least; a line leads to one that stands further away."
+def method_address(name):
+    "Where a method's page is, seen from this one."
+    return f'../methods/{page_of(methods_by_name()[name])}'
+
+def write_names(ax, points, size=6): # points: name of a method -> (x, y)
+    "Write names beside points, with their pages' addresses, each where it covers the least; a line leads to a far one."
     ax.figure.draw_without_rendering() # the layout decides where a point is
     at = {n: ax.transData.transform(p)*72/ax.figure.dpi for n, p in points.items()}
     taken = [(*(v - 2.5), *(v + 2.5)) for v in at.values()]
@@ -89,8 +94,8 @@ def write_names(ax, points, size=6): # points: name -> (x, y)
                                 + 1e3*(b[0] < x0 or b[1] < y0 or b[2] > x1 or b[3] > y1))
         d = min(BESIDE, key=lambda d: cost(d, box(*d)))
         taken.append(box(*d))
-        ax.annotate(name, points[name], d, textcoords='offset points', fontsize=size, va='center',
-                    ha=('center', 'left', 'right')[int(np.sign(d[0]))],
+        ax.annotate(name, points[name], d, textcoords='offset points', fontsize=size, url=method_address(name),
+                    va='center', ha=('center', 'left', 'right')[int(np.sign(d[0]))],
                     arrowprops=dict(arrowstyle='-', lw=.3, color='.6', shrinkB=2) if abs(d[1]) > 8 else None)
 
 # %% ../../nbs/papers/landscape.ipynb #5799a5b2
