@@ -126,7 +126,8 @@ def test_every_method_trains_or_says_that_it_needs_classes(method, name):
     task = task_of(name)
     clients = iid(task.strata(), 3, seed=0)
     net = build('mlp', task, seed=0, hidden=(48,), features=24, norm='batch')
-    local = Local(epochs=3, batch_size=16, lr=.05, equal_batches=True)
+    epochs = 3 if 'FedDecomp' in repr(method) else 1 # it needs them; elsewhere more let rounding grow to any size
+    local = Local(epochs=epochs, batch_size=16, lr=.05, equal_batches=True)
     run = lambda executor: federate(net, task, clients, method, 2, local=local, progress=False, executor=executor,
                                     proxy=task.x_test[:20])
     try: a = run('loop')
@@ -135,7 +136,7 @@ def test_every_method_trains_or_says_that_it_needs_classes(method, name):
         return
     b = run('vmap')
     assert math.isfinite(a.last['loss'])
-    near = .3 if 'FedCAC' in repr(method) else 2e-3 # it ranks entries, and rounding may swap two
+    near = .3 if 'FedCAC' in repr(method) else 1e-5 # it ranks entries, and rounding may swap two
     assert a.last['loss'] == pytest.approx(b.last['loss'], rel=near)
 
 @pytest.mark.parametrize('name', NAMES)
