@@ -21,9 +21,9 @@ def cross_entropy(
     y,      # (N,) or (N, ...) labels; below zero where there is none
 ):          # () mean over the samples, or places
     "Mean of $-\\log p_y$; the default criterion."
-    picked = y[:, None] == torch.arange(logits.shape[1], device=y.device).view(-1, *(1,)*(y.dim()-1))
+    picked = y == torch.arange(logits.shape[1], device=y.device).view(-1, *(1,)*y.dim()) # (classes, N, ...)
     count = picked.sum() if y.dim() == 1 else picked.sum().clamp(min=1) # a picture may be without any label
-    return torch.where(picked, logits.log_softmax(1), 0.).sum()/-count
+    return torch.where(picked, logits.movedim(1, 0).log_softmax(0), 0.).sum()/-count
 
 # %% ../nbs/08_batches.ipynb #c50f6a57
 def binary_cross_entropy(

@@ -48,39 +48,40 @@ def _embedding(x, w, padding_idx=None, max_norm=None, norm_type=2., scale_grad_b
     return F.embedding(x, torch.where(row[:, None], w.detach(), w))
 
 # %% ../../nbs/ground/stacks.ipynb #430d4790
-def _normalise(x, r, n, w, b, eps, over): # `over`: the dimensions of samples and places, counted from the end
+def _normalise(x, u, w, b, eps, over): # `over`: the dimensions of samples and places, counted from the end
     "w y + b, y, s, the mean and the variance, with all dimensions of `x` (..., B, C, *)."
-    def mean_of(v): return (v if r is None else v*r).sum(over, True)/n
+    def mean_of(v):
+        if u.shape[over[0]] == 1: return v.sum(over, True)*u # all places count alike
+        return u.mT @ v if len(over) == 1 else (u*v).sum(over, True)
     y = x - (mean := mean_of(x))
     var = mean_of(y.square())
     y = y*(s := (var + eps).rsqrt())
-    return torch.addcmul(b, y, w), y, s, mean, var
+    return y*w + b, y, s, mean, var
 
 def _slope(saved, over, g, of_y, of_s):
     "The gradients of x, w and b for those of w y + b, y and s, of which some may be None."
-    r, n, w, y, s = saved
-    r = (1. if r is None else r)/n
-    def at_x(g, first, second): return g - r*torch.addcmul(first, y, second) # the formula without s
+    u, w, y, s = saved
+    def at_x(g, first, second): return g - u*(y*second + first) # the formula without s
     def sums(g): return g.sum(over, True), (g*y).sum(over, True)
     g = torch.zeros_like(y) if g is None else g
     db, dw = sums(g)
     dx = at_x(g, db, dw)*(w*s)
     if of_y is not None: dx = dx + s*at_x(of_y, *sums(of_y))
-    return dx if of_s is None else dx - of_s*s.square()*r*y, dw, db
+    return dx if of_s is None else dx - of_s*s.square()*u*y, dw, db
 
 # %% ../../nbs/ground/stacks.ipynb #a38ad5c6
 class _Normalised(torch.autograd.Function):
     forward = staticmethod(_normalise)
     @staticmethod
     def setup_context(ctx, inputs, output):
-        ctx.save_for_backward(*inputs[1:4], *output[1:3])
+        ctx.save_for_backward(*inputs[1:3], *output[1:3])
         ctx.mark_non_differentiable(*output[3:])
         ctx.set_materialize_grads(False)
         ctx.over = inputs[-1]
     @staticmethod
     def backward(ctx, *grads):
         x, w, b = _slope(ctx.saved_tensors, ctx.over, *grads[:3])
-        return x, None, None, w, b, None, None
+        return x, None, w, b, None, None
     @staticmethod
     def vmap(info, dims, *args): # the formula is that of a stack as well
         args = [v if not isinstance(v, torch.Tensor) else v.expand(info.batch_size, *v.shape) if d is None
@@ -100,14 +101,17 @@ def _asked(f, args, kwargs):
 class _Among(TorchFunctionMode):
     def __init__(self, valid):
         super().__init__()
-        self.valid, self.counted = valid, {}
+        self.valid, self.known = valid, {}
     def __torch_function__(self, f, types, args=(), kwargs=None):
         asked = _asked(f, args, kwargs)
         here = asked and len(asked['input']) == len(self.valid) # else its rows are no samples
         return _batch_norm(asked, self) if here else f(*args, **(kwargs or {}))
-    def samples(self, dtype): # r and how many they are, once for all layers
-        if dtype not in self.counted: self.counted[dtype] = (r := self.valid.to(dtype)), r.sum()
-        return self.counted[dtype]
+    def weights(self, x): # u, and n/(n - 1), once for all layers of a kind
+        if (kind := (x.dtype, x.shape[2:])) not in self.known:
+            r = self.valid.to(x.dtype).view(-1, *(1,)*(x.dim()-1))
+            n = r.sum()*x[0, 0].numel()
+            self.known[kind] = r/n, n/(n-1)
+        return self.known[kind]
 
 # %% ../../nbs/ground/stacks.ipynb #cbb2e886
 def _batch_norm(asked, among=None):
@@ -115,14 +119,13 @@ def _batch_norm(asked, among=None):
     given, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
     x = given if given.dtype == torch.double else given.float()
     one, wide, over = (1,)*x.dim(), (1, -1) + (1,)*(x.dim()-2), (-x.dim(), *range(2-x.dim(), 0))
-    r, n = among.samples(x.dtype) if among else (None, x.new_full((), len(x)))
-    n = (n*x[0, 0].numel()).view(one)
+    n = x[:, 0].numel()
+    u, unbiased = among.weights(x) if among else (x.new_full(one, 1/n), n/(n-1))
     w, b = (x.new_full(one, i) if v is None else v.view(wide) for i, v in ((1., weight), (0., bias)))
-    r = None if r is None else r.view(-1, *one[1:])
-    out, _, _, mean, var = _Normalised.apply(x, r, n, w, b, asked.get('eps', 1e-5), over)
-    for k, new in dict(running_mean=mean, running_var=var*(n/(n-1))).items():
-        if (old := asked.get(k)) is None: continue
-        try: old.add_(new.flatten() - old, alpha=momentum)
+    out, _, _, mean, var = _Normalised.apply(x, u, w, b, asked.get('eps', 1e-5), over)
+    for k, new in dict(running_mean=mean, running_var=var*unbiased).items():
+        if asked.get(k) is None: continue
+        try: (old := asked[k].view(wide)).add_(new - old, alpha=momentum)
         except RuntimeError as e: raise RuntimeError(f'{k} is one for all clients and would be updated in place') from e
     return out.to(given.dtype)
 
