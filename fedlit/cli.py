@@ -161,7 +161,7 @@ def _compare(compare):
     compare.set_defaults(base=BASE)
     compare.add_argument('--methods', nargs='+', default=['FedAvg()', 'FedDecorr()'])
     compare.add_argument('--grid', nargs='+', metavar='NAME=VALUES', default=[],
-                         help='hyper-parameters to vary, such as mu=.1,1,5: a row for every combination')
+                         help='hyperparameters to vary, such as mu=.1,1,5: a row for every combination')
     _seeded(compare, 3, [0, 1, 2])
     compare.add_argument('--out', metavar='FOLDER',
                          help='folder for a checkpoint of every run; the same command goes on from it')

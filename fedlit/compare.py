@@ -214,7 +214,7 @@ def choose(
     runs,    # what `compare` returned of them
     column='validation', # by which: of validation samples; more is better, unless it is a mean squared error
 ): # the Method of the highest mean over seeds in the last round, the first of them
-    "Choose a method, or a hyper-parameter, by samples that neither train nor test."
+    "Choose a method, or a hyperparameter, by samples that neither train nor test."
     if not re.search('(^|_)validation(_personal)?$', column):
         raise ValueError(f"column={column!r} is of test samples, and what they choose they cannot judge; "
                          "columns of validation samples are 'validation', 'validation_personal' and those of metrics")

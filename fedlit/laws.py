@@ -838,7 +838,7 @@ def frozen(method, world):
 
 # %% ../nbs/laws.ipynb #8d1891dd
 def off(method, world):
-    "Where a hyper-parameter switches the method off, it is FedAvg."
+    "Where a hyperparameter switches the method off, it is FedAvg."
     apart = _between(trained(method, world).params, trained(FedAvg(), world).params)
     return _within(0, f'between {repr(method)[:60]} and FedAvg()', apart)
 
@@ -950,7 +950,7 @@ def _all(method, world):
 
 # %% ../nbs/laws.ipynb #2b2a3494
 def check(
-    method,     # a Method, or a class that can be made without hyper-parameters
+    method,     # a Method, or a class that can be made without hyperparameters
     model=None, # network of one's own, which returns (features, logits)
     data=None,  # and its data: a Task, or dict(x=(K, T, B, ...), y=(K, T, B)) and perhaps counts=(K, T)
     off=None,   # a value of the method that should be FedAvg

@@ -48,7 +48,7 @@ def _constant(node):
             return -_constant(number)
         case ast.Name(id='inf' | 'nan' as v): return getattr(math, v)
         case ast.Tuple(elts=parts) | ast.List(elts=parts): return tuple(map(_constant, parts))
-        case _: raise ParseError("a hyper-parameter must be a plain value such as 0.1, 'paper' or True, "
+        case _: raise ParseError("a hyperparameter must be a plain value such as 0.1, 'paper' or True, "
                                  f"not {ast.unparse(node)[:80]!r}")
 
 # %% ../nbs/15_parse.ipynb #pa14meth
@@ -59,7 +59,7 @@ def _method(node, names):
         case ast.Call(func=ast.Name(id=name)):
             name = _proper(name, names, 'method', .4)
             if any(k.arg is None for k in node.keywords):
-                raise ParseError(f"{name}(**...) is not understood; write the hyper-parameters out")
+                raise ParseError(f"{name}(**...) is not understood; write the hyperparameters out")
             return names[name](*map(_constant, node.args), **{k.arg: _constant(k.value) for k in node.keywords})
         case ast.Name(id=name) if name in names: raise ParseError(f"write {name}() with parentheses")
         case _: raise ParseError(f"{ast.unparse(node)[:80]!r} is not a method; "
@@ -166,8 +166,8 @@ def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds:
 # %% ../nbs/15_parse.ipynb #e6d65aab
 def vary(
     method,   # a Method
-    **values, # hyper-parameter -> list of its values
-) -> list:    # of Methods, the last hyper-parameter varying fastest
+    **values, # hyperparameter -> list of its values
+) -> list:    # of Methods, the last hyperparameter varying fastest
     "The method with every combination of these values. A ParseError names what it does not have."
     has = [{f.name for f in fields(part)} for part in method.parts]
     for name, listed in values.items():
@@ -185,12 +185,12 @@ def vary(
 def values_of(
     text, # such as "mu=.1,1,5"
 ):        # name, list of values
-    "A hyper-parameter and what it is to be. Never evaluates code."
+    "A hyperparameter and what it is to be. Never evaluates code."
     name, eq, listed = text.partition('=')
     try: found = list(ast.literal_eval(f'[{listed}]'))
     except (SyntaxError, ValueError, RecursionError, MemoryError): found = []
     if not (eq and name.isidentifier() and found):
-        raise ParseError(f"{text[:80]!r} cannot be read; a hyper-parameter with its values reads like mu=.1,1,5, "
+        raise ParseError(f"{text[:80]!r} cannot be read; a hyperparameter with its values reads like mu=.1,1,5, "
                          "texts in quotes")
     return name, found
 

@@ -42,7 +42,7 @@ def written(
 @functools.cache
 def canonical(
     text, # of a method, such as "MOON() + FedDecorr()"
-):         # as it prints, with all hyper-parameters; the names of its parts
+):         # as it prints, with all hyperparameters; the names of its parts
     "The one text of a method that can be written in many ways."
     m = parse(text)
     return repr(m), '+'.join(type(p).__name__ for p in m.parts)

@@ -32,8 +32,8 @@ def go(method=None, clients=CLIENTS, model=NET, **kw):
     ('def loos(self, features): return 0.', "Mine.loos is not a hook; did you mean loss?"),
     ('def aggregate(self, delta): return delta', 'Mine.aggregate is not a hook'),
     ('def select(self): return 0', 'Mine.select is not a hook'),
-    ('mu = .1', 'Mine.mu = 0.1 has no annotation, so it is no hyper-parameter; write mu: float = 0.1'),
-    ('def __init__(self, mu): self.mu = mu', "Mine has an __init__ of its own; declare hyper-parameters as fields")])
+    ('mu = .1', 'Mine.mu = 0.1 has no annotation, so it is no hyperparameter; write mu: float = 0.1'),
+    ('def __init__(self, mu): self.mu = mu', "Mine has an __init__ of its own; declare hyperparameters as fields")])
 def test_what_would_train_fedavg_in_silence_is_refused(body, said):
     with pytest.raises(TypeError, match=said.replace('(', r'\(')):
         exec(f'class Mine(Method):\n    {body}', dict(Method=Method))

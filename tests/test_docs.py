@@ -555,7 +555,8 @@ FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven
          'BatchNorm': 'methods/statistics', 'non-iid': 'partition', 'dirichlet': 'partition', 'checkpoint': 'result',
          'save model': 'result', 'federate': 'run', **dict.fromkeys(('GPU', 'metrics', 'resume', 'cite', 'contribute',
          'compare', 'seeds', 'ResNet', 'tune', 'held-out', 'elsewhere', 'regression', 'CSV',
-         'speed'), 'guides/recipes'),
+         'speed', 'install', 'multiple GPUs', 'hyperparameter', 'learning rate'), 'guides/recipes'),
+         'personalized federated learning': 'methods/personal',
          'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results'}
 
 INTERNALS = {page_of(p) for captions, p in pages.sidebar() if captions[:1] == ('Internals',)}

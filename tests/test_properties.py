@@ -411,7 +411,7 @@ def test_weights_that_cannot_be_shares_are_refused(weights, K):
 
 WORDS = 'paper released corrected nesterov fixed dynamic covariance correlation forward zero inf contrastive l2'.split()
 def value(default):
-    "Values of the kind of a hyper-parameter's default, possible and impossible ones."
+    "Values of the kind of a hyperparameter's default, possible and impossible ones."
     if isinstance(default, bool): return st.booleans()
     if isinstance(default, int): return st.integers(-1, 100) | st.sampled_from([10**9, 2**70])
     if isinstance(default, float):
@@ -421,7 +421,7 @@ def value(default):
 
 @st.composite
 def made(draw):
-    "A method with generated hyper-parameters; its default where a ValueError or TypeError, and no other, refuses them."
+    "A method with generated hyperparameters; its default where a ValueError or TypeError, and no other, refuses them."
     cls = draw(st.sampled_from([c for _, c in sorted(methods_by_name().items())]))
     kw = {f.name: draw(value(f.default)) for f in fields(cls) if draw(st.booleans())}
     try: return cls(**kw)

@@ -21,7 +21,7 @@ def check_names(
     name,  # of what was called, such as a method
     known, # list of the names that it takes
     kw,    # what it was called with, by name
-    what='hyper-parameter', # what such a name is of
+    what='hyperparameter', # what such a name is of
 ):
     "Refuse a name that what was called does not know."
     for k in kw:
@@ -143,7 +143,7 @@ def coerce_fields(
     return made
 
 # %% ../../nbs/ground/messages.ipynb #40124bcb
-# a class's own, and no hyper-parameters
+# a class's own, and no hyperparameters
 CLASS_SETTINGS = 'excludes', 'of_classes', 'alone', 'helpers', 'idle', 'endless', 'protects'
 NOTICE = 'notice' # a function of the features of a batch that returns a warning, see `federate`
 EXTRA_METHODS = ( # other functions that a method may have, though they are no hooks
@@ -159,7 +159,7 @@ def check_class(
 ):
     "Refuse a class that would train something else in silence."
     if '__init__' in vars(cls):
-        raise TypeError(f"{cls.__name__} has an __init__ of its own; declare hyper-parameters as fields, "
+        raise TypeError(f"{cls.__name__} has an __init__ of its own; declare hyperparameters as fields, "
                         "mu: float = .1, and check them in __post_init__")
     for name, v in vars(cls).items():
         if name.startswith('_') or name in inspect.get_annotations(cls): continue
@@ -169,7 +169,7 @@ def check_class(
                             f"{get_close_matches(name, hooks, 1, 0)[0]}? The hooks are {', '.join(hooks)}; "
                             f"the name of a helper begins with _ or stands in the class's `helpers`")
         if isinstance(v, (bool, int, float, str, tuple)) and name not in CLASS_SETTINGS:
-            raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyper-parameter; "
+            raise TypeError(f"{cls.__name__}.{name} = {v!r} has no annotation, so it is no hyperparameter; "
                             f"write {name}: {type(v).__name__} = {v!r}")
 
 # %% ../../nbs/ground/messages.ipynb #3d1f4aae

@@ -23,7 +23,7 @@ def suggest_layers(
 
 def check_prefix(
     method, # the method that asks
-    field,  # name of the hyper-parameter that holds the prefix
+    field,  # name of the hyperparameter that holds the prefix
     params, # the network's parameters
     model,  # the network
 ):

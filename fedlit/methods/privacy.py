@@ -127,7 +127,7 @@ def _noisy(tree, deviation, source):
 
 # %% ../../nbs/methods/80_privacy.ipynb #acc49f36
 def _sound(method):
-    "What both methods of this page ask of their hyper-parameters, for `require`."
+    "What both methods of this page ask of their hyperparameters, for `require`."
     return dict(clip=(0 < method.clip < math.inf, 'positive and finite'),
                 noise=(0 <= method.noise < math.inf, 'at least 0'), delta=(0 < method.delta < 1, 'in (0, 1)'),
                 source=(method.source in SOURCES, 'seed or system'))

@@ -42,7 +42,7 @@ DECORR = dict(
 
 # %% ../../nbs/papers/feddecorr.ipynb #f7f406ab
 def decorr_row(name):
-    "The change of a setting that makes a row such as 'MOON+FedDecorr', with the printed hyper-parameters."
+    "The change of a setting that makes a row such as 'MOON+FedDecorr', with the printed hyperparameters."
     def change(s):
         published, ends_alike = s.model in ('mobilenetv2', 'alexnet_bn'), s.model in ('mobilenetv2', 'cnn_bn')
         own = dict(FedProx='FedProx(mu=0.001)', MOON='MOON(mu=1.0)', Scaffold='SCAFFOLD()',
