@@ -21,6 +21,8 @@ def cross_entropy(
     y,      # (N,) or (N, ...) labels; below zero where there is none
 ):          # () mean over the samples, or places
     "Mean of $-\\log p_y$; the default criterion."
+    if y.shape != (of := (len(logits), *logits.shape[2:])):
+        raise ValueError(f"y has the shape {tuple(y.shape)}, but for logits {tuple(logits.shape)} it must be {of}")
     picked = y == torch.arange(logits.shape[1], device=y.device).view(-1, *(1,)*y.dim()) # (classes, N, ...)
     count = picked.sum() if y.dim() == 1 else picked.sum().clamp(min=1) # a picture may be without any label
     return torch.where(picked, logits.movedim(1, 0).log_softmax(0), 0.).sum()/-count

@@ -186,6 +186,15 @@ def test_batchnorm_of_all_kinds_passes_over_empty_places(norm):
     assert (out[:4] - alone(x[:4])).abs().max() < 1e-5
     for u, v in zip(norm.buffers(), alone.buffers()): assert (u - v).abs().max() < 1e-6
 
+@pytest.mark.parametrize('norm, x', [(nn.BatchNorm1d(6), torch.randn(40, 6) + 10),
+                                     (nn.BatchNorm2d(3), torch.rand(40, 3, 4, 4))])
+def test_batchnorm_stays_exact_under_autocast(norm, x):
+    alone = copy.deepcopy(norm)
+    with torch.autocast('cpu', torch.bfloat16):
+        with masked_batchnorm(torch.arange(40) < 30): out = norm(x)
+        assert (out[:30] - alone(x[:30])).abs().max() < 1e-4
+    for u, v in zip(norm.buffers(), alone.buffers()): assert (u - v).abs().max() < 1e-5
+
 @pytest.mark.parametrize('valid', [None, torch.arange(5) < 4])
 def test_statistics_that_clients_share_are_refused_and_not_touched(valid):
     mean, var = torch.zeros(3), torch.ones(3)

@@ -112,6 +112,11 @@ def test_scores_are_those_of_scikit_learn():
     assert seen['accuracy'] == pytest.approx((maps.argmax(1)[known] == at[known]).float().mean().item())
     assert seen['loss'] == pytest.approx(F.cross_entropy(maps, at, ignore_index=-1).item(), rel=1e-5)
 
+@pytest.mark.parametrize('shape', [(1, 5), (5, 1), (), (3,)])
+def test_labels_of_another_shape_are_refused(shape):
+    with pytest.raises(ValueError, match=r'it must be \(5,\)'):
+        CRITERIA['class'](torch.randn(5, 3), torch.zeros(shape).long())
+
 def test_where_nothing_is_known_a_score_is_undefined_and_a_step_is_zero():
     nothing = torch.full((4, 3, 3), -1)
     z = torch.randn(4, 2, 3, 3, requires_grad=True)

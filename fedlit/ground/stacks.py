@@ -50,9 +50,7 @@ def _embedding(x, w, padding_idx=None, max_norm=None, norm_type=2., scale_grad_b
 # %% ../../nbs/ground/stacks.ipynb #430d4790
 def _normalise(x, u, w, b, eps, over): # `over`: the dimensions of samples and places, counted from the end
     "w y + b, y, s, the mean and the variance, with all dimensions of `x` (..., B, C, *)."
-    def mean_of(v):
-        if u.shape[over[0]] == 1: return v.sum(over, True)*u # all places count alike
-        return u.mT @ v if len(over) == 1 else (u*v).sum(over, True)
+    def mean_of(v): return v.sum(over, True)*u if u.shape[over[0]] == 1 else (u*v).sum(over, True)
     y = x - (mean := mean_of(x))
     var = mean_of(y.square())
     y = y*(s := (var + eps).rsqrt())
