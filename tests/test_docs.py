@@ -628,7 +628,7 @@ def test_a_name_on_the_map_is_a_link_to_its_page(tab, width):
     names = tab.locator('.linked').first.locator('a[title="MOON"]')
     assert names.count() == 3 # a panel for each mixture of labels
     names.first.click() # fails where something lies over it
-    assert tab.url.endswith('methods/moon.html')
+    tab.wait_for_url('**/methods/moon.html') # until all is there, else the next test sees what was broken off
 
 @built
 def test_every_figure_of_the_papers_has_a_line_with_its_verdict(site):
