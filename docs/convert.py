@@ -141,15 +141,19 @@ class Converter:
         "Where `target`, a path from the top of nbs/, is, seen from this page."
         return os.path.relpath(target, self.folder or '.').replace(os.sep, '/') + suffix
 
+    def target(self, url):
+        "The path from the top of nbs/ of what `url`, written on this page, leads to."
+        return os.path.normpath(os.path.join(self.folder, url)).replace(os.sep, '/')
+
     def link(self, m):
         url, _, anchor = m[1].partition('#')
-        full = os.path.normpath(os.path.join(self.folder, url)).replace(os.sep, '/')
+        full = self.target(url)
         url = self.to(self.pages[full], '') if full in self.pages else url
         return f"]({url}{'#' + anchor if anchor else ''})"
 
     def entry(self, m):
         "A link to a cell that shows an entry: Sphinx knows headings only, so it is HTML."
-        full = os.path.normpath(os.path.join(self.folder, m[2])).replace(os.sep, '/')
+        full = self.target(m[2])
         if full not in self.pages or m[3] not in entry_anchors(full): return m[0]
         return f'<a href="{self.to(page_of(full), ".html")}#{m[3]}">{m[1]}</a>'
 
@@ -178,7 +182,7 @@ class Converter:
         def over(url, box):
             sides = zip(('left', 'top', 'width', 'height'), map(int, box.split()))
             place = ';'.join(f'{side}:{v/10:g}%' for side, v in sides)
-            page = os.path.normpath(os.path.join(self.folder, url))
+            page = self.target(url)
             return (f'<a href="{self.to(page_of(page), ".html")}" title="{escape(front(NBS/page)[0])}" '
                     f'style="{place}" tabindex="-1" aria-hidden="true"></a>')
         width = image_options(png).get('width', '100%')
