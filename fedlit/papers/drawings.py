@@ -125,14 +125,16 @@ def link_boxes(fig): # matplotlib Figure; its texts with an address have been gi
     "Where texts lie that carry an address: address -> left, top, width, height of each, in 1/1000 of the picture."
     import matplotlib.pyplot as plt
     from matplotlib.text import Text
+    if not (texts := fig.findobj(lambda a: isinstance(a, Text) and a.get_url())): return {}
     fig.draw_without_rendering() # the layout decides where a text is
     cut = fig.get_tightbbox().padded(plt.rcParams['savefig.pad_inches'])
     found = {}
-    for t in fig.findobj(lambda a: isinstance(a, Text) and a.get_url()):
+    for t in texts:
         at = Text.get_window_extent(t).transformed(fig.dpi_scale_trans.inverted()) # of an annotation without its arrow
         box = ((at.x0 - cut.x0)/cut.width, (cut.y1 - at.y1)/cut.height, at.width/cut.width, at.height/cut.height)
         found.setdefault(t.get_url(), []).append(' '.join(f'{1000*v:.0f}' for v in box))
     return {url: ', '.join(boxes) for url, boxes in found.items()}
+
 def display_linked(fig, here): # here: what it was drawn from
     "In a notebook: a figure as a small picture, stored with what it stands on and where its names lead; it is closed."
     from IPython.display import display
