@@ -1,22 +1,19 @@
 """`python -m bench.gpu --out FOLDER`: W3, MobileNetV2 on CIFAR-10's shapes, and pfl's published job, on a GPU.
 
-What is measured is written round by round; a second call goes on where the first one stopped;
-it stops by itself before `--limit` seconds."""
-import argparse, io, json, os, signal, statistics, time, warnings
+A piece takes minutes at most, and is written when it has ended; a second call measures those that are missing."""
+import argparse, io, json, os, statistics, time, warnings
 import numpy as np, torch, torch.nn.functional as F
 from collections import OrderedDict
 from pathlib import Path
-from unittest import mock
 from fedlit.data import Task, load as load_data, recipe
-from fedlit.ground.files import forget, write_file
+from fedlit.ground.files import write_file
 from fedlit.methods import FedAvg
 from fedlit.models import build, count, macs, wrap
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
-from fedlit.result import Run
-from fedlit.run import federating
+from fedlit.run import federate, federating
 from torch import nn
-from .drive import FORMAT, case, load, machine, save
+from .drive import case, load, machine
 from .overheads import turns
 from .report import markdown
 
@@ -42,10 +39,6 @@ PEAKS = {'NVIDIA H200': _peak(67, 494.5, 4.8, 'H200 SXM'),
          'NVIDIA A100 80GB PCIe': _peak(19.5, 156, 1.935, 'A100 80GB PCIe')}
 GOALS = dict(float32=14_000, bfloat16=30_000) # images a second of W3, on one H100
 GOAL_SECONDS = 60                             # for pfl's job, on one H100
-
-class TimeUp(BaseException): "The limit is near; no Exception, since fedlit goes on where compiling raises one."
-
-def up(*_): raise TimeUp()
 
 def images(root, n, seed, tests=1, augmented=True):
     "CIFAR-10, or the part of it in `root`, or random images of its shape; and which of them it is."
@@ -119,30 +112,16 @@ class Pictures(torch.utils.data.Dataset):
     def __len__(self): return len(self.y)
     def __getitem__(self, i): return self.change(self.x[i]), self.y[i]
 
-def gathered(work, making, before, keep):
-    """Seconds of all rounds, those of an earlier call included, and what is said of the last one.
-
-    `making(n)` makes n rounds and yields both for each; each call warms up anew."""
-    warm, said = work['warmup'], dict(before)
-    seconds = said.pop('seconds', [])
-    if len(seconds) <= warm: seconds = []
-    left, again = work['rounds'] - len(seconds), warm if seconds else 0
-    for i, (s, said) in enumerate(making(left + again) if left else ()):
-        if i < again: continue
-        seconds = [*seconds, s]
-        if len(seconds) > warm: keep(dict(said, seconds=seconds))
-    return dict(said, seconds=seconds)
-
-def plain(work, task, parts, device, workers, rounds):
+def plain(work, task, parts, device, workers):
     "FedAvg by a plain loop: DataLoaders with workers and pinned memory, torch.optim.SGD, cudnn choosing its kernels."
     pinned = device.type == 'cuda'
     how = dict(batch_size=work['batch'], shuffle=True, num_workers=workers,
                pin_memory=pinned, persistent_workers=workers > 0)
     loaders = [torch.utils.data.DataLoader(Pictures(task, p), **how) for p in parts]
     model, before = build(work['net'], task, seed=0).to(device).train(), torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark, seconds = True, []
     try:
-        for _ in range(rounds):
+        for _ in range(work['rounds']):
             began, sent, total = time.perf_counter(), {k: v.clone() for k, v in model.state_dict().items()}, None
             for part, loader in zip(parts, loaders):
                 model.load_state_dict(sent)
@@ -158,10 +137,10 @@ def plain(work, task, parts, device, workers, rounds):
                 total = share if total is None else {k: total[k] + v for k, v in share.items()}
             model.load_state_dict(total)
             sync(device)
-            seconds = time.perf_counter() - began
-            finite(torch.stack([v.isfinite().all() for v in model.state_dict().values()]).all())
-            yield seconds, dict(workers=workers)
+            seconds.append(time.perf_counter() - began)
     finally: torch.backends.cudnn.benchmark = before
+    finite(torch.stack([v.isfinite().all() for v in total.values()]).all())
+    return dict(seconds=seconds, workers=workers, peak_device_mb=peak_device_mb(device))
 
 def finite(good):
     if not good: raise ArithmeticError('what was trained is not finite')
@@ -174,20 +153,17 @@ def ours(work, task, parts, device, rounds, method=None, executor='auto', **how)
                       seed=work['seed'], executor=executor, device=device.type, evaluate_every=rounds, progress=False,
                       **how)
 
-def fedlit_rounds(work, task, parts, device, rounds, precision='float32', **how):
-    for run in ours(work, task, parts, device, rounds, precision=precision, **how):
-        sync(device)
-        loss = float(run.history['train_loss'].iloc[-1])
-        finite(np.isfinite(loss))
-        yield float(run.history['seconds'].iloc[-1]), dict(executor=run.settings['executor'], precision=precision,
-                                                           train_loss=loss, peak_device_mb=peak_of(run, device))
+def fedlit(work, task, parts, device, **how):
+    *_, run = ours(work, task, parts, device, work['rounds'], **how)
+    finite(np.isfinite(run.history['train_loss']).all())
+    return dict(seconds=run.history['seconds'].tolist(), executor=run.settings['executor'],
+                precision=run.settings['precision'], train_loss=run.last['train_loss'],
+                peak_device_mb=peak_of(run, device))
 
-def timed(work, device, visits, making, before, keep):
-    "A piece with its median, images a second and peak memory."
-    peak_reset(device)
-    seen = gathered(work, making, before, keep)
+def timed(work, parts, seen):
+    "A piece with its median and images a second."
     median = statistics.median(seen['seconds'][work['warmup']:])
-    return {'peak_device_mb': peak_device_mb(device), **seen, 'median': median, 'images_a_second': visits/median}
+    return dict(seen, median=median, images_a_second=sum(map(len, parts))*work['epochs']/median)
 
 def pfl_net(seed):
     """pfl's `simple_cnn`: 1,626,442 parameters; its dropout is left out, since compiled steps draw no numbers.
@@ -206,36 +182,20 @@ def pfl_counts(net, job):
     counts = traffic(net, (3, 32, 32), job['batch'])
     return dict(counts, flops=counts['flops'] - 2*macs(net.body.one, (3, 32, 32)))
 
-def clocked(f, took):
-    "`f`, whose seconds are added to the list `took`."
-    def timed(*args, **kw):
-        began = time.perf_counter()
-        try: return f(*args, **kw)
-        finally: took.append(time.perf_counter() - began)
-    return timed
+def pfl(job, task, users, device, **how):
+    """pfl's published job by fedlit: every round's seconds, and those of the whole.
 
-def pfl(job, task, users, device, path, how, before, keep):
-    """pfl's published job by fedlit: every round's seconds, and those of the whole, checkpoints left out.
-
-    Outside of the rounds lies what every call does before the first one, and between them."""
-    if not before: forget(path)
-    outside, saving, saved, kept = before.get('outside', 0.), before.get('saving', 0.), [], [0.]
-    peak_reset(device)
+    Outside of the rounds lies what the call does before the first one, and between them."""
     began = time.perf_counter()
-    with mock.patch.object(Run, 'save', clocked(Run.save, saved)):
-        for run in federating(pfl_net(job['seed']), task, users, FedAvg(), job['rounds'],
-                              Local(epochs=1, batch_size=job['batch'], lr=job['lr'], momentum=0.),
-                              participation=job['users']/len(users), seed=job['seed'], device=device.type,
-                              checkpoint=str(path), evaluate_every=job['evaluate_every'], progress=False, **how):
-            seconds, lasted = run.history['seconds'].tolist(), time.perf_counter() - began
-            here = sum(seconds[len(seconds) - len(saved):]) # every round of this call has been saved once
-            so_far = dict(seconds=seconds, outside=outside + lasted - here - sum(saved) - sum(kept),
-                          saving=saving + sum(saved))
-            if len(saved) < 2 or run.state.round % job['evaluate_every'] == 0: clocked(keep, kept)(so_far)
-    last, whole = run.last, sum(seconds) + so_far['outside']
+    run = federate(pfl_net(job['seed']), task, users, FedAvg(), job['rounds'],
+                   Local(epochs=1, batch_size=job['batch'], lr=job['lr'], momentum=0.),
+                   participation=job['users']/len(users), seed=job['seed'], device=device.type,
+                   evaluate_every=job['evaluate_every'], progress=False, **how)
+    whole, seconds, last = time.perf_counter() - began, run.history['seconds'].tolist(), run.last
     finite(np.isfinite([last['train_loss'], last['loss']]).all())
-    return dict(so_far, whole=whole, median=statistics.median(seconds), executor=run.settings['executor'],
-                precision=run.settings['precision'], accuracy=last['accuracy'], loss=last['loss'],
+    return dict(seconds=seconds, whole=whole, outside=whole - sum(seconds), median=statistics.median(seconds),
+                executor=run.settings['executor'], precision=run.settings['precision'],
+                accuracy=last['accuracy'], loss=last['loss'],
                 images_a_second=job['users']*job['each']*len(seconds)/whole, peak_device_mb=peak_of(run, device))
 
 def pieces(work, job, cores):
@@ -247,26 +207,15 @@ def pieces(work, job, cores):
     out |= {'overheads': (work, {})} | {f'fedlit-{e}': (work, dict(executor=e)) for e in ('vmap', 'loop')}
     return out | {'pfl-compile': (job, dict(record='compile'))}
 
-def measuring(name, work, how, task, parts, device, path):
-    "What measures a piece: a function of (what an earlier call kept, what keeps)."
-    if name.startswith('pfl'):
-        return lambda before, keep: pfl(work, task, parts, device, path.with_suffix('.safetensors'), how, before, keep)
+def measure(name, work, how, task, parts, device):
+    "What a piece comes to."
+    peak_reset(device)
+    if name.startswith('pfl'): return pfl(work, task, parts, device, **how)
     if name == 'overheads':
-        return lambda before, keep: taking_turns(
-            dict(work, rounds=work['turns'], warmup=3), task, parts, device, before, keep)
-    visits = sum(map(len, parts))*work['epochs']
-    one = plain if name.startswith('loop') else fedlit_rounds
-    making = lambda rounds: one(work, task, parts, device, rounds=rounds, **how)
-    return lambda before, keep: timed(work, device, visits, making, before, keep)
-
-def taking_turns(work, task, parts, device, before, keep):
-    held = lambda: torch.cuda.memory_allocated()/1e6 if device.type == 'cuda' else None
-    return turns(work, lambda m, rounds: ours(work, task, parts, device, rounds, m), held, before, keep)
-
-def rounds_of(seen):
-    "How many rounds of a piece are there."
-    seconds = seen.get('seconds', [])
-    return len(seconds if isinstance(seconds, list) else next(iter(seconds.values())))
+        held = lambda: torch.cuda.memory_allocated()/1e6 if device.type == 'cuda' else None
+        return turns(dict(work, rounds=work['turns'], warmup=3),
+                     lambda m, rounds: ours(work, task, parts, device, rounds, m), held)
+    return timed(work, parts, (plain if name.startswith('loop') else fedlit)(work, task, parts, device, **how))
 
 def _shares(r):
     share = r['roofline'].get('fraction')
@@ -283,7 +232,7 @@ def _piece_row(k, r, warm, base):
 
 def _pfl_row(k, r):
     rate, peak = r['images_a_second']*r['settings']['counts']['flops'], r['roofline']['peaks']
-    return [f"{k} = {r['executor']}", f"{r['whole']:.1f}", f"{r['outside']:.1f}", f"{r['saving']:.1f}",
+    return [f"{k} = {r['executor']}", f"{r['whole']:.1f}", f"{r['outside']:.1f}",
             f"{r['median']:.4f} ({min(r['seconds']):.4f} to {max(r['seconds']):.4f})", f'{rate/1e12:.3g}',
             ', '.join(f'{p} {rate/peak[p]:.3f}' for p in ('fp32', 'tf32')) if peak else '',
             _shares(r), _mb(r['peak_device_mb']), f"{r['accuracy']:.3f}"]
@@ -311,12 +260,11 @@ def _goal(what, goal, seen, choose, form, met):
     return [what, goal, f'{seen[k]:{form}} ({k})', 'met' if met(seen[k]) else 'missed']
 
 def _said(out):
-    "Lines on what has begun, what failed, and what was warned of, such as steps that cannot be compiled."
+    "Lines on what failed, and what was warned of, such as steps that cannot be compiled."
     for p in sorted(Path(out).glob('*.json')):
         try: r = json.loads(p.read_text())
         except (OSError, ValueError): continue
-        if r.get('partial'): yield f"{p.name.removesuffix('.partial.json')}: {rounds_of(r)} of {r['of']} rounds so far."
-        elif 'error' in r: yield f"{p.stem} did not run: {r['error']}"
+        if 'error' in r: yield f"{p.stem} did not run: {r['error']}"
         for said in r.get('warned', []): yield f'{p.stem} warned: {said}'
 
 def _line(v): return ' '.join(str(v).split())[:300]
@@ -327,7 +275,7 @@ def _where(s):
 
 def table(out):
     "Markdown of the pieces in `out`."
-    seen = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p)) and not r.get('partial')}
+    seen = {p.stem: r for p in sorted(Path(out).glob('*.json')) if (r := load(p))}
     rest = [line for l in _said(out) for line in (l, '')]
     if not seen: return '\n'.join(['# On a GPU', '', 'Nothing measured yet.', '', *rest])
     devices = sorted({r['settings']['device'] for r in seen.values()})
@@ -368,8 +316,8 @@ def _pfl(seen):
     s = next(iter(seen.values()))['settings']
     w, c = s['work'], s['counts']
     images = w['rounds']*w['users']*w['each']
-    head = ['contender', 'seconds, the whole job', 'of these outside of rounds', 'checkpoints, not included',
-            'seconds a round: median (min to max)', 'TFLOP/s', 'of the peak', 'of the roofline', 'peak device MB',
+    head = ['contender', 'seconds, the whole job', 'of these outside of rounds', 'seconds a round: median (min to max)',
+            'TFLOP/s', 'of the peak', 'of the roofline', 'peak device MB',
             'accuracy']
     return ["## pfl's published job", '',
             f"{_where(s)} {w['rounds']} rounds of {w['users']} users with {w['each']} images each, batch {w['batch']}, "
@@ -378,33 +326,21 @@ def _pfl(seen):
             f"{images*c['flops']/1e12:.3g} TFLOP in all, evaluation left out.", '',
             *markdown(head, [_pfl_row(k, r) for k, r in seen.items()])]
 
-def resumed(path, settings, what, again, of):
-    "The result at `path`, gone on with where a call was stopped; an error is written down."
-    part = path.with_suffix('.partial.json')
-    own = dict(format=FORMAT, settings=settings, partial=True, of=of)
-    before = load(part, json.loads(json.dumps(settings))) or {}
-    def measured():
-        with warnings.catch_warnings(record=True) as said:
-            warnings.simplefilter('always', UserWarning)
-            try: seen = what({k: v for k, v in before.items() if k not in own}, lambda v: save(part, dict(v, **own)))
-            except Exception as e: seen = dict(error=f'{type(e).__name__}: {_line(e)}')
-        said = dict.fromkeys(_line(w.message) for w in said if issubclass(w.category, UserWarning))
-        return dict(seen, warned=list(said))
-    seen, new = case(path, settings, measured, again or bool(before))
-    if 'error' not in seen:
-        part.unlink(missing_ok=True)
-        forget(path.with_suffix('.safetensors'))
-    return seen, new
-
-def begun(path):
-    "What an earlier call kept of the piece at `path`, or {}."
-    return load(path.with_suffix('.partial.json')) or {}
+def attempted(what, settings):
+    "What a piece comes to, beside the roofline, with its warnings; an error is written down."
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always', UserWarning)
+        try: seen = what()
+        except Exception as e: seen = dict(error=f'{type(e).__name__}: {_line(e)}')
+    if 'images_a_second' in seen:
+        seen['roofline'] = roofline(settings['counts'], seen['images_a_second'], settings['device'],
+                                    seen.get('precision', 'float32'))
+    warned = dict.fromkeys(_line(w.message) for w in said if issubclass(w.category, UserWarning))
+    return dict(seen, warned=list(warned))
 
 def main(args=None):
-    began = time.time()
     p = argparse.ArgumentParser(prog='python -m bench.gpu', description=__doc__)
     p.add_argument('--out', type=Path, help='folder of the pieces')
-    p.add_argument('--limit', type=float, default=540, help='stop before this many seconds')
     p.add_argument('--root', help='folder of CIFAR-10 or of a part of it; $FEDLIT_DATA, or ./data')
     p.add_argument('--device', default='cuda')
     p.add_argument('--only', help='comma-separated pieces')
@@ -420,36 +356,16 @@ def main(args=None):
     todo = pieces(work, job, here['cores'])
     only = a.only.split(',') if a.only else list(todo)
     if odd := [k for k in only if k not in todo]: p.error(f"{odd[0]} is none of {', '.join(todo)}")
-    k, had = next(k for k in todo if k in only), {}
-    signal.signal(signal.SIGALRM, up)
-    # once more every five seconds, should something swallow it
-    signal.setitimer(signal.ITIMER_REAL, max(1., a.limit - 10 - (time.time() - began)), 5)
-    try:
-        data = Prepared(a.root, device)
-        for k, (asked, how) in ((k, todo[k]) for k in todo if k in only):
-            path, of = a.out/f'{k}.json', asked['turns'] - 3 if k == 'overheads' else asked['rounds']
-            had = begun(path)
-            task, parts, settings = data.of(asked, dict(how, machine=here))
-            what = measuring(k, asked, how, task, parts, device, path)
-            def measured(before, keep, what=what, settings=settings):
-                seen = what(before, keep)
-                if 'images_a_second' not in seen: return seen
-                return dict(seen, roofline=roofline(settings['counts'], seen['images_a_second'], settings['device'],
-                                                    seen.get('precision', 'float32')))
-            seen, new = resumed(path, settings, measured, a.again, of)
-            said = seen.get('error') or (f"{seen['median']:.3f} s a round, {seen['images_a_second']:.0f} images/s"
-                                         if 'median' in seen else '')
-            done = 'failed' if 'error' in seen else 'measured' if new else 'kept'
-            print(f"{k}: {done}{said and ', '}{said}", flush=True)
-    except TimeUp:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        now = begun(a.out/f'{k}.json')
-        print(f'{a.limit:.0f} s are nearly over; '
-              + (f'{k} has {rounds_of(now)} rounds; call again to go on' if now != had else
-                 f'no round of {k} was finished; call again, with a larger --limit if nothing came before it'))
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        if a.out.exists(): write_file(a.out/'table.md', table(a.out).encode())
+    data = Prepared(a.root, device)
+    for k, (asked, how) in ((k, todo[k]) for k in todo if k in only):
+        task, parts, settings = data.of(asked, dict(how, machine=here))
+        what = lambda k=k, asked=asked, how=how: measure(k, asked, how, task, parts, device)
+        seen, new = case(a.out/f'{k}.json', settings, lambda: attempted(what, settings), a.again)
+        said = seen.get('error') or (f"{seen['median']:.3f} s a round, {seen['images_a_second']:.0f} images/s"
+                                     if 'median' in seen else '')
+        done = 'failed' if 'error' in seen else 'measured' if new else 'kept'
+        print(f"{k}: {done}{said and ', '}{said}", flush=True)
+        write_file(a.out/'table.md', table(a.out).encode())
 
 class Prepared:
     "Data and settings of both works, made when they are first asked for."

@@ -24,26 +24,19 @@ def turns_of(names, rounds):
     "Who trains next: everybody a round at a time, and everybody is first once in a while."
     for t in range(rounds): yield from names[t % len(names):] + names[:t % len(names)]
 
-def turns(work, go, held=lambda: None, before=None, keep=lambda seen: None):
+def turns(work, go, held=lambda: None):
     """Seconds and ratios of the rounds after the warm-up. `go(method, rounds)` yields a `Run` after every round.
 
-    `held()` says how many MB are in use before a round; what the round adds is its peak less that.
-    `keep` is given all this after every turn; `before` is what it was given last, by a process that was stopped."""
-    names, warm, earlier = list(METHODS), work['warmup'], (before or {}).get('seconds', {})
-    rounds = work['rounds'] - len(earlier.get('FedAvg', []))
-    if earlier and rounds <= warm: return before
-    running, last, added = {k: go(m, rounds) for k, m in METHODS.items()}, {}, {}
-    def seen():
-        seconds = {k: earlier.get(k, []) + r.history['seconds'].tolist()[warm:] for k, r in last.items()}
-        ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
-        return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()},
-                    executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=dict(added))
-    for i, k in enumerate(turns_of(names, rounds), 1):
+    `held()` says how many MB are in use before a round; what the round adds is its peak less that."""
+    running, last, added = {k: go(m, work['rounds']) for k, m in METHODS.items()}, {}, {}
+    for k in turns_of(list(METHODS), work['rounds']):
         used = held()
         last[k] = next(running[k])
         added[k] = None if used is None else last[k].history['peak_mb'].iloc[-1] - used
-        if i % len(names) == 0 and i > warm*len(names): keep(seen())
-    return seen()
+    seconds = {k: r.history['seconds'].tolist()[work['warmup']:] for k, r in last.items()}
+    ratios = {k: [b/a for a, b in zip(seconds['FedAvg'], s)] for k, s in seconds.items()}
+    return dict(seconds=seconds, ratios=ratios, medians={k: statistics.median(r) for k, r in ratios.items()},
+                executors={k: r.settings['executor'] for k, r in last.items()}, added_mb=added)
 
 def run(work, data, options):
     hold_memory()
