@@ -7,17 +7,9 @@ from .work import COUNTS, GROWN, GROWTH, HEARD, OVERHEADS, PRODUCTS, RAGGED, SUB
 
 def versions(): return peers.probe('fedlit', sys.executable)
 
-def overhead(work):
-    "Ratios to FedAvg of the same turn."
-    seen, _ = start(sys.executable, 'bench.overheads', dict(work=work, options={}),
-                    dict(OMP_NUM_THREADS=str(work['threads'])))
-    return seen if 'error' in seen else dict(seen, versions=versions())
-
-def pairs(work, what):
-    "Sub-models beside small networks, or ragged clients beside even ones."
-    seen, _ = start(sys.executable, 'bench.pairs', dict(work=work, options=dict(what=what)),
-                    dict(OMP_NUM_THREADS=str(work['threads'])))
-    for r in seen.get('rows', ()): print(f"  {what}, {r['name']}: {r['ratio']:.3f}", flush=True)
+def alone(module, work, threads=1, **spec):
+    "What a module says of fedlit alone, in a process of its own."
+    seen, _ = start(sys.executable, f'bench.{module}', dict(spec, work=work), dict(OMP_NUM_THREADS=str(threads)))
     return seen if 'error' in seen else dict(seen, versions=versions())
 
 def grown(work, method):
@@ -31,16 +23,8 @@ def grown(work, method):
               + (seen.get('error') or f"{seen['median']:.4f} s a round, {seen['federate_mb']:.0f} MB"), flush=True)
     return dict(rows=rows, versions=versions()) if any('error' not in r for r in rows) else dict(error=rows[0]['error'])
 
-def fraction(work, how, folder):
-    "Rounds beside a product of matrices."
-    seen, _ = start(sys.executable, 'bench.product', dict(work=work, data=str(write(work, folder)), options=how),
-                    dict(OMP_NUM_THREADS=str(how['threads'])))
-    return seen if 'error' in seen else dict(seen, versions=versions())
-
-def count(work):
-    "Reads and operations on the device that counts."
-    seen, _ = start(sys.executable, 'bench.counts', dict(work=work, options={}))
-    return seen if 'error' in seen else dict(seen, versions=versions())
+ALONE = dict(overheads=('overheads', OVERHEADS), submodels=('pairs', SUBMODELS), ragged=('pairs', RAGGED),
+             counts=('counts', COUNTS)) # part -> module, its works
 
 def cases(names, contenders, nets, tiny, folder):
     "(file name, settings, what measures it) of all cases."
@@ -49,15 +33,14 @@ def cases(names, contenders, nets, tiny, folder):
             labels = [t['label'] for t in peers.CONTENDERS[c]['tries']]
             settings = dict(work=WORKLOADS[w], contender=c, needs=peers.CONTENDERS[c]['needs'], tries=labels)
             yield f'{w}-{c}', settings, lambda w=w, c=c: contend(w, c, WORKLOADS[w], folder)
-    for n in nets.get('overheads', ()):
-        yield f'overheads-{n}', OVERHEADS[n], lambda n=n: overhead(OVERHEADS[n])
-    for n in nets.get('submodels', ()):
-        yield f'submodels-{n}', SUBMODELS[n], lambda n=n: pairs(SUBMODELS[n], 'submodels')
-    for n in nets.get('ragged', ()): yield f'ragged-{n}', RAGGED[n], lambda n=n: pairs(RAGGED[n], 'ragged')
+    for part, (module, works) in ALONE.items():
+        for n in nets.get(part, ()):
+            yield f'{part}-{n}', works[n], lambda m=module, w=works[n], part=part: alone(
+                m, w, w.get('threads', 1), options=dict(what=part))
     for w in nets.get('product', ()):
-        yield (f'product-{w}', dict(PRODUCTS[w], work=WORKLOADS[w]),
-               lambda w=w: fraction(WORKLOADS[w], PRODUCTS[w], folder))
-    for c in nets.get('counts', ()): yield f'counts-{c}', COUNTS[c], lambda c=c: count(COUNTS[c])
+        how, work = PRODUCTS[w], WORKLOADS[w]
+        yield f'product-{w}', dict(how, work=work), lambda how=how, work=work: alone(
+            'product', work, how['threads'], options=how, data=str(write(work, folder)))
     for m in nets.get('growth', ()):
         settings = GROWTH['tiny' if tiny else 'full']
         yield f'growth-{m}', dict(settings, method=GROWN[m]), lambda m=m, s=settings: grown(s, GROWN[m])

@@ -1,33 +1,25 @@
 "How often the host waits for its device in a round, and how many operations a stack takes beside one client: counted."
 import sys, time
 from pathlib import Path
-import torch
-from fedlit.data import Task
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.local import Local
 from fedlit.run import federate
 from .child import main
+from .overheads import noise
 
 METHODS = {'FedAvg': FedAvg(), 'FedProx': FedProx(), 'SCAFFOLD': SCAFFOLD(), 'MOON + FedDecorr': MOON() + FedDecorr(),
            'HeteroFL': HeteroFL(rates=(1., .5)), 'HeteroFL, cut out': HeteroFL(rates=(1., .5))}
 EXECUTORS = {'HeteroFL, cut out': 'extract'} # others are stacked
 
-def noise(work, clients):
-    "A task of random images and clients of `each` samples, so that all have the same batches."
-    gen = torch.Generator().manual_seed(work['seed'])
-    x = torch.rand(work['clients']*work['each'], *work['shape'], generator=gen)
-    y = torch.randint(10, (len(x),), generator=gen)
-    return Task('noise', x, y, x[:1], y[:1], classes=10), list(torch.arange(len(x)).split(work['each']))[:clients]
-
 def counted(work, net, method, clients, executor):
     "Reads and operations of a round, once every step is played: what two more rounds cost, halved."
     import accelerator
-    task, parts = noise(work, clients)
+    task, parts = noise(work, [work['each']]*work['clients'])
     def cost(rounds):
         with accelerator.counted() as seen:
-            federate(build(net, task, seed=0), task, parts, method, rounds, Local(epochs=1, batch_size=work['batch']),
-                     executor=executor, device='dev', progress=False)
+            federate(build(net, task, seed=0), task, parts[:clients], method, rounds,
+                     Local(epochs=1, batch_size=work['batch']), executor=executor, device='dev', progress=False)
         kinds = ('SYNC', 'TO CPU', 'FROM CPU', 'reads', 'places')
         return seen['reads'], sum(v for k, v in seen.items() if k not in kinds)
     (r0, n0), (r1, n1) = cost(work['rounds']), cost(work['rounds'] + 2)

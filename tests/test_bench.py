@@ -156,7 +156,8 @@ def test_turns_are_taken_by_the_round(monkeypatch):
 
 @pytest.mark.slow
 def test_overheads_are_measured_and_shown(tmp_path):
-    drive.case(tmp_path/'overheads-tiny.json', work.OVERHEADS['tiny'], lambda: bench.overhead(work.OVERHEADS['tiny']))
+    drive.case(tmp_path/'overheads-tiny.json', work.OVERHEADS['tiny'],
+               lambda: bench.alone('overheads', work.OVERHEADS['tiny'], options={}))
     seen = drive.load(tmp_path/'overheads-tiny.json')
     assert {len(s) for s in seen['seconds'].values()} == {2} and seen['threads'] == 1
     assert '| FedAvg again |' in report.table(tmp_path)
@@ -166,7 +167,8 @@ def test_overheads_are_measured_and_shown(tmp_path):
     ('ragged', ['even, BatchNorm', 'ragged, BatchNorm', 'even', 'ragged'])])
 def test_pairs_are_measured_and_shown(tmp_path, what, names):
     settings = dict(submodels=work.SUBMODELS, ragged=work.RAGGED)[what]['tiny']
-    seen, _ = drive.case(tmp_path/f'{what}-tiny.json', settings, lambda: bench.pairs(settings, what))
+    seen, _ = drive.case(tmp_path/f'{what}-tiny.json', settings,
+                         lambda: bench.alone('pairs', settings, options=dict(what=what)))
     assert [r['name'] for r in seen['rows']] == names and {len(r['seconds']) for r in seen['rows']} == {2}
     assert all(r['without'] <= r['ratio'] for r in seen['rows']) and seen['rows'][0]['ratio'] == 1
     assert all((r['choosing'] > 0) == (r['executor'] == 'extract') for r in seen['rows'])
