@@ -1,8 +1,8 @@
 """Tables as pandas writes them, set for a page: one row of headings, text on the left, numbers on the right and no
 longer than they can be read, no row numbers, a dash for what is not there. Notebooks keep what pandas wrote."""
 import math, re
-from html import unescape
-from html.parser import HTMLParser
+from html import escape, unescape
+from xml.etree import ElementTree
 
 NUMBER = r'[-+]?(?:\d[\d,]*\.?\d*|\.\d+)(?:e[-+]?\d+)?'
 UNIT = r'(?:%|pp|k|M|G|s|ms|MB|KiB|MiB|GiB)'
@@ -18,31 +18,12 @@ NAMES = {'small_cifar10': 'CIFAR-10 (small)', 'Scaffold': 'SCAFFOLD'}
 
 def named(html): return re.sub(rf"\b({'|'.join(NAMES)})\b", lambda m: NAMES[m[1]], html)
 
-class Table(HTMLParser):
-    "The rows of a table's head and body, each a list of [is it a heading?, inner HTML, rows, columns]."
-    def __init__(self, html):
-        super().__init__(convert_charrefs=False)
-        self.parts, self.part, self.cell = dict(thead=[], tbody=[]), None, None
-        self.feed(html)
-    def handle_starttag(self, tag, attrs):
-        if tag in self.parts: self.part = self.parts[tag]
-        elif tag == 'tr' and self.part is not None: self.part.append([])
-        elif tag in ('th', 'td') and self.part:
-            a = dict(attrs)
-            self.cell = [tag == 'th', '', int(a.get('rowspan', 1)), int(a.get('colspan', 1))]
-        elif self.cell: self.cell[1] += self.get_starttag_text()
-    def handle_startendtag(self, tag, attrs):
-        if self.cell: self.cell[1] += self.get_starttag_text()
-    def handle_endtag(self, tag):
-        if tag in ('th', 'td') and self.cell:
-            self.part[-1].append(self.cell)
-            self.cell = None
-        elif tag in self.parts: self.part = None
-        elif self.cell: self.cell[1] += f'</{tag}>'
-    def handle_data(self, text):
-        if self.cell: self.cell[1] += named(text)
-    def handle_entityref(self, name): self.handle_data(f'&{name};')
-    def handle_charref(self, name): self.handle_data(f'&#{name};')
+def rows_of(html, part):
+    "The rows of a table's 'thead' or 'tbody', each a list of [is it a heading?, inner HTML, rows, columns]."
+    def inner(c):
+        return named(escape(c.text or '', False) + ''.join(ElementTree.tostring(e, encoding='unicode') for e in c))
+    return [[[c.tag == 'th', inner(c), int(c.get('rowspan', 1)), int(c.get('colspan', 1))] for c in row]
+            for row in ElementTree.fromstring(f'<table>{html}</table>').iterfind(f'{part}/tr')]
 
 def text(html): return unescape(re.sub('<[^>]*>', '', html)).strip()
 
@@ -134,8 +115,7 @@ def cell(c, tag, style=''):
 
 def set_table(html):
     "One table of pandas, set."
-    t = Table(html)
-    body, head = t.parts['tbody'], t.parts['thead']
+    body, head = rows_of(html, 'tbody'), rows_of(html, 'thead')
     if not body or not head: return html
     index = next((k for k, c in enumerate(body[0]) if not c[0]), len(body[0]))
     head = headings(head, index)
