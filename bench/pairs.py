@@ -1,13 +1,13 @@
 "Sub-models beside the small network trained alone, ragged clients beside even ones: runs that take turns by the round."
 import statistics, time
 import torch
-from fedlit.ground.axes import axes_of, extract
 from fedlit.engine.masks import MaskedCohort
 from fedlit.methods import FedAvg, FedDSE, FedGSE, HeteroFL
 from fedlit.models import build, wrap
 from fedlit.local import Local
 from fedlit.ground.memory import hold_memory
 from fedlit.run import federating
+from fedlit.scale.costs import narrow
 from . import nets
 from .child import main
 from .overheads import noise, turns_of
@@ -40,16 +40,11 @@ def row(name, executor, seconds, chose, base):
     return dict(name=name, executor=executor, seconds=seconds, choosing=statistics.median(chose),
                 ratio=ratio(seconds), without=ratio(less))
 
-def shrunk(model, rate):
-    "The network whose axes have the first `rate` of their coordinates."
-    axes = axes_of(model)
-    return extract(model, axes, {a: torch.arange(n) < -(-n*rate//1) for a, n in axes.size.items()})
-
 def submodels(work, go):
     task, clients = noise(work, [work['each']]*work['clients'])
     public, big = torch.rand(work['public'], *work['shape']), wrap(nets.build(work['net']), 'head')
     one = (work['rate'],)
-    runs = {'the small network alone': go(shrunk(big, work['rate']), task, clients, FedAvg(), executor='loop')}
+    runs = {'the small network alone': go(narrow(big, work['rate']), task, clients, FedAvg(), executor='loop')}
     enough = FedDSE(rates=one, samples=128) # as many as the thesis finds to be enough, section 3.4.4
     for name, m in dict(HeteroFL=HeteroFL(rates=one), FedDSE=FedDSE(rates=one), FedGSE=FedGSE(rates=one),
                         **{'FedDSE, 128 samples': enough}).items():

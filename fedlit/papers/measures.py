@@ -12,11 +12,10 @@ import numpy as np, torch
 from contextlib import contextmanager
 from dataclasses import replace
 from torch import nn
-from ..ground.axes import axes_of, extract
 from ..measure import effective_rank, exactly, features_of, local_global_gap, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
-from ..methods.submodels import SubModel, top
+from ..methods.submodels import SubModel
 from ..models import build, count, macs
 from ..parse import method as parse
 from ..cohort import Broadcast
@@ -29,6 +28,7 @@ from ..engine.inputs import least_batch
 from ..participation import draw_clients
 from ..ground.tree import rows
 from ..run import WEIGHTING, choose_executor, there
+from ..scale.costs import narrow
 
 # %% ../../nbs/papers/measures.ipynb #f298d26b
 def _clip(values, digits=6): return [None if v != v else float(f'{v:.{digits}g}') for v in values]
@@ -218,9 +218,8 @@ def update_gap(run, task, clients, tests, s):
 def sizes(run, task, clients, tests, s):
     "Parameters and multiply-accumulates of the network of every capacity, or depth, that the method gives to clients."
     model, shape, method = run.model, tuple(task.x_train.shape[1:]), parse(s.method)
-    cut = lambda r: extract(model, axes_of(model),
-                            {a: top(-torch.arange(n), r) for a, n in axes_of(model).size.items()})
-    nets = [model.first(d) for d in method.levels] if hasattr(method, 'levels') else [cut(r) for r in method.rates]
+    nets = ([model.first(d) for d in method.levels] if hasattr(method, 'levels') else
+            [narrow(model, r) for r in method.rates])
     return dict(parameters=[count(n) for n in nets], macs=[macs(n, shape) for n in nets])
 
 # %% ../../nbs/papers/measures.ipynb #143a5c39
