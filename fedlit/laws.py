@@ -141,15 +141,13 @@ def gap(
     a, b = contents(a), contents(b)
     if set(a) != set(b):
         raise ValueError(f"one state holds {sorted(set(a) - set(b))}, the other {sorted(set(b) - set(a))}")
-    return _most(a[k].double() - b[k].double() for k in a if a[k].numel())
+    return _between(a, b)
 
-def _most(apart): return max((v.abs().nan_to_num(nan=torch.inf).max().item() for v in apart), default=0.)
+def _between(a, b):
+    apart = (a[k].double() - v.double() for k, v in b.items() if v.numel())
+    return max((v.abs().nan_to_num(nan=torch.inf).max().item() for v in apart), default=0.)
 
-def _double_of(params, buffers): return {k: v.double() for k, v in {**params, **buffers}.items()}
-
-def _network(state): return _double_of(state.params, state.buffers)
-
-def _between(a, b): return max((a[k] - v).abs().max().item() for k, v in b.items())
+def _network(state): return {**state.params, **state.buffers}
 
 def _full(v): return v[:] if isinstance(v, Table) else v
 
@@ -643,7 +641,7 @@ def _as_one(method, world, what, said, meant=()):
     still = [k for k, v in end.items() if torch.equal(v, getattr(state, what)[k])]
     why = _unlike_clients(method, world) or overrides(method, 'mask') and 'clients train other entries'
     if why: return _skip(f"not asked, as {why}"), still
-    apart = _most(v.double() - out[what][k][0].double() for k, v in end.items() if v.numel())
+    apart = _between({k: out[what][k][0] for k in end}, end)
     seen = _within(world.limit(1e-9), f"between equal clients' {said} and the server's", apart)
     by = [h for h in meant if overrides(method, h)]
     return seen if seen.holds or not by else _note(f"{seen.said}; look whether that is what `{by[-1]}` is for"), still
@@ -858,7 +856,8 @@ def acts(method, world):
         return _note(f"what {part} remembers at the {where} never changes; look whether that is meant")
     try: plain = _network(trained(FedAvg(), world))
     except Exception: return _yes('FedAvg() does not train this network')
-    own, net = whole(state.client) or state.personal, _double_of(*_deployed(method, world, state, 0))
+    own, (params, buffers) = whole(state.client) or state.personal, _deployed(method, world, state, 0)
+    net = {**params, **buffers}
     if own or {*plain} != {*net} or _between(plain, net) > 1e-12:
         return _yes('three rounds are not those of FedAvg()')
     return _note('three rounds are those of FedAvg(); look whether it does what it should')
