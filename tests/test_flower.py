@@ -654,7 +654,7 @@ def test_ordinary_networks_are_counted_without_being_made(home):
     (dict(method='__import__("os").system("x")'), 'method'),
     (dict(statistics='recomputed'), 'at real sites'),
     (dict(timeout=0), 'positive'),
-    (dict(weighting='x'), 'samples or uniform')])
+    (dict(weighting='x'), 'samples, uniform')])
 def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
     with pytest.raises(ValueError, match=line): ff.read_plan({**home[2], **change})
 

@@ -41,8 +41,8 @@ from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
 from ..ground.fingerprint import alike, weight_of
 from ..ground.table import memory_budget
 from ..result import Run, resume
-from ..run import WEIGHTING, Federation, Simulation, normalised, part_columns, protected
-from ..cohort import Broadcast, check_local
+from ..run import Federation, Simulation, normalised, part_columns, protected
+from ..cohort import Broadcast
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
 from ..models import build, modest
@@ -81,7 +81,6 @@ def _fit_for_sites(plan):
         raise ValueError(f"{plan.participation!r} {why}")
     if needs(plan.participation, 'sizes') and 'samples' in unsaid(plan.method):
         raise ValueError(f"{plan.participation!r} asks how much data a site has, which {plan.method!r} keeps at home")
-    check_local(plan.method, plan.local)
     plan.local.check(n, plan.rounds, plan.seed)
     if wants(plan.method, 'proxy'):
         raise ValueError(f"{plan.method!r} needs public samples on the server, "
@@ -98,9 +97,9 @@ def _agreeable(self):
     "A ValueError where this cannot be run."
     n = len(self.clients)
     if not n: raise ValueError("clients=0, but it must be at least 1")
+    self.check_choices()
     self.check_numbers()
-    right = dict(weighting=(self.weighting in WEIGHTING, ' or '.join(WEIGHTING)),
-                 statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
+    right = dict(statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
                  least=(1 <= self.least <= n, f'from 1 to the {n} clients'), wait=(self.wait > 0, 'positive'),
                  timeout=(self.timeout > 0, 'positive'),
                  nodes=(not self.nodes or len(set(self.numbers) - {-1}) == n == len(self.numbers),
