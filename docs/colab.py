@@ -1,6 +1,5 @@
-"""The line that installs fedlit in Colab, after the title of every notebook: `python docs/colab.py` writes it where it
-is missing or another, `python docs/colab.py --check` only says where."""
-import json, sys
+"The line that installs fedlit in Colab, after the title of every notebook: `python docs/colab.py` writes it."
+import json
 import pages
 
 SOURCE = 'git+' + pages.settings()['git_url']
@@ -27,8 +26,6 @@ def wrong():
 
 if __name__ == '__main__':
     found = dict(wrong())
-    if '--check' in sys.argv:
-        sys.exit(f"python docs/colab.py writes the line for Colab into {', '.join(found)}" if found else 0)
     for path, nb in found.items():   # as nbdev_clean writes it
         (pages.NBS/path).write_text(json.dumps(nb, sort_keys=True, indent=1, ensure_ascii=False) + '\n',
                                     encoding='utf-8')
