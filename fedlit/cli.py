@@ -7,12 +7,17 @@ __all__ = ['CHOICES', 'BASE', 'TAKES', 'OWN', 'COMMANDS', 'setting', 'result_opt
            'report', 'report_run', 'interactions', 'check', 'parser', 'main']
 
 # %% ../nbs/cli.ipynb #061c3b79
-import argparse, contextlib, errno, os, sys
+import argparse, ast, contextlib, errno, os, statistics, sys, time
+from dataclasses import replace
+from pathlib import Path
 from . import __version__
+from .ground.files import read_json, write_figure, write_file, write_json
+from .ground.messages import check_record, match_name
+from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, named, signature_of, value,
+                          values, values_of, vary)
 
 # %% ../nbs/cli.ipynb #38760ffe
 def _option(text):
-    import ast
     name, eq, value = text.partition('=')
     if not (name and eq):
         raise argparse.ArgumentTypeError(f"{text!r} is not of the form name=value, such as features=128")
@@ -43,7 +48,6 @@ _share = _reads('in (0, 1], or a text such as "BySize(.1)"', lambda v: 0 < v <= 
 class _Seeds(argparse.Action):
     "One number is how many seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
     def __call__(self, parser, a, texts, option=None):
-        from fedlit.parse import list_seeds
         one = len(texts) == 1 and ',' not in texts[0]
         try: seeds = list_seeds(_count(texts[0]) if one else [_natural(w) for t in texts for w in t.split(',') if w])
         except (argparse.ArgumentTypeError, ValueError) as e:
@@ -228,12 +232,10 @@ def _checked(p):
 # %% ../nbs/cli.ipynb #6dc21812
 def _executor(text):
     "Such as torchrun:vmap."
-    from fedlit.parse import named
     return ':'.join(named(k, 'executor') for k in text.split(':') if k)
 
 def _spelt(option, text, names):
     "The name that is meant; a partition may have arguments behind it."
-    from fedlit.ground.messages import match_name
     name, paren, more = text.partition('(') if option == 'partition' else (text, '', '')
     return match_name(name, names, f"value of --{option.replace('_', '-')}") + paren + more
 
@@ -247,8 +249,6 @@ TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
 
 def _names(a, *methods):
     "The methods. All that is misspelt is told before data are loaded."
-    from fedlit.ground.messages import check_record
-    from fedlit.parse import Misfit, ParseError, method, named, value
     for k, names in CHOICES.items():
         if given := getattr(a, k): setattr(a, k, _spelt(k, given, names))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
@@ -322,8 +322,6 @@ _LOCAL = 'epochs', 'batch_size', 'lr', 'momentum', 'weight_decay', 'steps', 'opt
 
 def setting(a):
     "The setting that the options describe: the base of their command, with what was given in its place."
-    from dataclasses import replace
-    from fedlit.parse import local, value
     from fedlit.setting import read_setting, written
     base, given = read_setting(a.base), {k: v for k, v in vars(a).items() if v is not None}
     own = {k: given[k] for k in _FIELDS if k in given}
@@ -346,7 +344,6 @@ def result_options(a):
 
 def _again(source, p):
     "Make what a file says of a run the base of the parser `p`."
-    from fedlit.ground.files import read_json
     if not os.path.isfile(source):
         raise ValueError(f'--from {source}: there is no such file; it is one that `fedlit run --json` wrote')
     try: said = read_json(source)['settings']
@@ -385,7 +382,6 @@ def _federation(a, setting, **given):
                          evaluate_every=a.evaluate_every, **_shared(a), **given)
 
 def _federate(a, setting, **given):
-    from fedlit.ground.files import write_file
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
     for run in federation.each_round(): write_file(log, run.history.to_csv(index=False).encode())
@@ -395,7 +391,6 @@ def _federate(a, setting, **given):
 def run(a):
     "Train one method and print its history"
     _names(a, *filter(None, [a.method]))
-    from fedlit.ground.files import write_json
     from fedlit.result import records
     done = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
@@ -412,7 +407,6 @@ def run(a):
 # %% ../nbs/cli.ipynb #0199b8b6
 def _varied(methods, grid):
     "The methods, those that have what the grid names with all of its values."
-    from fedlit.parse import ParseError, values_of, vary
     values = dict(map(values_of, grid))
     has = [{k: v for k, v in values.items() if any(hasattr(p, k) for p in m.parts)} for m in methods]
     if idle := values.keys() - {k for h in has for k in h}:
@@ -422,7 +416,6 @@ def _varied(methods, grid):
 # %% ../nbs/cli.ipynb #b01c68b5
 def _row_of(runs):
     "What a table says of a method's runs: means with half their 95 % intervals, and the median round's seconds."
-    import statistics
     from fedlit.measure import spread
     from fedlit.scores import first_of
     shown = lambda values: format(spread(values), '.4f') if values else ''
@@ -438,8 +431,6 @@ def compare(a):
     "Train several methods over several seeds and print a table"
     rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
     import pandas as pd
-    from dataclasses import replace
-    from fedlit.ground.files import write_json
     from fedlit.compare import file_of, run_together
     from fedlit.result import records
     from fedlit.setting import plain
@@ -488,16 +479,15 @@ def _collapse(a):
                 ('scale', 'only', 'minutes', 'device', 'executor', 'until_decided', 'max_seeds') if getattr(a, k)]:
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
-    import time
     from fedlit.papers import catalogue
     from fedlit.papers.claims import hanging, results
     from fedlit.papers.collapse import SEEDS, committed_verdicts, findings, main_job, note_main_job, verdicts_beside
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
-    note_main_job(a.out or catalogue.CATALOGUE['collapse'].folder)
-    print(f"{catalogue.CATALOGUE['collapse'].caption} on digits:", end=' ')
+    job = catalogue.CATALOGUE['collapse']
+    note_main_job(out := a.out or job.folder)
+    print(f'{job.caption} on digits:', end=' ')
     catalogue.reproduce(['collapse'], out=a.out, processes=a.processes, progress=not a.quiet)
-    job, out = catalogue.CATALOGUE['collapse'], a.out or catalogue.CATALOGUE['collapse'].folder
     here = catalogue.verdicts('collapse', out=out)
     rows, missing = results(job.grid('embedded'), out)
     if not missing: print('\n' + findings(rows, here))
@@ -513,7 +503,6 @@ def _collapse(a):
 def listing(a):
     "Data sets, networks and methods"
     from fedlit.data import datasets
-    from fedlit.parse import signature_of, methods_by_name, values
     names = methods_by_name() # the methods bring networks of their own
     from fedlit.models import models
     print('data sets:', ', '.join(datasets()), '\nnetworks: ', ', '.join(models()), '\nmethods:')
@@ -536,7 +525,6 @@ def report(a):
 # %% ../nbs/cli.ipynb #67419b32
 def report_run(a):
     "A page of what happened in a saved run, for a browser"
-    from pathlib import Path
     from fedlit.result import Run
     from fedlit.setting import parts_of, read_setting
     run, given = Run.load(a.file), {}
@@ -551,11 +539,8 @@ def interactions(a):
     "Train methods alone and in pairs: does a pair do more or less than its parts?"
     _folder('--out', a.out)
     methods = _names(a, *a.methods)
-    from dataclasses import replace
-    from fedlit.ground.files import write_figure, write_json
     from fedlit.papers.interactions import interactions as measure
     from fedlit.setting import plain
-    from pathlib import Path
     what = setting(a)
     def train(m, seed, checkpoint):
         return _federate(a, replace(what, method=repr(m), seed=seed), checkpoint=checkpoint)
@@ -572,7 +557,6 @@ def interactions(a):
 # %% ../nbs/cli.ipynb #4f551b53
 def _there(path):
     "What `laws.imported` says of a file that is not there, before PyTorch is imported."
-    from pathlib import Path
     if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
 
 def _tried(a):
@@ -588,7 +572,6 @@ def check(a):
     "Try the laws on the methods of a Python file: which hold, which are broken"
     _there(a.file)
     from fedlit import laws
-    from fedlit.parse import method
     module = laws.imported(a.file)
     found, unmade = laws.methods_in(module)
     if a.method: found, unmade = [method(a.method, laws.classes_in(module))], {}

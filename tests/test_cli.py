@@ -130,13 +130,13 @@ def test_a_log_has_every_round_once(tmp_path, capsys):
     ask = [*RUN, '--log-csv', str(log), '--checkpoint', str(tmp_path/'run')]
     main([*ask, '--rounds', '1'])
     one = pd.read_csv(log)
-    from fedlit.ground import files
-    whole = files.write_file
+    from fedlit import cli
+    whole = cli.write_file
     def write(path, *args):
         whole(path, *args)
         if path == str(log): seen.append(len(pd.read_csv(path)))
     with pytest.MonkeyPatch.context() as m:
-        m.setattr(files, 'write_file', write)
+        m.setattr(cli, 'write_file', write)
         main([*ask, '--rounds', '4'])
     assert seen == [2, 3, 4]
     both = pd.read_csv(log)
