@@ -21,7 +21,7 @@ from types import SimpleNamespace
 from ..ground.files import result, shipped, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown, warn
 from .claims import decide, judge as judge_claims, results, verdict_view, evaluate, with_columns
-from .drawings import table
+from .drawings import display_linked, table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
 from ..setting import call, written
@@ -369,12 +369,10 @@ def signed(fig, text):
     return fig
 
 def show_signed(fig, here): # here: what it was drawn from
-    "In a notebook: a figure, and under it a line of text that is also stored with it; the figure is closed."
-    import matplotlib.pyplot as plt
+    "As `display_linked`, and under the figure the same as a line of text."
     from IPython.display import Markdown, display
-    display(fig, metadata=dict(here=here))
+    display_linked(fig, here)
     display(Markdown(f'*Drawn from:* {here}.'))
-    plt.close(fig)
 
 # %% ../../nbs/papers/entries.ipynb #ea161e67
 def write_drawing(made, file): # file: function of the ending -> path

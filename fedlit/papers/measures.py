@@ -152,8 +152,7 @@ def training_decorr(run, task, clients, tests, s):
         out = local_phase(Broadcast(run.method, run.model, prior, local), who,
                           batches_of(task, clients, who, local, s.seed, prior.round, 2),
                           choose_executor(run.method, run.model, task.x_train.device))
-        seen.append([look(k, tuple({n: v[k] for n, v in out[part].items()} for part in ('params', 'buffers')))
-                     for k in who])
+        seen.append([look(k, _kept(out, k)) for k in who])
     return [list(c) for c in zip(*seen)]
 
 # %% ../../nbs/papers/measures.ipynb #85dfff70
