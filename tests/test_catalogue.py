@@ -1047,10 +1047,10 @@ def test_what_is_shown_before_it_is_complete_is_noted():
 def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
     from fedlit.ground.files import shipped
     from fedlit.papers.claims import verdict_view
-    from fedlit.papers.entries import write_drawing, write_table
+    from fedlit.papers.entries import write_table
     e, rows, verdicts = CATALOGUE['collapse'], collapse.committed()[0], collapse.committed_verdicts()
     write = dict(claims=lambda: write_table(verdict_view(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
-                 accuracy=lambda: write_drawing(e.draws[0][1](rows), lambda end: tmp_path/f'now{end}'),
+                 accuracy=lambda: write_table(e.draws[0][1](rows), tmp_path/'now.csv', index=True),
                  beside=lambda: write_table(compare_published(e, rows), tmp_path/'now.csv'))
     now, kept = pd.read_csv(write[name]()), pd.read_csv(shipped('digits')/f'{name}.csv')
     pd.testing.assert_frame_equal(now, kept) # fedlit report collapse --out results/digits

@@ -8,7 +8,7 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short
            'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'compare_published',
            'remember', 'looks', 'note_look', 'entry_runs', 'found_rows', 'complete_seeds', 'judged', 'note_seen',
            'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of',
-           'signed', 'show_signed', 'write_drawing', 'write_table', 'write_drawings', 'report_entry']
+           'signed', 'show_signed', 'write_table', 'write_drawings', 'report_entry']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re, pandas as pd, numpy as np
@@ -375,19 +375,12 @@ def show_signed(fig, here): # here: what it was drawn from
     display(Markdown(f'*Drawn from:* {here}.'))
 
 # %% ../../nbs/papers/entries.ipynb #ea161e67
-def write_drawing(made, file): # file: function of the ending -> path
-    "A drawing as a file: a table as CSV, a figure as PNG, which is closed."
-    if isinstance(made, pd.DataFrame): return write_file(file('.csv'), made.to_csv().encode())
-    import matplotlib.pyplot as plt
-    path = write_figure(file('.png'), made, dpi=90, bbox_inches='tight')
-    plt.close(made)
-    return path
-
-def write_table(table, path): return write_file(path, table.to_csv(index=False).encode())
+def write_table(table, path, index=False): return write_file(path, table.to_csv(index=index).encode())
 
 # %% ../../nbs/papers/entries.ipynb #bf89ef82
 def write_drawings(entry, scale, drawn, file, said): # said: of `report_entry`, which learns what was drawn and why not
-    "An entry's drawings as files."
+    "An entry's drawings as files: a table as CSV, a figure as PNG, which is closed."
+    import matplotlib.pyplot as plt
     again = file('claims').exists()
     for name, draw in () if repeats(entry, scale) else entry.draws:
         try: made = draw(drawn)
@@ -395,13 +388,15 @@ def write_drawings(entry, scale, drawn, file, said): # said: of `report_entry`, 
             said.news.append(f'{entry.id} cannot be drawn from {len(said.rows)} results: {e}')
             continue
         if made is None: continue
-        lacking = again and not any(file(name, end).exists() for end in ('.png', '.csv'))
-        is_table = isinstance(made, pd.DataFrame)
-        if is_table: said.tables.append((name, made))
-        else: signed(made, said.here)
-        path = write_drawing(made, lambda end, name=name: file(name, end))
-        if lacking: said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
-        (said.written if is_table else said.figures).append(path)
+        path = file(name, '.csv' if isinstance(made, pd.DataFrame) else '.png')
+        if again and not path.exists():
+            said.news.append(f'missing: {path}, drawn now by fedlit report {entry.id} --scale {scale}')
+        if isinstance(made, pd.DataFrame):
+            said.tables.append((name, made))
+            said.written.append(write_table(made, path, index=True))
+        else:
+            said.figures.append(write_figure(path, signed(made, said.here), dpi=90, bbox_inches='tight'))
+            plt.close(made)
 
 # %% ../../nbs/papers/entries.ipynb #6bee2560
 def report_entry(
