@@ -6,11 +6,12 @@ from torch import nn
 import fedlit.round as round_
 from fedlit import methods
 from fedlit.cohort import Broadcast
-from fedlit.data import load
+from fedlit.data import Task, load
 from fedlit.engine.ragged import can_pad
 from fedlit.method import Method, wants
 from fedlit.methods import DeCov, FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
+from fedlit.partition import dirichlet
 from fedlit.batches import Batches, cross_entropy, occupied
 from fedlit.local import Local
 from fedlit.round import fed_round
@@ -361,6 +362,50 @@ def test_what_is_copied_and_written_back_is_changed_in_place_if_nobody_sees_it(f
         assert torch.equal(f(one, x + i), play(x + i)) and torch.equal(one, two)
     one.fill_(2), two.fill_(2) # somebody else writes to it
     assert torch.equal(f(one, x), play(x)) and torch.equal(one, two)
+
+def places(n): # products are rounded by where a row begins, on some processors
+    "Views of `n` numbers each, which begin at every distance from a multiple of 64 bytes."
+    room = torch.randn(n + 8, dtype=torch.double)
+    return [room[i:i+n] for i in range(8)]
+
+@pytest.mark.parametrize('steady', [0, 1, 2])
+def test_a_copy_that_is_left_out_began_where_its_original_begins(steady):
+    def f(w, x): return dict(input=w@x.clone().mT, view=w[1:].clone()@x.mT, made=(2*x)[1:].clone()@w[1:].mT)
+    w = torch.randn(2, 10, 9, dtype=torch.double)
+    _, bind = record(f, w, torch.zeros(2, 17, 9, dtype=torch.double), steady=steady)
+    for v in places(2*17*9):
+        args = w, v.view(2, 17, 9)
+        got, want = bind(*args[:steady])(*args[steady:]), f(*args)
+        assert all(torch.equal(got[k], want[k]) for k in want)
+
+def test_memory_is_used_again_only_where_it_begins_alike():
+    def f(x, y): return (2*x)[1:].relu()@y.mT
+    x, y = torch.randn(2, 17, 9, dtype=torch.double), torch.randn(1, 10, 9, dtype=torch.double)
+    _, bind = record(f, x, y)
+    assert torch.equal(bind()(x, y), f(x, y))
+
+def test_what_is_played_on_copies_begins_where_the_step_does():
+    def f(w, x):
+        w.sub_((w@x.mT)@x*1e-2)
+        return {}
+    for v in places(2*10*9):
+        tapes = Tapes()
+        go = tapes.bind('f', f, v.view(2, 10, 9))
+        for x in torch.randn(4, 2, 17, 9, dtype=torch.double): go(x)
+        assert not tapes.stopped
+
+@pytest.mark.filterwarnings('error')
+def test_tables_of_nine_columns_are_played():
+    "The rows of most clients begin at no multiple of 64 bytes."
+    class Long(Method):
+        def loss(self, features): return .01*features.square().mean()
+    for seed in range(5):
+        g = torch.Generator().manual_seed(seed)
+        x, y = torch.randn(300, 9, generator=g), torch.randint(0, 3, (300,), generator=g)
+        task = Task('table', x[:250], y[:250], x[250:], y[250:], classes=3)
+        clients = dirichlet(y[:250], 8, .5, seed=seed)
+        net = build('mlp', task, seed=seed, hidden=(10,), features=10)
+        federate(net, task, clients, Long(), 3, Local(epochs=2, batch_size=8), seed=seed, progress=False)
 
 def test_memory_is_freed_on_the_way():
     "The source deletes every intermediate result after its last use."
