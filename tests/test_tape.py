@@ -407,6 +407,28 @@ def test_tables_of_nine_columns_are_played():
         net = build('mlp', task, seed=seed, hidden=(10,), features=10)
         federate(net, task, clients, Long(), 3, Local(epochs=2, batch_size=8), seed=seed, progress=False)
 
+class Coloured(nn.Module):
+    "In a stack, its convolution takes clients and channels as one dimension."
+    def __init__(self):
+        super().__init__()
+        self.conv, self.head = nn.Conv2d(2, 2, 3), nn.Linear(72, 10)
+    def forward(self, x):
+        z = self.conv(x).flatten(1)
+        return z, self.head(z)
+
+@pytest.mark.filterwarnings('error')
+def test_batches_that_lie_otherwise_have_another_recording():
+    "The short batches of neighbours are a part of what was prepared for all; those of others are copied from it."
+    class Across(Method):
+        def loss(self, features): return .1*features.mean(0).square().sum()
+    x, y = torch.randn(72, 2, 8, 8), torch.arange(72)%10
+    net, local = Coloured(), Local(epochs=2, batch_size=8)
+    task = Task('two', x[:52], y[:52], x[52:], y[52:], classes=10)
+    clients = list(torch.arange(52).split([9, 1, 1, 16, 16, 9]))
+    one, two = (federate(net, task, clients, Across(), 3, local, executor='vmap', seed=36, progress=False, record=how)
+                for how in (True, False))
+    assert gap(one.state, two.state) == 0
+
 def test_memory_is_freed_on_the_way():
     "The source deletes every intermediate result after its last use."
     _, bind = record(lambda a: ((a*2).exp() + 1).sum(), torch.ones(3))
