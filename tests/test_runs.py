@@ -2,6 +2,7 @@
 import copy
 from dataclasses import replace
 import numpy as np, pytest, torch
+from torch import nn
 import federation as fed
 from fedlit.batches import TaskBatches, batches_of
 from fedlit.cohort import Broadcast
@@ -14,6 +15,7 @@ from fedlit.method import FedAvg, Method
 from fedlit.methods import DPSGD, FedDecorr, MOON
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
+from fedlit.run import SingleProcess
 from fedlit.compare import experiment, run_together
 from fedlit.server import aggregate
 from fedlit.state import start
@@ -125,6 +127,46 @@ def test_what_cannot_stand_in_one_stack_runs_alone(monkeypatch):
     run_together([MADE(FedAvg(), s) for s in range(2)])
     assert calls == [2]*3
     assert run_together([]) == []
+
+class Holding(nn.Module):
+    "A network that keeps something besides parameters and buffers, and multiplies by it."
+    def __init__(self, v):
+        super().__init__()
+        self.v, self.body, self.head = v, nn.Linear(64, 8), nn.Linear(8, 10)
+    def factor(self):
+        v = self.v
+        return v(1.) if callable(v) else v[0] if isinstance(v, (list, tuple)) else v['a'] if isinstance(v, dict) else v
+    def forward(self, x):
+        z = self.body(x.flatten(1)).tanh()*torch.as_tensor(self.factor()).to(x)
+        return z, self.head(z)
+
+def with_a_hook(k):
+    net = Holding(1)
+    net.body.register_forward_hook(lambda module, args, out: out*k)
+    return net
+
+HELD = dict(
+    number=lambda k: Holding(k), several=lambda k: Holding([k, 1]), named=lambda k: Holding(dict(a=k)),
+    array=lambda k: Holding(np.full(1, k)), tensor=lambda k: Holding(torch.full((8,), float(k))),
+    large=lambda k: Holding(torch.full((8, 32), float(k))[:, 0]),
+    parameter=lambda k: Holding([nn.Parameter(torch.tensor(float(k)))]),
+    function=lambda k: Holding(lambda v: v*k), hook=with_a_hook)
+
+@pytest.mark.parametrize('made', HELD.values(), ids=HELD)
+def test_networks_that_hold_something_else_train_apart(made):
+    asked = [replace(MADE(FedAvg(), s), model=made(k), rounds=1) for s, k in ((0, 1), (1, 3))]
+    for one, two in zip([f.run() for f in asked], run_together(asked)): same(one, two)
+    alike = [replace(MADE(FedAvg(), s), model=made(2)).checked().begin(SingleProcess(), False) for s in (0, 1)]
+    kinds = {sim.kind(run.state) for sim, run in alike}
+    assert len(kinds) == 1 and None not in kinds
+
+def test_networks_of_other_precision_or_with_other_frozen_parts_are_of_another_kind():
+    def kind(net): return kind_of(Broadcast(FedAvg(), net, start(FedAvg(), net, 4), STEPS))
+    one, two, three = (fed.model(seed=s) for s in (0, 1, 2))
+    assert kind(one) == kind(two)
+    for net, layer in ((one, 'c1'), (two, 'n1')): # as many zeros
+        nn.init.zeros_(getattr(net, layer).bias).requires_grad_(False)
+    assert len({kind(one), kind(two), kind(three), kind(three.float())}) == 4
 
 def test_each_run_ends_at_its_own_time_and_by_its_own_error(tmp_path):
     asked = [MADE(FedAvg(), s, tmp_path/f'{s}.safetensors') for s in range(3)]

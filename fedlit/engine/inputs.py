@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['indices', 'parts', 'checkpoints', 'check_hooks', 'probe_forward', 'check_fixed', 'check_network', 'check_proxy',
-           'attempt', 'check_extremes', 'python_state', 'has_own_code', 'find_side_effects', 'least_batch', 'convolves',
-           'prefers_channels_last', 'writable', 'best_device', 'check_device', 'first_nonfinite']
+           'attempt', 'check_extremes', 'python_state', 'has_own_code', 'held_besides', 'find_side_effects',
+           'least_batch', 'convolves', 'prefers_channels_last', 'writable', 'best_device', 'check_device',
+           'first_nonfinite']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
 import copy, random, sys, tempfile, zlib
@@ -18,6 +19,7 @@ from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
 from ..data import in_words
 from ..ground.draws import keep_generators, undrawn
+from ..ground.fingerprint import checksum
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
 from ..state import fixed_names, pure, split_state, start
@@ -244,10 +246,12 @@ def _in_tensor(v):
     try: return f'{tuple(v.shape)} {0 if v.is_inference() else v._version} {v.tolist() if v.numel() <= 64 else ""}'
     except RuntimeError: return '' # it belongs to a transform of torch.func that is over
 
+def _called(k, v): # hooks lie under numbers that count up in a process
+    return [*v.values()] if '_hooks' in k and isinstance(v, dict) else v
+
 def _inside(v):
     "What an object holds; nothing of what belongs to a library."
-    if isinstance(v, torch.Tensor): return _in_tensor(v)
-    if isinstance(v, nn.Module): return type(v), {k: u for k, u in vars(v).items() if k not in _WEIGHTS}
+    if isinstance(v, nn.Module): return type(v), {k: _called(k, u) for k, u in vars(v).items() if k not in _WEIGHTS}
     if isinstance(v, GeneratorType): return v.gi_frame and (v.gi_frame.f_lasti, v.gi_frame.f_locals)
     if isinstance(v, (type, FunctionType, ModuleType)) and _of_library(v) or isinstance(v, ModuleType): return None
     if isinstance(v, FunctionType): return _in_function(v)
@@ -258,9 +262,9 @@ def _inside(v):
 # %% ../../nbs/engine/inputs.ipynb #53de8e16
 class _Writer(Pickler):
     "A checksum of what Python would write of an object."
-    def __init__(self):
+    def __init__(self, in_tensor=_in_tensor): # what to write of a tensor
         super().__init__(self, protocol=5)
-        self.sum = self.size = 0
+        self.in_tensor, self.sum, self.size = in_tensor, 0, 0
         self.foreign = False # is there code that is neither Python's own nor a library's?
     def write(self, data):
         data = PickleBuffer(data).raw()[:_MUCH]
@@ -269,7 +273,8 @@ class _Writer(Pickler):
     def reducer_override(self, v): # of all but numbers, texts and plain containers
         if v is str: return NotImplemented
         self.foreign |= isinstance(v, (type, FunctionType)) and not _of_library(v)
-        return str, (str(getattr(v, '__qualname__', '')),), _inside(v) # in the third place it may lead back to `v`
+        inside = self.in_tensor(v) if isinstance(v, torch.Tensor) else _inside(v)
+        return str, (str(getattr(v, '__qualname__', '')),), inside # in the third place it may lead back to `v`
 
 # %% ../../nbs/engine/inputs.ipynb #5de847dc
 def python_state(
@@ -291,6 +296,18 @@ def has_own_code(
     try: writer.dump(roots)
     except Exception: return True # nobody knows
     return writer.foreign
+
+# %% ../../nbs/engine/inputs.ipynb #33decdab
+def held_besides(
+    model, # network
+):         # checksum; None where it cannot be told
+    "All that a network holds besides its parameters and buffers, tensors and numbers included."
+    own = {id(v) for v in (*model.parameters(), *model.buffers())}
+    def in_tensor(v): return '' if id(v) in own or not v.is_leaf else f'{v.dtype} {tuple(v.shape)} {checksum(v)}'
+    writer = _Writer(in_tensor)
+    try: writer.dump(model)
+    except Exception: return None
+    return writer.sum
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def find_side_effects(model, x):

@@ -11,6 +11,7 @@ from itertools import accumulate
 from ..batches import TaskBatches
 from ..cohort import OWN, check_local
 from ..ground.fingerprint import checksum, form_of
+from .inputs import held_besides
 from .ragged import can_pad
 from ..ground.stacks import stacked
 from ..method import wants
@@ -73,7 +74,8 @@ def kind_of(
     sent, # Broadcast of a run
 ):        # hashable; None where a run has to train alone
     "What the stacks of two runs must have in common."
-    if wants(sent.method, 'seed'): return None
-    state = sent.state
-    return (sent.method, form_of(sent.model), id(sent.criterion), id(sent.proxy), state.clients, state.statistics,
-            frozenset(state.personal), checksum(*state.fixed.values()))
+    held, state = held_besides(sent.model), sent.state
+    if wants(sent.method, 'seed') or held is None: return None
+    tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
+    return (sent.method, form_of(sent.model), held, tensors, id(sent.criterion), id(sent.proxy), state.clients,
+            state.statistics, frozenset(state.personal), checksum(*state.fixed.values()))
