@@ -745,13 +745,13 @@ def rounds(self:Simulation, run, team, stop):
         torch.set_num_threads(self.threads) # in between the caller's number held
         began, before, last = time.perf_counter(), run.state, r+1 == a.rounds
         look = (r+1) % a.evaluate_every == 0 or last
-        run.state, out, row, seen = yield from self.one_round(before, team, look)
-        self.notice(run.state, out['who'].tolist())
+        after, out, row, seen = yield from self.one_round(before, team, look)
+        self.notice(after, out['who'].tolist())
         if look:
-            row.update(self.tested(history, before, out, run.state, team, seen))
-            if a.watch: row.update(a.watch(self.model, self.task, run.state.clone(), _locals(out)))
+            row.update(self.tested(history, before, out, after, team, seen))
+            if a.watch: row.update(a.watch(self.model, self.task, after.clone(), _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
-        run.history = history[:] # a table only where somebody looks
+        run.state, run.history = after, history[:] # together, whenever somebody looks; a table only then
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
         # what `locals` holds is in no checkpoint: a run killed now repeats the last round
         if a.keep_locals and last: run.locals = _locals(out)
