@@ -6,7 +6,7 @@
 __all__ = ['TOGETHER', 'COLUMNS', 'keep_step', 'run_together', 'file_of', 'experiment', 'compare', 'table', 'choose', 'plot']
 
 # %% ../nbs/20_compare.ipynb #comparim
-import hashlib, re, time
+import copy, hashlib, re, time
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -88,7 +88,11 @@ def run_together(
         raise ValueError(f"checkpoint={twice[0]!r} is that of two runs")
     most = max(1, TOGETHER//max([len(f.clients) for f in todo], default=1))
     with tqdm(total=sum(f.rounds for f in todo), disable=not any(f.progress for f in todo), unit='round') as bar:
-        for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends, bar)
+        try:
+            for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends, bar)
+        except KeyboardInterrupt as e:
+            runs += getattr(e, 'runs', [])
+            raise _interrupted(e, runs + [None]*(len(todo) - len(runs)), sum(map(_is_over, runs)), len(todo)) from None
     if failures is None and any(ends): raise next(filter(None, ends))
     return runs
 
@@ -107,11 +111,33 @@ def _run_some(federations, ends, bar):
         for at in groups.values():
             sims, runs = zip(*(begun[i] for i in at))
             stops = [began + 60*(federations[i].minutes or 0) for i in at]
-            end.update(zip(at, keep_step(sims, [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)], bar)))
+            steps = [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)]
+            try: end.update(zip(at, keep_step(sims, steps, bar)))
+            except KeyboardInterrupt as e:
+                e.runs = [_so_far(*begun.get(i, (None, None)), i in end, end.get(i)) for i in range(len(federations))]
+                raise
     ends += [end[i] for i in range(len(federations))]
-    for sim, run in (begun[i] for i in begun if not end[i]): sim.end(run)
+    runs = [_so_far(*begun.get(i, (None, None)), True, end[i]) for i in range(len(federations))]
     trim_memory()
-    return [None if end[i] else begun[i][1] for i in range(len(federations))]
+    return runs
+
+# %% ../nbs/20_compare.ipynb #86be8a01
+def _so_far(sim, run, over, error):
+    "A run after its last whole round, with its network; None where there is no round, or an error."
+    if error or not (run and run.state.round): return None
+    if over: return sim.end(run)
+    # the network at work may be half changed
+    return run.put_into(copy.deepcopy(sim.federation.model).to(sim.federation.device), checked=False)
+
+def _is_over(run): return run is not None and run.state.round >= run.origin.rounds
+
+def _interrupted(e, runs, over, many, more=''): # over: how many are finished
+    "The interrupt, with the runs so far."
+    e.runs = runs
+    e.args = (f'interrupted; {over} of {many} runs are finished; '
+              f'this exception has them, as sys.last_value.runs or e.runs{more}',)
+    return e
+
 
 # %% ../nbs/20_compare.ipynb #580da86b
 def file_of(
@@ -165,6 +191,27 @@ def _check_columns(columns, history):
     if columns and not {*columns} & {*history}:
         raise ValueError(f"columns={(*columns,)!r}, but these runs have none of them; there are {', '.join(history)}")
 
+# %% ../nbs/20_compare.ipynb #69c1ab75
+def _compared(histories, seeds, columns, history): # histories: method -> one for each seed; None: not finished
+    "What `compare` returns of the runs that are finished."
+    import pandas as pd
+    each = [(m, seed, histories[m][i:i+1]) for i, seed in enumerate(seeds) for m in histories]
+    return pd.DataFrame([row for m, seed, known in each for h in known if h is not None
+                         for row in _rows_of(h, columns, history, method=repr(m), seed=seed)])
+
+def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a method; seen: of histories
+    "Method -> the histories of its runs, without a network; an interrupt has what is `seen` of the finished ones."
+    histories = {}
+    try:
+        for m in methods: histories[m] = [run.history for run in run_together(asked(m))]
+    except KeyboardInterrupt as e:
+        histories[m] = [run.history if _is_over(run) else None for run in getattr(e, 'runs', [])]
+        over = sum(h is not None for each in histories.values() for h in each)
+        more = '; the same call goes on' if folder else '; with folder= the same call would go on'
+        raise _interrupted(e, seen(histories), over, len(methods)*seeds, more) from None
+    return histories
+
+
 # %% ../nbs/20_compare.ipynb #comparec
 def compare(
     methods,     # list of Methods
@@ -185,11 +232,10 @@ def compare(
     columns = dict.fromkeys([*columns, *(given.get('metrics') or ())])
     made = experiment(task, alpha, partition, 'personal' in columns, **given)
     asked = lambda m: [made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds]
-    histories = {m: [run.history for run in run_together(asked(m))] for m in methods} # and no network
+    seen = lambda histories: _compared(histories, seeds, columns, history)
+    histories = _histories_of(methods, asked, len(seeds), seen, folder)
     _check_columns(columns, histories[methods[0]][0])
-    import pandas as pd
-    return pd.DataFrame([row for i, seed in enumerate(seeds) for m in methods
-                         for row in _rows_of(histories[m][i], columns, history, method=repr(m), seed=seed)])
+    return seen(histories)
 
 # %% ../nbs/20_compare.ipynb #comparet
 def table(

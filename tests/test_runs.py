@@ -13,7 +13,7 @@ from fedlit.ground.tape import Tapes
 from fedlit import compare as run_module
 from fedlit.local import AdamW, Between, Local
 from fedlit.method import FedAvg, Method
-from fedlit.methods import DPSGD, FedDecorr, MOON
+from fedlit.methods import DPSGD, FedDecorr, FedProx, MOON
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
 from fedlit.run import SingleProcess
@@ -199,3 +199,64 @@ def test_a_stack_that_fails_says_so(monkeypatch):
     asked = [replace(MADE(FedAvg(), s), rounds=1) for s in range(2)]
     with pytest.warns(UserWarning, match='cannot train in one stack .no rule for it.'): runs = run_together(asked)
     for f, run in zip(asked, runs): same(f.run(), run)
+
+# --- Ctrl-C --------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def pressed(monkeypatch):
+    "Ctrl-C instead of so many calls of all clients' training."
+    train = run_module._train_all
+    def at(number):
+        left = iter(range(number))
+        def stopping(*args):
+            if next(left, None) is None: raise KeyboardInterrupt
+            return train(*args)
+        monkeypatch.setattr(run_module, '_train_all', stopping)
+    return at
+
+def test_ctrl_c_leaves_every_run_after_its_last_round(pressed):
+    asked = [MADE(FedAvg(), 0), MADE(FedAvg(), 1), MADE(MOON(), 0), replace(MADE(FedProx(), 0), rounds=2)]
+    pressed(4)
+    with pytest.raises(KeyboardInterrupt, match='2 of 4 runs are finished; .* sys.last_value.runs') as e:
+        run_together(asked)
+    *whole, part, none = e.value.runs
+    for f, run in zip(asked, whole): same(f.run(), run)
+    same(replace(asked[2], rounds=1).run(), part)
+    assert none is None
+    for run in (*whole, part):
+        for k, v in run.model.state_dict().items(): assert torch.equal(v, {**run.state.params, **run.state.buffers}[k])
+
+def test_ctrl_c_before_any_round_is_finished(pressed):
+    pressed(0)
+    with pytest.raises(KeyboardInterrupt, match='0 of 2 runs are finished') as e:
+        run_together([MADE(FedAvg(), s) for s in range(2)])
+    assert e.value.runs == [None, None]
+
+def test_ctrl_c_ends_the_first_of_two_stacks(pressed, monkeypatch):
+    monkeypatch.setattr(run_module, 'TOGETHER', 4) # a run in each
+    pressed(4)
+    with pytest.raises(KeyboardInterrupt, match='1 of 3') as e: run_together([MADE(FedAvg(), s) for s in range(3)])
+    assert [run and run.state.round for run in e.value.runs] == [3, 1, None]
+
+def test_ctrl_c_in_the_middle_of_a_test_is_after_the_round_before():
+    calls = []
+    def watch(*_):
+        calls.append(1)
+        if len(calls) == 4: raise KeyboardInterrupt # the second run in its second round
+        return {}
+    with pytest.raises(KeyboardInterrupt, match='0 of 2') as e:
+        run_together([replace(MADE(FedAvg(), s), watch=watch) for s in range(2)])
+    assert [(len(run.history), run.state.round) for run in e.value.runs] == [(2, 2), (1, 1)]
+
+def test_a_comparison_that_ctrl_c_ends_has_what_is_finished(pressed, tmp_path):
+    kw = dict(clients=4, rounds=2, seeds=2, local=Local(epochs=1), columns=('accuracy',))
+    pressed(3)
+    with pytest.raises(KeyboardInterrupt, match='2 of 4 runs are finished; .*; with folder=') as e:
+        run_module.compare([FedAvg(), MOON()], **kw)
+    seen = e.value.runs
+    pressed(100)
+    assert seen.equals(run_module.compare([FedAvg()], **kw)) and len(run_module.table(seen)) == 1
+    pressed(0)
+    with pytest.raises(KeyboardInterrupt, match='0 of 4 runs are finished; .* the same call goes on') as e:
+        run_module.compare([FedAvg(), MOON()], folder=tmp_path, **kw)
+    assert not len(e.value.runs)
