@@ -436,8 +436,12 @@ def compare(a):
     from fedlit.setting import plain
     what = setting(a)
     for m in methods:
-        runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
-                                         checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
+        try: runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
+                                              checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
+        except KeyboardInterrupt as e:
+            e.shown = bool(rows)
+            if rows and not _follows(): print(pd.DataFrame(rows).to_string(index=False))
+            raise
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
         rows.append({'method': repr(m), **_row_of(runs)})
     if _follows(): return
@@ -641,7 +645,8 @@ def _interrupted(a, e):
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     option = dict(run='checkpoint', compare='out', interactions='out').get(a.command)
     if not option: return 'interrupted; nothing is kept'
-    if not (place := getattr(a, option)): return f'interrupted; nothing is kept without --{option}'
+    what = 'nothing but this table' if getattr(e, 'shown', False) else 'nothing'
+    if not (place := getattr(a, option)): return f'interrupted; {what} is kept without --{option}'
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
 # %% ../nbs/cli.ipynb #e44d294b

@@ -12,7 +12,7 @@ from fedlit.models import build, unwrap, wrap
 from fedlit.parse import methods_by_name
 from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.batches import PADDED, plan
-from fedlit import run as runs, scores
+from fedlit import compare as comparison, run as runs, scores
 from fedlit.compare import compare
 from fedlit.result import Run
 from fedlit.run import federate
@@ -603,6 +603,17 @@ def test_ctrl_c_says_what_is_true(monkeypatch, tmp_path):
     with pytest.raises(SystemExit, match='nothing is kept without --checkpoint'): cli(*FAST)
     with pytest.raises(SystemExit, match='c.st.*goes on'): cli(*FAST, '--checkpoint', tmp_path/'c.st')
     with pytest.raises(SystemExit, match='nothing is kept without --out'): cli('compare', *FAST[1:])
+
+def test_ctrl_c_prints_the_methods_that_are_finished(monkeypatch, capsys):
+    together, left = comparison.run_together, iter(range(1))
+    def pressed(*args):
+        if next(left, None) is None: raise KeyboardInterrupt
+        return together(*args)
+    monkeypatch.setattr(comparison, 'run_together', pressed)
+    with pytest.raises(SystemExit, match='nothing but this table is kept without --out'):
+        cli('compare', *FAST[1:], '--methods', 'FedAvg()', 'FedProx(mu=0.1)', '--seeds', 1)
+    said = capsys.readouterr().out
+    assert 'FedAvg()' in said and 'seconds_a_round' in said and 'FedProx' not in said
 
 def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
     words = ('compare', *FAST[1:], '--methods', 'FedAvg()', '--seeds', 0, 1,
