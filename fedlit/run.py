@@ -754,7 +754,7 @@ def rounds(self:Simulation, run, team, stop):
         run.state, run.history = after, history[:] # together, whenever somebody looks; a table only then
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
         # what `locals` holds is in no checkpoint: a run killed now repeats the last round
-        if a.keep_locals and last: run.locals = _locals(out)
+        if a.keep_locals and last: run.locals = tmap(_alone, _locals(out))
         elif a.checkpoint: run.save(a.checkpoint, keep=True)
         if a.minutes is not None and time.monotonic() > stop: return
         if not last: yield
@@ -765,6 +765,10 @@ def _shown(history, names):
     seen = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
     loss = [f"loss {history[-1]['train_loss']:.3g}"] if 'train_loss' in history[-1] else []
     return ', '.join([f'{k} {v:.3f}' for k, v in seen.items()] + loss)
+
+def _alone(v): # without the other runs of a stack
+    whole = not isinstance(v, torch.Tensor) or v.untyped_storage().nbytes() == v.nbytes
+    return v if whole else v.clone()
 
 def _locals(out): # what `Run.locals` keeps
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
