@@ -14,7 +14,7 @@ from tqdm import tqdm
 from .local import Local
 from .ground.messages import first_line, warn
 from .ground.memory import memory_held, trim_memory
-from .engine.runs import train_runs
+from .engine.runs import form_of_server, train_runs
 from .measure import SCORED, UNITS, spread
 from .parse import list_seeds
 from .round import local_phase
@@ -64,13 +64,17 @@ def _train_all(sims, asks, attempt):
     "Train the clients of all, in one stack if there are several, and one after the other if that fails."
     sent = {i: attempt(i, lambda s, who, state: (s.broadcast(state), who, s.batches(who, state.round)), s, *asks[i])
             for i, s in sims.items()}
-    good = [i for i in sent if sent[i]]
-    if len(good) > 1:
-        try: return dict(zip(good, train_runs([sent[i] for i in good], sims[good[0]].tapes)))
+    stacks = {}
+    for i in filter(sent.get, sent): stacks.setdefault(form_of_server(sent[i][0]), []).append(i)
+    return {k: v for at in stacks.values() for k, v in _train_stack(at, sims, sent, attempt).items()}
+
+def _train_stack(at, sims, sent, attempt):
+    if len(at) > 1:
+        try: return dict(zip(at, train_runs([sent[i] for i in at], sims[at[0]].tapes)))
         except Exception as e: said = first_line(e)
     alone = lambda i, s: local_phase(*sent[i], s.executor, s.tapes, s.federation.chunk)
-    outs = {i: attempt(i, alone, i, sims[i]) for i in good} # what is wrong with a run, it says by itself
-    if len(good) > 1 and all(outs.values()): warn(f"runs cannot train in one stack ({said}); each trains by itself")
+    outs = {i: attempt(i, alone, i, sims[i]) for i in at} # what is wrong with a run, it says by itself
+    if len(at) > 1 and all(outs.values()): warn(f"runs cannot train in one stack ({said}); each trains by itself")
     return outs
 
 # %% ../nbs/20_compare.ipynb #9999c30a

@@ -13,7 +13,8 @@ from fedlit.ground.tape import Tapes
 from fedlit import compare as run_module
 from fedlit.local import AdamW, Between, Local
 from fedlit.method import FedAvg, Method
-from fedlit.methods import DPSGD, FedDecorr, FedProx, MOON
+from fedlit.methods import DPSGD, FedAvgM, FedDecorr, FedProx, MOON
+from fedlit.participation import Available
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
 from fedlit.run import SingleProcess
@@ -199,6 +200,19 @@ def test_a_stack_that_fails_says_so(monkeypatch):
     asked = [replace(MADE(FedAvg(), s), rounds=1) for s in range(2)]
     with pytest.warns(UserWarning, match='cannot train in one stack .no rule for it.'): runs = run_together(asked)
     for f, run in zip(asked, runs): same(f.run(), run)
+
+def test_servers_that_remember_something_else_make_stacks_of_their_own(recwarn):
+    "Two have nobody in their first round, and FedAvgM's server has no velocity before its first step."
+    there = Available(1., ('1100', '0011'))
+    asked = [replace(MADE(FedAvgM(), s), participation=there, without=(0, 1)*(s > 0)) for s in range(3)]
+    for one, two in zip([f.run() for f in asked], run_together(asked)): same(one, two)
+    assert not [w for w in recwarn if 'one stack' in str(w.message)]
+
+def test_what_clients_end_with_is_kept_without_that_of_other_runs():
+    runs = run_together([replace(MADE(FedAvg(), s), keep_locals=True, rounds=1) for s in range(3)])
+    for run in runs:
+        for v in (*run.locals['params'].values(), *run.locals['buffers'].values()):
+            assert v.untyped_storage().nbytes() == v.nbytes
 
 # --- Ctrl-C --------------------------------------------------------------------------------------------------------
 
