@@ -38,15 +38,17 @@ def on(self:ReplayedCohort, work, received, mine, part, same):
 def _order(v): # in which a client's numbers lie, and whether those of the next lie right behind them
     return v.stride()[1:], v.dim() == 0 or len(v) == 1 or v.stride(0)*len(v) == v.numel()
 
-def _kind(tree, lead=1): return tuple((v.shape[lead:], _order(v), v.dtype, v.device) for v in leaves(tree))
+def _kind(tree, lead=1, ours=False): # ours: made by the cohort, one client right behind the other
+    return tuple((v.shape[lead:], ours or _order(v), v.dtype, v.device) for v in leaves(tree))
 
 @patch
 def key(self:ReplayedCohort, batch):
     "What decides which operations a step runs, besides its code and the numbers of clients and of samples."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
-    *trees, same = self.trees()
-    kinds = *(_kind(batch.get(k, {}), lead=2) for k in ('x', 'y', 'frozen')), *map(_kind, trees), _kind(same, lead=0)
+    work, received, mine, part, same = self.trees()
+    kinds = (*(_kind(batch.get(k, {}), lead=2) for k in ('x', 'y', 'frozen')), _kind(mine), _kind(part),
+             *(_kind(tree, ours=True) for tree in (work, received)), _kind(same, lead=0))
     how = _plain(sent.function), 'valid' in batch
     if 'local' not in self.memo:
         asks = any(asks_for(sent.method, h, 'lr') for h in STEP)
