@@ -84,6 +84,7 @@ def tidy(text):
     text = re.sub(r'np\.(?:float|int)\d+\(([^()]*)\)', r'\1', text)
     text = re.sub(r' at 0x[0-9a-f]{6,}', '', re.sub(r'/tmp/tmp\w+/', '', text))
     text = re.sub(r'^(?:/|<)\S*:\d+: (\w*Warning: .*\n)  .*\n?', r'\1', text, flags=re.M)
+    text = re.sub(r'^[IWE]\d{4} [\d:.]+ \d+ torch/.*\n?', '', text, flags=re.M) # PyTorch's own log
     return LONG.sub(digits, re.sub(r'^(\w*Warning: .*\n)(?:\1)+', r'\1', text, flags=re.M))
 
 def readable(output):
@@ -208,7 +209,8 @@ class Converter:
         if d.keys() & {'hide', 'default_exp', 'export', 'exporti'} or d.get('include') == 'false': return None
         tags = [t for t, on in (('remove-input', d.get('echo') == 'false'), ('exported', 'exports' in d),
                                 ('hide-input', d.get('code-fold') == 'true')) if on]
-        shown = [] if d.get('output') == 'false' else [*map(readable, merged(cell['outputs']))]
+        shown = [] if d.get('output') == 'false' else [o for o in map(readable, merged(cell['outputs']))
+                                                         if o.get('text') != '']
         outputs = [dict(inline(self.clickable(o, d.get('fig-alt', ''))), metadata={}) if 'data' in o else o
                    for o in with_setting(shown)]
         for o in outputs:

@@ -183,6 +183,7 @@ def test_the_gallery_knows_the_setting_of_every_figure_of_the_catalogue():
     ('1.0000000032652117, 2.2213340500343293e-08', '1.0, 2.22133e-08'),
     ('<built-in method sigmoid of type object at 0x7f6d9febc100>', '<built-in method sigmoid of type object>'),
     ('/tmp/tmpjs19fujw/seen.json written', 'seen.json written'),
+    ("W1127 23:20:05.339000 31292 torch/utils/cpp_extension.py:183] No CUDA\n1 s", '1 s'),
     ('mean = "(0.30571431675938804,)"', 'mean = "(0.30571431675938804,)"'),
     ('/tmp/ipykernel_1/36.py:4: UserWarning: dead\n  f(x)\n'*2 + 'done\n', 'UserWarning: dead\ndone\n')])
 def test_what_is_printed_tells_of_the_page_and_not_of_a_machine(printed, shown): assert tidy(printed) == shown
