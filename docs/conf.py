@@ -1,10 +1,11 @@
 "Sphinx's settings for docs/build.py."
-import importlib.util, json, shutil, sys
+import importlib.util, json, re, shutil, sys
 from html import escape
 from urllib.parse import quote
 from pathlib import Path
 from docutils import nodes
 sys.path.insert(0, str(Path(__file__).parent))
+import yaml
 import pages
 from convert import page_of, slug
 
@@ -13,18 +14,22 @@ project, release = s['title'], s['version']
 html_title = f'{project} {release}'
 LOGO = 'data:image/svg+xml,' + quote((pages.NBS/'images'/'logo.svg').read_text(encoding='utf-8'))
 
+ASKED = yaml.safe_load((Path(__file__).parent/'asked.yml').read_text(encoding='utf-8'))
+SMALL = 'a an and are at by can custom do does for how i in is it my of on own the to use what which with'.split()
+
 def scorer():
-    "search.js with the pages of the guides and of the internals in it, and what the recipes are for."
+    "search.js with the pages of the guides and of the internals in it, what the recipes are for, and asked.yml."
     places = {name: [page_of(p) for captions, p in pages.sidebar() if captions[:1] == (chapter,)]
               for name, chapter in (('guides', 'Guides'), ('internals', 'Internals'))}
     places['guides'] += [page_of(p) for _, p in pages.sidebar() if p.startswith('guides/seven')]
     cells = pages.read('guides/recipes.ipynb')['cells']
     places['recipes'] = [''.join(c['source']).partition('## ')[2].partition('\n')[0] for c in cells if '## ' in
                          ''.join(c['source']) and c['cell_type'] == 'markdown']
+    places.update(asked=ASKED, small=SMALL)
     text = (Path(__file__).parent/'search.js').read_text(encoding='utf-8')
     made = pages.ROOT/'_proc'/'search.js'
     made.parent.mkdir(exist_ok=True)
-    made.write_text(text.replace('{guides: [], internals: [], recipes: []}', json.dumps(places)), encoding='utf-8')
+    made.write_text(re.sub(r'(?<=chapters = ){.*}', lambda m: json.dumps(places), text), encoding='utf-8')
     return str(made)
 
 html_search_scorer = scorer()
@@ -62,6 +67,12 @@ def anchors(app, doctree):
         taken.append(new)
         x['ids'] = [new] + [i for i in x['ids'] if i not in taken]
 
+def keywords(app, doctree):
+    "The words of asked.yml as the page's keywords, which the search knows like those of its text."
+    if said := ASKED.get(app.env.docname):
+        words = sorted({*SMALL, *re.findall(r'[\w-]+', ' '.join(said))})
+        doctree.append(nodes.meta(name='keywords', content=', '.join(words)))
+
 def previews(app, page, template, context, doctree):
     "The logo, and what a link to the page shows where it is posted: its title, and the line under it."
     icon = f'<link rel="icon" href="{LOGO}"><style>:root {{ --logo: url("{LOGO}") }}</style>'
@@ -82,5 +93,6 @@ def mathjax(app, exc):
 
 def setup(app):
     app.connect('doctree-read', anchors, priority=100)
+    app.connect('doctree-read', keywords)
     app.connect('html-page-context', previews)
     app.connect('build-finished', mathjax)

@@ -4,7 +4,7 @@ import base64, importlib.util, os, re, shutil, sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
-import pytest
+import pytest, yaml
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
@@ -558,7 +558,15 @@ FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven
          'compare', 'seeds', 'ResNet', 'tune', 'held-out', 'elsewhere', 'regression', 'CSV',
          'speed', 'install', 'multiple GPUs', 'hyperparameter', 'learning rate'), 'guides/recipes'),
          'personalized federated learning': 'methods/personal',
-         'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results'}
+         'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results',
+         'which method is best': 'papers/landscape', 'my own loss': 'guides/recipes'}
+ASKED = yaml.safe_load((ROOT/'docs'/'asked.yml').read_text(encoding='utf-8'))
+FOUND |= {said[0]: page for page, said in ASKED.items()}
+
+def test_what_is_asked_in_other_words_has_a_page_and_only_one():
+    assert {*ASKED} <= {page_of(p) for _, p in pages.sidebar()}
+    every = [said for many in ASKED.values() for said in many]
+    assert len(every) == len({*every}) and all(isinstance(said, str) for said in every)
 
 INTERNALS = {page_of(p) for captions, p in pages.sidebar() if captions[:1] == ('Internals',)}
 
