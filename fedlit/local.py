@@ -317,7 +317,7 @@ def plain(self:Local):
 
 @patch
 def offers(self:Local):
-    "What hooks may ask for of it: only what is the same for all clients, and means what it says with this optimiser."
+    "What hooks may ask for: the values that are the same for all clients and apply to this optimiser."
     said = dict(lr=self.lr)
     if isinstance(self.optimizer, SGD):
         said.update(momentum=self.momentum, nesterov=self.optimizer.nesterov, weight_decay=self.weight_decay)

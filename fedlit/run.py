@@ -199,7 +199,7 @@ def several(
     clients, # the number of a client, or several: a tuple, a set, a range, an array
     name,    # str, of the argument
 ) -> tuple:  # of int, each once
-    "Client numbers, however they are written; a TypeError names what is none."
+    "The numbers of clients as a tuple; a TypeError names what is not a number."
     if hasattr(clients, 'tolist'): clients = clients.tolist()
     many = isinstance(clients, Iterable) and not isinstance(clients, (str, bytes))
     ks = tuple(clients) if many else (clients,)
@@ -716,7 +716,7 @@ def try_out(self:Simulation):
 # %% ../nbs/19_run.ipynb #db0a7d34
 @patch
 def notice(self:Simulation, state, who):
-    "Warn what parts of the method have to say of the features that the network now makes of a batch, each only once."
+    "Let parts of the method warn about the features of a batch under the present network, each part once."
     a, train = self.federation, self.task.x_train
     parts = [p for p in a.method.parts if hasattr(p, 'notice') and p not in self.noticed]
     if not parts or not who or state.round & (state.round - 1): return # after 1, 2, 4, 8 rounds, as it waits

@@ -67,8 +67,8 @@ def other_ways(s):
     def printed(part): return replace(part, form='paper') if isinstance(part, (FedDecorr, FedAvgM, SCAFFOLD)) else part
     return {'released': rewritten(released), 'as printed': rewritten(printed)}
 
-BOTH_WAYS = ('At paper scale rows with the values of the released scripts and with the printed formulas stand beside; '
-             'which of them made the published numbers is not known.')
+BOTH_WAYS = ('At paper scale there are also rows with the values of the released scripts and with the printed '
+             'formulas; which of them made the published numbers is not known.')
 LOSS_AS_PRINTED = 'At paper scale FedDecorr\'s printed loss has a row of its own.'
 
 # %% ../../nbs/papers/feddecorr.ipynb #a3467146
@@ -543,5 +543,6 @@ entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds a round',
               **{f'{m} costs at least half as much again as FedAvg':
                      Numbers(lambda rows, m=m: -overhead(rows, m, .5), 'of FedAvg') for m in ('FedProx', 'MOON')}},
       published='Table 5', value='round_seconds',
-      note='The published unit is minutes or seconds, the text does not say; the ratios to FedAvg (1.03 for FedDecorr, '
-           '1.8 for FedProx and MOON) are what can be compared. Seconds of runs that shared a machine are rough.')
+      note='The published unit is minutes or seconds (the text does not say which); the ratios to FedAvg (1.03 for '
+           'FedDecorr, 1.8 for FedProx and MOON) are what can be compared. Seconds of runs that shared a machine '
+           'are rough.')

@@ -116,7 +116,7 @@ def as_released(s):
     return {'released': replace(s, method=' + '.join(map(repr, parts)),
                                 recipe='feddse' if s.data in ('mnist', 'cifar10') else s.recipe)}
 
-AS_RELEASED = ('At paper scale rows with the formulas and the augmentation of the released code stand beside; '
+AS_RELEASED = ('At paper scale there are also rows with the formulas and the augmentation of the released code; '
                'which of the two made the published numbers is not known.')
 
 # %% ../../nbs/papers/feddse.ipynb #b539d119
