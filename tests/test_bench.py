@@ -1,11 +1,14 @@
 "The benchmark's own code: equal work for its loop and for fedlit; results kept, redone and tabled as they should be."
-import json
-import numpy as np, pytest, torch
-from bench import __main__ as bench, drive, peers, report, work
+import json, sys, warnings
+from types import SimpleNamespace
+import numpy as np, pandas as pd, pytest, torch
+from bench import __main__ as bench, drive, gpu, overheads, peers, report, work
+from bench.nets import build
 from bench.run_loop import run as loop
 from bench.run_dataloader import run as dataloader
 from bench.run_fedlit import local, run as fedlit
 from fedlit.batches import plan
+from fedlit.models import wrap
 
 TINY = dict(work.WORKLOADS['tiny'], rounds=2, warmup=1)
 
@@ -47,7 +50,6 @@ def test_every_sample_has_one_client(data):
     assert sorted(np.concatenate(data.parts).tolist()) == list(range(len(data.y)))
 
 def test_score_is_the_networks(data):
-    from bench.nets import build
     net = build('mlp', data.start)
     logits, y = net(torch.from_numpy(data.x)), torch.from_numpy(data.y)
     assert (work.score(data.start, data)['train_loss']
@@ -105,7 +107,6 @@ def test_missing_peer_is_said(tmp_path, monkeypatch):
     assert 'Flower' in text and 'did not run: no environment for flwr' in text and 'plain PyTorch loop' in text
 
 def test_a_failing_process_is_said(tmp_path):
-    import sys
     seen, weights = drive.start(sys.executable, 'bench.no_such_module', dict(work={}, options={}))
     assert weights is None and 'no_such_module' in seen['error']
 
@@ -136,9 +137,6 @@ def test_only():
     with pytest.raises(SystemExit): bench.chosen('nobody', False, 'cnn')
 
 def test_turns_are_taken_by_the_round(monkeypatch):
-    import pandas as pd
-    from types import SimpleNamespace
-    from bench import overheads
     monkeypatch.setattr(overheads, 'METHODS', dict(FedAvg=1, two=2, three=3))
     order = []
     def go(m, rounds):
@@ -175,9 +173,6 @@ def test_pairs_are_measured_and_shown(tmp_path, what, names):
     assert f'| {names[1]} |' in report.table(tmp_path)
 
 def test_gpu_data_and_counts(tmp_path):
-    from bench import gpu
-    from fedlit.models import wrap
-    from bench.nets import build
     task, said = gpu.images(tmp_path, 12, 0)
     assert said.startswith('random') and task.x_train.shape == (12, 3, 32, 32) and len(task.augment) == 2
     np.savez(tmp_path/gpu.PART, x=np.full((20, 3, 32, 32), 7, np.uint8), y=np.zeros(20, np.int64))
@@ -194,14 +189,12 @@ GPU_PIECES = ['fedlit-auto', 'pfl', 'fedlit-bfloat16', 'fedlit-compile', 'fedlit
               'overheads', 'fedlit-vmap', 'fedlit-loop', 'pfl-compile']
 
 def gpu_run(out, *args):
-    from bench import gpu
     gpu.main(['--device', 'cpu', '--tiny', '--out', str(out), '--root', str(out), *args])
     return (out/'table.md').read_text()
 
 @pytest.fixture
 def small(monkeypatch):
     "A network that takes a moment instead of MobileNetV2, and one process for the loop's data."
-    from bench import gpu
     monkeypatch.setattr(gpu, 'TINY', dict(gpu.TINY, net='cnn_bn'))
     monkeypatch.setattr(gpu, 'machine', lambda: dict(cpu='c', cores=1, system='s'))
 
@@ -228,15 +221,12 @@ def test_gpu_piece_that_is_there_is_kept(tmp_path, capsys, small):
     assert 'fedlit-loop: kept' in capsys.readouterr().out and (tmp_path/'fedlit-loop.json').read_text() == first
 
 def test_gpu_failing_piece_is_said_and_the_others_run(tmp_path, monkeypatch, small):
-    from bench import gpu
     def fails(*args, **kw): raise RuntimeError('no kernel')
     monkeypatch.setattr(gpu, 'plain', fails)
     text = gpu_run(tmp_path, '--only', 'loop-1-workers,fedlit-loop')
     assert 'loop-1-workers did not run: RuntimeError: no kernel' in text and '| fedlit-loop' in text
 
 def test_gpu_warnings_are_shown(tmp_path, monkeypatch, small):
-    import warnings
-    from bench import gpu
     def warns(*args, **kw):
         warnings.warn('a step cannot be compiled', stacklevel=1)
         return dict(seconds=[1., 1.], peak_device_mb=None)
@@ -244,14 +234,12 @@ def test_gpu_warnings_are_shown(tmp_path, monkeypatch, small):
     assert 'loop-1-workers warned: a step cannot be compiled' in gpu_run(tmp_path, '--only', 'loop-1-workers')
 
 def test_gpu_pfl_job_is_the_published_one():
-    from bench import gpu
     net = gpu.pfl_net(0)
     counts, job = gpu.pfl_counts(net, gpu.PFL), gpu.PFL
     assert counts['parameters'] == 1_626_442
     assert job['rounds']*job['users']*job['each']*counts['flops']/1e12 == pytest.approx(373, abs=.1)
 
 def test_gpu_peaks_and_roofline():
-    from bench import gpu
     for v in gpu.PEAKS.values():
         assert v['fp32'] < v['tf32'] < v['bf16'] and v['bf16'] == 2*v['tf32'] and v['source']
     assert {'NVIDIA H200', 'NVIDIA H100 80GB HBM3', 'NVIDIA H100 PCIe', 'NVIDIA A100-SXM4-80GB'} <= gpu.PEAKS.keys()
@@ -263,7 +251,6 @@ def test_gpu_peaks_and_roofline():
         assert gpu.roofline(counts, 1, other) == dict(peaks=None)
 
 def test_gpu_goals():
-    from bench import gpu
     w3 = lambda rate, precision, work=gpu.FULL: dict(settings=dict(work=work), precision=precision,
                                                      images_a_second=rate)
     seen = {'fedlit-auto': w3(13_000., 'float32'), 'fedlit-compile': w3(14_500., 'float32'),

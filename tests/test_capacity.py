@@ -5,9 +5,11 @@ from torch import nn
 from bench import capacity
 from fedlit.scale.capacity import traffic
 from fedlit.scale.costs import narrow, read
-from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
-                            HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara)
+from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep, HeteroFL,
+                            MOON, OwnLabels, SCAFFOLD, pFedPara, IFCA)
 from fedlit.method import Method
+from fedlit.models import build
+from fedlit.data import load
 
 class Net(nn.Module):
     "Two convolutions with BatchNorm and a head, on images of one channel."
@@ -154,9 +156,6 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 
 def test_who_chooses_at_home_is_sent_everything():
     "IFCA's clients try all networks and send one back."
-    from fedlit.data import load
-    from fedlit.methods import IFCA
-    from fedlit.models import build
     task = load('digits')
     net = build('mlp', task, seed=0)
     one, all_ = (traffic(m, net, (1, 8, 8), 10, 3) for m in (FedAvg(), IFCA(clusters=4)))

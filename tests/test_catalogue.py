@@ -5,12 +5,12 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
 from fedlit.data import Crop, Flip, load, recipe
-from fedlit.ground.files import all_results, write_json
+from fedlit.ground.files import all_results, write_json, result, shipped
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
-from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts
-from fedlit.papers.entries import CATALOGUE, SCALES, Entry, report_entry, published, select
-from fedlit.papers.claims import Numbers, ahead, by_sign, judge, ours, results, tally, within
+from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts, show, entries
+from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, report_entry, published, select, note_look, write_table)
+from fedlit.papers.claims import Numbers, ahead, by_sign, judge, ours, results, tally, within, evaluate, verdict_view
 from fedlit.papers.drawings import rounds_figure, table
 from fedlit.papers.entries import (all_published, compare_published, found_rows, judged, looks, means, repeats,
                                    row_name,
@@ -27,6 +27,7 @@ from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.setting import averaged, call, clients_of, plain, public_set, task_of
 from fedlit.ground.tree import flatten
+from fedlit.papers.collapse import main_job, note_main_job, committed_verdicts
 
 ROOT = Path(__file__).parents[1]
 
@@ -822,7 +823,6 @@ def test_a_fresh_seed_lies_where_the_committed_ones_say_also_on_another_processo
 
 def test_where_a_new_run_lies_stands_wherever_an_entry_shows_accuracies(monkeypatch):
     import IPython.display
-    from fedlit.papers.catalogue import show
     seen = []
     monkeypatch.setattr(IPython.display, 'display', seen.append)
     columns = lambda: [set(t) for t in seen if isinstance(t, pd.DataFrame)]
@@ -876,7 +876,6 @@ def test_two_seeds_that_are_whole_count_as_a_look(small, monkeypatch, whole, see
     assert looks(small, 'embedded', 'results/catalogue') == seen
 
 def test_the_main_job_remembers_how_many_seeds_were_looked_at(tmp_path, monkeypatch):
-    from fedlit.papers.collapse import main_job, note_main_job
     e, of = 'collapse', lambda: looks(CATALOGUE['collapse'], 'embedded', tmp_path)
     write = lambda: [write_json(tmp_path/address(s), dict(
         setting=plain(s), history=dict(accuracy=[.5]*s.rounds), measured={k: [] for k in s.measure}))
@@ -936,7 +935,6 @@ def test_until_decided_gives_up(small, monkeypatch, capsys):
     assert judged([small], 'embedded', out='results/catalogue').verdict[0] == 'undecided'
 
 def test_a_misspelt_entry_beside_all_is_named():
-    from fedlit.papers.catalogue import entries
     assert entries('all', 'moon') == entries() and entries('moon', 'all')[0].paper == 'moon'
     with pytest.raises(ValueError, match="no entry 'moon/fig99'"): entries('all', 'moon/fig99')
 
@@ -975,7 +973,6 @@ def test_one_run_that_fails_stops_no_other(tmp_path, processes):
 def of(table, claim): return table.set_index('claim').loc[claim, ['interval', 'seeds', 'test', 'p']].tolist()
 
 def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_job():
-    from fedlit.papers.collapse import committed_verdicts
     main_job = committed_verdicts('short')
     for id, claim, there in (
             ('feddecorr/table1', 'FedDecorr raises the accuracy of FedAvg (alpha 0.05)',
@@ -993,7 +990,6 @@ def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_jo
             == of(main_job, "Fig. 3: FedDecorr raises the global model's number of values above 0.01"))
 
 def test_a_part_of_an_entry_has_the_seeds_and_the_looks_of_the_whole(small):
-    from fedlit.papers.entries import note_look
     note_look(small, 'embedded', 'results/catalogue', seeds=4)
     part = 'method=FedAvg'
     assert looks(small, 'embedded', 'results/catalogue', part) == ([4], False)
@@ -1029,14 +1025,11 @@ def test_a_report_needs_no_leave_to_write_beside_the_results(small, monkeypatch,
 def test_the_main_job_keeps_what_is_remembered_of_it(tmp_path):
     write_json(tmp_path/'looks.json', {'collapse embedded': dict(seeds=[None], repeated=True, seen=[2])})
     collapse.note_main_job(tmp_path)
-    from fedlit.ground.files import result
     assert result(tmp_path/'looks.json')['collapse embedded']['seen'] == [2]
     assert looks(CATALOGUE['collapse'], 'embedded', tmp_path)[1]
 
 def test_what_is_shown_before_it_is_complete_is_noted():
     "Otherwise the last runs to come would turn a claim that was looked at into one that was not."
-    from fedlit.ground.files import shipped
-    from fedlit.papers.claims import evaluate
     for e in CATALOGUE.values():
         rows, missing = collapse.committed('short') if e.id == 'collapse' else found_rows(e, 'short')
         early = [w.claim for w in evaluate(e.claims, rows, missing, e.derive)
@@ -1045,9 +1038,6 @@ def test_what_is_shown_before_it_is_complete_is_noted():
 
 @pytest.mark.parametrize('name', ['claims', 'accuracy', 'beside'])
 def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
-    from fedlit.ground.files import shipped
-    from fedlit.papers.claims import verdict_view
-    from fedlit.papers.entries import write_table
     e, rows, verdicts = CATALOGUE['collapse'], collapse.committed()[0], collapse.committed_verdicts()
     write = dict(claims=lambda: write_table(verdict_view(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
                  accuracy=lambda: write_table(e.draws[0][1](rows), tmp_path/'now.csv', index=True),

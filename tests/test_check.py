@@ -1,5 +1,5 @@
 "`fedlit check` on methods from outside: right, wrong where the first broken law names the mistake, and odd."
-import subprocess, sys
+import random, subprocess, sys
 from pathlib import Path
 import pytest, torch
 from torch import nn
@@ -8,7 +8,7 @@ from fedlit import laws
 from fedlit.cli import main
 from fedlit.data import load
 from fedlit.method import Method
-from fedlit.methods import DepthFL, FedAvg, FedProx, Krum
+from fedlit.methods import DepthFL, FedAvg, FedProx, Krum, DP, DPSGD
 from fedlit.models import build
 import mine_odd, mine_right, mine_wrong
 
@@ -106,7 +106,6 @@ class Draws(nn.Module):
         super().__init__()
         self.head = nn.Linear(4, 3)
     def forward(self, x):
-        import random
         return x, self.head(x)*(1 + .1*random.random())
 
 def test_what_the_network_breaks_is_not_held_against_the_method():
@@ -174,5 +173,4 @@ def test_import_stays_light():
 
 @pytest.mark.slow
 def test_a_method_that_refuses_batchnorm_is_tried_without():
-    from fedlit.methods import DP, DPSGD
     for m in (DP(clip=.1), DPSGD()): assert (report := laws.check(m)).ok, report

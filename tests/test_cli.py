@@ -2,10 +2,14 @@
 import json, os, re, shlex, subprocess, sys, time
 from pathlib import Path
 import pandas as pd, pytest
-from fedlit.cli import main, setting
+from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
 from fedlit.data import datasets
 from fedlit.methods import MOON, FedAvg, FedDecorr
 from fedlit.result import Run
+from fedlit.papers.collapse import collapse_runs
+from fedlit import cli
+from fedlit.compare import compare
+from fedlit.setting import PARTITIONS
 from conftest import DATA
 
 @pytest.mark.parametrize('args,word', [
@@ -47,7 +51,6 @@ def test_a_bad_number_is_told_in_one_line(args, word, capsys):
     assert e.value.code == 2 and re.fullmatch(f'fedlit run: error: .*{word}.*; see fedlit run --help\n', said), said
 
 def test_names_are_read_without_case_and_dashes(capsys):
-    from fedlit.cli import _names, parser
     a = parser().parse_args(['run', '--partition', 'Classes-per-client', '--data', 'Digits', '--model', 'MLP',
                              '--executor', 'TorchRun:VMAP', '--weighting', 'Uniform', '--statistics', 'HOME',
                              '--precision', 'BFloat-16', '--bad-clients', 'Skip', '--record', 'Compile'])
@@ -65,14 +68,11 @@ def test_every_partition_trains(args, tmp_path):
     assert 0 < json.loads(file.read_text())['history'][0]['accuracy'] < 1
 
 def test_the_partitions_of_the_command_line_are_those_of_a_setting():
-    from fedlit.cli import CHOICES
-    from fedlit.setting import PARTITIONS
     assert set(CHOICES['partition']) == set(PARTITIONS)
 
 def test_nothing_is_compared_with_itself():
     with pytest.raises(SystemExit, match=r'the methods: MOON\(mu=1\.0.* is there twice'):
         main(['compare', '--quiet', '--methods', 'MOON()', 'FedAvg()', 'moon(mu=1)'])
-    from fedlit.compare import compare
     with pytest.raises(ValueError, match='methods has MOON.* twice'): compare([MOON(), MOON(mu=1)])
 
 @pytest.mark.parametrize('record', ['false', 'True'])
@@ -100,7 +100,6 @@ def test_the_command_line(tmp_path, capsys):
     (['2'], [0, 1]), (['0', '2'], [0, 2]), (['3,5'], [3, 5]), (['7,'], [7]), (['0,'], [0]), (['3,', '5'], [3, 5])],
     ids=str)
 def test_seeds_mean_one_thing(command, texts, seeds):
-    from fedlit.cli import parser
     assert parser().parse_args([*command, '--seeds', *texts]).seeds == seeds
     assert 'the seeds 0 to n-1' in parser().commands[command[0]].format_help()
 
@@ -130,7 +129,6 @@ def test_a_log_has_every_round_once(tmp_path, capsys):
     ask = [*RUN, '--log-csv', str(log), '--checkpoint', str(tmp_path/'run')]
     main([*ask, '--rounds', '1'])
     one = pd.read_csv(log)
-    from fedlit import cli
     whole = cli.write_file
     def write(path, *args):
         whole(path, *args)
@@ -242,7 +240,6 @@ def test_a_folder_a_device_a_scale_that_cannot_be_is_told_at_once(args, word, tm
     assert [f.name for f in tmp_path.iterdir()] == ['FILE'] and (tmp_path/'FILE').read_text() == 'kept'
 
 def asked_for(*args):
-    from fedlit.cli import _parsed
     return setting(_parsed(['run', *args]))
 
 @pytest.mark.parametrize('args, options', [
@@ -254,7 +251,6 @@ def test_the_network_of_the_command_line_is_the_main_jobs(args, options):
     assert dict(asked_for(*args).options) == options
 
 def test_the_networks_default_is_that_of_the_main_job():
-    from fedlit.papers.collapse import collapse_runs
     assert {s.options for _, s in collapse_runs('embedded')} == {asked_for().options}
 
 def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(tmp_path):

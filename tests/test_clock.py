@@ -17,6 +17,7 @@ from fedlit.partition import dirichlet
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit.ground.tree import leaves
+from fedlit.after.report import took_part
 
 TASK = load('digits').subset(240, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 5, .5, seed=0)
@@ -236,7 +237,6 @@ def test_nobody_is_hidden_by_a_clock():
     assert run.history['epsilon'].eq(math.inf).all() # who answers when depends on how much data it has
 
 def test_a_report_knows_who_answered():
-    from fedlit.after.report import took_part
     clock = CLOCK
     assert took_part(go(clock=clock)) == [a.who for a in islice(clock.rounds(5, 0, steps_of), 6)]
 

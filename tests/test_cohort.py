@@ -12,10 +12,11 @@ from fedlit.ground.tape import Tapes
 from fedlit.method import FedAvg, Method
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.round import fed_round
+from fedlit.round import fed_round, local_phase
 from fedlit.state import pure, start
 from fedlit.run import federate
 from fedlit.vocabulary import OFFERS, offers
+from dataclasses import replace
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=1)
@@ -48,7 +49,6 @@ def test_empty_places_hold_the_first_sample_of_their_batch(local):
 def test_one_bad_sample_makes_one_client_bad():
     x = TASK.x_train.clone()
     x[0] = torch.nan
-    from dataclasses import replace
     bad = replace(TASK, x_train=x)
     owner = next(k for k, c in enumerate(CLIENTS) if 0 in c.tolist())
     for executor in ('loop', 'vmap'):
@@ -73,7 +73,6 @@ def test_a_client_draws_the_same_in_every_company():
     def end(who):
         sent = Broadcast(Noisy(), network, start(Noisy(), network, 4), local)
         data = batches_of(TASK, CLIENTS, who, local)
-        from fedlit.round import local_phase
         out = local_phase(Broadcast(Noisy(), network, sent.state, local), who, data, 'vmap')
         return {k: v[who.index(1)] for k, v in out['params'].items()}
     assert apart(end([1]), end([3, 1, 0])) < 1e-5

@@ -1,5 +1,5 @@
 "Methods that users write: what is wrong with them is said in one sentence, and what is right goes on and comes back."
-import os, subprocess, sys
+import os, random, subprocess, sys, warnings
 import numpy as np, pytest, torch
 from dataclasses import replace
 from functools import partial
@@ -16,6 +16,7 @@ from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.run import federate, federating
 from fedlit import scores
+from fedlit.ground.fingerprint import form_of, alike, weight_of, describe
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -218,7 +219,6 @@ class Odd(nn.Module):
         self.how, self.n, self.body, self.head = (
             how, 0, nn.Sequential(nn.Flatten(), nn.Linear(64, 8)), nn.Linear(8, 10))
     def forward(self, x):
-        import random
         z = self.body(x)
         if self.how == 'random': z = z*(1 + random.random())
         if self.how == 'counter':
@@ -232,7 +232,6 @@ def test_randomness_and_counters_in_forward_are_noticed(how, said):
     net = Odd(how)
     with pytest.warns(UserWarning, match=said): go(model=net, executor='loop')
     assert net.n == 0 # the user's own network is not touched
-    import warnings
     with warnings.catch_warnings():
         warnings.simplefilter('error')
         go(model=Odd('plain'))
@@ -305,11 +304,9 @@ def masked(i, j):
 
 @pytest.mark.parametrize('kw', [dict(heads=4), dict(act=torch.tanh), dict(power=2.)], ids=lambda kw: next(iter(kw)))
 def test_networks_of_the_same_tensors_are_told_apart(kw):
-    from fedlit.ground.fingerprint import form_of
     assert form_of(Heads()) == form_of(Heads()) != form_of(Heads(**kw)) and form_of(Heads()) != form_of(Other())
 
 def test_a_mask_of_infinities_is_looked_at_entry_by_entry():
-    from fedlit.ground.fingerprint import alike, weight_of
     a, b, c = (weight_of(net.mask) for net in (Heads(), masked(0, 3), masked(0, 4)))
     assert not (alike(a, b) or alike(b, c)) and alike(b, weight_of(masked(0, 3).mask))
 
@@ -330,7 +327,6 @@ def test_resume_looks_at_augmentation_and_at_bounds(tmp_path, first, then, said)
     with pytest.raises(ValueError, match=said): go(clients=four, **then, checkpoint=tmp_path/'run')
 
 def test_defaults_of_keywords_are_part_of_a_criterion():
-    from fedlit.ground.fingerprint import describe
     assert describe(keyword, still=True) != describe(keyword_other(), still=True)
 
 def test_numbers_of_numpy_are_numbers(tmp_path):

@@ -1,11 +1,7 @@
 "The loaders, their faults, and the augmentations against torchvision and scipy."
 import shutil
-
-import numpy as np
-import pytest
-import torch
+import numpy as np, pytest, torch
 from PIL import Image
-
 import fedlit.data as data
 from conftest import DATA
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task, load, prepare, recipe
@@ -184,12 +180,11 @@ def test_cifar10():
 def test_cifar10_is_what_torchvision_reads():
     "torchvision unpickles the batches, fedlit lists what they hold."
     from torchvision.datasets import CIFAR10
-    from fedlit.data import _listed
     theirs, where = CIFAR10(DATA, train=False), DATA/"cifar-10-batches-py"
-    ours = _listed((where/"test_batch").read_bytes())
+    ours = data._listed((where/"test_batch").read_bytes())
     assert (ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes()
             and ours["labels"] == theirs.targets)
-    assert _listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
+    assert data._listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
 
 @needs("MNIST")
 def test_mnist():
@@ -340,12 +335,11 @@ def test_recipes(photos):
 
 @pytest.mark.parametrize('scale', [1, 255.])
 def test_means_and_deviations_do_not_depend_on_threads(scale):
-    from fedlit.data import _stats
     x = torch.randint(256, (3000, 3, 16, 16), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
     each, v = [], x if scale == 1 else x/scale
     for n in (1, 2, 3):
         torch.set_num_threads(n)
-        each.append(_stats(v))
+        each.append(data._stats(v))
     torch.set_num_threads(1)
     assert each[0] == each[1] == each[2]
     true = x.double().div(255).transpose(0, 1).flatten(1)

@@ -8,6 +8,7 @@ from fedlit.partition import iid
 from fedlit.local import Local
 from fedlit.run import federate
 from fedlit.ground.tree import flatten
+from fedlit.cli import main
 from dataclasses import replace
 
 CASES = dict(loop=FedAvgM() + MOON() + FedDecorr(),
@@ -51,7 +52,6 @@ def test_the_switch_for_gpus_changes_nothing_on_a_cpu(here):
     finally: torch.use_deterministic_algorithms(False)
 
 def test_the_command_line_has_the_switch(monkeypatch, capsys):
-    from fedlit.cli import main
     monkeypatch.delenv('CUBLAS_WORKSPACE_CONFIG', raising=False)
     try:
         main(['run', '--quiet', '--deterministic', '--rounds', '1', '--epochs', '1', '--clients', '2',

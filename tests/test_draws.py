@@ -3,9 +3,9 @@ import hashlib, json, lzma
 from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
-from fedlit.batches import plan
-from fedlit.data import load
-from fedlit.ground.draws import rng, seed_of
+from fedlit.batches import plan, batches_of
+from fedlit.data import load, Crop, Flip
+from fedlit.ground.draws import rng, seed_of, _words
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
 from fedlit.models import build, wrap
@@ -15,6 +15,9 @@ from fedlit.local import Local
 from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate, federating
+from dataclasses import replace
+from fedlit.ground.tape import record
+from test_distributed import launch
 
 ROOT = Path(__file__).parents[1]
 
@@ -65,7 +68,6 @@ def test_the_process_generator_is_left_alone():
     assert torch.equal(torch.rand(3), a)
 
 def test_networks_without_draws_are_recorded_and_those_with_are_not():
-    from fedlit.ground.tape import record
     assert record(lambda x: x*2, torch.ones(3))[1] is not None
     assert record(lambda x: F.dropout(x), torch.ones(3))[1] is None
 
@@ -151,14 +153,10 @@ def _on_ranks(rank, path):
     if rank == 0: run.save(path/'run')
 
 def test_dropout_on_two_ranks(tmp_path):
-    from test_distributed import launch
     launch(_on_ranks, 2, tmp_path)
     assert far(Run.load(tmp_path/'run'), go(rounds=2)) < 1e-6
 
 def test_augmentation_does_not_depend_on_who_else_takes_part():
-    from dataclasses import replace
-    from fedlit.data import Crop, Flip
-    from fedlit.batches import batches_of
     task, local = replace(TASK, augment=(Crop(2), Flip())), Local(epochs=1, batch_size=16)
     both, one = (batches_of(task, CLIENTS, [0, 1], local),
                  batches_of(task, CLIENTS, [min((0, 1), key=lambda k: len(CLIENTS[k]))], local))
@@ -202,7 +200,6 @@ def streams():
 
 def test_a_million_streams_do_not_coincide():
     "By what their generators begin with, and by a first draw of some that a carry or a zero could confuse."
-    from fedlit.ground.draws import _words
     assert len({tuple(_words('step', n)) for n in streams()}) == 1_000_000
     near = [n for n in streams() if max(n) >= 2**31 and n[1] < 2][:20_000]
     seeds = {seed_of('step', *n) for n in near}

@@ -4,6 +4,7 @@ import numpy as np, pytest
 from scipy import stats
 from fedlit.papers.evidence import (FEW, LEVEL, capital, interval, next_run, paired, repeated, repeated_interval,
                                     repeated_needed, seeds_needed, sign_flips, subset_means, together)
+from fedlit.papers.claims import ahead, minus, evaluate
 
 def draws(times, n, seed=0):
     rng = np.random.default_rng(seed)
@@ -164,7 +165,6 @@ def test_one_run_in_a_thousand_lies_outside(n):
     assert (abs(x[:, n] - x[:, :n].mean(1)) > half).mean() <= most(.001, 20000)
 
 def test_a_difference_of_claims_takes_the_seeds_that_both_have():
-    from fedlit.papers.claims import ahead, minus, evaluate
     import pandas as pd
     every = [dict(method=m, alpha=a, seed=s) for a in (.1, .5, 1.) for m in 'AB' for s in range(9)]
     there = [l for l in every if l['alpha'] == .1 or l['seed'] < 4 or l['method'] == 'A' and l['seed'] == 4]

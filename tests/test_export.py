@@ -1,7 +1,7 @@
 """Trained networks for elsewhere: plain names, one client's own network as a file, a folder with a card, one upload.
 
 The oracle is plain torch: the user's own class loads the tensors and gives the logits that the run gives."""
-import json, re
+import json, re, sys
 from pathlib import Path
 from unittest.mock import create_autospec
 import pytest, torch
@@ -134,7 +134,6 @@ def test_one_call_uploads_the_folder(monkeypatch):
     assert b'client 1' in seen['files']['README.md'] and b'# me/digits' in seen['files']['README.md']
 
 def test_without_the_library_it_says_what_to_install(monkeypatch):
-    import sys
     monkeypatch.setitem(sys.modules, 'huggingface_hub', None)
     with pytest.raises(ImportError, match=r"push_to_hub needs huggingface_hub: pip install 'fedlit\[hub\]'"):
         go().push_to_hub('me/x')

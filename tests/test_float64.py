@@ -14,6 +14,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import aggregate, recompute
 from fedlit.state import start
+from types import SimpleNamespace
 
 class One(nn.Module):
     "A network that is one number."
@@ -66,7 +67,6 @@ def test_rounding_down_as_the_thesis_code():
     assert [kept(6, .99, h) for h in ('up', 'down')] == [6, 5] and [kept(6, .25, h) for h in ('up', 'down')] == [2, 1]
     assert kept(3, .25, 'down') == 1 and kept(10, .3, 'down') == 3      # at least one, and 0.3 of ten is three
     with pytest.raises(ValueError, match="rounding='off', but it must be 'up' or 'down'"): FedDSE(rounding='off')
-    from types import SimpleNamespace
     for m in (HeteroFL, FedRolex):
         mask = m(rates=(.99,), rounding='down').mask(axes=SimpleNamespace(size=dict(a=64)), number=torch.tensor(0),
                                                      clients=1, round=0)

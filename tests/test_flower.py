@@ -1,17 +1,19 @@
 "Real federation on Flower: the same numbers as `federate`, nothing personal in a message, and no harm from any answer."
-import logging, os, pickle, re, shutil, subprocess, sys, threading, time, warnings
+import io, json, logging, os, pickle, re, shutil, subprocess, sys, threading, time, warnings
 from pathlib import Path
+from types import SimpleNamespace
 import numpy as np, pytest, torch
 
 pytest.importorskip('flwr', reason="Flower is not installed: pip install '.[flower]', on Python 3.11 or newer")
 APP = Path(__file__).parents[1]/'examples'/'flower'
 sys.path.insert(0, str(APP))
-import deploy, prepare
-from flwr.app import Array, ConfigRecord, Message, MetricRecord, RecordDict
+import deploy, prepare, tomllib
+from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from safetensors.torch import load_file, save_file
 import fedlit.flower as ff
 from fedlit.data import load
-from fedlit.models import build
+from fedlit.models import build, freeze
+from fedlit.parse import local as local_of, value
 from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -106,7 +108,6 @@ class Overheard(ff.Rehearsal):
     ({'local.epochs': 'Between(1, 3)', 'local.optimizer': 'SGD(nesterov=True)'}, 'RoundRobin(.5)'),
     ({'local.epochs': .6}, "Available(1., rows=('1001', '0110'))")])
 def test_local_training_and_participation_are_those_of_the_simulation(home, local, participation):
-    from fedlit.parse import local as local_of, value
     task, parts, config = home
     config = {k: v for k, v in config.items() if k not in local} | {**local, 'participation': participation}
     run, grid = rehearse(config)
@@ -153,8 +154,7 @@ class Evil:
     def __reduce__(self): return open, (str(self.path), 'w')
 
 def objects(path):
-    from io import BytesIO
-    f = BytesIO()
+    f = io.BytesIO()
     np.save(f, np.array([Evil(path)], dtype=object), allow_pickle=True)
     return f.getvalue()
 
@@ -536,7 +536,6 @@ def test_a_node_that_cannot_say_who_it_is_just_now_is_asked_again(home, monkeypa
 
 def masked(name, task, seed, **options):
     "A network with a mask of -inf, as attention has it."
-    from fedlit.models import build
     net = build(name, task, seed=seed, **options)
     net.register_buffer('mask', torch.full((3, 3), -torch.inf).triu(1))
     return net
@@ -549,7 +548,6 @@ def test_a_mask_of_infinities_travels(home):
 
 def frozen(name, task, seed, **options):
     "A network of which the first layer is everybody's, and fixed."
-    from fedlit.models import build, freeze
     return freeze(build(name, task, seed=seed, **options), but=('body.2', 'body.4', 'body.5', 'head'))
 
 def another(name, task, seed, **options): return frozen(name, task, seed + 1, **options)
@@ -615,7 +613,6 @@ def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tm
 
 def at_site(config, node, kind='query', content=None):
     "What a site answers."
-    from flwr.app import Context
     context = Context(1, 2, node, RecordDict(), config)
     return ff.client_app()(Message(content or RecordDict(), 2, kind, ttl=10., group_id='1'), context)
 
@@ -637,8 +634,6 @@ def test_a_run_config_cannot_ask_for_more_memory_than_the_site_allows(home, chan
     assert time.monotonic() - peak < 60
 
 def test_ordinary_networks_are_counted_without_being_made(home):
-    from types import SimpleNamespace
-    from fedlit.models import build
     for name, shape in (('mlp', (1, 8, 8)), ('moon_cnn', (3, 32, 32)), ('resnet20', (3, 32, 32))):
         task = SimpleNamespace(x_train=torch.empty(0, *shape), classes=10)
         with torch.device('meta'): small = build(name, task, seed=0)
@@ -773,7 +768,6 @@ unix = pytest.mark.skipif(os.name == 'nt', reason='Flower starts its processes a
 
 def agreed(**changes):
     "The run config of the example app, as Flower flattens it."
-    import tomllib
     said = tomllib.loads((APP/'pyproject.toml').read_text())['tool']['flwr']['app']['config']
     return {f'{k}.{n}' if isinstance(v, dict) else k: u
             for k, v in said.items() for n, u in (v.items() if isinstance(v, dict) else [(k, v)])} | changes
@@ -852,7 +846,6 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
 @pytest.mark.skipif(os.environ.get('FEDLIT_DEPLOY') == '0', reason='FEDLIT_DEPLOY=0: no processes')
 def test_a_server_that_lies_to_processes_gets_one_noise_a_round(tmp_path):
     "A site's process comes and goes with every message, and still it knows what it has answered."
-    import json
     prepare.certificates(tmp_path/'keys')
     prepare.site_key(tmp_path/'keys'/'site0')
     prepare.split(tmp_path, 1)

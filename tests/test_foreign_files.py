@@ -5,12 +5,12 @@ from torch import nn
 from fedlit.data import load
 from fedlit.ground.files import read_tensors, write_tensors
 from fedlit.methods import FedAvg, FedPara, FedPer, MOON
-from fedlit.models import build
+from fedlit.models import build, modest
 from fedlit.partition import iid
 from fedlit.result import BESIDE, FORMAT, LONG, Run
 from fedlit.local import Local
 from fedlit.run import federate
-from test_files import needs_fork
+from test_files import forked, needs_fork
 
 TASK = load('digits').subset(120, test=40)
 CLIENTS = iid(TASK.y_train, 4, seed=0)
@@ -175,7 +175,6 @@ def test_crafted_headers(tmp_path, good, odd):
 @needs_fork
 def test_a_small_file_asks_for_little_memory(tmp_path, good):
     "Bombs: a network, a sample, a history, factors that are small in the file and huge outside."
-    from test_files import forked
     header, tensors = good
     spec = header['settings']['model']
     def with_model(**kw): return {**header, 'settings': {**header['settings'], 'model': {**spec, **kw}}}
@@ -205,7 +204,6 @@ def test_the_good_file_is_good(tmp_path, good):
     assert outcome(tmp_path/'good.st') == '' and re.fullmatch('MOON.*|FedPer.*', good[0]['method'])
 
 def test_a_network_of_countless_layers_is_not_begun(tmp_path):
-    from fedlit.models import modest
     began = time.perf_counter()
     with pytest.raises(ValueError, match='more than 10000 layers'), modest():
         build('resnet18', TASK, seed=0, depths=(10**9, 1, 1, 1))

@@ -8,7 +8,7 @@ from fedlit.engine.guard import Guard, bad_rows, _finite_rows, lengths, client_c
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
-from fedlit.partition import dirichlet
+from fedlit.partition import dirichlet, iid
 from fedlit.batches import Batches
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -339,10 +339,6 @@ def test_from_the_command_line(capsys):
 
 @pytest.mark.parametrize('factor, said', [(1e3, 'warned'), (1e6, 'skipped')])
 def test_images_in_another_unit_do_not_pass_without_a_word(factor, said):
-    from fedlit.data import load
-    from fedlit.models import build
-    from fedlit.partition import iid
-    from fedlit.run import federate
     task = load('digits').subset(300, seed=0)
     parts, x = iid(task.y_train, 5, seed=0), task.x_train.float().clone()
     x[parts[3]] *= factor
@@ -353,9 +349,6 @@ def test_images_in_another_unit_do_not_pass_without_a_word(factor, said):
 
 def test_a_short_last_batch_is_named_and_so_is_the_remedy():
     "Three layers with BatchNorm, and clients whose epoch ends with a batch of two: what helps is not another unit."
-    from fedlit.data import load
-    from fedlit.models import build
-    from fedlit.run import federate
     task = load('digits').subset(400, seed=0)
     parts = list(torch.arange(400).split([66]*6 + [4])[:6])
     def run(**kw):

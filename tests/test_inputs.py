@@ -9,13 +9,14 @@ from fedlit.data import Flip, Task, load
 from fedlit.local import Adam, Decay, Local, Rates
 from fedlit.methods import FedAvg, FedBN, FedDecorr, HeteroFL, MOON
 from fedlit.models import build, unwrap, wrap
-from fedlit.parse import methods_by_name
+from fedlit.parse import methods_by_name, method
 from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.batches import PADDED, plan
 from fedlit import compare as comparison, run as runs, scores
 from fedlit.compare import compare
 from fedlit.result import Run
 from fedlit.run import federate
+from fedlit.cli import main
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, 10, .5, seed=0)
@@ -508,7 +509,6 @@ def test_a_checkpoint_that_cannot_be_written(tmp_path):
 def test_names_of_data(name): assert load(name).name in ('digits', 'digits_domains')
 
 def test_names_match_without_case_and_dashes():
-    from fedlit.parse import method
     assert method('Moon(mu=2) + feddecorr()') == MOON(mu=2) + FedDecorr() and method('solo()') == methods.SOLO()
     assert build('MLP', TASK).spec['name'] == 'mlp' and build('Small-CNN', TASK).spec['name'] == 'small_cnn'
     with refused('no model', 'resnet'): build('resnet99', TASK)
@@ -552,7 +552,6 @@ def test_compare_goes_on(tmp_path, monkeypatch):
 # --- the command line ---------------------------------------------------------------------------------------
 
 def cli(*words):
-    from fedlit.cli import main
     main([str(w) for w in words])
 
 FAST = 'run', '--quiet', '--rounds', 1, '--epochs', 1

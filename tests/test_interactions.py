@@ -10,7 +10,7 @@ from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
 from fedlit.papers.evidence import interval, sign_flips
 from fedlit.papers.interactions import Interactions, fewest, interactions, sums
 from fedlit.local import Local
-from fedlit.compare import compare
+from fedlit.compare import compare, experiment
 
 A, B, C = FedProx(mu=.1), FedDecorr(), FedProx(mu=1.)
 QUICK = dict(rounds=1, local=Local(epochs=1, batch_size=64), progress=False,
@@ -113,7 +113,6 @@ def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
     count = []
     class Stop(Exception): pass
     def stopping(m, s, checkpoint):
-        from fedlit.compare import experiment
         if len(count) == 2: raise Stop
         count.append(m)
         return experiment(**{'alpha': .1, **QUICK})(m, s, checkpoint).run()

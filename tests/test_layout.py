@@ -6,7 +6,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
-import imports
+import imports, lint
 
 def test_a_short_name_is_the_same_module():
     pytest.importorskip('flwr')
@@ -37,7 +37,6 @@ def test_a_circle_is_found_also_through_a_function(graph_of):
     assert imports.circles(graph) == [('a', 'b', 'c')] and imports.reached(graph, 'd') == {'a', 'b', 'c'}
 
 def test_lint_sees_an_import_of_a_later_page_and_a_circle(monkeypatch):
-    import lint
     graph = imports.imports()
     monkeypatch.setattr(lint, 'imports', lambda: {**graph, 'data': {'run'}, 'ground.tree': {'run'}})
     found = [*lint.arrows_run_down()]
@@ -47,7 +46,6 @@ def test_lint_sees_an_import_of_a_later_page_and_a_circle(monkeypatch):
     assert {'run', 'data', 'ground.tree'} <= set(re.findall(r'[\w.]+', circle))
 
 def test_lint_sees_a_cell_that_is_too_long(monkeypatch):
-    import lint
     def found(*cells): # (page, body), with two more lines that do not count
         monkeypatch.setattr(lint, 'cells_of_code', lambda: [(p, 0, f'#| export\n{s}\n', True) for p, s in cells])
         return [said.split('[')[0] for said in lint.no_exported_cell_is_too_long()]
@@ -58,14 +56,12 @@ def test_lint_sees_a_cell_that_is_too_long(monkeypatch):
     assert found(('a', signature), ('b', signature + 'f(1)\n'), ('c', 2*signature)) == ['b', 'c']
 
 def test_lint_sees_a_cell_that_quarto_runs_without_what_it_needs():
-    import lint
     right = ['#| export\nimport os', 'a = 1', 'import re\nf = lambda b: a + b', 'import re\nx = [os.name for k in "a"]']
     assert not [*lint.unbound(right)]
     assert [*lint.unbound([*right, 'import re\ndef f(): return a\nf(a)'])] == [(4, 'a')]
     assert not [*lint.unbound(['a = 1', '#| eval: false\nimport re\na + 1', 'a + 2'])]
 
 def test_a_class_that_is_changed_elsewhere_is_seen():
-    import lint
     def wrong(source): return [name for _, _, name, right in lint.patches(ast.parse(source)) if not right]
     own = 'class C:\n    def a(self): pass\n@patch\ndef b(self:C): pass\n'
     assert not wrong(own)

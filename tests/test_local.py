@@ -18,6 +18,9 @@ from fedlit.state import start
 from fedlit.result import Run
 from fedlit.run import federate, federating
 from fedlit.ground.tree import leaves
+from fedlit.parse import ParseError, local
+from fedlit.participation import draw_clients, Available
+from fedlit.method import Method
 
 TASK = load('digits').subset(240, seed=0)
 WORLD = laws.small(bias=True)
@@ -109,7 +112,6 @@ def test_a_new_rate_needs_no_new_recording(monkeypatch):
     assert counts[0] == counts[1] > 0
 
 def test_a_hook_that_asks_for_the_rate_sees_each_rounds():
-    from fedlit.method import Method
     class Scaled(Method):
         def grad(self, grads, lr): return {k: g/lr for k, g in grads.items()}
     local = Local(epochs=2, batch_size=16, momentum=0., lr=Rates((.2, .05, .01)))
@@ -253,7 +255,6 @@ def test_the_kept_state_belongs_to_the_client(tmp_path):
     trained(rounds=3, checkpoint=file, **asked)
     again = trained(rounds=5, checkpoint=file, **asked)
     assert same(whole, again) and torch.equal(taken, again.state.client['optimizer']['.steps'][:])
-    from fedlit.participation import draw_clients
     asked = [sum(k in draw_clients(5, .4, 0, r) for r in range(5)) for k in range(5)]
     per = [len([b for b in c.split(16) if len(b) > 1]) for c in map(torch.as_tensor, CLIENTS)]
     assert taken.tolist() == [n*m for n, m in zip(asked, per)]
@@ -332,13 +333,11 @@ def test_a_tuple_has_one_number_for_each_client(name, n):
         trained(rounds=1, local=Local(**{name: (1,)*n}))
 
 def test_words_that_are_no_values_are_not_taken_for_some():
-    from fedlit.parse import ParseError, local
     with pytest.raises(ParseError, match="^lr: no value is called 'fast'; there are Adam"): local(lr='fast')
     with pytest.raises(ParseError, match='did you mean Milestones'): local(lr='Milestone(.1, at=(3,))')
 
 def test_arrays_are_tuples_of_numbers():
     import numpy as np
-    from fedlit.participation import Available
     assert Rates(np.array([.1, .2])) == Rates((.1, .2))
     assert Milestones(.1, at=np.array([3, 5])) == Milestones(.1, at=(3, 5))
     with pytest.raises(ValueError, match='Available: rows=.*texts of equal length'): Available(rows=np.ones((3, 5)))

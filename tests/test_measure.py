@@ -11,12 +11,10 @@ devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
 quick = settings(max_examples=25, deadline=None)
 positive = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=30)
 
-
 def cloud(n, d, seed=0, dtype=torch.float32):
     g = torch.Generator().manual_seed(seed)
     return (torch.randn(n, d, generator=g, dtype=torch.float64)
             @ torch.randn(d, d, generator=g, dtype=torch.float64)).to(dtype)
-
 
 class Net(nn.Module):
     "Features after batch normalisation and dropout: wrong in training mode, so a forgotten eval() shows"
@@ -29,7 +27,6 @@ class Net(nn.Module):
         z = self.drop(self.norm(self.body(x)))
         return z, self.head(z)
 
-
 @pytest.fixture
 def net():
     torch.manual_seed(0)
@@ -38,12 +35,10 @@ def net():
     m.norm.running_var.uniform_(.5, 2)
     return m
 
-
 @pytest.fixture
 def xy():
     g = torch.Generator().manual_seed(1)
     return torch.randn(53, 5, generator=g), torch.randint(0, 3, (53,), generator=g)
-
 
 # ---- spectrum
 
@@ -57,12 +52,10 @@ def test_spectrum_is_the_covariances(n, d, device):
     assert (got.diff() <= 0).all() and (got >= 0).all()
     np.testing.assert_allclose(got, want, atol=1e-12 * want[0])
 
-
 @pytest.mark.parametrize('dtype', [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 def test_spectrum_takes_any_float(dtype):
     z = cloud(30, 4, dtype=dtype)
     torch.testing.assert_close(spectrum(z), spectrum(z.double()))
-
 
 @quick
 @given(st.integers(2, 20), st.integers(1, 20), st.integers(0, 999), st.floats(.01, 100))
@@ -73,35 +66,29 @@ def test_spectrum_scales_with_the_square_and_sums_to_the_variance(n, d, seed, c)
     torch.testing.assert_close(s.sum(), z.var(0, correction=0).sum())
     assert significant(s, 1e-12*s[0].item()) <= min(n - 1, d)
 
-
 def test_dead_and_copied_features_are_exact_zeros():
     z = cloud(50, 4)
     s = spectrum(torch.cat([z, z[:, :2], torch.full((50, 3), 7.)], 1))
     assert (s[:4] > 0).all() and (s[4:] == 0).all()
-
 
 def test_constant_features_have_no_dimension():
     s = spectrum(torch.ones(9, 3))
     assert ((s == 0).all() and effective_rank(s) == significant(s) == 0
             and local_global_gap(s, s) == 0)
 
-
 def test_top_keeps_the_largest():
     z = cloud(30, 9)
     assert torch.equal(spectrum(z, top=3), spectrum(z)[:3]) and len(spectrum(z, top=100)) == 9
-
 
 def test_spectrum_leaves_no_graph_and_no_trace():
     z = cloud(9, 3).requires_grad_()
     before = z.detach().clone()
     assert not spectrum(z).requires_grad and torch.equal(z, before)
 
-
 @pytest.mark.parametrize('bad', [torch.ones(3), torch.ones(2, 3, 4), torch.ones(1, 3),
                                  torch.tensor([[1., math.inf], [0., 1.]]), torch.tensor([[1., math.nan], [0., 1.]])])
 def test_spectrum_refuses(bad):
     with pytest.raises(ValueError): spectrum(bad)
-
 
 # ---- counts
 
@@ -114,13 +101,11 @@ def test_counts_lie_between_one_and_d_and_ignore_scale(s, c):
     assert effective_rank(torch.cat([s, torch.zeros(3)])) == pytest.approx(effective_rank(s))
     assert s.sum()**2/(s**2).sum() <= effective_rank(s) + 1e-9  # Renyi entropies fall with their order
 
-
 def test_proposition_one_in_these_words():
     K = torch.corrcoef(cloud(40, 6, dtype=torch.float64).T)
     s = torch.linalg.svdvals(K)
     assert (s.sum()**2/(s**2).sum()).item() == pytest.approx(36 / K.norm().item()**2)
     assert ((s - s.mean())**2).sum().item() == pytest.approx(K.norm().item()**2 - 6)
-
 
 # ---- R
 
@@ -133,12 +118,10 @@ def test_gap_is_the_mean_log_ratio_antisymmetric_and_free_of_a_common_scale(pair
     assert (local_global_gap(g, l) == pytest.approx(-r, abs=1e-9)
             and local_global_gap(c*l, c*g) == pytest.approx(r, abs=1e-9))
 
-
 def test_gap_cuts_at_top():
     l = torch.ones(150)
     g = torch.cat([torch.ones(100), torch.full((50,), 1e-3)])
     assert local_global_gap(l, g, top=100) == 0 and local_global_gap(l, g) == pytest.approx(math.log(1e3)/3)
-
 
 # ---- drift
 
@@ -154,13 +137,11 @@ def test_drift_and_agreement_against_a_loop():
     shuffled = dict(reversed(stacked.items()))
     assert drift(shuffled, params) == pytest.approx(drift(stacked, params))
 
-
 def test_clients_that_did_not_move():
     params = dict(w=torch.randn(3))
     stacked = dict(w=params['w'].expand(2, 3))
     assert drift(stacked, params) == 0 and agreement(stacked, params) == 0
     with pytest.raises(ValueError, match='at least 2'): agreement(dict(w=torch.ones(1, 3)), params)
-
 
 # ---- evaluation
 
@@ -177,7 +158,6 @@ def test_evaluate_against_plain_torch(net, xy, batch, device):
     assert f.device.type == 'cpu' and not f.requires_grad
     torch.testing.assert_close(f, z, rtol=1e-3, atol=1e-3)
 
-
 def test_nothing_is_left_behind(net, xy):
     net.norm.eval()
     before = {n: t.clone() for n, t in net.state_dict().items()}
@@ -187,11 +167,9 @@ def test_nothing_is_left_behind(net, xy):
     assert (all(torch.equal(before[n], t) for n, t in net.state_dict().items())
             and all(p.grad is None for p in net.parameters()))
 
-
 def test_flags_come_back_after_a_failure(net, xy):
     with pytest.raises(RuntimeError): evaluate(net, xy[0][:, :2], xy[1])
     assert net.training and net.norm.training
-
 
 def test_state_stands_in_for_the_model(net, xy):
     x, y = xy
@@ -204,7 +182,6 @@ def test_state_stands_in_for_the_model(net, xy):
     assert torch.equal(features_of(net, x, state=state), features_of(other, x))
     assert all(torch.equal(before[n], t) for n, t in net.state_dict().items())
 
-
 def test_prepare_sees_every_batch(net, xy):
     x, y = xy
     seen = []
@@ -215,13 +192,11 @@ def test_prepare_sees_every_batch(net, xy):
             == pytest.approx(evaluate(net, x, y)['loss'], rel=1e-5))
     assert seen == [20, 20, 13]
 
-
 def test_evaluate_refuses(net, xy):
     x, y = xy
     with pytest.raises(ValueError, match='53 inputs and 5 labels'): evaluate(net, x, y[:5])
     with pytest.raises(ValueError, match='empty'): evaluate(net, x[:0], y[:0])
     with pytest.raises(ValueError, match='empty'): features_of(net, x[:0])
-
 
 # ---- spread
 
@@ -231,13 +206,11 @@ def test_spread():
     assert math.isnan(spread([1]).sd) and str(spread([1])) == '1.000 (n=1)'
     with pytest.raises(ValueError): spread([])
 
-
 # ---- figures
 
 def test_importing_the_figures_does_not_load_matplotlib():
     code = 'import fedlit.figure, sys; assert "matplotlib" not in sys.modules'
     subprocess.run([sys.executable, '-c', code], check=True)
-
 
 @pytest.fixture
 def fig():
@@ -247,13 +220,11 @@ def fig():
     yield f
     plt.close('all')
 
-
 def overlaps(ax):
     from matplotlib.text import Text
     ax.figure.canvas.draw()
     b = [Text.get_window_extent(t) for t in ax.texts]
     return sum(p.overlaps(q) for i, p in enumerate(b) for q in b[:i])
-
 
 def pooled(h, gap):
     "Positions by pooling adjacent violators, written out."
@@ -263,7 +234,6 @@ def pooled(h, gap):
         while len(pools) > 1 and np.mean(pools[-2]) > np.mean(pools[-1]): pools[-2:] = [pools[-2] + pools[-1]]
     out[order] = np.concatenate([np.full(len(p), np.mean(p)) for p in pools]) + gap*np.arange(len(h))
     return out
-
 
 @quick
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(.1, 10))
@@ -277,7 +247,6 @@ def test_apart(h, gap):
     low = apart(h, gap, low=-5, high=-5 + gap*len(h))
     assert low.min() >= -5 - 1e-9 and low.max() <= -5 + gap*len(h) + 1e-9
 
-
 @pytest.mark.parametrize('n', [1, 2, 8, 14])
 def test_names_never_overlap_and_stay_in_the_figure(fig, n):
     curves = {f'curve {i}': np.stack([.5 + .3*np.linspace(0, 1, 20) + 1e-4*i + .01*s for s in range(3)])
@@ -286,13 +255,11 @@ def test_names_never_overlap_and_stay_in_the_figure(fig, n):
                fig.spectra({l: v[:, ::-1] for l, v in curves.items()})):
         assert overlaps(ax) == 0 and len(ax.texts) == n and tuple(ax.figure.get_size_inches()) == (6, 3)
 
-
 def test_a_dead_spectrum_ends_its_line(fig):
     ax = fig.spectra({'alive': torch.tensor([1., .1, .01, .001]), 'dead': torch.tensor([1., .1, 0., 0.])},
                      accent='dead')
     assert np.isfinite(ax.lines[1].get_ydata()).sum() == 2 and overlaps(ax) == 0
     fig.spectra({'all dead': torch.zeros(3), 'alive': torch.ones(3)})
-
 
 def test_bars_hold_the_means_and_start_at_zero(fig):
     ax = fig.bars({('FedAvg', 'a'): {'without': [.4, .6], 'with': .7},
@@ -300,7 +267,6 @@ def test_bars_hold_the_means_and_start_at_zero(fig):
     assert (sorted(round(p.get_height(), 6) for p in ax.patches) == [.2, .5, .7, .9]
             and all(p.get_y() == 0 for p in ax.patches))
     assert [t.get_text() for t in ax.texts] == ['FedAvg'] and [t.get_text() for t in ax.get_xticklabels()] == ['a', 'b']
-
 
 def test_lines_and_bands_are_intervals_of_the_mean(fig):
     seen = np.random.default_rng(0).normal(size=(5, 4))
@@ -310,13 +276,11 @@ def test_lines_and_bands_are_intervals_of_the_mean(fig):
     line, = [c.get_segments()[0] for c in fig.bars({'x': {'a': seen[:, 0]}}).collections]
     assert np.allclose(sorted(line.max(0) - line.min(0)), [0, ends[0].high - ends[0].low])
 
-
 def test_an_axes_of_the_callers(fig):
     import matplotlib.pyplot as plt
     _, ax = plt.subplots()
     assert fig.bars({'lost': {'a': [1., 2.]}}, ax=ax) is ax
     assert fig.against_rounds({'a': [1, 2, 3]}, ax=plt.subplots()[1]).get_xlabel() == 'communication round'
-
 
 def test_style_is_undone_and_mistakes_leave_no_figure(fig):
     import matplotlib.pyplot as plt

@@ -17,6 +17,7 @@ from fedlit import run as running
 from fedlit.result import Run
 from fedlit.compare import compare
 from fedlit.run import Federation, Simulation, federate, federating
+from dataclasses import replace
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
@@ -237,7 +238,6 @@ def test_confusion_is_a_line_of_scikit_learn(personal):
     assert table.sum() == 359 and table.trace()/359 == pytest.approx(personal.last['accuracy'])
 
 def test_another_normalisation_is_another_run(tmp_path):
-    from dataclasses import replace
     ask = lambda task, rounds: federate(build('mlp', BYTES, seed=0), task, CLIENTS, FedAvg(), rounds, Local(epochs=1),
                                         progress=False, checkpoint=tmp_path/'run')
     ask(BYTES, 1)

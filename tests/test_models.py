@@ -1,15 +1,12 @@
 "Every network: the published size, (features, logits), and the same numbers mapped over clients as one by one."
 from types import SimpleNamespace
 
-import pytest, torch, torch.nn.functional as F
+import subprocess, sys, pytest, torch, torch.nn.functional as F
 from fastcore.test import test_close as close
 from torch import nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
-
 from fedlit.models import Net, build, count, macs, models, register, wrap
-
-torch.set_num_threads(1)
-
+from fedlit import models as M
 
 def task(shape, classes=10): return SimpleNamespace(x_train=torch.empty(1, *shape, device='meta'), classes=classes)
 
@@ -38,7 +35,6 @@ for name, shape, classes, sizes in [
 @pytest.mark.parametrize('name, shape, sizes, kw', COUNTS)
 def test_published_count(name, shape, sizes, kw):
     assert {c: count(blank(name, shape, c, **kw)) for c in sizes} == sizes
-
 
 # A narrow or small version of every network, with the width of its features, on images as small as it takes.
 SMALL = {'mlp':                (dict(representation='tanh'), (1, 8, 8), 64),
@@ -109,7 +105,6 @@ def test_every_parameter_is_used(name):
     net(torch.randn(4, *shape).double())[1].square().sum().backward()
     assert all(p.grad is not None for p in net.parameters())
 
-
 def test_seed_repeats_and_leaves_the_global_state():
     before = torch.get_rng_state()
     a, b, c = (build('resnet20', task(CIFAR), seed=s) for s in (1, 1, 2))
@@ -155,7 +150,6 @@ def test_option_a_keeps_the_signal():
     x = torch.randn(2, 16, 8, 8)
     assert len(pads) == 2 and torch.equal(pads[0](x)[:, 8:24], x[..., ::2, ::2]) and pads[0](x)[:, :8].abs().sum() == 0
 
-
 @pytest.mark.parametrize('call, says', [
     (lambda: build('mpl', task(CIFAR)), 'did you mean mlp'),
     (lambda: build('resnet_81', task(CIFAR)), 'did you mean resnet18'),
@@ -177,14 +171,12 @@ def test_errors(call, says):
 def test_misspelt_option():
     with pytest.raises(TypeError, match='widht'): build('resnet18', task(CIFAR), widht=.5)
 
-
 def test_macs():
     assert macs(nn.Conv2d(4, 6, 3, padding=1, groups=2), (4, 5, 5)) == 5*5*6 * 2*9
     net = build('resnet20', task(CIFAR))
     stage = [1024*9*(3*16 + 6*16*16), 256*9*(16*32 + 5*32*32), 64*9*(32*64 + 5*64*64)] # 32x32, 16x16 and 8x8 positions
     assert macs(net, CIFAR) == sum(stage) + 64*10 and net.training
     assert not any(m._forward_hooks for m in net.modules())
-
 
 def by_layers(model, shape):
     "Outputs times the size of a row, over all convolutions and linear layers."
@@ -205,7 +197,6 @@ def test_macs_of_attention_count_the_products_of_queries_keys_and_values():
     net = nn.MultiheadAttention(8, 2, bias=False, batch_first=True)
     net.forward = lambda x, f=net.forward: f(x, x, x, need_weights=False)[0]
     assert macs(net, (5, 8)) == 5*8*24 + 2*5*5*8 + 5*8*8
-
 
 class Bottom(nn.Module):
     def __init__(self):
@@ -244,7 +235,6 @@ def test_wrap_torchvision_under_vmap():
     for i, net in enumerate(nets): assert torch.allclose(net(x[i])[0], features[i], atol=1e-8)
 
 def test_register_checks_what_comes_back(monkeypatch):
-    from fedlit import models as M
     monkeypatch.setattr(M, '_shelf', dict(M._shelf))
     @register
     def bare(shape, classes): return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
@@ -254,7 +244,6 @@ def test_register_checks_what_comes_back(monkeypatch):
     with pytest.raises(ValueError, match=r'\(N, 10\)'): build('other', task((1, 8, 8)))
 
 def test_import_is_light():
-    import subprocess, sys
     code = "import sys, fedlit.models; print('torchvision' in sys.modules)"
     assert subprocess.run([sys.executable, '-c', code],
                           capture_output=True, text=True, check=True).stdout.strip() == 'False'

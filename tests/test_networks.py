@@ -12,6 +12,9 @@ from fedlit.batches import cross_entropy
 from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.run import federate
+from fedlit.ground.tape import Tapes
+from fedlit.engine.inputs import python_state
+from test_distributed import launch
 
 TASK = load('digits').subset(120, test=40)
 CLIENTS = iid(TASK.y_train, 4, seed=0)
@@ -263,7 +266,6 @@ def test_numbers_of_the_system_are_found():
         go(criterion=lambda z, y: cross_entropy(z, y)*rng.random())
 
 def test_a_look_at_a_large_or_endless_object_ends():
-    from fedlit.engine.inputs import python_state
     endless = []
     endless.append(endless)
     held = types.SimpleNamespace(large=np.zeros(10**8, np.int8), endless=endless, calls=0)
@@ -289,7 +291,6 @@ def test_and_on_threads(executor):
 @pytest.mark.parametrize('criterion', [cross_entropy, F.cross_entropy, nn.CrossEntropyLoss(label_smoothing=.1),
                                        lambda z, y: cross_entropy(2*z, y)], ids=['ours', 'torch', 'module', 'lambda'])
 def test_what_does_not_remember_is_recorded_without_a_word(criterion, monkeypatch):
-    from fedlit.ground.tape import Tapes
     kept, real = [], Tapes.__init__
     monkeypatch.setattr(Tapes, '__init__', lambda self, *args: (real(self, *args), kept.append(self))[0])
     with warnings.catch_warnings():
@@ -347,7 +348,6 @@ def _on_ranks(rank, path):
     if rank == 0: run.save(path/'run')
 
 def test_buffers_are_carried_on_two_ranks(tmp_path):
-    from test_distributed import launch
     launch(_on_ranks, 2, tmp_path)
     held = Run.load(tmp_path/'run').state.buffers
     assert all(torch.equal(held[k], v) for k, v in BUFFERS.items())

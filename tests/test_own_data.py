@@ -1,10 +1,16 @@
 "A table and a folder of one's own, in Python and on the command line."
-import numpy as np, pandas as pd, pytest, torch
+import json, numpy as np, pandas as pd, pytest, torch
 from PIL import Image
 from fedlit.cli import main
-from fedlit.data import Task, load
+from fedlit.data import Task, load, _CHARACTERS, samples
 from fedlit.result import Run
 from fedlit.setting import Setting, task_of
+from fedlit.compare import compare
+from fedlit.scores import tests_of as own_tests
+from fedlit.run import federate
+from fedlit.partition import iid, dirichlet, by_owner
+from fedlit.models import build
+from fedlit.method import FedAvg
 
 @pytest.fixture
 def wards():
@@ -139,7 +145,6 @@ def test_words_of_a_setting(wards, tmp_path):
 # ---- benchmarks ----
 
 def leaf(folder, name, halves):
-    import json
     for part, users in halves.items():
         (folder/'leaf'/'data'/name/'data'/part).mkdir(parents=True)
         for i, (user, (x, y)) in enumerate(users.items()): # a file each
@@ -156,7 +161,6 @@ def test_leaf_femnist(tmp_path):
     assert task.domain_test.tolist() == [1] and task.x_test[0, 0, 1, 0] == pytest.approx(x[4, 28])
 
 def test_leaf_shakespeare(tmp_path):
-    from fedlit.data import _CHARACTERS
     text = 'To be, or not to be: that is the question: whether it is nobler in the mind to s'
     assert len(text) == 80 == len(_CHARACTERS)
     leaf(tmp_path, 'shakespeare', dict(train=dict(HAMLET=([text, text[1:] + 'u'], ['u', 'f']), GHOST=([text], ['*'])),
@@ -212,11 +216,6 @@ def test_numbers_as_text_and_infinity(wards):
     assert Task.from_table(wards, y='days', x='age').columns == ('age',)
 
 def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
-    from fedlit.data import samples
-    from fedlit.method import FedAvg
-    from fedlit.models import build
-    from fedlit.partition import iid
-    from fedlit.run import federate
     task = Task.from_table(wards, y='days', x=['age', 'kind', 'late'])
     run = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 1, progress=False)
     few = wards[wards.kind == 'b'].head(3) # no 'a', no 'c', and the outcome beside
@@ -228,17 +227,12 @@ def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
 
 def test_clients_own_tests_of_a_table(wards):
     "Whatever the tenths that a client holds."
-    from fedlit.partition import dirichlet
-    from fedlit.scores import tests_of
     for seed in range(20):
         task = Task.from_table(wards.sample(100, random_state=seed), y='days')
-        own = tests_of(task, dirichlet(task.strata(), 4, alpha=.5, seed=seed))
+        own = own_tests(task, dirichlet(task.strata(), 4, alpha=.5, seed=seed))
         assert all(len(t) for t in own)
 
 def test_a_partition_is_words_or_a_function(wards):
-    from fedlit.compare import compare
-    from fedlit.method import FedAvg
-    from fedlit.partition import by_owner
     task = Task.from_table(wards, y='days', owner='clinic')
     given = dict(task=task, seeds=1, clients=3, rounds=1)
     with pytest.raises(TypeError, match='partition is a list'):
@@ -250,10 +244,6 @@ def test_a_partition_is_words_or_a_function(wards):
         compare([FedAvg()], partition='by_owner', columns=('accuracy',), **given)
 
 def test_rounds_to_an_error(wards):
-    from fedlit.method import FedAvg
-    from fedlit.models import build
-    from fedlit.partition import iid
-    from fedlit.run import federate
     task = Task.from_table(wards, y='days', x='age')
     with pytest.warns(UserWarning, match='easier to learn'):
         run = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 4, progress=False)

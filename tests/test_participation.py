@@ -11,6 +11,9 @@ from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit.run import federate
 from fedlit.ground.draws import rng
+from fedlit.state import start
+from fedlit.server import deployed
+from fedlit.measure import evaluate
 
 TASK = load('digits').subset(240, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 6, .5, seed=0)
@@ -77,9 +80,6 @@ def test_by_size_is_in_proportion_where_one_is_drawn():
 
 @pytest.mark.parametrize('method', [FedAvg(), FedPer() + FedProx()], ids=repr)
 def test_power_of_choice_takes_the_largest_losses_of_the_servers_network(method):
-    from fedlit.measure import evaluate
-    from fedlit.server import deployed
-    from fedlit.state import start
     model = build('mlp', TASK, seed=0, hidden=(8,), features=4)
     _, (who, *_) = drawn(PowerOfChoice(.34, candidates=6), method=method)
     state = start(method, model, 6)

@@ -1,13 +1,7 @@
 "fedlit.partition: exactness, determinism, the promises of each rule, and errors that say what would be right."
 import random
-
-import matplotlib
-import numpy as np
-import pytest
-import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
-
+import matplotlib, numpy as np, pytest, torch
+from hypothesis import given, settings, strategies as st
 from fedlit import scores
 from fedlit.data import Task, load
 from fedlit.partition import (by_domain, classes_per_client, concept_shift, counts, dirichlet, dirichlet_mixture,
@@ -33,16 +27,13 @@ ALL = EXACT | dict(
 labels = st.lists(st.integers(0, 6), min_size=12, max_size=200)
 quick = settings(max_examples=40, deadline=None)
 
-
 def every_once(parts, n): assert torch.equal(torch.cat(parts).sort()[0], torch.arange(n))
-
 
 @pytest.mark.parametrize("name", ALL)
 def test_shape_type_and_order(name):
     parts = ALL[name](Y, 10, 0)
     assert len(parts) == 10 and all(p.dtype == torch.int64 and p.dim() == 1 for p in parts)
     assert all((p.diff() > 0).all() for p in parts)  # sorted, and distinct within a client
-
 
 @pytest.mark.parametrize("name", ALL)
 def test_the_seed_is_all_the_chance_there_is(name):
@@ -62,7 +53,6 @@ def test_the_seed_is_all_the_chance_there_is(name):
     if name != "by_domain":
         assert any(len(p) != len(q) or not torch.equal(p, q) for p, q in zip(a, ALL[name](Y, 10, 4)))
 
-
 @quick
 @given(y=labels, K=st.integers(1, 12), seed=st.integers(0, 99))
 def test_even_splits(y, K, seed):
@@ -72,13 +62,11 @@ def test_even_splits(y, K, seed):
     t = counts(dirichlet(y, K, INF, seed=seed, min_size=0), y)
     assert (t.max(0)[0] - t.min(0)[0] <= 1).all()
 
-
 @quick
 @given(alpha=st.floats(1e-320, 1e308), K=st.integers(1, 8), seed=st.integers(0, 99),
        form=st.sampled_from(["released", "paper", "rebalanced"]))
 def test_no_alpha_breaks_dirichlet(alpha, K, seed, form):
     every_once(dirichlet(Y, K, alpha, seed=seed, min_size=0, form=form), len(Y))
-
 
 @quick
 @given(alpha=st.floats(.05, 5), K=st.integers(2, 10), seed=st.integers(0, 99))
@@ -90,14 +78,12 @@ def test_cap_and_restart(alpha, K, seed):
     before = t.cumsum(1) - t  # held before each class
     assert (t[before * K >= len(Y)] == 0).all()
 
-
 @quick
 @given(alpha=st.floats(1e-3, 5), K=st.integers(1, 120), least=st.integers(0, 10), seed=st.integers(0, 99))
 def test_rebalanced_never_fails(alpha, K, least, seed):
     parts = dirichlet(Y, K, alpha, seed=seed, min_size=least, form="rebalanced")
     every_once(parts, len(Y))
     assert len(parts) == K and min(map(len, parts)) >= least
-
 
 def test_rebalanced_is_the_released_partition_where_no_restart_was_needed():
     same = 0
@@ -109,7 +95,6 @@ def test_rebalanced_is_the_released_partition_where_no_restart_was_needed():
         assert all(map(torch.equal, parts, released))
     assert 0 < same < 40
 
-
 def test_a_loan_changes_as_little_as_it_can():
     for seed in range(20): # the rule with min_size=0 is the table before the loan
         before, after = (counts(dirichlet(Y, 50, .05, seed=seed, min_size=n, form="rebalanced"), Y) for n in (0, 10))
@@ -117,7 +102,6 @@ def test_a_loan_changes_as_little_as_it_can():
         assert (after - before).clamp(min=0).sum() == lacks.sum() > 0 # what was lent is what was lacking
         assert torch.equal(after.sum(1)[lacks > 0], torch.full((int((lacks > 0).sum()),), 10))
         assert ((after >= before) | (lacks[:, None] == 0)).all() # only the others lend
-
 
 @quick
 @given(alpha=st.floats(1e-320, 1e308) | st.just(INF), K=st.integers(1, 60), least=st.integers(0, 20),
@@ -129,7 +113,6 @@ def test_quantity_skew(alpha, K, least, seed):
     assert len(n) == K and min(n) >= least
     if alpha == INF: assert max(n) - min(n) <= 1
 
-
 def test_sizes_are_dirichlet_and_labels_are_not_skewed():
     n = np.array([[len(p) for p in quantity_skew(Y, 10, .5, seed=s, min_size=0)] for s in range(400)]) / len(Y)
     assert n.mean() == pytest.approx(.1) and n.var() == pytest.approx(.1 * .9 / 6, rel=.15)
@@ -139,7 +122,6 @@ def test_sizes_are_dirichlet_and_labels_are_not_skewed():
         big = max(quantity_skew(Y, 10, .1, seed=s), key=len)
         if len(big) < len(Y) - 100: share.append(np.bincount(Y[big.numpy()], minlength=10) / len(big) - q)
     assert len(share) > 50 and np.abs(np.mean(share, 0)).max() < 4 * np.std(share) / len(share)**.5
-
 
 @quick
 @given(G=st.integers(2, 10), M=st.integers(2, 10), seed=st.integers(0, 99))
@@ -168,23 +150,19 @@ def test_concepts(G, M, seed):
     again = concept_shift(digits, G, M, seed)
     assert torch.equal(again.y_train, task.y_train) and torch.equal(again.domain_test, task.domain_test)
 
-
 def test_a_task_with_domains_takes_no_concepts():
     with pytest.raises(ValueError, match="digits_domains has domains already"): concept_shift(load("digits_domains"))
-
 
 def test_paper_form_has_neither():
     tables = [counts(dirichlet(Y, 10, .01, seed=s, form="paper"), Y) for s in range(30)]
     assert any(t.sum(1).min() == 0 for t in tables)
     assert any((t[(t.cumsum(1) - t) * 10 >= len(Y)] > 0).any() for t in tables)
 
-
 def test_shares_are_dirichlet():
     y = np.zeros(10_000, int)
     p = torch.stack([counts(dirichlet(y, 5, 2., seed=s, form="paper"), y)[:, 0] for s in range(400)]) / 1e4
     mean, var = 1 / 5, (1 / 5) * (4 / 5) / (5 * 2 + 1)
     assert (p.mean(0) - mean).abs().max() < 4 * (var / 400)**.5 and p.var() == pytest.approx(var, rel=.15)
-
 
 @quick
 @given(K=st.integers(1, 30), M=st.integers(1, 10), seed=st.integers(0, 99))
@@ -197,12 +175,10 @@ def test_classes_per_client(K, M, seed):
     assert torch.equal(t.sum(0)[owned], torch.from_numpy(np.bincount(Y))[owned])
     assert all(c[c > 0].max() - c[c > 0].min() <= 1 for c in t.T if c.any())
 
-
 def test_classes_may_have_gaps():
     y = np.array([2, 7, 9] * 20)
     t = counts(classes_per_client(y, 3, 2), y)
     assert t.shape == (3, 10) and (t > 0).sum(1).tolist() == [2, 2, 2] and t.sum() == 60
-
 
 @quick
 @given(K=st.integers(5, 30), s=st.integers(2, 4), seed=st.integers(0, 99))
@@ -213,7 +189,6 @@ def test_shards(K, s, seed):
         if pure: assert (counts(parts, Y) > 0).sum(1).max() <= s
         else: assert max(map(len, parts)) - min(map(len, parts)) <= s
 
-
 @quick
 @given(alpha=st.floats(.1, 50) | st.just(INF), K=st.integers(1, 12), seed=st.integers(0, 99))
 def test_mixture(alpha, K, seed):
@@ -223,7 +198,6 @@ def test_mixture(alpha, K, seed):
     assert dirichlet_mixture(Y, K, alpha, 60, seed=seed)[1] is None
     if alpha == INF: assert (p == 6).all()
 
-
 def test_domains():
     d = torch.tensor([3, 1, 1, 3, 1, 1])
     assert [p.tolist() for p in by_domain(d)] == [[1, 2, 4, 5], [0, 3]]
@@ -231,7 +205,6 @@ def test_domains():
     every_once(parts, 6)
     assert [set(d[p].tolist()) for p in parts] == [{1}, {1}, {3}, {3}]
     assert [p.tolist() for p in by_domain(["b", "a"])] == [[1], [0]]
-
 
 @quick
 @given(alpha=st.floats(.05, 5), seed=st.integers(0, 99))
@@ -247,12 +220,10 @@ def test_match(alpha, seed):
         assert ((got - row.double() * m / row.sum()).abs() < 1).all() and (got[row == 0] == 0).all()
         assert (row * (m + 1) > 30 * row.sum()).any()  # one more would not fit
 
-
 def test_match_of_one_client_ignores_the_others():
     parts = iid(Y, 4)
     y_test = Y[:300]
     assert torch.equal(match(parts, Y, y_test)[0], match(parts[:1] + [parts[3]], Y, y_test)[0])
-
 
 @quick
 @given(y=labels, K=st.integers(1, 12), seed=st.integers(0, 99))
@@ -265,14 +236,12 @@ def test_heterogeneity_has_its_bounds(y, K, seed):
     by_formula = sum(len(p) / len(y) * (r / r.sum() - torch.from_numpy(q)).abs().sum() / 2 for p, r in zip(parts, n))
     assert heterogeneity(parts, y) == pytest.approx(float(by_formula))
 
-
 @pytest.mark.parametrize("parts", [iid(Y, 10), shards(Y, 100), iid(Y, 1)])
 def test_pictures(parts):
     import matplotlib.pyplot as plt
     ax = show_partition(parts, Y, title="t")
     ax.figure.canvas.draw()
     plt.close(ax.figure)
-
 
 @pytest.mark.parametrize("call,says", [
     (lambda: iid(Y, 0), "clients=0 .* between 1 and 1200"),

@@ -17,6 +17,7 @@ from fedlit.result import Run
 from fedlit.scores import tests_of as own_tests
 from fedlit.run import federate
 from fedlit.ground.tree import flatten
+from fedlit.scale.capacity import traffic
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>'
 TASK = load('digits')
@@ -91,7 +92,6 @@ def test_who_took_part_and_why_not(skipping):
         assert took_part(other) is None and 'do not agree' in str(facts(other, again=False)['missing'])
 
 def test_bytes_are_those_of_the_traffic_table():
-    from fedlit.scale.capacity import traffic
     for m in (FedPer(), HeteroFL(rates=(1., .5))):
         f, there = facts(run(m, rounds=1)), traffic(m, net(), (1, 8, 8), 10, 6)
         assert [(c['down'], c['up']) for c in f['clients']] == list(zip(there.down, there.up))

@@ -1,8 +1,8 @@
 "Runs: repeatable, resumable, refused where the request is bad; and the main job."
-import contextlib, math, platform, struct, subprocess, sys
-from dataclasses import replace
+import contextlib, inspect, math, platform, struct, subprocess, sys
+from dataclasses import replace, fields
 import pytest, torch
-from fedlit.data import load
+from fedlit.data import load, Crop, Flip
 from fedlit.ground import messages
 from fedlit.method import FedAvg, Method
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
@@ -11,7 +11,7 @@ from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
 from fedlit.result import FORMAT, Run
-from fedlit.compare import compare
+from fedlit.compare import compare, plot, table
 from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
 from fedlit.state import start
 
@@ -37,7 +37,6 @@ def test_executors_agree_on_real_data():
 
 @pytest.mark.filterwarnings('ignore:.*hardly vary')
 def test_executors_agree_with_batchnorm_and_augmentation():
-    from fedlit.data import Crop, Flip
     task = replace(TASK, augment=(Crop(padding=1), Flip()))
     m = build('small_cnn', task, seed=0, norm='batch')
     a, b = (federate(m, task, CLIENTS, ALL, rounds=2, participation=.5, executor=ex, **FAST) for ex in ('loop', 'vmap'))
@@ -67,8 +66,6 @@ def test_round_by_round_is_the_same_run(tmp_path):
                                                checkpoint=file, **FAST)] == [3] # nothing to do
 
 def test_the_source_of_federate_has_every_argument_with_a_note():
-    import inspect
-    from dataclasses import fields
     from fastcore.docments import docments
     names = list(inspect.signature(federate).parameters)
     assert len(names) > 25 and [*names, 'setting'] == [f.name for f in fields(Federation)]
@@ -76,7 +73,6 @@ def test_the_source_of_federate_has_every_argument_with_a_note():
     assert not [k for k, note in docments(federate).items() if not note]
 
 def test_round_by_round_takes_what_federate_takes():
-    import inspect
     assert inspect.signature(federating).parameters == inspect.signature(federate).parameters
     with pytest.raises(TypeError, match='epochs'): next(federating(net(), TASK, CLIENTS, FedAvg(), epochs=3))
     with pytest.raises(ValueError, match='rounds=0'): next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=0))
@@ -302,7 +298,6 @@ def test_a_round_looks_at_its_own_clients(participation):
 def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
     monkeypatch.setenv('MPLBACKEND', 'Agg')
     import matplotlib.pyplot as plt
-    from fedlit.compare import compare, plot, table
     given = dict(seeds=(0, 1), columns=('accuracy',), rounds=3, clients=3, evaluate_every=2, local=Local(epochs=1))
     every, last = (compare([FedAvg(), FedProx(mu=.1)], history=h, **given) for h in (True, False))
     assert every.columns.tolist() == ['method', 'seed', 'round', 'accuracy'] and len(every) == 12 and len(last) == 4

@@ -3,12 +3,12 @@ import pytest, torch
 from torch import nn
 from fedlit.data import load
 from fedlit.local import Local
-from fedlit.methods import MOON, FedAvg, FedBN, FedDecomp, FedProto
+from fedlit.methods import MOON, FedAvg, FedBN, FedDecomp, FedProto, FedPer
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.run import federate
 from fedlit import scores
-from fedlit.scores import queue_scores
+from fedlit.scores import MANY, queue_scores, tests_of as own_tests
 from fedlit.state import start
 
 TASK = load('digits')
@@ -44,7 +44,7 @@ def test_a_network_that_draws_is_tested_client_by_client():
                          ids=repr)
 def test_the_history_is_what_each_network_says(method):
     clients = dirichlet(TASK.y_train[:400], 4, .5, seed=0)
-    tests = scores.tests_of(TASK, clients)
+    tests = own_tests(TASK, clients)
     run = federate(build('mlp', TASK, seed=0, norm='batch'), TASK, clients, method, 2, Local(epochs=2), tests=tests,
                    progress=False)
     right = [(run.logits(TASK.x_test[at], client=k).argmax(1) == TASK.y_test[at]).double().mean()
@@ -53,21 +53,19 @@ def test_the_history_is_what_each_network_says(method):
 
 def test_of_many_clients_a_sample_is_tested():
     "By default a thousand; the columns are means over those, and the same as if the others were there."
-    from fedlit.methods import FedPer
-    from fedlit.scores import MANY, tests_of
     task = load('digits')
     parts = list(torch.arange(1436).split(1))
-    few = tests_of(task, parts, most=7)
+    few = own_tests(task, parts, most=7)
     asked = [k for k, t in enumerate(few) if len(t)]
     assert len(asked) == 7 and len(few) == len(parts)
-    whole = tests_of(task, parts)
+    whole = own_tests(task, parts)
     assert all(torch.equal(few[k], whole[k]) for k in asked) # a client's draw is its own
-    assert sum(len(t) > 0 for t in tests_of(task, parts, most=MANY)) == MANY
+    assert sum(len(t) > 0 for t in own_tests(task, parts, most=MANY)) == MANY
     clients = list(torch.arange(1430).split(130))
     net = build('mlp', task, seed=0, hidden=(8,))
     run = lambda tests: federate(net, task, clients, FedPer(), 2, Local(epochs=1), progress=False, tests=tests,
                                  participation=.5)
-    own, some = tests_of(task, clients), tests_of(task, clients, most=4)
+    own, some = own_tests(task, clients), own_tests(task, clients, most=4)
     with pytest.warns(UserWarning, match='have no test samples'): a = run(some)
     b = run(own)
     table = b.per_client(task, own)

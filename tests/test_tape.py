@@ -471,9 +471,6 @@ def test_tapes_and_graphs_on_a_gpu(m, graphs):
     assert gap(go(None), played) < 1e-9 and gap(go(None, 'loop'), played) < 1e-9
 
 def test_a_graph_needs_a_gpu():
-    from fedlit.data import load
-    from fedlit.models import build
-    from fedlit.run import federate
     task = load('digits')
     with pytest.raises(ValueError, match="'graph'"):
         federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', record='graph',
@@ -486,7 +483,6 @@ def test_a_graph_needs_a_gpu():
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
 def test_precision_and_order_of_numbers(kw, executor):
     "The options change rounding and nothing else; in every executor."
-    from functools import partial
     kw = dict(precision=torch.bfloat16) if 'precision' in kw else kw
     if executor == 'vmap' and 'channels_last' in kw: pytest.skip('stacks have no such order')
     net, out = Net(), []

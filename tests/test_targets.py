@@ -11,10 +11,12 @@ from fedlit.measure import SCORED, average_precision, evaluate
 from fedlit.method import FedAvg
 from fedlit.methods import FedDF, FedLC, FedPer, FedProx, FjORD, MOON, SOLO
 from fedlit.models import build
-from fedlit.partition import dirichlet, iid
+from fedlit.partition import dirichlet, iid, concept_shift
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit import scores
+from fedlit.server import deployed
+from fedlit.parse import method as parse
 from federation import METHODS
 
 GEN = torch.Generator().manual_seed(0)
@@ -272,7 +274,6 @@ def test_networks_of_their_own():
     assert {'mse', 'mse 0', 'mse 1'} <= {*run.history} and 'mse' in repr(run)
 
 def test_concepts_need_classes():
-    from fedlit.partition import concept_shift
     with pytest.raises(ValueError, match='class'): concept_shift(task_of('numbers'), 2)
 
 def test_classes_as_ever():
@@ -309,8 +310,6 @@ def test_between_sites(name, tmp_path):
 @pytest.mark.parametrize('method', ['PerFedAvg(alpha=0.01)', "FedBABU(steps=2, lr=0.01)", 'FedALA(layers=1, most=2)'])
 def test_a_client_makes_its_own_network_with_the_criterion_of_the_federation(method):
     "Wherever it is tested, and not with the cross-entropy."
-    from fedlit.parse import method as parse
-    from fedlit.server import deployed
     task = task_of('numbers')
     clients = iid(task.strata(), 3, seed=0)
     huber = nn.HuberLoss(delta=.1)

@@ -6,9 +6,7 @@ from fedlit.papers.theory import balanced, descent, flow, product, pull
 quick = settings(max_examples=25, deadline=None)
 seeds = st.integers(0, 10_000)
 
-
 def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-
 
 def correlation(z):
     "Zero rows for features that do not change"
@@ -17,22 +15,18 @@ def correlation(z):
     c = torch.where(n > 1e-12, c/n.clamp(min=1e-12), torch.zeros_like(c))
     return c.T @ c
 
-
 def spectral(K): return (torch.linalg.svdvals(K) - torch.linalg.svdvals(K).mean()).square().sum()
-
 
 def client(classes=5, inputs=12, present=5, n=40, noise=.3, seed=0):
     "Gaussian classes, every present one with n/present samples"
     y = torch.arange(n) % present
     return 2*rand(classes, inputs, seed=seed)[y] + noise*rand(n, inputs, seed=seed + 1), y
 
-
 @quick
 @given(d=st.integers(1, 40), n=st.integers(2, 60), seed=seeds)
 def test_proposition_1(d, n, seed):
     K = correlation(rand(n, d, seed=seed) @ rand(d, d, seed=seed + 1))
     torch.testing.assert_close(spectral(K), K.square().sum() - d, rtol=1e-9, atol=1e-8)
-
 
 @quick
 @given(d=st.integers(2, 30), dead=st.integers(1, 30), seed=seeds)
@@ -44,7 +38,6 @@ def test_proposition_1_with_dead_features(d, dead, seed):
     torch.testing.assert_close(spectral(K), K.square().sum() - m*m/d, rtol=1e-9, atol=1e-8)
     if m: torch.testing.assert_close(spectral(K[:m, :m]), K.square().sum() - m, rtol=1e-9, atol=1e-8)
 
-
 @quick
 @given(n=st.integers(2, 20), extra=st.integers(0, 40), seed=seeds)
 def test_the_floor_of_a_small_batch(n, extra, seed):
@@ -52,7 +45,6 @@ def test_the_floor_of_a_small_batch(n, extra, seed):
     K = correlation(rand(n, d, seed=seed))
     assert torch.linalg.matrix_rank(K, rtol=1e-9) <= n - 1
     assert K.square().sum() - d >= d*d/(n - 1) - d - 1e-8
-
 
 @quick
 @given(d=st.integers(2, 16), n=st.integers(3, 40), seed=seeds)
@@ -62,7 +54,6 @@ def test_both_sides_have_one_gradient(d, n, seed):
     b, = torch.autograd.grad(correlation(z).square().sum(), z)
     torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
-
 @quick
 @given(depth=st.integers(1, 4), seed=seeds)
 def test_descent_is_autograd(depth, seed):
@@ -71,14 +62,12 @@ def test_descent_is_autograd(depth, seed):
     F.cross_entropy(x @ product(ws).T, y, reduction='sum').backward()
     for w, v in zip(ws, descent(ws, x, y)): torch.testing.assert_close(-w.grad, v, rtol=1e-9, atol=1e-9)
 
-
 def test_clients_side_by_side_flow_as_one_by_one():
     cs = [client(present=p, seed=p) for p in (1, 5)]
     ws = balanced([12, 7, 5, 5], .5*torch.linspace(1, .5, 5, dtype=torch.float64))
     both = flow([w.expand(2, *w.shape) for w in ws], *map(torch.stack, zip(*cs)), 1e-3, 20)
     for i, (x, y) in enumerate(cs):
         for a, b in zip(both, flow(ws, x, y, 1e-3, 20)): torch.testing.assert_close(a[:, i], b, rtol=1e-10, atol=1e-12)
-
 
 @pytest.mark.parametrize('L', (1, 2, 3))
 @pytest.mark.parametrize('M', (0., .3))
@@ -91,13 +80,11 @@ def test_neighbours_keep_their_difference(L, M):
         torch.testing.assert_close(D, D[:1].expand_as(D), rtol=0, atol=1e-9)
     torch.testing.assert_close(D[-1], M*torch.eye(5, dtype=D.dtype), rtol=0, atol=1e-9)
 
-
 def test_the_forms_of_the_pull_agree_where_images_of_a_class_do():
     ws = balanced([12, 8, 5, 5], torch.linspace(1.2, .8, 5, dtype=torch.float64))
     for noise, same in ((0., True), (1., False)):
         x, y = client(noise=noise)
         assert torch.allclose(pull(ws, x, y), pull(ws, x, y, 'means'), rtol=0, atol=1e-10) is same
-
 
 @quick
 @given(present=st.integers(1, 5), seed=seeds)
@@ -109,7 +96,6 @@ def test_rank_of_the_pull(present, seed):
     assert rank(x - x.mean(0), 'means') == present - 1
     assert rank(x, 'exact') <= 4
     torch.testing.assert_close(pull(ws, x, y).sum(0), torch.zeros(12, dtype=torch.float64), rtol=0, atol=1e-12)
-
 
 @pytest.mark.parametrize('call, says', [
     (lambda: balanced([6, 3, 4], torch.ones(4)), 'width 3'),

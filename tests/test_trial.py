@@ -9,6 +9,10 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, FedProx, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.run import federate, federating
+from fedlit.state import start
+from fedlit.cohort import Broadcast
+from fedlit.round import EngineCohort
+from fedlit.engine.trial import try_stack
 from federation import gap
 
 TASK = load('digits').subset(240, seed=0, test=60)
@@ -208,10 +212,6 @@ class Noisy(nn.Module):
 def test_the_trial_leaves_no_trace():
     net = Net(Noisy())
     before = copy.deepcopy(net.state_dict())
-    from fedlit.engine.trial import try_stack
-    from fedlit.round import EngineCohort
-    from fedlit.cohort import Broadcast
-    from fedlit.state import start
     sent = Broadcast(FedProx(mu=.1), net, start(FedProx(mu=.1), net, 4), LOCAL)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), np.random.get_state()[2]
     x = TASK.normalise(TASK.x_train[:8])

@@ -6,7 +6,11 @@ from bench.pack import pack
 from fedlit.ground.files import (Damaged, last, newest, read_json, read_tensors, result, write_file, write_json,
                                  write_tensors)
 from fedlit.result import Run
-from test_files import content, go, needs_fork
+from fedlit.cli import main
+from fedlit.models import build
+from fedlit.run import federate, Simulation
+from fedlit.methods import FedAvg
+from test_files import CLIENTS, TASK, content, forked, go, killed_at, needs_fork
 
 posix = pytest.mark.skipif(os.name == 'nt', reason='permissions, locks and pipes of POSIX')
 
@@ -43,7 +47,6 @@ def test_a_file_that_cannot_be_read_just_now_is_not_damaged(tmp_path, monkeypatc
 
 @needs_fork
 def test_too_many_open_files_of_a_real_process(calm):
-    from test_files import forked
     def cramped():
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (100, 100))
@@ -100,17 +103,12 @@ def test_another_runs_predecessor_does_not_stop_a_new_run(tmp_path, monkeypatch)
     file = tmp_path/'c.safetensors'
     go(2, file)
     file.unlink()
-    from fedlit.methods import FedAvg
-    from fedlit.run import federate
-    from test_files import CLIENTS, TASK
-    from fedlit.models import build
     with pytest.warns(UserWarning, match='begins again'):
         federate(build('mlp', TASK, seed=0), TASK, CLIENTS, FedAvg(), 1, checkpoint=file, progress=False)
 
 @pytest.mark.slow
 @needs_fork
 def test_killed_where_a_file_can_have_one_name_only(tmp_path, monkeypatch, calm):
-    from test_files import forked, killed_at
     monkeypatch.setattr(files, 'PAUSE', 0)
     def no(*args): raise OSError(errno.EPERM, 'Operation not permitted')
     monkeypatch.setattr(os, 'link', no)
@@ -220,8 +218,6 @@ def test_finite_results_are_written_as_ever(tmp_path):
         dict(said, format=files.JSON, crc32=files._sum(said)), indent=1).encode()
 
 def test_the_command_line_writes_strict_json(tmp_path, monkeypatch):
-    from fedlit.cli import main
-    from fedlit.run import Simulation
     real = Simulation.measured
     monkeypatch.setattr(Simulation, 'measured', lambda *a: dict(real(*a), loss=math.inf))
     main(['run', '--quiet', '--rounds', '1', '--epochs', '1', '--alpha', 'inf', '--json', str(tmp_path/'a.json')])
