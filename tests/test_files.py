@@ -144,6 +144,7 @@ def test_files_of_others_and_newer_ones_are_refused(tmp_path, calm):
     with pytest.raises(ValueError, match="not one of fedlit") as e: Run.load(path)
     assert not isinstance(e.value, Damaged) # it is whole
     with pytest.raises(ValueError, match="is a folder"): Run.load(tmp_path)
+    with pytest.raises(FileNotFoundError, match='none'): Run.load(tmp_path/'none')
     path.write_bytes(b'PK\3\4 an archive')
     with pytest.raises(Damaged, match='c.safetensors'): Run.load(path)
     for number in (FORMAT+1, FORMAT-1):

@@ -373,34 +373,6 @@ def test_the_trial_changes_nothing():
     torch.manual_seed(3)
     assert a == torch.rand(1) and net.training and all(torch.equal(v, before[k]) for k, v in net.state_dict().items())
 
-class Logits(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.stem, self.top = (nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()),
-                               nn.Sequential(nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 10)))
-    def forward(self, x): return self.top(self.stem(x))
-
-@pytest.mark.parametrize('method', [FedAvg(), MOON(mu=.1), methods.FedPer()], ids=repr)
-def test_unwrap_gives_back_the_users_own_names(method):
-    own = Logits()
-    run = go(method, net=wrap(own, 'top.2'))
-    back = unwrap(run.model)
-    assert type(back) is Logits and list(back.state_dict()) == list(own.state_dict())
-    assert (torch.equal(back(TASK.x_test), run.model(TASK.x_test)[1])
-            and any(not torch.equal(v, own.state_dict()[k]) for k, v in back.state_dict().items()))
-    fresh = Logits()
-    fresh.load_state_dict(back.state_dict())
-    assert torch.equal(fresh(TASK.x_test), back(TASK.x_test))
-    back.top[2].weight.data.zero_()
-    assert not (run.model.head.weight == 0).all()                    # a copy
-    with refused('was not made by wrap'): unwrap(build('mlp', TASK))
-
-def test_unwrap_after_save_and_load(tmp_path):
-    run = go(net=wrap(Logits(), 'top.2'))
-    run.save(tmp_path/'r.st')
-    again = runs.Run.load(tmp_path/'r.st', model=wrap(Logits(), 'top.2'))
-    assert torch.equal(unwrap(again.model)(TASK.x_test), unwrap(run.model)(TASK.x_test))
-
 # --- runs ---------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize('kw,words', [
@@ -425,19 +397,24 @@ def test_unwrap_after_save_and_load(tmp_path):
     (dict(channels_last='auto'), ["channels_last='auto'", 'True or False']),
     (dict(checkpoint=3), ['checkpoint=3', 'name of a file']),
     (dict(chunk=0), ['chunk=0']),
+    (dict(record=1), ['record=1 ']),
+    (dict(record='yes'), ["record='yes'"]),
+    (dict(record='graph', device='cpu'), ["record='graph'"]),
+    (dict(participation=0.), ['participation=0']),
+    (dict(participation=2.), ['participation=2']),
+    (dict(participation=math.nan), ['participation=nan']),
+    (dict(threads=0), ['threads=0, but it must be at least 1']),
+    (dict(precision='half'), ["precision='half'"]),
+    (dict(statistics='mine'), ["statistics='mine'"]),
+    (dict(weighting='mine'), ["weighting='mine'"]),
+    (dict(bad_clients='hide'), ["bad_clients='hide'"]),
+    (dict(without=(99,)), ['without=.99,.']),
+    (dict(method='FedAvg()'), ['not a method']),
+    (dict(evaluate_every=1.5), ['evaluate_every=1.5']),
     (dict(tests=3), ['tests']),
     (dict(tests=[[0]]*9 + [[9999]]), [r'tests\[9\]', '9999', '359 samples'])])
 def test_requests_that_are_no_numbers(kw, words):
     with refused(*words): go(**kw)
-
-@pytest.mark.parametrize('kw', [
-    dict(lr='0.1'), dict(lr=None), dict(lr=lambda r: .1), dict(lr=float('nan')), dict(lr=float('inf')),
-    dict(epochs=-1.5), dict(epochs='1'), dict(batch_size=32.5), dict(batch_size=True),
-    dict(momentum='a'), dict(weight_decay=None), dict(drop_last='no')],
-    ids=lambda kw: '-'.join(f'{k}-{type(v).__name__}' for k, v in kw.items()))
-def test_a_local_that_is_none(kw):
-    (k, v), = kw.items()
-    with refused(f'Local: {k}=', 'but it must be'): Local(**kw)
 
 @pytest.mark.parametrize('make,words', [
     (lambda: methods.FedProx(mu='a'), ['FedProx', "mu='a'", 'number']),
@@ -450,6 +427,7 @@ def test_a_local_that_is_none(kw):
     (lambda: methods.FedProx(mu=np.array([.1, .2])), ['FedProx', 'must be a number']),
     (lambda: methods.FedProx(mu=torch.ones(2)), ['FedProx', 'must be a number']),
     (lambda: wrap(5, 'fc'), ['5 is a int', 'torch.nn.Module']),
+    (lambda: unwrap(build('mlp', TASK)), ['was not made by wrap']),
     (lambda: by_flower(None, [0, 1]), ['partitioner=None', 'flwr_datasets']),
     (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number']),
     (lambda: methods.Krum(np.float64(1.5)), [r'attackers=.*1.5', 'whole number']),
@@ -528,12 +506,6 @@ def test_ctrl_c_keeps_what_was_finished(monkeypatch):
     monkeypatch.setattr(runs.Simulation, 'tested', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match='nothing is finished'): go()
 
-def test_the_bar_shows_accuracy_and_loss(capsys):
-    run = go(rounds=2, progress=True)
-    said = capsys.readouterr().err
-    assert '2/2' in said and (f"accuracy {run.history.accuracy.iloc[-1]:.3f}, "
-                              f"loss {run.history.train_loss.iloc[-1]:.3g}") in said
-
 def test_compare_goes_on(tmp_path, monkeypatch):
     ask = lambda: compare([FedAvg(), MOON(mu=1.)], rounds=2, local=Local(epochs=1), seeds=(0, 1),
                           folder=tmp_path/'c')
@@ -555,24 +527,6 @@ def cli(*words):
     main([str(w) for w in words])
 
 FAST = 'run', '--quiet', '--rounds', 1, '--epochs', 1
-
-@pytest.mark.parametrize('words,said', [
-    (['--proxy-samples', 100000], '--proxy-samples 100000 of 1438'),
-    (['--executor', 'gpu'], 'auto'),
-    (['--device', 'tpu'], "device='tpu'"),
-    (['--device', 'cuda:99'], 'cuda:99'),
-    (['--option', 'features=-3'], 'features=-3'),
-    (['--option', 'features=abc'], "features='abc'"),
-    (['--data', 'cifar10', '--root', '/nowhere'], '--download'),
-    (['--from', '/nowhere.json'], 'nowhere.json')])
-def test_the_command_line_refuses(words, said):
-    with pytest.raises(SystemExit) as e: cli(*FAST, *words)
-    assert str(e.value).startswith('fedlit: ') and said in str(e.value) and '\n' not in str(e.value)
-
-@pytest.mark.parametrize('option', ['--json', '--save', '--checkpoint'])
-def test_where_to_write_is_tried_first(option, tmp_path, monkeypatch):
-    monkeypatch.setattr(runs.Simulation, 'train', lambda *a: pytest.fail('it trains'))
-    with pytest.raises(SystemExit, match='is a folder; name a file'): cli(*FAST, option, tmp_path)
 
 def test_version(capsys):
     import fedlit
@@ -623,10 +577,6 @@ def test_compare_on_the_command_line(tmp_path, capsys, monkeypatch):
     assert ([r['seed'] for r in t['runs']] == [0, 1] and t['table'][0]['method'] == 'FedAvg()')
     monkeypatch.setattr(runs.Simulation, 'train', lambda *a: pytest.fail('it trains'))
     cli(*words)
-
-def test_list_knows_every_network(capsys):
-    cli('list')
-    assert 'exits_mlp' in capsys.readouterr().out
 
 @pytest.mark.parametrize('cuda,apple,best', [(True, True, 'cuda'), (False, True, 'mps'), (False, False, 'cpu')])
 def test_auto_is_the_best_device_there_is(monkeypatch, cuda, apple, best):

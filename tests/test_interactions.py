@@ -143,6 +143,3 @@ def test_the_committed_runs_are_whole():
     five = Interactions.load(shipped('interactions/digits.json'))
     assert len(five.methods) == 5 and len(five.seeds) >= fewest(10) and not five.pairs().why.any()
     assert len(five.runs) == 16*len(five.seeds)
-
-def test_no_seed_is_no_answer():
-    with pytest.raises(ValueError, match='there must be one or more'): interactions([A, B], seeds=(), **QUICK)

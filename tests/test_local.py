@@ -63,6 +63,10 @@ def test_a_local_prints_as_the_call_that_makes_it():
     assert json.loads(json.dumps(local.plain())) == local.plain()
 
 @pytest.mark.parametrize('make,word', [
+    *((lambda k=k, v=v: Local(**{k: v}), f'Local: {k}=.* but it must be') for k, v in (
+        ('lr', '0.1'), ('lr', None), ('lr', lambda r: .1), ('lr', float('nan')), ('lr', float('inf')), ('lr', 0.),
+        ('epochs', -1.5), ('epochs', '1'), ('epochs', 0), ('batch_size', 32.5), ('batch_size', True), ('batch_size', 0),
+        ('momentum', 'a'), ('momentum', 1.), ('weight_decay', None), ('weight_decay', -1.), ('drop_last', 'no'))),
     (lambda: Local(epochs=0.), 'epochs=0,'), (lambda: Local(epochs=()), r'epochs=\(\)'),
     (lambda: Local(epochs=(1, -1)), r'epochs=\(1, -1\)'), (lambda: Local(epochs=float('nan')), 'epochs=nan'),
     (lambda: Local(steps=1.5), 'steps=1.5'), (lambda: Local(steps=0), 'steps=0'),
@@ -163,7 +167,8 @@ class Odd(Effort):
     def __call__(self, client, round, rng): return -1
 
 @pytest.mark.parametrize('local,word', [
-    (Local(steps=(3, 4)), 'steps has 2 numbers'), (Local(epochs=(1,)*4), 'epochs has 4 numbers'),
+    (Local(steps=(3, 4)), 'steps has 2 numbers'), (Local(epochs=(1,)*4), 'epochs has 4 numbers.*5 clients'),
+    (Local(steps=(1,)*6), 'steps has 6 numbers'), (Local(epochs=(1,)*6), 'epochs has 6 numbers'),
     (Local(steps=Odd()), 'client 0 -1 steps')])
 def test_uneven_work_that_does_not_fit_is_refused_before_the_first_round(local, word):
     with pytest.raises(ValueError, match=word): trained(local=local)
@@ -325,12 +330,6 @@ def test_nesterov_needs_momentum():
     with pytest.raises(ValueError, match="momentum=0.0, but it must be .*not 0 where it is Nesterov's"):
         Local(momentum=0., optimizer=SGD(nesterov=True))
     Local(momentum=0., optimizer=SGD())
-
-@pytest.mark.parametrize('name', ['epochs', 'steps'])
-@pytest.mark.parametrize('n', [4, 6])
-def test_a_tuple_has_one_number_for_each_client(name, n):
-    with pytest.raises(ValueError, match=f'{name} has {n} numbers, but there are 5 clients'):
-        trained(rounds=1, local=Local(**{name: (1,)*n}))
 
 def test_words_that_are_no_values_are_not_taken_for_some():
     with pytest.raises(ParseError, match="^lr: no value is called 'fast'; there are Adam"): local(lr='fast')

@@ -315,8 +315,11 @@ class Counter(Net):
         if self.how == 'elsewhere': HELD.calls += 1
         return 1. if (self.n, self.held[0], HELD.calls) < (25, 25, 25) else .01
 
-@pytest.mark.parametrize('how', ['random', 'numpy', 'own', 'attribute', 'list', 'elsewhere'])
-def test_a_forward_that_remembers_is_run_every_time(how):
+DRAWS, CHANGES = 'random numbers of Python or NumPy', 'changes attributes'
+
+@pytest.mark.parametrize('how, why', [('random', DRAWS), ('numpy', DRAWS), ('own', ''), ('attribute', CHANGES),
+                                      ('list', ''), ('elsewhere', '')])
+def test_a_forward_that_remembers_is_run_every_time(how, why):
     runs = []
     for record in (False, True):
         random.seed(0)
@@ -324,8 +327,9 @@ def test_a_forward_that_remembers_is_run_every_time(how):
         HELD.calls = 0
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter('always')
-            runs.append(go(Counter(how), record=record))
-        assert record == any('are not recorded' in str(w.message) for w in said)
+            runs.append(go(net := Counter(how), record=record))
+        assert record == any('are not recorded' in str(w.message) and why in str(w.message) for w in said)
+        assert net.n == net.held[0] == 0 # the user's own network is not touched
     assert how == 'elsewhere' or same(*runs)    # there the trial counts too
 
 # ---- activation checkpointing ----

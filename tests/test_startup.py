@@ -16,7 +16,7 @@ def test_help_does_without_torch(code):
     assert loaded(code, 'torch', 'numpy', 'pandas', 'fastcore', *HEAVY) == []
 
 def test_a_short_job_imports_little():
-    code = ("import fedlit.run, fedlit.data, fedlit.models, fedlit.partition\n"
+    code = ("import fedlit.run, fedlit.data, fedlit.models, fedlit.partition, fedlit.figure\n"
             "from fedlit.data import load\n"
             "from fedlit.models import build\n"
             "build('mlp', load('digits'))")
@@ -45,6 +45,7 @@ def test_a_wrong_argument_is_told_without_torch(argv):
 
 @pytest.mark.parametrize('argv, said', [
     (['run', '--method', 'FedFoo()'], 'no method is called'), (['run', '--executor', 'torchrun:vamp'], 'vamp'),
+    (['run', '--method', 'FedDecor()'], 'did you mean FedDecorr'), (['run', '--data', 'digit'], 'did you mean digits'),
     (['run', '--model', 'resnet19'], 'resnet18'), (['run', '--data', 'cifar11'], 'cifar10'),
     (['run', '--optimizer', 'SDG'], 'SGD'), (['run', '--method', 'MOON(muu=1)'], "did you mean 'mu'"),
     (['run', '--lr', 'Decay(-1, .5)'], '--lr takes'), (['compare', '--methods', 'Ditto(mu=1)'], 'Ditto'),

@@ -470,15 +470,6 @@ def test_tapes_and_graphs_on_a_gpu(m, graphs):
     played = go(Tapes(graphs))
     assert gap(go(None), played) < 1e-9 and gap(go(None, 'loop'), played) < 1e-9
 
-def test_a_graph_needs_a_gpu():
-    task = load('digits')
-    with pytest.raises(ValueError, match="'graph'"):
-        federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', record='graph',
-                 progress=False)
-    with pytest.raises(ValueError, match='bfloat8'):
-        federate(build('mlp', task), task, [torch.arange(40)], FedAvg(), rounds=1, device='cpu', precision='bfloat8',
-                 progress=False)
-
 @pytest.mark.parametrize('kw', [dict(precision='bfloat16'), dict(channels_last=True)], ids=str)
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])
 def test_precision_and_order_of_numbers(kw, executor):

@@ -5,9 +5,7 @@ from torch import nn
 from fedlit.local import Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
-from fedlit.method import Method
 from fedlit.methods import FedAvg, FedProx, HeteroFL, MOON
-from fedlit.models import build
 from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.cohort import Broadcast
@@ -189,15 +187,6 @@ def test_all_extremes_pass_the_network_together():
     net.register_forward_hook(lambda *_: calls.append(1))
     check_extremes(net, WORDS)
     assert len(calls) == 2 # the training and the test samples
-
-class Reads(Method):
-    def loss(self, features): return features.square().mean()*(features.mean().item() > 0)
-
-def test_a_hook_that_reads_a_number_is_run_client_by_client():
-    net = build('mlp', TASK, seed=0)
-    with pytest.warns(UserWarning, match='cannot be stacked by vmap.*item.*executor=.loop'):
-        run = federate(net, TASK, RAGGED, Reads(), 2, LOCAL, progress=False, device='cpu')
-    assert gap(run.state, federate(net, TASK, RAGGED, Reads(), 2, LOCAL, progress=False, executor='loop').state) == 0
 
 class Noisy(nn.Module):
     "Has a buffer, and draws from all three generators."

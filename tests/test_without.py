@@ -107,7 +107,7 @@ def test_a_network_that_was_trained_in_the_meantime_is_refused():
     with pytest.raises(ValueError, match='before round 1'): first.without(3)
 
 @pytest.mark.parametrize('left, kind, word', [((9,), ValueError, 'no client 9; the 6 clients are 0 to 5'),
-                                              (-1, ValueError, 'no client -1'), ('3', TypeError, 'client numbers'),
+                                              (-1, ValueError, 'no client -1'),
                                               (range(6), ValueError, 'none of the 6'),
                                               (list(range(6)), ValueError, 'none of the 6')])
 def test_clients_that_cannot_be_left_out(left, kind, word):
