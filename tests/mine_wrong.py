@@ -42,11 +42,6 @@ class Forgetful(Method):
     def grad(self, grads, client): return {k: v + .1*client[k] if k in client else v for k, v in grads.items()}
     def done(self, client, delta): return delta, {}
 
-@caught('runs')
-class HeadFirst(Method):
-    "Steps for the head, and none for what it does not mention."
-    def merge(self, delta, server): return {k: 2*v for k, v in delta.items() if 'head' in k}, server
-
 @caught('whole')
 class Rows(Method):
     "A step for each output, the mean over its inputs, which is broadcast to all of them."
@@ -80,21 +75,6 @@ class InPlace(Method):
 class Vector(Method):
     "A penalty for each sample."
     def loss(self, features): return features.norm(dim=1)
-
-@caught('runs')
-class Nothing(Method):
-    "No return."
-    def loss(self, features): features.square().mean()
-
-@caught('runs')
-class OneThing(Method):
-    "What it sends, but not what it remembers."
-    def done(self, delta): return delta
-
-@caught('runs')
-class NoStep(Method):
-    "What it remembers is missing."
-    def merge(self, delta): return delta
 
 class _Square(torch.autograd.Function):
     "A square whose backward forgot the factor of two."
@@ -130,11 +110,6 @@ class Percent(Method):
     share: float = 50.
     def __post_init__(self): object.__setattr__(self, 'share', self.share/100)
     def weigh(self, weights): return self.share*weights
-
-@caught('runs')
-class Typo(Method):
-    "Asks for something that a round does not have."
-    def loss(self, feature): return feature.square().mean()
 
 @caught('slope')
 class NoGrad(Method):

@@ -425,20 +425,16 @@ def test_a_report_takes_the_seeds_that_were_run(tmp_path, capsys):
 
 # ---- settings as they are printed ----
 
-# entries, without some of them | rows, as for `select` | fields of their settings | all values; ... for more | source:
+# entries, without some of them | rows, as for `select` & more | fields of settings | all values; ... for more | source:
 # TPAMI, ICLR: FedDecorr's two versions; MOON: its paper; thesis: FedDSE (3) and FedGSE (4), where 0 samples are all;
 # code: released code, where the paper's text has no numbers
 PRINTED = '''
-feddecorr | | local.lr | .01 | TPAMI V-A
-feddecorr | | local.momentum | .9 | TPAMI V-A
-feddecorr | | local.batch_size | 64 | TPAMI V-A
+feddecorr | | local.lr/local.momentum/local.batch_size | .01/.9/64 | TPAMI V-A
 feddecorr -table4 -tpami-table3 -domain-spectra | | local.epochs | 10 | TPAMI V-A
 feddecorr/table4 | | local.epochs | 1 5 10 20 | TPAMI V-F
-feddecorr | cifar10 | local.weight_decay | 1e-5 | TPAMI V-A
-feddecorr | cifar100 | local.weight_decay | 1e-4 | TPAMI V-A
+feddecorr | cifar10 | local.weight_decay/rounds | 1e-5/100 | TPAMI V-A
+feddecorr | cifar100 | local.weight_decay/rounds | 1e-4/100 | TPAMI V-A
 feddecorr | tiny_imagenet | local.weight_decay | 1e-4 | TPAMI V-A
-feddecorr | cifar10 | rounds | 100 | TPAMI V-A
-feddecorr | cifar100 | rounds | 100 | TPAMI V-A
 feddecorr -table3 | tiny_imagenet | rounds | 50 | TPAMI V-A
 feddecorr -table3 -tpami-table3 -domain-spectra | | clients/participation | 10/1 | TPAMI III-A, V-B
 feddecorr/table3 | | clients/rounds/participation | 10/50/1 20/50/1 30/50/1 50/100/.2 100/100/.2 | TPAMI V-D
@@ -459,21 +455,14 @@ feddecorr/fig5 | | FedDecorr.beta | .01 .05 .1 .2 .3 | TPAMI V-E
 feddecorr | | FedProx.mu | 1e-3 | TPAMI V-A
 feddecorr | | MOON.mu | 1 | TPAMI V-A
 feddecorr | | FedAvgM.momentum | .5 | TPAMI V-A
-feddecorr/tpami-table3 | | model | alexnet_bn | TPAMI V-A
-feddecorr/tpami-table3 | | rounds/local.epochs | 300/1 | TPAMI V-A
-feddecorr/tpami-table3 | | local.weight_decay | 1e-5 | TPAMI V-A
+feddecorr/tpami-table3 | | model/rounds/local.epochs/local.weight_decay | alexnet_bn/300/1/1e-5 | TPAMI V-A
 feddecorr/tpami-table3 | office_caltech10 | clients | 4 | TPAMI V-A
 feddecorr/tpami-table3 | domainnet | clients | 6 | TPAMI V-A
-moon | | local.lr | .01 | MOON 4.1
-moon | | local.weight_decay | 1e-5 | MOON 4.1
-moon | | local.momentum | .9 | MOON 4.1
-moon | | local.batch_size | 64 | MOON 4.1
+moon | | local.lr/local.momentum/local.weight_decay/local.batch_size | .01/.9/1e-5/64 | MOON 4.1
 moon | cifar10 | model | moon_cnn | MOON 4.1
-moon | cifar100 | model | resnet50 | MOON 4.1
-moon | tiny_imagenet | model | resnet50 | MOON 4.1
+moon | cifar100 & tiny_imagenet | model | resnet50 | MOON 4.1
 moon/table1 | method=SOLO | rounds/local.epochs | 30/10 | MOON 4.1, 300 epochs
-moon/table1 table2 table5 fig6 | cifar10,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
-moon/table1 table2 table5 fig6 | cifar100,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
+moon/table1 table2 table5 fig6 | cifar10,method=MOON & cifar100,method=MOON | rounds/local.epochs | 100/10 | MOON 4.1
 moon/table1 table2 table5 fig6 | tiny_imagenet,method=MOON | rounds/local.epochs | 20/10 | MOON 4.1
 moon/fig7 | | local.epochs | 1 10 ... | MOON 4.4
 moon | | MOON.tau | .5 | MOON 4.1
@@ -484,22 +473,18 @@ moon -table3 -fig8 -fig2 | | clients/participation | 10/1 | MOON 4.1
 moon/table3 fig8 | | clients/rounds/participation | 50/200/1 100/500/.2 | MOON 4.5
 moon/table3 fig8 | | MOON.mu | 1 10 | MOON 4.5
 moon -table3 -fig8 -tuning | cifar10 | MOON.mu | 5 | MOON 4.2
-moon -table3 -fig8 | cifar100 | MOON.mu | 1 | MOON 4.2
-moon -table3 -fig8 | tiny_imagenet | MOON.mu | 1 | MOON 4.2
+moon -table3 -fig8 | cifar100 & tiny_imagenet | MOON.mu | 1 | MOON 4.2
 moon/tuning | | MOON.mu | .1 1 5 10 | MOON 4.2
 moon -tuning | cifar10 | FedProx.mu | .01 | MOON 4.2
-moon | cifar100 | FedProx.mu | .001 | MOON 4.2
-moon | tiny_imagenet | FedProx.mu | .001 | MOON 4.2
+moon | cifar100 & tiny_imagenet | FedProx.mu | .001 | MOON 4.2
 moon/tuning | | FedProx.mu | .001 .01 .1 1 | MOON 4.2
-feddecomp | | clients/rounds | 40/300 | code
-feddecomp | | train/test | 500/100 | code
-feddecomp | | local.epochs/local.batch_size | 5/100 | code
+feddecomp | | clients/rounds/local.epochs/local.batch_size | 40/300/5/100 | code
 feddecomp | | local.lr/local.momentum/local.weight_decay | .1/.9/0 | code
+feddecomp | | train/test | 500/100 | code
 feddecomp | cifar10 | model | feddecomp_resnet8 | code
 feddecomp | cifar100 | model | feddecomp_resnet10 | code
 feddecomp/main | cifar10 | FedDecomp.r_c/FedDecomp.rank | .6/4 | code
-feddecomp/main | cifar100 | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
-feddecomp/main | tiny_imagenet | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
+feddecomp/main | cifar100 & tiny_imagenet | FedDecomp.r_c/FedDecomp.rank | .8/40 | code
 feddecomp/main ratios | | FedDecomp.lora_epochs | 2 | code
 feddse -fig3.2 -fig3.9 | | clients/participation | 100/.1 | thesis 3.3.2
 feddse/fig3.9 | | participation | .05 .1 .15 .2 | thesis 3.4.3
@@ -511,22 +496,17 @@ feddse -fig3.2 | mnist | rounds | 800 | thesis Table 3.3
 feddse/table3.6 fig3.8 fig3.10 | | model | cnn4 | thesis 3.3.1
 fedgse -fig4.3 -fig4.4 -table4.2 | mnist | rounds | 800 | thesis Table 4.1
 fedgse/fig4.3 fig4.4 | mnist | rounds | 100 | thesis 4.4.3
-feddse fedgse | cifar10 | rounds | 2500 | thesis Tables 3.3, 4.1
-feddse fedgse | cifar100 | rounds | 2500 | thesis Tables 3.3, 4.1
-feddse fedgse | tiny_imagenet | rounds | 2500 | thesis Tables 3.3, 4.1
-feddse/table3.4 | cifar10,method=FedDSE | model | feddse_resnet18 | thesis 3.3.1
-feddse/table3.4 | cifar100,method=FedDSE | model | feddse_resnet18 | thesis 3.3.1
+feddse fedgse | cifar10 & cifar100 & tiny_imagenet | rounds | 2500 | thesis Tables 3.3, 4.1
+feddse/table3.4 | cifar10,method=FedDSE & cifar100,method=FedDSE | model | feddse_resnet18 | thesis 3.3.1
 feddse/table3.4 | tiny_imagenet,method=FedDSE | model | feddse_resnet34 | thesis 3.3.1
 feddse fedgse -table4.2 | | recipe | thesis | thesis 3.3.2
 feddse fedgse -table4.2 -fig3.2 | | statistics | recomputed | thesis 3.3.3
 feddse | | public | none | thesis 3.2.2
 feddse/fig3.2 | heterogeneity=high | clients/classes | 5/2 | thesis 3.1.2
-feddse/table3.4 | mnist | classes | 2 | thesis Table 3.2
-feddse/table3.4 | cifar10 | classes | 2 | thesis Table 3.2
+feddse/table3.4 | mnist & cifar10 | classes | 2 | thesis Table 3.2
 feddse/table3.4 | cifar100 | classes | 8 | thesis Table 3.2
 feddse/table3.4 | tiny_imagenet | classes | 16 | thesis Table 3.2
-feddse/table3.5 | mnist | classes | 4 | thesis Table 3.2
-feddse/table3.5 | cifar10 | classes | 4 | thesis Table 3.2
+feddse/table3.5 | mnist & cifar10 | classes | 4 | thesis Table 3.2
 feddse/table3.5 | cifar100 | classes | 16 | thesis Table 3.2
 feddse/table3.5 | tiny_imagenet | classes | 32 | thesis Table 3.2
 fedgse/table4.3 fig4.3 fig4.4 | mnist | classes | 2 | thesis Table 3.2, 4.4
@@ -556,7 +536,8 @@ fedgse/fig4.10 | | FedGSE.samples | 64 128 256 512 | thesis 4.5.3
 fedgse/table4.5 fig4.5 fig4.6 fig4.7 fig4.10 | | FedGSE.similar | SPL | thesis 4.4.1, Table 4.5
 fedgse/fig4.3 fig4.4 | | FedGSE.similar | CSL | thesis 4.4.3
 '''
-PRINTED = [[c.strip() for c in line.split('|')] for line in PRINTED.strip().splitlines()]
+PRINTED = [[which, only, *more] for line in PRINTED.strip().splitlines()
+           for which, rows, *more in [[c.strip() for c in line.split('|')]] for only in rows.split(' & ')]
 
 def entries_of(text):
     "'moon', 'feddse fedgse', 'moon -fig7' or 'moon/table1 table2': entries of papers, without some, or by name."
@@ -938,35 +919,25 @@ def test_a_misspelt_entry_beside_all_is_named():
     assert entries('all', 'moon') == entries() and entries('moon', 'all')[0].paper == 'moon'
     with pytest.raises(ValueError, match="no entry 'moon/fig99'"): entries('all', 'moon/fig99')
 
-LOCKS = '''import multiprocessing
-from fedlit.papers.settings import work_off
-def lock(item): lock.kept = multiprocessing.get_context('spawn').RLock() # what a progress bar makes
-if __name__ == '__main__': work_off(lock, [1, 2, 3], 2, progress=False)
-'''
-
-def test_processes_end_by_themselves(tmp_path):
-    "Else Python complains, when everything is done, of semaphores that they leaked."
-    (tmp_path/'locks.py').write_text(LOCKS)
-    done = subprocess.run([sys.executable, tmp_path/'locks.py'], capture_output=True, text=True, check=True)
-    assert 'leaked' not in done.stderr
-
-SOME_FAIL = '''import sys
+SOME_FAIL = '''import multiprocessing, sys
 from pathlib import Path
 from fedlit.papers.settings import work_off
 def work(item):
+    work.kept = multiprocessing.get_context('spawn').RLock() # what a progress bar makes
     if item % 2: raise ValueError(f'no {item}')
     Path(sys.argv[1], str(item)).touch()
 if __name__ == '__main__': work_off(work, [1, 2, 3, 4], int(sys.argv[2]), progress=False)
 '''
 
 @pytest.mark.parametrize('processes', [1, 2])
-def test_one_run_that_fails_stops_no_other(tmp_path, processes):
-    "The rest is worked off first, and then it says what was wrong, with the worker's traceback."
+def test_one_run_that_fails_stops_no_other_and_processes_end_by_themselves(tmp_path, processes):
+    """The rest is worked off first, and then it says what was wrong, with the worker's traceback; and Python does not
+    complain, when everything is done, of semaphores that were leaked."""
     (tmp_path/'some.py').write_text(SOME_FAIL)
     command = [sys.executable, tmp_path/'some.py', tmp_path, str(processes)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode and 'ValueError: no 1' in done.stderr and "raise ValueError(f'no {item}')" in done.stderr
-    assert (tmp_path/'2').exists() and (tmp_path/'4').exists()
+    assert (tmp_path/'2').exists() and (tmp_path/'4').exists() and 'leaked' not in done.stderr
 
 # ---- one rule for who judges ----
 
