@@ -1,16 +1,40 @@
-"""Federations written out by hand, to compare with: plain torch and plain arithmetic, nothing of fedlit in the oracles.
+"""Federations written out by hand, to compare with: plain torch and plain arithmetic, nothing of fedlit in the
+oracles but the batches that it draws.
 
 Two problems: a straight line, whose gradient is a formula, and a small classifier."""
 import copy
 import torch
 from torch import nn
 from torch.nn import functional as F
+from fedlit.batches import batches_of
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 
 def gap(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)
+
+def sgd(
+    net, batches,                                   # a network, which stays as it is; pairs (x, y)
+    term=lambda net, x, y, t: 0.,                   # what is added to the loss of step t
+    criterion=F.cross_entropy,
+    grad=lambda net, x, y: None,                    # what is done to the gradient
+    **how,                                          # of torch.optim.SGD: lr, momentum, weight_decay
+):
+    "A copy of the network after a step for each batch."
+    net = copy.deepcopy(net).train()
+    opt = torch.optim.SGD(net.parameters(), **how)
+    for t, (x, y) in enumerate(batches):
+        opt.zero_grad()
+        (criterion(net(x)[1], y) + term(net, x, y, t)).backward()
+        grad(net, x, y)
+        opt.step()
+    return net
+
+def drawn(task, clients, k, local, round=0, least=1):
+    "The batches that fedlit draws for client `k`: pairs (x, y)."
+    data = batches_of(task, clients, [k], local, 0, round, least)
+    return [(x, y) for t, n in enumerate(data.counts[0].tolist()) if n for (x,), (y,) in [data.at(t, [0], n)]]
 
 # ---- a straight line: features x, prediction x.w, loss (x.w - y)^2/2 ----
 
@@ -95,13 +119,9 @@ def by_torch(
     for _ in range(rounds):
         mean, received = {}, {k: v.detach().clone() for k, v in model.named_parameters()}
         for k in range(len(share)):
-            local = copy.deepcopy(model).train()
-            opt = torch.optim.SGD(local.parameters(), lr=.1, momentum=.9, weight_decay=.01)
-            for t in range(int(data['counts'][k].sum())):
-                opt.zero_grad()
-                (F.cross_entropy(local(data['x'][k, t])[1], data['y'][k, t]) + term(local, received)).backward()
-                grad(local, data['x'][k, t], data['y'][k, t])
-                opt.step()
+            n = int(data['counts'][k].sum())
+            local = sgd(model, zip(data['x'][k, :n], data['y'][k, :n]), lambda net, *_, r=received: term(net, r),
+                        grad=grad, lr=.1, momentum=.9, weight_decay=.01)
             for n, v in local.state_dict().items():
                 if v.is_floating_point(): mean[n] = mean.get(n, 0) + share[k]*v
         before = {n: v.clone() for n, v in model.state_dict().items() if n in mean}

@@ -1,5 +1,5 @@
 "Small federations that the tests share: fixed batches, ragged clients, a network with BatchNorm."
-import os, subprocess, sys, zlib
+import importlib.util, os, shutil, subprocess, sys, zlib
 os.environ.setdefault('KINETO_LOG_LEVEL', '99') # torch 2.15 otherwise reports every profile, and that there is no GPU
 from pathlib import Path
 import pytest, torch
@@ -71,3 +71,18 @@ def pytest_terminal_summary(terminalreporter):
     if NOW is not None:
         terminalreporter.write_line(f'Of tests with a case for every method, this was FEDLIT_THIRD={NOW} of 0, 1, 2; '
                                     'FEDLIT_THIRD=all is all.')
+
+# ---- pages in a browser ----
+
+CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
+browsed = pytest.mark.skipif(
+    not CHROMIUM or not importlib.util.find_spec('playwright'),
+    reason='needs Chromium and the Python package playwright (make test-docs installs the latter)')
+
+@pytest.fixture(scope='module')
+def browser():
+    from playwright.sync_api import sync_playwright
+    with sync_playwright() as p:
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
+        yield browser
+        browser.close()

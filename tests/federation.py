@@ -1,4 +1,5 @@
 "The small federation of `fedlit.laws`, with biases even before BatchNorm, and the methods that are tried in it."
+from safetensors.torch import save_file
 from fedlit import laws
 from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
 from fedlit.methods import (
@@ -82,3 +83,14 @@ NEUTRAL = [FedProx(mu=0.),
            FedRS(alpha=1.), FedLC(tau=0.), DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
            TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
            Ditto(lam=1.), APFL()]
+
+def sites(folder, task, parts, **more):
+    "Folders for Flower's sites, with a part of the task each, and its test samples; the run config that finds them."
+    for k, i in enumerate(parts):
+        (folder/str(k)).mkdir()
+        save_file(dict(x=task.x_train[i], y=task.y_train[i]), folder/str(k)/'train.safetensors')
+    save_file(dict(x=task.x_test, y=task.y_test), folder/'test.safetensors')
+    shape = str(tuple(task.x_train.shape[1:]))
+    return {'method': 'FedAvg()', 'clients': len(parts), 'rounds': 2, 'wait': .1, 'timeout': 1., 'sites': str(folder),
+            'test': str(folder/'test.safetensors'), 'task.shape': shape, 'task.classes': task.classes,
+            'model.name': 'mlp', 'local.epochs': 2, **more}

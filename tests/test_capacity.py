@@ -7,8 +7,8 @@ from fedlit.scale.capacity import traffic
 from fedlit.scale.costs import narrow, read
 from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep, HeteroFL,
                             MOON, OwnLabels, SCAFFOLD, pFedPara, IFCA)
+from fedlit import models
 from fedlit.method import Method
-from fedlit.models import build
 from fedlit.data import load
 
 class Net(nn.Module):
@@ -53,15 +53,8 @@ def test_bytes_by_hand(method, down, up, home, server):
         assert seen[k].tolist() == [right, right], k
 
 def test_scaffold_is_twice_where_there_are_no_buffers():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU())
-    class Dense(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = net, nn.Linear(5, 3)
-        def forward(self, x):
-            z = self.body(x)
-            return z, self.head(z)
-    once, twice = (traffic(m, Dense(), SHAPE, CLASSES, 1).loc[0] for m in (FedAvg(), SCAFFOLD()))
+    dense = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(36, 5), nn.ReLU()), nn.Linear(5, 3))
+    once, twice = (traffic(m, dense, SHAPE, CLASSES, 1).loc[0] for m in (FedAvg(), SCAFFOLD()))
     assert once.up == 4*(36*5 + 5 + 5*3 + 3) and twice.up == 2*once.up and twice.down == 2*once.down
 
 def test_a_client_with_half_the_width_sends_the_small_network():
@@ -90,14 +83,8 @@ def test_added_and_frozen_parameters():
     assert (plain.home, still.home) == (0, 4*4*9) and still.server == plain.server # all have it
 
 def test_pfedpara_sends_half_of_its_factors():
-    class Wide(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.body, self.head = nn.Linear(36, 64), nn.Linear(64, 3)
-        def forward(self, x):
-            z = self.body(x.flatten(1)).relu()
-            return z, self.head(z)
-    seen = traffic(pFedPara(), Wide(), SHAPE, CLASSES, 1).loc[0]
+    wide = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(36, 64), nn.ReLU()), nn.Linear(64, 3))
+    seen = traffic(pFedPara(), wide, SHAPE, CLASSES, 1).loc[0]
     rest = 4*(64 + 64*3 + 3) # biases and the small head
     assert seen.up - rest == seen.home > 0 and (seen.home/4) % (36 + 64) == 0
 
@@ -157,6 +144,6 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 def test_who_chooses_at_home_is_sent_everything():
     "IFCA's clients try all networks and send one back."
     task = load('digits')
-    net = build('mlp', task, seed=0)
+    net = models.build('mlp', task, seed=0)
     one, all_ = (traffic(m, net, (1, 8, 8), 10, 3) for m in (FedAvg(), IFCA(clusters=4)))
     assert (all_.down >= 4*one.down).all() and (all_.up < 1.1*one.up).all()

@@ -848,13 +848,11 @@ def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys)
 
 @pytest.mark.parametrize('whole,seen', [(3, ([3, 4], True)), (2, ([2, 4], True)), (1, ([4], False))])
 def test_two_seeds_that_are_whole_count_as_a_look(small, monkeypatch, whole, seen):
-    fake(monkeypatch, 1)
-    monkeypatch.setitem(CATALOGUE, small.id, replace(small, grid=lambda scale: with_seeds(small.grid(scale), 3)))
-    main(['reproduce', 'tiny/fig1', '--quiet']) # nothing is noted
-    for labels, s in select(CATALOGUE[small.id], 'embedded'):
-        if labels['seed'] >= whole: (Path('results/catalogue')/address(s)).unlink()
+    e, out = trained(monkeypatch, small, 3)
+    for labels, s in select(e, 'embedded'):
+        if labels['seed'] >= whole: (out/address(s)).unlink()
     main(['reproduce', 'tiny/fig1', '--seeds', '4', '--quiet'])
-    assert looks(small, 'embedded', 'results/catalogue') == seen
+    assert looks(small, 'embedded', out) == seen
 
 def test_the_main_job_remembers_how_many_seeds_were_looked_at(tmp_path, monkeypatch):
     e, of = 'collapse', lambda: looks(CATALOGUE['collapse'], 'embedded', tmp_path)
@@ -895,6 +893,13 @@ def fake(monkeypatch, effect):
                                                   measured={k: [] for k in s.measure}))
         return 0
     monkeypatch.setattr(catalogue, 'run_settings', instead)
+
+def trained(monkeypatch, small, seeds):
+    "The small entry with runs of so many seeds that take no time, of which nothing is noted; and where they are."
+    fake(monkeypatch, 1)
+    monkeypatch.setitem(CATALOGUE, small.id, replace(small, grid=lambda scale: with_seeds(small.grid(scale), seeds)))
+    main(['reproduce', 'tiny/fig1', '--quiet'])
+    return CATALOGUE[small.id], Path('results/catalogue')
 
 def test_until_decided_stops_when_it_is(small, monkeypatch, capsys):
     fake(monkeypatch, 6)
@@ -969,10 +974,7 @@ def test_a_part_of_an_entry_has_the_seeds_and_the_looks_of_the_whole(small):
     assert looks(small, 'embedded', 'results/catalogue') == ([4], True) # some of its runs were looked at twice
 
 def test_a_report_on_what_is_incomplete_is_a_look(small, monkeypatch, capsys):
-    fake(monkeypatch, 1)
-    monkeypatch.setitem(CATALOGUE, small.id, replace(small, grid=lambda scale: with_seeds(small.grid(scale), 7)))
-    e, out = CATALOGUE[small.id], Path('results/catalogue')
-    main(['reproduce', 'tiny/fig1', '--quiet'])
+    e, out = trained(monkeypatch, small, 7)
     last = {f: f.read_bytes() for f in [out/address(s) for l, s in select(e, 'embedded') if l['seed'] == 6]}
     main(['report', 'tiny/fig1'])
     assert looks(e, 'embedded', out) == ([None], False) and judged([e], 'embedded', out=out).test[0] == 'sign flips'
@@ -983,10 +985,7 @@ def test_a_report_on_what_is_incomplete_is_a_look(small, monkeypatch, capsys):
 
 def test_a_report_needs_no_leave_to_write_beside_the_results(small, monkeypatch, capsys):
     from fedlit.papers import entries
-    fake(monkeypatch, 1)
-    monkeypatch.setitem(CATALOGUE, small.id, replace(small, grid=lambda scale: with_seeds(small.grid(scale), 7)))
-    e, out = CATALOGUE[small.id], Path('results/catalogue')
-    main(['reproduce', 'tiny/fig1', '--quiet'])
+    e, out = trained(monkeypatch, small, 7)
     for l, s in select(e, 'embedded'): (out/address(s)).unlink() if l['seed'] == 6 else None
     def refused(*args): raise OSError(30, 'Read-only file system')
     monkeypatch.setattr(entries, 'write_json', refused)

@@ -3,8 +3,6 @@ import copy, math
 import numpy as np, pytest, torch
 from itertools import islice
 from torch import nn
-from torch.nn import functional as F
-from fedlit.batches import batches_of
 from fedlit.data import load
 from fedlit.engine.inputs import least_batch
 from fedlit.local import Between, Local
@@ -17,6 +15,7 @@ from fedlit.partition import dirichlet
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit.ground.tree import leaves
+from by_hand import drawn, sgd
 from fedlit.after.report import took_part
 
 TASK = load('digits').subset(240, seed=0)
@@ -83,16 +82,7 @@ def one_client(model, k, sent, version):
     "Plain PyTorch: what client `k` ends with."
     model = copy.deepcopy(model)
     model.load_state_dict(sent)
-    model.train()
-    b = batches_of(TASK, CLIENTS, [k], LOCAL, 0, version, least_batch(model))
-    for t in range(b.counts.shape[1]):
-        if not (n := int(b.counts[0, t])): continue
-        x, y = (v[0] for v in b.at(t, [0], n))
-        model.zero_grad()
-        F.cross_entropy(model(x)[1], y).backward()
-        with torch.no_grad():
-            for p in model.parameters(): p -= LOCAL.lr*p.grad
-    return {k: v.clone() for k, v in model.state_dict().items()}
+    return sgd(model, drawn(TASK, CLIENTS, k, LOCAL, version, least_batch(model)), lr=LOCAL.lr).state_dict()
 
 def server_by_hand(clock, norm, rule, rounds=6):
     "An asynchronous server: versions of the network in a list; `rule(now, sent, end, tau, p)` is an answer's step."

@@ -8,7 +8,7 @@ from fedlit.ground.tape import Tapes, compiled, no_compiler
 from fedlit.local import Adam, AdamW, Decay, Local
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
-from fedlit.models import build
+from fedlit.models import Net, build
 from fedlit.partition import iid
 from fedlit.run import federate, federating
 from conftest import SELDOM
@@ -103,35 +103,24 @@ def trips(module, examples): raise RuntimeError('C++ compile error\n\n/tmp/a.cpp
 
 def forgets(module, examples): return lambda *inputs: [] # does nothing
 
-def drifts(module, examples):
-    def run(*inputs):
-        out = module(*inputs)
-        inputs[1].mul_(1.01)
-        return out
-    return run
+def spoils(change):
+    "A compiler whose step is followed by `change(written, as it was)` of each of its inputs."
+    def build(module, examples):
+        def run(*inputs):
+            before = [v.clone() for v in inputs]
+            out = module(*inputs)
+            for v, b in zip(inputs, before):
+                if v.is_floating_point(): change(v, b)
+            return out
+        return run
+    return build
 
-def exaggerates(module, examples):
-    "Everything that is written moves too far by eight in a hundred."
-    def run(*inputs):
-        before = [v.clone() for v in inputs]
-        out = module(*inputs)
-        for v, b in zip(inputs, before):
-            if v.is_floating_point(): v.add_(v - b, alpha=.08)
-        return out
-    return run
-
-def stands_still(module, examples):
-    "The matrices stay as they were."
-    def run(*inputs):
-        before = [v.clone() for v in inputs]
-        out = module(*inputs)
-        for v, b in zip(inputs, before):
-            if v.dim() == 3 and v.is_floating_point(): v.copy_(b)
-        return out
-    return run
+drifts = spoils(lambda v, b: v.mul_(1.01))
+exaggerates = spoils(lambda v, b: v.add_(v - b, alpha=.08)) # what is written moves too far by eight in a hundred
+stands_still = spoils(lambda v, b: v.dim() == 3 and v.copy_(b)) # the matrices
 
 @pytest.mark.parametrize('local', [Local(epochs=1), Local(epochs=1, lr=1e-4, momentum=0.)], ids=['usual', 'slow'])
-@pytest.mark.parametrize('build', [exaggerates, stands_still])
+@pytest.mark.parametrize('build', [exaggerates, stands_still], ids=['exaggerates', 'stands still'])
 def test_kernels_that_are_a_little_wrong_are_not_trusted(build, local, as_written, monkeypatch):
     monkeypatch.setattr(tape, '_built', build)
     with pytest.warns(UserWarning, match='does not do what the step does'): run = small(local=local)
@@ -177,13 +166,7 @@ class Phases(Method):
 class Peeks(Method):
     def loss(self, features): return features.square().mean() if float(features.mean().detach()) > 0 else 0.
 
-class Drops(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.body, self.head = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(.5)), nn.Linear(8, 10)
-    def forward(self, x):
-        z = self.body(x)
-        return z, self.head(z)
+def drops(): return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Dropout(.5)), nn.Linear(8, 10))
 
 SAID = "; so with record='compile' steps are played from the tape or run as they are"
 
@@ -205,7 +188,7 @@ def test_what_cannot_be_recorded_is_not_compiled(as_written):
         torch.manual_seed(0)
         return federate(net(), task, clients, method, rounds=2, local=Local(epochs=1), device='cpu', progress=False,
                         executor='loop', record=how)
-    for net, method in (Drops, FedAvg()), (lambda: build('mlp', task, seed=0), Peeks()):
+    for net, method in (drops, FedAvg()), (lambda: build('mlp', task, seed=0), Peeks()):
         with pytest.warns(UserWarning) as seen: run = go('compile', net, method)
         assert sentences(seen) == ['a step cannot be compiled (it draws random numbers or looks at the numbers in a '
                                    'tensor), so steps are played from the tape or run as they are']

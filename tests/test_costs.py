@@ -8,7 +8,7 @@ from fedlit.scale import costs
 from fedlit.scale.costs import RATES, growth, narrow, readable, shrink, swelling, take_turns, trainer
 from fedlit.ground.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
-from fedlit.models import cnn4, feddse_resnet18, preact_resnet18
+from fedlit.models import Net, cnn4, feddse_resnet18, preact_resnet18
 
 def by_hooks(net, shape):
     "Parameters and multiplications, counted layer by layer from what each layer says and sees."
@@ -76,12 +76,8 @@ def test_growth_counts_bytes():
     assert growth(both) == 8000 and growth(in_turn) == 4000
 
 def test_peak_of_a_linear_layer_by_hand():
-    class One(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.fc = nn.Linear(1000, 500, bias=False)
-        def forward(self, x): return x, self.fc(x)
-    row = costs.costs(dict(one=One()), (1000,), batch_size=10, repeats=1).loc['one']
+    one = Net(nn.Identity(), nn.Linear(1000, 500, bias=False))
+    row = costs.costs(dict(one=one), (1000,), batch_size=10, repeats=1).loc['one']
     weight, batch = 4*1000*500, 4*10*1000 + 8*10
     assert row.travel == weight and row.own == 2*weight + batch # weight, momentum, x and y
     assert weight < row.peak - row.own < weight + 5*4*10*500    # the gradient, and a few tensors as large as the logits

@@ -2,7 +2,6 @@
 import copy, time, warnings
 import numpy as np, pytest, torch, torch.nn.functional as F
 from torch import nn
-from fedlit.batches import batches_of
 from fedlit.data import load
 from fedlit.ground.draws import Seeded
 from fedlit.local import Local
@@ -15,6 +14,7 @@ from fedlit.networks import MixedRun, groups
 from fedlit.participation import Clock
 from fedlit.partition import dirichlet
 from fedlit.run import federate, federating
+from by_hand import drawn, sgd
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train[:600], 6, .5, seed=0)
@@ -46,17 +46,9 @@ def run(networks, method, rounds=2, **kw):
     kw = dict(dict(rounds=rounds, local=LOCAL, proxy=PROXY, progress=False, device='cpu', weighting='samples'), **kw)
     return federate(networks, TASK, CLIENTS, method, **kw)
 
-def trained(net, k, round, term=lambda net, x, y, t: 0., optimizer=torch.optim.SGD):
+def trained(net, k, round, *term):
     "A copy of a network after a round of client `k`."
-    net = copy.deepcopy(net).train()
-    opt, data = optimizer(net.parameters(), LOCAL.lr, LOCAL.momentum), batches_of(TASK, CLIENTS, [k], LOCAL, 0, round)
-    for t in range(data.counts.shape[1]):
-        if not (n := int(data.counts[0, t])): continue
-        x, y = (v[0] for v in data.at(t, [0], n))
-        opt.zero_grad()
-        (F.cross_entropy(net(x)[1], y) + term(net, x, y, t)).backward()
-        opt.step()
-    return net.eval()
+    return sgd(net, drawn(TASK, CLIENTS, k, LOCAL, round), *term, lr=LOCAL.lr, momentum=LOCAL.momentum).eval()
 
 def student(net, teacher, method, round):
     "A copy of a network after it has learned from a teacher's logits."

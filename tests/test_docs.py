@@ -1,10 +1,12 @@
 """The site: its converter (always), and its pages in a real browser with the network cut off (where _docs is built and
 Chromium is there). `make test-docs` builds and runs all of it."""
-import base64, importlib.util, os, re, shutil, sys
+import base64, os, re, sys
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
-import pytest, yaml
+import numpy as np, pytest, yaml
+from pandas import DataFrame, MultiIndex
+import conftest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
@@ -13,7 +15,6 @@ from tables import set_tables
 import api, llms, pages
 
 SITE = Path(os.environ.get('FEDLIT_DOCS', ROOT/'_docs'))
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 
 # -- the converter
 
@@ -201,8 +202,6 @@ def rows(frame):
             for row in re.findall(r'<tr>(.*?)</tr>', html)]
 
 def test_a_table_is_set():
-    from pandas import DataFrame
-    import numpy as np
     verdicts = DataFrame(dict(claim=['a', 'b'], measured=[1/3, np.nan], interval=['-1.2 to +3', '0.1 ± 2']))
     assert rows(verdicts) == [['claim', '!measured', '!interval'], ['a', '!0.333', '!-1.2 to +3'],
                               ['b', '!–', '!0.1 ± 2']]                      # rows are not numbered
@@ -219,7 +218,6 @@ def test_a_table_is_set():
     assert rows(DataFrame(np.eye(2)))[0] == ['', '!0', '!1']               # a matrix keeps both numbers
 
 def test_a_verdict_and_the_numbers_of_a_paper_come_first():
-    from pandas import DataFrame
     judged = DataFrame(dict(claim=['a', 'b'], measured=['+1 s', '-1 s'], seeds=[3, 4], verdict=['holds', 'undecided']))
     assert rows(judged)[:2] == [['claim', 'verdict', '!measured', '!seeds'], ['a', 'holds', '!+1 s', '!3']]
     both = DataFrame({'method': ['x'], 'ours': [1.], 'margin': [.5], 'seeds': [3], 'paper, cifar10': [2.]})
@@ -238,7 +236,6 @@ def test_what_a_figure_stands_on_is_text_below_it():
     assert told(figure, text('*Drawn from:* <b>; 1 seed.')) == ['', line]
 
 def test_labels_of_runs_have_the_names_of_the_site():
-    from pandas import DataFrame
     told = rows(DataFrame(dict(data=['small_cifar10'], claim=['MOON is ahead of Scaffold'])).set_index('data'))
     assert told == [['data', 'claim'], ['CIFAR-10 (small)', 'MOON is ahead of SCAFFOLD']]
     styled = DataFrame(dict(claim=['MOON is ahead of Scaffold'])).style.to_html()
@@ -250,7 +247,6 @@ def test_no_figure_is_said_to_be_drawn_at_paper_scale():
     assert len(told) > 50 and not {p: c for p, c in told.items() if 'paper' in c.partition(' --scale ')[2]}
 
 def test_a_table_that_was_stored_lean_is_the_same():
-    from pandas import DataFrame
     fill = pytest.importorskip('fill')
     html = DataFrame(dict(x=[1.5, 2])).to_html(notebook=True)
     output = dict(data={'text/html': html, 'text/plain': 'x'})
@@ -259,7 +255,6 @@ def test_a_table_that_was_stored_lean_is_the_same():
     assert set_tables(output['data']['text/html']) == set_tables(html)
 
 def test_cells_over_several_rows_stay_in_their_columns():
-    from pandas import DataFrame, MultiIndex
     pairs = MultiIndex.from_product([['a', 'b'], ['x', 'y']], names=['letter', 'sign'])
     told = rows(DataFrame({('points', 'mean'): [1., 2, 3, 4], ('points', 'sd'): [.1]*4}, index=pairs))
     assert told == [['', '', 'points'], ['letter', 'sign', '!mean', '!sd'], ['a', 'x', '!1.0', '!0.1'],
@@ -449,15 +444,6 @@ def test_folded_answers_are_lists(site):
     assert sum(map(len, told.values())) > 3
     assert not [n for n, found in told.items() for f in found if '<li>' not in f or re.search(r'^\d\. ', f, re.M)]
 
-@built
-def test_portraits_name_and_describe_themselves(site):
-    drawn = [(n, svg) for n in site for svg in re.findall(r'<svg[^>]*class="portrait".*?</svg>',
-                                                           (SITE/n).read_text(encoding='utf-8'), re.S)]
-    assert len({n for n, _ in drawn}) > 6
-    for n, svg in drawn:
-        assert 'role="img"' in svg and ' id="' not in svg, n # drawn twice on a page, an id would not be unique
-        assert all(len(re.search(f'<{tag}[^>]*>(.*?)</{tag}>', svg)[1]) > 10 for tag in ('title', 'desc')), n
-
 DUMPED = {'a machine': r'(?<![\w./])/(?:work|tmp|home|root)/(?!bash)', 'an address': r' at 0x[0-9a-f]{6}',
           'a type': r'np\.float64\(', 'a graph': r'grad_fn=', 'a bar': r'\d%\|',
           'sixteen digits': r'(?<!"\()\b\d\.(?!0{3})\d{9}'}
@@ -492,24 +478,23 @@ def test_the_sidebar_is_in_the_order_of_reading(site):
 
 # -- the pages in a browser
 
-browsed = pytest.mark.skipif(
-    not CHROMIUM or not importlib.util.find_spec('playwright'),
-    reason='needs Chromium and the Python package playwright (make test-docs installs the latter)')
+def browsed(test): return built(conftest.browsed(test))
 
 @pytest.fixture(scope='module')
-def tab():
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
-        page = browser.new_context(offline=True, viewport=dict(width=1280, height=900)).new_page()
-        page.faults = []
-        page.on('console', lambda m: page.faults.append((page.url, m.text)) if m.type in ('error', 'warning') else None)
-        page.on('pageerror', lambda e: page.faults.append((page.url, str(e))))
-        page.on('requestfailed', lambda r: page.faults.append((page.url, r.url)))
-        page.on('request', lambda r: page.faults.append((page.url, 'asks the network: ' + r.url))
-                           if not r.url.startswith(('file:', 'data:', 'blob:')) else None)
-        yield page
-        browser.close()
+def tab(browser):
+    page = browser.new_context(offline=True, viewport=dict(width=1280, height=900)).new_page()
+    page.faults = []
+    page.on('console', lambda m: page.faults.append((page.url, m.text)) if m.type in ('error', 'warning') else None)
+    page.on('pageerror', lambda e: page.faults.append((page.url, str(e))))
+    page.on('requestfailed', lambda r: page.faults.append((page.url, r.url)))
+    page.on('request', lambda r: page.faults.append((page.url, 'asks the network: ' + r.url))
+                       if not r.url.startswith(('file:', 'data:', 'blob:')) else None)
+    return page
+
+def show(tab, name, width=1280, height=900):
+    "Open a page of the site in a window of this size."
+    tab.set_viewport_size(dict(width=width, height=height))
+    tab.goto((SITE/f'{name}.html').as_uri())
 
 LOOK = """async () => { await (window.MathJax && MathJax.startup ? MathJax.startup.promise : null);
     const wide = [...document.querySelectorAll('.content *')].filter(e =>
@@ -535,19 +520,16 @@ def seen(site, tab):
         found[name] = tab.evaluate(LOOK)
     return found
 
-@built
 @browsed
 def test_pages_open_without_errors(seen, tab):
     assert not tab.faults
     assert not {n: s['broken'] for n, s in seen.items() if s['broken']}
 
-@built
 @browsed
 def test_math_is_drawn(seen):
     assert sum(s['math'] for s in seen.values()) > 500
     assert not {n: s for n, s in seen.items() if s['drawn'] != s['math'] or s['wrong'] or s['raw'] > 0}
 
-@built
 @browsed
 def test_nothing_overflows_at_375_pixels(seen):
     assert not {n: (s['width'], s['wide']) for n, s in seen.items() if s['width'] > 375 or s['wide']}
@@ -570,12 +552,10 @@ def test_what_is_asked_in_other_words_has_a_page_and_only_one():
 
 INTERNALS = {page_of(p) for captions, p in pages.sidebar() if captions[:1] == ('Internals',)}
 
-@built
 @browsed
 @pytest.mark.parametrize('asked', FOUND)
 def test_search_finds_the_right_page_first(tab, asked):
-    tab.set_viewport_size(dict(width=1280, height=900))
-    tab.goto((SITE/'index.html').as_uri())
+    show(tab, 'index')
     tab.fill('.sidebar-search', asked)
     tab.press('.sidebar-search', 'Enter')
     tab.wait_for_selector('#search-results li a', timeout=20_000)
@@ -589,11 +569,9 @@ def test_search_finds_the_right_page_first(tab, asked):
     assert inside == sorted(inside), hits # the internals last
     assert not tab.faults
 
-@built
 @browsed
 def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
-    tab.set_viewport_size(dict(width=1280, height=900))
-    tab.goto((SITE/'methods'/'fedgse.html').as_uri())
+    show(tab, 'methods/fedgse')
     opened = tab.eval_on_selector_all('.sidebar-tree details[open]', 'es => es.map(e => e.innerText)')
     assert len(opened) == 2 and all('FedGSE' in text for text in opened) # the methods, and among them the sub-models
     top = tab.eval_on_selector_all('.sidebar-tree > details > summary', 'es => es.map(e => e.innerText.trim())')
@@ -603,7 +581,7 @@ def test_the_sidebar_stands_at_the_page_and_its_headings_are_beside_it(tab):
     assert seen('.sidebar-tree .current-page') and seen('.toc-tree li li a')
     pair = tab.eval_on_selector_all('article, .toc-drawer', 'es => es.map(e => e.getBoundingClientRect())')
     assert pair[0]['right'] <= pair[1]['left']
-    tab.goto((SITE/'index.html').as_uri())
+    show(tab, 'index')
     assert 'seven pictures' in tab.eval_on_selector('.sidebar-tree details[open]', 'e => e.innerText')
     places = tab.eval_on_selector_all('.fedlit-moving svg', 'es => es.map(e => e.getBoundingClientRect().y)')
     assert len({*places}) == 1 # labels and curves side by side
@@ -613,27 +591,23 @@ def columns(png):
     raw = base64.b64decode(png)
     return int.from_bytes(raw[16:20], 'big')*100/dots(png)/768
 
-@built
 @browsed
 def test_no_figure_is_shown_at_less_than_60_percent_of_its_size(tab):
-    tab.set_viewport_size(dict(width=1280, height=900))
     wide = {page_of(p) for p in pages.notebooks() for _, picture, *_ in pages.figures(p)
             if not picture.startswith('<') and columns(picture) > 1.2}
     assert len(wide) > 5
     for name in wide:
-        tab.goto((SITE/f'{name}.html').as_uri())
+        show(tab, name)
         for src, shown in tab.evaluate("""() => [...document.querySelectorAll('article .cell_output img')].map(e =>
                 [e.src, e.getBoundingClientRect().width])"""):
             if not src.endswith('.png'): continue
             png = base64.b64encode(Path(unquote(urlsplit(src).path)).read_bytes()).decode()
             assert shown >= .6*768*columns(png) - 1, (name, src)
 
-@built
 @browsed
 @pytest.mark.parametrize('width', [1280, 375])
 def test_a_name_on_the_map_is_a_link_to_its_page(tab, width):
-    tab.set_viewport_size(dict(width=width, height=900))
-    tab.goto((SITE/'papers'/'landscape.html').as_uri())
+    show(tab, 'papers/landscape', width)
     names = tab.locator('.linked').first.locator('a[title="MOON"]')
     assert names.count() == 3 # a panel for each mixture of labels
     names.first.click() # fails where something lies over it
@@ -653,12 +627,10 @@ def test_every_figure_of_the_papers_has_a_line_with_its_verdict(site):
     assert all(re.fullmatch(r'(<p>)?(\d+ (holds?|do(es)? not|undecided|not evaluated)(, )?)+(</p>)?', row[-1].strip())
                for row in rows)
 
-@built
 @browsed
 @pytest.mark.parametrize('width', [1280, 375])
 def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
-    tab.set_viewport_size(dict(width=width, height=900))
-    tab.goto((SITE/'papers'/'results.html').as_uri())
+    show(tab, 'papers/results', width)
     tab.wait_for_timeout(300)
     boxes = '.sortable tbody tr > td:last-child'
     shown = lambda: tab.eval_on_selector_all(boxes, """es => es.slice(0, 5).every(e => {
@@ -675,12 +647,10 @@ def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
     assert seeds() == sorted(before, reverse=True)
     assert not tab.faults
 
-@built
 @browsed
 @pytest.mark.parametrize('name', ['cli', 'run', 'partition', 'methods/fedgse', 'papers/catalogue', 'engine/speed'])
 def test_no_line_of_code_is_cut_off_at_1280_pixels(tab, name):
-    tab.set_viewport_size(dict(width=1280, height=900))
-    tab.goto((SITE/f'{name}.html').as_uri())
+    show(tab, name)
     assert not tab.eval_on_selector_all('div.cell_input pre, div.highlight-bash pre, div.highlight-python pre', """es =>
         es.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))""")
 
@@ -692,12 +662,11 @@ def test_a_link_to_a_page_says_what_it_is():
         assert len(said) == 2 and said[0] == said[1]
     assert 'Let the local features agree with the global ones' in said[0]
 
-@built
 @browsed
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 def test_text_stands_out_and_figures_lie_on_white_in(tab, scheme):
     tab.emulate_media(color_scheme=scheme)
-    tab.goto((SITE/'methods'/'feddecorr.html').as_uri())
+    show(tab, 'methods/feddecorr')
     tab.wait_for_timeout(500)      # furo fades its colours
     light = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
     style = lambda sel, key: tab.eval_on_selector(sel, f'e => getComputedStyle(e).{key}')
@@ -705,13 +674,11 @@ def test_text_stands_out_and_figures_lie_on_white_in(tab, scheme):
     assert (light(style('body', 'backgroundColor')) < .3) == (scheme == 'dark')
     if scheme == 'dark': assert light(style('article .cell_output img', 'backgroundColor')) == 1
 
-@built
 @browsed
 def test_the_first_screen_moves(tab):
     "Three doors; the slider takes the labels apart, the switch brings FedDecorr; nothing plays against one's hand."
     tab.emulate_media(color_scheme='light', reduced_motion='reduce')
-    tab.set_viewport_size(dict(width=1280, height=900))
-    tab.goto((SITE/'index.html').as_uri())
+    show(tab, 'index')
     said, curve = lambda: tab.inner_text('.fedlit-moving .said'), lambda: tab.get_attribute('.curves > .average', 'd')
     settled = lambda words: tab.wait_for_function(
         "words => document.querySelector('.fedlit-moving .said').textContent.startsWith(words)", arg=words)
@@ -736,23 +703,19 @@ def test_the_first_screen_moves(tab):
     assert not tab.faults
     tab.emulate_media(reduced_motion='no-preference')
 
-@built
 @browsed
 def test_a_door_is_on_the_first_screen_of_a_telephone(tab):
-    tab.set_viewport_size(dict(width=375, height=800))
     tab.emulate_media(reduced_motion='reduce')
-    tab.goto((SITE/'index.html').as_uri())
+    show(tab, 'index', 375, 800)
     tab.wait_for_function("document.querySelector('.fedlit-moving .said').textContent")
     low = lambda s: tab.eval_on_selector(s, 'e => e.getBoundingClientRect().bottom')
     assert low('.lead') < low('.lead ~ p:not(.nb-links)') < low('.fedlit-moving .curves') < low('.doors a') < 800
     tab.emulate_media(reduced_motion='no-preference')
 
-@built
 @browsed
 @pytest.mark.parametrize('name', ['moon', 'feddecorr', 'fedgse', 'depth', 'feddecorr_images'])
 def test_a_table_fits_or_begins_with_what_matters_at_1280_pixels(tab, name):
-    tab.set_viewport_size(dict(width=1280, height=900))
-    tab.goto((SITE/'papers'/f'{name}.html').as_uri())
+    show(tab, f'papers/{name}')
     seen = tab.eval_on_selector_all('article table.dataframe', """es => es.map(e => {
         const right = e.closest('.cell_output').getBoundingClientRect().right + 1, cells = [...e.rows[0].cells];
         const matters = cells.filter(c => /^(verdict|ours|paper, .*)$/.test(c.innerText));
@@ -774,15 +737,13 @@ PORTRAIT = """() => [...document.querySelectorAll('svg.portrait')].map(s => {
             on: texts.filter(([t, r], i) => t != 'server' && boxes.some(b => hit(r, b))
                                             || texts.some(([_, q], j) => j > i && hit(r, q))).map(([t]) => t)} })"""
 
-@built
 @browsed
 @pytest.mark.parametrize('width', [1280, 375])
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
-@pytest.mark.parametrize('page, many', [('portrait.html', 2), ('methods/index.html', 35)])
+@pytest.mark.parametrize('page, many', [('portrait', 2), ('methods/index', 35)])
 def test_portraits_can_be_read(tab, width, scheme, page, many):
-    tab.set_viewport_size(dict(width=width, height=900))
     tab.emulate_media(color_scheme=scheme)
-    tab.goto((SITE/page).as_uri())
+    show(tab, page, width)
     tab.wait_for_timeout(500)
     lightness = lambda css: sum(map(float, re.findall(r'[\d.]+', css)[:3]))/765
     ground = lightness(tab.eval_on_selector('body', 'e => getComputedStyle(e).backgroundColor'))

@@ -8,7 +8,7 @@ from fedlit.data import load, Crop, Flip
 from fedlit.ground.draws import rng, seed_of, _words
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecomp, FedPara, HeteroFL
-from fedlit.models import build, wrap
+from fedlit.models import Net, build, wrap
 from fedlit.participation import draw_clients
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
@@ -24,20 +24,11 @@ ROOT = Path(__file__).parents[1]
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
 
-class Drop(nn.Module):
+def net(seed=0):
     "A perceptron with dropout."
-    def __init__(self, p=.5):
-        super().__init__()
-        self.body, self.drop, self.head = (
-            nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU()), nn.Dropout(p), nn.Linear(16, 10))
-    def forward(self, x):
-        z = self.drop(self.body(x))
-        return z, self.head(z)
-
-def net(seed=0, **kw):
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        return Drop(**kw)
+        return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Dropout(.5)), nn.Linear(16, 10))
 
 def go(executor="loop", method=None, model=None, **kw):
     kw = {'rounds': 3, 'local': Local(epochs=1, batch_size=16), 'progress': False, **kw}

@@ -36,7 +36,7 @@ def go(method=None, net=None, **kw):
 X = TASK.normalise(TASK.x_test)
 
 @pytest.mark.parametrize('method,client', [(FedAvg(), None), (FedPer(), None), (FedPer(), 2), (MOON(), None)], ids=str)
-def test_the_users_own_class_takes_the_state(method, client):
+def test_the_users_own_class_takes_the_state_and_the_file(method, client, tmp_path):
     run = go(method)
     state, fresh = run.state_dict(client), Mine().eval()
     assert list(state) == list(fresh.state_dict()) # the user's own names, in their order
@@ -46,19 +46,13 @@ def test_the_users_own_class_takes_the_state(method, client):
     assert torch.equal(run.network(client)(X), fresh(X))
     state['fc.weight'].zero_()
     assert run.state_dict(client)['fc.weight'].abs().sum() > 0 # a copy
+    fresh.load_state_dict(load_file(run.save_model(tmp_path/'m.safetensors', client)))
+    assert torch.equal(fresh(X), run.logits(TASK.x_test, client))
 
 def test_a_network_that_was_not_wrapped_keeps_its_names():
     run = go(net=build('mlp', TASK, seed=0))
     assert list(run.state_dict()) == list(build('mlp', TASK).state_dict())
     assert torch.equal(run.network()(X)[1], run.logits(TASK.x_test))
-
-@pytest.mark.parametrize('client', [None, 3])
-def test_a_file_that_anybody_reads(tmp_path, client):
-    run = go(FedPer())
-    file = run.save_model(tmp_path/'m.safetensors', client)
-    fresh = Mine().eval()
-    fresh.load_state_dict(load_file(file))
-    assert torch.equal(fresh(X), run.logits(TASK.x_test, client))
 
 def test_what_is_personal_is_not_in_the_servers_file(tmp_path):
     run = go(FedPer())

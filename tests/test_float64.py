@@ -7,6 +7,7 @@ from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedNova, FedProx, FedRolex, HeteroFL, SCAFFOLD, DepthFL
 from fedlit.methods.depthfl import mutual
 from fedlit.methods.submodels import top
+from fedlit.models import Net
 from fedlit.parse import method as parse
 from fedlit.batches import Batches
 from fedlit.local import Local
@@ -73,22 +74,16 @@ def test_rounding_down_as_the_thesis_code():
         assert mask['a'].sum() == 63
 
 def test_static_statistics_count_batches_as_the_released_code():
-    class Norm(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.n, self.h = nn.BatchNorm1d(1), nn.Linear(1, 2)
-        def forward(self, x):
-            z = self.n(x)
-            return z, self.h(z)
+    def norm(): return Net(nn.BatchNorm1d(1), nn.Linear(1, 2))
     x = torch.arange(8.).reshape(8, 1)
     batches = Batches(torch.stack([x[:3], x[3:6], F.pad(x[6:], (0, 0, 0, 1))])[None],
                       torch.zeros(1, 3, 3, dtype=torch.long), torch.tensor([[3, 3, 2]]))
     means = torch.tensor([x[:3].mean(), x[3:6].mean(), x[6:].mean()])
-    seen = {s: recompute(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, s), batches).buffers['n.running_mean'].item()
+    seen = {s: recompute(FedAvg(), norm(), start(FedAvg(), norm(), 1, s), batches).buffers['body.running_mean'].item()
             for s in ('recomputed', 'static')}
     assert seen['recomputed'] == pytest.approx(x.mean().item()) and seen['static'] == pytest.approx(means.mean().item())
-    assert (fed_round(Broadcast(FedAvg(), Norm(), start(FedAvg(), Norm(), 1, 'static'), Local()), [0], batches, [1.])
-            .buffers['n.running_mean'].item() == pytest.approx(means.mean().item()))
+    assert (fed_round(Broadcast(FedAvg(), norm(), start(FedAvg(), norm(), 1, 'static'), Local()), [0], batches, [1.])
+            .buffers['body.running_mean'].item() == pytest.approx(means.mean().item()))
 
 def test_depthfls_pinch_is_the_released_divergence():
     o = torch.randn(6, 4, 10, dtype=torch.double, requires_grad=True)

@@ -21,24 +21,18 @@ from fedlit.round import fed_round
 from fedlit.batches import batches_of
 from fedlit.result import Run
 from fedlit.run import federate
+from federation import sites
 
 SITES, LOCAL = [{'partition-id': k} for k in range(4)], Local(epochs=2, batch_size=32)
 
 @pytest.fixture(scope='module')
 def home(tmp_path_factory):
     "Four sites with folders of digits: the task, the parts and the run config."
-    root, task = tmp_path_factory.mktemp('sites'), load('digits').subset(300, seed=0)
+    task = load('digits').subset(300, seed=0)
     parts = dirichlet(task.y_train, clients=4, alpha=.5, seed=0)
-    for k, i in enumerate(parts):
-        (root/str(k)).mkdir()
-        save_file(dict(x=task.x_train[i], y=task.y_train[i]), root/str(k)/'train.safetensors')
-    save_file(dict(x=task.x_test, y=task.y_test), root/'test.safetensors')
-    config = {'method': 'FedAvg()', 'clients': 4, 'rounds': 3, 'wait': .1, 'timeout': 1.,
-              'sites': str(root), 'test': str(root/'test.safetensors'),
-              'task.shape': '(1, 8, 8)', 'task.classes': 10, 'task.mean': str(task.mean), 'task.std': str(task.std),
-              'model.name': 'mlp', 'model.hidden': '(32,)', 'model.features': 16, 'model.norm': 'batch',
-              'local.epochs': 2, 'local.batch-size': 32}
-    return task, parts, config
+    return task, parts, sites(tmp_path_factory.mktemp('sites'), task, parts, **{
+        'rounds': 3, 'task.mean': str(task.mean), 'task.std': str(task.std), 'model.hidden': '(32,)',
+        'model.features': 16, 'model.norm': 'batch', 'local.batch-size': 32})
 
 def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     grid = grid(ff.client_app(), config, nodes, **kw)
@@ -191,6 +185,8 @@ FAULTS = {
     'lost': (said(loss=1e6), 'had a mean loss of 1e\\+06 in round 2, more than 100 times'),
     'upload': (lambda c, _: c['arrays'].__setitem__(SENT, Array(c['arrays'][SENT].numpy()*0 + np.float32(1e10))),
                r'it returned 1e\+10 in uploads/SCAFFOLD/change/head.weight in round 2, the middle client has'),
+    'thousands': (lambda c, _: c['arrays'].__setitem__(SENT, Array(c['arrays'][SENT].numpy()*0 + np.float32(9e3))),
+                  r'it returned 9e\+03 in'),
     'forged': (lambda c, _: c['arrays'].__setitem__(FORGED, Array(np.zeros(1))), r'params/x\\nINFO : all is well\\x1b'),
     'long': (lambda c, _: c['arrays'].__setitem__('a'*10**6, Array(np.zeros(1))), 'a{150,200} ...'),
     'nothing': (lambda c, _: c.pop('arrays'), 'arrays'),
@@ -465,8 +461,9 @@ def test_a_round_that_is_asked_for_again_has_the_answers_that_it_had(home, tmp_p
 
 # ---- what a registered site can do to the others ----
 
-@pytest.mark.parametrize('name,value', [('body.2.running_mean', 1e38), ('body.2.running_var', 2e18),
-                                        ('body.2.running_var', -1.), ('body.2.num_batches_tracked', 2**62)])
+@pytest.mark.parametrize('name,value', [
+    ('body.2.running_mean', 9e3), ('body.2.running_mean', 1e38), ('body.2.running_var', 2e18),
+    ('body.2.running_var', -1.), ('body.2.num_batches_tracked', 2**62)])
 def test_running_statistics_beyond_belief_are_refused_with_the_whole_answer(home, name, value, caplog):
     task, parts, config = home
     def spoil(c):
@@ -876,13 +873,6 @@ def test_flwr_run_on_the_simulation_engine(tmp_path):
         printed = d.run(APP, '--federation-config', 'num-supernodes=5 client-resources-num-cpus=1', rounds=2,
                         wait=300., timeout=300., sites=str(tmp_path/'sites'), test=str(tmp_path/'test.safetensors'))
     five_supernodes_reach_the_accuracy_of_the_simulation(task, parts, printed, Run.load(tmp_path/'global.safetensors'))
-
-@pytest.mark.parametrize('name, value', [(SENT, 9e3), ('buffers/body.2.running_mean', 9e3)])
-def test_a_lie_of_thousands_is_refused(home, name, value, caplog):
-    def spoil(c): c['arrays'][name] = Array(c['arrays'][name].numpy()*0 + np.float32(value))
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'method': 'SCAFFOLD()'}, Spoilt, spoil=spoil)
-    assert run.history['left_out'].tolist() == ['', '1', ''] and 'it returned 9e+03 in' in caplog.text
 
 @pytest.mark.parametrize('change', [{'clients': 10**9}, {'rounds': 10**9},
                                     {'clients': 10**9, 'local.epochs': 'Between(1, 3)'},

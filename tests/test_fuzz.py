@@ -1,14 +1,14 @@
-"Random federations beside a plain loop, which is written here: torch.optim.SGD, deep copies and a weighted sum."
+"Random federations beside a plain loop: torch.optim.SGD, deep copies and a weighted sum."
 import copy, random, warnings
 import pytest, torch
 from torch import nn
-from torch.nn import functional as F
 from fedlit.data import Task, load
 from fedlit.methods import DeCov, FedAvg, FedAvgM, FedBN, FedDecorr, FedProx, HeteroFL, MOON, SCAFFOLD
-from fedlit.batches import batches_of
 from fedlit.local import Local
+from fedlit.models import Net
 from fedlit.participation import draw_clients
 from fedlit.run import federate
+from by_hand import drawn, sgd
 from federation import gap
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings('ignore')] # of what cannot be stacked, and of rounding
@@ -30,14 +30,6 @@ class Scaled(nn.Module):
         y = x*1.
         if y.requires_grad: y.register_hook(lambda g: .7*g)
         return y
-
-class Net(nn.Module):
-    def __init__(self, body, head):
-        super().__init__()
-        self.body, self.head = body, head
-    def forward(self, x):
-        z = self.body(x)
-        return z, self.head(z)
 
 class Bag(nn.Module):
     def __init__(self, **kw):
@@ -73,21 +65,14 @@ def by_hand(net, task, clients, local, rounds, participation, prox=0., home=Fals
     least = 2 if any(isinstance(m, nn.BatchNorm1d) for m in net.modules()) else 1
     for t in range(rounds):
         who = draw_clients(len(clients), participation, 0, t)
-        batches, ends = batches_of(task, clients, who, local, 0, t, least), []
-        for i, k in enumerate(who):
-            mine = copy.deepcopy(net).train()
-            mine.load_state_dict({**server, **kept[k]})
-            begun = [v.detach().clone() for v in mine.parameters()]
-            opt = torch.optim.SGD(mine.parameters(), lr=local.lr, momentum=local.momentum,
-                                  weight_decay=local.weight_decay)
-            for s, n in enumerate(batches.counts[i].tolist()):
-                if not n: continue
-                (x,), (y,) = batches.at(s, [i], n)
-                opt.zero_grad()
-                F.cross_entropy(mine(x)[1], y).backward()
-                for v, was in zip(mine.parameters(), begun): v.grad.add_(v.detach() - was, alpha=prox)
-                opt.step()
-            ends.append(mine.state_dict())
+        ends = []
+        for k in who:
+            begun = copy.deepcopy(net)
+            begun.load_state_dict({**server, **kept[k]})
+            def near(mine, x, y, begun=begun):
+                for v, was in zip(mine.parameters(), begun.parameters()): v.grad.add_((v - was).detach(), alpha=prox)
+            ends.append(sgd(begun, drawn(task, clients, k, local, t, least), grad=near, lr=local.lr,
+                            momentum=local.momentum, weight_decay=local.weight_decay).state_dict())
             kept[k] = {n: ends[-1][n] for n in stays}
         shares = torch.tensor([float(len(clients[k])) for k in who])
         shares /= shares.sum()

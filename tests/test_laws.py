@@ -1,5 +1,4 @@
 "The laws that every method obeys by existing."
-import copy
 import pytest, torch, torch.nn.functional as F
 import fedlit.laws as laws
 import fedlit.methods as methods
@@ -14,6 +13,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import aggregate
 from fedlit.state import start
+from by_hand import sgd
 from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
                         batches, gap, model, train, who)
 
@@ -37,13 +37,8 @@ def test_fedavg_is_plain_torch(momentum, decay):
     for r in range(3):
         data, total = batches(r), None
         for k in range(4):
-            local = copy.deepcopy(net).train()
-            opt = torch.optim.SGD(local.parameters(), lr=.1, momentum=momentum, weight_decay=decay)
-            for t in range(3):
-                if n := int(COUNTS[k, t]):
-                    opt.zero_grad()
-                    F.cross_entropy(local(data['x'][k, t, :n].double())[1], data['y'][k, t, :n]).backward()
-                    opt.step()
+            own = [(data['x'][k, t, :n].double(), data['y'][k, t, :n]) for t, n in enumerate(COUNTS[k].tolist()) if n]
+            local = sgd(net, own, lr=.1, momentum=momentum, weight_decay=decay)
             p = float(SIZES[k].double()/SIZES.double().sum())
             share = {n: p*v.double() for n, v in local.state_dict().items()}
             total = share if total is None else {n: total[n]+share[n] for n in total}

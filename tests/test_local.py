@@ -11,12 +11,12 @@ from fedlit.batches import Batches, batches_of, plan
 from fedlit.ground.tape import Tapes
 from fedlit.methods import (FedALA, FedAvg, FedBN, FedDSE, FedDyn, FedNova, FedProto, FedProx, FedRep, HeteroFL,
                             SCAFFOLD)
-from fedlit.models import build
+from fedlit.models import Net, build
 from fedlit.partition import dirichlet
 from fedlit.round import fed_round, local_phase
 from fedlit.state import start
 from fedlit.result import Run
-from fedlit.run import federate, federating
+from fedlit.run import federate
 from fedlit.ground.tree import leaves
 from fedlit.parse import ParseError, local
 from fedlit.participation import draw_clients, Available
@@ -289,12 +289,8 @@ def test_what_a_method_cannot_rely_on_is_refused_before_the_first_round(method, 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_scaffold_reads_the_gradient_under_nesterov(executor):
     "A loss whose gradient is constant: the control variate is that gradient, whatever SGD made of it."
-    class Slope(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = torch.nn.Linear(2, 1, bias=False)
-        def forward(self, x): return x, self.head(x)
-    local, model = Local(lr=.1, weight_decay=.1, optimizer=SGD(nesterov=True)), Slope().double()
+    local = Local(lr=.1, weight_decay=.1, optimizer=SGD(nesterov=True))
+    model = Net(torch.nn.Identity(), torch.nn.Linear(2, 1, bias=False)).double()
     data = dict(x=torch.tensor([1., 2.]).double().expand(2, 6, 1, 2), y=torch.zeros(2, 6, 1, dtype=torch.long),
                 counts=torch.tensor([[1]*6, [1]*3 + [0]*3]))
     state = fed_round(Broadcast(SCAFFOLD(), model, start(SCAFFOLD(), model, 2), local,
@@ -313,16 +309,6 @@ def test_fednova_normalises_by_the_length_under_nesterov():
         return -w.item()/.1
     mean = (far(3) + far(9))/2
     assert torch.allclose(weights, torch.tensor([.5*mean/far(3), .5*mean/far(9)]), rtol=1e-5)
-
-# ---- early stopping, as the page has it
-
-def test_the_recipe_for_early_stopping():
-    best, seen = None, []
-    for run in federating(net(), TASK, CLIENTS, FedAvg(), 30, Local(epochs=2, batch_size=16), progress=False):
-        seen.append(run.history.accuracy.iloc[-1])
-        if best is None or seen[-1] > best.history.accuracy.iloc[-1]: best = run
-        if run.state.round - best.state.round >= 3: break
-    assert len(seen) < 30 and best.history.accuracy.iloc[-1] == max(seen) and max(seen[-3:]) <= max(seen)
 
 # ---- what cannot be meant
 

@@ -101,12 +101,6 @@ def test_counts_lie_between_one_and_d_and_ignore_scale(s, c):
     assert effective_rank(torch.cat([s, torch.zeros(3)])) == pytest.approx(effective_rank(s))
     assert s.sum()**2/(s**2).sum() <= effective_rank(s) + 1e-9  # Renyi entropies fall with their order
 
-def test_proposition_one_in_these_words():
-    K = torch.corrcoef(cloud(40, 6, dtype=torch.float64).T)
-    s = torch.linalg.svdvals(K)
-    assert (s.sum()**2/(s**2).sum()).item() == pytest.approx(36 / K.norm().item()**2)
-    assert ((s - s.mean())**2).sum().item() == pytest.approx(K.norm().item()**2 - 6)
-
 # ---- R
 
 @quick

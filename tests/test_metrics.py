@@ -17,6 +17,7 @@ from fedlit import run as running
 from fedlit.result import Run
 from fedlit.compare import compare
 from fedlit.run import Federation, Simulation, federate, federating
+from federation import sites
 from dataclasses import replace
 
 TASK = load('digits')
@@ -158,14 +159,8 @@ def test_compare_has_their_columns():
 def test_flowers_server_measures_them(tmp_path):
     pytest.importorskip('flwr')
     import fedlit.scale.flower as ff
-    from safetensors.torch import save_file
     task = TASK.subset(60, seed=0)
-    (tmp_path/'0').mkdir()
-    for name, x, y in (('0/train', task.x_train, task.y_train), ('test', task.x_test, task.y_test)):
-        save_file(dict(x=x, y=y), tmp_path/f'{name}.safetensors')
-    config = {'method': 'FedAvg()', 'clients': 1, 'rounds': 2, 'wait': .1, 'timeout': 1., 'sites': str(tmp_path),
-              'test': str(tmp_path/'test.safetensors'), 'task.shape': '(1, 8, 8)', 'task.classes': 10,
-              'task.mean': str(task.mean), 'task.std': str(task.std), 'model.name': 'mlp', 'local.epochs': 1}
+    config = sites(tmp_path, task, [range(60)], **{'task.mean': str(task.mean), 'task.std': str(task.std)})
     grid = ff.Rehearsal(ff.client_app(), config, [{'partition-id': 0}])
     run = ff.serve(grid, ff.read_plan(config), dict(hits=hits))
     assert run.history['hits'].tolist() == pytest.approx(run.history['accuracy'].tolist())

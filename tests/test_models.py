@@ -5,7 +5,7 @@ import pytest, torch, torch.nn.functional as F
 from fastcore.test import test_close as close
 from torch import nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
-from fedlit.models import Net, build, count, macs, models, register, wrap
+from fedlit.models import Net, build, count, macs, models, register, unwrap, wrap
 from fedlit import models as M
 
 def task(shape, classes=10): return SimpleNamespace(x_train=torch.empty(1, *shape, device='meta'), classes=classes)
@@ -210,6 +210,9 @@ def test_wrap_copies_and_agrees():
     assert torch.allclose(net(x)[1], m(x)) and torch.allclose(net(x)[0], m.a(x).tanh())
     with torch.no_grad(): net.head.weight.zero_()
     assert m.fc.weight.abs().sum() > 0 and isinstance(m.fc, nn.Linear)
+    back = unwrap(net) # and so does its inverse
+    back.fc.weight.data.fill_(1.)
+    assert not net.head.weight.any() and list(back.state_dict()) == list(m.state_dict())
 
 def test_wrap_errors():
     for head in ('f', '', 'a.b'):

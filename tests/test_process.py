@@ -10,7 +10,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
-from test_draws import Drop
+import test_draws
 from test_networks import EXECUTORS, TASK, go, same
 
 def test_the_search_for_axes_leaves_other_threads_alone():
@@ -32,8 +32,7 @@ def test_the_search_for_axes_leaves_other_threads_alone():
     'threads', 'vmap', *(pytest.param(e, marks=pytest.mark.slow) for e in ('loop', 'extract'))])
 def test_two_federations_in_two_threads_do_not_disturb_each_other(executor):
     "With dropout, which draws from the one generator of the process."
-    torch.manual_seed(0)
-    net = Drop()
+    net = test_draws.net()
     def ask(seed):
         return go(net, HeteroFL(rates=(1., .5)) if seed % 2 else MOON(), executor, seed=seed)
     torch.manual_seed(1)

@@ -11,6 +11,7 @@ from torch.func import functional_call
 from fedlit.ground.axes import cut, extract, find_axes, masked, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
+from fedlit.models import Net
 from fedlit.parse import ParseError, methods_by_name, method as parse
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -26,13 +27,9 @@ thousand, hundreds = (settings(max_examples=n, deadline=None, suppress_health_ch
 
 # ---- masks ----
 
-class Chain(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.a, self.n, self.b, self.head = nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 3), nn.Linear(3, 2)
-    def forward(self, x):
-        z = self.b(self.n(self.a(x)).relu()).relu()
-        return z, self.head(z)
+def chain():
+    body = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 3), nn.ReLU())
+    return Net(body, nn.Linear(3, 2))
 
 class Residual(nn.Module):
     "A sum, a depthwise convolution, a flattened image."
@@ -63,9 +60,9 @@ def network(kind):
         net = kind().double().eval()
         for v in net.buffers():
             if v.is_floating_point(): v.uniform_(.5, 2)
-        return net, find_axes(net), torch.randn(2, *((3,) if kind is Chain else (1, 2, 2))).double()
+        return net, find_axes(net), torch.randn(2, *((3,) if kind is chain else (1, 2, 2))).double()
 
-networks = st.sampled_from([Chain, Chain, Joined, Joined, Residual])
+networks = st.sampled_from([chain, chain, Joined, Joined, Residual])
 def choice(axes, bits):
     "For every axis a 0/1 vector with at least one 1, from the bits of a number."
     out = {}
@@ -121,7 +118,7 @@ rates = (st.lists(st.integers(1, 16).map(lambda n: n/16), min_size=1, max_size=4
          .map(lambda r: tuple(sorted(r, reverse=True))))
 
 @hundreds
-@given(st.sampled_from([Chain, Joined]), rates, st.sampled_from([HeteroFL, FedRolex, FederatedDropout]),
+@given(st.sampled_from([chain, Joined]), rates, st.sampled_from([HeteroFL, FedRolex, FederatedDropout]),
        st.sampled_from(['fixed', 'dynamic']), st.integers(1, 99), st.integers(0, 40), st.integers(0, 2**31 - 1))
 def test_sub_models_have_the_width_of_their_rate(kind, rates, family, assign, clients, round, seed):
     "As wide as the rate says, rounded up; HeteroFL's nested, FedRolex's over all coordinates in a turn; repeatable."

@@ -1,5 +1,5 @@
 "A run as a page: its numbers are the run's, its text is harmless, and a browser shows it without network or script."
-import importlib.util, json, math, os, re, shutil
+import json, math, os, re
 from dataclasses import replace
 from html.parser import HTMLParser
 import pytest, torch
@@ -17,13 +17,13 @@ from fedlit.result import Run
 from fedlit.scores import tests_of as own_tests
 from fedlit.run import federate
 from fedlit.ground.tree import flatten
+from conftest import browsed
 from fedlit.scale.capacity import traffic
 
 EVIL = '</script><script>alert(1)</script><img src=x onerror=alert(2)>'
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train, clients=6, alpha=.5, seed=0)
 FAST = dict(local=Local(epochs=1, batch_size=64), progress=False)
-CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)
 
 def net(): return build('mlp', TASK, seed=0, hidden=(16,), features=8, norm='batch')
 def run(method=None, task=TASK, **kw): return federate(net(), task, CLIENTS, method or FedAvg(), **{**FAST, **kw})
@@ -174,17 +174,6 @@ def test_the_command_line_writes_it(tmp_path, capsys):
     assert 'nor who had which sample' in (tmp_path/'run.html').read_text()
 
 # -- in a browser
-
-browsed = pytest.mark.skipif(not CHROMIUM or not importlib.util.find_spec('playwright'),
-                             reason='needs Chromium and the Python package playwright')
-
-@pytest.fixture(scope='module')
-def browser():
-    from playwright.sync_api import sync_playwright
-    with sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=['--no-sandbox'])
-        yield browser
-        browser.close()
 
 @pytest.fixture(scope='module')
 def file(skipping, tmp_path_factory):

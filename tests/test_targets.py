@@ -1,23 +1,24 @@
 "Targets that are no classes: numbers, several labels, one yes or no, a class for each pixel or token."
-import copy, math
+import math
 import numpy as np, pytest, torch
 import torch.nn.functional as F
 from torch import nn
-from fedlit.batches import CRITERIA, batches_of
+from fedlit.batches import CRITERIA
 from fedlit.compare import choose, compare, plot, table
 from fedlit.data import TARGETS, Task, load
 from fedlit.local import Local
 from fedlit.measure import SCORED, average_precision, evaluate
 from fedlit.method import FedAvg
 from fedlit.methods import FedDF, FedLC, FedPer, FedProx, FjORD, MOON, SOLO
-from fedlit.models import build
+from fedlit.models import Net, build
 from fedlit.partition import dirichlet, iid, concept_shift
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit import scores
 from fedlit.server import deployed
 from fedlit.parse import method as parse
-from federation import METHODS
+from by_hand import drawn, sgd
+from federation import METHODS, sites
 
 GEN = torch.Generator().manual_seed(0)
 X = torch.randn(260, 6, generator=GEN)
@@ -63,16 +64,8 @@ def by_hand(task, clients, rounds):
     "FedAvg in a loop of plain PyTorch, on the batches that fedlit draws."
     net = net_of(task)
     for r in range(rounds):
-        new = []
-        for k in range(len(clients)):
-            mine, sent = copy.deepcopy(net), batches_of(task, clients, [k], LOCAL, 0, r)
-            opt = torch.optim.SGD(mine.parameters(), lr=LOCAL.lr, momentum=LOCAL.momentum)
-            for t in range(sent.counts.shape[1]):
-                x, y = sent.at(t, [0], int(sent.counts[0, t]))
-                opt.zero_grad()
-                PLAIN[task.target](mine(x[0])[1], y[0]).backward()
-                opt.step()
-            new.append(mine)
+        new = [sgd(net, drawn(task, clients, k, LOCAL, r), criterion=PLAIN[task.target], lr=LOCAL.lr,
+                   momentum=LOCAL.momentum) for k in range(len(clients))]
         weights = torch.tensor([len(c) for c in clients], dtype=torch.float)/sum(map(len, clients))
         for name, p in net.named_parameters():
             p.data = sum(w*dict(m.named_parameters())[name].data for w, m in zip(weights, new))
@@ -181,13 +174,9 @@ def test_a_network_of_the_wrong_width_is_told_what_would_be_right():
     with pytest.raises(ValueError, match='returns 3 logits, but the task has 2 quantities'):
         federate(net_of(task_of('labels')), task, divided(task), FedAvg(), 1, progress=False)
     dense = task_of('dense')
-    class Flat(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.head = nn.Linear(36, 3)
-        def forward(self, x): return x.flatten(1), self.head(x.flatten(1))
+    flat = Net(nn.Flatten(), nn.Linear(36, 3))
     with pytest.raises(ValueError, match=r'must be \(N, 3, 6, 6\)'):
-        federate(Flat(), dense, iid(dense.strata(), 3, seed=0), FedAvg(), 1, progress=False)
+        federate(flat, dense, iid(dense.strata(), 3, seed=0), FedAvg(), 1, progress=False)
 
 @pytest.mark.parametrize('name', NAMES)
 def test_strata_divide_and_match(name):
@@ -287,20 +276,12 @@ def test_between_sites(name, tmp_path):
     "The model of the simulation."
     pytest.importorskip('flwr')
     import fedlit.flower as ff
-    from safetensors.torch import save_file
     task = task_of(name)
     parts = iid(task.strata(), 3, seed=0)
-    for k, i in enumerate(parts):
-        (tmp_path/str(k)).mkdir()
-        save_file(dict(x=task.x_train[i], y=task.y_train[i]), tmp_path/str(k)/'train.safetensors')
-    save_file(dict(x=task.x_test, y=task.y_test), tmp_path/'test.safetensors')
-    config = {'method': 'FedProx(mu=0.1)', 'clients': 3, 'rounds': 2, 'wait': .1, 'timeout': 1., 'sites': str(tmp_path),
-              'test': str(tmp_path/'test.safetensors'), 'task.shape': '(6,)', 'task.classes': task.classes,
-              'task.target': name, 'model.name': 'mlp', 'model.hidden': '(16,)', 'model.features': 8,
-              'local.epochs': 2, 'local.batch-size': 16}
-    sites = [{'partition-id': k} for k in range(3)]
-    run = ff.serve(ff.Rehearsal(ff.client_app(), config, sites), ff.read_plan(config))
-    plan = ff.read_plan(config)
+    config = sites(tmp_path, task, parts, **{'method': 'FedProx(mu=0.1)', 'task.target': name, 'model.hidden': '(16,)',
+                                             'model.features': 8, 'local.batch-size': 16})
+    plan, nodes = ff.read_plan(config), [{'partition-id': k} for k in range(3)]
+    run = ff.serve(ff.Rehearsal(ff.client_app(), config, nodes), ff.read_plan(config))
     other = federate(plan.model, task, parts, plan.method, 2, plan.local, executor='loop', progress=False)
     for k, v in other.state.params.items(): torch.testing.assert_close(run.state.params[k], v, atol=1e-6, rtol=1e-5)
     assert run.last[SCORED[name][0]] == pytest.approx(other.last[SCORED[name][0]], abs=1e-4)

@@ -1,4 +1,4 @@
-"""The laws of the theory notebooks on random input: Proposition 1, what is conserved, the rank of the pull."""
+"The laws of the theory notebooks on random input: what descent is, what is conserved, the rank of the pull."
 import pytest, torch, torch.nn.functional as F
 from hypothesis import given, settings, strategies as st
 from fedlit.papers.theory import balanced, descent, flow, product, pull
@@ -8,51 +8,10 @@ seeds = st.integers(0, 10_000)
 
 def rand(*shape, seed=0): return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
-def correlation(z):
-    "Zero rows for features that do not change"
-    c = z - z.mean(0)
-    n = c.norm(dim=0)
-    c = torch.where(n > 1e-12, c/n.clamp(min=1e-12), torch.zeros_like(c))
-    return c.T @ c
-
-def spectral(K): return (torch.linalg.svdvals(K) - torch.linalg.svdvals(K).mean()).square().sum()
-
 def client(classes=5, inputs=12, present=5, n=40, noise=.3, seed=0):
     "Gaussian classes, every present one with n/present samples"
     y = torch.arange(n) % present
     return 2*rand(classes, inputs, seed=seed)[y] + noise*rand(n, inputs, seed=seed + 1), y
-
-@quick
-@given(d=st.integers(1, 40), n=st.integers(2, 60), seed=seeds)
-def test_proposition_1(d, n, seed):
-    K = correlation(rand(n, d, seed=seed) @ rand(d, d, seed=seed + 1))
-    torch.testing.assert_close(spectral(K), K.square().sum() - d, rtol=1e-9, atol=1e-8)
-
-@quick
-@given(d=st.integers(2, 30), dead=st.integers(1, 30), seed=seeds)
-def test_proposition_1_with_dead_features(d, dead, seed):
-    m = max(d - dead, 0)
-    z = rand(50, d, seed=seed)
-    z[:, m:] = 3.
-    K = correlation(z)
-    torch.testing.assert_close(spectral(K), K.square().sum() - m*m/d, rtol=1e-9, atol=1e-8)
-    if m: torch.testing.assert_close(spectral(K[:m, :m]), K.square().sum() - m, rtol=1e-9, atol=1e-8)
-
-@quick
-@given(n=st.integers(2, 20), extra=st.integers(0, 40), seed=seeds)
-def test_the_floor_of_a_small_batch(n, extra, seed):
-    d = n - 1 + extra
-    K = correlation(rand(n, d, seed=seed))
-    assert torch.linalg.matrix_rank(K, rtol=1e-9) <= n - 1
-    assert K.square().sum() - d >= d*d/(n - 1) - d - 1e-8
-
-@quick
-@given(d=st.integers(2, 16), n=st.integers(3, 40), seed=seeds)
-def test_both_sides_have_one_gradient(d, n, seed):
-    z = rand(n, d, seed=seed).requires_grad_()
-    a, = torch.autograd.grad(spectral(correlation(z)), z)
-    b, = torch.autograd.grad(correlation(z).square().sum(), z)
-    torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-7)
 
 @quick
 @given(depth=st.integers(1, 4), seed=seeds)

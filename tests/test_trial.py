@@ -6,6 +6,7 @@ from fedlit.local import Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
 from fedlit.methods import FedAvg, FedProx, HeteroFL, MOON
+from fedlit.models import Net
 from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.cohort import Broadcast
@@ -17,14 +18,9 @@ TASK = load('digits').subset(240, seed=0, test=60)
 RAGGED = [torch.arange(0, 33), torch.arange(33, 60), torch.arange(60, 101), torch.arange(101, 118)]
 LOCAL = Local(epochs=2, batch_size=8, lr=.05)
 
-class Net(nn.Module):
-    def __init__(self, middle):
-        super().__init__()
-        torch.manual_seed(0)
-        self.a, self.middle, self.head = nn.Linear(64, 16), middle, nn.Linear(16, 10)
-    def forward(self, x):
-        z = self.middle(self.a(x.flatten(1)).relu())
-        return z, self.head(z)
+def around(middle):
+    torch.manual_seed(0)
+    return Net(nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), middle), nn.Linear(16, 10))
 
 class Backward(nn.Linear):
     def __init__(self):
@@ -77,7 +73,7 @@ def test_whatever_is_taken_does_what_the_loop_does(middle, executor):
     def go(executor):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
-            return federate(Net(middle()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, executor=executor,
+            return federate(around(middle()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, executor=executor,
                             device='cpu')
     assert gap(go('loop').state, go(executor).state) < 1e-5
 
@@ -85,13 +81,13 @@ def test_a_network_that_stacks_is_stacked_without_a_word():
     for middle in (nn.Identity, Gate, Stale, RowSum):
         with warnings.catch_warnings():
             warnings.simplefilter('error')
-            run = federate(Net(middle()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
+            run = federate(around(middle()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
         assert run.settings['executor'] == 'vmap'
 
 def test_one_sentence_says_what_differs():
     sentence = r'cannot be stacked by vmap \(params/.* off\); going on with executor=.loop'
     with pytest.warns(UserWarning, match=sentence) as said:
-        federate(Net(OnTensor()), TASK, RAGGED, FedAvg(), 2, LOCAL, progress=False, device='cpu')
+        federate(around(OnTensor()), TASK, RAGGED, FedAvg(), 2, LOCAL, progress=False, device='cpu')
     assert len([w for w in said if 'stacked' in str(w.message)]) == 1
 
 class GradientByWidth(torch.autograd.Function):
@@ -111,13 +107,13 @@ HALF = HeteroFL(rates=(1., .5))
 
 @pytest.mark.parametrize('middle', [AlikeUntilItTrains, ByWidth])
 def test_a_network_whose_half_is_another_network_is_masked(middle):
-    plain = federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor='loop', device='cpu')
+    plain = federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor='loop', device='cpu')
     with pytest.raises(ValueError, match=r"executor='extract' cannot cut Net to half of its width \(.* off\)"):
-        federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor='extract', device='cpu')
+        federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor='extract', device='cpu')
     monkey = pytest.MonkeyPatch()
     with monkey.context() as m, pytest.warns(UserWarning, match='it is masked instead'):
         m.setattr('fedlit.run.choose_executor', lambda *_: 'extract') # as for larger networks
-        run = federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, device='cpu')
+        run = federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, device='cpu')
     assert run.settings['executor'] == 'threads' and gap(plain.state, run.state) == 0
 
 @pytest.mark.parametrize('middle', [nn.Identity, nn.ReLU, lambda: nn.BatchNorm1d(16)])
@@ -126,7 +122,7 @@ def test_a_network_that_can_be_cut_is_cut_without_a_word(middle):
     for executor in ('loop', 'extract'):
         with warnings.catch_warnings():
             warnings.simplefilter('error')
-            runs.append(federate(Net(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor=executor,
+            runs.append(federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, executor=executor,
                                  device='cpu'))
     assert gap(*(r.state for r in runs)) < 1e-4 and runs[1].settings['executor'] == 'extract'
 
@@ -199,7 +195,7 @@ class Noisy(nn.Module):
 
 @pytest.mark.filterwarnings('ignore:Net.s forward draws')
 def test_the_trial_leaves_no_trace():
-    net = Net(Noisy())
+    net = around(Noisy())
     before = copy.deepcopy(net.state_dict())
     sent = Broadcast(FedProx(mu=.1), net, start(FedProx(mu=.1), net, 4), LOCAL)
     states = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].copy(), np.random.get_state()[2]
@@ -210,7 +206,7 @@ def test_the_trial_leaves_no_trace():
     assert (np.random.get_state()[1] == states[2]).all() and np.random.get_state()[2] == states[3]
 
 def test_a_network_that_keeps_what_it_computed_can_be_followed_round_by_round():
-    runs = list(federating(Net(Stale()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, evaluate_every=2,
+    runs = list(federating(around(Stale()), TASK, RAGGED, FedAvg(), 3, LOCAL, progress=False, evaluate_every=2,
                            executor='vmap'))
     assert [r.state.round for r in runs] == [1, 2, 3]
 
@@ -219,5 +215,5 @@ def test_layers_that_insist_on_single_precision_are_tried_in_it():
         def forward(self, x): return x @ torch.eye(16)
     with warnings.catch_warnings():
         warnings.simplefilter('error')
-        run = federate(Net(Single()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
+        run = federate(around(Single()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
     assert run.settings['executor'] == 'vmap'
