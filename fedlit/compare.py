@@ -6,7 +6,7 @@
 __all__ = ['TOGETHER', 'COLUMNS', 'keep_step', 'run_together', 'file_of', 'experiment', 'compare', 'table', 'choose', 'plot']
 
 # %% ../nbs/20_compare.ipynb #comparim
-import copy, hashlib, re, time
+import hashlib, re, time
 from dataclasses import fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -129,9 +129,7 @@ def _run_some(federations, ends, bar):
 def _so_far(sim, run, over, error):
     "A run after its last whole round, with its network; None where there is no round, or an error."
     if error or not (run and run.state.round): return None
-    if over: return sim.end(run)
-    # the network at work may be half changed
-    return run.put_into(copy.deepcopy(sim.federation.model).to(sim.federation.device), checked=False)
+    return sim.end(run) if over else sim.federation.give_network(run)
 
 def _is_over(run): return run is not None and run.state.round >= run.origin.rounds
 
@@ -141,7 +139,6 @@ def _interrupted(e, runs, over, many, more=''): # over: how many are finished
     e.args = (f'interrupted; {over} of {many} runs are finished; '
               f'this exception has them, as sys.last_value.runs or e.runs{more}',)
     return e
-
 
 # %% ../nbs/20_compare.ipynb #580da86b
 def file_of(
@@ -199,8 +196,8 @@ def _check_columns(columns, history):
 def _compared(histories, seeds, columns, history): # histories: method -> one for each seed; None: not finished
     "What `compare` returns of the runs that are finished."
     import pandas as pd
-    each = [(m, seed, histories[m][i:i+1]) for i, seed in enumerate(seeds) for m in histories]
-    return pd.DataFrame([row for m, seed, known in each for h in known if h is not None
+    each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
+    return pd.DataFrame([row for m, seed, h in each if h is not None
                          for row in _rows_of(h, columns, history, method=repr(m), seed=seed)])
 
 def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a method; seen: of histories
@@ -209,12 +206,11 @@ def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a m
     try:
         for m in methods: histories[m] = [run.history for run in run_together(asked(m))]
     except KeyboardInterrupt as e:
-        histories[m] = [run.history if _is_over(run) else None for run in getattr(e, 'runs', [])]
+        histories[m] = [run.history if _is_over(run) else None for run in getattr(e, 'runs', [None]*seeds)]
         over = sum(h is not None for each in histories.values() for h in each)
         more = '; the same call goes on' if folder else '; with folder= the same call would go on'
         raise _interrupted(e, seen(histories), over, len(methods)*seeds, more) from None
     return histories
-
 
 # %% ../nbs/20_compare.ipynb #comparec
 def compare(

@@ -197,7 +197,7 @@ def over_networks(
 def _interrupted(e, kept, parts, rounds):
     "The interrupt with the run after the last round that all groups have finished."
     if not kept: return interrupted(e, None, 0, rounds)
-    for run, (f, _) in zip(kept, parts): run.put_into(copy.deepcopy(f.model).to(f.device), checked=False)
+    for run, (f, _) in zip(kept, parts): f.give_network(run)
     mixed = MixedRun(kept, [who for _, who in parts])
     return interrupted(e, mixed, mixed.round, rounds)
 

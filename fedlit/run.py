@@ -848,6 +848,14 @@ def end(self:Simulation, run): # Run that is over
     if self.federation.device == 'cpu': move_out(run, self.model)
     return run.put_into(self.model, checked=False)
 
+@patch
+def give_network(self:Federation,
+    run, # Run after some round
+):
+    "Put a run into a copy of the network that was passed in; the one at work may be half changed. Returns the run."
+    net = copy.deepcopy(self.model).to((run.origin or self).device) # the origin has the device that was chosen
+    return run.put_into(net, checked=False)
+
 # %% ../nbs/19_run.ipynb #shld0002
 _at_work, _theirs, _lock = 0, None, threading.Lock() # how many need a default type, and the caller's
 
@@ -903,8 +911,7 @@ def _to_the_end(self:Federation, team):
     try:
         for run, net in self.running(team, shared=False): kept = copy.copy(run) # noqa: B007, as it is after this round
     except KeyboardInterrupt as e:
-        if kept: # the network at work may be half changed
-            kept.put_into(copy.deepcopy(self.model).to(kept.origin.device), checked=False)
+        if kept: self.give_network(kept)
         raise interrupted(e, kept, kept and kept.state.round, self.rounds) from None
     kept = None
     trim_memory()
@@ -925,7 +932,7 @@ def _copies(self:Federation):
     for run, _ in self.running(): # the network at work may hold what it computed last, which cannot be copied
         own = copy.copy(run)
         own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
-        yield own.put_into(copy.deepcopy(self.model).to(run.origin.device), checked=False)
+        yield self.give_network(own)
 
 # %% ../nbs/19_run.ipynb #b55384b4
 @patch

@@ -223,7 +223,6 @@ def _left_out(names, op, base, out, returns):
         yield _Line(op, f'{made} = at_edge({names(base)})', {made}, names.used, {_memory(out)}, {_memory(base)}, {},
                     ((base,), {}, out))
 
-
 # %% ../../nbs/ground/tape.ipynb #9e60e2d8
 def _overwriting(op, args, names, out, code, first):
     "Other forms of a line: for each argument whose memory the result `out` may take, the one that writes there."
