@@ -3,13 +3,14 @@ import lzma, sys
 from pathlib import Path
 from fedlit.ground.files import _summed, all_results, packed, write_file
 
-DIGITS = dict(seconds=3, peak_mb=3, loss=4, train_loss=4, drift=4, spectra=5, layer_ranks=5, feature_maps=5)
+DIGITS = dict(seconds=2, peak_mb=3, loss=4, train_loss=3, drift=3, spectra=4, layer_ranks=4, feature_maps=4)
+TEXT = dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, lc=4, pb=0) # 4 % less than `preset=9`
 TYPED = 'setting', 'settings'
 
 def _rounded(value, digits=7):
     "A value of JSON with so many digits a number, fewer where `DIGITS` says so, and all of what was typed."
     if isinstance(value, dict):
-        return {k: v if k in TYPED else _rounded(v, DIGITS.get(k, 4 if k.endswith('_sd') else digits))
+        return {k: v if k in TYPED else _rounded(v, DIGITS.get(k, 3 if k.endswith('_sd') else digits))
                 for k, v in value.items()}
     if isinstance(value, list): return [_rounded(v, digits) for v in value]
     return float(f'{value:.{digits}g}') if isinstance(value, float) else value
@@ -22,7 +23,7 @@ def pack(
     if not there: raise ValueError(f"no results in {folder}, or none that can be read")
     lines = ''.join(_summed(dict(file=name, **_rounded(content)), separators=(',', ':')) + '\n'
                     for name, content in there.items())
-    written = write_file(packed(folder), lzma.compress(lines.encode(), preset=9))
+    written = write_file(packed(folder), lzma.compress(lines.encode(), filters=[TEXT]))
     for name in there: (folder/name).unlink(missing_ok=True)
     if folder.exists() and not any(folder.iterdir()): folder.rmdir()
     return written
