@@ -7,6 +7,7 @@ __all__ = ['FedRolex']
 
 # %% ../../nbs/methods/52_fedrolex.ipynb #69936a53
 import torch
+from dataclasses import field
 from ..method import require
 from .submodels import SubModel
 
@@ -14,9 +15,11 @@ from .submodels import SubModel
 class FedRolex(SubModel):
     "Keep a window of ceil(r n) coordinates of every axis, moved on by one each round (Alam et al., NeurIPS 2022)."
     direction: str = 'backward' # 'backward': (i - round) mod n, as released; 'forward': (i + round) mod n, in the paper
+    step: int = field(default=1, repr=False, kw_only=True) # coordinates that the window moves on by in a round
     def __post_init__(self):
         super().__post_init__()
-        require(self, direction=(self.direction in ('backward', 'forward'), "'backward' or 'forward'"))
+        require(self, direction=(self.direction in ('backward', 'forward'), "'backward' or 'forward'"),
+                step=(self.step > 0, 'positive'))
     def mask(self, axes, number, clients, round):
-        r, start = self.rate(number, clients, round), round if self.direction == 'forward' else -round
+        r, start = self.rate(number, clients, round), self.step*(round if self.direction == 'forward' else -round)
         return {a: self.top(-((torch.arange(n) - start) % n), r) for a, n in axes.size.items()}

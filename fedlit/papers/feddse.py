@@ -5,11 +5,11 @@
 # %% auto #0
 __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'OF_WIDTH', 'BY_NAME', 'AS_RELEASED', 'BASELINES',
            'OTHERS', 'RANKS', 'LARGE_LEAD', 'TABLE_ROWS', 'BOTH_LEVELS', 'RISES', 'SECOND', 'REST', 'CAPACITIES',
-           'DRAWN', 'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'named', 'almost_whole', 'as_in_chapter_3',
-           'with_rates', 'as_released', 'last_is_dropout', 'reached', 'leads_more', 'alike', 'activation_figure',
-           'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of', 'beyond_a_fifth',
-           'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low', 'samples_looked_at',
-           'by_capacity']
+           'DRAWN', 'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'rolling', 'named', 'almost_whole',
+           'as_in_chapter_3', 'with_rates', 'as_released', 'last_is_dropout', 'reached', 'leads_more', 'alike',
+           'activation_figure', 'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of',
+           'beyond_a_fifth', 'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low',
+           'samples_looked_at', 'by_capacity']
 
 # %% ../../nbs/papers/feddse.ipynb #0f3e6d3f
 import itertools, re, numpy as np
@@ -79,7 +79,13 @@ def depth(s):
 
 # %% ../../nbs/papers/feddse.ipynb #0e127a33
 OF_WIDTH = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'FjORD', 'FedDSE'
+
+def rolling(s):
+    "The change of a setting to FedRolex, whose window goes around as often as at paper scale."
+    return cutting('FedRolex', step=max(1, round(_dse.rounds/s.rounds)))(s)
+
 BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
+    'FedRolex': rolling,
     'DepthFL': depth,
     'FedDSE T=0': cutting('FedDSE'),
     'FedDSE T=1': cutting('FedDSE', temperature=1.),

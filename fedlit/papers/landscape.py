@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'BESIDE',
-           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'map_row', 'by_method', 'gain', 'correlation',
-           'method_address', 'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across', 'across_own']
+           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'halved', 'rolling', 'map_row', 'by_method', 'gain',
+           'correlation', 'method_address', 'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across',
+           'across_own']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
@@ -14,6 +15,8 @@ from .claims import Numbers, kendall, ours
 from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
 from .entries import alphas, entry, grid
 from .evidence import margin
+from .feddecomp import critical
+from .feddse import THESIS
 from ..parse import methods_by_name, page_of
 
 # %% ../../nbs/papers/landscape.ipynb #map00006
@@ -35,7 +38,9 @@ SHARED = tuple(m for group, names in MAPPED.items() for m in names if names is n
 PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # of the kind of FedDecorr, which is not added to them
 
 # %% ../../nbs/papers/landscape.ipynb #map00008
-OTHERWISE = dict(FedAvgM="FedAvgM(momentum=0.5, form='paper')") # the released form breaks BatchNorm's statistics
+def halved(s): return dict(method="FedAvgM(momentum=0.5, form='paper')") # the released form breaks BatchNorm's statistics
+def rolling(s): return dict(method=f"FedRolex(step={round(THESIS['paper']['mnist'].rounds/s.rounds)})")
+OTHERWISE = dict(FedAvgM=halved, FedCAC=critical, FedRolex=rolling)
 PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
 LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 
@@ -45,8 +50,8 @@ LANDSCAPE = {scale: _looked(family) for scale, family in dict(DEPTH, short=dict(
 def map_row(name, end=''): # end: what is added, as text
     "The change of a setting to a method with its own defaults."
     deep = lambda s: perceptron(3) if s.model == 'mlp' else {}
-    text = OTHERWISE.get(name, f'{name}()') + end
-    return lambda s: dict(deep(s), method=text, public=PUBLIC.get(name, ''))
+    alone = OTHERWISE.get(name, lambda s: dict(method=f'{name}()'))
+    return lambda s: dict(deep(s), method=alone(s)['method'] + end, public=PUBLIC.get(name, ''))
 
 ROWS = {n: map_row(n) for n in SHARED + OWN}
 ROWS |= {f'{n}+FedDecorr': map_row(n, ' + FedDecorr()') for n in ROWS if n not in PENALTIES}
