@@ -38,7 +38,8 @@ SHARED = tuple(m for group, names in MAPPED.items() for m in names if names is n
 PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # of the kind of FedDecorr, which is not added to them
 
 # %% ../../nbs/papers/landscape.ipynb #map00008
-def halved(s): return dict(method="FedAvgM(momentum=0.5, form='paper')") # the released form breaks BatchNorm's statistics
+# FedAvgM's released form breaks BatchNorm's statistics
+def halved(s): return dict(method="FedAvgM(momentum=0.5, form='paper')")
 def rolling(s): return dict(method=f"FedRolex(step={round(THESIS['paper']['mnist'].rounds/s.rounds)})")
 OTHERWISE = dict(FedAvgM=halved, FedCAC=critical, FedRolex=rolling)
 PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
