@@ -7,17 +7,19 @@ __all__ = ['TARGETS', 'samples', 'in_words', 'Task', 'standardised', 'Crop', 'Fl
            'datasets', 'load']
 
 # %% ../nbs/01_data.ipynb #41ec1344
-import copy, csv, math, operator, os, stat, threading, torch, warnings, numpy as np, torch.nn.functional as F
-from contextlib import nullcontext
+import copy, math, operator, os, torch, numpy as np, torch.nn.functional as F
 from dataclasses import dataclass, replace
 from fastcore.basics import patch
-from functools import cache
-from importlib.resources import files
+from functools import cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
-from .ground.files import digest, fetch, unharmed, unpack, write_file
+from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
+                                  frame_columns, in_numbers, in_order, repeated, to_tensor)
+from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
+                                   hub_splits, hub_targets, read_table, targets_of)
 from .ground.messages import match_name, warn
+from .ground.readers import READERS, folders_in, not_there, pictures_in, read_pictures
 from .ground.tree import finest
 
 # %% ../nbs/01_data.ipynb #22d9af13
@@ -31,142 +33,15 @@ def _stratified(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) in
     rank[by_group] = (torch.arange(len(y)) - (count.cumsum(0) - count)[group[by_group]]).double()
     return order[((rank + .5) / count[group]).argsort(stable=True)[:n]].sort().values
 
-# %% ../nbs/01_data.ipynb #9effc6d1
-def _odd(name, values): # the error for entries that are no numbers
-    v = next((v for v in values if not isinstance(v, (bool, int, float))), None)
-    if isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
-    elif hasattr(v, "__len__"):
-        what = "rows of different lengths; pad them to one length, with a number that the network knows"
-    else: what = f"missing values or other objects, such as {v!r}; drop or fill them first"
-    return ValueError(f"{name} holds {what}")
-
-def _array(name, a): # NumPy array -> tensor in the same memory where that is possible
-    if np.ma.is_masked(a):
-        raise ValueError(f"{name} is an array with masked entries; leave these samples out, or fill them")
-    if a.dtype.kind not in "biufc": raise _odd(name, a.ravel()[:1000].tolist())
-    if not a.dtype.isnative or any(s < 0 for s in a.strides): a = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
-    with warnings.catch_warnings():
-        # an array that is only for reading: nobody writes into a task's tensors
-        warnings.simplefilter("ignore", UserWarning)
-        try: return torch.from_numpy(a)
-        except TypeError as e:
-            raise ValueError(f"{name} is {a.dtype}, which torch does not have; try a.astype('float32')") from e
-
-# %% ../nbs/01_data.ipynb #37a92a64
-def _columns_of(v): # the columns of a data frame, as text; None of anything else
-    return tuple(map(str, v.columns)) if hasattr(v, "columns") and hasattr(v, "to_numpy") else None
-
-def _aligned(name, v, columns): # a frame with its columns in this order; anything else as it is
-    names = _columns_of(v)
-    if columns is None or names is None or names == tuple(columns): return v
-    for c in (*names, *columns):
-        if names.count(c) == columns.count(c) == 1: continue
-        what = ("which the training samples do not have" if c not in columns
-                else "twice" if names.count(c) > 1 else "missing")
-        raise ValueError(f"{name} has the column {c!r} {what}; its columns must be {', '.join(columns)[:200]}, "
-                         "in any order")
-    return v[[v.columns[names.index(c)] for c in columns]]
-
-def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one column
-    if (names := _columns_of(v)) is not None:
-        twice = next((c for c in names if names.count(c) > 1), None)
-        if twice is not None: raise ValueError(f"{name} has two columns of the name {twice!r}; give each its own")
-        for c in v.columns:
-            if getattr(v[c].dtype, "kind", "f") not in "biuf":
-                raise ValueError(f"{name}: column {c!r} holds text or other objects; a table is made of numbers")
-        flags = [c for c in v.columns if v[c].dtype == bool]
-        if len(flags) < len(v.columns): v = v.astype(dict.fromkeys(flags, "int8"))
-    a = v.to_numpy()
-    return a if a.dtype.kind != "O" else np.array(a.tolist())
-
-# %% ../nbs/01_data.ipynb #f7301308
-def _texts(frame): # names of columns that hold no numbers
-    return [c for c, t in zip(frame.columns, frame.dtypes) if getattr(t, "kind", "O") not in "biuf"]
-
-def _inputs(frame): # columns of numbers as they are, one of 0 and 1 for each value of a column of text
-    import pandas as pd
-    for c in _texts(frame):
-        if pd.to_numeric(frame[c], errors="coerce").notna().all():
-            raise ValueError(f"column {c!r} holds numbers as text; make numbers of it: pd.to_numeric(frame[{c!r}])")
-        if (many := frame[c].nunique()) > 100:
-            raise ValueError(f"column {c!r} holds {many} different texts; x= names the columns to use")
-    return pd.get_dummies(frame, columns=_texts(frame), dtype="float32").astype("float32")
-
-def _as_trained(name, v, columns): # a frame with columns of text as the training rows became columns of 0 and 1
-    if columns is None or _columns_of(v) is None or {*map(str, _texts(v))} <= {*columns}: return v
-    known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
-    wide = _inputs(v[known])
-    if new := [c for c in wide.columns if str(c) not in columns]:
-        raise ValueError(f"{name} has {new[0]!r}, a column and a value in it that no training row had")
-    return wide.reindex(columns=list(columns), fill_value=0.)
-
-# %% ../nbs/01_data.ipynb #58dea758
-def _planes(pictures): # of one size and mode -> (N, C, H, W) uint8
-    x = torch.from_numpy(np.stack([np.asarray(p) for p in pictures]))
-    return x[:, None] if x.ndim == 3 else x.permute(0, 3, 1, 2).contiguous()
-
-def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W) uint8
-    kinds = {(i.size, i.mode) for i in items}
-    if deep := next((m for _, m in kinds if m[0] in "IF"), None):
-        raise ValueError(f"{name} holds pictures of the mode {deep}, more than eight bits a pixel; "
-                         "make numbers from 0 to 1 of them: "
-                         "(np.stack([np.asarray(p) for p in pictures])[:, None] / 65535).astype('float32')")
-    if len(kinds) > 1 or next(iter(kinds))[1] not in ("L", "RGB", "RGBA"):
-        raise ValueError(f"{name} holds pictures of the sizes and modes {sorted(kinds)[:3]}; "
-                         "make them one with .convert('RGB').resize((32, 32))")
-    return _planes(items)
-
-# %% ../nbs/01_data.ipynb #f0b6661e
-def _stacked(name, v): # a sequence -> tensor
-    items = [v[i] for i in range(len(v))]
-    first = items[0] if items else 0
-    if isinstance(first, dict):
-        raise ValueError(f"{name} is a {type(v).__name__} of rows; give one column of it, such as data['image']")
-    if type(first).__module__.startswith("PIL."): return _pictures_of(name, items)
-    if isinstance(first, torch.Tensor):
-        if len({i.shape for i in items}) == 1: return torch.stack(items)
-        raise _odd(name, [[]])
-    try: return _array(name, np.asarray(items))
-    except ValueError as e: raise (_odd(name, [[]]) if "inhomogeneous" in str(e) else e) from None
-
-# %% ../nbs/01_data.ipynb #4660fdaa
-def _dense(name, v): # a tensor whose numbers are there
-    if v.is_meta: raise ValueError(f"{name} is on the device 'meta', a tensor without numbers")
-    if v.layout != torch.strided: raise ValueError(f"{name} is sparse, {v.layout}; give {name}.to_dense()")
-    return v.detach() if v.requires_grad else v
-
-def _tensor(name, v): # what a user has -> tensor
-    from torch.utils.data import DataLoader, Dataset
-    if isinstance(v, torch.Tensor): return _dense(name, v)
-    if hasattr(v, "toarray"): raise ValueError(f"{name} is sparse, a {type(v).__name__}; give {name}.toarray()")
-    if isinstance(v, (Dataset, DataLoader)):
-        raise ValueError(f"{name} is a data set, a {type(v).__name__}; stack its samples: "
-                         "x = torch.stack([image for image, _ in data]), y = torch.tensor(data.targets)")
-    if hasattr(v, "to_numpy"): v = _frame(name, v)
-    if isinstance(v, np.ndarray): return _array(name, v)
-    if not isinstance(v, (str, bytes, dict)) and hasattr(v, "__len__") and hasattr(v, "__getitem__"):
-        return _stacked(name, v)
-    raise ValueError(f"{name} is a {type(v).__name__}; it must be a tensor, an array, a list or a column of numbers")
-
-# %% ../nbs/01_data.ipynb #0088be74
-def _channels_last(a, b, c): # is (a, b, c) an image (H, W, C), going by which two sides are more alike?
-    return 0 < c < min(a, b) and max(a, b) * c < min(a, b) * b
-
-def _input(name, x): # the samples in the type in which they are kept
-    if x.dtype == torch.bool: x = x.float()
-    elif not x.is_floating_point() and not x.is_complex() and x.dtype != torch.uint8: x = x.long()
-    shape, is_image = tuple(x.shape), x.ndim == 4
-    if x.ndim < 2:
-        raise ValueError(f"{name} has shape {shape}; samples are (N, ...), and one number per sample is x[:, None]")
-    if x.is_complex() or is_image and x.dtype == torch.int64:
-        raise ValueError(f"{name} is {x.dtype} {shape}; images must be uint8 (0 to 255) or float (0 to 1)")
-    if x.dtype == torch.uint8 and not is_image:
-        raise ValueError(f"{name} is {x.dtype} {shape}; bytes are images, which must be (N, C, H, W): "
-                         "of grey ones x[:, None]; a table is x.float(), tokens are x.long()")
-    if is_image and _channels_last(*shape[1:]):
-        raise ValueError(f"{name} has shape {shape}, with the channels last; "
-                         "images must be (N, C, H, W): x.permute(0, 3, 1, 2)")
-    return x
+# %% ../nbs/01_data.ipynb #8ca08a73
+def _held(name, group, share, seed): # (N,) groups -> (N,) booleans, true for a `share` of each; name: for the message
+    n = max(1, round(share * len(group))) if isinstance(share, (int, float)) and 0 < share < 1 else 0
+    if not 0 < n < len(group):
+        raise ValueError(f"{name}={share!r} of {len(group)} samples, but it must be a share in (0, 1), such as .1, "
+                         "and leave some to train on")
+    held = torch.zeros(len(group), dtype=torch.bool)
+    held[_stratified(group, n, seed)] = True
+    return held
 
 # %% ../nbs/01_data.ipynb #b9234a6e
 TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # and what they are
@@ -178,24 +53,13 @@ def _target_of(name, y, target, classes): # which of TARGETS the tensor y is
     if y.dtype == torch.bool and y.ndim == 2: return 'labels'
     return 'numbers' if y.is_floating_point() and classes is None else 'class'
 
-def _classed(name, y): # labels or domains as int64
-    whole = not (y.is_floating_point() or y.is_complex())
-    if whole and y.ndim == 1: return y.long()
-    if whole and y.ndim == 2 and y.shape[1] == 1:
-        raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,): y.flatten()")
-    if y.is_floating_point() and y.isnan().any():
-        raise ValueError(f"{name} holds missing values; leave these samples out, or make a class of them")
-    raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; labels must be int64 (N,), one class per sample, "
-                     "and classes=None makes a regression of floats; for other targets say target='labels' "
-                     "(several, each 0 or 1), 'dense' (a class for each pixel or token) or 'numbers'")
-
 def samples(
     name, # what they are, for messages
     v, # tensor, array, list, data frame or column
     columns=None, # names of the columns of a table, by which those of a data frame are put in order
 ): # tensor: images (N, C, H, W), uint8 or float; or float (N, ...); or tokens (N, L) int64
     "Samples as a `Task` keeps them; a ValueError says what is wrong with those that cannot be kept."
-    return _input(name, _tensor(name, _aligned(name, _as_trained(name, v, columns), columns)))
+    return as_samples(name, to_tensor(name, in_order(name, v, columns)))
 
 # %% ../nbs/01_data.ipynb #c632e9c7
 def in_words(
@@ -207,28 +71,7 @@ def in_words(
     return f"{n} {TARGETS[target] if n != 1 else one[TARGETS[target]]}"
 
 # %% ../nbs/01_data.ipynb #ea13aac0
-def _placed(name, y): # a class for each pixel or token, -1 where there is none
-    if y.is_floating_point() or y.is_complex() or y.ndim < 2:
-        raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; a class for each place is int64 (N, ...)")
-    return y.long().clamp(min=-1)
-
-def _labelled(name, y): # several labels a sample
-    y = y[:, None] if y.ndim == 1 else y
-    if y.ndim != 2: raise ValueError(f"{name} has shape {tuple(y.shape)}; labels are (N, labels), each 0 or 1")
-    if odd := y[(y != 0) & (y != 1)].tolist():
-        raise ValueError(f"{name} holds {odd[0]}, but each label must be 0 or 1, whether a sample has it")
-    return y.float()
-
-def _measured(name, y): # quantities
-    y = y[:, None] if y.ndim == 1 else y
-    if y.ndim != 2 or y.is_complex() or y.dtype == torch.bool:
-        raise ValueError(f"{name} is {y.dtype} {tuple(y.shape)}; quantities are floats, (N,) or (N, how many a sample)")
-    if not (good := y.isfinite().all(1)).all():
-        raise ValueError(f"{name} holds {y[~good][0].tolist()} for sample {int((~good).nonzero()[0])}; "
-                         "leave such samples out")
-    return y.float()
-
-_READ = {'class': _classed, 'dense': _placed, 'labels': _labelled, 'numbers': _measured}
+_READ = {'class': as_classes, 'dense': as_places, 'labels': as_labels, 'numbers': as_quantities}
 
 # %% ../nbs/01_data.ipynb #466c0c49
 def _check(task, part): # part: of `_parts`
@@ -245,31 +88,6 @@ def _check(task, part): # part: of `_parts`
         raise ValueError(f"y_{part} holds the label {bad[0].item()}; "
                          f"with classes={task.classes} labels must lie in 0..{task.classes - 1}"
                          + ", and be negative where there is none"*(low == -1))
-
-# %% ../nbs/01_data.ipynb #6ffd973c
-def _constants_of(task): # mean and std as tuples of floats, if they can be
-    try:
-        mean, std = (v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,)))
-                     for v in (task.mean, task.std))
-    except (TypeError, ValueError):
-        raise ValueError(f"mean={task.mean!r} and std={task.std!r}, "
-                         "but each must be one number per channel or column") from None
-    if mean is None and std is not None:
-        raise ValueError(f"std={std} is given without mean; both belong together, and mean=0 takes nothing away")
-    if mean is None: return mean, std
-    x, n = task.x_train, task.x_train.shape[1]
-    if std is None: raise ValueError(f"mean={mean} is given without std; both belong together")
-    if x.ndim not in (2, 4) or x.dtype == torch.int64:
-        raise ValueError(f"mean={mean} is for images (N, C, H, W) and tables (N, D); "
-                         f"x_train is {'tokens' if x.dtype == torch.int64 else 'a sequence'} {tuple(x.shape)}")
-    for name, v in (("mean", mean), ("std", std)):
-        if len(v) not in (1, n): raise ValueError(f"{name} has {len(v)} numbers; x_train has {n} channels or columns")
-    if not min(std) > 0:
-        raise ValueError(f"std={std}, but every deviation must be positive; "
-                         "give a column that never changes the deviation 1")
-    if x.dtype == torch.uint8 and max(mean) > 1:
-        raise ValueError(f"mean={mean} is of bytes; bytes are divided by 255 first, and so must mean and std be")
-    return mean, std
 
 # %% ../nbs/01_data.ipynb #au02code
 def _augments_of(task): # the augmentations as a tuple, if they fit the samples
@@ -306,7 +124,7 @@ def _must_match(task, name, x): # refuse samples of another kind than those of t
 # %% ../nbs/01_data.ipynb #2c98715c
 def _read_targets(task): # y as it will be, and how many numbers a network answers with
     for part in _parts(task):
-        y = _tensor(name := f"y_{part}", getattr(task, name))
+        y = to_tensor(name := f"y_{part}", getattr(task, name))
         task.target = _target_of(name, y, task.target, task.classes)
         setattr(task, name, y := _READ[task.target](name, y))
         if task.target in ('labels', 'numbers'):
@@ -320,22 +138,17 @@ def _read_targets(task): # y as it will be, and how many numbers a network answe
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
 
 def _read_in(task): # every field as what it will be
-    if task.columns is None: task.columns = _columns_of(task.x_train)
+    if task.columns is None: task.columns = frame_columns(task.x_train)
     for part in _parts(task):
         setattr(task, name := f"x_{part}", samples(name, getattr(task, name), task.columns))
         if (v := getattr(task, name := f"domain_{part}")) is not None:
-            setattr(task, name, _classed(name, _tensor(name, v)))
+            setattr(task, name, as_classes(name, to_tensor(name, v)))
         _must_match(task, name := f"x_{part}", getattr(task, name))
     _read_targets(task)
     for name, names, n in (("labels", task.labels, task.classes), ("columns", task.columns, task.x_train.shape[1])):
         if names is not None and len(names) != n: raise ValueError(f"{name} has {len(names)} names, but there are {n}")
 
 # %% ../nbs/01_data.ipynb #dt02code
-def _some_rows(x, most=2**24): # the bytes of at most 4096 samples and 16 MB, spread over all
-    step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
-    rows = x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may lie in memory as a row
-    return [v.tobytes() for v in rows.view(torch.uint8).numpy()]
-
 _judged = WeakTensorKeyDictionary() # test labels -> what else was looked at, so that a copy of a task is not again
 
 def _doubt(task): # warn of what is legal and seldom meant
@@ -346,17 +159,14 @@ def _doubt(task): # warn of what is legal and seldom meant
     if task.classes > 2 and len(z) and labels == {*range(1, task.classes)}: # one site may well have no class 0
         warn(f"no sample has the label 0, and all of 1..{task.classes - 1} occur; if they are counted from 1, "
              f"give y - 1 and classes={task.classes - 1}")
-    if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return
-    train, test = _some_rows(x), _some_rows(z)
-    known = set(train)
-    share = sum(v in known for v in test) / len(test)
-    if share >= .01 * len(train) / len(x) and share > 2 * (1 - len(known) / len(train)):
+    if share := repeated(x, z):
         warn(f"at least {100 * share:.3g} % of the test samples are among the training samples; "
              "a network is to be tested on samples that it has not seen")
 
 def _complete_task(task):
     _read_in(task)
-    task.mean, task.std, task.augment = *_constants_of(task), _augments_of(task)
+    task.mean, task.std = as_constants(task.mean, task.std, task.x_train)
+    task.augment = _augments_of(task)
     for part in _parts(task): _check(task, part)
     _doubt(task)
 
@@ -427,16 +237,16 @@ def strata(self: Task, part="train"): # or "test", "val"
     return _tenths(y[:, 0], self.y_train[:, 0])
 
 # %% ../nbs/01_data.ipynb #19aa82b7
-def _chosen(task, part, n, seed): # indices of `n` samples of a part, strata and domains in proportion
+def _groups(task, part): # of samples of one stratum and one domain
     y, domain = task.strata(part), getattr(task, f"domain_{part}")
-    return _stratified(y if domain is None else domain * (int(y.max()) + 1) + y, n, seed).to(y.device)
+    return y if domain is None else domain * (int(y.max()) + 1) + y
 
 def _cut(task, part, n, seed): # fields of a stratified cut of one part
     y = getattr(task, f"y_{part}")
     if not hasattr(n, "__index__"):
         raise ValueError(f"{n!r} samples of the {part} set; give a whole number, such as round(.5 * {len(y)}) for half")
     if not 0 < n <= len(y): raise ValueError(f"cannot take {n} of the {len(y)} samples of the {part} set")
-    i = _chosen(task, part, n, seed)
+    i = _stratified(_groups(task, part), n, seed).to(y.device)
     return {k: v[i] for k, v in _tensors(task).items() if k.endswith(part)}
 
 @patch
@@ -458,12 +268,7 @@ def validation(self: Task,
 ) -> Task: # with fewer training samples; it is these that a partition has to divide
     "Set training samples aside to choose by, with the classes in proportion."
     if self.x_val is not None: raise ValueError(f"{self.name} has {len(self.y_val)} validation samples already")
-    total = len(self.y_train)
-    n = max(1, round(share * total)) if isinstance(share, (int, float)) and 0 < share < 1 else 0
-    if not 0 < n < total: raise ValueError(f"share={share!r} of {total} training samples, but it must be in (0, 1), "
-                                           "such as .1, and leave some to train on")
-    held = torch.zeros(total, dtype=torch.bool, device=self.y_train.device)
-    held[_chosen(self, "train", n, seed)] = True
+    held = _held("share", _groups(self, "train"), share, seed).to(self.y_train.device)
     parts = {k.removesuffix("train"): v for k, v in _tensors(self).items() if k.endswith("train")}
     return _with(self, {f"{k}{part}": v[i] for k, v in parts.items() for part, i in (("train", ~held), ("val", held))})
 
@@ -502,8 +307,7 @@ def _digits_table(): # (1797, 65): the 64 pixels of an image, and its label
 def _digits(root=None, download=False): # neither is used: the images come inside scikit-learn
     x, y = _digits_table().split([64, 1], 1)
     x, y = x.float().view(-1, 1, 8, 8) / 16, y[:, 0].long()
-    test = torch.zeros(len(y), dtype=torch.bool)
-    test[_stratified(y, round(.2 * len(y)))] = True
+    test = _held("test", y, .2, 0)
     return Task("digits", x[~test], y[~test], x[test], y[test], classes=10,
                 labels=tuple(map(str, range(10))), **_stats(x[~test]))
 
@@ -739,230 +543,6 @@ def prepare(
         for augment, drawn in zip(task.augment, draws): x = augment(x, drawn)
     return task.normalise(x)
 
-# %% ../nbs/01_data.ipynb #62ce9b80
-@cache
-def _sources(name): # file -> (SHA-256, address or "") of a data set; an archive is the first of its files
-    with files("fedlit").joinpath("sources.csv").open() as f:
-        return {r["file"]: (r["sha256"], r["url"]) for r in csv.DictReader(f) if r["data"] == name}
-
-def _unpacked(name, root, top): # the archive's folder below `root`, fetched and unpacked if it is not there
-    file, (sha256, url) = next(iter(_sources(name).items()))
-    return root / top if (root / top).is_dir() else unpack(fetch(url, root / file, sha256), root, top)
-
-def _missing(name, where, get):
-    return FileNotFoundError(f"{name}: nothing usable at {Path(where).absolute()}. {get}")
-
-# %% ../nbs/01_data.ipynb #670622d0
-_names = ("batch_label", "labels", "fine_labels", "coarse_labels", "data", "filenames",
-          "label_names", "fine_label_names", "coarse_label_names", "num_vis")
-
-def _listed(raw): # bytes of a pickle of a dictionary -> name -> the strings, or else the integers, that follow it
-    from pickletools import genops
-    strings, numbers, name = {}, {}, None
-    for op, value, _ in genops(raw):
-        if value in _names: name = value
-        elif isinstance(value, str) and "STRING" in op.name: strings.setdefault(name, []).append(value)
-        elif op.name.startswith("BININT"): numbers.setdefault(name, []).append(value)
-    return numbers | strings
-
-# %% ../nbs/01_data.ipynb #2dca6265
-def _fetch(name):
-    return (f"Call load({name!r}, root=..., download=True) "
-            f"or `fedlit run --data {name} --root FOLDER --download` once, or put the published files there")
-
-def _whole(name, where): # the names of its files; refuse a folder that lacks one or has a damaged one
-    known = {f: sha256 for f, (sha256, url) in _sources(name).items() if not url}
-    if any(not (where / f).is_file() for f in known): raise _missing(name, where, f"{_fetch(name)}: {', '.join(known)}")
-    if bad := [f for f, sha256 in known.items() if digest(where / f) != sha256]:
-        raise ValueError(f"{name}: a file in {where.absolute()} is damaged: {', '.join(bad)}; "
-                         "delete the folder and fetch it again")
-    return known
-
-def _cifar(name, top, labels): # labels: the name under which the classes are listed
-    def loader(root, download=False):
-        where = _unpacked(name, root, top) if download else root / top
-        *train, test, meta = (_listed((where / f).read_bytes()) for f in _whole(name, where))
-        x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
-                                     .view(-1, 3, 32, 32) for b in part])
-                     for part in (train, [test]))
-        y, y_test = (torch.tensor([k for b in part for k in b[labels.replace("label_names", "labels")]])
-                     for part in (train, [test]))
-        return recipe(Task(name, x, y, x_test, y_test, classes=len(meta[labels]), labels=tuple(meta[labels])),
-                      "feddecorr")
-    return loader
-
-# %% ../nbs/01_data.ipynb #52b7cb74
-def _quad(name, where, split="balanced"): # fetch what is not there
-    import gzip
-    if name == "emnist":
-        names = [f"emnist-{split}-{half}-{what}-ubyte"
-                 for half in ("train", "test") for what in ("images-idx3", "labels-idx1")]
-        packed = lambda f: _unpacked(name, where, "gzip") / f"{f}.gz"
-    else:
-        names = known = _sources(name)
-        packed = lambda f: fetch(known[f][1], where / f"{f}.gz", known[f][0])
-    for f in names:
-        if (where / f).is_file(): continue
-        with gzip.open(packed(f)) as raw: write_file(where / f, iter(lambda: raw.read(2**20), b""))
-
-def _torchvision(name, cls, root, download, **kw): # -> torchvision's train and test data sets
-    "Both halves through torchvision's own reader, with errors that say what to do."
-    where = root / cls / "raw"
-    if download: _quad(name, where, **kw)
-    if not where.is_dir(): raise _missing(name, where, _fetch(name)) # before the import, which takes seconds
-    import torchvision.datasets
-    try: return [getattr(torchvision.datasets, cls)(root, train=train, **kw) for train in (True, False)]
-    except (RuntimeError, ValueError, AssertionError) as e:
-        if len(list(where.glob("*-ubyte"))) < 4: raise _missing(name, where, _fetch(name)) from e
-        raise ValueError(f"{name}: a file in {where.absolute()} is damaged; delete it and fetch it again ({e})") from e
-
-# %% ../nbs/01_data.ipynb #2dc6096b
-def _grey_images(name, cls, **constants):
-    def loader(root, download=False, **kw):
-        if cls == "EMNIST": kw = dict(split="balanced") | kw
-        halves = _torchvision(name, cls, root, download, **kw)
-        x, x_test = (d.data[:, None].transpose(2, 3).contiguous() if cls == "EMNIST" else d.data[:, None]
-                     for d in halves)
-        first = int(kw.get("split") == "letters")
-        labels = tuple(halves[0].classes)[first:]
-        return Task(name, x, halves[0].targets.long() - first, x_test, halves[1].targets.long() - first,
-                    classes=len(labels), labels=labels, **(constants or _stats(x)))
-    return loader
-
-# %% ../nbs/01_data.ipynb #b2f31ae8
-_PIXELS, _LARGE = 2**26, 2**22 # the most of a picture that is read; those above `_LARGE` one at a time
-_large = threading.Lock()
-_KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
-
-def _eight_bits(image): # PIL image -> one of bytes; of 16 bits the upper eight
-    from PIL import Image
-    if image.mode in ("I", "F") and image.format != "PNG":
-        raise ValueError(f"its pixels are {'whole numbers of 32 bits' if image.mode == 'I' else 'not whole numbers'}")
-    if image.mode == "I" or image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image).astype(np.int64) >> 8).clip(0, 255).astype(np.uint8))
-    return image
-
-def _rgb(image, size): # PIL image -> (3, size, size) uint8
-    from PIL import Image
-    image = _eight_bits(image)
-    if image.mode != "RGB": image = image.convert("RGB")
-    if image.size != (size, size): image = image.resize((size, size), Image.Resampling.BILINEAR)
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1)
-
-# %% ../nbs/01_data.ipynb #da02pict
-def _picture(path, size): # file -> (3, size, size) uint8; an error names the file
-    from PIL import Image
-    with unharmed(path):
-        kind = os.stat(path).st_mode
-        if not stat.S_ISREG(kind): raise ValueError(f"{path} is no file, but a folder, a pipe or a device")
-    try:
-        with Image.open(path, formats=_KINDS) as image:
-            many = image.width * image.height
-            if many > _PIXELS:
-                raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {_PIXELS:,} are read")
-            with _large if many > _LARGE else nullcontext(): return _rgb(image, size)
-    except FileNotFoundError: raise
-    except Exception as e:
-        if isinstance(e, MemoryError) or isinstance(e, OSError) and e.errno:
-            with unharmed(path): raise e
-        said = str(e).replace(str(path), "the file").partition(chr(10))[0]
-        raise ValueError(f"{path} is damaged, too large, or no picture: {said}") from e
-
-def _read(paths, size): # files -> (N, 3, size, size) uint8
-    from concurrent.futures import ThreadPoolExecutor
-    x = torch.empty(len(paths), 3, size, size, dtype=torch.uint8)
-    def read(i): x[i] = _picture(paths[i], size)
-    with ThreadPoolExecutor() as pool: list(pool.map(read, range(len(paths))))
-    return x
-
-# %% ../nbs/01_data.ipynb #13149ad4
-def _folders(path): # the sub-folders, without hidden ones, sorted as ImageFolder sorts them
-    return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] != ".") if path.is_dir() else []
-
-def _pictures(path): # the pictures of a class; an error where there are none
-    is_picture = lambda p: p.suffix.lower() in (".jpg", ".jpeg", ".png") and p.name[0] != "."
-    found = sorted(filter(is_picture, path.iterdir())) if path.is_dir() else []
-    if not found: raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
-    return found
-
-def _lines(path): # the lines of a list of files, numbered from 1; an error where there are none
-    try: lines = [(n, line) for n, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
-    except UnicodeDecodeError: raise ValueError(f"{path} is no text, and so no list of pictures") from None
-    if not lines: raise ValueError(f"{path} is empty; it must list pictures and their classes")
-    return lines
-
-def _below(base, name, listed, n): # the path of a picture that line n of a list names
-    if ".." in Path(name).parts or Path(name).is_absolute():
-        raise ValueError(f"{listed}, line {n}: {name[:80]!r} leads out of the folder")
-    return base / name
-
-# %% ../nbs/01_data.ipynb #f40bb394
-def _tiny_imagenet(root, download=False):
-    base = _unpacked("tiny_imagenet", root, "tiny-imagenet-200") if download else root / "tiny-imagenet-200"
-    wnids = [p.name for p in _folders(base / "train")]
-    listed = base / "val" / "val_annotations.txt"
-    if not wnids or not listed.is_file():
-        raise _missing("tiny_imagenet", base, "Call load('tiny_imagenet', root=..., download=True) once, "
-                       "or unpack tiny-imagenet-200.zip there: "
-                       "train/<wnid>/images/*.JPEG, val/images/*.JPEG, val/val_annotations.txt")
-    train = [(p, k) for k, wnid in enumerate(wnids) for p in _pictures(base / "train" / wnid / "images")]
-    test = []
-    for n, line in _lines(listed):
-        f, wnid, *_ = (*line.split("\t"), "", "")
-        if wnid not in wnids:
-            raise ValueError(f"{listed}, line {n}: {line[:80]!r} is not a picture, a tab and one of the "
-                             f"{len(wnids)} classes of {base / 'train'}")
-        test.append((_below(base / "val" / "images", f, listed, n), wnids.index(wnid)))
-    return recipe(_from_files("tiny_imagenet", train, test, 64, wnids), "feddecorr")
-
-# %% ../nbs/01_data.ipynb #3ad54b80
-def _from_files(name, train, test, size, labels, domains=None): # lists of (path, label) or with a domain -> Task
-    out = {}
-    for part, rows in (("train", train), ("test", test)):
-        if not rows: raise ValueError(f"{name} has no pictures for the {part} set; there must be at least one")
-        path, *columns = zip(*rows)
-        out[f"x_{part}"] = _read(path, size)
-        out |= {f"{k}_{part}": torch.tensor(v) for k, v in zip(("y", "domain"), columns)}
-    return Task(name, classes=len(labels), labels=tuple(labels), domains=domains and tuple(domains), **out)
-
-# %% ../nbs/01_data.ipynb #88eac639
-def _from_folders(name, base, owned, size, test, seed): # folder of classes; owned: of owners with such in them -> Task
-    parts = _folders(base)
-    owners = [p.name for p in parts] if owned else None
-    each = [(k, c) for k, p in enumerate(parts) for c in (_folders(p) if owners else [p])]
-    names = sorted({c.name for _, c in each})
-    rows = [(f, names.index(c.name), k) for k, c in each for f in _pictures(c)]
-    groups = torch.tensor([y + len(names)*k*owned for _, y, k in rows])
-    held = {*_stratified(groups, round(test*len(rows)), seed).tolist()}
-    train, rest = ([r[:2 + owned] for i, r in enumerate(rows) if (i in held) == part] for part in (False, True))
-    return _from_files(name, train, rest, size, names, owners)
-
-# %% ../nbs/01_data.ipynb #ff3dd8bb
-def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side, seed of the split, fraction held out
-    base, get = root / "office_caltech_10", ("It cannot be downloaded from here: "
-                                             "put pictures at office_caltech_10/<domain>/<class>/*.jpg")
-    if not any(map(_folders, _folders(base))): raise _missing("office_caltech10", base, get)
-    return recipe(_from_folders("office_caltech10", base, True, size, test, seed), "fedbn")
-
-# %% ../nbs/01_data.ipynb #1de66f73
-_fedbn_classes = ("bird", "feather", "headphones", "ice_cream", "teapot",
-                  "tiger", "whale", "windmill", "wine_glass", "zebra")
-_domainnet_domains = ("clipart", "infograph", "painting", "quickdraw", "real", "sketch")
-
-def _domainnet(root, download=False, size=64, classes=_fedbn_classes, domains=_domainnet_domains):
-    base, halves = root / "domainnet", {}
-    for part in ("train", "test"):
-        lists = [base / f"{d}_{part}.txt" for d in domains]
-        if missing := [str(f) for f in lists if not f.is_file()]:
-            raise _missing("domainnet", base, f"It lacks {', '.join(missing)}. "
-                           "Unpack the six archives and the split lists of https://ai.bu.edu/M3SDA there: "
-                           "domainnet/<domain>/<class>/*.png|jpg and domainnet/<domain>_train.txt, _test.txt")
-        files = [(_below(base, line.rsplit(" ", 1)[0], f, n), k) for k, f in enumerate(lists) for n, line in _lines(f)]
-        halves[part] = [(p, classes.index(p.parent.name), k) for p, k in files if p.parent.name in classes]
-        if not halves[part]:
-            raise ValueError(f"domainnet: none of the classes {classes} is in the {part} lists of {base}")
-    return recipe(_from_files("domainnet", halves["train"], halves["test"], size, classes, domains), "fedbn")
-
 # %% ../nbs/01_data.ipynb #4525f180
 def _tilted(x):
     turned = _warp(x, _turn(torch.full((len(x),), 20.)), "bilinear")
@@ -985,127 +565,10 @@ def _digits_domains(root=None, download=False):
                    domain_train=domain, domain_test=torch.arange(len(_sites)).repeat_interleave(len(base.y_test)),
                    domains=tuple(_sites), **_stats(x))
 
-# %% ../nbs/01_data.ipynb #ea4cdef2
-_CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-
-def _tokens(text): return [_CHARACTERS.find(c) % (len(_CHARACTERS) + 1) for c in text] # -1 becomes one more
-
-def _leaf_part(name, folder): # -> samples, labels and users, a list each
-    import json
-    files = sorted(folder.glob("*.json"))
-    if not files: raise _missing(name, folder, "LEAF's preprocess.sh writes it: "
-                                 f"data/{name}/data/train/*.json and test/*.json, below LEAF's own folder")
-    xs, ys, users = [], [], []
-    for file in files:
-        with unharmed(file): said = json.loads(file.read_text())
-        for user in said["users"]:
-            own = said["user_data"][user]
-            xs, ys, users = xs + own["x"], ys + own["y"], users + [user]*len(own["y"])
-    return xs, ys, users
-
-# %% ../nbs/01_data.ipynb #6af4062e
-def _leaf(name, samples, labels, classes): # samples, labels: functions of lists
-    def loader(root, download=False):
-        places = [root / p for p in (f"leaf/data/{name}/data", f"data/{name}/data", f"{name}/data", name)]
-        base = next((p for p in places if p.is_dir()), places[-1])
-        halves = [_leaf_part(name, base / part) for part in ("train", "test")]
-        (mine, theirs), people = _coded([users for *_, users in halves])
-        (x, y), (x_test, y_test) = [(samples(xs), labels(ys)) for xs, ys, _ in halves]
-        return Task(name, x, y, x_test, y_test, classes=classes, domain_train=mine, domain_test=theirs, domains=people)
-    return loader
-
-# %% ../nbs/01_data.ipynb #8346b6b6
-_DIGITS5 = dict(mnist=("mnist_data", "mnist_data"), mnist_m=("mnistm_with_label", "mnistm_with_label"),
-                svhn=("svhn_train_32x32", "svhn_test_32x32"), synthetic=("syn_number", "syn_number"),
-                usps=("usps_28x28", "usps_28x28")) # domain -> files of both halves, without .mat
-
-def _from_mat(file, domain, part): # -> images (N, H, W, C), 0 to 255, and labels as they are
-    from scipy.io import loadmat
-    with unharmed(file): m = loadmat(file)
-    if domain == "mnist": return m[f"{part}_28"].reshape(-1, 28, 28, 1), m[f"label_{part}"]
-    if domain == "mnist_m": return m[part], m[f"label_{part}"]
-    if domain == "svhn": return m["X"].transpose(3, 0, 1, 2), m["y"] % 10
-    if domain == "synthetic": return m[f"{part}_data"], m[f"{part}_label"]
-    x, y = m["dataset"][int(part == "test")]
-    return 255 * x.transpose(0, 2, 3, 1), y
-
-def _digit_images(x, size=28): # (N, H, W, C), 0 to 255 -> (N, 3, size, size) bytes
-    x = torch.tensor(x).permute(0, 3, 1, 2).float()
-    if x.shape[2:] != (size, size): x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
-    return x.round().clamp(0, 255).byte().expand(-1, 3, -1, -1).contiguous()
-
-# %% ../nbs/01_data.ipynb #299255a7
-def _digits5(root, download=False):
-    base = next((root / p for p in ("digits5", "Digit-Five", "DigitFive") if (root / p).is_dir()), root / "digits5")
-    files = {f for both in _DIGITS5.values() for f in both}
-    if lost := sorted(f for f in files if not (base / f"{f}.mat").is_file()):
-        raise _missing("digits5", base, f"Put the files of Digit-Five there: {', '.join(f'{f}.mat' for f in lost)}")
-    out = {}
-    for h, part in enumerate(("train", "test")):
-        each = [_from_mat(base / f"{both[h]}.mat", d, part) for d, both in _DIGITS5.items()]
-        labels = [torch.tensor(y.argmax(1) if y.shape[1] > 1 else y[:, 0]).long() for _, y in each]
-        out |= {f"x_{part}": torch.cat([_digit_images(x) for x, _ in each]), f"y_{part}": torch.cat(labels),
-                f"domain_{part}": torch.cat([torch.full_like(y, k) for k, y in enumerate(labels)])}
-    return recipe(Task("digits5", **out, classes=10, domains=tuple(_DIGITS5)), "fedbn")
-
-# %% ../nbs/01_data.ipynb #57b705a2
-_TABLES = dict(csv="read_csv", tsv="read_table", parquet="read_parquet")
-
-def _table(data): # a data frame, or the path of one
-    import pandas as pd
-    if hasattr(data, "columns") and hasattr(data, "to_numpy"): return data.reset_index(drop=True)
-    kind = Path(data).suffix.lower()[1:]
-    if kind not in _TABLES: raise ValueError(f"{str(data)!r} is no table; its name must end in .{', .'.join(_TABLES)}")
-    with unharmed(Path(data)): return getattr(pd, _TABLES[kind])(data)
-
-def _known(frame, columns): # refuse names that the table lacks or that come twice, and values that a column lacks
-    for c in columns:
-        if c not in frame.columns:
-            raise ValueError(f"the table has no column {c!r}; there are {', '.join(map(str, frame.columns))[:300]}")
-        if columns.count(c) > 1: raise ValueError(f"column {c!r} is asked for twice, as y, x or owner")
-        if n := int(frame[c].isna().sum()):
-            raise ValueError(f"column {c!r} lacks a value in {n} of {len(frame)} rows; fill them, or leave them out")
-        if frame[c].dtype.kind == "f" and np.isinf(frame[c]).any(): raise ValueError(f"column {c!r} holds infinity")
-
-# %% ../nbs/01_data.ipynb #19d8e6ef
-def _coded(columns): # labels or names, a list for each split -> an int64 tensor for each, and what the numbers mean
-    names = sorted({v for c in columns for v in c})
-    code = {v: k for k, v in enumerate(names)}
-    return [torch.tensor([code[v] for v in c]) for c in columns], tuple(map(str, names))
-
-# %% ../nbs/01_data.ipynb #2eb05959
-def _wanted(frame, y, target): # the column or columns y -> targets, names of classes or columns, target
-    if isinstance(y, (list, tuple)):
-        if odd := [c for c in _texts(frame) if c in y]: raise ValueError(f"column {odd[0]!r} of y holds text")
-        values = torch.tensor(frame[list(y)].to_numpy("float32"))
-        return values, tuple(y), target or ("labels" if ((values == 0) | (values == 1)).all() else "numbers")
-    kind, many = frame[y].dtype.kind, frame[y].nunique()
-    if kind == "f" and many <= 20 and (frame[y] == frame[y].round()).all(): kind = "i" # a value was missing once, say
-    if target is None and kind in "iu" and many > 20:
-        raise ValueError(f"column {y!r} holds {many} different whole numbers; say target='numbers' if they are "
-                         "a quantity, target='class' if each is a class of its own")
-    if target == "numbers" or target is None and kind == "f":
-        return torch.tensor(frame[y].to_numpy("float32")), (str(y),), "numbers"
-    if target == "labels": return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target
-    (codes,), names = _coded([[int(v) if kind == "i" else v for v in frame[y].tolist()]])
-    return codes, names, "class"
-
 # %% ../nbs/01_data.ipynb #1e0d97a0
 def _tenths(y, of=None): # (N,) quantities, in which tenth of the quantities `of` each is; None: of themselves
     edges = (y if of is None else of).sort().values
     return torch.bucketize(y.contiguous(), edges[torch.arange(1, 10, device=y.device) * len(edges) // 10], right=True)
-
-def _check_share(test):
-    if not (isinstance(test, (int, float)) and 0 < test < 1):
-        raise ValueError(f"test={test!r}, but it must be a share in (0, 1)")
-
-def _held(group, test, seed): # (N,) groups -> (N,) booleans, which samples are for testing
-    _check_share(test)
-    n = max(1, round(test * len(group)))
-    if n >= len(group): raise ValueError(f"test={test} of {len(group)} samples leaves none to train on")
-    held = torch.zeros(len(group), dtype=torch.bool)
-    held[_stratified(group, n, seed)] = True
-    return held
 
 def _alike(values, target): # targets of a table -> (N,) int64, groups of samples that are alike
     return values if target == "class" else _tenths(values.view(len(values), -1)[:, 0])
@@ -1114,7 +577,7 @@ def _used(frame, x, others): # the columns that describe a sample; others: those
     others = [c for c in others if c is not None]
     used = [c for c in frame.columns if c not in others] if x is None else [x] if isinstance(x, str) else list(x)
     if not used: raise ValueError("no column is left to describe a sample; x= names those to use")
-    _known(frame, [*others, *used])
+    check_columns(frame, [*others, *used])
     return used
 
 # %% ../nbs/01_data.ipynb #1c4ae26b
@@ -1129,12 +592,12 @@ def from_table(cls: Task,
     seed=0, # decides which rows these are
 ) -> Task:
     "A table with a row for each sample."
-    frame, wanted = _table(data), list(y) if isinstance(y, (list, tuple)) else [y]
+    frame, wanted = read_table(data), list(y) if isinstance(y, (list, tuple)) else [y]
     used = _used(frame, x, (*wanted, owner))
-    inputs, (values, names, target) = _inputs(frame[used]), _wanted(frame, y, target)
-    (whose,), people = _coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
+    inputs, (values, names, target) = in_numbers(frame[used]), targets_of(frame, y, target)
+    (whose,), people = coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
     group = whose if whose is not None else _alike(values, target)
-    held = _held(group, test, seed)
+    held = _held("test", group, test, seed)
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)
     part = lambda v: (None, None) if v is None else (v[~held], v[held])
@@ -1142,6 +605,13 @@ def from_table(cls: Task,
     return cls(name, seen, part(values)[0], inputs[held.numpy()], part(values)[1], classes=len(names), labels=names,
                target=target, mean=tuple(seen.mean()), std=tuple(spread.where(spread > 0, 1.)),
                domain_train=mine, domain_test=theirs, domains=people)
+
+# %% ../nbs/01_data.ipynb #88eac639
+def _pictured(name, base, owned, size, test, seed): # folder of classes; owned: of owners with such in them -> Task
+    rows, labels, owners = pictures_in(base, owned)
+    held = _held("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
+    train, rest = ([r[:2 + owned] for r, h in zip(rows, held) if h == part] for part in (False, True))
+    return Task(name, **read_pictures(train, rest, size, labels, owners))
 
 # %% ../nbs/01_data.ipynb #993e978e
 @patch(cls_method=True)
@@ -1153,23 +623,63 @@ def from_folder(cls: Task,
 ) -> Task: # coloured images as bytes, normalised by the means and deviations of the training set
     "A folder of pictures."
     base = Path(path)
-    if not (parts := _folders(base)): raise ValueError(f"{base} has no folders; it must have one for each class")
-    _check_share(test)
-    task = _from_folders(base.name, base, all(map(_folders, parts)), size, test, seed)
+    if not (parts := folders_in(base)): raise ValueError(f"{base} has no folders; it must have one for each class")
+    task = _pictured(base.name, base, all(map(folders_in, parts)), size, test, seed)
     return replace(task, **_stats(task.x_train))
 
+# %% ../nbs/01_data.ipynb #hb07cell
+def _halves(splits, train, test, y, owner, seed): # -> training and test split
+    first = hub_split(splits, train)
+    if test is None or isinstance(test, str): return first, hub_split(splits, test or "test")
+    if owner: check_groups(owner, [first[owner][:]])
+    (group,), _, target = (*coded([first[owner][:]]), "class") if owner else hub_targets([first], y)
+    held = _held("test", _alike(group, target), test, seed)
+    return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
+
+# %% ../nbs/01_data.ipynb #hb08cell
+@patch(cls_method=True)
+def from_hub(cls: Task,
+    data, # name on the Hub, such as "uoft-cs/cifar10", or a Dataset or DatasetDict
+    x=None, # column of the samples, or a list of columns of numbers; None: the only one that has images
+    y=None, # column to predict, or a list of them; None: the only one that has classes
+    owner=None, # column that says whose a sample is; it becomes the domain
+    train="train", # split to train on
+    test=None, # split to test on, or a share of `train` to set aside; None is "test"
+    size=None, # (height, width) to which pictures are brought
+    seed=0, # decides what is set aside
+    **kw, # for `datasets.load_dataset`: name, data_files, revision, ...
+) -> Task: # images are bytes, normalised by the means and deviations of the training set
+    "A data set of the Hugging Face Hub."
+    splits = hub_splits(data, kw)
+    x, y = hub_columns(next(iter(splits.values())).features, x, y, owner)
+    both = _halves(splits, train, test, y, owner, seed)
+    (y_train, y_test), labels, target = hub_targets(both, y)
+    if owner: check_groups(owner, [s[owner][:] for s in both])
+    (mine, theirs), people = coded([s[owner][:] for s in both]) if owner else ((None, None), None)
+    x_train, x_test = (hub_samples(s, x, size) for s in both)
+    return cls(data if isinstance(data, str) else "hub", x_train, y_train, x_test, y_test, classes=len(labels),
+               labels=labels, target=target, domain_train=mine, domain_test=theirs, domains=people,
+               columns=tuple(x) if isinstance(x, (list, tuple)) else None,
+               **(_stats(x_train) if x_train.ndim == 4 else {}))
+
+# %% ../nbs/01_data.ipynb #ff3dd8bb
+def _office(root, download=False, size=64, seed=0, test=.2): # pixels of a side, seed of the split, fraction held out
+    base, get = root / "office_caltech_10", ("It cannot be downloaded from here: "
+                                             "put pictures at office_caltech_10/<domain>/<class>/*.jpg")
+    if not any(map(folders_in, folders_in(base))): raise not_there("office_caltech10", base, get)
+    return recipe(_pictured("office_caltech10", base, True, size, test, seed), "fedbn")
+
 # %% ../nbs/01_data.ipynb #05f6be63
-_loaders = dict(
-    digits=_digits, digits_domains=_digits_domains,
-    mnist=_grey_images("mnist", "MNIST", mean=_mnist_constants[0], std=_mnist_constants[1]),
-    emnist=_grey_images("emnist", "EMNIST"), fashion_mnist=_grey_images("fashion_mnist", "FashionMNIST"),
-    cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"),
-    cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
-    tiny_imagenet=_tiny_imagenet, office_caltech10=_office, domainnet=_domainnet,
-    femnist=_leaf("femnist", lambda xs: torch.tensor(xs).view(-1, 1, 28, 28), torch.tensor, 62),
-    shakespeare=_leaf("shakespeare", lambda xs: torch.tensor([_tokens(x) for x in xs]),
-                      lambda ys: torch.tensor([_tokens(y)[0] for y in ys]), len(_CHARACTERS) + 1),
-    digits5=_digits5,
+_usual = dict(mnist="heterofl", cifar10="feddecorr", cifar100="feddecorr", tiny_imagenet="feddecorr",
+              domainnet="fedbn", digits5="fedbn") # data set -> the paper whose recipe it gets
+
+def _published(name, root, download, **kw):
+    task = Task(name, **READERS[name](root, download, **kw))
+    if name in _usual: return recipe(task, _usual[name])
+    return replace(task, **_stats(task.x_train)) if task.x_train.dtype == torch.uint8 else task
+
+_loaders = {name: partial(_published, name) for name in READERS} | dict(
+    digits=_digits, digits_domains=_digits_domains, office_caltech10=_office,
     table=lambda root, download, path, **kw: Task.from_table(path, **kw), # a path of yours, wherever the others lie
     folder=lambda root, download, path, **kw: Task.from_folder(path, **kw))
 
@@ -1192,121 +702,3 @@ def load(
         if type(e).__name__ != "URLError": raise
         raise OSError(f"{name} cannot be downloaded: {e.reason}; is this machine on the network? "
                       "Or put the files there: root= or --root names the folder") from e
-
-# %% ../nbs/01_data.ipynb #hb01cell
-def _splits(data, kw): # a name or what was loaded -> split -> Dataset
-    if isinstance(data, str):
-        try: from datasets import load_dataset
-        except ImportError as e: raise ImportError("Task.from_hub needs datasets: pip install 'fedlit[hub]'") from e
-        data = load_dataset(data, **kw)
-    if not isinstance(data, dict): data = dict(train=data)
-    for v in data.values():
-        if not (hasattr(v, "features") and hasattr(v, "with_format") and hasattr(v, "__len__")):
-            raise TypeError(f"data is a {type(v).__name__}; it must be the name of a data set, "
-                            "or a Dataset or DatasetDict of the library datasets")
-    return {k: v.with_format(None) for k, v in data.items()}
-
-def _split_of(splits, name):
-    if name in splits: return splits[name]
-    raise ValueError(f"no split {name!r}; there are {', '.join(splits)}; name one, "
-                     "or set a share of the training samples aside: test=0.2")
-
-# %% ../nbs/01_data.ipynb #hb03cell
-def _column(features, given, kind, usual, what): # the name of a column, or a list of names
-    kinds = ", ".join(f"{k} ({type(f).__name__})" for k, f in features.items())
-    for one in given if isinstance(given, (list, tuple)) else [given]:
-        if one is not None and one not in features: raise ValueError(f"no column {one!r}; there are {kinds}")
-    if given is not None: return given
-    found = [k for k, f in features.items() if type(f).__name__ == kind] or [k for k in usual if k in features]
-    if len(found) == 1: return found[0]
-    option, things = what
-    raise ValueError(f"which column has the {things}? {option}= names it; there are {kinds}")
-
-def _complete(name, columns): # refuse what cannot be sorted into groups
-    for v in (v for c in columns for v in c):
-        if v is None or v != v: what = f"{name!r} lacks a value; leave these rows out: data.filter(...)"
-        elif isinstance(v, (list, dict)): what = f"{name!r} holds {v!r:.60}; several labels are columns, y=[...]"
-        else: continue
-        raise ValueError(f"column {what}")
-
-# %% ../nbs/01_data.ipynb #fef79c14
-def _classes_of(splits, y): # -> labels of each split, and the names of the classes
-    feature, columns = splits[0].features[y], [s[y][:] for s in splits]
-    _complete(y, columns)
-    if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names)
-    return _coded(columns)
-
-def _targets_of(splits, y): # -> targets of each split, names, target
-    kind = lambda c: str(getattr(splits[0].features[c], "dtype", ""))
-    if isinstance(y, (list, tuple)) or kind(y).startswith(("float", "double")):
-        import pandas as pd
-        names = list(y) if isinstance(y, (list, tuple)) else [y]
-        frame = pd.DataFrame({c: [v for s in splits for v in s[c][:]] for c in names})
-        _known(frame, names)
-        values, *said = _wanted(frame, y, None)
-        return values.split(list(map(len, splits))), *said
-    return *_classes_of(splits, y), "class"
-
-# %% ../nbs/01_data.ipynb #hb05cell
-def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
-    if size is not None and not (isinstance(size, (tuple, list)) and len(size) == 2):
-        raise ValueError(f"size={size!r}, but it must be (height, width), such as (32, 32)")
-    def one(p):
-        p = _eight_bits(p).convert("L" if p.mode[0] in "1LI" else "RGB")
-        return np.asarray(p.resize(size[::-1]) if size else p)
-    rows = [one(p) for p in pictures]
-    sizes = sorted({a.shape[:2] for a in rows})
-    if len(sizes) > 1:
-        raise ValueError(f"pictures of {len(sizes)} sizes, such as {sizes[0]} and {sizes[-1]}; "
-                         "size=(height, width) makes them one")
-    if {a.ndim for a in rows} == {2, 3}: rows = [a if a.ndim == 3 else np.stack([a]*3, 2) for a in rows]
-    return _planes(rows)
-
-def _read_column(split, x, size): # -> (N, ...) samples
-    if isinstance(x, (list, tuple)): return torch.stack([_tensor(k, split[k][:]).float() for k in x], 1)
-    feature = split.features[x]
-    if type(feature).__name__ == "Image": return _decoded((row[x] for row in split.select_columns([x])), size)
-    if getattr(feature, "dtype", None) == "string":
-        raise ValueError(f"column {x!r} holds text; make tokens of it first, rows of whole numbers of one length: "
-                         "data = data.map(lambda row: {'tokens': ...}), and then x='tokens'")
-    return _tensor(x, split[x][:])
-
-# %% ../nbs/01_data.ipynb #hb07cell
-def _halves(splits, train, test, y, owner, seed): # -> training and test split
-    first = _split_of(splits, train)
-    if test is None or isinstance(test, str): return first, _split_of(splits, test or "test")
-    if owner: _complete(owner, [first[owner][:]])
-    (group,), _, target = (*_coded([first[owner][:]]), "class") if owner else _targets_of([first], y)
-    held = _held(_alike(group, target), test, seed)
-    return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
-
-def _columns(features, x, y, owner): # -> the names of those of samples and of labels
-    if owner: _column(features, owner, "", (), ("owner", "owners"))
-    return (_column(features, x, "Image", (), ("x", "samples")),
-            _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels")))
-
-# %% ../nbs/01_data.ipynb #hb08cell
-@patch(cls_method=True)
-def from_hub(cls: Task,
-    data, # name on the Hub, such as "uoft-cs/cifar10", or a Dataset or DatasetDict
-    x=None, # column of the samples, or a list of columns of numbers; None: the only one that has images
-    y=None, # column to predict, or a list of them; None: the only one that has classes
-    owner=None, # column that says whose a sample is; it becomes the domain
-    train="train", # split to train on
-    test=None, # split to test on, or a share of `train` to set aside; None is "test"
-    size=None, # (height, width) to which pictures are brought
-    seed=0, # decides what is set aside
-    **kw, # for `datasets.load_dataset`: name, data_files, revision, ...
-) -> Task: # images are bytes, normalised by the means and deviations of the training set
-    "A data set of the Hugging Face Hub."
-    splits = _splits(data, kw)
-    x, y = _columns(next(iter(splits.values())).features, x, y, owner)
-    both = _halves(splits, train, test, y, owner, seed)
-    (y_train, y_test), labels, target = _targets_of(both, y)
-    if owner: _complete(owner, [s[owner][:] for s in both])
-    (mine, theirs), people = _coded([s[owner][:] for s in both]) if owner else ((None, None), None)
-    x_train, x_test = (_read_column(s, x, size) for s in both)
-    return cls(data if isinstance(data, str) else "hub", x_train, y_train, x_test, y_test, classes=len(labels),
-               labels=labels, target=target, domain_train=mine, domain_test=theirs, domains=people,
-               columns=tuple(x) if isinstance(x, (list, tuple)) else None,
-               **(_stats(x_train) if x_train.ndim == 4 else {}))

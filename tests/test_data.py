@@ -3,6 +3,7 @@ import shutil
 import numpy as np, pytest, torch
 from PIL import Image
 import fedlit.data as data
+import fedlit.ground.readers as readers
 from conftest import DATA
 from fedlit.data import AutoAugment, Crop, Flip, Rotate, Task, load, prepare, recipe
 
@@ -181,10 +182,10 @@ def test_cifar10_is_what_torchvision_reads():
     "torchvision unpickles the batches, fedlit lists what they hold."
     from torchvision.datasets import CIFAR10
     theirs, where = CIFAR10(DATA, train=False), DATA/"cifar-10-batches-py"
-    ours = data._listed((where/"test_batch").read_bytes())
+    ours = readers._listed((where/"test_batch").read_bytes())
     assert (ours["data"][-1].encode("latin-1") == theirs.data.transpose(0, 3, 1, 2).tobytes()
             and ours["labels"] == theirs.targets)
-    assert data._listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
+    assert readers._listed((where/"batches.meta").read_bytes())["label_names"] == theirs.classes
 
 @needs("MNIST")
 def test_mnist():

@@ -4,7 +4,8 @@ import numpy as np, pandas as pd, pytest, torch
 from dataclasses import replace
 from PIL import Image
 from torch import nn
-from fedlit.data import AutoAugment, Flip, Task, _folders, _pictures, load
+from fedlit.data import AutoAugment, Flip, Task, load
+from fedlit.ground.readers import _pictures, folders_in
 from fedlit.methods import FedAvg
 from fedlit.models import build, wrap
 from fedlit.partition import by_domain, by_owner, dirichlet, dirichlet_mixture, iid
@@ -121,7 +122,7 @@ def test_a_share_is_no_size(n):
 def test_hidden_folders_and_files_are_no_data(tmp_path):
     for name in ('amazon', '.ipynb_checkpoints'): (tmp_path/name).mkdir()
     for name in ('a.png', '._a.png'): Image.new('L', (2, 2)).save(tmp_path/'amazon'/name)
-    assert [p.name for p in _folders(tmp_path)] == ['amazon']
+    assert [p.name for p in folders_in(tmp_path)] == ['amazon']
     assert [p.name for p in _pictures(tmp_path/'amazon')] == ['a.png']
 
 def test_deep_pictures_in_a_list():

@@ -2,7 +2,8 @@
 import json, numpy as np, pandas as pd, pytest, torch
 from PIL import Image
 from fedlit.cli import main
-from fedlit.data import Task, load, _CHARACTERS, samples
+from fedlit.data import Task, load, samples
+from fedlit.ground.readers import CHARACTERS
 from fedlit.result import Run
 from fedlit.setting import Setting, task_of
 from fedlit.compare import compare
@@ -60,14 +61,14 @@ def test_what_is_said_of_a_column(wards):
     (dict(y='dayz'), "no column 'dayz'; there are age, fixed"),
     (dict(y='days', x=['age', 'nothing']), "no column 'nothing'"),
     (dict(y='days', owner='doctor'), "no column 'doctor'"),
-    (dict(y='days', test=0), r'test=0, but it must be a share in \(0, 1\)'),
+    (dict(y='days', test=0), r'test=0 of 120 samples, but it must be a share in \(0, 1\)'),
     (dict(y='days', test='half'), 'must be a share'),
     (dict(y='days', x=['age', 'days']), "'days' is asked for twice"),
     (dict(y='days', x=['age', 'age']), "'age' is asked for twice"),
     (dict(y='clinic', owner='clinic'), "'clinic' is asked for twice"),
     (dict(y='days', x=[]), 'no column is left'),
     (dict(y=['kind', 'again']), "'kind' of y holds text"),
-    (dict(y='days', test=.999), 'leaves none to train on')])
+    (dict(y='days', test=.999), 'leave some to train on')])
 def test_what_a_table_is_refused_for(wards, given, said):
     with pytest.raises(ValueError, match=said): Task.from_table(wards, **given)
 
@@ -168,12 +169,12 @@ def test_leaf_femnist(tmp_path):
 
 def test_leaf_shakespeare(tmp_path):
     text = 'To be, or not to be: that is the question: whether it is nobler in the mind to s'
-    assert len(text) == 80 == len(_CHARACTERS)
+    assert len(text) == 80 == len(CHARACTERS)
     leaf(tmp_path, 'shakespeare', dict(train=dict(HAMLET=([text, text[1:] + 'u'], ['u', 'f']), GHOST=([text], ['*'])),
                                        test=dict(HAMLET=([text], ['u']))))
     task = load('shakespeare', tmp_path)
-    back = ''.join(_CHARACTERS[k] for k in task.x_train[0])
-    assert back == text and _CHARACTERS[task.y_train[0]] == 'u' and task.y_train[2] == 80 and task.classes == 81
+    back = ''.join(CHARACTERS[k] for k in task.x_train[0])
+    assert back == text and CHARACTERS[task.y_train[0]] == 'u' and task.y_train[2] == 80 and task.classes == 81
     assert task.x_train.dtype == torch.int64 and task.domains == ('GHOST', 'HAMLET')
 
 def test_digits5(tmp_path):

@@ -37,7 +37,8 @@ def test_the_search_finds_what_it_looks_for(source, what):
     assert found == ([] if what is None else [what])
 
 def test_downloads_are_https_and_known_by_sha256():
-    from fedlit.data import _sources, datasets
+    from fedlit.data import datasets
+    from fedlit.ground.readers import _sources
     known = [v for name in datasets() for v in _sources(name).values()]
     assert len(known) == 22 and all(re.fullmatch('[0-9a-f]{64}', sha256) for sha256, _ in known)
     addresses = [url for _, url in known if url]

@@ -130,7 +130,7 @@ mine = partial(Task, 'mine', x, y, x + 1, y, 2)
 
 @pytest.mark.parametrize('call,says', [
     (lambda: TASK.validation(), '144 validation samples already'),
-    (lambda: DIGITS.validation(1), r'share=1 of 1438 training samples, but it must be in \(0, 1\)'),
+    (lambda: DIGITS.validation(1), r'share=1 of 1438 samples, but it must be a share in \(0, 1\)'),
     (lambda: DIGITS.validation(.9999), r'share=0.9999'), (lambda: DIGITS.validation('a'), "share='a'"),
     (lambda: mine(x_val=x), 'x_val and y_val belong together'),
     (lambda: mine(x_val=x, y_val=y[:3]), 'x_val has 20 samples but y_val has 3 labels'),
