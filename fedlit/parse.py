@@ -79,6 +79,15 @@ def named(
     return _proper(text, names[what], what)
 
 # %% ../nbs/15_parse.ipynb #d35fe6cb
+def _read(text, what, example, longest, read): # read: function of the parsed expression
+    "What a text means; whatever goes wrong is a `ParseError`."
+    if len(text) > longest: raise ParseError(f"{what} of {len(text)} characters is not read; {longest} are plenty")
+    try: return read(ast.parse(text.strip(), mode='eval').body)
+    except ParseError: raise
+    except (SyntaxError, RecursionError, MemoryError):
+        raise ParseError(f"{text[:80]!r} cannot be read; {what} reads like {example}") from None
+    except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
+
 def method(
     text,         # such as "MOON(mu=1) + FedDecorr(beta=0.1)"
     others=None,  # dictionary name -> class: what it may name besides `methods_by_name()`
@@ -86,12 +95,8 @@ def method(
 ) -> Method:
     "The method that `text` describes. Never evaluates code; raises `ParseError` for anything that is not a method."
     if not isinstance(text, str): raise ParseError(f"a method must be given as text, not as {type(text).__name__}")
-    if len(text) > longest: raise ParseError(f"a method of {len(text)} characters is not read; {longest} are plenty")
-    try: return _method(ast.parse(text.strip(), mode='eval').body, {**methods_by_name(), **(others or {})})
-    except ParseError: raise
-    except (SyntaxError, RecursionError, MemoryError):
-        raise ParseError(f"{text[:80]!r} cannot be read; a method reads like MOON(mu=1) + FedDecorr()") from None
-    except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
+    names = {**methods_by_name(), **(others or {})}
+    return _read(text, 'a method', 'MOON(mu=1) + FedDecorr()', longest, lambda node: _method(node, names))
 
 # %% ../nbs/15_parse.ipynb #3b37141e
 ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation', 'Local'
@@ -132,12 +137,7 @@ def value(
 ):                # a number, a tuple, or a `fedlit.local.Value`
     "The value that a text describes, for local training or participation. A name alone is its call without arguments."
     if not isinstance(text, str): return text
-    if len(text) > longest: raise ParseError(f"a value of {len(text)} characters is not read; {longest} are plenty")
-    try: return _value(ast.parse(text.strip(), mode='eval').body, values())
-    except ParseError: raise
-    except (SyntaxError, RecursionError, MemoryError):
-        raise ParseError(f"{text[:80]!r} cannot be read; a value reads like Milestones(.1, at=(800, 1250))") from None
-    except (TypeError, ValueError, OverflowError) as e: raise ParseError(str(e)) from None
+    return _read(text, 'a value', 'Milestones(.1, at=(800, 1250))', longest, lambda node: _value(node, values()))
 
 # %% ../nbs/15_parse.ipynb #pa14locl
 def local(
