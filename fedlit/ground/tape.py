@@ -103,12 +103,12 @@ def _layout(v): return v.shape, v.stride(), v.dtype, v.device
 class _Names:
     "Names for tensors and constants, and the values that the code has to be given."
     def __init__(self, inputs):
-        self.of, self.root, self.views, self.given, self.place, self.used = {}, {}, {}, {}, {}, None
+        self.of, self.root, self.views, self.given, self.used = {}, {}, {}, {}, None
         for v in inputs: self.new(v, 'i')
     def new(self, v, kind, root=None):
         self.of[id(v)] = name = f'{kind}{len(self.of)}'
         self.root[name] = root or name
-        if isinstance(v, torch.Tensor): self.views[self.view(name, v)], self.place[name] = name, _memory(v)
+        if isinstance(v, torch.Tensor): self.views[self.view(name, v)] = name
         return name
     def view(self, name, v): return self.root[name], v.data_ptr(), *_layout(v) # what `v` shows of which memory
     def __call__(self, v):
@@ -121,20 +121,6 @@ class _Names:
         return self.of[id(v)]
 
 # %% ../../nbs/ground/tape.ipynb #3897bd1f
-@cache
-def _forms(op):
-    "Forms of an elementwise operation: in place, and with a place for its result; the name of that argument."
-    if torch.Tag.pointwise not in op.tags: return None, None, None
-    name, overload = op.__name__.split('.')
-    like = lambda o: [(a.name, str(a.type)) for a in o._schema.arguments if not a.is_out]
-    in_place = getattr(getattr(getattr(torch.ops, op.namespace), name + '_', None), overload, None)
-    for out_form in (getattr(op.overloadpacket, k) for k in op.overloadpacket.overloads()):
-        outs = [a.name for a in out_form._schema.arguments if a.is_out]
-        # generated ones make new memory and copy
-        if len(outs) == 1 and like(out_form) == like(op) and torch.Tag.generated not in out_form.tags:
-            return in_place, out_form, outs[0]
-    return in_place, None, None
-
 @dataclass
 class _Line:
     op: object   # the operation
@@ -143,7 +129,6 @@ class _Line:
     used: set    # names of its arguments
     memory: set  # of the results: where they lie, unless they are views
     reads: set   # of the arguments, where it does more than look at them in another way
-    into: dict   # name of an argument -> the line that writes its result there
     call: tuple  # the arguments, those with a name, and what came out
 
 # %% ../../nbs/ground/tape.ipynb #19029191
@@ -207,11 +192,10 @@ def _lines(calls, names, lasting, returning):
         arguments = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
         # what is written in place has a name
         made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of}
-        code = partial(_code, names, _targets(out, made), arguments, args, kwargs)
+        code = _code(names, _targets(out, made), arguments, args, kwargs, op)
         memory, reads = (set(), set()) if is_view else ({_memory(o) for o in outs},
                                                         {_memory(v) for v in _tensors([args, list(kwargs.values())])})
-        into = _overwriting(op, args, names, outs[0], code, arguments[0]) if made and not is_view else {}
-        yield _Line(op, code(op), set(made.values()), names.used, memory, reads, into, (args, kwargs, out))
+        yield _Line(op, code, set(made.values()), names.used, memory, reads, (args, kwargs, out))
 
 # %% ../../nbs/ground/tape.ipynb #567b30a5
 def _left_out(names, op, base, out, returns):
@@ -220,28 +204,20 @@ def _left_out(names, op, base, out, returns):
     if returns or root[0] != 'i' and _place(base) == _place(out): names.of[id(out)] = names(base)
     else:
         names.given['at_edge'], made = _at_edge, names.new(out, 'a')
-        yield _Line(op, f'{made} = at_edge({names(base)})', {made}, names.used, {_memory(out)}, {_memory(base)}, {},
+        yield _Line(op, f'{made} = at_edge({names(base)})', {made}, names.used, {_memory(out)}, {_memory(base)},
                     ((base,), {}, out))
 
 # %% ../../nbs/ground/tape.ipynb #9e60e2d8
-def _overwriting(op, args, names, out, code, first):
-    "Other forms of a line: for each argument whose memory the result `out` may take, the one that writes there."
-    room = {names.of[id(v)]: v for v in _tensors(args)}
-    fit = [k for k, v in room.items() if k[0] == 't' and (_place(v), _layout(v)) == (_place(out), _layout(out))]
-    in_place, out_form, place = _forms(op) if fit else (None, None, None)
-    return {k: code(in_place) if in_place and k == first else code(out_form, (place, k, room[k]))
-            for k in fit if out_form or in_place and k == first}
-
 def _targets(out, made):
     "The left side of a line: the names of what is made, `_` for what has one."
     if not made: return ''
     many = isinstance(out, (tuple, list))
     return ', '.join(made.get(id(o), '_') for o in (out if many else [out])) + (',' if many else '') + ' = '
 
-def _code(names, targets, arguments, args, kwargs, op, *out): # out: a keyword, the name of a tensor, and the tensor
-    way, name = _way(op, args, {**kwargs, **{place: v for place, _, v in out}}), str(op).replace('.', '_')
+def _code(names, targets, arguments, args, kwargs, op):
+    way, name = _way(op, args, kwargs), str(op).replace('.', '_')
     names.given[name] = way if names.given.get(name, way) is way else op # which takes arguments of all kinds
-    return f"{targets}{name}({', '.join([*arguments, *(f'{place}={k}' for place, k, _ in out)])})"
+    return f"{targets}{name}({', '.join(arguments)})"
 
 # %% ../../nbs/ground/tape.ipynb #d8ffa4e7
 @cache
@@ -265,20 +241,13 @@ def _invariant(lines, steady, touched):
     return once, again
 
 # %% ../../nbs/ground/tape.ipynb #fb6432f6
-def _spare(line, last, live, place):
-    "The code of the line, which writes into the memory of an argument if nobody else looks at it or will."
-    taken = lambda n: any(place.get(m) == place[n] for m in (live | line.used) - {n})
-    return next((code for n, code in line.into.items() if n in last and not taken(n)), line.code)
-
-def _needed(lines, live, keep=frozenset(), place=None):
+def _needed(lines, live, keep=frozenset()):
     "The code of the lines that somebody needs, in order; names not in `live` or `keep` go after their last use."
     code = []
     for line in reversed(lines):
         if not (line.made & live or _acts(line.op)): continue
         last = sorted(n for n in (line.made | line.used) - live - keep if n[0] == 't')
-        # where `place` says in which memory names lie, it is used again
-        code.append((_spare(line, last, live | keep, place) if place else line.code)
-                    + (f"; del {', '.join(last)}" if last else ''))
+        code.append(line.code + (f"; del {', '.join(last)}" if last else ''))
         live |= line.used
     return code[::-1]
 
@@ -310,7 +279,7 @@ def _source(step, numbers=()):
     "Source of a function of the steady inputs, which returns a function of the others."
     ins, live = step.ins, set(step.outs)
     stay = frozenset([*ins, *step.names.given, *(n for line in step.once for n in line.made)])
-    inner = _needed(step.again, live, stay, step.names.place)
+    inner = _needed(step.again, live, stay)
     code = [f"def bind({', '.join([*ins[:step.steady], *numbers])}):", *_needed(step.once, live),
             f"def tape({', '.join(ins[step.steady:])}):", *('    ' + c for c in inner),
             f"    return [{', '.join(step.outs)}]", 'return tape']
