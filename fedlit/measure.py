@@ -9,12 +9,11 @@ __all__ = ['SCORED', 'LESS', 'UNITS', 'spectrum', 'exactly', 'significant', 'eff
 
 # %% ../nbs/13_measure.ipynb #7566420b
 import copy, math, statistics
-from contextlib import contextmanager
 from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from torch.func import functional_call
-from .state import names_of
+from .state import modes_kept, names_of
 from .ground.tree import doubles
 
 # %% ../nbs/13_measure.ipynb #4cfea1bf
@@ -100,15 +99,6 @@ def accuracy(logits, y):
                          f"got {tuple(y.shape)}")
     return exactly(logits.argmax(1) == y).mean().item()
 
-# %% ../nbs/13_measure.ipynb #75f03480
-@contextmanager
-def _evaluating(model):
-    flags = [(m, m.training) for m in model.modules()]
-    model.eval()
-    try: yield
-    finally:
-        for m, f in flags: m.training = f
-
 # %% ../nbs/13_measure.ipynb #304f1568
 @torch.no_grad()
 def _outputs(model, x, batch, prepare, state):
@@ -119,7 +109,8 @@ def _outputs(model, x, batch, prepare, state):
         has = names_of(model) # not the tensors that a method has brought
         state = state[0], {k: v for k, v in state[1].items() if k in has}
     call = model if state is None else lambda xb: functional_call(model, tuple(state), (xb,))
-    with _evaluating(model):
+    with modes_kept(model):
+        model.eval()
         for xb in x.split(batch):
             xb = xb.to(place, copy=True) # which a network may write into
             if prepare: xb = prepare(xb)
@@ -249,7 +240,7 @@ def feature_layer(
     hooks = [m.register_forward_hook(lambda m, _, out, name=name: made.append((name, m, out)))
              for name, m in model.named_modules() if not any(m.children())]
     try:
-        with torch.no_grad(), _evaluating(model): features = model(x)[0]
+        with torch.no_grad(), modes_kept(model): features = model.eval()(x)[0]
     finally:
         for h in hooks: h.remove()
     return next((f'{name} ({type(m).__name__})' for name, m, out in reversed(made) if out is features), '')

@@ -15,7 +15,8 @@ from .inputs import held_besides
 from .ragged import can_pad
 from ..ground.stacks import stacked
 from ..method import wants
-from ..round import EngineCohort, in_order, longest_first, modes_kept
+from ..round import EngineCohort, in_order, longest_first
+from ..state import modes_kept
 from ..ground.tree import flatten, repeat, rows, tmap
 
 # %% ../../nbs/engine/runs.ipynb #80659215
