@@ -41,12 +41,8 @@ def check_columns(frame, columns):
         if frame[c].dtype.kind == "f" and np.isinf(frame[c]).any(): raise ValueError(f"column {c!r} holds infinity")
 
 # %% ../../nbs/ground/columns.ipynb #f9dcf093
-def targets_of(
-    frame, # data frame
-    y, # column to predict, or a list of them
-    target, # "class", "labels" or "numbers"; None: by the columns
-): # targets, names of classes or columns, target
-    "What a table says is to be predicted."
+def targets_of(frame, y, target):
+    "What a table says is to be predicted: targets, names of classes or columns, target."
     if isinstance(y, (list, tuple)):
         if odd := [c for c in texts_of(frame) if c in y]: raise ValueError(f"column {odd[0]!r} of y holds text")
         values = torch.tensor(frame[list(y)].to_numpy("float32"))
@@ -102,13 +98,8 @@ def check_groups(name, columns):
         raise ValueError(f"column {what}")
 
 # %% ../../nbs/ground/columns.ipynb #2335e51f
-def hub_columns(
-    features, # column -> its type
-    x, # column of the samples, or a list; None: the only one that has images
-    y, # column to predict, or a list; None: the only one that has classes
-    owner, # column that says whose a sample is; None
-): # the names of those of samples and of targets
-    "Which columns are used."
+def hub_columns(features, x, y, owner):
+    "The names of the columns that are the samples and the targets."
     if owner: _column(features, owner, "", (), ("owner", "owners"))
     return (_column(features, x, "Image", (), ("x", "samples")),
             _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels")))

@@ -8,7 +8,7 @@ __all__ = ['CHARACTERS', 'READERS', 'not_there', 'folders_in', 'read_pictures', 
 # %% ../../nbs/ground/readers.ipynb #76d792bd
 import csv, numpy as np, os, stat, threading, torch, torch.nn.functional as F
 from contextlib import nullcontext
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from .arrays import eight_bits
@@ -56,18 +56,16 @@ def _whole(name, where): # the names of its files; refuse a folder that lacks on
                          "delete the folder and fetch it again")
     return known
 
-def _cifar(name, top, labels): # labels: the name under which the classes are listed
-    def read(root, download=False):
-        where = _unpacked(name, root, top) if download else root / top
-        *train, test, meta = (_listed((where / f).read_bytes()) for f in _whole(name, where))
-        x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
-                                     .view(-1, 3, 32, 32) for b in part])
-                     for part in (train, [test]))
-        y, y_test = (torch.tensor([k for b in part for k in b[labels.replace("label_names", "labels")]])
-                     for part in (train, [test]))
-        return dict(x_train=x, y_train=y, x_test=x_test, y_test=y_test,
-                    classes=len(meta[labels]), labels=tuple(meta[labels]))
-    return read
+def _cifar(name, top, labels, root, download=False): # labels: the name under which the classes are listed
+    where = _unpacked(name, root, top) if download else root / top
+    *train, test, meta = (_listed((where / f).read_bytes()) for f in _whole(name, where))
+    x, x_test = (torch.cat([torch.frombuffer(bytearray(b["data"][-1], "latin-1"), dtype=torch.uint8)
+                                 .view(-1, 3, 32, 32) for b in part])
+                 for part in (train, [test]))
+    y, y_test = (torch.tensor([k for b in part for k in b[labels.replace("label_names", "labels")]])
+                 for part in (train, [test]))
+    return dict(x_train=x, y_train=y, x_test=x_test, y_test=y_test,
+                classes=len(meta[labels]), labels=tuple(meta[labels]))
 
 # %% ../../nbs/ground/readers.ipynb #52b7cb74
 def _quad(name, where, split="balanced"): # fetch what is not there
@@ -95,17 +93,15 @@ def _torchvision(name, cls, root, download, **kw): # -> torchvision's train and 
         raise ValueError(f"{name}: a file in {where.absolute()} is damaged; delete it and fetch it again ({e})") from e
 
 # %% ../../nbs/ground/readers.ipynb #2dc6096b
-def _grey_images(name, cls):
-    def read(root, download=False, **kw):
-        if cls == "EMNIST": kw = dict(split="balanced") | kw
-        halves = _torchvision(name, cls, root, download, **kw)
-        x, x_test = (d.data[:, None].transpose(2, 3).contiguous() if cls == "EMNIST" else d.data[:, None]
-                     for d in halves)
-        first = int(kw.get("split") == "letters")
-        labels = tuple(halves[0].classes)[first:]
-        return dict(x_train=x, y_train=halves[0].targets.long() - first, x_test=x_test,
-                    y_test=halves[1].targets.long() - first, classes=len(labels), labels=labels)
-    return read
+def _grey_images(name, cls, root, download=False, **kw):
+    if cls == "EMNIST": kw = dict(split="balanced") | kw
+    halves = _torchvision(name, cls, root, download, **kw)
+    x, x_test = (d.data[:, None].transpose(2, 3).contiguous() if cls == "EMNIST" else d.data[:, None]
+                 for d in halves)
+    first = int(kw.get("split") == "letters")
+    labels = tuple(halves[0].classes)[first:]
+    return dict(x_train=x, y_train=halves[0].targets.long() - first, x_test=x_test,
+                y_test=halves[1].targets.long() - first, classes=len(labels), labels=labels)
 
 # %% ../../nbs/ground/readers.ipynb #4dd044a5
 _PIXELS, _LARGE = 2**26, 2**22 # the most of a picture that is read; those above `_LARGE` one at a time
@@ -252,16 +248,14 @@ def _leaf_part(name, folder): # -> samples, labels and users, a list each
     return xs, ys, users
 
 # %% ../../nbs/ground/readers.ipynb #6af4062e
-def _leaf(name, samples, labels, classes): # samples, labels: functions of lists
-    def read(root, download=False):
-        places = [root / p for p in (f"leaf/data/{name}/data", f"data/{name}/data", f"{name}/data", name)]
-        base = next((p for p in places if p.is_dir()), places[-1])
-        halves = [_leaf_part(name, base / part) for part in ("train", "test")]
-        (mine, theirs), people = coded([users for *_, users in halves])
-        (x, y), (x_test, y_test) = [(samples(xs), labels(ys)) for xs, ys, _ in halves]
-        return dict(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=classes,
-                    domain_train=mine, domain_test=theirs, domains=people)
-    return read
+def _leaf(name, samples, labels, classes, root, download=False): # samples, labels: functions of lists
+    places = [root / p for p in (f"leaf/data/{name}/data", f"data/{name}/data", f"{name}/data", name)]
+    base = next((p for p in places if p.is_dir()), places[-1])
+    halves = [_leaf_part(name, base / part) for part in ("train", "test")]
+    (mine, theirs), people = coded([users for *_, users in halves])
+    (x, y), (x_test, y_test) = [(samples(xs), labels(ys)) for xs, ys, _ in halves]
+    return dict(x_train=x, y_train=y, x_test=x_test, y_test=y_test, classes=classes,
+                domain_train=mine, domain_test=theirs, domains=people)
 
 # %% ../../nbs/ground/readers.ipynb #8346b6b6
 _DIGITS5 = dict(mnist=("mnist_data", "mnist_data"), mnist_m=("mnistm_with_label", "mnistm_with_label"),
@@ -299,12 +293,12 @@ def _digits5(root, download=False):
 
 # %% ../../nbs/ground/readers.ipynb #a50a10e6
 READERS = dict(
-    mnist=_grey_images("mnist", "MNIST"), emnist=_grey_images("emnist", "EMNIST"),
-    fashion_mnist=_grey_images("fashion_mnist", "FashionMNIST"),
-    cifar10=_cifar("cifar10", "cifar-10-batches-py", "label_names"),
-    cifar100=_cifar("cifar100", "cifar-100-python", "fine_label_names"),
+    mnist=partial(_grey_images, "mnist", "MNIST"), emnist=partial(_grey_images, "emnist", "EMNIST"),
+    fashion_mnist=partial(_grey_images, "fashion_mnist", "FashionMNIST"),
+    cifar10=partial(_cifar, "cifar10", "cifar-10-batches-py", "label_names"),
+    cifar100=partial(_cifar, "cifar100", "cifar-100-python", "fine_label_names"),
     tiny_imagenet=_tiny_imagenet, domainnet=_domainnet,
-    femnist=_leaf("femnist", lambda xs: torch.tensor(xs).view(-1, 1, 28, 28), torch.tensor, 62),
-    shakespeare=_leaf("shakespeare", lambda xs: torch.tensor([_tokens(x) for x in xs]),
-                      lambda ys: torch.tensor([_tokens(y)[0] for y in ys]), len(CHARACTERS) + 1),
+    femnist=partial(_leaf, "femnist", lambda xs: torch.tensor(xs).view(-1, 1, 28, 28), torch.tensor, 62),
+    shakespeare=partial(_leaf, "shakespeare", lambda xs: torch.tensor([_tokens(x) for x in xs]),
+                        lambda ys: torch.tensor([_tokens(y)[0] for y in ys]), len(CHARACTERS) + 1),
     digits5=_digits5) # name -> function of root and download, which returns the fields of a task
