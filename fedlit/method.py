@@ -4,7 +4,8 @@
 
 # %% auto #0
 __all__ = ['remembered', 'ask', 'Summand', 'Method', 'require', 'FedAvg', 'Sum', 'hook_of', 'replaces', 'total', 'part_names',
-           'part_view', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'wants', 'server_readers']
+           'part_view', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'needs', 'wants',
+           'server_readers']
 
 # %% ../nbs/05_method.ipynb #6c26c847
 import inspect
@@ -220,6 +221,10 @@ def varies_with(
     "With which of 'round', 'first' and 'step' something varies that one of these hooks asks for."
     names = {name for part in method.parts for hook in hooks for name in _wants(hook_of(part, hook))[0]}
     return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
+
+def needs(method, name):
+    "Does any hook of `method` ask for `name` without a default?"
+    return any(name in _wants(hook_of(p, hook))[1] for p in method.parts for hook in HOOKS)
 
 def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"

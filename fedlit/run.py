@@ -244,7 +244,7 @@ def checked(self:Federation):
     criterion = federation.check_target()
     without = federation.check_without()
     check_network(federation.model, federation.task, federation.method, device)
-    check_proxy(federation.model, federation.proxy)
+    check_proxy(federation.model, federation.method, federation.proxy)
     guard = federation.bad_clients if isinstance(federation.bad_clients, Guard) else Guard(federation.bad_clients)
     check_participation(federation.participation, len(clients))
     local = federation.local or Local()
@@ -444,7 +444,8 @@ def settings(self:Simulation, executor):
                 without=sorted(a.without) or None,
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
-                fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests),
+                fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests, a.method,
+                                        a.proxy, a.metrics),
                 **data_spec(self.task), **more)
 
 # %% ../nbs/19_run.ipynb #c1af3153
@@ -807,6 +808,8 @@ def begin(self:Federation, team, shared):
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
              f"this is the run after {run.state.round}")
+    if new := [k for k in self.metrics or () if run.state.round and k not in run.history]:
+        warn(f"{self.checkpoint}: {new[0]} was not measured in the first {run.state.round} rounds")
     own = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?
     if sim.tests is None and own: sim.tests = tests_of(sim.task, self.clients, self.seed, most=MANY)
     sim.try_out()

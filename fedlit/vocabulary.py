@@ -147,7 +147,8 @@ offers(
 
 # %% ../nbs/04_vocabulary.ipynb #vocname2
 offers((*CLIENT, *SERVER, *BETWEEN), server=('tree', "this part's own memory on the server"))
-offers((*CLIENT, *SERVER), proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels'))
+offers((*CLIENT, *SERVER), proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels; '
+                                             'where you can do without, ask for `proxy=None`'))
 offers((*CLIENT, *BETWEEN), client=('tree', "this part's own memory on this client; empty for the server's network"))
 offers(CLIENT,
        labels=('(classes,)', 'which classes the client has samples of, booleans'),

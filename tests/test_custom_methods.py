@@ -8,7 +8,7 @@ from fedlit.data import Crop, load
 from fedlit.ground.files import Damaged
 from fedlit.method import Method
 from fedlit.measure import features_of
-from fedlit.methods import FedAvg, FedProto, MOON
+from fedlit.methods import FedAvg, FedDF, FedProto, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.batches import cross_entropy
@@ -166,7 +166,16 @@ BOUNDS = [torch.arange(0, 10), torch.arange(10, 60), *MOVED[2:]]
     (dict(), dict(task=replace(TASK, x_train=torch.cat([TASK.x_train[:1], TASK.x_train[1:2].flip(-1),
                                                         TASK.x_train[2:]]))), 'other images'),
     (dict(), dict(task=replace(TASK, x_test=TASK.x_test.flip(0))), 'other test samples'),
-    (dict(tests=TESTS), dict(tests=TESTS[::-1]), 'other test samples of clients')])
+    (dict(tests=TESTS), dict(tests=TESTS[::-1]), 'other test samples of clients'),
+    (dict(method=one('loss', 'features', '.1*features.mean()')), dict(method=one('loss', 'features', '.2*features.mean()')),
+     'other code of the method'),
+    (dict(method=FedAvg() + one('loss', 'params', 'sum(v.mean() for v in params.values())')),
+     dict(method=FedAvg() + one('loss', 'params', 'sum(v.sum() for v in params.values())')),
+     'other code of the method'),
+    (dict(method=FedDF(steps=1), proxy=TASK.x_test[:20]), dict(method=FedDF(steps=1), proxy=TASK.x_test[20:40]),
+     'other public samples'),
+    (dict(metrics=dict(half=lambda z, y: z.mean()/2)), dict(metrics=dict(half=lambda z, y: z.mean()/3)),
+     'another metric of the same name')])
 def test_resume_knows_what_a_run_was_given(tmp_path, first, then, said):
     go(**first, rounds=1, checkpoint=tmp_path/'run')
     with pytest.raises(ValueError, match=said) as e: go(**then, checkpoint=tmp_path/'run')

@@ -297,3 +297,11 @@ def test_a_task_without_test_samples_is_refused_before_training():
     task, clients = few(torch.arange(60) % 4)
     none = Task('heart', task.x_train, task.y_train, task.x_test[:0], task.y_test[:0], classes=2)
     with pytest.raises(ValueError, match='heart has no test samples'): own(none, clients)
+
+def test_a_metric_that_comes_too_late_is_said(tmp_path):
+    go(checkpoint=tmp_path/'run')
+    with pytest.warns(UserWarning, match='run: hits was not measured in the first 2 rounds'):
+        late = go(checkpoint=tmp_path/'run', metrics=dict(hits=hits))
+    assert 'hits' not in late.history
+    with pytest.warns(UserWarning, match='run: hits was not measured in the first 2 rounds'):
+        assert go(rounds=3, checkpoint=tmp_path/'run', metrics=dict(hits=hits)).history['hits'].notna().sum() == 1

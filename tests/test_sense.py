@@ -195,6 +195,23 @@ def test_what_the_server_has_must_fit_the_network():
         with pytest.raises(ValueError, match=r'^proxy: .* cannot take samples of float32 \(3, 8, 8\)'):
             go(FedDF(), proxy=proxy)
 
+class Public(Method):
+    def loss(self, params, buffers, proxy, forward): return forward(params, buffers, proxy)[0].square().mean()
+
+@pytest.mark.parametrize('proxy, said', [
+    (None, 'proxy=None, but it must be unlabelled inputs'), ('x', 'proxy=x, but it must be'),
+    ([[.5]*64]*4, r'proxy=\[\[0.5, 0.5.*, but it must be'), (np.ones((4, 1, 8, 8)), 'a tensor, .*task.normalise'),
+    (torch.zeros(0, 1, 8, 8), r'size=\(0, 1, 8, 8\)\), but it must be'), ((), r'proxy=\(\), but'), (TASK, 'but it must be'),
+    (torch.tensor([1., float('nan')]).repeat(3, 1, 8, 4), r'sample 0 of proxy is nan at \[0, 0, 1\]')])
+def test_public_samples_that_are_none_are_refused_before_the_first_round(proxy, said):
+    for method in (Public(), FedDF()):
+        with pytest.raises(ValueError, match=said): go(method, proxy=proxy)
+
+def test_a_method_that_can_do_without_public_samples():
+    class Either(Method):
+        def loss(self, features, proxy=None): return 0.*features.sum() if proxy is None else features.sum()
+    go(Either())
+
 class Tokens(torch.nn.Module):
     def __init__(self, sparse=False, recurrent=False):
         super().__init__()

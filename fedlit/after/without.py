@@ -65,7 +65,7 @@ def same_federation(
                     rounds=run.state.round, checkpoint=None, minutes=None)
     was = run.settings.get('fingerprint', {})
     criterion = origin.criterion or CRITERIA[origin.task.target]
-    now = fingerprint(origin.model, origin.task, origin.clients, criterion)
+    now = fingerprint(origin.model, origin.task, origin.clients, criterion, None, origin.method, origin.proxy)
     if differ := differences(was, now, 'own'):
         raise ValueError(f"this is another run: {', '.join(differ)}; the network must be as it was before round 1")
     return origin

@@ -22,6 +22,7 @@ from ..ground.draws import keep_generators, undrawn
 from ..ground.fingerprint import checksum
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
+from ..method import needs
 from ..state import fixed_names, pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
@@ -181,10 +182,15 @@ def check_network(model, task, method, device):
                          "call model.requires_grad_(True), or on the layers that are to learn")
 
 # %% ../../nbs/engine/inputs.ipynb #proxychk
-def check_proxy(model, proxy):
-    "Refuse inputs of the server that the network cannot take."
-    if proxy is None: return
-    x = proxy[0] if isinstance(proxy, (tuple, list)) else proxy
+def check_proxy(model, method, proxy):
+    "Refuse inputs of the server that the network cannot take, and none where a method cannot do without."
+    if proxy is None and not needs(method, 'proxy'): return
+    x = proxy[0] if isinstance(proxy, (tuple, list)) and proxy else proxy
+    if not isinstance(x, torch.Tensor) or not x.numel():
+        raise ValueError(f"{method!r} with proxy={str(proxy)[:60]}, but it must be unlabelled inputs (M, ...), a tensor, "
+                         "or a pair with their labels, prepared as the network wants them: federate(..., "
+                         "proxy=task.normalise(x)), or --proxy-samples 200")
+    if odd := first_nonfinite('proxy', x, torch.arange(len(x))): raise ValueError(odd)
     try: probe_forward(model, x[:2])
     except ValueError as e: raise ValueError(f"proxy: {e}") from None
 

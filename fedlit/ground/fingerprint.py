@@ -70,6 +70,17 @@ def form_of(
     return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {_said(m, deep)} {_written(m, deep)}'
                      for k, m in model.named_modules())
 
+# %% ../../nbs/ground/fingerprint.ipynb #c9e893b0
+def _code_of(method):
+    "The functions of the classes of a method, in words; nothing for the library's own."
+    classes = [c for p in getattr(method, 'parts', ()) for c in type(p).__mro__[:-1]
+               if c.__module__.partition('.')[0] != 'fedlit']
+    functions = [f for c in classes for k, f in vars(c).items() if hasattr(f, '__code__') and k[:2] != '__']
+    cells = lambda f: [c.cell_contents for c in f.__closure__ or () if c != type(c)()]
+    reached = lambda f: [*cells(f), *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
+    still = lambda f: [u for u in reached(f) if _constant(u) and not isinstance(u, type)]
+    return describe([[f.__code__, still(f)] for f in functions], 8, True)
+
 # %% ../../nbs/ground/fingerprint.ipynb #4bb4ac94
 def _name_of(f): return f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__qualname__)}"
 
@@ -87,7 +98,7 @@ def weight_of(v): # (...) tensor
     return number if sound.all() else [number, checksum(sound)]
 
 # %% ../../nbs/ground/fingerprint.ipynb #16e87025
-def fingerprint(model, task, clients, criterion, tests=None) -> dict:
+def fingerprint(model, task, clients, criterion, tests=None, method=None, proxy=None, metrics=None) -> dict:
     "By what a checkpoint knows its run, as name -> checksum, name or numbers; of more than a gigabyte it sees some."
     indices = lambda parts: checksum(*([torch.cat([torch.as_tensor(p).long() for p in parts])] if parts else []))
     lengths = torch.tensor([len(t) for t in tests or ()])
@@ -99,13 +110,17 @@ def fingerprint(model, task, clients, criterion, tests=None) -> dict:
             'own': f'{indices(tests)} {checksum(lengths)}', 'augment': describe(list(task.augment)),
             'criterion': _name_of(criterion),
             f'criterion in {here}': brief(describe(criterion, still=True)),
-            f'network in {here}': brief(form_of(model))}
+            f'network in {here}': brief(form_of(model)), f'method in {here}': brief(_code_of(method)),
+            'proxy': [weight_of(_some(v)) for v in (proxy if isinstance(proxy, (tuple, list)) else [proxy])
+                      if isinstance(v, torch.Tensor)],
+            **{f'metric {k} in {here}': brief(describe(f, still=True)) for k, f in (metrics or {}).items()}}
 
 # %% ../../nbs/ground/fingerprint.ipynb #f28a53a9
 GIVEN = dict(partition='another partition', start='other first weights', labels='other labels',
              images='other images', tests='other test samples',
              own='other test samples of clients', augment='another augmentation',
-             criterion='another criterion', network='another network')
+             criterion='another criterion', network='another network', method='other code of the method',
+             proxy='other public samples', metric='another metric of the same name')
 
 def differences(was, now, *but) -> list:
     "In what two runs differ, in words, of all that both have said, but for some names."
