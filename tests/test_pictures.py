@@ -1,7 +1,7 @@
 "Folders of pictures as people have them: too large, cut off, of 16 bits, pipes, empty classes, lists that do not fit."
 import io, os, re, resource, struct, threading, time, zlib
 import numpy as np, pytest, torch
-from fedlit.data import load
+from fedlit.data import Task, load
 from test_files import forked, needs_fork
 Image = pytest.importorskip('PIL.Image')
 
@@ -134,3 +134,24 @@ def test_a_pipe_does_not_hold_the_process(tmp_path, office):
     t.start()
     t.join(20)
     assert not t.is_alive() and 'x.jpg is no file, but a folder, a pipe or a device' in said[0]
+
+def test_pictures_of_another_kind_are_said(tmp_path):
+    for n in range(4):
+        for c in 'ab': picture(tmp_path/c/f'{n}.png')
+    picture(tmp_path/'b'/'scan.bmp')
+    (tmp_path/'b'/'.hidden').write_text('')
+    with pytest.warns(UserWarning, match='1 files are not read, first .*scan.bmp; pictures must be .jpg, .jpeg or .png'):
+        Task.from_folder(tmp_path, size=4, test=.5)
+
+def test_a_folder_that_is_no_owner_among_owners_is_named(tmp_path):
+    for owner in 'ab':
+        for n in range(4): picture(tmp_path/owner/'mug'/f'{n}.png')
+    picture(tmp_path/'notes'/'0.png')
+    with pytest.raises(ValueError, match='a has no pictures but folders, .* and .*notes has no folders; either all'):
+        Task.from_folder(tmp_path, size=4, test=.5)
+
+@pytest.mark.parametrize('size', [0, -3, 2.5, 'a', (4, 4)])
+def test_a_size_that_is_none_is_named(tmp_path, size):
+    for n in range(4): picture(tmp_path/'mug'/f'{n}.png')
+    with pytest.raises(ValueError, match='^size=.*, but it must be the pixels of a side'):
+        Task.from_folder(tmp_path, size=size, test=.5)

@@ -201,7 +201,7 @@ class Public(Method):
 @pytest.mark.parametrize('proxy, said', [
     (None, 'proxy=None, but it must be unlabelled inputs'), ('x', 'proxy=x, but it must be'),
     ([[.5]*64]*4, r'proxy=\[\[0.5, 0.5.*, but it must be'), (np.ones((4, 1, 8, 8)), 'a tensor, .*task.normalise'),
-    (torch.zeros(0, 1, 8, 8), r'size=\(0, 1, 8, 8\)\), but it must be'), ((), r'proxy=\(\), but'), (TASK, 'but it must be'),
+    (torch.zeros(0, 1, 8, 8), r'size=\(0, 1, 8, 8\)\), but it must be'), ((), r'proxy=\(\), but'), (TASK, 'must be'),
     (torch.tensor([1., float('nan')]).repeat(3, 1, 8, 4), r'sample 0 of proxy is nan at \[0, 0, 1\]')])
 def test_public_samples_that_are_none_are_refused_before_the_first_round(proxy, said):
     for method in (Public(), FedDF()):

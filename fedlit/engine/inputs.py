@@ -187,9 +187,9 @@ def check_proxy(model, method, proxy):
     if proxy is None and not needs(method, 'proxy'): return
     x = proxy[0] if isinstance(proxy, (tuple, list)) and proxy else proxy
     if not isinstance(x, torch.Tensor) or not x.numel():
-        raise ValueError(f"{method!r} with proxy={str(proxy)[:60]}, but it must be unlabelled inputs (M, ...), a tensor, "
-                         "or a pair with their labels, prepared as the network wants them: federate(..., "
-                         "proxy=task.normalise(x)), or --proxy-samples 200")
+        raise ValueError(f"{method!r} with proxy={str(proxy)[:60]}, but it must be unlabelled inputs (M, ...), "
+                         "a tensor, or a pair with their labels, prepared as the network wants them: "
+                         "federate(..., proxy=task.normalise(x)), or --proxy-samples 200")
     if odd := first_nonfinite('proxy', x, torch.arange(len(x))): raise ValueError(odd)
     try: probe_forward(model, x[:2])
     except ValueError as e: raise ValueError(f"proxy: {e}") from None

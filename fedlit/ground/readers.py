@@ -14,6 +14,7 @@ from pathlib import Path
 from .arrays import eight_bits
 from .columns import coded
 from .files import digest, fetch, unharmed, unpack, write_file
+from .messages import warn
 
 # %% ../../nbs/ground/readers.ipynb #62ce9b80
 @cache
@@ -146,9 +147,14 @@ def folders_in(path):
     "The sub-folders without hidden ones, sorted as ImageFolder sorts them."
     return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] != ".") if path.is_dir() else []
 
+def _is_picture(path): return path.suffix.lower() in (".jpg", ".jpeg", ".png")
+
 def _pictures(path): # the pictures of a class; an error where there are none
-    is_picture = lambda p: p.suffix.lower() in (".jpg", ".jpeg", ".png") and p.name[0] != "."
-    found = sorted(filter(is_picture, path.iterdir())) if path.is_dir() else []
+    found = sorted(p for p in path.iterdir() if _is_picture(p) and p.name[0] != ".") if path.is_dir() else []
+    bare = next((p for p in folders_in(path.parent) if not folders_in(p)), None) if folders_in(path) else None
+    if not found and bare:
+        raise ValueError(f"{path} has no pictures but folders, as that of an owner, and {bare} has no folders; "
+                         "either all have folders of classes, or none")
     if not found: raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
     return found
 
@@ -173,6 +179,8 @@ def read_pictures(
 ): # fields of a task
     "Pictures as tensors."
     out = {}
+    if not isinstance(size, int) or size < 1:
+        raise ValueError(f"size={size!r}, but it must be the pixels of a side, a whole number, at least 1")
     for part, rows in (("train", train), ("test", test)):
         path, *columns = zip(*rows)
         out[f"x_{part}"] = _read(path, size)
@@ -189,6 +197,8 @@ def pictures_in(
     each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if owned else [p])]
     names = sorted({c.name for _, c in each})
     rows = [(f, names.index(c.name), k*owned) for k, c in each for f in _pictures(c)]
+    others = [f for _, c in each for f in sorted(c.iterdir()) if f.is_file() and f.name[0] != "." and not _is_picture(f)]
+    if others: warn(f"{len(others)} files are not read, first {others[0]}; pictures must be .jpg, .jpeg or .png")
     return rows, names, [p.name for p in parts] if owned else None
 
 # %% ../../nbs/ground/readers.ipynb #d2b00a7c
