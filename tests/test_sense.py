@@ -1,6 +1,7 @@
 "What cannot be meant is refused before the first round, and what is probably not meant gets a warning."
 import random
 import numpy as np, pytest, torch, torch.nn.functional as F, warnings
+from dataclasses import replace
 from torch import nn
 from fedlit.data import Task, load
 from fedlit.method import Method
@@ -194,6 +195,10 @@ def test_what_the_server_has_must_fit_the_network():
     for proxy in (torch.rand(9, 3, 8, 8), (torch.rand(9, 3, 8, 8), torch.zeros(9).long())):
         with pytest.raises(ValueError, match=r'^proxy: .* cannot take samples of float32 \(3, 8, 8\)'):
             go(FedDF(), proxy=proxy)
+
+def test_test_samples_must_fit_the_network():
+    with pytest.raises(ValueError, match=r'^x_test: Net cannot take .* \(1, 4, 8\): .*x_train are \(1, 8, 8\)'):
+        federate(build('mlp', TASK), replace(TASK, x_test=TASK.x_test[:, :, :4]), CLIENTS, FedAvg(), progress=False)
 
 class Public(Method):
     def loss(self, params, buffers, proxy, forward): return forward(params, buffers, proxy)[0].square().mean()

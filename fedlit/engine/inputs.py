@@ -171,6 +171,9 @@ def check_network(model, task, method, device):
     _check_outputs(name, task, len(x), *outputs)
     _check_training(model, x, outputs)
     check_fixed(model, x)
+    if task.x_test.shape[1:] != task.x_train.shape[1:]:
+        try: probe_forward(model, task.normalise(task.x_test[:2].to(device)))
+        except ValueError as e: raise ValueError(f"x_test: {e}; samples of x_train are {tuple(x.shape[1:])}") from None
     if odd := next((k for k, m in model.named_modules() if getattr(m, 'sparse', False)), None):
         raise ValueError(f"{odd} of {name} has sparse gradients, which cannot be averaged here; take sparse=False")
     if checkpoints(model, x):

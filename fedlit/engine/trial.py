@@ -75,8 +75,9 @@ def trial_step(sent, x, y, lengths, cohort):
     "A function of clients' positions and of what `step_from` takes: their step with these samples, on copies."
     xs, ys = (torch.stack([v, v.flip(0)])[:len(lengths), None] for v in (x, y))
     def step(at, cast, **how):
+        exactly = lambda v: cast(v) if v.is_floating_point() else v
         model, method, criterion = map(copy.deepcopy, (sent.model, sent.method, sent.criterion))
-        data = Batches(cast(xs) if x.is_floating_point() else xs, ys, torch.tensor(lengths)[:, None])
+        data = Batches(exactly(xs), exactly(ys), torch.tensor(lengths)[:, None])
         who = [min(k, sent.state.clients - 1) for k in at]
         return step_from(replace(sent, model=model, method=method, criterion=criterion), who, data.of(at), cohort,
                          **{'each': single, 'cast': cast, **how})

@@ -197,7 +197,8 @@ def pictures_in(
     each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if owned else [p])]
     names = sorted({c.name for _, c in each})
     rows = [(f, names.index(c.name), k*owned) for k, c in each for f in _pictures(c)]
-    others = [f for _, c in each for f in sorted(c.iterdir()) if f.is_file() and f.name[0] != "." and not _is_picture(f)]
+    is_other = lambda f: f.is_file() and f.name[0] != "." and not _is_picture(f)
+    others = [f for _, c in each for f in sorted(filter(is_other, c.iterdir()))]
     if others: warn(f"{len(others)} files are not read, first {others[0]}; pictures must be .jpg, .jpeg or .png")
     return rows, names, [p.name for p in parts] if owned else None
 
