@@ -4,12 +4,12 @@ a cell that is edited in the meantime keeps what it had."""
 import base64, io, os, re, sys, time
 import nbformat
 from nbclient import NotebookClient
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 
-COLOURS, WIDEST = 48, 1520 # pixels
+COLOURS, WIDEST = (24, 48), 1520 # the fewest that nobody sees the difference of; pixels
 TWICE = ['--InlineBackend.figure_formats={"retina"}']
 
-def fewer(png, colours=COLOURS):
+def fewer(png):
     "The picture `png` (base 64) in few colours, on white, where that makes it smaller."
     raw = base64.b64decode(png)
     with Image.open(io.BytesIO(raw)) as image:
@@ -18,7 +18,10 @@ def fewer(png, colours=COLOURS):
     flat = Image.alpha_composite(white, whole).convert('RGB')
     if (part := WIDEST/flat.width) < 1:
         flat, dpi = flat.resize((WIDEST, round(part*flat.height))), tuple(part*d for d in dpi)
-    flat.quantize(colours, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE).save(out, 'png', optimize=True, dpi=dpi)
+    for many in COLOURS:
+        few = flat.quantize(many, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+        if max(ImageStat.Stat(ImageChops.difference(few.convert('RGB'), flat)).mean) < 1: break # of 255
+    few.save(out, 'png', optimize=True, dpi=dpi)
     return base64.b64encode(min(raw, out.getvalue(), key=len)).decode()
 
 def lean(output):
