@@ -149,5 +149,5 @@ def set_tables(html):
     "Every table of pandas in an output, set."
     form = (r'(?:<div>\s*(?:<style scoped>.*?</style>\s*)?)?<table border="1" class="dataframe">(.*?)</table>'
             r'(?:\s*<p>\d+ rows × \d+ columns</p>)?(?:\s*</div>)?')
-    html = re.sub(r'<table id="T_.*?</table>', lambda m: named(m[0]), html, flags=re.S) # styled by hand
+    html = re.sub(r'<table (?:id="T_|class="sentences").*?</table>', lambda m: named(m[0]), html, flags=re.S) # by hand
     return re.sub(form, lambda m: set_table(m[1]), html, flags=re.S)
