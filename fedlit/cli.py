@@ -39,6 +39,7 @@ def _reads(right, good, of=float, texts=False):
 _whole = lambda text: int(text) if text.strip().isdigit() else float(text)
 _count = _reads('a whole number, at least 1', lambda v: v >= 1, int)
 _natural = _reads('a whole number, at least 0', lambda v: v >= 0, int)
+_seed = _reads('a whole number, at least 0 and below 2**64', lambda v: 0 <= v < 2**64, int)
 _positive = _reads('a positive number', lambda v: v > 0)
 _amount = _reads('a positive number, or a text such as "Between(2, 5)"', lambda v: 0 < v < float('inf'), _whole, True)
 _rate = _reads('a positive number, or a text such as "Cosine(.1, 50)"', lambda v: 0 < v < float('inf'), texts=True)
@@ -49,7 +50,7 @@ class _Seeds(argparse.Action):
     "One number is how many seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
     def __call__(self, parser, a, texts, option=None):
         one = len(texts) == 1 and ',' not in texts[0]
-        try: seeds = list_seeds(_count(texts[0]) if one else [_natural(w) for t in texts for w in t.split(',') if w])
+        try: seeds = list_seeds(_count(texts[0]) if one else [_seed(w) for t in texts for w in t.split(',') if w])
         except (argparse.ArgumentTypeError, ValueError) as e:
             raise argparse.ArgumentError(self, f'{e}; one number n is the seeds 0 to n-1, "7," is seed 7') from None
         setattr(a, self.dest, seeds)
@@ -151,7 +152,7 @@ def _run(run):
     for part in (_learned, _trained, _machine): part(run)
     run.set_defaults(base=BASE)
     run.add_argument('--method', help='such as "MOON(mu=1) + FedDecorr()" (default: FedAvg())')
-    run.add_argument('--seed', type=_natural, help='decides every draw (default: 0)')
+    run.add_argument('--seed', type=_seed, help='decides every draw (default: 0)')
     run.add_argument('--checkpoint', help='file to resume from and to write after every round')
     run.add_argument('--save', help='file for the finished run')
     run.add_argument('--json', help='file for the history and the settings')
@@ -324,6 +325,8 @@ def setting(a):
     "The setting that the options describe: the base of their command, with what was given in its place."
     from fedlit.setting import read_setting, written
     base, given = read_setting(a.base), {k: v for k, v in vars(a).items() if v is not None}
+    if {'steps', 'epochs'} <= given.keys():
+        raise ValueError(f'--steps {a.steps} beside --epochs {a.epochs}: clients count one or the other')
     own = {k: given[k] for k in _FIELDS if k in given}
     options = dict(base.options) if own.get('model', base.model) == base.model else {} # another network has others
     trained = local(**{**base.local.plain(), **{k: given[k] for k in _LOCAL if k in given}})

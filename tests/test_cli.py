@@ -34,6 +34,8 @@ from conftest import DATA
     (['--record', 'copmile'], 'did you mean compile'),
     (['--record', 'graph', '--device', 'cpu'], "record='graph' on cpu"),
     (['--data', 'cifar10', '--root', '/nowhere'], 'nowhere.*--download'),
+    (['--steps', '5'], '--steps 5 beside --epochs 1: clients count one or the other'),
+    (['--threads', '100000'], 'threads=100000, but it must be at most 1024'),
     (['--executor', 'gpu'], 'executor.*auto')])
 def test_the_command_line_says_what_is_wrong(args, word):
     with pytest.raises(SystemExit, match=f'^fedlit: .*{word}') as e:
@@ -47,7 +49,8 @@ def test_the_command_line_says_what_is_wrong(args, word):
     (['--lr', 'inf'], "--lr: 'inf', but it must be a positive number"), (['--epochs', '0'], '--epochs: '),
     (['--participation', '1.5'], r'--participation: .* in \(0, 1\]'), (['--momentum', '1'], '--momentum: '),
     (['--train-samples', '0'], "--train-samples: '0'"), (['--evaluate-every', '0'], '--evaluate-every: '),
-    (['--seed', '-1'], '--seed: '), (['--roundes', '3'], 'unrecognized arguments: --roundes 3')])
+    (['--seed', '-1'], '--seed: '), (['--seed', str(2**64)], r'--seed: .* below 2\*\*64'),
+    (['--roundes', '3'], 'unrecognized arguments: --roundes 3')])
 def test_a_bad_number_is_told_in_one_line(args, word, capsys):
     with pytest.raises(SystemExit) as e: main(['run', '--quiet', *args])
     said = capsys.readouterr().err

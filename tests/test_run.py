@@ -1,7 +1,8 @@
 "Runs: round by round, interrupted, in turn; warnings, memory, how clients are run, comparisons."
 import contextlib, inspect, platform, subprocess, sys
 from dataclasses import replace, fields
-import pytest, torch
+from functools import partial
+import pandas as pd, pytest, torch
 from fedlit.data import load, Crop, Flip
 from fedlit.ground import messages
 from fedlit.method import FedAvg, Method
@@ -105,10 +106,12 @@ def test_warnings_point_at_the_users_line(tmp_path):
 @contextlib.contextmanager
 def nothing(): yield
 
-@pytest.mark.parametrize('wrap', [nothing(), torch.no_grad()], ids=['contextlib', 'torch'])
+mapping = lambda f: partial(pd.Series([0]).map, f)
+
+@pytest.mark.parametrize('wrap', [nothing(), torch.no_grad(), mapping], ids=['contextlib', 'torch', 'pandas'])
 def test_a_warning_shows_no_file_that_only_wraps_what_is_ours(wrap):
     ours = dict(__name__='fedlit.somewhere', warn=messages.warn)
-    exec("def inner(): warn('look')", ours)
+    exec("def inner(*_): warn('look')", ours)
     with pytest.warns(UserWarning, match='look') as seen: wrap(ours['inner'])()
     assert [w.filename for w in seen] == [__file__]
 

@@ -261,7 +261,7 @@ def other_rows(out, offer):
             f"but it must be {shapes[odd[0]]}, a row for each weight")
 
 # %% ../../nbs/ground/messages.ipynb #8262b9ac
-_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch' # whose frames lead from one of ours to the next
+_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch', 'pandas' # whose frames lead from one of ours to the next
 
 def warn(said): # what happened, and what it means
     "A warning at the line outside of fedlit that led here."
