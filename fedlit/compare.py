@@ -224,6 +224,7 @@ def compare(
 ): # DataFrame with one row a run: method, seed, columns; with `history` one row a round, and its number
     "Train every method with every seed."
     methods, seeds = list(methods), list_seeds(seeds)
+    if not methods: raise ValueError("methods is empty; it must be a list of Methods, such as [FedAvg(), MOON(mu=1)]")
     if 'tests' in given:
         raise ValueError("tests belong to one partition, and every seed has another; with 'personal' among columns, "
                          "as it is, clients have tests of their own")
@@ -249,6 +250,8 @@ def table(
     seen = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
     means = {c: {m: str(spread(g[c])) for m, g in seen.items()} for c in columns}
     if against is None: return pd.DataFrame(means)
+    if repr(against) not in seen:
+        raise ValueError(f"against={against!r}, but these runs are of {', '.join(seen)}")
     base = seen[repr(against)]
     less = {f'{c} - {against.name}': {m: '' if g is base else format(spread(g[c] - base[c]), '+.3f')
                                       for m, g in seen.items()} for c in columns}

@@ -228,3 +228,8 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
 def test_a_comparison_takes_no_tests():
     with pytest.raises(ValueError, match="tests belong to one partition.*'personal' among columns"):
         compare([FedAvg()], tests=[[0]]*len(CLIENTS), seeds=1)
+
+def test_a_comparison_of_nothing_or_with_what_is_not_there_is_refused():
+    with pytest.raises(ValueError, match='methods is empty'): compare([], rounds=1)
+    runs = pd.DataFrame(dict(method=['FedAvg()']*2, seed=[0, 1], accuracy=[.5, .6]))
+    with pytest.raises(ValueError, match=r'against=MOON\(.*, but these runs are of FedAvg'): table(runs, against=MOON())
