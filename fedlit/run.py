@@ -793,7 +793,7 @@ class SingleProcess:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
     def named(self, executor): return executor          # what `executor` is called in the settings
-    def begin(self, simulation, run): return simulation # what has `train`, `sums` and `seen`, for all rounds
+    def begin(self, simulation, run): return simulation # what has `train`, `sums` and `test_clients`, for all rounds
     def end(self, run): pass                            # after the last round
 
 # %% ../nbs/19_run.ipynb #runncel1

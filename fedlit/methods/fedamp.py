@@ -24,7 +24,7 @@ def attention(
 class FedAMP(Method):
     "Each client is tied to a mixture of the networks that are like its own (Huang et al., AAAI 2021, algorithm 1)."
     alpha: float = 1.  # size of the server's step; alpha/sigma times the number of other clients is at most 1
-    sigma: float = 10. # squared distance of two networks at which they hardly attend to each other
+    sigma: float = 10. # squared distance of two networks at which attention falls to 1/e
     lam: float = .1    # weight of the attraction; the spring of a client is lam/alpha
     alone = ('keep',)
     def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'), sigma=(self.sigma > 0, 'positive'),
