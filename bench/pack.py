@@ -7,7 +7,7 @@ DIGITS = dict(seconds=2, peak_mb=3, loss=4, train_loss=3, drift=3, spectra=4, la
 TEXT = dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, lc=4, pb=0) # 4 % less than `preset=9`
 TYPED = 'setting', 'settings'
 
-def _rounded(value, digits=6):
+def _rounded(value, digits=7):
     "A value of JSON with so many digits a number, fewer where `DIGITS` says so, and all of what was typed."
     if isinstance(value, dict):
         return {k: v if k in TYPED else _rounded(v, DIGITS.get(k, 3 if k.endswith('_sd') else digits))
