@@ -20,7 +20,7 @@ def fewer(png):
         flat, dpi = flat.resize((WIDEST, round(part*flat.height))), tuple(part*d for d in dpi)
     for many in COLOURS:
         few = flat.quantize(many, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
-        if max(ImageStat.Stat(ImageChops.difference(few.convert('RGB'), flat)).mean) < 1.5: break # of 255
+        if max(ImageStat.Stat(ImageChops.difference(few.convert('RGB'), flat)).mean) < 2: break # of 255
     few.save(out, 'png', optimize=True, dpi=dpi)
     return base64.b64encode(min(raw, out.getvalue(), key=len)).decode()
 
