@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'with_columns', 'by_test', 'by_sign', 'within', 'Numbers', 'ours', 'pick',
-           'nth', 'above_zero', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond', 'level',
-           'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'evaluate',
-           'decide', 'verdict_view', 'judge', 'tally', 'hanging', 'verdict_lines']
+           'nth', 'above_zero', 'reached', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond',
+           'level', 'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete',
+           'evaluate', 'decide', 'verdict_view', 'judge', 'tally', 'hanging', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -119,6 +119,10 @@ def nth(i):
 def above_zero(value, unit='', **where):
     "The numbers of `value`, averaged to one a seed."
     return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit, whole=False)
+
+def reached(method, **where):
+    "The final accuracy that a method reaches, averaged to one a seed."
+    return above_zero('accuracy_late', 'points', method=method, **where)
 
 # %% ../../nbs/papers/claims.ipynb #46577c32
 def ahead(a, b, value='accuracy_late', unit='points', **where):

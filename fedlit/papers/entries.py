@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'seeds_at_short', 'cross', 'alphas', 'holding', 'setting_field',
-           'local_field', 'measuring', 'in_proportion', 'bases', 'grid', 'in_other_ways', 'row_name', 'Entry', 'entry',
-           'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means', 'compare_published',
-           'remember', 'looks', 'note_look', 'entry_runs', 'found_rows', 'complete_seeds', 'judged', 'note_seen',
-           'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of', 'basis', 'basis_of',
-           'signed', 'show_signed', 'write_table', 'write_drawings', 'report_entry']
+           'local_field', 'measuring', 'in_proportion', 'strides', 'bases', 'grid', 'in_other_ways', 'row_name',
+           'Entry', 'entry', 'repeats', 'remarks', 'with_seeds', 'select', 'all_published', 'published', 'means',
+           'compare_published', 'remember', 'looks', 'note_look', 'entry_runs', 'found_rows', 'complete_seeds',
+           'judged', 'note_seen', 'command', 'file_of', 'data_in_words', 'network_in_words', 'stands_on', 'seeds_of',
+           'basis', 'basis_of', 'signed', 'show_signed', 'write_table', 'write_drawings', 'report_entry']
 
 # %% ../../nbs/papers/entries.ipynb #2e32c03f
 import functools, math, re, pandas as pd, numpy as np
@@ -58,6 +58,10 @@ def measuring(*names): return lambda s: dict(measure=tuple(sorted({*s.measure, *
 def in_proportion(rounds, s, of): # of: int, the rounds of the run at paper scale
     "The same share of a shorter run's rounds as `rounds` of a run at paper scale; a longer one keeps the number."
     return max(1, round(rounds*min(1, s.rounds/of)))
+
+def strides(s, of): # of: int, as for `in_proportion`
+    "How many rounds of a run at paper scale one round of a shorter run stands for."
+    return max(1, round(of/s.rounds))
 
 # %% ../../nbs/papers/entries.ipynb #7593c546
 def bases(family, scale, *data): # data: names of data sets

@@ -6,8 +6,8 @@
 __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'OF_WIDTH', 'BY_NAME', 'AS_RELEASED', 'BASELINES',
            'OTHERS', 'SECOND_BEST', 'HIGH_RANKS', 'LOW_RANKS', 'LARGE_LEAD', 'TABLE_ROWS', 'BOTH_LEVELS', 'RISES',
            'SECOND', 'REST', 'CAPACITIES', 'DRAWN', 'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'rolling',
-           'named', 'almost_whole', 'as_in_chapter_3', 'with_rates', 'as_released', 'last_is', 'reached', 'leads_more',
-           'alike', 'activation_figure', 'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of',
+           'named', 'almost_whole', 'as_in_chapter_3', 'with_rates', 'as_released', 'last_is', 'leads_more', 'alike',
+           'activation_figure', 'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of',
            'beyond_a_fifth', 'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low',
            'samples_looked_at', 'by_capacity']
 
@@ -17,9 +17,9 @@ from dataclasses import replace
 from ..figure import palette, style
 from ..methods import FedDSE, FedGSE, OldCounts
 from .claims import (above_zero, ahead, best_of, beyond, level, levels_off, mean_of, minus, nth, ours,
-                                  rising, seedwise, wins, with_columns)
+                                  reached, rising, seedwise, wins, with_columns)
 from .drawings import axis_figure, table
-from .entries import entry, grid, holding, in_proportion, setting_field
+from .entries import entry, grid, holding, in_proportion, setting_field, strides
 from .feddecorr import FIVE_SEEDS
 from .settings import Setting
 from ..parse import method as parse
@@ -82,7 +82,7 @@ OF_WIDTH = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'FjORD', 'FedDSE'
 
 def rolling(s):
     "The change of a setting to FedRolex, whose window goes around as often as at paper scale."
-    return cutting('FedRolex', step=max(1, round(_dse.rounds/s.rounds)))(s)
+    return cutting('FedRolex', step=strides(s, of=_dse.rounds))(s)
 
 BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
     'FedRolex': rolling,
@@ -136,8 +136,6 @@ def last_is(name, *others):
 SECOND_BEST = wins('FedRolex', 'HeteroFL', 'DepthFL', sentence='{} is the best of the others: ahead of {}')
 HIGH_RANKS = last_is('Federated Dropout', *OTHERS) | SECOND_BEST
 LOW_RANKS = SECOND_BEST | last_is('HeteroFL', 'Federated Dropout', 'DepthFL') # FedRolex is already said to be
-
-def reached(method, **where): return above_zero('accuracy_late', 'points', method=method, **where)
 
 LARGE_LEAD = {'FedDSE leads the best of the others by at least two points':
                   beyond(minus(reached('FedDSE'), best_of(*map(reached, BASELINES))), 2.)}

@@ -13,13 +13,13 @@ import numpy as np, pandas as pd
 from scipy.stats import gaussian_kde
 from ..figure import colours_of, style
 from .claims import (Numbers, ahead, best_of, beyond, by_sign, kendall, level, minus, nth, ours, pick,
-                                  rising, wins, with_columns)
+                                  reached, rising, wins, with_columns)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import entry, grid, holding, measuring, published
 from .feddecorr import FIVE_SEEDS
 from .feddse import (AS_RELEASED, BASELINES, BOTH_LEVELS, FOUR_SETS, RATES, THESIS, as_released, cutting,
                                   easier, gain, labels_of, last_is, leads_more, named, participations,
-                                  plateau, reached, shares_of, strong_share, up_to_four)
+                                  plateau, shares_of, strong_share, up_to_four)
 from .settings import Setting
 
 # %% ../../nbs/papers/fedgse.ipynb #2dda63a2

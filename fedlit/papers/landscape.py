@@ -13,7 +13,7 @@ import numpy as np
 from dataclasses import replace
 from .claims import Numbers, kendall, ours
 from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
-from .entries import alphas, entry, grid
+from .entries import alphas, entry, grid, strides
 from .evidence import margin
 from .feddecomp import critical
 from .feddse import THESIS
@@ -40,7 +40,7 @@ PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # of the kind of FedDecorr
 # %% ../../nbs/papers/landscape.ipynb #map00008
 # FedAvgM's released form breaks BatchNorm's statistics
 def halved(s): return dict(method="FedAvgM(momentum=0.5, form='paper')")
-def rolling(s): return dict(method=f"FedRolex(step={round(THESIS['paper']['mnist'].rounds/s.rounds)})")
+def rolling(s): return dict(method=f"FedRolex(step={strides(s, of=THESIS['paper']['mnist'].rounds)})")
 OTHERWISE = dict(FedAvgM=halved, FedCAC=critical, FedRolex=rolling)
 PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
 LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'

@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 'REST', 'leads', 'SIZES', 'CLOSE', 'CROWD',
            'STRONG_MOON', 'most', 'MOON_LEADS', 'solo_change', 'weight', 'moon_row', 'as_printed', 'weight_grid',
-           'not_behind', 'best_used', 'moon_rows', 'half_the_rounds', 'more_epochs', 'loses', 'many_parties', 'reached']
+           'not_behind', 'best_used', 'moon_rows', 'half_the_rounds', 'more_epochs', 'loses', 'many_parties']
 
 # %% ../../nbs/papers/moon.ipynb #8559805d
 import math, numpy as np
 from dataclasses import replace
 from functools import partial
-from .claims import (Numbers, above_zero, ahead, best_of, beyond, level, mean_of, minus, nth, ours, pick,
+from .claims import (Numbers, ahead, best_of, beyond, level, mean_of, minus, nth, ours, pick, reached,
                                   rising, rounds_to, seedwise, started, wins)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import alphas, entry, grid, local_field, measuring
@@ -154,7 +154,7 @@ def more_epochs(more, fewer):
 
 def loses(m): return ahead(dict(epochs=10), dict(epochs=20), method=m)
 CLOSE = seedwise(lambda sides: 2 - np.ptp(sides, 0),
-                 *(above_zero('accuracy_late', 'points', method=m, epochs=1) for m in FEDERATED))
+                 *(reached(m, epochs=1) for m in FEDERATED))
 
 entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, ways=as_printed,
@@ -183,11 +183,11 @@ CROWD = grid(PARTIES, 'cifar100', seeds=FIVE_SEEDS, alpha=alphas(.5), parties=ma
              method=moon_rows(*REST) | {'MOON mu=1': moon_row('MOON', 1), 'MOON mu=10': moon_row('MOON', 10)})
 STRONG_MOON = {f'MOON, mu={mu}, is ahead of {m}': ahead(f'MOON mu={mu}', m)
                for mu in (10, 1) for m in ('FedAvg', 'FedProx')}
-most = partial(above_zero, 'accuracy_late', 'points', parties=nth(1))
+most = partial(reached, parties=nth(1))
 MOON_LEADS = {f'MOON, mu={mu}, leads {m} by at least {said} points': beyond(ahead(f'MOON mu={mu}', m), points)
               for mu, said, points in ((10, 'five', 5.), (1, 'two', 2.)) for m in ('FedAvg', 'FedProx')}
 MOON_LEADS |= {'among the most parties MOON, mu=10, is ahead of the best of the others':
-                   minus(most(method='MOON mu=10'), best_of(*(most(method=m) for m in REST)))}
+                   minus(most('MOON mu=10'), best_of(*map(most, REST)))}
 
 entry('moon/table3', 'Table 3', 'More parties',
       grid=CROWD, draw=table('method', 'parties'),
@@ -203,13 +203,11 @@ entry('moon/fig8', 'Fig. 8', 'More parties, accuracy against rounds',
                                 ahead('MOON mu=1', 'MOON mu=10', 'early')})
 
 # %% ../../nbs/papers/moon.ipynb #f541f843
-def reached(method, alpha): return above_zero('accuracy_late', 'points', method=method, alpha=alpha)
-
 entry('moon/table4', 'Table 4', 'Three degrees of heterogeneity',
       grid=grid(PARTIES, 'cifar100', alpha=alphas(.1, .5, 5.), method=moon_rows(*FEDERATED), ways=as_printed),
       claims={**leads('MOON', *REST),
               **{f'MOON is ahead of the best of the others (alpha {a})':
-                     minus(reached('MOON', a), best_of(*(reached(m, a) for m in REST))) for a in (.1, .5, 5.)},
+                     minus(reached('MOON', alpha=a), best_of(*(reached(m, alpha=a) for m in REST))) for a in (.1, .5, 5.)},
               'uneven labels tend to lower the accuracy of FedAvg (accuracy against alpha)':
                   rising('alpha', method='FedAvg'),
               'MOON is still ahead of FedAvg with even labels (5)':
