@@ -23,6 +23,11 @@ def checksum(
 # %% ../../nbs/ground/fingerprint.ipynb #038fdb84
 def _constant(v): return v is None or isinstance(v, (bool, float, str)) or callable(v)
 
+def _reached(f): # what a function holds besides its code: in its closure, and as defaults
+    cells = [c.cell_contents for c in getattr(f, '__closure__', None) or () if c != type(c)()]
+    named = (getattr(f, '__kwdefaults__', None) or {}).values()
+    return [*cells, *(getattr(f, '__defaults__', None) or ()), *named]
+
 def describe(
     v,      # a value, a tensor, a function, a module, or a tree of them
     deep=4, # int, how far to look into it
@@ -42,10 +47,7 @@ def describe(
     if not hasattr(code, 'co_code'): # an object, or what is written in C
         own = {k: u for k, u in getattr(v, '__dict__', {}).items() if kept(u)}
         return f"{getattr(v, '__qualname__', type(v).__qualname__)} {inside(own)}"
-    cells = [c.cell_contents for c in getattr(v, '__closure__', None) or () if c != type(c)()]
-    named = (getattr(v, '__kwdefaults__', None) or {}).values()
-    given = [u for u in [*cells, *(getattr(v, '__defaults__', None) or ()), *named] if kept(u)]
-    parts = [code.co_names, code.co_consts, given, getattr(v, '__self__', None)]
+    parts = [code.co_names, code.co_consts, list(filter(kept, _reached(v))), getattr(v, '__self__', None)]
     return f'{code.co_name} {zlib.crc32(code.co_code):08x} {inside(parts)}'
 
 # %% ../../nbs/ground/fingerprint.ipynb #22729270
@@ -76,9 +78,7 @@ def _code_of(method):
     classes = [c for p in getattr(method, 'parts', ()) for c in type(p).__mro__[:-1]
                if c.__module__.partition('.')[0] != 'fedlit']
     functions = [f for c in classes for k, f in vars(c).items() if hasattr(f, '__code__') and k[:2] != '__']
-    cells = lambda f: [c.cell_contents for c in f.__closure__ or () if c != type(c)()]
-    reached = lambda f: [*cells(f), *(f.__defaults__ or ()), *(f.__kwdefaults__ or {}).values()]
-    still = lambda f: [u for u in reached(f) if _constant(u) and not isinstance(u, type)]
+    still = lambda f: [u for u in _reached(f) if _constant(u) and not isinstance(u, type)]
     return describe([[f.__code__, still(f)] for f in functions], 8, True)
 
 # %% ../../nbs/ground/fingerprint.ipynb #4bb4ac94

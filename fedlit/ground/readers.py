@@ -151,12 +151,12 @@ def _is_picture(path): return path.suffix.lower() in (".jpg", ".jpeg", ".png")
 
 def _pictures(path): # the pictures of a class; an error where there are none
     found = sorted(p for p in path.iterdir() if _is_picture(p) and p.name[0] != ".") if path.is_dir() else []
+    if found: return found
     bare = next((p for p in folders_in(path.parent) if not folders_in(p)), None) if folders_in(path) else None
-    if not found and bare:
+    if bare:
         raise ValueError(f"{path} has no pictures but folders, as that of an owner, and {bare} has no folders; "
                          "either all have folders of classes, or none")
-    if not found: raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
-    return found
+    raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
 
 def _lines(path): # the lines of a list of files, numbered from 1; an error where there are none
     try: lines = [(n, line) for n, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
@@ -197,7 +197,7 @@ def pictures_in(
     each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if owned else [p])]
     names = sorted({c.name for _, c in each})
     rows = [(f, names.index(c.name), k*owned) for k, c in each for f in _pictures(c)]
-    is_other = lambda f: f.is_file() and f.name[0] != "." and not _is_picture(f)
+    is_other = lambda f: not _is_picture(f) and f.name[0] != "." and f.is_file()
     others = [f for _, c in each for f in sorted(filter(is_other, c.iterdir()))]
     if others: warn(f"{len(others)} files are not read, first {others[0]}; pictures must be .jpg, .jpeg or .png")
     return rows, names, [p.name for p in parts] if owned else None
