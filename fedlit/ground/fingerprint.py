@@ -20,7 +20,7 @@ def checksum(
         crc = zlib.crc32(torch.as_tensor(v).detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
     return f'{crc:08x}'
 
-# %% ../../nbs/ground/fingerprint.ipynb #038fdb84
+# %% ../../nbs/ground/fingerprint.ipynb #806c3102
 def _constant(v): return v is None or isinstance(v, (bool, float, str)) or callable(v)
 
 def _reached(f): # what a function holds besides its code: in its closure, and as defaults
@@ -28,6 +28,7 @@ def _reached(f): # what a function holds besides its code: in its closure, and a
     named = (getattr(f, '__kwdefaults__', None) or {}).values()
     return [*cells, *(getattr(f, '__defaults__', None) or ()), *named]
 
+# %% ../../nbs/ground/fingerprint.ipynb #038fdb84
 def describe(
     v,      # a value, a tensor, a function, a module, or a tree of them
     deep=4, # int, how far to look into it
