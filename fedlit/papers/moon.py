@@ -207,7 +207,8 @@ entry('moon/table4', 'Table 4', 'Three degrees of heterogeneity',
       grid=grid(PARTIES, 'cifar100', alpha=alphas(.1, .5, 5.), method=moon_rows(*FEDERATED), ways=as_printed),
       claims={**leads('MOON', *REST),
               **{f'MOON is ahead of the best of the others (alpha {a})':
-                     minus(reached('MOON', alpha=a), best_of(*(reached(m, alpha=a) for m in REST))) for a in (.1, .5, 5.)},
+                     minus(reached('MOON', alpha=a), best_of(*(reached(m, alpha=a) for m in REST)))
+                 for a in (.1, .5, 5.)},
               'uneven labels tend to lower the accuracy of FedAvg (accuracy against alpha)':
                   rising('alpha', method='FedAvg'),
               'MOON is still ahead of FedAvg with even labels (5)':
