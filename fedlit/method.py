@@ -222,7 +222,11 @@ def varies_with(
     names = {name for part in method.parts for hook in hooks for name in _wants(hook_of(part, hook))[0]}
     return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
 
-def needs(method, name):
+# %% ../nbs/05_method.ipynb #cf6149f6
+def needs(
+    method, # a Method
+    name,   # of what a hook may ask for
+):          # bool
     "Does any hook of `method` ask for `name` without a default?"
     return any(name in _wants(hook_of(p, hook))[1] for p in method.parts for hook in HOOKS)
 
