@@ -156,9 +156,9 @@ def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds:
     if many := hasattr(seeds, '__iter__') and not isinstance(seeds, str): found = list(seeds)
     else: found = [seeds]
     for s in found:
-        if not hasattr(s, '__index__') or isinstance(s, bool) or s < (not many):
+        if not hasattr(s, '__index__') or isinstance(s, bool) or not (not many) <= s < 2**64:
             raise ValueError(f"seeds={seeds!r}, but it must be a number of seeds, at least 1, or the seeds themselves, "
-                             "such as (3, 5) or (7,)")
+                             "from 0 to 2**64 - 1, such as (3, 5) or (7,)")
         if found.count(s) > 1: raise ValueError(f"seeds={seeds!r}: {s} is there twice, and once is enough")
     if not found: raise ValueError("seeds has none, but there must be one or more")
     return list(map(int, found if many else range(seeds)))

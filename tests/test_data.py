@@ -62,6 +62,7 @@ def test_normalise_any_leading_dims_and_bytes():
     (dict(x_train=torch.zeros(2, 8, 8)), r"images must be \(N, C, H, W\)"),
     (dict(x_test=torch.zeros(2, 1, 8, 8, dtype=torch.int64)), "uint8"),
     (dict(y_train=torch.tensor([0., 1.])), "int64"),
+    (dict(y_train=np.array([0, 1], dtype=object)), "numbers as Python objects"),
     (dict(domain_train=torch.tensor([0])), "1 entries for 2 samples")])
 def test_task_refuses(change, message):
     good = dict(x_train=torch.zeros(2, 1, 8, 8), y_train=torch.tensor([0, 1]),

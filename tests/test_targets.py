@@ -255,6 +255,8 @@ def test_a_criterion_of_ones_own():
     labels = task_of('labels')
     heavy = nn.BCEWithLogitsLoss(pos_weight=torch.tensor([3., 1., 1.]))
     assert math.isfinite(trained(labels, criterion=heavy).last['average_precision'])
+    with pytest.warns(UserWarning, match='gradient of zero'):
+        trained(task_of('one'), criterion=nn.CrossEntropyLoss())
 
 def test_networks_of_their_own():
     task = task_of('numbers')

@@ -8,11 +8,13 @@ __all__ = ['frame_columns', 'texts_of', 'in_numbers', 'in_order', 'planes', 'eig
 
 # %% ../../nbs/ground/arrays.ipynb #ca433da3
 import numpy as np, torch, warnings
+from numbers import Number
 
 # %% ../../nbs/ground/arrays.ipynb #9effc6d1
 def _odd(name, values): # the error for entries that are no numbers
-    v = next((v for v in values if not isinstance(v, (bool, int, float))), None)
-    if isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
+    v = next((v for v in values if not isinstance(v, Number)), 0)
+    if isinstance(v, Number): what = "numbers as Python objects (dtype object); try .astype('float32') or 'int64'"
+    elif isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
     elif hasattr(v, "__len__"):
         what = "rows of different lengths; pad them to one length, with a number that the network knows"
     else: what = f"missing values or other objects, such as {v!r}; drop or fill them first"
