@@ -692,8 +692,8 @@ def load(
     name, # one of `datasets()`, such as "digits", "fashion_mnist", "cifar10", "tiny_imagenet" or "domainnet"
     root=None, # folder of the files; None: $FEDLIT_DATA, or ./data
     download=False, # download missing files, with a progress bar?
-    # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains; table,
-    **kw, # folder: path, and the arguments of `Task.from_table` and `Task.from_folder`
+    **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains;
+          # table, folder: path, and the arguments of `Task.from_table` and `Task.from_folder`
 ) -> Task:
     "The data set `name` as a `Task`, normalised and augmented as in FedDecorr if that paper uses it."
     name = match_name(name, _loaders, "data set")

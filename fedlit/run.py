@@ -54,8 +54,8 @@ from .vocabulary import STEP
 
 # %% ../nbs/19_run.ipynb #32432558
 def federate(
-    # or a list of networks, one for each client: see `fedlit.networks.over_networks`
     model: torch.nn.Module,     # network that returns (features, logits); it is not changed
+                                # (or a list of networks, one for each client: see `fedlit.networks.over_networks`)
     task: object,               # Task
     clients: list,              # index tensors into the training set, one per client
     method: Method,             # such as MOON(mu=1) + FedDecorr()
@@ -63,8 +63,8 @@ def federate(
     local: Local = None,        # how a client trains; None: Local()
     participation: float = 1.,  # share of the clients that train in a round, in (0, 1]; or a Participation
     seed: int = 0,              # determines every random draw, see `fedlit.ground.draws`
-    # extract: small networks for clients that have only a part of it; torchrun: several processes
     executor: str = "auto",     # "loop", "threads", "vmap", "extract", "auto"; or "torchrun", "torchrun:vmap", ...
+                                # (extract: small networks for clients with only a part; torchrun: several processes)
     device: str = "auto",       # "cpu", "cuda", "mps", ... or "auto"
     checkpoint: str = None,     # file to resume from if it exists, and to write after every round
     minutes: float = None,      # stop at the end of the round in which this time runs out; needs a checkpoint
@@ -75,8 +75,8 @@ def federate(
     tests: list = None,         # test indices of each client; None: by `tests_of` if clients have networks of their own
     weighting: str = "samples", # how much a client counts: by its "samples", or "uniform"
     statistics: str = "averaged", # of BatchNorm: "averaged", at "home", "recomputed" or "static", see `start`
-    # "compile": with kernels compiled for them as well; "graph": on CUDA, each step as one graph
     record: bool = True,        # record repeated steps on a tape and replay them?
+                                # "compile": with compiled kernels too; "graph": on CUDA, each step as one graph
     precision: str = "float32", # of products in training: "float32", or "bfloat16" or "float16" by autocast
     bad_clients: str = "stop",  # if results are huge or not finite: "stop", "skip" or "report" the client, or a Guard
     channels_last: bool = None, # store a pixel's channels together? None: where it is faster; never with "vmap"
