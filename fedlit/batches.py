@@ -17,14 +17,14 @@ from .ground.tree import tmap
 
 # %% ../nbs/08_batches.ipynb #65354c45
 def cross_entropy(
-    logits, # (N, classes), or (N, classes, ...) where each place has a class
-    y,      # (N,) or (N, ...) labels; below zero where there is none
+    logits, # (N, classes), or (N, classes, ...) if each place has a class
+    y,      # (N,) or (N, ...) labels; negative if there is none
 ):          # () mean over the samples, or places
     "Mean of $-\\log p_y$; the default criterion."
     if y.shape != (of := (len(logits), *logits.shape[2:])):
         raise ValueError(f"y has the shape {tuple(y.shape)}, but for logits {tuple(logits.shape)} it must be {of}")
     picked = y == torch.arange(logits.shape[1], device=y.device).view(-1, *(1,)*y.dim()) # (classes, N, ...)
-    count = picked.sum() if y.dim() == 1 else picked.sum().clamp(min=1) # a picture may be without any label
+    count = picked.sum() if y.dim() == 1 else picked.sum().clamp(min=1) # a picture may have no labels at all
     return torch.where(picked, logits.movedim(1, 0).log_softmax(0), 0.).sum()/-count
 
 # %% ../nbs/08_batches.ipynb #c50f6a57
@@ -32,11 +32,11 @@ def binary_cross_entropy(
     logits, # (N, labels)
     y,      # (N, labels), 0 or 1
 ):          # () mean over samples and labels
-    "Mean of $-\\log$ of the probability of what is true of each label."
+    "Mean of $-\\log$ of the probability of the true value of each label."
     return F.binary_cross_entropy_with_logits(logits, y)
 
 def squared_error(
-    answers, # (N, d) the network's
+    answers, # (N, d) the network's outputs
     y,       # (N, d) quantities
 ):           # () mean over samples and quantities
     "Mean squared error."
@@ -47,23 +47,23 @@ CRITERIA = {'class': cross_entropy, 'dense': cross_entropy, 'labels': binary_cro
 def loss_of_guess(
     criterion, # function of (logits, y)
     classes,   # int
-):             # float; infinite where nobody knows
-    "The loss of a network that thinks all classes equally likely."
+):             # float; infinite if the criterion is not cross-entropy
+    "The loss of a network that finds all classes equally likely."
     return math.log(classes) if criterion is cross_entropy else math.inf
 
 # %% ../nbs/08_batches.ipynb #edfe7948
 def beside(
-    mask, # tensor with the first dimensions of `v`
+    mask, # tensor whose dimensions are the first ones of `v`
     v,    # tensor
 ):
-    "A mask of fewer dimensions, shaped so that it broadcasts against `v`."
+    "A mask of fewer dimensions than `v`, reshaped so that it broadcasts against it."
     return mask.reshape(mask.shape + (1,)*max(0, v.dim()-mask.dim()))
 
 def occupied(
-    counts, # (...), how many samples are in each batch
-    n,      # int, places in a batch
+    counts, # (...), number of samples in each batch
+    n,      # int, number of places in a batch
 ):
-    "Which of `n` places hold a sample, where the first `counts` do: (*counts.shape, n), booleans."
+    "Which of `n` places hold a sample if the first `counts` do: (*counts.shape, n), booleans."
     return torch.arange(n) < counts[..., None]
 
 def valid_mean(
@@ -80,8 +80,8 @@ class Batches:
     "The batches of a round: `x` (K, T, B, ...), `y` (K, T, B), and `counts` (K, T), booleans or numbers of samples."
     def __init__(self,
         x,         # (K, T, B, ...), inputs
-        y,         # (K, T, B), labels; (K, T, B, ...) where the targets of a sample are several
-        counts=None, # (K, T): is there a batch, or how many samples has it? None: all are full
+        y,         # (K, T, B), labels; (K, T, B, ...) if each sample has several targets
+        counts=None, # (K, T): is there a batch, or how many samples does it have? None: all are full
     ):
         counts = torch.ones(y.shape[:2], dtype=torch.bool) if counts is None else counts
         if x.shape[:3] != y.shape[:3] or counts.shape != y.shape[:2]:
@@ -94,7 +94,7 @@ class Batches:
     def at(self,
         t,  # int, the step
         ks, # positions of the clients in this round
-        n,  # int, how many samples of the batch
+        n,  # int, number of samples of the batch
     ):
         "The batch of clients `ks` at step `t`: (len(ks), n, ...), (len(ks), n); labels are -1 past a batch's end."
         return self.x[ks, t, :n], self.y[ks, t, :n]
@@ -102,7 +102,7 @@ class Batches:
 # %% ../nbs/08_batches.ipynb #1a380d6c
 @patch
 def of(self:Batches, ks): # list of positions
-    "The batches of these clients alone."
+    "The batches of these clients only."
     new, new.counts = copy.copy(self), self.counts[ks]
     steps = int((new.counts > 0).sum(1).max())
     new.counts, new.x, new.y = new.counts[:, :steps], self.x[ks, :steps], self.y[ks, :steps]
@@ -111,9 +111,9 @@ def of(self:Batches, ks): # list of positions
 @patch
 def data(self:Batches,
     k,      # int, position of the client in this round
-    epochs=1, # how many its batches make up; None: nobody knows, and all of them are taken
+    epochs=1, # how many its batches make up; None: unknown, so take all batches
 ):
-    "All samples of the client at position `k`, as an epoch sees them: (n, ...), (n,)."
+    "All samples of the client at position `k`, in the order of one epoch: (n, ...), (n,)."
     steps = int((self.counts[k] > 0).sum())
     steps = min(steps, max(1, int(steps/(epochs or 1) + .5)))
     each = [self.at(t, [k], int(self.counts[k, t])) for t in range(steps)]
@@ -122,47 +122,47 @@ def data(self:Batches,
 # %% ../nbs/08_batches.ipynb #222dadf5
 @patch
 def once(self:Batches):
-    "How many samples a client has at most, where they are known by number and the same in every epoch; else None."
+    "The largest number of distinct samples of a client, if samples are known by number and unaugmented; else None."
 
 @patch
 def targets(self:Batches): return self.y
 
 @patch
 def widest(self:Batches):
-    "How many samples a full batch has."
+    "The number of samples in a full batch."
     return self.y.shape[2]
 
 @patch
 def labels(self:Batches,
     classes, # int
 ):
-    "Which classes each client has samples of in this round: (K, classes), booleans."
+    "The classes that each client has samples of in this round: (K, classes), booleans."
     return self.label_counts(classes) > 0
 
 @patch
 def label_counts(self:Batches, classes):
-    "How many samples of each class the clients visit in this round: (K, classes), whole numbers."
+    "The number of samples of each class that the clients visit in this round: (K, classes), whole numbers."
     y = self.targets().flatten(1) + 1 # 0 where there is no sample
     return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(
         1, y, torch.ones_like(y))[:, 1:]
 
 # %% ../nbs/08_batches.ipynb #00144863
-def groups(counts): # (K,) how many samples each client has at this step, 0 where it has finished
-    "Clients with equally large batches: pairs of (batch size, positions), a slice where positions are contiguous."
+def groups(counts): # (K,) number of samples of each client at this step, 0 if it has finished
+    "Group clients with batches of equal size: pairs of (batch size, positions), a slice if positions are contiguous."
     for n in sorted(set(counts.tolist()) - {0}, reverse=True):
         ks = (counts == n).nonzero()[:, 0].tolist()
         yield n, slice(ks[0], ks[-1]+1) if ks[-1]-ks[0] == len(ks)-1 else ks
 
 # %% ../nbs/08_batches.ipynb #146c343a
-PADDED = 256 # samples to which a batch is padded without asking whether it can become so full
+PADDED = 256 # samples up to which a batch is padded, even if no client can fill it
 
 def width(parts, local):
-    "How wide the batches of a federation are, in samples, with their padding."
+    "The size of the batches of a federation, in samples, padding included."
     if local.batch_size <= PADDED: return local.batch_size # however many clients there are
     return min(local.batch_size, max(PADDED, *map(len, parts.values() if isinstance(parts, dict) else parts)))
 
 def _unusable(k, n, local, min_batch):
-    "Why none of the batches of client `k`, who has `n` samples, can be used."
+    "Why none of the batches of client `k`, which has `n` samples, can be used."
     if local.batch_size < min_batch:
         return (f"batch_size={local.batch_size}, but the network has BatchNorm, which needs {min_batch} samples "
                 f"in a batch; take batch_size={min_batch} or more")
@@ -174,7 +174,7 @@ def _unusable(k, n, local, min_batch):
 
 # %% ../nbs/08_batches.ipynb #e8f411ab
 def plan(parts, who, local, seed=0, round=0, min_batch=1):
-    "Index (K, T, B) of what each client visits, step by step, and how many of each batch are real, (K, T)."
+    "Indices (K, T, B) of the samples that each client visits, step by step, and numbers of real samples (K, T)."
     W = width(parts, local)
     each = [_visits(k, np.asarray(parts[k]), local, seed, round, W, min_batch) for k in who]
     steps = max(len(counts) for _, counts in each)
@@ -185,7 +185,7 @@ def plan(parts, who, local, seed=0, round=0, min_batch=1):
 
 # %% ../nbs/08_batches.ipynb #457d05a9
 def batch_sizes(n, local, min_batch=1):
-    "How many samples stand in each batch of an epoch; empty where none can be used."
+    "The number of samples in each batch of an epoch; an empty list if no batch can be used."
     B, steps = local.batch_size, max(1, -(-n//local.batch_size))
     fewer, more = divmod(n, steps)
     sizes = [fewer + 1]*more + [fewer]*(steps - more) if local.equal_batches else [B]*(n//B) + [n % B]
@@ -193,7 +193,7 @@ def batch_sizes(n, local, min_batch=1):
 
 # %% ../nbs/08_batches.ipynb #3d845e46
 def _visits(k, idx, local, seed, round, W, min_batch):
-    "What client `k` with the samples `idx` visits: index (steps, W), and how many of each batch are real (steps,)."
+    "Indices of the samples that client `k`, which has `idx`, visits: (steps, W), and numbers of real samples (steps,)."
     n, gen = len(idx), rng('batches', seed, round, k)
     sizes = batch_sizes(n, local, min_batch)
     if not sizes: raise ValueError(_unusable(k, n, local, min_batch))
@@ -208,15 +208,15 @@ def _visits(k, idx, local, seed, round, W, min_batch):
 
 # %% ../nbs/08_batches.ipynb #fc79aba4
 class TaskBatches(Batches):
-    "Batches gathered from a `Task`, some steps ahead: augmented and normalised on the task's device."
+    "Batches gathered from a `Task`, several steps ahead: augmented and normalised on the task's device."
     ahead = 2**26 # bytes of images to prepare at once
     def __init__(self,
         task,     # Task
         index,    # (K, T, B) int64, into the training set
-        counts,   # (K, T) int64 on the CPU, how many of each batch are real
-        draws=(), # for each augmentation of the task what it drew: name -> (K, T, B, ...)
-        epoch=None, # function of a position -> TaskBatches of this client over one epoch
-        known=None, # `index` where it was made, to be read without waiting for a device; None: `index` is that
+        counts,   # (K, T) int64 on the CPU, number of real samples in each batch
+        draws=(), # the random draws of each augmentation of the task: name -> (K, T, B, ...)
+        epoch=None, # function of a client's position -> TaskBatches of this client over one epoch
+        known=None, # copy of `index` on the device where it was made, readable without waiting; None: `index` itself
     ):
         self.task, self.index, self.counts, self.draws, self.epoch, self.ready = (
             task, index.to(task.x_train.device), counts, draws, epoch, range(0))
@@ -228,7 +228,7 @@ class TaskBatches(Batches):
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
                            self.epoch and (lambda k: self.epoch(ks[k])), self.known[ks, :steps])
 
-    def data(self, k, epochs=1): # whatever part of an epoch, or however many, the client takes in this round
+    def data(self, k, epochs=1): # one epoch, however many epochs or steps the client takes in this round
         return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)
 
     def widest(self): return self.index.shape[2]
@@ -236,11 +236,11 @@ class TaskBatches(Batches):
 # %% ../nbs/08_batches.ipynb #979d9c8c
 @patch
 def _prepare(self:TaskBatches, t):
-    "Make the batches of step `t` and of as many after it as fit."
+    "Make the batches of step `t` and of as many steps after it as fit in memory."
     moving, image = int((self.counts[:, t] > 0).nonzero().max())+1, self.task.x_train[0].numel()*4
     self.ready = range(t, min(t + max(1, self.ahead//(moving*self.index.shape[2]*image)), self.counts.shape[1]))
     now = slice(moving), slice(t, self.ready.stop)
-    by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step lies together
+    by_step = lambda v: v[now].transpose(0, 1) # what clients see in one step is contiguous
     draws = [{k: by_step(v).flatten(0, 2) for k, v in d.items()} for d in self.draws]
     self.x = self._images(by_step(self.index), draws or None)
     self.y = self.targets(now).transpose(0, 1).contiguous()
@@ -248,7 +248,7 @@ def _prepare(self:TaskBatches, t):
 @patch
 def _images(self:TaskBatches, index, draws=None):
     images, at = self.task.x_train, index.flatten()
-    # index_select is faster, but forgets where the channels lie
+    # index_select is faster, but loses the memory format
     chosen = images.index_select(0, at) if images.is_contiguous() else images[at]
     return prepare(self.task, chosen, draws).unflatten(0, index.shape)
 
@@ -267,7 +267,7 @@ def targets(self:TaskBatches, at=slice(None)):
 @patch
 def once(self:TaskBatches):
     if self.draws: return None
-    index, device = self.known.cpu(), self.index.device # how many there are is known only then
+    index, device = self.known.cpu(), self.index.device # the numbers of samples are known only after this
     each = [i[r].unique() for i, r in zip(index, occupied(self.counts, index.shape[2]))]
     self.place = torch.stack([torch.searchsorted(u, i).clamp(max=len(u)-1)
                               for u, i in zip(each, index)]).to(device)
@@ -276,10 +276,10 @@ def once(self:TaskBatches):
 
 @patch
 def samples(self:TaskBatches,
-    start, # int, the first number; `once` says how many there are
-    stop,  # int, the number behind the last
+    start, # int, the first number; `once` returns how many there are
+    stop,  # int, one past the last number
 ):
-    "Samples of every client by number, prepared: (K, stop - start, ...)."
+    "The samples of every client from one number to another, prepared: (K, stop - start, ...)."
     return self._images(self.all[:, start:stop])
 
 # %% ../nbs/08_batches.ipynb #70165548
@@ -294,10 +294,10 @@ def batches_of(
     round=0,     # int
     min_batch=1, # leave out batches smaller than this
 ) -> TaskBatches:
-    "What the clients `who` see in this round."
+    "The batches of the clients `who` in this round."
     index, counts = plan(clients, who, local, seed, round, min_batch)
     gens = [torch.Generator().manual_seed(seed_of('augmentation', seed, round, k)) for k in who] if task.augment else []
-    steps = (counts > 0).sum(1).tolist() # a client draws for its own steps, whoever else takes part
+    steps = (counts > 0).sum(1).tolist() # a client draws only for its own steps, whoever else takes part
     drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
              for a in task.augment]
     device, whole = task.x_train.device, lambda: replace(local, epochs=1, steps=None)

@@ -26,7 +26,7 @@ def _option(text):
 
 # %% ../nbs/cli.ipynb #7e0cc846
 def _reads(right, good, of=float, texts=False):
-    "For argparse: a number that is `good`; with `texts`, what is no number is left as it is, and read later."
+    "For argparse: read a number and check that it is `good`; with `texts`, other text is kept, to be read later."
     def read(text):
         try: v = of(text)
         except ValueError:
@@ -47,7 +47,7 @@ _share = _reads('in (0, 1], or a text such as "BySize(.1)"', lambda v: 0 < v <= 
 
 # %% ../nbs/cli.ipynb #5cc4c9c5
 class _Seeds(argparse.Action):
-    "One number is how many seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
+    "One number is the number of seeds, 0, 1, ...; several numbers, or numbers with commas, are the seeds themselves."
     def __call__(self, parser, a, texts, option=None):
         one = len(texts) == 1 and ',' not in texts[0]
         try: seeds = list_seeds(_count(texts[0]) if one else [_seed(w) for t in texts for w in t.split(',') if w])
@@ -56,7 +56,7 @@ class _Seeds(argparse.Action):
         setattr(a, self.dest, seeds)
 
 def _seeded(p, default, value=None):
-    "Which seeds; for all commands that have several."
+    "Add the option for seeds, for all commands that use several."
     p.add_argument('--seeds', action=_Seeds, nargs='+', default=value, metavar='N',
                    help='one number n: the seeds 0 to n-1; several, such as 3 5 or 3,5 (or "7,"): '
                         f'these seeds (default: {default})')
@@ -69,7 +69,7 @@ CHOICES = dict(partition=('dirichlet', 'iid', 'quantity_skew', 'classes_per_clie
                record=('true', 'false', 'compile', 'graph'))
 
 def _one_of(p, name, what):
-    "An option with few values; the first is meant where none is given."
+    "Add an option with few values, the first of which is the default."
     p.add_argument(f"--{name.replace('_', '-')}", metavar=f"{{{','.join(CHOICES[name])}}}",
                    help=f'{what} (default: {CHOICES[name][0]})')
 
@@ -232,11 +232,11 @@ def _checked(p):
 
 # %% ../nbs/cli.ipynb #6dc21812
 def _executor(text):
-    "Such as torchrun:vmap."
+    "The checked name of an executor, such as torchrun:vmap."
     return ':'.join(named(k, 'executor') for k in text.split(':') if k)
 
 def _spelt(option, text, names):
-    "The name that is meant; a partition may have arguments behind it."
+    "The name that was meant; a partition may have arguments after it."
     name, paren, more = text.partition('(') if option == 'partition' else (text, '', '')
     return match_name(name, names, f"value of --{option.replace('_', '-')}") + paren + more
 
@@ -249,7 +249,7 @@ TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
              participation='a number or a value such as PowerOfChoice(.1)')
 
 def _names(a, *methods):
-    "The methods. All that is misspelt is told before data are loaded."
+    "The methods. Misspelt names are reported before data are loaded."
     for k, names in CHOICES.items():
         if given := getattr(a, k): setattr(a, k, _spelt(k, given, names))
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
@@ -268,12 +268,12 @@ def _names(a, *methods):
     return found
 
 # %% ../nbs/cli.ipynb #clisetc1
-# option -> partition that has it -> its name there, and what it is if nobody says
+# option -> partition that has it -> its name there, and its default
 OWN = dict(alpha=dict(dirichlet=('alpha', .5), quantity_skew=('alpha', .5), dirichlet_mixture=('alpha', 1.)),
            classes=dict(classes_per_client=('classes', 2), shards=('shards_per_client', 2)))
 
 def _partition(a, text):
-    "The partition `text`, with the options in place of what it says."
+    "The partition `text`, with the given options in place of its own values."
     from fedlit.setting import call, written
     name, kw = call(text)
     asked = a.partition or a.concepts and 'by_domain'
@@ -293,7 +293,7 @@ def _partition(a, text):
 
 # %% ../nbs/cli.ipynb #de6a0d54
 def _own_data(a):
-    "The words for a table or a folder of yours, or None."
+    "The text that describes your own table or folder, or None."
     from fedlit.setting import written
     said = {k: v for k in ('y', 'owner', 'target') if (v := getattr(a, k)) is not None}
     if not a.data or not _is_own(a.data):
@@ -306,7 +306,7 @@ def _own_data(a):
     return written('folder' if is_folder else 'table', dict(path=os.path.abspath(a.data), **said))
 
 def _task(a, text):
-    "The data set `text`, with the options in place of what it says."
+    "The data set `text`, with the given options in place of its own values."
     from fedlit.setting import call, written
     given = _own_data(a) or a.data
     name, kw = call(text) if '(' in text else (text, {})
@@ -322,13 +322,13 @@ _FIELDS = 'model', 'clients', 'rounds', 'weighting', 'statistics', 'precision', 
 _LOCAL = 'epochs', 'batch_size', 'lr', 'momentum', 'weight_decay', 'steps', 'optimizer'
 
 def setting(a):
-    "The setting that the options describe: the base of their command, with what was given in its place."
+    "The setting that the options describe: the command's base, changed by the options that were given."
     from fedlit.setting import read_setting, written
     base, given = read_setting(a.base), {k: v for k, v in vars(a).items() if v is not None}
     if {'steps', 'epochs'} <= given.keys():
         raise ValueError(f'--steps {a.steps} beside --epochs {a.epochs}: clients count one or the other')
     own = {k: given[k] for k in _FIELDS if k in given}
-    options = dict(base.options) if own.get('model', base.model) == base.model else {} # another network has others
+    options = dict(base.options) if own.get('model', base.model) == base.model else {} # not for other networks
     trained = local(**{**base.local.plain(), **{k: given[k] for k in _LOCAL if k in given}})
     n, public = a.proxy_samples, base.public
     if n is not None: public = written('withheld', dict(samples=n)) if n else ''
@@ -342,11 +342,11 @@ _HOW = ('executor', 'bad_clients', 'channels_last', 'device', 'threads', 'determ
         'seeds')
 
 def result_options(a):
-    "The options that belong to the results, besides the setting."
+    "The options that are recorded with the results, in addition to the setting."
     return {k: v for k, v in vars(a).items() if k in _HOW}
 
 def _again(source, p):
-    "Make what a file says of a run the base of the parser `p`."
+    "Make the run described in a file the base of the parser `p`."
     if not os.path.isfile(source):
         raise ValueError(f'--from {source}: there is no such file; it is one that `fedlit run --json` wrote')
     try: said = read_json(source)['settings']
@@ -360,7 +360,7 @@ def _again(source, p):
 def _follows(): return int(os.environ.get('RANK', 0)) > 0
 
 def _shared(a):
-    "How clients are trained: in this process, or with those that torchrun started."
+    "How clients are trained: in this process, or shared with the processes that torchrun started."
     if 'RANK' not in os.environ and not a.executor.startswith('torchrun'): return dict(executor=a.executor)
     from fedlit.scale.torchrun import Ranks
     return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}",
@@ -374,7 +374,7 @@ def _federation(a, setting, **given):
     log = getattr(a, 'log_csv', None)
     for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
         if path and not _follows(): writable(path)
-    hold_memory() # all of it, as no thread has asked for any yet
+    hold_memory() # without a limit, before any thread asks for memory
     if a.deterministic:
         import torch
         os.environ.setdefault('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
@@ -409,7 +409,7 @@ def run(a):
 
 # %% ../nbs/cli.ipynb #0199b8b6
 def _varied(methods, grid):
-    "The methods, those that have what the grid names with all of its values."
+    "The methods; one that has a hyperparameter in the grid appears with all of its values."
     values = dict(map(values_of, grid))
     has = [{k: v for k, v in values.items() if any(hasattr(p, k) for p in m.parts)} for m in methods]
     if idle := values.keys() - {k for h in has for k in h}:
@@ -418,7 +418,7 @@ def _varied(methods, grid):
 
 # %% ../nbs/cli.ipynb #b01c68b5
 def _row_of(runs):
-    "What a table says of a method's runs: means with half their 95 % intervals, and the median round's seconds."
+    "A table's row for a method's runs: means ± half the width of their 95 % intervals, median seconds per round."
     from fedlit.measure import spread
     from fedlit.scores import first_of
     shown = lambda values: format(spread(values), '.4f') if values else ''
@@ -510,7 +510,7 @@ def _collapse(a):
 def listing(a):
     "Data sets, networks and methods"
     from fedlit.data import datasets
-    names = methods_by_name() # the methods bring networks of their own
+    names = methods_by_name() # importing the methods registers networks of their own
     from fedlit.models import models
     print('data sets:', ', '.join(datasets()), '\nnetworks: ', ', '.join(models()), '\nmethods:')
     for _, cls in sorted(names.items()): print(f'  {cls()!r:60} {(cls.__doc__ or "").splitlines()[0]}')
@@ -538,7 +538,7 @@ def report_run(a):
     if said := run.settings.get('setting'):
         try: given = parts_of(read_setting(said), a.root)
         except (OSError, ValueError) as e: print(f'fedlit: {e}; the page goes without the data', file=sys.stderr)
-    given.pop('model', None) # the run has the trained one
+    given.pop('model', None) # the run has the trained network
     print('wrote', run.report(a.to or Path(a.file).with_suffix('.html'), again=a.again, **given))
 
 # %% ../nbs/cli.ipynb #2c892513
@@ -551,7 +551,7 @@ def interactions(a):
     what = setting(a)
     def train(m, seed, checkpoint):
         return _federate(a, replace(what, method=repr(m), seed=seed), checkpoint=checkpoint)
-    own = 'methods', 'seeds', 'method', 'seed' # of single runs
+    own = 'methods', 'seeds', 'method', 'seed' # those of single runs
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
     seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
     if _follows(): return
@@ -563,11 +563,11 @@ def interactions(a):
 
 # %% ../nbs/cli.ipynb #4f551b53
 def _there(path):
-    "What `laws.imported` says of a file that is not there, before PyTorch is imported."
+    "Raise the error of `laws.imported` for a missing file, before PyTorch is imported."
     if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
 
 def _tried(a):
-    "The network and the task that were asked for, or None."
+    "The network and the task given by the options, or None for both."
     if not (a.data or a.model): return None, None
     from fedlit.data import load
     from fedlit.models import build
@@ -615,10 +615,10 @@ def parser():
 
 # %% ../nbs/cli.ipynb #7c1d52e1
 class _Stream:
-    "A stream whose end, a closed pipe or a full disk, ends what it shows and nothing else; `lost` names the latter."
+    "A stream that ignores a closed pipe or a full disk; `lost` is the reason if output was lost."
     def __init__(self, stream):
         if stream is None:
-            while (nothing := os.open(os.devnull, os.O_RDWR)) < 3: pass # these numbers stay taken
+            while (nothing := os.open(os.devnull, os.O_RDWR)) < 3: pass # these file descriptors stay taken
             stream = os.fdopen(nothing, 'w')
         self.stream, self.lost = stream, ''
     def __getattr__(self, name): return getattr(self.stream, name)
@@ -627,14 +627,14 @@ class _Stream:
     def _tried(self, do, *args):
         try: return do(*args)
         except OSError as e:
-            if e.errno not in (errno.EPIPE, errno.EINVAL): self.lost = os.strerror(e.errno) # Windows' word for EPIPE
+            if e.errno not in (errno.EPIPE, errno.EINVAL): self.lost = os.strerror(e.errno) # EINVAL on Windows
             nothing = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nothing, self.stream.fileno()) # what the stream still holds has somewhere to go
+            os.dup2(nothing, self.stream.fileno()) # for what the stream still buffers
             os.close(nothing)
 
 # %% ../nbs/cli.ipynb #14f8a55f
 def _parsed(argv):
-    "The arguments, over those of the file that --from names."
+    "The arguments, on top of those in the file that --from names."
     p = parser()
     a, left = p.parse_known_args(argv)
     if left: p.commands[a.command].error(f"unrecognized arguments: {' '.join(left)}")
@@ -644,7 +644,7 @@ def _parsed(argv):
     return p.parse_args(argv)
 
 def _interrupted(a, e):
-    "What is kept when Ctrl-C ends a command."
+    "What is kept if Ctrl-C interrupts a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     option = dict(run='checkpoint', compare='out', interactions='out').get(a.command)
     if not option: return 'interrupted; nothing is kept'
@@ -654,7 +654,7 @@ def _interrupted(a, e):
 
 # %% ../nbs/cli.ipynb #e44d294b
 def main(argv=None):
-    "The `fedlit` command."
+    "Run the `fedlit` command."
     out, err = _Stream(sys.stdout), _Stream(sys.stderr)
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try: _command(_parsed(argv))
@@ -666,6 +666,6 @@ def main(argv=None):
 def _command(a):
     if _follows() and a.command not in ('run', 'compare', 'interactions'): return
     try: COMMANDS[a.command][-1](a)
-    except ConnectionError as e: sys.exit(f'fedlit: {e}') # of another rank, which may be the one that prints
+    except ConnectionError as e: sys.exit(f'fedlit: {e}') # from another rank, which may be the one that prints
     except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(1 if _follows() else f'fedlit: {e}')
     except KeyboardInterrupt as e: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a, e)}')

@@ -26,22 +26,22 @@ from .ground.tree import rows, sub, tmap
 @dataclass(frozen=True)
 class Broadcast:
     "What the server sends to all clients of a round."
-    method: Method            # whose hooks are asked
+    method: Method            # its hooks are called
     model: torch.nn.Module    # its forward returns (features, logits)
-    state: State              # of the federation, before the round
-    local: Local              # how a client trains; with the learning rate of the round
+    state: State              # State of the federation before the round
+    local: Local              # how a client trains, with the learning rate of this round
     criterion: object = cross_entropy # function of (logits, y)
-    proxy: object = None      # what the server has besides: unlabelled inputs, or a public set (x, y)
-    function: object = pure   # how the model becomes a function, such as `partial(pure, precision=torch.bfloat16)`
+    proxy: object = None      # data that the server has: unlabelled inputs, or a public set (x, y)
+    function: object = pure   # turns the model into a function, such as `partial(pure, precision=torch.bfloat16)`
     def __post_init__(self): object.__setattr__(self, 'local', self.local.at(self.state.round))
 
     @cached_property
-    def axes(self): # of the network, if a hook asks for something that needs them
+    def axes(self): # of the network, if a hook asks for something that depends on them
         return axes_of(self.model) if wants(self.method, 'axes', 'labels', 'counts', 'watch') else None
 
     @cached_property
     def offers(self):
-        "What hooks may ask for that is the same for all clients."
+        "The values that hooks may ask for and that are the same for all clients."
         state, local = self.state, self.local
         return dict(round=state.round, first=state.round == 0, seed=state.seed, clients=state.clients,
                     kept=frozenset(state.personal), **local.offers(), criterion=self.criterion, proxy=self.proxy,
@@ -52,7 +52,7 @@ def check_local(
     method, # a Method
     local,  # Local
 ):
-    "Refuse a way of training on which a hook of the method cannot rely."
+    "Refuse local training that does not fit what a hook of the method assumes."
     who = lambda good: ' and '.join(p.name for p in method.parts if good(p))
     if left := who(lambda p: wants(p, 'momentum', 'weight_decay')):
         if not isinstance(local.optimizer, SGD):
@@ -71,7 +71,7 @@ def check_target(
     method, # a Method
     target, # what is predicted, one of `fedlit.data.TARGETS`
 ):
-    "Refuse parts that need a class for each sample where there is none."
+    "Refuse methods that need one class for each sample if the targets are not classes."
     needs = lambda p: p.of_classes or wants(p, 'labels', 'counts')
     if target != 'class' and (left := ' and '.join(p.name for p in method.parts if needs(p))):
         raise ValueError(f"{left} needs one class for each sample, but the targets are {target!r}; "
@@ -80,14 +80,14 @@ def check_target(
 
 # %% ../nbs/09_cohort.ipynb #1e4541e4
 class Cohort:
-    "Clients that train together; the first dimension of their tensors is the clients."
+    "Clients that train together; the first dimension of their tensors is the client."
     def __init__(self,
         sent,        # Broadcast
         who,         # list of K client numbers
         batches,     # Batches of the K clients
         each=single, # `single` for a stack of one client, `stacked` for any number
-        fill=False,  # fill up short batches? see `fedlit.engine.ragged`
-        tapes=None,  # Tapes to play steps from, see `fedlit.engine.replay`
+        fill=False,  # pad short batches? see `fedlit.engine.ragged`
+        tapes=None,  # Tapes to replay steps from, see `fedlit.engine.replay`
     ):
         self.sent, self.batches, self.vectorise, self.fill, self.tapes = sent, batches, each, fill, tapes
         self.who, self.seeds, self.home = list(who), [sent.state.seed]*len(who), frozenset(sent.state.personal)
@@ -98,7 +98,7 @@ class Cohort:
         self.velocity = self.at_rest(sent.local)
 
     def apply(self, f, **more):
-        "`f` of all that one client has, for every client; `more` is stacked as well."
+        "Apply `f` to all the values of one client, for every client; `more` is stacked as well."
         own = dict(params=self.params, buffers=self.buffers, received=self.received, mine=self.mine, part=self.part)
         home = {k: 0 if k in self.home else None for k in self.received}
         dims = {k: home if k == 'received' else 0 for k in (*own, *more)}
@@ -107,7 +107,7 @@ class Cohort:
 # %% ../nbs/09_cohort.ipynb #31c0e79e
 @patch
 def step(self:Cohort, batch):
-    "One step of SGD for every client; `batch` has the samples `x` (K, B, ...) and their labels `y` (K, B)."
+    "Take one optimiser step for every client; `batch` has the samples `x` (K, B, ...) and their labels `y` (K, B)."
     params = tmap(lambda v: v.detach().requires_grad_(), self.params) # the same memory
     losses, buffers = self.objective(params, batch)
     grads, more = self.correct(self.gradients(losses, params), batch)
@@ -117,7 +117,7 @@ def step(self:Cohort, batch):
 # %% ../nbs/09_cohort.ipynb #2385c7c3
 @patch
 def receive(self:Cohort, state):
-    "What the clients have before the first step: those of `state` or their own, and their memories."
+    "Set the clients' tensors before the first step: those of `state` or their own, and their memories."
     who, home = self.who, state.personal
     begins = lambda k, v: home[k][who] if k in home else v
     begin = lambda k, v: begins(k, v).expand(len(who), *v.shape).clone(memory_format=torch.contiguous_format)
@@ -133,7 +133,7 @@ def receive(self:Cohort, state):
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch
 def at_rest(self:Cohort, local):
-    "What the optimiser remembers before the first step of the round: nothing, or what each client has kept."
+    "The optimiser's memory before the first step of the round: fresh, or what each client has kept."
     if not local.optimizer.kept: return local.optimizer.begin(local, self.params, len(self.who))
     if OPTIMIZER not in self.sent.state.client:
         raise ValueError(f"{local.optimizer!r} is kept by clients, but this state has no room for it; "
@@ -143,9 +143,9 @@ def at_rest(self:Cohort, local):
 # %% ../nbs/09_cohort.ipynb #c01083e7
 def objective_of(
     method, # a Method
-    offer,  # what hooks may ask for at one client; a dictionary of one's own
-):          # the local objective (), and the buffers that its forward passes leave behind
-    "The criterion and the loss terms of all parts."
+    offer,  # values that hooks may ask for at one client; a dictionary that may be changed
+):          # the local objective (), and the buffers after its forward passes
+    "Evaluate the criterion and the loss terms of all parts."
     y = offer.pop('y') # `frozen` networks do not see labels
     features, logits, buffers = offer['forward'](offer['params'], offer['buffers'], offer['x'])
     frozen = offer.get('frozen') or frozen_outputs(method, offer)
@@ -161,30 +161,30 @@ def objective_of(
 # %% ../nbs/09_cohort.ipynb #6da0538c
 @patch
 def objective(self:Cohort, params, batch):
-    "The local objective of every client (K,), and the buffers that its forward passes leave behind."
+    "The local objective of every client (K,), and the buffers after its forward passes."
     out = self.apply(lambda offer: dict(zip(('loss', 'buffers'), objective_of(self.sent.method, offer))),
                      params=params, **batch)
     return out['loss'], out['buffers']
 
 @patch
 def gradients(self:Cohort, losses, params):
-    "Of the sum of the losses; each client's own gradient is in its row."
+    "The gradient of the sum of the losses; each client's own gradient is in its row."
     grads = torch.autograd.grad(losses.sum(), list(params.values()), allow_unused=True, materialize_grads=True)
     return dict(zip(params, grads))
 
 # %% ../nbs/09_cohort.ipynb #1f5c16ff
 @patch
 def correct(self:Cohort, grads, batch):
-    "The gradients after the `grad` hooks, and buffers that these set."
+    "The gradients after the `grad` hooks, and the buffers that these set."
     if not overrides(self.sent.method, 'grad'): return grads, {}
     out = self.apply(partial(corrected, self.sent.method), grads=grads, **batch)
     return out['grads'], out['buffers']
 
 def corrected(
     method, # a Method
-    offer,  # what hooks may ask for at one client
+    offer,  # values that hooks may ask for at one client
 ):          # dict(grads, buffers)
-    "The gradient after the `grad` hooks: of a part that makes it anew, then of those that correct it, left to right."
+    "Apply the `grad` hooks: first the part that computes the gradient anew, then those that correct it, left to right."
     here, grads, buffers = dict(offer), offer['grads'], {}
     offer.pop('frozen', None)
     offer['objective'] = partial(elsewhere, method, here)
@@ -198,12 +198,12 @@ def corrected(
 # %% ../nbs/09_cohort.ipynb #48807d26
 def elsewhere(
     method,           # a Method
-    offer,            # what hooks may ask for at one client
-    params,           # tree: where
+    offer,            # values that hooks may ask for at one client
+    params,           # tree: where to evaluate the objective
     at=slice(None),   # which samples of the batch
-    buffers=None,     # tree; None: the client's
-):                    # the local objective () there, and the buffers that its forward passes leave behind
-    "The local objective, criterion and loss terms of all parts, at other parameters than the client's."
+    buffers=None,     # tree; None: those of the client
+):                    # the local objective () there, and the buffers after its forward passes
+    "The local objective, criterion and loss terms of all parts, at parameters other than the client's."
     there = dict(offer, params=params, buffers={**offer['buffers'], **(buffers or {})})
     there.update(x=offer['x'][at], y=offer['y'][at])
     if 'frozen' in offer: there['frozen'] = tmap(lambda v: v[at], offer['frozen'])
@@ -211,22 +211,22 @@ def elsewhere(
 
 @patch
 def descend(self:Cohort, grads, buffers):
-    "The optimiser's step, and the new buffers, written over the old."
+    "Take the optimiser's step and write the new buffers over the old ones."
     local = self.sent.local
     local.optimizer.step(local, self.params, self.velocity, grads)
     for k, v in buffers.items(): self.buffers[k].copy_(v)
 
 @patch
 def hold(self:Cohort):
-    "Inside of it, entries that a client does not train stay as they are. Here clients train them all."
+    "A context in which entries that a client does not train stay as they are; here clients train all entries."
     return nullcontext()
 
 # %% ../nbs/09_cohort.ipynb #0c6f5adb
 @patch
 def offer(self:Cohort, own):
-    "What a hook may ask for at one client, by name; `part_view` holds its tensors."
+    "The values that a hook may ask for at one client, by name; `part_view` gives each part its own memory."
     mine, part, y = own.pop('mine'), own.pop('part'), {k: own.pop(k) for k in ('y',) if k in own}
-    valid = own.pop('valid', None) # which samples of the batch, where some of its places are empty
+    valid = own.pop('valid', None) # which places of the batch hold a sample, if some are empty
     offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, 'fixed': self.fixed,
              **mine, **own, **self.part_offer(part, own), **({} if valid is None else dict(valid=valid))}
     def forward(params, buffers, x, train=True):
@@ -238,36 +238,36 @@ def offer(self:Cohort, own):
 @torch.no_grad()
 def frozen_outputs(
     method, # a Method
-    offer,  # what hooks may ask for at one client
+    offer,  # values that hooks may ask for at one client
 ):          # part -> name -> (N, ...)
-    "What the `frozen` hooks say of the samples `x`."
+    "What the `frozen` hooks return for the samples `x`."
     return each_part(method, 'frozen', offer) if overrides(method, 'frozen') else {}
 
 # %% ../nbs/09_cohort.ipynb #167cb7e4
 @patch
 def take_part(self:Cohort, step=None):
-    "The cohort, each client with the part of the network that it has in this round, or in this `step`: here the whole."
+    "The cohort, each client with its part of the network in this round, or in this `step`; here the whole network."
     return self
 
 @patch
 def part_offer(self:Cohort, part, own):
-    "What hooks may ask about the part of the network that a client has."
+    "The values that hooks may ask for about the part of the network that a client has."
     return dict(chosen={}, share={})
 
 @patch
 def restrict(self:Cohort, params, part):
-    "The parameters as a forward pass sees them."
+    "The parameters that a forward pass sees."
     return params
 
 @patch
 def mask_results(self:Cohort, out):
-    "What clients remember and send, `out`, as far as it is about the part that they have."
+    "Restrict `out`, what clients remember and send, to the part of the network that they have."
     return out
 
 # %% ../nbs/09_cohort.ipynb #b854e4fe
 @patch
 def begin(self:Cohort):
-    "The cohort as its clients begin: with what the `begin` hooks make of the tensors that they have."
+    "The cohort at the start of training, after the `begin` hooks have changed its tensors."
     method = self.sent.method
     if not overrides(method, 'begin'): return self
     def of_one(offer, **more):
@@ -286,7 +286,7 @@ def begin(self:Cohort):
 # %% ../nbs/09_cohort.ipynb #83a0369f
 @patch
 def per_client(self:Cohort, hook, f, *step):
-    "`f` of all that one client has, for every client, and of its samples if `hook` asks for `data`: then one by one."
+    "Apply `f` to the values of each client; one by one and with the client's samples, if `hook` asks for `data`."
     state, each = self.sent.state, []
     if not asks_for(self.sent.method, hook, 'data'):
         with self.draws(hook, *step): return self.apply(f)
@@ -302,11 +302,11 @@ def per_client(self:Cohort, hook, f, *step):
 
 # %% ../nbs/09_cohort.ipynb #c73751a1
 WORK = 'params', 'velocity', 'buffers', 'loss' # what a step writes
-OWN = *WORK, 'mine', 'part' # the trees with a row for each client, besides `received`, where some tensors have one
+OWN = *WORK, 'mine', 'part' # trees with a row for each client; some tensors of `received` have rows too
 
 @patch
 def at(self:Cohort, ks, **now):
-    "The clients at positions `ks`, as a cohort: views of its tensors where `ks` is a slice, copies for a list."
+    "The clients at positions `ks`, as a cohort: views of its tensors if `ks` is a slice, copies if it is a list."
     new = copy.copy(self)
     for k in OWN: setattr(new, k, rows(getattr(self, k), ks))
     some = (lambda v: v[ks]) if isinstance(ks, slice) else (lambda v: [v[k] for k in ks])
@@ -317,7 +317,7 @@ def at(self:Cohort, ks, **now):
 
 @patch
 def draws(self:Cohort, what, *step):
-    "Inside of it, draws depend on the federation's seed, the round, the client, and the step."
+    "A context in which draws depend on the federation's seed, the round, the client and the step."
     round = self.sent.state.round
     return Seeded(*((what, seed, round, k, *step) for seed, k in zip(self.seeds, self.who)),
                   stacked=self.vectorise is stacked)
@@ -325,14 +325,14 @@ def draws(self:Cohort, what, *step):
 # %% ../nbs/09_cohort.ipynb #00144ab7
 @patch
 def step_group(self:Cohort, t, ks, batch):
-    "The clients at positions `ks` take step `t`."
+    "Let the clients at positions `ks` take step `t`."
     some = self.at(ks, step=t)
     with some.draws('step', t): some.step(batch)
     self.write_back(ks, some)
 
 @patch
 def write_back(self:Cohort, ks, some):
-    "Write back what the cohort `some` of the clients at positions `ks` has changed; views need no writing back."
+    "Write the changes of `some`, the clients at positions `ks`, back into the cohort; views need no writing back."
     if isinstance(ks, slice): return
     at = torch.tensor(ks, device=self.loss.device)
     for k in WORK: tmap(lambda old, new: old.index_copy_(0, at, new), getattr(self, k), getattr(some, k))
@@ -340,26 +340,26 @@ def write_back(self:Cohort, ks, some):
 # %% ../nbs/09_cohort.ipynb #64e8ffbb
 @patch
 def step_groups(self:Cohort):
-    "Who moves together, step by step: the step, the size of the batches, the clients' positions."
+    "Which clients move together, step by step: the step, the batch size and the clients' positions."
     for t, counts in enumerate(self.batches.counts.T):
         for n, ks in groups(counts): yield t, n, ks
 
 @patch
 def batch(self:Cohort, t, ks, n):
-    "What the clients at positions `ks` see in step `t`: `x` (len(ks), n, ...) and `y` (len(ks), n)."
+    "The batch of the clients at positions `ks` in step `t`: `x` (len(ks), n, ...) and `y` (len(ks), n)."
     return dict(zip('xy', self.batches.at(t, ks, n)))
 
 @patch
 def train(self:Cohort):
-    "All steps of all clients, and what they end with: name -> (K, ...)."
+    "Train all clients for all their steps, and return what they end with: name -> (K, ...)."
     for t, n, ks in self.step_groups(): self.step_group(t, ks, self.batch(t, ks, n))
-    self.memo.clear() # what is in it refers to the cohort, and would keep its memory
+    self.memo.clear() # its entries refer to the cohort and would keep its memory alive
     return self.results()
 
 # %% ../nbs/09_cohort.ipynb #5d642eeb
 @patch
 def results(self:Cohort):
-    "What the server gets to see, and what clients remember: including the answers of the `done` hooks."
+    "What clients end with: what they send, and what they remember after the `done` hooks."
     def of_one(offer, **more):
         said = each_part(method, 'done', dict(offer, **more, delta=sub(offer['params'], offer['received'])))
         return dict(client={k: said[k][0] if k in said else v for k, v in offer['client'].items()},
@@ -387,9 +387,9 @@ def send(self:Cohort, out):
 # %% ../nbs/09_cohort.ipynb #14e9adb1
 def sent_by(
     method, # a Method
-    offer,  # what hooks may ask for at one client when it has trained
-):          # dict(params, client, buffers): where the server takes the client to have ended, what it remembers,
-            # and buffers in place of those that training has left
+    offer,  # values that hooks may ask for at one client after it has trained
+):          # dict(params, client, buffers): where the client ended, as the server will see it; what it remembers;
+            # and buffers to send in place of the trained ones
     "What one client sends."
     params, received, others = offer['params'], offer['received'], offer['others']
     delta = moved = {k: v - received[k] for k, v in params.items() if k not in offer['kept']}
@@ -406,9 +406,9 @@ def sent_by(
 def as_sent(
     method,  # a Method
     trained, # name -> (K, ...), buffers after training
-    instead, # name -> (K, ...), what the `send` hooks put in the place of some
+    instead, # name -> (K, ...), the `send` hooks' replacements for some of them
 ):           # name -> (K, ...)
-    "The buffers that leave clients; a warning names those of which nothing does."
+    "The buffers that leave the clients; a warning names those that changed but are not sent."
     moved = torch.stack([(v != trained[k]).any() for k, v in instead.items()]).tolist() if instead else []
     if lost := [k for k, far in zip(instead, moved) if far]: # one wait for a device
         more = f' and {len(lost) - 1} more' if lost[1:] else ''

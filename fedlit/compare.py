@@ -23,7 +23,7 @@ from .scores import first_of, less_is_better, tests_of
 from .setting import PARTITIONS, Setting, task_of
 
 # %% ../nbs/20_compare.ipynb #01fdf250
-TOGETHER = 128 # clients in one stack of several runs; a larger one takes more memory, and hardly less time
+TOGETHER = 128 # most clients in one stack of several runs; a larger stack takes more memory and is hardly faster
 
 def _next_ask(steps, out=None):
     "Who is to be trained next, and from which state; None at the end."
@@ -36,11 +36,11 @@ def _next_ask(steps, out=None):
 def keep_step(
     sims,  # Simulations of one kind
     steps, # their `rounds`, generators
-    bar,   # of tqdm, updated after every round of a simulation
-) -> list: # of what ended each, an Exception or None
-    "The rounds of several simulations, whose clients train in one stack."
+    bar,   # tqdm progress bar, updated after every round of a simulation
+) -> list: # how each ended: with an Exception, or None
+    "Run the rounds of several simulations, whose clients train in one stack."
     asks, ends, since = [None]*len(sims), [None]*len(sims), [0.]*len(sims)
-    def attempt(i, f, *args): # of simulation `i`
+    def attempt(i, f, *args): # for simulation `i`
         try: return f(*args)
         except Exception as e: ends[i] = e
     def go_on(i, out=None):
@@ -61,7 +61,7 @@ def keep_step(
 
 # %% ../nbs/20_compare.ipynb #31a709cb
 def _train_all(sims, asks, attempt):
-    "Train the clients of all, in one stack if there are several, and one after the other if that fails."
+    "Train the clients of all simulations: in one stack if there are several, and one after the other if that fails."
     sent = {i: attempt(i, lambda s, who, state: (s.broadcast(state), who, s.batches(who, state.round)), s, *asks[i])
             for i, s in sims.items()}
     stacks = {}
@@ -73,16 +73,16 @@ def _train_stack(at, sims, sent, attempt):
         try: return dict(zip(at, train_runs([sent[i] for i in at], sims[at[0]].tapes)))
         except Exception as e: said = first_line(e)
     alone = lambda i, s: local_phase(*sent[i], s.executor, s.tapes, s.federation.chunk)
-    outs = {i: attempt(i, alone, i, sims[i]) for i in at} # what is wrong with a run, it says by itself
+    outs = {i: attempt(i, alone, i, sims[i]) for i in at} # what is wrong with a run, it reports by itself
     if len(at) > 1 and all(outs.values()): warn(f"runs cannot train in one stack ({said}); each trains by itself")
     return outs
 
 # %% ../nbs/20_compare.ipynb #9999c30a
 def run_together(
     federations, # list of Federations
-    failures=None, # list that gets an Exception, or None, for each of them; None: the first exception is raised
-) -> list:       # of Runs, in the same order; None for one that an error has ended
-    "Run federations; the clients of those of one kind train in one stack."
+    failures=None, # list to append an Exception or None to, for each of them; None: raise the first exception
+) -> list:       # list of Runs, in the same order; None for one that ended with an error
+    "Run several federations; the clients of federations of the same kind train in one stack."
     ends, runs = [] if failures is None else failures, []
     if any(f.is_remote() for f in federations):
         ends += [None]*len(federations)
@@ -127,7 +127,7 @@ def _run_some(federations, ends, bar):
 
 # %% ../nbs/20_compare.ipynb #86be8a01
 def _so_far(sim, run, over, error):
-    "A run after its last whole round, with its network; None where there is no round, or an error."
+    "A run after its last complete round, with its network; None if there is no such round, or an error."
     if error or not (run and run.state.round): return None
     return sim.end(run) if over else sim.federation.give_network(run)
 
@@ -145,15 +145,15 @@ def file_of(
     folder, # of a comparison
     method, # Method
     seed,   # int
-):          # Path, readable and different for every method and seed
-    "Where `compare` keeps a run."
+):          # Path, readable, and different for every method and seed
+    "The file in which `compare` keeps a run."
     name = repr(method)
     return Path(folder)/(f"{re.sub(r'[^A-Za-z0-9.=]+', '_', name)[:60]}_"
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/20_compare.ipynb #dc731e61
 def _partition_in_words(partition):
-    "Words for a partition; None where a function makes it, or nobody has said."
+    "The text that describes a partition; None if it is a function, or was not given."
     if isinstance(partition, str): return f'{partition}()' if partition in PARTITIONS else partition
     if partition is not None and not callable(partition):
         raise TypeError(f"partition is a {type(partition).__name__}, but it must be words, such as 'by_owner()', or a "
@@ -161,13 +161,13 @@ def _partition_in_words(partition):
 
 # %% ../nbs/20_compare.ipynb #b62042f9
 def experiment(
-    task='digits',  # Task, or words for one, as in a Setting
-    alpha=.5,       # of the Dirichlet partition
-    partition=None, # words for another; or a function (task, clients, seed) -> list of index tensors
-    tests=False,    # has every client test samples of its own?
-    **given,        # fields of a Setting, such as clients, model, rounds and local; the others are for `federate`
+    task='digits',  # Task, or text that describes one, as in a Setting
+    alpha=.5,       # concentration of the Dirichlet partition
+    partition=None, # text for another partition; or a function (task, clients, seed) -> list of index tensors
+    tests=False,    # does every client have test samples of its own?
+    **given,        # fields of a Setting, such as clients, model, rounds and local; and arguments of `federate`
 ):                  # function (method, seed, checkpoint) -> Federation
-    "What is asked for in a comparison: the seed decides partition, first weights and batches."
+    "A function that makes the federations of a comparison; the seed determines partition, initial weights and batches."
     task = task_of(task) if isinstance(task, str) else task
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     own['partition'] = _partition_in_words(partition) or f'dirichlet(alpha={float(alpha)!r})'
@@ -181,10 +181,10 @@ def experiment(
 
 # %% ../nbs/20_compare.ipynb #858c1de3
 COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
-           'personal', 'validation', 'validation_personal') # what one looks at first
+           'personal', 'validation', 'validation_personal') # those to look at first
 
 def _rows_of(rounds, columns, history, **named):
-    "The rows of a comparison that a history gives: its last round, or with `history` all of them."
+    "The rows that a history adds to a comparison: its last round, or with `history` all of them."
     seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
     return [dict(named, **row) for row in (seen if history else seen.tail(1)).to_dict('records')]
 
@@ -193,15 +193,15 @@ def _check_columns(columns, history):
         raise ValueError(f"columns={(*columns,)!r}, but these runs have none of them; there are {', '.join(history)}")
 
 # %% ../nbs/20_compare.ipynb #69c1ab75
-def _compared(histories, seeds, columns, history): # histories: method -> one for each seed; None: not finished
-    "What `compare` returns of the runs that are finished."
+def _compared(histories, seeds, columns, history): # histories: method -> one per seed; None: not finished
+    "The table that `compare` returns, with the runs that are finished."
     import pandas as pd
     each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
     return pd.DataFrame([row for m, seed, h in each if h is not None
                          for row in _rows_of(h, columns, history, method=repr(m), seed=seed)])
 
 def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a method; seen: of histories
-    "Method -> the histories of its runs, without a network; an interrupt has what is `seen` of the finished ones."
+    "Method -> the histories of its runs; an interrupt has what `seen` makes of the finished ones."
     histories = {}
     try:
         for m in methods: histories[m] = [run.history for run in run_together(asked(m))]
@@ -216,12 +216,12 @@ def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a m
 def compare(
     methods,     # list of Methods
     task='digits', alpha=.5, partition=None, # as for `experiment`
-    seeds=3,     # how many, or which, see `fedlit.parse.list_seeds`
-    columns=COLUMNS, # of the history, those that it has; `metrics` are added
-    history=False, # a row for each round, and not for the last alone?
-    folder=None, # where to write every run, round by round; the same call goes on from what is there
-    **given,     # for `experiment`: clients, model, rounds, local, ...; and for `federate`, metrics among them
-): # DataFrame with one row a run: method, seed, columns; with `history` one row a round, and its number
+    seeds=3,     # how many, or a list of them, see `fedlit.parse.list_seeds`
+    columns=COLUMNS, # columns of the history to keep, where it has them; `metrics` are added
+    history=False, # a row for each round, instead of only for the last?
+    folder=None, # where to write every run, round by round; the same call continues from there
+    **given,     # arguments of `experiment`: clients, model, rounds, local, ...; and of `federate`, such as metrics
+): # DataFrame with one row per run: method, seed, columns; with `history` one row per round, and its number
     "Train every method with every seed."
     methods, seeds = list(methods), list_seeds(seeds)
     if not methods: raise ValueError("methods is empty; it must be a list of Methods, such as [FedAvg(), MOON(mu=1)]")
@@ -241,9 +241,9 @@ def compare(
 # %% ../nbs/20_compare.ipynb #comparet
 def table(
     runs,         # what `compare` returned
-    against=None, # the Method that all are compared with, seed by seed; None: no differences
-): # DataFrame with one row a method: mean ± half its 95 % interval over seeds
-    "A comparison in a form to read."
+    against=None, # the Method to compare all others with, seed by seed; None: no differences
+): # DataFrame with one row per method: mean ± half the width of its 95 % interval over seeds
+    "A comparison as a readable table."
     import pandas as pd
     if 'round' in runs: runs = runs.groupby(['method', 'seed'], sort=False).tail(1)
     columns = [c for c in runs.columns if c not in ('method', 'seed', 'round')]
@@ -260,10 +260,10 @@ def table(
 # %% ../nbs/20_compare.ipynb #96b439c4
 def choose(
     methods, # list of Methods
-    runs,    # what `compare` returned of them
-    column='validation', # by which: of validation samples; more is better, unless it is a mean squared error
-): # the Method of the highest mean over seeds in the last round, the first of them
-    "Choose a method, or a hyperparameter, by samples that neither train nor test."
+    runs,    # what `compare` returned for them
+    column='validation', # column of validation samples; more is better, unless it is a mean squared error
+): # the Method with the best mean over seeds in the last round; the first of them if several are equal
+    "Choose a method, or a hyperparameter, by samples used neither for training nor for testing."
     if not re.search('(^|_)validation(_personal)?$', column):
         raise ValueError(f"column={column!r} is of test samples, and what they choose they cannot judge; "
                          "columns of validation samples are 'validation', 'validation_personal' and those of metrics")
@@ -276,12 +276,12 @@ def choose(
 # %% ../nbs/20_compare.ipynb #plotrun1
 def plot(
     runs,          # what `compare` returned with `history=True`
-    column=None,   # of the history; None: accuracy, or what stands first in `fedlit.measure.SCORED`
-    accent=None,   # the Method in colour, the others in grey; None: an ordered scale of colours
+    column=None,   # of the history; None: accuracy, or the first column of `fedlit.measure.SCORED` that it has
+    accent=None,   # the Method to draw in colour, the others in grey; None: an ordered scale of colours
     ax=None,       # matplotlib Axes; None makes one
-    ylabel=None,   # quantity and unit; None: of accuracy, or the name of the column
+    ylabel=None,   # quantity and unit; None: those of accuracy, or the name of the column
 ):                 # the Axes
-    "A comparison against rounds: a line for each method, named at its end, with the interval of its mean over seeds."
+    "Plot a comparison against rounds: one line per method, labelled at its end, with the mean's interval over seeds."
     from fedlit.figure import against_rounds
     if 'round' not in runs: raise ValueError('these are last rounds only; compare(..., history=True) keeps all')
     column = column or first_of(runs)[0]

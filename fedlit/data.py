@@ -24,7 +24,7 @@ from .ground.tree import finest
 
 # %% ../nbs/01_data.ipynb #22d9af13
 def _stratified(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) int64, sorted indices
-    "A seeded random choice of `n` samples with the groups in proportion."
+    "A seeded random choice of `n` samples that keeps the proportions of the groups."
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     group = y.cpu()[order]
     count = torch.bincount(group)
@@ -44,7 +44,7 @@ def _held(name, group, share, seed): # (N,) groups -> (N,) booleans, true for a 
     return held
 
 # %% ../nbs/01_data.ipynb #b9234a6e
-TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # and what they are
+TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # target -> values
 
 def _target_of(name, y, target, classes): # which of TARGETS the tensor y is
     if target is not None and target not in TARGETS:
@@ -54,19 +54,19 @@ def _target_of(name, y, target, classes): # which of TARGETS the tensor y is
     return 'numbers' if y.is_floating_point() and classes is None else 'class'
 
 def samples(
-    name, # what they are, for messages
+    name, # what the samples are, for messages
     v, # tensor, array, list, data frame or column
-    columns=None, # names of the columns of a table, by which those of a data frame are put in order
+    columns=None, # names of a table's columns, which determine the order of a data frame's columns
 ): # tensor: images (N, C, H, W), uint8 or float; or float (N, ...); or tokens (N, L) int64
-    "Samples as a `Task` keeps them; a ValueError says what is wrong with those that cannot be kept."
+    "Samples in the form that a `Task` keeps; a ValueError says why samples cannot be kept."
     return as_samples(name, to_tensor(name, in_order(name, v, columns)))
 
 # %% ../nbs/01_data.ipynb #c632e9c7
 def in_words(
     n,      # int, how many
     target, # one of `TARGETS`
-):          # text, such as "2 quantities"
-    "How many numbers a network answers with, and what they are."
+):          # str, such as "2 quantities"
+    "The number of a network's outputs, and what they are, as text."
     one = dict(classes='class', labels='label', quantities='quantity')
     return f"{n} {TARGETS[target] if n != 1 else one[TARGETS[target]]}"
 
@@ -74,8 +74,8 @@ def in_words(
 _READ = {'class': as_classes, 'dense': as_places, 'labels': as_labels, 'numbers': as_quantities}
 
 # %% ../nbs/01_data.ipynb #466c0c49
-def _check(task, part): # part: of `_parts`
-    "Refuse tensors that do not belong together, saying which and why."
+def _check(task, part): # part: one of `_parts`
+    "Refuse tensors that do not belong together; the error says which ones and why."
     x, y, domain = (getattr(task, f"{k}_{part}") for k in ("x", "y", "domain"))
     if len(x) != len(y): raise ValueError(f"x_{part} has {len(x)} samples but y_{part} has {len(y)} labels")
     if domain is not None and len(domain) != len(y):
@@ -106,7 +106,7 @@ def _augments_of(task): # the augmentations as a tuple, if they fit the samples
     return tuple(task.augment)
 
 # %% ../nbs/01_data.ipynb #c81d8c69
-def _parts(task): # "train", "test" and, where there is such, "val"
+def _parts(task): # "train", "test" and, if the task has validation samples, "val"
     if (task.x_val is None) != (task.y_val is None):
         raise ValueError("x_val and y_val belong together; give both or none")
     return "train", "test", *["val"]*(task.x_val is not None)
@@ -122,7 +122,7 @@ def _must_match(task, name, x): # refuse samples of another kind than those of t
                          "but tokens are whole numbers in both; a table is x.float()")
 
 # %% ../nbs/01_data.ipynb #2c98715c
-def _read_targets(task): # y as it will be, and how many numbers a network answers with
+def _read_targets(task): # converts y and determines the number of a network's outputs
     for part in _parts(task):
         y = to_tensor(name := f"y_{part}", getattr(task, name))
         task.target = _target_of(name, y, task.target, task.classes)
@@ -137,7 +137,7 @@ def _read_targets(task): # y as it will be, and how many numbers a network answe
                          "how many classes there are") from None
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
 
-def _read_in(task): # every field as what it will be
+def _read_in(task): # converts every field to its final form
     if task.columns is None: task.columns = frame_columns(task.x_train)
     for part in _parts(task):
         setattr(task, name := f"x_{part}", samples(name, getattr(task, name), task.columns))
@@ -149,9 +149,9 @@ def _read_in(task): # every field as what it will be
         if names is not None and len(names) != n: raise ValueError(f"{name} has {len(names)} names, but there are {n}")
 
 # %% ../nbs/01_data.ipynb #dt02code
-_judged = WeakTensorKeyDictionary() # test labels -> what else was looked at, so that a copy of a task is not again
+_judged = WeakTensorKeyDictionary() # test labels -> ids of tensors already checked, so that a copy is not checked again
 
-def _doubt(task): # warn of what is legal and seldom meant
+def _doubt(task): # warns of what is legal but rarely intended
     x, z, key = task.x_train, task.x_test, tuple(map(id, (task.x_train, task.x_test, task.y_train)))
     if _judged.get(task.y_test) == key: return
     _judged[task.y_test] = key
@@ -173,32 +173,32 @@ def _complete_task(task):
 # %% ../nbs/01_data.ipynb #d33061c7
 @dataclass(eq=False, repr=False)
 class Task:
-    "Samples, labels and what turns them into the input of a network; arrays, lists and data frames become tensors."
-    name: str # what `load` was asked for
+    "Samples, labels and how to prepare them as input of a network; arrays, lists and data frames become tensors."
+    name: str # the name passed to `load`
     x_train: torch.Tensor # images (N, C, H, W), uint8 0..255 or float 0..1; else float (N, ...), or tokens (N, L) int64
-    y_train: torch.Tensor # (N,) int64 in 0..classes-1; or as `target` says
+    y_train: torch.Tensor # (N,) int64 in 0..classes-1; for other targets, see `target`
     x_test: torch.Tensor # as x_train
     y_test: torch.Tensor # as y_train
-    classes: int = None # number of classes, labels, or quantities a sample; None: as many as `y_train` has columns
-    mean: tuple = None # per channel of images scaled to [0, 1], or per column of a table; None leaves them
+    classes: int = None # number of classes, labels or quantities per sample; None: the number of columns of `y_train`
+    mean: tuple = None # per channel of images scaled to [0, 1], or per column of a table; None: no normalisation
     std: tuple = None # per channel, likewise
     augment: tuple = () # augmentations of the training images, in order
     labels: tuple = None # class names
-    domain_train: torch.Tensor = None # (N,) int64, where each sample comes from
-    domain_test: torch.Tensor = None # likewise
+    domain_train: torch.Tensor = None # (N,) int64, the domain of each sample
+    domain_test: torch.Tensor = None # as domain_train
     domains: tuple = None # domain names
-    columns: tuple = None # of a table, their names; None: those of `x_train`, if it is a data frame
-    x_val: torch.Tensor = None # as x_train, to choose by, see `validation`; None: nothing to choose by
+    columns: tuple = None # names of a table's columns; None: those of `x_train`, if it is a data frame
+    x_val: torch.Tensor = None # as x_train, validation samples, see `validation`; None: the task has none
     y_val: torch.Tensor = None # as y_train
     domain_val: torch.Tensor = None # as domain_train
-    target: str = None # what is predicted, "class", "dense", "labels" or "numbers"; None: what `y_train` looks like
+    target: str = None # "class", "dense", "labels" or "numbers"; None: inferred from `y_train`
     def __post_init__(self): _complete_task(self)
 
 # %% ../nbs/01_data.ipynb #1d4f4cfe
 def _tensors(task): # every tensor of a task, by field name
     return {k: v for k, v in vars(task).items() if isinstance(v, torch.Tensor)}
 
-def _with(task, fields): # the same task with other tensors, which are right because its own are
+def _with(task, fields): # the same task with other tensors, not checked again
     other = copy.copy(task)
     vars(other).update(fields)
     return other
@@ -209,7 +209,7 @@ def to(self:Task, device) -> Task:
     return _with(self, {k: v.to(device) for k, v in _tensors(self).items()})
 
 def standardised(x, mean, std, image):
-    "What a network sees of raw samples `x`, in float32: (x - mean) / std; tokens as they are."
+    "Raw samples `x` as a network sees them, in float32: (x - mean) / std; tokens stay as they are."
     if x.dtype == torch.int64: return x
     x = x.float() / 255 if x.dtype == torch.uint8 else x.float()
     if mean is None: return x
@@ -219,25 +219,25 @@ def standardised(x, mean, std, image):
 
 @patch
 def normalise(self:Task, x):
-    "What the network sees of raw samples `x`, in float32: (x - mean) / std; tokens as they are."
+    "Raw samples `x` as the network sees them, in float32: (x - mean) / std; tokens stay as they are."
     return standardised(x, self.mean, self.std, self.x_train.ndim == 4)
 
 # %% ../nbs/01_data.ipynb #33f30448
 @patch
-def strata(self: Task, part="train"): # or "test", "val"
-    "Groups of samples that are alike, (N,) int64: by them a cut keeps its proportions, and a partition is skewed."
+def strata(self: Task, part="train"): # part: "train", "test" or "val"
+    "Groups of similar samples, (N,) int64: a stratified cut keeps their proportions, and partitions skew them."
     y = getattr(self, f"y_{part}")
     if self.target == "class": return y
     if self.target == "dense": # the class of most places
         at = torch.nn.functional.one_hot(y.flatten(1) + 1, self.classes + 1).sum(1)[:, 1:]
         return torch.where(at.sum(1) > 0, at.argmax(1), self.classes)
-    if self.target == "labels": # the label that is rarest, among those that the sample has
+    if self.target == "labels": # the sample's rarest label
         seldom = torch.where(y > 0, self.y_train.sum(0), torch.inf)
         return torch.where((y > 0).any(1), seldom.argmin(1), self.classes)
     return _tenths(y[:, 0], self.y_train[:, 0])
 
 # %% ../nbs/01_data.ipynb #19aa82b7
-def _groups(task, part): # of samples of one stratum and one domain
+def _groups(task, part): # groups of samples of one stratum and one domain
     y, domain = task.strata(part), getattr(task, f"domain_{part}")
     return y if domain is None else domain * (int(y.max()) + 1) + y
 
@@ -263,10 +263,10 @@ def subset(self: Task,
 # %% ../nbs/01_data.ipynb #860bfc66
 @patch
 def validation(self: Task,
-    share=.1, # of the training samples, in (0, 1)
+    share=.1, # share of the training samples to set aside, in (0, 1)
     seed=0, # same seed, same samples
-) -> Task: # with fewer training samples; it is these that a partition has to divide
-    "Set training samples aside to choose by, with the classes in proportion."
+) -> Task: # with fewer training samples; partition these, not those of the original task
+    "Set training samples aside for validation, with the classes in proportion."
     if self.x_val is not None: raise ValueError(f"{self.name} has {len(self.y_val)} validation samples already")
     held = _held("share", _groups(self, "train"), share, seed).to(self.y_train.device)
     parts = {k.removesuffix("train"): v for k, v in _tensors(self).items() if k.endswith("train")}
@@ -285,7 +285,7 @@ def __repr__(self: Task):
 
 # %% ../nbs/01_data.ipynb #19a76fcc
 def _stats(x): # (N, C, H, W), uint8 or float; -> mean and std per channel of images scaled to [0, 1]
-    "The same to the last bit on every machine: whole numbers are added exactly, others rounded to nine digits."
+    "Identical to the last bit on every machine: whole numbers are added exactly, others rounded to nine digits."
     def moments(c):
         if x.dtype == torch.uint8: return _levels(c)
         return [float(f"{v.item():.9g}") for v in (c.double().mean(), c.double().std(correction=0))]
@@ -304,7 +304,7 @@ def _digits_table(): # (1797, 65): the 64 pixels of an image, and its label
     from sklearn.datasets import load_digits
     return torch.cat([torch.tensor(v) for v in (load_digits().data, load_digits().target[:, None])], 1)
 
-def _digits(root=None, download=False): # neither is used: the images come inside scikit-learn
+def _digits(root=None, download=False): # arguments are not used: the images come with scikit-learn
     x, y = _digits_table().split([64, 1], 1)
     x, y = x.float().view(-1, 1, 8, 8) / 16, y[:, 0].long()
     test = _held("test", y, .2, 0)
@@ -325,14 +325,14 @@ def _shift(x, dy, dx, mode): # (N, C, H, W) moved by dy, dx of shape (N,)
 # %% ../nbs/01_data.ipynb #2d3ca46e
 @dataclass(frozen=True)
 class Crop:
-    "Shift each image by up to `padding` pixels both ways: pad, then crop to the old size."
+    "Shift each image by up to `padding` pixels in both directions: pad, then crop to the old size."
     padding: int = 4 # pixels
-    mode: str = "zero" # what lies outside: "zero" or "reflect"
+    mode: str = "zero" # values outside the image: "zero" or "reflect"
     def __post_init__(self):
         if self.mode not in ("zero", "reflect"):
             raise ValueError(f"no crop mode {self.mode!r}; there are 'zero' and 'reflect'")
     def draw(self, shape, generator=None):
-        "Shifts `dy`, `dx` in pixels, int64 of `shape`."
+        "Draw shifts `dy`, `dx` in pixels, int64 of `shape`."
         return {k: torch.randint(-self.padding, self.padding + 1, shape, generator=generator) for k in ("dy", "dx")}
     def __call__(self, x, draws):
         if self.padding >= min(x.shape[2:]):
@@ -345,7 +345,7 @@ class Flip:
     "Mirror left and right with probability `p`."
     p: float = .5 # in [0, 1]
     def draw(self, shape, generator=None):
-        "`flip`, bool of `shape`."
+        "Draw `flip`, bool of `shape`."
         return dict(flip=torch.rand(shape, generator=generator) < self.p)
     def __call__(self, x, draws):
         return torch.where(draws["flip"].to(x.device)[:, None, None, None], x.flip(-1), x)
@@ -369,10 +369,10 @@ def _turn(degrees): # (N,) counter-clockwise -> (N, 2, 3)
 
 @dataclass(frozen=True)
 class Rotate:
-    "Turn each image about its centre by an angle between -`degrees` and `degrees`."
+    "Rotate each image about its centre by an angle between -`degrees` and `degrees`."
     degrees: float = 15 # the largest angle
     def draw(self, shape, generator=None):
-        "`angle` in degrees, float32 of `shape`."
+        "Draw `angle` in degrees, float32 of `shape`."
         return dict(angle=(2 * torch.rand(shape, generator=generator) - 1) * self.degrees)
     def __call__(self, x, draws): return _warp(x, _turn(draws["angle"]))
 
@@ -414,7 +414,7 @@ def _blur(x): # a 3x3 smoothing with weight 5 in the middle; the border stays
     out[..., 1:-1, 1:-1] = ((F.avg_pool2d(x, 3, 1, divisor_override=1) + 4 * inner) / 13).round()
     return out
 
-def _degenerate(op, x): # what a factor of 0 gives
+def _degenerate(op, x): # the result for a factor of 0
     if op == "Brightness": return torch.zeros_like(x)
     if op == "Color": return _grey(x).expand_as(x)
     if op == "Contrast": return _grey(x).mean((1, 2, 3), keepdim=True)
@@ -476,9 +476,9 @@ def _spline(x, m): # as `_warp`, for levels, by cubic splines; black outside the
 # %% ../nbs/01_data.ipynb #07b29253
 @dataclass(frozen=True)
 class AutoAugment:
-    "The 25 CIFAR-10 sub-policies of AutoAugment (Cubuk et al. 2019), in 256 levels, by the port that FedDecorr uses."
+    "The 25 CIFAR-10 sub-policies of AutoAugment (Cubuk et al. 2019), in 256 levels, following FedDecorr's code."
     def draw(self, shape, generator=None):
-        "`op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), of `(*shape, 2)`."
+        "Draw `op` (int64, an index into the 13 operations, -1 for none) and `magnitude` (float32), of `(*shape, 2)`."
         return _draw_policies(shape, generator)
     def __call__(self, x, draws):
         if x.is_floating_point():
@@ -520,10 +520,10 @@ _recipes = dict(
 
 # %% ../nbs/01_data.ipynb #b330faf1
 def recipe(
-    task: Task, # whose name and images to use
+    task: Task, # Task whose name and images to use
     paper, # "feddecorr", "moon", "feddecomp", "heterofl", "feddse", "thesis", "fedbn", or "none"
 ) -> Task: # with the normalisation and the augmentation of that paper
-    "The task as the released code of `paper` feeds it to a network."
+    "The task with the preprocessing of the released code of `paper`."
     if paper == "none": return replace(task, mean=None, std=None, augment=())
     if paper not in _recipes: raise ValueError(f"no recipe {paper!r}; there are {', '.join(_recipes)} and none")
     if task.name not in _recipes[paper]:
@@ -532,11 +532,11 @@ def recipe(
 
 # %% ../nbs/01_data.ipynb #bd0d2867
 def prepare(
-    task: Task, # gives the augmentations and the normalisation
+    task: Task, # Task with the augmentations and the normalisation
     x, # (N, C, H, W) raw images, any device
-    draws=None, # one dict per augmentation, with leading dim N; None leaves the images
+    draws=None, # one dict per augmentation, with leading dim N; None: no augmentation
 ): # (N, C, H, W) float32, the input of the network
-    "Augment with what was drawn, then normalise."
+    "Augment images with the given draws, then normalise them."
     if draws is not None:
         if len(draws) != len(task.augment):
             raise ValueError(f"{len(draws)} draws for {len(task.augment)} augmentations")
@@ -566,11 +566,11 @@ def _digits_domains(root=None, download=False):
                    domains=tuple(_sites), **_stats(x))
 
 # %% ../nbs/01_data.ipynb #1e0d97a0
-def _tenths(y, of=None): # (N,) quantities, in which tenth of the quantities `of` each is; None: of themselves
+def _tenths(y, of=None): # (N,) quantities, in which tenth of the quantities `of` each lies; None: of `y` itself
     edges = (y if of is None else of).sort().values
     return torch.bucketize(y.contiguous(), edges[torch.arange(1, 10, device=y.device) * len(edges) // 10], right=True)
 
-def _alike(values, target): # targets of a table -> (N,) int64, groups of samples that are alike
+def _alike(values, target): # targets of a table -> (N,) int64, groups of similar samples
     return values if target == "class" else _tenths(values.view(len(values), -1)[:, 0])
 
 def _used(frame, x, others): # the columns that describe a sample; others: those to predict, and the owner or None
@@ -586,12 +586,12 @@ def from_table(cls: Task,
     data, # a data frame, or the path of a .csv, .tsv or .parquet file
     y, # column to predict, or a list of them: several labels of 0 and 1, or several quantities
     x=None, # list of columns that describe a sample; None: all others
-    owner=None, # column that says whose a row is; it becomes the domain
-    test=.2, # share of the rows to test on, of each owner's where there are owners
+    owner=None, # column that names the owner of a row; it becomes the domain
+    test=.2, # share of the rows to test on; with owners, of each owner's rows
     target=None, # "class", "labels" or "numbers"; None: text and few whole numbers are classes, fractions quantities
-    seed=0, # decides which rows these are
+    seed=0, # determines which rows are test rows
 ) -> Task:
-    "A table with a row for each sample."
+    "Make a task from a table with one row per sample."
     frame, wanted = read_table(data), list(y) if isinstance(y, (list, tuple)) else [y]
     used = _used(frame, x, (*wanted, owner))
     inputs, (values, names, target) = in_numbers(frame[used]), targets_of(frame, y, target)
@@ -607,7 +607,7 @@ def from_table(cls: Task,
                domain_train=mine, domain_test=theirs, domains=people)
 
 # %% ../nbs/01_data.ipynb #88eac639
-def _pictured(name, base, owned, size, test, seed): # folder of classes; owned: of owners with such in them -> Task
+def _pictured(name, base, owned, size, test, seed): # folder of classes; owned: of owners, each with classes -> Task
     rows, labels, owners = pictures_in(base, owned)
     held = _held("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
     train, rest = ([r[:2 + owned] for r, h in zip(rows, held) if h == part] for part in (False, True))
@@ -617,11 +617,11 @@ def _pictured(name, base, owned, size, test, seed): # folder of classes; owned: 
 @patch(cls_method=True)
 def from_folder(cls: Task,
     path, # folder of <class>/*.jpg or .png, or of <owner>/<class>/*.jpg
-    size=64, # pixels of a side to which pictures are brought
-    test=.2, # share of the pictures to test on, class by class and owner by owner
-    seed=0, # decides which these are
-) -> Task: # coloured images as bytes, normalised by the means and deviations of the training set
-    "A folder of pictures."
+    size=64, # side in pixels to which pictures are resized
+    test=.2, # share of the pictures to test on, for each class and owner
+    seed=0, # determines which pictures are test pictures
+) -> Task: # Task of colour images as bytes, normalised by the means and deviations of the training set
+    "Make a task from a folder of pictures."
     base = Path(path)
     if not (parts := folders_in(base)): raise ValueError(f"{base} has no folders; it must have one for each class")
     task = _pictured(base.name, base, all(map(folders_in, parts)), size, test, seed)
@@ -640,16 +640,16 @@ def _halves(splits, train, test, y, owner, seed): # -> training and test split
 @patch(cls_method=True)
 def from_hub(cls: Task,
     data, # name on the Hub, such as "uoft-cs/cifar10", or a Dataset or DatasetDict
-    x=None, # column of the samples, or a list of columns of numbers; None: the only one that has images
-    y=None, # column to predict, or a list of them; None: the only one that has classes
-    owner=None, # column that says whose a sample is; it becomes the domain
+    x=None, # column of the samples, or a list of numeric columns; None: the only column of images
+    y=None, # column to predict, or a list of them; None: the only column of classes
+    owner=None, # column that names the owner of a sample; it becomes the domain
     train="train", # split to train on
-    test=None, # split to test on, or a share of `train` to set aside; None is "test"
-    size=None, # (height, width) to which pictures are brought
-    seed=0, # decides what is set aside
-    **kw, # for `datasets.load_dataset`: name, data_files, revision, ...
-) -> Task: # images are bytes, normalised by the means and deviations of the training set
-    "A data set of the Hugging Face Hub."
+    test=None, # split to test on, or a share of `train` to set aside; None: "test"
+    size=None, # (height, width) to which pictures are resized
+    seed=0, # determines which samples are set aside
+    **kw, # arguments of `datasets.load_dataset`: name, data_files, revision, ...
+) -> Task: # Task; images are bytes, normalised by the means and deviations of the training set
+    "Make a task from a data set of the Hugging Face Hub."
     splits = hub_splits(data, kw)
     x, y = hub_columns(next(iter(splits.values())).features, x, y, owner)
     both = _halves(splits, train, test, y, owner, seed)
@@ -680,22 +680,22 @@ def _published(name, root, download, **kw):
 
 _loaders = {name: partial(_published, name) for name in READERS} | dict(
     digits=_digits, digits_domains=_digits_domains, office_caltech10=_office,
-    table=lambda root, download, path, **kw: Task.from_table(path, **kw), # a path of yours, wherever the others lie
+    table=lambda root, download, path, **kw: Task.from_table(path, **kw), # `path` is yours and independent of `root`
     folder=lambda root, download, path, **kw: Task.from_folder(path, **kw))
 
 # %% ../nbs/01_data.ipynb #e5368259
 def datasets() -> list: # names that `load` accepts
-    "The data sets there are."
+    "The names of the available data sets."
     return sorted(_loaders)
 
 def load(
     name, # one of `datasets()`, such as "digits", "fashion_mnist", "cifar10", "tiny_imagenet" or "domainnet"
-    root=None, # folder of the files; None is $FEDLIT_DATA, or ./data
-    download=False, # fetch what is missing, with a progress bar
-    # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains; table,
-    **kw, # folder: path, and what `Task.from_table` and `Task.from_folder` take
+    root=None, # folder of the files; None: $FEDLIT_DATA, or ./data
+    download=False, # download missing files, with a progress bar?
+    **kw, # emnist: split; office_caltech10: size, seed, test; domainnet: size, classes, domains;
+          # table, folder: path, and the arguments of `Task.from_table` and `Task.from_folder`
 ) -> Task:
-    "The data set `name` as a `Task`, normalised and augmented as in FedDecorr where it is one of that paper's."
+    "The data set `name` as a `Task`, normalised and augmented as in FedDecorr if that paper uses it."
     name = match_name(name, _loaders, "data set")
     try: return _loaders[name](Path(root or os.environ.get("FEDLIT_DATA", "data")), download, **kw)
     except OSError as e:

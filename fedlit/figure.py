@@ -17,7 +17,7 @@ _greys = [('#5a5a5a', '-'), ('#8c8c8c', '-'), ('#5a5a5a', '--'), ('#8c8c8c', '--
 # %% ../nbs/14_figure.ipynb #e83ae291
 @contextmanager
 def style():
-    "The house style for everything drawn inside a `with` block; the reader's own settings come back afterwards"
+    "The house style for everything drawn inside a `with` block; afterwards, the reader's own settings apply again"
     import matplotlib.pyplot as plt
     rc = {'figure.figsize': (6, 3), 'figure.dpi': 100, 'font.size': 9, 'axes.titlesize': 10,
           'axes.spines.top': False, 'axes.spines.right': False, 'lines.linewidth': 1.4, 'legend.frameon': False}
@@ -30,7 +30,7 @@ def style():
     finally: plt.rcParams.update(before)
 
 # %% ../nbs/14_figure.ipynb #27627108
-def ordered(n): # how many curves
+def ordered(n): # number of curves
     "A colour-blind safe scale for an ordered family, dark to light, such as alphas from small to large"
     from matplotlib import colormaps, colors
     return [colors.to_hex(colormaps['viridis'](v)) for v in np.linspace(0, .62, n)]
@@ -41,8 +41,8 @@ def _axes(ax, width=6, height=3):
     import matplotlib.pyplot as plt
     return plt.subplots(figsize=(width, height), layout='constrained')[1]
 
-def colours_of(labels, accent): # one of them; None: the colours of an ordered scale
-    "A (colour, line style) per label: accent and greys, or the ordered scale where nothing is accented"
+def colours_of(labels, accent): # accent: one of the labels; None: the colours of an ordered scale
+    "A (colour, line style) per label: accent and greys, or the ordered scale if there is no accent"
     if not labels: raise ValueError("nothing to draw: no curves")
     if accent is None: return {l: (c, '-') for l, c in zip(labels, ordered(len(labels)))}
     if accent not in labels: raise ValueError(f"accent={accent!r} is none of the labels {list(labels)}")
@@ -51,10 +51,10 @@ def colours_of(labels, accent): # one of them; None: the colours of an ordered s
 
 # %% ../nbs/14_figure.ipynb #81f7c9dd
 def apart(
-    heights, # (n,) wanted positions
-    gap,     # least distance between two
-    low=-np.inf, high=np.inf, # bounds of the positions; `low` gives way where they do not fit
-):           # (n,) array: the positions, in the order given, moved as little as possible
+    heights, # (n,) desired positions
+    gap,     # smallest distance between two positions
+    low=-np.inf, high=np.inf, # bounds of the positions; `low` is ignored if there is not enough room
+):           # (n,) array: the positions, in the given order, moved as little as possible
     "Least-squares positions at least `gap` apart, by isotonic regression"
     from scipy.optimize import isotonic_regression
     heights = np.asarray(heights, float)
@@ -64,7 +64,7 @@ def apart(
 
 # %% ../nbs/14_figure.ipynb #45217640
 def _name_ends(ax, lines):
-    "Names each line at its end; `lines` maps label -> (x, y, colour)"
+    "Name each line at its end; `lines` maps label -> (x, y, colour)"
     ax.figure.draw_without_rendering()
     ends = {l: (x[ok][-1], y[ok][-1]) for l, (x, y, _) in lines.items() if (ok := np.isfinite(y)).any()}
     size = np.array([ax.bbox.width, ax.bbox.height]) * 72/ax.figure.dpi
@@ -75,19 +75,19 @@ def _name_ends(ax, lines):
             _name(ax, l, ends[l], lines[l][2], (size[0] + 8 - at[l][0]) if last else 8, h - at[l][1])
 
 def _name(ax, label, end, colour, right, up):
-    "Writes a label `right` and `up` points from a line's end, with a leader to it"
+    "Write a label `right` and `up` points from a line's end, with a leader to it"
     ax.annotate(label, end, (right, up), textcoords='offset points', va='center', color=colour, annotation_clip=False,
                 arrowprops=dict(arrowstyle='-', color=colour, lw=.6, shrinkA=0, shrinkB=1, relpos=(0, .5)))
 
 # %% ../nbs/14_figure.ipynb #6fc00399
 def _rows(v):
-    "(seeds, k) float array of one curve or of several; tensors welcome"
+    "(seeds, k) float array of one curve or of several; tensors are accepted"
     a = np.atleast_2d(np.stack([np.asarray(r, float) for r in v]))
     if a.ndim > 2: raise ValueError(f"a curve is (k,) or (seeds, k), got shape {a.shape}")
     return a
 
 def _draw(ax, curves, accent, middle, x=None, threshold=None, **axes):
-    "A line and a band a label, named at its end; `middle`: (seeds, k) -> (line, low, high)"
+    "Draw a line and a band per label, named at the line's end; `middle`: (seeds, k) -> (line, low, high)"
     colours, lines = colours_of(list(curves), accent), {}
     ax = _axes(ax)
     if threshold: ax.axhline(threshold, color=palette['light'], lw=.8, ls='--', zorder=1)
@@ -107,11 +107,11 @@ def _draw(ax, curves, accent, middle, x=None, threshold=None, **axes):
 # %% ../nbs/14_figure.ipynb #121fe48c
 def spectra(
     curves,         # dict label -> (k,) or (seeds, k) singular values, largest first
-    ax=None,        # matplotlib Axes; None makes a figure of 6 x 3 inches
-    accent=None,    # the label to put in colour; None takes the labels as an ordered family
+    ax=None,        # matplotlib Axes; None: a new figure of 6 x 3 inches
+    accent=None,    # the label to draw in colour; None: the labels are an ordered family
     threshold=None, # draw a dashed line at this value
 ):                  # the Axes
-    "Singular values on a logarithmic axis, named at their ends, with a band from lowest to highest seed"
+    "Plot singular values on a logarithmic axis, each curve named at its end, with a band from lowest to highest seed"
     def middle(v):
         with np.errstate(divide='ignore'): y = np.exp(np.log(v).mean(0))
         return np.where(y > 0, y, np.nan), np.where(y > 0, v.min(0), np.nan), v.max(0)
@@ -122,12 +122,12 @@ def spectra(
 # %% ../nbs/14_figure.ipynb #134d9c50
 def against_rounds(
     curves,                         # dict label -> (rounds,) or (seeds, rounds); or a DataFrame of rounds x labels
-    ax=None,                        # matplotlib Axes; None makes a figure of 6 x 3 inches
-    accent=None,                    # the label to put in colour; None takes the labels as an ordered family
+    ax=None,                        # matplotlib Axes; None: a new figure of 6 x 3 inches
+    accent=None,                    # the label to draw in colour; None: the labels are an ordered family
     ylabel='test accuracy (share)', # quantity and unit
     rounds=None,                    # the round of each value; 1, 2, ... by default
 ):                                  # the Axes
-    "A quantity over the rounds of a run, named at the ends; the band is the 95 % interval of the mean over seeds"
+    "Plot a quantity over the rounds, curves named at their ends; the band is the 95 % interval of the mean over seeds"
     if hasattr(curves, 'columns'):
         curves, rounds = {c: curves[c] for c in curves.columns}, curves.index if rounds is None else rounds
     def middle(v):
@@ -137,7 +137,7 @@ def against_rounds(
 
 # %% ../nbs/14_figure.ipynb #28e7fa7f
 def _places(keys):
-    "x position of each key, groups set apart, and the middle of each group that has members"
+    "The x position of each key, with space between groups, and the centre of each group"
     at, xs, mid = -1., [], {}
     for i, k in enumerate(keys):
         new = isinstance(k, tuple) and (i == 0 or keys[i-1][0] != k[0])
@@ -147,7 +147,7 @@ def _places(keys):
     return np.array(xs), {g: np.mean(v) for g, v in mid.items()}
 
 def _name_places(ax, keys, xs, mid):
-    "Names below the bars, and those of groups in bold below these"
+    "Write names below the bars, and the names of groups below these, in bold"
     ax.set_xticks(xs, [k[1] if isinstance(k, tuple) else k for k in keys])
     ax.tick_params(axis='x', length=0)
     for g, m in mid.items():
@@ -157,11 +157,11 @@ def _name_places(ax, keys, xs, mid):
 # %% ../nbs/14_figure.ipynb #0704c181
 def bars(
     table,                          # dict name or (group, name) -> dict series -> values over seeds, number or Spread
-    ax=None,                        # matplotlib Axes; None makes a figure of 6 x 3 inches
+    ax=None,                        # matplotlib Axes; None: a new figure of 6 x 3 inches
     accent=None,                    # the series in colour; the last one by default
     ylabel='test accuracy (share)', # quantity and unit
 ):                                  # the Axes
-    "Grouped bars from zero, with the 95 % interval of the mean over seeds"
+    "Draw grouped bars from zero, with the 95 % interval of the mean over seeds"
     keys, series = list(table), list(next(iter(table.values()), {}))
     if not series: raise ValueError("an empty table: expected {key: {series: values}}")
     xs, mid = _places(keys)

@@ -18,16 +18,16 @@ from .ground.tree import zeros
 
 # %% ../nbs/06_local.ipynb #0eccc47c
 class Value:
-    "Prints as the call that makes it; a subclass is a frozen dataclass, and lists in its fields become tuples."
+    "Prints as the call that makes it. A subclass becomes a frozen dataclass, and lists in its fields become tuples."
     def __init_subclass__(cls): dataclass(frozen=True, repr=False)(cls)
     def __post_init__(self):
         for f in fields(self): object.__setattr__(self, f.name, as_declared(f, as_python(getattr(self, f.name))))
         for name, (ok, right) in self.right().items():
             if not ok:
                 raise ValueError(f"{type(self).__name__}: {name}={getattr(self, name)!r}, but it must be {right}")
-    def right(self): return {} # name of a field -> (is it good?, what would be right)
+    def right(self): return {} # name of a field -> (is it valid?, what would be right)
     def said(self):
-        "The fields that are printed: those with `repr=False` only where they are set."
+        "The fields that are printed: those with `repr=False` only if they differ from their defaults."
         return {f.name: getattr(self, f.name) for f in fields(self) if f.repr or getattr(self, f.name) != f.default}
     def __repr__(self): return f"{type(self).__name__}({', '.join(f'{k}={v!r}' for k, v in self.said().items())})"
 
@@ -42,13 +42,13 @@ def _number_of(v): return _counts(v), 'a whole number, at least 1'
 
 # %% ../nbs/06_local.ipynb #3a08c29b
 class Schedule(Value):
-    "A learning rate for every round: a subclass says in `__call__(self, round)` which."
+    "A learning rate for every round, which a subclass returns from `__call__(self, round)`."
 
 class Milestones(Schedule):
-    "Multiply the rate by `factor` when so many rounds are done."
-    lr: float          # before the first of them
-    at: tuple          # numbers of rounds, rising
-    factor: float = .1 # at each of them
+    "Multiply the rate by `factor` at milestones, numbers of completed rounds."
+    lr: float          # before the first milestone
+    at: tuple          # numbers of rounds, increasing
+    factor: float = .1 # applied at each milestone
     def right(self): return dict(
         lr=_rate(self.lr),
         at=(isinstance(self.at, tuple) and all(map(_counts, self.at)) and list(self.at) == sorted(set(self.at)),
@@ -58,18 +58,18 @@ class Milestones(Schedule):
 
 # %% ../nbs/06_local.ipynb #locsched
 class Decay(Schedule):
-    "Multiply the rate by `factor` after every round, or after every so many."
+    "Multiply the rate by `factor` after every round, or after every `every` rounds."
     lr: float      # in the first round
     factor: float  # such as 0.998
-    every: int = 1 # rounds
+    every: int = 1 # rounds between two multiplications
     def right(self): return dict(lr=_rate(self.lr), factor=_rate(self.factor), every=_number_of(self.every))
     def __call__(self, round): return self.lr*self.factor**(round//self.every)
 
 class Cosine(Schedule):
-    "From `lr` down to `to` along half a cosine."
+    "Lower the rate from `lr` to `to` along half a cosine."
     lr: float      # in the first round
-    rounds: int    # after so many it is at `to`, and stays there
-    to: float = 0. # if it is 0, no round may follow
+    rounds: int    # after this many, the rate is `to` and stays there
+    to: float = 0. # the final rate; if it is 0, no round may follow
     def right(self): return dict(
         lr=_rate(self.lr), rounds=_number_of(self.rounds),
         to=(is_number(self.to) and 0 <= self.to <= self.lr, f'from 0 to {self.lr}'))
@@ -78,16 +78,16 @@ class Cosine(Schedule):
 
 # %% ../nbs/06_local.ipynb #cf0643bd
 class Rates(Schedule):
-    "A table: one rate for each round; the last one is used from then on."
+    "A table of rates, one for each round; the last one is used from then on."
     rates: tuple[float, ...] # learning rates, positive
     def right(self): return dict(
         rates=(isinstance(self.rates, tuple) and self.rates and all(map(_positive, self.rates)), 'positive numbers'))
     def __call__(self, round): return self.rates[min(round, len(self.rates) - 1)]
 
 class Warmup(Schedule):
-    "The first rounds of another schedule, or of a number, at a rate that rises in equal steps."
+    "Start another schedule, or a constant rate, with a rate that rises in equal steps over the first rounds."
     then: object # Schedule, or a number
-    rounds: int  # after so many the other one rules alone
+    rounds: int  # how many rounds the rise takes
     def right(self): return dict(
         then=(isinstance(self.then, Schedule) or _positive(self.then), 'a schedule or a positive number'),
         rounds=_number_of(self.rounds))
@@ -97,10 +97,10 @@ class Warmup(Schedule):
 
 # %% ../nbs/06_local.ipynb #0445cf96
 class Effort(Value):
-    "How many epochs or steps a client does in a round, `most` at most: `__call__(self, client, round, rng)` says."
+    "Epochs or steps of a client in a round, at most `most`; a subclass defines `__call__(self, client, round, rng)`."
 
 class Between(Effort):
-    "A whole number from `low` to `high`, all equally likely, for each client and round (FedNova, section 6)."
+    "A whole number from `low` to `high`, uniformly drawn for each client and round (FedNova, section 6)."
     low: int  # at least 1
     high: int # at least `low`
     def right(self): return dict(low=_number_of(self.low),
@@ -110,9 +110,9 @@ class Between(Effort):
     def __call__(self, client, round, rng): return int(rng.integers(self.low, self.high + 1))
 
 class Stragglers(Effort):
-    "`most` for a client that is on time; for one that is not, anything from 1 to `most` (FedProx, section 5.2)."
+    "`most` for a client that is on time; for a late one, a number drawn from 1 to `most` (FedProx, section 5.2)."
     most: int         # epochs or steps, at least 1
-    share: float = .5 # how likely it is that a client is late, in [0, 1]
+    share: float = .5 # probability that a client is late, in [0, 1]
     def right(self): return dict(most=_number_of(self.most),
                                  share=(is_number(self.share) and 0 <= self.share <= 1, 'in [0, 1]'))
     def __call__(self, client, round, rng):
@@ -122,12 +122,12 @@ class Stragglers(Effort):
 # %% ../nbs/06_local.ipynb #0a25aba8
 def sgd(
     local,    # Local
-    params,   # name -> tensor; written over
-    velocity, # as `params`, or {} without momentum; written over
+    params,   # name -> tensor; changed in place
+    velocity, # as `params`, or {} without momentum; changed in place
     grads,    # as `params`
-    nesterov=False, # look ahead along the velocity?
+    nesterov=False, # use Nesterov's momentum?
 ):
-    "One step of SGD as torch.optim.SGD takes it, in place."
+    "Take one step of SGD as torch.optim.SGD does, in place."
     w, g = list(params.values()), [grads[k] for k in params]
     if local.weight_decay: g = torch._foreach_add(g, w, alpha=local.weight_decay)
     if local.momentum:
@@ -139,9 +139,9 @@ def sgd(
 
 # %% ../nbs/06_local.ipynb #521bab36
 class Optimizer(Value):
-    "What a client remembers between steps, and how it takes one."
-    def begin(self, local, params, *clients): raise NotImplementedError # clients: how many stand in the stack, if any
-    def step(self, local, params, state, grads): raise NotImplementedError # writes over `params` and `state`
+    "What a client remembers between steps, and how it takes a step."
+    def begin(self, local, params, *clients): raise NotImplementedError # clients: their number, if stacked
+    def step(self, local, params, state, grads): raise NotImplementedError # changes `params` and `state` in place
 
 class SGD(Optimizer):
     "Stochastic gradient descent; its momentum and weight decay are those of `Local`."
@@ -154,7 +154,7 @@ class SGD(Optimizer):
 # %% ../nbs/06_local.ipynb #locadam2
 class Adam(Optimizer):
     "Adam (Kingma and Ba, ICLR 2015); weight decay is added to the gradient."
-    betas: tuple[float, ...] = (.9, .999) # of the means of gradient and square
+    betas: tuple[float, ...] = (.9, .999) # decay rates of the means of the gradient and of its square
     eps: float = 1e-8         # added to the root
     kept: bool = False        # does a client keep the means for its next round?
     def right(self): return dict(
@@ -177,7 +177,7 @@ class AdamW(Adam):
 
 # %% ../nbs/06_local.ipynb #cfbc98fa
 def _adam(how, local, params, state, grads):
-    "One step as torch.optim.Adam or AdamW takes it, in place; every client with its own number of steps."
+    "Take one step as torch.optim.Adam or AdamW does, in place; every client has its own number of steps."
     w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], how.betas
     m, s, t = list(state['.mean'].values()), list(state['.square'].values()), state['.steps'].add_(1)
     if local.weight_decay: g = how.decay(local, w, g)
@@ -186,7 +186,7 @@ def _adam(how, local, params, state, grads):
     torch._foreach_mul_(s, b2)
     torch._foreach_addcmul_(s, g, g, value=1-b2)
     c1, c2 = (-torch.expm1(t*math.log(b)) if b else torch.ones_like(t) for b in (b1, b2)) # 1 - b**t, exactly
-    each = lambda c: [c.reshape(c.shape + (1,)*(v.dim() - c.dim())) for v in w] # one number a client
+    each = lambda c: [c.reshape(c.shape + (1,)*(v.dim() - c.dim())) for v in w] # one number per client
     below, step = torch._foreach_div(torch._foreach_sqrt(s), each(c2.sqrt())), torch._foreach_div(m, each(c1))
     torch._foreach_add_(below, how.eps)
     torch._foreach_div_(step, below)
@@ -194,15 +194,15 @@ def _adam(how, local, params, state, grads):
 
 # %% ../nbs/06_local.ipynb #74b1d377
 class Local(Value):
-    "How a client trains: epochs of SGD over its data, or as much more as the fields say."
-    epochs: int = 5            # passes over the client's data each round, E; a fraction, a tuple or an Effort too
-    batch_size: int = 32       # samples a step, B
+    "How a client trains: by default, epochs of SGD over its data."
+    epochs: int = 5            # passes over the client's data per round, E; may be a fraction, a tuple or an Effort
+    batch_size: int = 32       # samples per step, B
     lr: float = .05            # learning rate, or a Schedule of it over rounds
-    momentum: float = .9       # of SGD; its buffer starts at zero each round
+    momentum: float = .9       # of SGD; its buffer starts at zero each round, unless the optimiser is `kept`
     weight_decay: float = 0.   # L2, added to the gradient as torch.optim.SGD does
     drop_last: bool = False    # leave out the short last batch of an epoch?
-    equal_batches: bool = field(default=False, repr=False) # as many batches, but of sizes that differ by at most one?
-    steps: int = field(default=None, repr=False)          # instead of epochs: steps a round; a tuple or an Effort too
+    equal_batches: bool = field(default=False, repr=False) # make batches whose sizes differ by at most one?
+    steps: int = field(default=None, repr=False)          # steps per round, instead of epochs; a tuple or an Effort too
     optimizer: Optimizer = field(default=SGD(), repr=False) # SGD(), Adam() or AdamW()
     def right(self): return _right(self)
     def __repr__(self):
@@ -221,7 +221,7 @@ def _momentum(v, optimizer):
             "a number in [0, 1)" + ", and not 0 where it is Nesterov's"*ahead)
 
 def _right(local):
-    "What a field of `Local` must be: name -> (is it good?, what would be right)."
+    "What the fields of `Local` must be: name -> (is it valid?, what would be right)."
     one = ', a tuple with one for each client, or an Effort'
     return dict(
         epochs=(_each(local.epochs, _positive), f'a positive number{one}'), batch_size=_number_of(local.batch_size),
@@ -239,7 +239,7 @@ def _right(local):
 def at(self:Local,
     round, # int, how many rounds are done
 ) -> Local:
-    "The same with the learning rate of this round as a number."
+    "The same settings, with the learning rate of this round as a number."
     if not isinstance(self.lr, Schedule): return self
     if not _positive(lr := self.lr(round)):
         raise ValueError(f"{self.lr!r} is {lr!r} after {round} rounds, but a learning rate must be a positive number")
@@ -251,8 +251,8 @@ def work(self:Local,
     client=0, # int, its number
     seed=0,   # int, the federation's
     round=0,  # int, how many rounds are done
-):            # how many epochs, how many steps; one of them is None
-    "How much this client does in this round."
+):            # number of epochs, number of steps; one of them is None
+    "The amount of training that this client does in this round."
     name = 'epochs' if self.steps is None else 'steps'
     n = amount = getattr(self, name)
     if isinstance(amount, tuple):
@@ -265,15 +265,15 @@ def work(self:Local,
     return (n, None) if name == 'epochs' else (None, n)
 
 # %% ../nbs/06_local.ipynb #locask02
-LOOKED = 10**4 # of so many clients and rounds; later ones are looked at in their turn
+LOOKED = 10**4 # how many clients and rounds are checked in advance; the others are checked when their turn comes
 
 @patch
 def check(self:Local,
     clients, # int, how many there are
-    rounds,  # int, how many are asked for
+    rounds,  # int, how many are requested
     seed=0,  # int, the federation's
 ):
-    "Refuse a tuple with more or fewer numbers than clients, and a schedule or an effort that says something odd."
+    "Refuse a tuple that does not have one number per client, and a schedule or effort that returns an invalid number."
     for name, v in dict(epochs=self.epochs, steps=self.steps).items():
         if isinstance(v, tuple) and len(v) != clients:
             raise ValueError(f"{name} has {len(v)} numbers, but there are {clients} clients; it must be one for each")
@@ -284,25 +284,25 @@ def check(self:Local,
 @patch
 def length(self:Local,
     per, # int, steps in one epoch of this client
-    *at, # client, seed and round, as `work` takes them
+    *at, # client, seed and round, as for `work`
 ):       # int, at least 1
-    "How many steps this client takes in this round."
+    "The number of steps that this client takes in this round."
     epochs, steps = self.work(*at)
     return steps or max(1, int(epochs*per + .5))
 
 @patch
 def steps_of(self:Local,
     samples, # int, how many this client has
-    *at,     # client, seed and round, as `work` takes them
+    *at,     # client, seed and round, as for `work`
 ):           # int, at least 1
-    "How many steps this client takes in this round, short batches included."
+    "The number of steps that this client takes in this round, short batches included."
     return self.length(-(-samples//self.batch_size), *at)
 
 @patch
 def most(self:Local,
     per, # int, steps in one epoch
-):       # number; infinity where an `Effort` does not say
-    "How many steps a client takes in a round at most."
+):       # number; infinity for an `Effort` that has no `most`
+    "The largest number of steps that a client may take in a round."
     amount = self.epochs if self.steps is None else self.steps
     n = (getattr(amount, 'most', math.inf) if isinstance(amount, Effort)
          else max(amount) if isinstance(amount, tuple) else amount)
@@ -311,13 +311,13 @@ def most(self:Local,
 # %% ../nbs/06_local.ipynb #locask06
 @patch
 def plain(self:Local):
-    "What JSON can hold of it: numbers as they are, everything else as its text."
+    "A form that JSON can hold: numbers unchanged, tuples as lists, objects as their text."
     kept = lambda v: list(v) if isinstance(v, tuple) else repr(v) if isinstance(v, Value) else v
     return {k: kept(v) for k, v in self.said().items()}
 
 @patch
 def offers(self:Local):
-    "What hooks may ask for: the values that are the same for all clients and apply to this optimiser."
+    "The values that hooks may ask for: those that are the same for all clients and apply to this optimiser."
     said = dict(lr=self.lr)
     if isinstance(self.optimizer, SGD):
         said.update(momentum=self.momentum, nesterov=self.optimizer.nesterov, weight_decay=self.weight_decay)

@@ -30,7 +30,7 @@ def spectrum(
 
 # %% ../nbs/13_measure.ipynb #03c3a022
 def exactly(v): # tensor
-    "A tensor in double precision: where it is, or on the CPU where its device has none."
+    "A tensor in double precision: on its own device, or on the CPU if the device has no double precision."
     return v.double() if doubles(v.device) else v.cpu().double()
 
 def _checked(features):
@@ -46,12 +46,12 @@ def significant(
     s,              # (d,) a spectrum
     threshold=1e-2, # tau, in squared units of the features
 ):                  # int, between 0 and d
-    "How many singular values exceed `threshold` (FedDecorr, sec. 3.1)"
+    "The number of singular values that exceed `threshold` (FedDecorr, sec. 3.1)"
     return int((torch.as_tensor(s) > threshold).sum())
 
 # %% ../nbs/13_measure.ipynb #192a1345
 def effective_rank(s): # (d,) a spectrum
-    "Exponential of the entropy of the normalised spectrum (Roy and Vetterli 2007, eq. 4); 0 for zeros"
+    "Exponential of the entropy of the normalised spectrum (Roy and Vetterli 2007, eq. 4); 0 if all values are 0"
     p = torch.as_tensor(s).double()
     p = p[p > 0] / p.sum()
     return torch.exp(-(p * p.log()).sum()).item() if len(p) else 0.
@@ -62,7 +62,7 @@ def local_global_gap(
     global_,   # (d,) spectrum of the global model on the same samples
     top=None,  # compare only this many of the largest values
     eps=1e-12, # values below eps times the largest of both spectra count as that floor
-):             # float, 0 when the curves agree, positive when the global one lies below
+):             # float, 0 if the spectra agree, positive if the global one lies below
     "Mean log ratio of local over global singular values (FedDecorr, TPAMI eq. 1), natural logarithm"
     l, g = torch.as_tensor(local).double(), torch.as_tensor(global_).double()
     if l.shape != g.shape or l.ndim != 1:
@@ -86,7 +86,7 @@ def _updates(stacked, params):
 
 # %% ../nbs/13_measure.ipynb #b5cf6d70
 def agreement(stacked, params):
-    "Mean cosine between the updates of two clients, over all pairs; with one that has not moved it is 0"
+    "Mean cosine between the updates of two clients, over all pairs; the cosine with a client that has not moved is 0"
     u = F.normalize(_updates(stacked, params), dim=1)
     if len(u) < 2: raise ValueError("agreement compares clients: at least 2 are needed")
     return ((u.sum(0).pow(2).sum() - u.pow(2).sum()) / (len(u) * (len(u) - 1))).item()
@@ -102,17 +102,17 @@ def accuracy(logits, y):
 # %% ../nbs/13_measure.ipynb #304f1568
 @torch.no_grad()
 def _outputs(model, x, batch, prepare, state):
-    "Yields (features, logits) and the batch that they are of, one by one, on the device of the parameters"
+    "Yield (features, logits) and the batch that they belong to, batch by batch, on the device of the parameters"
     if len(x) == 0: raise ValueError("nothing to evaluate: x is empty")
     place = next(iter(state[0].values() if state else model.parameters()), x).device
     if state is not None:
-        has = names_of(model) # not the tensors that a method has brought
+        has = names_of(model) # without tensors that a method has added
         state = state[0], {k: v for k, v in state[1].items() if k in has}
     call = model if state is None else lambda xb: functional_call(model, tuple(state), (xb,))
     with modes_kept(model):
         model.eval()
         for xb in x.split(batch):
-            xb = xb.to(place, copy=True) # which a network may write into
+            xb = xb.to(place, copy=True) # a copy, since a network may write into it
             if prepare: xb = prepare(xb)
             yield call(xb), xb
 
@@ -120,15 +120,15 @@ def _outputs(model, x, batch, prepare, state):
 def logits_of(
     model, x, batch=1000, prepare=None, state=None, # as for `evaluate`
     answer=None, # function of (logits, features, x) -> logits, see `deploy_network`
-): # (N, C), on the device, not waited for
+): # (N, C), on the device, without synchronising
     "The scores of every sample, in evaluation mode, without gradients"
     outputs = _outputs(model, x, batch, prepare, state)
     return torch.cat([answer(logits, z, xb) if answer else logits for (z, logits), xb in outputs])
 
 # %% ../nbs/13_measure.ipynb #1e192d04
-SCORED = {'class': ('accuracy', 'loss'), 'dense': ('accuracy', 'loss'), # what a test says; one looks at the first
+SCORED = {'class': ('accuracy', 'loss'), 'dense': ('accuracy', 'loss'), # what a test measures, the main measure first
           'labels': ('average_precision', 'f1', 'loss'), 'numbers': ('mse', 'loss')}
-LESS = 'mse', # of these, less is better
+LESS = 'mse', # those for which less is better
 UNITS = dict(accuracy='test accuracy (share)', average_precision='average precision (share)', mse='mean squared error')
 
 def _class_sums(z, y): return (z.argmax(1) == y).sum(), F.cross_entropy(z.double(), y, reduction='sum')
@@ -150,23 +150,23 @@ _SUMS = {'class': _class_sums, 'dense': _dense_sums, 'labels': _label_sums, 'num
 def average_precision(
     logits, # (N, labels)
     y,      # (N, labels), 0 or 1
-):          # () mean over the labels that some sample has; NaN where no sample has any
-    "Mean over the samples with a label of the share that has it among samples at least as high."
+):          # () mean over the labels that some sample has; NaN if no sample has any
+    "Average precision: for each sample with a label, the share that have it among samples scored at least as high."
     ordered, at = logits.T.contiguous().sort(1)
     has = (y.T > 0).to(torch.float64 if doubles(logits.device) else torch.float32).gather(1, at)
     lower = torch.searchsorted(ordered, ordered) # how many are lower, (labels, N)
     total = has.sum(1, keepdim=True)
-    before = torch.cat([torch.zeros_like(total), has.cumsum(1)], 1).gather(1, lower) # of those, how many have it
+    before = torch.cat([torch.zeros_like(total), has.cumsum(1)], 1).gather(1, lower) # how many of those have the label
     precision = (total - before) / (logits.shape[0] - lower)
     return ((precision*has).sum(1) / total[:, 0]).nanmean()
 
 def sums_of(
     logits, # (N, C), or (N, C, ...)
-    y,      # (N,) int64 labels, or as the target says
+    y,      # (N,) int64 labels, or other targets as `target` says
     batch=1000, # samples that are added up together
     target='class', # one of `fedlit.data.TARGETS`
-):          # (2,) float64: how many are right, and the sum of the losses, in nats; on the device, not waited for
-    "What `evaluate` divides by the number of samples; for other targets than classes, other sums."
+):          # (2,) float64: number of correct predictions and sum of losses, in nats; on the device, not synchronised
+    "The sums that `evaluate` divides by the number of samples; for targets other than classes, other sums."
     if not doubles(logits.device): logits = logits.cpu() # read once, exact here
     y, sums = y.to(logits.device), 0
     for z, yb in zip(logits.split(batch), y.split(batch)):
@@ -177,14 +177,14 @@ def sums_of(
 def scored(
     metrics, # name -> function of (logits, y)
     logits,  # (N, C), on the CPU
-    y,       # (N,) int64 labels, likewise
+    y,       # (N,) int64 labels, on the CPU
 ):           # name -> float
-    "What each of the metrics says; a ValueError names the one that fails."
+    "The value of each metric; a ValueError names a metric that fails."
     return {name: _number(name, f, logits, y) for name, f in metrics.items()}
 
 def _number(name, f, logits, y):
     call = f"metric {name!r}, asked of logits {tuple(logits.shape)} and labels {tuple(y.shape)},"
-    try: v = f(logits.clone(), y.clone()) # which a metric may write into
+    try: v = f(logits.clone(), y.clone()) # copies, since a metric may write into them
     except Exception as e: raise ValueError(f"{call} failed: {type(e).__name__}: {e}") from e
     try: return float(v.item() if hasattr(v, 'item') else v)
     except (TypeError, ValueError, RuntimeError):
@@ -194,10 +194,10 @@ def _number(name, f, logits, y):
 
 # %% ../nbs/13_measure.ipynb #mt02eval
 def score_of(
-    sums, # of `sums_of`, on the CPU
-    n,    # int, samples
-    target='class', # as there
-):        # dict(accuracy=share, loss=mean cross-entropy in nats), or what `SCORED` says of the target
+    sums, # from `sums_of`, on the CPU
+    n,    # int, number of samples
+    target='class', # one of `fedlit.data.TARGETS`
+):        # dict(accuracy=share, loss=mean cross-entropy in nats), or the measures in `SCORED` for the target
     "Accuracy and loss from their sums."
     first, *more = sums.tolist()
     if target == 'numbers': said = first/n, first/n # the loss is the error itself
@@ -212,12 +212,12 @@ def score_of(
 # %% ../nbs/13_measure.ipynb #3f3307c7
 def evaluate(
     model,        # module that returns (features, logits)
-    x, y,         # (N, ...) inputs; (N,) int64 labels, or as the target says
-    metrics=None, # name -> function of (logits, y) that returns a number, beside accuracy and loss
+    x, y,         # (N, ...) inputs; (N,) int64 labels, or other targets as `target` says
+    metrics=None, # name -> function of (logits, y) that returns a number; in addition to accuracy and loss
     target='class', # one of `fedlit.data.TARGETS`
-    **how,        # as for `logits_of`: batch, prepare, state, answer
+    **how,        # arguments of `logits_of`: batch, prepare, state, answer
 ):                # dict(accuracy=share, loss=mean cross-entropy in nats, and the metrics); see `SCORED`
-    "Accuracy and loss in evaluation mode, without gradients"
+    "Accuracy, loss and metrics in evaluation mode, without gradients"
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
     logits = logits_of(model, x, **how)
     scores = score_of(sums_of(logits, y, how.get('batch', 1000), target).cpu(), len(y), target)
@@ -234,8 +234,8 @@ def features_of(
 def feature_layer(
     model, # module that returns (features, logits)
     x,     # (N, ...) inputs
-):         # its name and type, such as 'body.4 (ReLU)'; '' where the features are made between modules
-    "Which module of `model` puts out the features"
+):         # its name and type, such as 'body.4 (ReLU)'; '' if the features are not the output of a module
+    "The module of `model` that outputs the features"
     made = []
     hooks = [m.register_forward_hook(lambda m, _, out, name=name: made.append((name, m, out)))
              for name, m in model.named_modules() if not any(m.children())]
@@ -264,16 +264,16 @@ class Spread(NamedTuple):
 
 # %% ../nbs/13_measure.ipynb #2b2d457a
 def spread(
-    values, # numbers, one a seed: list, array or tensor
+    values, # numbers, one per seed: list, array or tensor
 ):          # Spread(mean, sd, n)
-    "Mean and sample standard deviation over seeds; the deviation is nan where a value is not finite"
+    "Mean and sample standard deviation over seeds; the deviation is nan if there is one value or one is not finite"
     v = [float(a) for a in values]
     if not v: raise ValueError("spread of no values: no run has finished")
     finite = len(v) > 1 and all(map(math.isfinite, v))
     return Spread(statistics.fmean(v), statistics.stdev(v) if finite else math.nan, len(v))
 
 # %% ../nbs/13_measure.ipynb #94a46535
-def _nudged(model, seed=0): # which decides which parameters go up and which down
+def _nudged(model, seed=0): # seed: decides which parameters go up and which down
     "A copy of the model with the last bit of each parameter changed, to the next number above or below"
     other, gen = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -284,10 +284,10 @@ def _nudged(model, seed=0): # which decides which parameters go up and which dow
 
 # %% ../nbs/13_measure.ipynb #7f1de7cb
 class Rounding(NamedTuple):
-    "How far runs come apart that begin one bit apart"
-    accuracy: float # largest distance of the last accuracies from the first run's, a share
-    params: float   # largest distance of the parameters from the first run's, in units of how far that run moved
-    rounds: list    # largest distance of the accuracies, round by round
+    "How far runs diverge that begin one bit apart"
+    accuracy: float # largest difference of final accuracies from the first run's, a share
+    params: float   # largest distance of the final parameters from the first run's, relative to how far that run moved
+    rounds: list    # largest difference of accuracies from the first run's, round by round
     def __str__(self):
         return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
 
@@ -296,9 +296,9 @@ def _all(model): return torch.cat([p.detach().cpu().double().flatten() for p in 
 def rounding(
     train,   # function of a model -> Run, such as lambda net: federate(net, task, clients, FedDecorr(), rounds=3)
     model,   # the network to begin with; it is not changed
-    times=2, # int, how many runs beside the first
+    times=2, # int, how many runs in addition to the first
 ) -> Rounding:
-    "Repeat a run with the last bit of its first parameters changed: what does a difference no larger than this mean?"
+    "Repeat a run with the last bit of its initial parameters changed: a difference no larger than this means nothing."
     if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
     first, *others = [train(net) for net in (model, *(_nudged(model, seed) for seed in range(times)))]
     seen = torch.tensor([r.history['accuracy'].tolist() for r in (first, *others)])

@@ -17,8 +17,8 @@ from .ground.messages import check_class, check_names, check_values, coerce_fiel
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
 
 # %% ../nbs/05_method.ipynb #1c79ef2b
-def remembered(f): # function of an object that can be referred to weakly, and of others that can be hashed
-    "`f` of a class, a function or a method, and of more; what is remembered goes with the first."
+def remembered(f): # f: function whose first argument supports weak references and whose other arguments can be hashed
+    "Cache `f`, whose first argument is a class, a function or a method; an entry lives as long as that argument."
     kept = WeakKeyDictionary()
     @wraps(f)
     def once(of, *more):
@@ -34,8 +34,8 @@ def _wants(f):
 
 # %% ../nbs/05_method.ipynb #methask2
 def ask(
-    hook,  # a bound method whose parameter names say what it needs
-    offer, # dictionary: what the round has at this point, by name
+    hook,  # a bound method, whose parameter names say what it needs
+    offer, # dictionary: the values that the round can provide at this point, by name
 ):
     "Call `hook` with the values its signature asks for."
     names, needed = _wants(hook.__func__)
@@ -53,7 +53,7 @@ def ask(
 
 # %% ../nbs/05_method.ipynb #methval1
 class Summand:
-    "What makes a method a value, which can be checked, printed, compared and added."
+    "Base class that makes a method a value, which can be checked, printed, compared and added."
     @property
     def parts(self): return (self,)
     @property
@@ -73,13 +73,13 @@ class Summand:
 
 # %% ../nbs/05_method.ipynb #40008139
 class Method(Summand):
-    "Hyperparameters, and the hooks of a round that this method overrides. Overriding none is FedAvg."
+    "Hyperparameters, and the hooks of a round that a method overrides. A method that overrides none is FedAvg."
     excludes = ''                                             # parts that name the same resource cannot be added
-    alone = ()                                                # hooks that no other part may override beside this one
-    of_classes = False                                        # does it read labels, or answers, as classes?
-    protects = ''                                             # of what nobody learns much: 'clients' or 'samples'
-    helpers = ()                                              # functions of a subclass that are no hooks
-    idle = ()                                                 # hooks that these hyperparameters leave out of use
+    alone = ()                                                # hooks that only this part of a sum may override
+    of_classes = False                                        # does it need labels, or predictions, to be classes?
+    protects = ''                                             # what it protects from disclosure: 'clients' or 'samples'
+    helpers = ()                                              # functions of a subclass that are not hooks
+    idle = ()                                                 # hooks that are not used with these hyperparameters
     endless = ()                                              # hyperparameters that may be infinite
     def init(self, params): return params, {}, {}             # before round 0: parameters, server's and client's memory
     def keep(self, name): return False                        # does this tensor stay on its client?
@@ -93,17 +93,17 @@ class Method(Summand):
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
     def send(self, delta, client): return delta, client       # what it sends of its update; what it remembers
     def weigh(self, weights): return weights                  # how much each client's step counts
-    def combine(self, deltas, weights): return deltas, weights # of what the server takes the mean, and its weights
+    def combine(self, deltas, weights): return deltas, weights # what the server averages, and the weights
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
-    def deploy(self, params): return params                   # between rounds, the parameters of a client's own network
-    def predict(self, logits): return logits                  # between rounds, a network's answers, as logits
+    def deploy(self, params): return params                   # between rounds: the parameters of a client's own network
+    def predict(self, logits): return logits                  # between rounds: a network's predictions, as logits
 
 # %% ../nbs/05_method.ipynb #48944019
 def require(
     method, # the method being made
-    **good, # hyperparameter name -> (is it good?, what would be right)
+    **good, # hyperparameter name -> (is it valid?, what would be right)
 ):
-    "Raise a `ValueError` that names the first bad hyperparameter and what would be right."
+    "Raise a `ValueError` that names the first invalid hyperparameter and says what would be right."
     for name, (ok, right) in good.items():
         if not ok:
             raise ValueError(f"{type(method).__name__}: {name}={getattr(method, name)!r}, but it must be {right}")
@@ -114,8 +114,8 @@ class FedAvg(Method):
 
 # %% ../nbs/05_method.ipynb #e81fbedb
 class Sum(Method):
-    "Several methods at once. Loss terms add, masks multiply, maps compose from left to right; made by `+`."
-    ps: tuple = () # of methods, none of them a sum
+    "Several methods at once, made by `+`. Loss terms add, masks multiply, maps compose from left to right."
+    ps: tuple = () # tuple of methods, none of which is itself a sum
     @property
     def parts(self): return self.ps
     @property
@@ -124,24 +124,24 @@ class Sum(Method):
 
 # %% ../nbs/05_method.ipynb #methsum2
 def hook_of(
-    part, # a Method that is no sum
+    part, # a Method that is not a sum
     hook, # name of a hook
 ):
-    "The function that a part has for a hook; the one of `Method` where it is `idle`."
+    "The function that a part uses for a hook: its own, or that of `Method` if the hook is `idle`."
     return getattr(Method if hook in part.idle else type(part), hook)
 
 def replaces(
-    part,          # a Method that is no sum
+    part,          # a Method that is not a sum
     hook='grad',   # name of a hook
-    given='grads', # name of the value that it answers anew
+    given='grads', # name of the value that the hook replaces
 ):
-    "Does this part make the value anew, by a hook that does not ask for it? So it is with the local gradient."
+    "Does this part compute the value anew, without asking for the old one? By default: the local gradient."
     f = hook_of(part, hook)
     return f is not getattr(Method, hook) and given not in _wants(f)[0]
 
 # %% ../nbs/05_method.ipynb #methsum4
 def _clash(p, q, before):
-    "Why the part `q` cannot stand beside the part `p`, as the end of a sentence; '' if it can."
+    "Why the part `q` cannot be combined with the part `p`, as the end of a sentence; '' if it can."
     if p.excludes and p.excludes == q.excludes: return f": both decide {p.excludes}, and only one can"
     if replaces(p) and replaces(q): return ": both make the gradient anew"
     if taken := [h for h in p.alone if hook_of(q, h) is not getattr(Method, h)]:
@@ -151,7 +151,7 @@ def _clash(p, q, before):
 def total(
     *methods, # methods or sums of methods
 ):
-    "The sum of `methods`; refuses parts that cannot stand together."
+    "The sum of `methods`; a ValueError if two parts cannot be combined."
     if bad := [m for m in methods if not isinstance(m, Method)]:
         raise TypeError(f"{bad[0]!r} is a {type(bad[0]).__name__}, not a method; "
                         "methods add only to methods, as in MOON(mu=1) + FedDecorr()")
@@ -162,22 +162,22 @@ def total(
 
 # %% ../nbs/05_method.ipynb #027fc460
 def part_names(method):
-    "A name for each part of `method`, the same part twice being `Ridge` and `Ridge 2`."
+    "A name for each part of `method`; a part that occurs twice is `Ridge` and `Ridge 2`."
     names = [p.name for p in method.parts]
     return [n if n not in names[:i] else f'{n} {names[:i].count(n)+1}' for i, n in enumerate(names)]
 
-_OWN = 'server', 'client', 'uploads', 'peer_uploads', 'frozen' # of what hooks may ask for
+_OWN = 'server', 'client', 'uploads', 'peer_uploads', 'frozen' # values of which a part sees only its own
 
 def part_view(
     offer, # name -> value that hooks may ask for
-    name,  # of a part, see `part_names`
+    name,  # name of a part, see `part_names`
 ):         # name -> value
-    "`offer` as the part called `name` sees it: with its own memory."
+    "`offer` as the part called `name` sees it, with its own memory."
     return {**offer, **{k: offer[k].get(name, {}) for k in _OWN if k in offer}}
 
 # %% ../nbs/05_method.ipynb #methpar2
 @remembered
-def _who_overrides(method, hook): # names and places of parts, no part itself, which would keep the method
+def _who_overrides(method, hook): # names and positions, not the parts, which would keep `method` alive
     return [(n, i) for i, (n, p) in enumerate(zip(part_names(method), method.parts))
             if hook_of(p, hook) is not getattr(Method, hook)]
 
@@ -189,16 +189,16 @@ def overrides(method, hook):
 
 # %% ../nbs/05_method.ipynb #methpar4
 def each_part(method, hook, offer):
-    "What the parts of `method` that override `hook` answer, by the part's name; each sees its own memory."
+    "What the parts of `method` that override `hook` return, by the part's name; each sees its own memory."
     return {n: ask(getattr(p, hook), part_view(offer, n)) for n, p in _overriding(method, hook)}
 
 def through(
     method, # a Method
     hook,   # name of a hook
-    key,    # name of the value that each part is given and answers anew, such as 'params'
+    key,    # name of the value that each part receives and replaces, such as 'params'
     offer,  # name -> value that hooks may ask for
-):          # what the last part answers
-    "Thread `offer[key]` through `hook` of all parts, from left to right."
+):          # what the last part returns
+    "Pass `offer[key]` through `hook` of all parts, from left to right."
     value = offer[key]
     for name, part in _overriding(method, hook):
         value = ask(getattr(part, hook), {**part_view(offer, name), key: value})
@@ -208,7 +208,7 @@ def through(
 def asks_for(
     method, # a Method
     hook,   # name of a hook
-    name,   # of what hooks may ask for, see `OFFERS`
+    name,   # name of a value that hooks may ask for, see `OFFERS`
 ):          # bool
     "Does `hook` of any part of `method` ask for `name`?"
     return any(name in _wants(hook_of(p, hook))[0] for p in method.parts)
@@ -216,16 +216,16 @@ def asks_for(
 @remembered
 def varies_with(
     method, # a Method
-    hooks,  # tuple of their names
+    hooks,  # tuple of names of hooks
 ):          # frozenset of str
-    "With which of 'round', 'first' and 'step' something varies that one of these hooks asks for."
+    "Which of 'round', 'first' and 'step' change the values that these hooks ask for."
     names = {name for part in method.parts for hook in hooks for name in _wants(hook_of(part, hook))[0]}
     return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
 
 # %% ../nbs/05_method.ipynb #cf6149f6
 def needs(
     method, # a Method
-    name,   # of what a hook may ask for
+    name,   # name of a value that hooks may ask for
 ):          # bool
     "Does any hook of `method` ask for `name` without a default?"
     return any(name in _wants(hook_of(p, hook))[1] for p in method.parts for hook in HOOKS)
@@ -235,6 +235,6 @@ def wants(method, *names):
     return any(asks_for(method, hook, name) for hook in HOOKS for name in names)
 
 def server_readers(method):
-    "The names of the parts whose hooks at a client read what the server remembers, which therefore has to travel."
+    "The names of the parts whose hooks at a client read the server's memory, which therefore has to be sent."
     return [n for n, p in zip(part_names(method), method.parts)
             if any(asks_for(p, hook, 'server') for hook in (*CLIENT, 'deploy'))]

@@ -22,11 +22,11 @@ from .ground.messages import check_names, match_name
 
 # %% ../nbs/03_models.ipynb #936dbce0
 class Net(nn.Module):
-    "A network in two parts, `body` and `head`, with a `projector` in between or none; returns features and logits."
+    "A network in two parts, `body` and `head`, with an optional `projector` in between; returns features and logits."
     def __init__(self,
         body:nn.Module, # maps x (N, ...) to a representation (N, d)
         head:nn.Module, # maps the features (N, d or the projector's width) to logits (N, classes)
-        projector:nn.Module=None, # maps the representation to the features, as in MOON; none: they are the same
+        projector:nn.Module=None, # maps the representation to the features, as in MOON; None: they are the same
     ):
         super().__init__()
         self.body,self.head,self.projector = body,head,projector
@@ -41,7 +41,7 @@ class Net(nn.Module):
 # %% ../nbs/03_models.ipynb #74dc9db8
 def count(
     model:nn.Module, # any module
-)->int: # the number of scalars in its parameters; buffers are left out
+)->int: # the number of scalars in its parameters; buffers are not counted
     "The number of parameters of `model`."
     return sum(p.numel() for p in model.parameters())
 
@@ -50,8 +50,8 @@ _shelf = {} # name -> builder
 
 def register(
     f, # a builder `f(shape, classes, **options) -> module that returns (features, logits)`
-): # the builder itself, so that this works as a decorator
-    "Let `build` find the builder `f` under its own name."
+): # the builder itself, so that `register` works as a decorator
+    "Register the builder `f`, so that `build` finds it by its name."
     _shelf[f.__name__] = f
     return f
 
@@ -62,8 +62,8 @@ def models()->list: # names that `build` accepts, sorted
 # %% ../nbs/03_models.ipynb #1d64290c
 def moon_projector(
     d:int, # width of the representation
-    hidden:int=None, # width inside; None: `d`, as in MOON. FedDecorr's MobileNetV2 uses 640
-    features:int=256, # width of what comes out
+    hidden:int=None, # width of the hidden layer; None: `d`, as in MOON. FedDecorr's MobileNetV2 uses 640
+    features:int=256, # width of the output
 )->nn.Module: # maps (N, d) to (N, features)
     "MOON's projector: linear, ReLU, linear (MOON, section 4.1)."
     hidden = hidden or d
@@ -82,13 +82,13 @@ def _activation(name): return _activations[match_name(name, _activations, "repre
 # %% ../nbs/03_models.ipynb #570bd7d8
 @register
 def mlp(
-    shape:tuple, # of one sample, flattened on the way in
+    shape:tuple, # shape of one sample, which is flattened first
     classes:int, # number of classes
     hidden:tuple=(128,), # widths of the hidden layers before the representation; () for none
     features:int=64, # width of the representation
-    representation:str="relu", # what is applied to it: "relu", "linear" or "tanh"
-    norm:str="none", # "batch": BatchNorm after every linear layer, as convolutional networks have it; or "none"
-    projector:bool=False, # MOON's projector before the head?
+    representation:str="relu", # activation of the representation: "relu", "linear" or "tanh"
+    norm:str="none", # "batch": BatchNorm after every linear layer, as in convolutional networks; or "none"
+    projector:bool=False, # add MOON's projector before the head?
 )->Net: # features (N, `features`), or (N, 256) with a projector
     "A multilayer perceptron with ReLU between its layers."
     if norm not in ("none", "batch"): raise ValueError(f"norm={norm!r}; for an mlp it is 'none' or 'batch'")
@@ -100,7 +100,7 @@ def mlp(
 
 # %% ../nbs/03_models.ipynb #dfb82dd7
 def _trial(model, shape):
-    "The output of `model` on one blank sample, leaving the model as it was."
+    "The output of `model` on one blank sample; the model is unchanged."
     mode,like = model.training,next(model.parameters(), torch.empty(0))
     if any(isinstance(m, (nn.Embedding, nn.EmbeddingBag)) for m in model.modules()): like = like.long() # token 0
     with torch.no_grad():
@@ -109,7 +109,7 @@ def _trial(model, shape):
 
 # %% ../nbs/03_models.ipynb #6c702bb0
 def _fits(name, model, shape, classes):
-    "`model`, if it maps samples of `shape` to features and `classes` logits; otherwise a ValueError says what it does."
+    "`model`, if it maps samples of `shape` to features and `classes` logits; otherwise a ValueError says why not."
     try: out = _trial(model, shape)
     except (RuntimeError, ValueError, IndexError) as e:
         raise ValueError(f"{name} cannot take samples of shape {shape}: {e}") from e
@@ -119,11 +119,11 @@ def _fits(name, model, shape, classes):
 # %% ../nbs/03_models.ipynb #d35a1e75
 def build(
     name:str, # one of `models()`
-    task, # what the network is for: only `task.classes` and `task.x_train.shape[1:]` are read
-    seed:int=None, # decides the initial weights, not touching the global generator; None: the global one decides
-    **options, # of that network, such as `features=32`
+    task, # Task, or an object with `classes` and `x_train`, of which only the shape is read
+    seed:int=None, # for the initial weights, without changing the global generator; None: the global generator decides
+    **options, # options of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
-    "The network `name`, sized for `task`; a ValueError says which names or which image sizes would do."
+    "Build the network `name`, sized for `task`; a ValueError says which names or image sizes are possible."
     name = match_name(name, _shelf, "model", .4)
     shape = tuple(task.x_train.shape[1:])
     with undrawn([]) if seed is not None else nullcontext():
@@ -138,14 +138,14 @@ def build(
             raise ValueError(f"{name} cannot be built with {said}: {str(e).partition(chr(10))[0][:120]}; "
                              "a width is a whole number, at least 1, and several layers are a tuple of them") from e
         model = _fits(name, model, shape, task.classes)
-    # from which a saved run builds it again
+    # from this, a saved run builds it again
     model.spec = dict(name=name, shape=shape, classes=task.classes, options=options)
     return model
 
 # %% ../nbs/03_models.ipynb #sh06rebu
 @contextmanager
-def modest(most=10**4): # layers and parameters
-    "Networks are made without memory; a ValueError as soon as one of more parts than this is being made."
+def modest(most=10**4): # most layers and parameters
+    "A context in which networks are built without memory; a ValueError once more than `most` parts have been built."
     made = itertools.count()
     def one(*_):
         if next(made) >= most: raise ValueError(f"a network of more than {most} layers and parameters is not made here")
@@ -157,16 +157,16 @@ def modest(most=10**4): # layers and parameters
         for h in hooks: h.remove()
 
 def rebuild(
-    spec:dict, # `net.spec` of a network that `build` made, also read back from JSON
+    spec:dict, # `net.spec` of a network that `build` made; may have been read from JSON
 )->nn.Module: # the same network with other initial weights
-    "A network from its description, to load parameters into."
+    "Build a network from its description, to load parameters into."
     like = SimpleNamespace(classes=spec["classes"], x_train=torch.empty(0, *spec["shape"]))
     return build(spec["name"], like, **spec["options"])
 
 # %% ../nbs/03_models.ipynb #8ac2517a
 def colours(
-    shape, # of one sample
-):         # int, how many channels an image has; a ValueError where samples are no images
+    shape, # shape of one sample
+):         # int, number of channels of an image; a ValueError if samples are not images
     "The channels of images (C, H, W)."
     if len(shape) != 3:
         raise ValueError(f"a convolutional network needs images (C, H, W); these samples have shape {tuple(shape)}")
@@ -174,14 +174,14 @@ def colours(
 
 def _chain(**layers): return nn.Sequential(OrderedDict(layers))
 def average_pool():
-    "The mean over all positions: (N, C, H, W) to (N, C)."
+    "A module that takes the mean over all positions: (N, C, H, W) to (N, C)."
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 # %% ../nbs/03_models.ipynb #3977cc81
 _norms = dict(none=lambda c: nn.Identity(), batch=nn.BatchNorm2d, group=lambda c: nn.GroupNorm(math.gcd(c, 4), c))
 
-def conv_block(c, out, norm, convs=1): # how many convolutions
-    "3x3 convolutions, each with a norm and ReLU, and a pooling that halves: a list of modules."
+def conv_block(c, out, norm, convs=1): # convs: how many convolutions
+    "3x3 convolutions, each with a norm and ReLU, and a pooling that halves the image: a list of modules."
     layers, norm = [], _norms[match_name(norm, _norms, "norm", .9)]
     for _ in range(convs):
         layers += [nn.Conv2d(c, out, 3, padding=1), norm(out), nn.ReLU()]
@@ -193,12 +193,12 @@ def conv_block(c, out, norm, convs=1): # how many convolutions
 def small_cnn(
     shape:tuple, # (C, H, W), at least 4x4
     classes:int, # number of classes
-    channels:tuple=(16, 32), # of the two convolutions
+    channels:tuple=(16, 32), # channels of the two convolutions
     features:int=64, # width of the representation
     norm:str="none", # after each convolution: "none", "batch" or "group" (four groups)
-    pool:str="flatten", # how maps become a vector: "flatten", or "avg" for their means
-    representation:str="relu", # what is applied to it: "relu", "linear" or "tanh"
-    projector:bool=False, # MOON's projector before the head?
+    pool:str="flatten", # how feature maps become a vector: "flatten", or "avg" for their means
+    representation:str="relu", # activation of the representation: "relu", "linear" or "tanh"
+    projector:bool=False, # add MOON's projector before the head?
 )->Net: # features (N, `features`), or (N, 256) with a projector
     "Two 3x3 convolutions, each halving the image, and one hidden layer."
     c = colours(shape)
@@ -214,7 +214,7 @@ def small_cnn(
 def moon_cnn(
     shape:tuple, # (C, H, W), 32x32 in the paper; at least 16x16
     classes:int, # number of classes
-    projector:bool=True, # MOON's projector before the head?
+    projector:bool=True, # add MOON's projector before the head?
 )->Net: # features (N, 256), or (N, 84) without the projector
     "The network of MOON's CIFAR-10 experiments (MOON, section 4.1)."
     c,(h,w) = colours(shape),(max(((s-4)//2-4)//2, 1) for s in shape[-2:])
@@ -224,10 +224,10 @@ def moon_cnn(
 
 # %% ../nbs/03_models.ipynb #89c86c12
 def thinned(
-    channels, # of every layer
+    channels, # numbers of channels, one per layer
     width,    # share of them to keep, rounded up
 ): # list of int
-    "How many channels a thinner network has."
+    "The numbers of channels of a thinner network."
     if width <= 0: raise ValueError(f"width={width}; it is the share of the channels to keep, such as 0.25")
     # the small subtraction keeps 100*.07 = 7.000000000000001 from becoming 8
     return [math.ceil(c*width - 1e-9) for c in channels]
@@ -238,10 +238,10 @@ def cnn4(
     shape:tuple, # (C, H, W), at least 8x8
     classes:int, # number of classes
     width:float=1., # share of the channels to keep, rounded up
-    channels:tuple=(64, 128, 256, 512), # of the convolutions at full width; the last are the features
+    channels:tuple=(64, 128, 256, 512), # channels of the convolutions at full width; the last are the features
     norm:str="batch", # after each convolution: "none", "batch" or "group"
-    convs:int=1, # how many convolutions in a row have these channels before their maps are halved
-    projector:bool=False, # MOON's projector before the head?
+    convs:int=1, # number of convolutions before each pooling
+    projector:bool=False, # add MOON's projector before the head?
 )->Net: # features (N, last of the channels), or (N, 256) with a projector
     "The convolutional network of HeteroFL, FedDSE and FedGSE."
     widths,layers = [colours(shape), *thinned(channels, width)],[]
@@ -253,22 +253,22 @@ def cnn4(
 def cnn_bn(
     shape:tuple, # (C, H, W), at least 4x4
     classes:int, # number of classes
-    channels:tuple=(32, 64, 256), # of the convolutions at full width; the last are the features
-    **options, # of `cnn4`
+    channels:tuple=(32, 64, 256), # channels of the convolutions at full width; the last are the features
+    **options, # options of `cnn4`
 )->Net: # features (N, last of the channels), or (N, 256) with a projector
-    "Convolutions with BatchNorm, ReLU and pooling in between; features are the means of the last maps."
+    "Convolutions with BatchNorm, ReLU and pooling in between; the features are the means of the last maps."
     return cnn4(shape, classes, channels=channels, **options)
 
 # %% ../nbs/03_models.ipynb #9686ddf2
 def stages_of(
     block,    # function (c, out, stride) that makes a block, which returns `out*expansion` channels
-    c,        # channels that come in
-    channels, # of every stage
-    depths,   # blocks in every stage
-    strides,  # of the first block of every stage
-    expansion=1, # how many times `out` channels a block returns
+    c,        # number of input channels
+    channels, # one number for each stage
+    depths,   # number of blocks in each stage
+    strides,  # stride of the first block of each stage
+    expansion=1, # factor by which a block's output has more channels than `out`
 ):
-    "Stages of blocks, one after another."
+    "Stages of blocks, one after another, as a module."
     layers = []
     for out,depth,stride in zip(channels, depths, strides):
         for i in range(depth):
@@ -278,13 +278,13 @@ def stages_of(
 
 # %% ../nbs/03_models.ipynb #7131caf9
 def stem_of(c, out, imagenet=False):
-    "A 3x3 convolution, or for ImageNet 7x7 with stride 2 and a pooling that halves again; with norm and ReLU."
+    "A 3x3 convolution, or for ImageNet a 7x7 one with stride 2 and a pooling that halves again; with norm and ReLU."
     k,stride = (7, 2) if imagenet else (3, 1)
     layers = [nn.Conv2d(c, out, k, stride, k//2, bias=False), nn.BatchNorm2d(out), nn.ReLU()]
     return nn.Sequential(*layers, *[nn.MaxPool2d(3, 2, 1)]*imagenet)
 
 # %% ../nbs/03_models.ipynb #e8b99ae5
-def _project(c, out, stride): # option B; None where the shape stays
+def _project(c, out, stride): # option B; None if the shape stays the same
     if stride == 1 and c == out: return None
     return nn.Sequential(nn.Conv2d(c, out, 1, stride, bias=False), nn.BatchNorm2d(out))
 
@@ -299,7 +299,7 @@ class _Pad(nn.Module): # option A
 def _pad(c, out, stride): return None if stride == 1 and c == out else _Pad(c, out, stride)
 
 # %% ../nbs/03_models.ipynb #e6fc228f
-def basic_block(c, out, stride, shortcut=_project): # function of the three that makes the shortcut, or None
+def basic_block(c, out, stride, shortcut=_project): # shortcut: function of the three that makes it
     "Two 3x3 convolutions with norms and a shortcut, as in ResNet18 and 34."
     from torchvision.models.resnet import BasicBlock
     return BasicBlock(c, out, stride, shortcut(c, out, stride))
@@ -314,16 +314,16 @@ def _bottleneck(c, out, stride):
 def kaiming(
     net,  # a network
     mode, # "fan_in" or "fan_out"
-    kinds=nn.Conv2d, # the layers
+    kinds=nn.Conv2d, # types of layers to initialise
 ):
-    "The network with the weights of its convolutions drawn anew, as He et al. do for ReLU."
+    "Reinitialise the weights of convolutions, or of `kinds`, as He et al. do for ReLU; returns the network."
     for m in net.modules():
         if isinstance(m, kinds): nn.init.kaiming_normal_(m.weight, mode=mode, nonlinearity="relu")
     return net
 
 # %% ../nbs/03_models.ipynb #01e71127
 def _resnet(shape, classes, block, channels, depths, projector=False, expansion=1, stem=stem_of, **end):
-    "A stem, stages of which all but the first halve the image, what comes at the end, and the mean over positions."
+    "A stem, stages that halve the image except the first, the modules `end`, and the mean over positions."
     strides, out = (1,) + (2,)*(len(channels)-1), channels[-1]*expansion
     body = _chain(stem=stem(colours(shape), channels[0]),
                   stages=stages_of(block, channels[0], channels, depths, strides, expansion),
@@ -332,14 +332,14 @@ def _resnet(shape, classes, block, channels, depths, projector=False, expansion=
 
 # %% ../nbs/03_models.ipynb #74d1b290
 def _residual(name, doc, block, channels, depths, projector=False, init=None, **special):
-    "Put a residual network on the shelf; `init` is for `kaiming`, `special` for `_resnet`."
+    "Register a residual network; `init` is for `kaiming`, `special` for `_resnet`."
     def builder(
         shape:tuple, # (C, H, W)
         classes:int, # number of classes
         width:float=1., # share of the channels to keep, rounded up
-        channels:tuple=channels, # of each stage, at full width
-        depths:tuple=depths, # blocks in each stage
-        projector:bool=projector, # MOON's projector before the head?
+        channels:tuple=channels, # channels of each stage at full width
+        depths:tuple=depths, # number of blocks in each stage
+        projector:bool=projector, # add MOON's projector before the head?
     )->Net: # features (N, last of the channels), or (N, 256) with a projector
         net = _resnet(shape, classes, block, thinned(channels, width), depths, projector, **special)
         return kaiming(net, *init) if init else net
@@ -374,7 +374,7 @@ feddecomp_resnet10 = _residual("feddecomp_resnet10", "FedDecomp's ResNet10: as R
 
 # %% ../nbs/03_models.ipynb #6c4cd7b1
 class PreActBlock(nn.Module):
-    "Norm, ReLU, convolution, twice; a 1x1 convolution of the activated input is the shortcut where the shape changes."
+    "Norm, ReLU, convolution, twice; if the shape changes, the shortcut is a 1x1 convolution of the activated input."
     def __init__(self, c:int, out:int, stride:int):
         super().__init__()
         self.n1,self.conv1 = nn.BatchNorm2d(c),nn.Conv2d(c, out, 3, stride, 1, bias=False)
@@ -420,12 +420,12 @@ def _conv_norm(c, out, k=1, stride=1, groups=1):
 
 # %% ../nbs/03_models.ipynb #cd58311a
 class InvertedResidual(nn.Module):
-    "Expand, filter each channel, project; with a shortcut wherever the image keeps its size."
+    "Expand, filter each channel, project; with a shortcut if the image keeps its size."
     def __init__(self,
-        c:int, # channels in
-        out:int, # channels out
-        stride:int, # 2 halves the image, and then there is no shortcut
-        expand:int, # how many times wider the block is inside
+        c:int, # number of input channels
+        out:int, # number of output channels
+        stride:int, # with 2, the image is halved, and there is no shortcut
+        expand:int, # factor by which the block is wider inside
     ):
         super().__init__()
         wide = c*expand
@@ -445,7 +445,7 @@ _mobile = (1, 16, 1, 1), (6, 24, 2, 1), (6, 32, 3, 2), (6, 64, 4, 2), (6, 96, 3,
 def mobilenetv2(
     shape:tuple, # (C, H, W), 32x32 or 64x64 in FedDecorr
     classes:int, # number of classes
-    projector:bool=False, # MOON's projector, 640 wide inside, before the head?
+    projector:bool=False, # add MOON's projector, 640 wide inside, before the head?
 )->Net: # features (N, 1280), or (N, 256) with a projector
     "MobileNetV2 for 32x32 images (Sandler et al. 2018, changed for CIFAR; FedDecorr's main network)."
     layers,c = [*_conv_norm(colours(shape), 32, 3), nn.ReLU()],32
@@ -477,9 +477,9 @@ def alexnet_bn(
 # %% ../nbs/03_models.ipynb #ef55a13d
 def macs(
     model:nn.Module, # any network
-    shape:tuple, # of one sample
-)->int: # multiply-accumulate operations for one sample; norms, activations and pooling are left out
-    "How many multiply-accumulate operations `model` spends on one sample."
+    shape:tuple, # shape of one sample
+)->int: # multiply-accumulate operations for one sample; norms, activations and pooling are not counted
+    "The number of multiply-accumulate operations that `model` needs for one sample."
     from torch.utils.flop_counter import FlopCounterMode
     with FlopCounterMode(display=False) as seen: _trial(model, shape)
     return seen.get_total_flops()//2
@@ -503,35 +503,35 @@ def _cut(model, head):
 
 # %% ../nbs/03_models.ipynb #wr02code
 def _outputs(model, x, train=False):
-    "What a copy of `model` returns of `x`, as a tuple; nothing is changed by it."
+    "The output of a copy of `model` for `x`, as a tuple; the model is unchanged."
     with torch.no_grad(), undrawn(): out = copy.deepcopy(model).train(train)(x.clone())
     return out if isinstance(out, tuple) else (out,)
 
 # %% ../nbs/03_models.ipynb #ed06f95e
 def wrap(
     model:nn.Module, # any network that maps a batch to logits; it is copied, not changed
-    head:str, # name of the submodule that makes the logits, such as "fc" or "classifier.1"
-    x:torch.Tensor=None, # a batch to compare on, in evaluation mode; None skips the comparison
+    head:str, # name of the submodule that computes the logits, such as "fc" or "classifier.1"
+    x:torch.Tensor=None, # a batch on which outputs are compared, in evaluation mode; None: no comparison
 )->Net: # the same network, returning (features, logits); a ValueError if `head` is absent or not the last step
-    "Split `model` before `head`, so that it returns its features beside its logits."
+    "Split `model` before `head`, so that it returns its features as well as its logits."
     net = Net(*_cut(model, head))
-    net.cut_at = head # where `unwrap` puts it back
+    net.cut_at = head # where `unwrap` puts the head back
     if x is None: return net
     name,logits,more = type(model).__name__,_outputs(model, x)[0],()
-    with suppress(RuntimeError, ValueError, TypeError): # what else is wrong with it others say
+    with suppress(RuntimeError, ValueError, TypeError): # other errors are reported elsewhere
         more = _outputs(model, torch.cat([x[:1]]*2), train=True)[1:]
     if more:
         raise ValueError(f"{name} returns more than logits while it trains, auxiliary outputs; "
                          "build it without them, in torchvision with aux_logits=False")
-    with suppress(RuntimeError, ValueError): # where the shapes do not even fit
+    with suppress(RuntimeError, ValueError): # shapes that do not fit
         if torch.allclose(_outputs(net, x)[1], logits, rtol=1e-4, atol=1e-5): return net
     raise ValueError(f"{name} does something after {head!r}: cut there, it returns other logits")
 
 # %% ../nbs/03_models.ipynb #97478cae
 def unwrap(
-    net:Net, # what `wrap` made, such as `run.model` after training it
-)->nn.Module: # a copy of the network that was wrapped, with its own class and names; a ValueError for any other network
-    "The network inside, as it was before `wrap`, with the parameters of now."
+    net:Net, # a network that `wrap` made, such as `run.model` after training
+)->nn.Module: # a copy of the wrapped network, with its own class and names; a ValueError for any other network
+    "The network as it was before `wrap`, with its current parameters."
     if getattr(net, "cut_at", None) is None:
         raise ValueError(f"this {type(net).__name__} was not made by wrap, "
                          "so its parameters have their own names already")
@@ -540,13 +540,13 @@ def unwrap(
     return net.body
 
 # %% ../nbs/03_models.ipynb #fz02code
-def _stays(self, mode=True): return nn.Module.train(self, False) # the `train` of a module in evaluation mode for good
+def _stays(self, mode=True): return nn.Module.train(self, False) # `train` of a module that stays in evaluation mode
 
 def freeze(
     model:nn.Module, # any network, or a part of one; it is changed
-    but:tuple=(), # names of parts that go on training, such as ("body.layer4", "head")
-)->nn.Module: # the network; a ValueError where there is no such part
-    "Take parameters out of training, and the running statistics of norms too."
+    but:tuple=(), # names of parts that continue to train, such as ("body.layer4", "head")
+)->nn.Module: # the network; a ValueError if a part does not exist
+    "Exclude parameters from training, and keep the running statistics of norms fixed too."
     but = (but,) if isinstance(but, str) else tuple(but)
     parts = dict(model.named_modules())
     for k in but:

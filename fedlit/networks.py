@@ -27,10 +27,10 @@ from .state import pure
 
 # %% ../nbs/21_networks.ipynb #net00007
 def groups(
-    networks, # list of networks, one for each client, and perhaps one more, the server's own
-    clients,  # int, how many there are
-) -> list:    # of (network, list of client numbers), in the order in which networks appear
-    "Which clients have which network; the server's own is nobody's."
+    networks, # list of networks, one for each client, and optionally one more, the server's own
+    clients,  # int, number of clients
+) -> list:    # list of (network, list of client numbers), in the order in which networks appear
+    "Group clients by their networks; the server's own network has no clients."
     if len(networks) not in (clients, clients + 1):
         raise ValueError(f"model has {len(networks)} networks for {clients} clients; it must have one for each, "
                          "and perhaps one more, the server's own")
@@ -54,13 +54,13 @@ def check_method(
 # %% ../nbs/21_networks.ipynb #net00012
 def answering(
     sent, # Broadcast of a group
-    out,  # what its clients ended with
+    out,  # the results of its clients
 ):        # function of inputs (M, ...) -> logits (K, M, classes)
-    "What the clients of a group say after training, in evaluation mode."
+    "The predictions of a group's clients after training, in evaluation mode, as a function of inputs."
     net = pure(sent.model)
     forward = lambda p, b, x, train: net(used(sent.method, sent.state, p, b, train), b, x, train)
     params, buffers = (rows(out[tree], slice(None)) for tree in ('params', 'buffers'))
-    heard = [] # the servers of all other groups mostly ask the same
+    heard = [] # last inputs and logits, as the servers of other groups mostly ask for the same
     def answer(x):
         if not (heard and heard[0].shape == x.shape and torch.equal(heard[0], x)):
             heard[:] = x, ensemble(forward, params, buffers, x)
@@ -69,9 +69,9 @@ def answering(
 
 def what_others_say(
     method, # a Method
-    heard,  # (what `answering` returned, what its clients ended with) of the other groups that have clients
+    heard,  # list of (result of `answering`, results of clients), for the other groups that have clients
 ):
-    "What is offered to the server of a group besides, as entries of what its own clients ended with."
+    "Entries to add to a group's results, by which its server learns of the other groups."
     if not heard: return {}
     more = dict(peers=lambda x: torch.cat([answer(x) for answer, _ in heard]))
     if asks_for(method, 'merge', 'peer_uploads'):
@@ -80,7 +80,7 @@ def what_others_say(
 
 # %% ../nbs/21_networks.ipynb #net00014
 def _met(method, outs, sents):
-    "What each group's server gets: its own clients' results, and what the others say."
+    "What each group's server gets: its own clients' results, and what it may use from other groups."
     if not meets(method): return outs
     there = {i: (answering(sent, out), out) for i, (sent, out) in enumerate(zip(sents, outs)) if len(out['loss'])}
     met = []
@@ -92,7 +92,7 @@ def _met(method, outs, sents):
 
 # %% ../nbs/21_networks.ipynb #net00016
 def _check(federation):
-    "The parts of a federation, checked, with their client numbers."
+    "The checked federation of each group, with its client numbers."
     if federation.is_remote() or isinstance(federation.participation, Clock):
         raise ValueError("clients with different networks train on one machine and wait for each other: "
                          "neither executor='torchrun' nor participation=Clock(...) knows them")
@@ -110,7 +110,7 @@ def _check(federation):
 
 # %% ../nbs/21_networks.ipynb #7e52173d
 def _begun(parts, checkpoint, team):
-    "Simulations and runs of the parts, from what a checkpoint holds of all of them."
+    "Simulations and runs of the groups, started, or resumed from a checkpoint."
     files, begun = _newest(checkpoint, len(parts)), []
     for (f, who), file in zip(parts, files):
         sim, run = replace(f, checkpoint=file).begin(team, shared=False)
@@ -120,14 +120,14 @@ def _begun(parts, checkpoint, team):
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])
         begun.append((sim, run))
     check_memories([run.state for _, run in begun], parts[0][0].method)
-    pass_on(parts[0][0].method, [copy.copy(run) for _, run in begun], [who for _, who in parts]) # can it be?
+    pass_on(parts[0][0].method, [copy.copy(run) for _, run in begun], [who for _, who in parts]) # is it possible?
     return begun
 
 def check_memories(
-    states, # of State, one a network
+    states, # list of States, one per network
     method, # a Method
 ):
-    "Refuse networks of which a method that joins what all send makes memories of different shapes."
+    "Refuse networks for which the server's memory has different shapes, if the method joins what all clients send."
     for name, part in zip(part_names(method), method.parts):
         if not asks_for(part, 'merge', 'peer_uploads'): continue
         shapes = [[tuple(v.shape) for v in leaves(s.server[name])] for s in states]
@@ -137,11 +137,11 @@ def check_memories(
 
 # %% ../nbs/21_networks.ipynb #03464fa8
 def pass_on(
-    method, # a Method, whose parts may have `shared`, a prefix of names
-    runs,   # list of Run, one a network, whose states are replaced
-    whos,   # the numbers of the clients that have each; [] for the server's own network
+    method, # a Method, whose parts may have `shared`, a prefix of names of tensors
+    runs,   # list of Runs, one per network; their states are replaced
+    whos,   # the numbers of the clients with each network; [] for the server's own network
 ):
-    "Put the tensors under `shared` of the server's own network into the place of all others'."
+    "Copy the tensors under `shared` from the server's own network into all others."
     starts = tuple(f'{p.shared}.' for p in method.parts if getattr(p, 'shared', ''))
     own = next((run for run, who in zip(runs, whos) if not who), None)
     if not starts or not own: return
@@ -154,8 +154,8 @@ def pass_on(
         run.state = replace(run.state, params=run.state.params | {k: v.clone() for k, v in given.items()})
 
 # %% ../nbs/21_networks.ipynb #3f5ce3ca
-def _one_round(simulations, steps, method): # steps: of each, what `Simulation.rounds` yields
-    "Each group trains, all of them meet, and each goes on to the end of the round."
+def _one_round(simulations, steps, method): # steps: for each, the generator `Simulation.rounds`
+    "Each group trains, all groups exchange results, and each goes on to the end of the round."
     clock, asked, outs, spent = time.perf_counter, [], [], []
     for sim, step in zip(simulations, steps):
         began = clock()
@@ -165,14 +165,14 @@ def _one_round(simulations, steps, method): # steps: of each, what `Simulation.r
         spent.append((began, clock() - began))
     sents = [sim.broadcast(state) for sim, state in zip(simulations, asked)]
     for sim, step, out, (began, own) in zip(simulations, steps, _met(method, outs, sents), spent):
-        sim.waited = clock() - began - own # for the other groups
+        sim.waited = clock() - began - own # time spent on the other groups
         with suppress(StopIteration): step.send(out) # after the last round
 
 # %% ../nbs/21_networks.ipynb #net00017
 def over_networks(
     federation, # Federation whose `model` is a list, see `groups`
 ): # MixedRun
-    "The federation, with a network for each client."
+    "Run a federation with a network for each client."
     parts, team = _check(federation), SingleProcess()
     stop = time.monotonic() + 60*(inf if federation.minutes is None else federation.minutes)
     begun = _begun(parts, federation.checkpoint, team)
@@ -195,7 +195,7 @@ def over_networks(
 
 # %% ../nbs/21_networks.ipynb #e1b3449b
 def _interrupted(e, kept, parts, rounds):
-    "The interrupt with the run after the last round that all groups have finished."
+    "The interrupt, with the run after the last round that all groups have finished."
     if not kept: return interrupted(e, None, 0, rounds)
     for run, (f, _) in zip(kept, parts): f.give_network(run)
     mixed = MixedRun(kept, [who for _, who in parts])
@@ -205,9 +205,9 @@ def _interrupted(e, kept, parts, rounds):
 @dataclass
 class MixedRun:
     "A federation whose clients have different networks: a Run for each network."
-    runs: list # of Run, in the order in which the networks appear
-    who: list  # the numbers of the clients that have it, one list for each; [] for the server's own network
-    best, rounds_to, plot, _column = Run.best, Run.rounds_to, Run.plot, Run._column # of the history of all
+    runs: list # list of Runs, in the order in which the networks appear
+    who: list  # for each network, the numbers of the clients that have it; [] for the server's own network
+    best, rounds_to, plot, _column = Run.best, Run.rounds_to, Run.plot, Run._column # for the history over all networks
     @property
     def settings(self): return self.runs[0].settings # those of the first network
     @property
@@ -215,12 +215,12 @@ class MixedRun:
     @property
     def locals(self): return [run.locals for run in self.runs] # one for each network
     @property
-    def round(self): return self.runs[0].state.round # how many are done
+    def round(self): return self.runs[0].state.round # number of rounds done
     @property
-    def last(self): # the numbers of the last round, by the names of their columns
+    def last(self): # the numbers of the last round, by column name
         return {k: v for k, v in self.history.iloc[-1].items() if v == v} if self.round else {}
     @property
-    def first(self): # name and number of what one looks at first, accuracy for classes
+    def first(self): # name and value of the main measure, accuracy for classes
         name, _ = first_of(self.last)
         return name, self.last.get(name, nan)
     def __repr__(self):
@@ -230,33 +230,33 @@ class MixedRun:
 
 # %% ../nbs/21_networks.ipynb #dd0b6345
 def name_of(run):
-    "Of its network, such as 'mlp'."
+    "The name of a run's network, such as 'mlp'."
     spec = run.settings['model']
     return spec['name'] if isinstance(spec, dict) else spec
 
 def clients_said(who):
-    "How many clients, in words."
+    "The number of clients, in words."
     return "the server's own" if not who else f"{len(who)} client{'s'*(len(who) > 1)}"
 
 # %% ../nbs/21_networks.ipynb #net00020
-SUMMED = 'participants', 'bad', 'seconds' # over networks
-OF_THE_ROUND = re.compile('train_loss|drift|.*_(before|after)') # means over the clients that took part in it
-UNJOINED = re.compile('.*_sd|peak_mb') # what says nothing of all networks together; each run has its own
+SUMMED = 'participants', 'bad', 'seconds' # added up over networks
+OF_THE_ROUND = re.compile('train_loss|drift|.*_(before|after)') # means over the clients that took part in the round
+UNJOINED = re.compile('.*_sd|peak_mb') # columns that cannot be joined over networks; each run has its own
 
 def _joined(column, tables, clients, tested):
-    "A column for all networks; a mean weighs them by clients: of the round, those with test images, or all."
+    "A column for all networks; means are weighted by numbers of clients: of the round, with test samples, or all."
     there = [t for t in tables if column in t]
     values = np.stack([t[column] for t in there], 1)
     if column in SUMMED: return values.sum(1)
     count = tested if 'personal' in column else clients
     weights = np.stack([t['participants'] if OF_THE_ROUND.fullmatch(column) else 0*t['participants'] + n
                         for t, n in zip(tables, count) if column in t], 1)
-    with np.errstate(invalid='ignore'): # nobody was there
+    with np.errstate(invalid='ignore'): # if no client took part
         return np.where(weights > 0, values*weights, 0).sum(1)/weights.sum(1)
 
 @patch(as_prop=True)
 def history(self:MixedRun):
-    "A DataFrame with one row a round: means over clients, and `accuracy 0`, `accuracy 1`, ... of the networks."
+    "A DataFrame with one row per round: means over clients, and `accuracy 0`, `accuracy 1`, ... of the networks."
     import pandas as pd
     tables = [r.history.set_index('round') for r in self.runs]
     count = [len(w) for w in self.who], [r.settings.get('tested', 0) for r in self.runs]
@@ -268,21 +268,21 @@ def history(self:MixedRun):
 
 # %% ../nbs/21_networks.ipynb #net00022
 @patch
-def run_of(self:MixedRun, client): # its number; None: the server
-    "The Run of the network that a client has, or the server by itself."
+def run_of(self:MixedRun, client): # client: its number; None: the server
+    "The Run of the network that a client has, or of the server's own network."
     found = [r for r, who in zip(self.runs, self.who) if (client in who if client is not None else not who)]
     if not found and client is None: raise ValueError("the server has no network of its own, see `runs`")
     if not found: raise ValueError(f"there is no client {client}; the clients are 0 to {sum(map(len, self.who)) - 1}")
     return found[0]
 
 @patch
-def network(self:MixedRun, client=None): # its number; None: the server
+def network(self:MixedRun, client=None): # client: its number; None: the server
     "A client's own network, or the server's, see `Run.network`."
     return self.run_of(client).network(client)
 
 @patch
 def per_client(self:MixedRun, task, tests, metrics=None, clients=None): # as for `Run.per_client`
-    "A DataFrame, one row a client: as `Run.per_client` says it of the network that the client has."
+    "A DataFrame, one row per client: the results of `Run.per_client` for the network that the client has."
     import pandas as pd
     tables = [r.per_client(task, tests, metrics, clients).iloc[who].assign(network=i)
               for i, (r, who) in enumerate(zip(self.runs, self.who)) if who]
@@ -292,19 +292,19 @@ def per_client(self:MixedRun, task, tests, metrics=None, clients=None): # as for
 def _files(folder, round, n): return [Path(folder)/f'round-{round}-network-{i}-of-{n}.safetensors' for i in range(n)]
 
 def _rounds_in(folder, n):
-    "The rounds of which a folder has all files."
+    "The rounds for which a folder has all files."
     found = {int(f.name.split('-')[1]) for f in Path(folder).glob(f'round-*-network-0-of-{n}.safetensors')}
     return sorted(r for r in found if all(f.exists() for f in _files(folder, r, n)))
 
 def _newest(folder, n):
-    "The files to go on from; None for each network where there are none."
+    "The files to resume from; None for each network if there are none."
     there = _rounds_in(folder, n) if folder else []
     return _files(folder, there[-1], n) if there else [None]*n
 
 # %% ../nbs/21_networks.ipynb #d3bdeefc
 @patch
 def save(self:MixedRun, folder):
-    "Write a file for each network, as `Run.save` does, and then remove those of the rounds before."
+    "Write a file for each network, as `Run.save` does, and then remove those of earlier rounds."
     n = len(self.runs)
     Path(folder).mkdir(parents=True, exist_ok=True)
     before = [r for r in _rounds_in(folder, n) if r != self.round]
@@ -313,8 +313,8 @@ def save(self:MixedRun, folder):
     return folder
 
 @patch(cls_method=True)
-def load(cls:MixedRun, folder, networks, device='cpu'): # networks: the list that `federate` got
-    "Read a run back."
+def load(cls:MixedRun, folder, networks, device='cpu'): # networks: the list that was passed to `federate`
+    "Read a run from its folder."
     n = len({id(v) for v in networks})
     if not (there := _rounds_in(folder, n)): raise FileNotFoundError(f"{folder} has no run with {n} networks")
     runs = [Run.load(f, device=device) for f in _files(folder, there[-1], n)]

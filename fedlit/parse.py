@@ -16,7 +16,7 @@ from .method import FedAvg, Method, total
 
 # %% ../nbs/15_parse.ipynb #9b31758d
 class ParseError(ValueError): "A text that is not a method."
-class Misfit(ParseError): "A value whose arguments are not those it takes."
+class Misfit(ParseError): "A value whose arguments are wrong."
 
 def methods_by_name() -> dict: # name -> class
     "The methods that a text may name: everything that `fedlit.methods` exports, and FedAvg."
@@ -25,7 +25,7 @@ def methods_by_name() -> dict: # name -> class
             if isinstance(v, type) and issubclass(v, Method) and k not in ('Method', 'Sum')}
 
 def _proper(*args):
-    "`match_name`; what it refuses is a text that cannot be read."
+    "`match_name`; if it refuses the text, a `ParseError`."
     try: return match_name(*args)
     except ValueError as e: raise ParseError(str(e)) from None
 
@@ -33,8 +33,8 @@ def _proper(*args):
 def page_of(
     method, # class of a Method, one of `methods_by_name`
 ) -> str:   # such as '13_feddecorr.ipynb', in the folder of the methods
-    "The notebook that derives a method."
-    if method is FedAvg: return '00_fedavg.ipynb' # whose class belongs to the page about all methods
+    "The notebook that explains a method."
+    if method is FedAvg: return '00_fedavg.ipynb' # its class is on the page about all methods
     found = re.search(r'nbs/methods/(\w+\.ipynb)', getsource(sys.modules[method.__module__]))
     if not found: raise ValueError(f'{method.__name__} is of {method.__module__}, which no page about methods exports')
     return found[1]
@@ -70,8 +70,8 @@ def named(
     text, # a name
     what, # 'model', 'data set' or 'executor'
 ) -> str:
-    "What `text` names; a `ParseError` says what is allowed."
-    methods_by_name() # some methods bring networks along
+    "The name that `text` means; a `ParseError` says what is allowed."
+    methods_by_name() # some methods add networks
     from fedlit.data import datasets
     from fedlit.models import models
     from fedlit.round import EXECUTORS
@@ -80,7 +80,7 @@ def named(
 
 # %% ../nbs/15_parse.ipynb #d35fe6cb
 def _read(text, what, example, longest, read): # read: function of the parsed expression
-    "What a text means; whatever goes wrong is a `ParseError`."
+    "The meaning of a text; any error becomes a `ParseError`."
     if len(text) > longest: raise ParseError(f"{what} of {len(text)} characters is not read; {longest} are plenty")
     try: return read(ast.parse(text.strip(), mode='eval').body)
     except ParseError: raise
@@ -90,8 +90,8 @@ def _read(text, what, example, longest, read): # read: function of the parsed ex
 
 def method(
     text,         # such as "MOON(mu=1) + FedDecorr(beta=0.1)"
-    others=None,  # dictionary name -> class: what it may name besides `methods_by_name()`
-    longest=2000, # int, in characters
+    others=None,  # dictionary name -> class: classes that it may name in addition to `methods_by_name()`
+    longest=2000, # int, the most characters that are accepted
 ) -> Method:
     "The method that `text` describes. Never evaluates code; raises `ParseError` for anything that is not a method."
     if not isinstance(text, str): raise ParseError(f"a method must be given as text, not as {type(text).__name__}")
@@ -102,22 +102,22 @@ def method(
 ABSTRACT = 'Value', 'Schedule', 'Effort', 'Optimizer', 'Participation', 'Local'
 
 def values() -> dict: # name -> class
-    "What a text may name besides methods: schedules, amounts of work, optimisers, and ways of taking part."
+    "The values that a text may name: schedules, amounts of work, optimisers, and rules of participation."
     from fedlit import local, participation
     found = {**vars(local), **vars(participation)}
     return {k: v for k, v in found.items() if isinstance(v, type) and issubclass(v, local.Value) and k[0] != '_'
             and k not in ABSTRACT}
 
 def signature_of(
-    cls, # of `values`
-):       # text, such as "Milestones(lr, at, factor=0.1)"
-    "How a value is written."
+    cls, # one of the classes in `values()`
+):       # str, such as "Milestones(lr, at, factor=0.1)"
+    "How to write a value."
     bare = [p.replace(annotation=p.empty) for p in signature(cls).parameters.values()]
     return f'{cls.__name__}{Signature(bare)}'
 
 # %% ../nbs/15_parse.ipynb #pa14made
 def _made(name, names, /, *args, **kw):
-    "The value of that name; if its arguments do not fit, an error says how it is called."
+    "The value of that name; if its arguments do not fit, an error says how to write it."
     cls = names[_proper(name, names, 'value')]
     try: return cls(*args, **kw)
     except TypeError: raise Misfit(f"{name} is written as {signature_of(cls)}") from None
@@ -133,17 +133,17 @@ def _value(node, names):
 # %% ../nbs/15_parse.ipynb #pa14valu
 def value(
     text,         # such as "Milestones(.1, at=(800, 1250))", "adam" or ".1"
-    longest=10**5, # int, in characters
+    longest=10**5, # int, the most characters that are accepted
 ):                # a number, a tuple, or a `fedlit.local.Value`
-    "The value that a text describes, for local training or participation. A name alone is its call without arguments."
+    "The value that a text describes, for local training or participation. A bare name is called without arguments."
     if not isinstance(text, str): return text
     return _read(text, 'a value', 'Milestones(.1, at=(800, 1250))', longest, lambda node: _value(node, values()))
 
 # %% ../nbs/15_parse.ipynb #pa14locl
 def local(
-    **fields, # of `fedlit.local.Local`: values, or texts of them
+    **fields, # fields of `fedlit.local.Local`: values, or texts that describe them
 ):            # Local
-    "A `Local` whose fields may be texts, as they are on a command line or in a file."
+    "A `Local` whose fields may be texts, as on a command line or in a file."
     from fedlit.local import Local
     def one(k, v):
         try: return value(v)
@@ -152,7 +152,7 @@ def local(
 
 # %% ../nbs/15_parse.ipynb #sd14code
 def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
-    "The seeds that are meant, ints. A ValueError names what cannot be one."
+    "The seeds as a list of ints. A ValueError says what is wrong with them."
     if many := hasattr(seeds, '__iter__') and not isinstance(seeds, str): found = list(seeds)
     else: found = [seeds]
     for s in found:
@@ -167,8 +167,8 @@ def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds:
 def vary(
     method,   # a Method
     **values, # hyperparameter -> list of its values
-) -> list:    # of Methods, the last hyperparameter varying fastest
-    "The method with every combination of these values. A ParseError names what it does not have."
+) -> list:    # list of Methods, the last hyperparameter varying fastest
+    "The method with every combination of these values. A ParseError unless exactly one part has each hyperparameter."
     has = [{f.name for f in fields(part)} for part in method.parts]
     for name, listed in values.items():
         if not isinstance(listed, (list, tuple)) or not listed or any(listed.count(v) > 1 for v in listed):
@@ -185,7 +185,7 @@ def vary(
 def values_of(
     text, # such as "mu=.1,1,5"
 ):        # name, list of values
-    "A hyperparameter and what it is to be. Never evaluates code."
+    "A hyperparameter and its values, read from text. Never evaluates code."
     name, eq, listed = text.partition('=')
     try: found = list(ast.literal_eval(f'[{listed}]'))
     except (SyntaxError, ValueError, RecursionError, MemoryError): found = []
@@ -198,15 +198,15 @@ def values_of(
 def import_paths(
     method, # a Method
 ) -> dict:  # name -> "module:name in it", for the classes of its parts that `methods_by_name` does not have
-    "Where the classes live that a text of this method needs besides the known ones."
+    "Where to import the classes that a text of this method needs in addition to the known ones."
     ours = methods_by_name()
     return {c.__name__: f'{c.__module__}:{c.__qualname__}'
             for c in map(type, method.parts) if ours.get(c.__name__) is not c}
 
 def classes(
-    homes, # what the function of that name returned
-) -> dict: # name -> class, of those that can be found
-    "Import the classes again. Modules of Python's own library are not searched, since no method lives there."
+    homes, # what `import_paths` returned
+) -> dict: # name -> class, for those that can be found
+    "Import the classes again. Modules of Python's own library are not searched, since they contain no methods."
     found = {}
     for name, home in homes.items():
         module, _, inside = str(home).partition(':')
@@ -214,6 +214,6 @@ def classes(
                 or '<locals>' in inside):
             continue
         try: c = getattr(sys.modules.get(module) or importlib.import_module(module), inside, None)
-        except Exception: continue # a module that is not here, or cannot be imported
+        except Exception: continue # the module does not exist, or cannot be imported
         if isinstance(c, type) and issubclass(c, Method): found[name] = c
     return found

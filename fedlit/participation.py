@@ -19,15 +19,15 @@ from .method import ask
 
 # %% ../nbs/11_participation.ipynb #bfb9d4df
 class Participation(Value):
-    "Who takes part in a round: a subclass says in `draw`, which asks for what it needs by name."
+    "A rule for who takes part in a round. A subclass defines `draw`, which asks for what it needs by name."
     def draw(self, clients): raise NotImplementedError
-    def suits(self, clients): return '' # what is wrong with this number of clients, if anything is
+    def suits(self, clients): return '' # what is wrong with this number of clients, if anything
 
 def many(
     share, # in (0, 1]
-    n,     # int, how many there are
+    n,     # int, number of items
 ):         # int, at least 1
-    "How many clients a share is."
+    "The number of items, out of `n`, that a share stands for."
     return max(1, int(np.floor(share*n + .5)))
 
 class _Share(Participation):
@@ -36,7 +36,7 @@ class _Share(Participation):
         return dict(share=(is_number(self.share) and 0 < self.share <= 1, 'in (0, 1]: the share of clients in a round'))
 
 class Uniform(_Share):
-    "A share of the clients, all equally likely; what a number means."
+    "A share of the clients, drawn with equal probability; a number as participation means the same."
     def draw(self, clients, rng): return rng.choice(clients, many(self.share, clients), replace=False)
 
 # %% ../nbs/11_participation.ipynb #e02b3e98
@@ -45,10 +45,10 @@ def draw_clients(
     participation, # share of them in (0, 1], or a Participation
     seed,          # int
     round,         # int
-    sizes=None,    # (N,) samples of each client, for a `draw` that asks for them
-    losses=None,   # function of client numbers -> their losses, as well
-    steps=None,    # function of client and round -> its steps, as well
-) -> list:         # of client numbers, sorted
+    sizes=None,    # (N,) numbers of samples, for a `draw` that asks for them
+    losses=None,   # function of client numbers -> their losses, likewise
+    steps=None,    # function of client and round -> number of steps, likewise
+) -> list:         # list of client numbers, sorted
     "The clients of a round."
     how = Uniform(participation) if is_number(participation) else participation
     offer = dict(clients=n, sizes=sizes, round=round, rng=rng('clients', seed, round), losses=losses, steps=steps,
@@ -62,10 +62,10 @@ def draw_clients(
 
 # %% ../nbs/11_participation.ipynb #fa7fddf0
 def check_participation(
-    participation, # what should be a share of the clients, or a Participation
+    participation, # a share of the clients, or a Participation
     clients=None,  # int, how many exist
 ):
-    "Refuse what is neither, and what does not suit the number of clients."
+    "Refuse anything that is neither a share nor a Participation, or that does not suit the number of clients."
     if isinstance(participation, Participation):
         if clients is not None and (said := participation.suits(clients)): raise ValueError(said)
         return
@@ -77,7 +77,7 @@ def check_participation(
 
 # %% ../nbs/11_participation.ipynb #d6b46c06
 class BySize(_Share):
-    "A share of the clients, drawn one after the other in proportion to their data; with weighting='uniform'."
+    "A share of the clients, drawn one by one in proportion to their data; use it with weighting='uniform'."
     def draw(self, clients, sizes, rng):
         sizes = np.asarray(sizes, dtype=float)
         return rng.choice(clients, min(many(self.share, clients), np.count_nonzero(sizes)), replace=False,
@@ -90,8 +90,8 @@ class RoundRobin(_Share):
         return (round*k + np.arange(k))%clients
 
 class Available(_Share):
-    "A share of those clients that are there, by a trace of 0 and 1."
-    rows: tuple = ('1',) # one text a round, with a 0 or 1 for each client; after the last, the first again
+    "A share of the clients that are available, according to a trace of 0 and 1."
+    rows: tuple = ('1',) # one text per round, with a 0 or 1 for each client; after the last, the first again
     def right(self):
         good = isinstance(self.rows, tuple) and self.rows and all(
             isinstance(r, str) and len(r) == len(self.rows[0]) and '1' in r and not r.strip('01') for r in self.rows)
@@ -106,7 +106,7 @@ class Available(_Share):
 
 # %% ../nbs/11_participation.ipynb #c3784bb9
 class PowerOfChoice(_Share):
-    "Of some candidates, drawn by size, a share of all clients: those of the largest loss (Cho et al., AISTATS 2022)."
+    "A share of all clients: among candidates drawn by size, those of the largest loss (Cho et al., AISTATS 2022)."
     share: float = .1   # of all clients, in (0, 1]
     candidates: int = 0 # d; 0: twice as many as take part
     def right(self):
@@ -123,22 +123,22 @@ class PowerOfChoice(_Share):
 
 # %% ../nbs/11_participation.ipynb #8b5f9cf0
 class Answers(NamedTuple):
-    "Who answers in a round."
+    "The clients whose results arrive in a round."
     who: list                        # client numbers, sorted
     began: list                      # the round in which each of them began
-    pending: frozenset = frozenset() # rounds in which others began who are still at work
-    at: tuple = ()                   # simulated seconds at which each answered; (): nobody counts them
+    pending: frozenset = frozenset() # rounds in which clients began that are still at work
+    at: tuple = ()                   # simulated seconds at which each result arrived; (): no clock
     time: float = None               # simulated seconds at which the server steps
 
 class Clock(Participation):
-    "Clients at work side by side, each at its own pace; the server steps once enough of them have answered."
-    share: float = 1.      # of all clients, at work at any time, in (0, 1]
-    answers: int = 0       # the server waits for so many; 0: for all who are at work
-    deadline: float = None # seconds: it waits no longer, if somebody has answered
-    pace: float = 1.       # seconds a step takes the middle client
+    "Clients that work side by side, each at its own pace; the server steps when enough of them have finished."
+    share: float = 1.      # of all clients, working at any time, in (0, 1]
+    answers: int = 0       # number of results that the server waits for; 0: those of all clients at work
+    deadline: float = None # seconds after which it waits no longer, if it has any result
+    pace: float = 1.       # seconds per step of the median client
     spread: float = 1.     # standard deviation of the logarithm of the clients' paces
-    delay: float = 0.      # seconds that a client needs besides, to receive and to send
-    paces: tuple = ()      # seconds a step takes each client; (): drawn around `pace`
+    delay: float = 0.      # further seconds that a client needs, to receive and send
+    paces: tuple = ()      # seconds per step of each client; (): drawn around `pace`
 
 # %% ../nbs/11_participation.ipynb #9c9d68a3
 @patch
@@ -161,14 +161,14 @@ def suits(self:Clock, clients):
 
 @patch
 def seconds(self:Clock, clients, seed):
-    "How long a step takes each client."
+    "The seconds that a step takes each client."
     return self.paces or (self.pace*np.exp(self.spread*rng('paces', seed).standard_normal(clients))).tolist()
 
 # %% ../nbs/11_participation.ipynb #c15157c7
 @patch
-def rounds(self:Clock, clients, seed, steps): # steps: function of client and round -> its steps
-    "Round after round, without end, the `Answers`."
-    paces, work, now = self.seconds(clients, seed), [], 0. # work: a heap of (when it ends, client, begun in)
+def rounds(self:Clock, clients, seed, steps): # steps: function of client and round -> number of steps
+    "Yield the `Answers` of round after round, without end."
+    paces, work, now = self.seconds(clients, seed), [], 0. # work: a heap of (end, client, round in which it began)
     def begin(idle, draw, round):
         free = min(many(self.share, clients) - len(work), len(idle))
         drawn = draw.choice(len(idle), free, replace=False).tolist()
@@ -194,14 +194,14 @@ def draw(self:Clock, clients, seed, round, steps):
 # %% ../nbs/11_participation.ipynb #0932d3e4
 def needs(
     participation, # share or Participation
-    name,          # such as 'losses'
+    name,          # name of a value, such as 'losses'
 ):                 # bool
-    "Does the way of choosing ask for this?"
+    "Does the rule for participation ask for this value?"
     return isinstance(participation, Participation) and name in _asked(type(participation))
 
 def _asked(cls):
     return cls.draw.__code__.co_varnames[1:cls.draw.__code__.co_argcount]
 
 def plain(participation): # a number, or a Participation
-    "What JSON can hold of it: a number, or its text."
+    "A form that JSON can hold: a number, or its text."
     return repr(participation) if isinstance(participation, Participation) else participation

@@ -28,7 +28,7 @@ def _labels(y): # tensor, array or list of N whole numbers
 
 # %% ../nbs/02_partition.ipynb #8e37afd2
 def _whole(name, value, low, high=None, why=""):
-    "`value` as an int between `low` and `high`, or a ValueError that says so."
+    "`value` as an int between `low` and `high`; a ValueError if it is not one."
     try: v = operator.index(value)
     except TypeError: v = low - 1
     if v < low or (high is not None and v > high):
@@ -45,12 +45,12 @@ def _grouped(y, rng):
     return order[np.argsort(y[order], kind="stable")]
 
 def _decks(y, rng):
-    "One shuffled index array per label 0..max, empty where a label does not occur."
+    "One shuffled index array per label 0..max, empty for a label that does not occur."
     return np.split(_grouped(y, rng), np.cumsum(np.bincount(y))[:-1])
 
 # %% ../nbs/02_partition.ipynb #gr02code
 def _groups(name, v):
-    "The different entries of the row `v`, and which of them each sample has."
+    "The different entries of the row `v`, and for each sample which of them it has."
     v = v.cpu().numpy() if torch.is_tensor(v) else np.ma.asarray(v)
     if v.ndim != 1 or not v.size:
         raise ValueError(f"{name} has shape {v.shape}: it must be a non-empty row, one {name} a sample")
@@ -66,7 +66,7 @@ def _pack(parts):
     return [torch.from_numpy(np.sort(np.asarray(p, dtype=np.int64))) for p in parts]
 
 def _deal(decks, table):
-    "Hand out `table[k, c]` samples of deck `c` to client `k`, none of them twice."
+    "Hand out `table[k, c]` samples of deck `c` to client `k`, no sample twice."
     hands = [np.split(d, np.cumsum(n))[:len(n)] for d, n in zip(decks, table.T)]
     return _pack([np.concatenate(h) for h in zip(*hands)])
 
@@ -75,8 +75,8 @@ def counts(
     parts, # One index tensor per client
     y, # (N,) labels
     classes=None, # Number of classes; None: the largest label plus one
-)->torch.Tensor: # (clients, classes) int64: samples of each class at each client
-    "How many samples of each class every client holds; ValueError if `classes` is too small for `y`."
+)->torch.Tensor: # (clients, classes) int64: number of samples of each class at each client
+    "The number of samples of each class at every client; ValueError if `classes` is too small for `y`."
     y = torch.from_numpy(_labels(y))
     classes = _whole("classes", int(y.max()) + 1 if classes is None else classes, int(y.max()) + 1)
     return torch.stack([torch.bincount(y[p], minlength=classes) for p in parts])
@@ -85,8 +85,8 @@ def counts(
 def heterogeneity(
     parts, # One index tensor per client
     y, # (N,) labels
-)->float: # 0: every client has the common label distribution; at most 1 - sum_c q(c)^2
-    "Total-variation distance of a client's label distribution from the common one, averaged over samples."
+)->float: # 0 if every client has the overall label distribution; at most 1 - sum_c q(c)^2
+    "Total-variation distance of a client's label distribution from the overall one, averaged over samples."
     joint = counts(parts, y).double()
     joint = joint / joint.sum()
     return (joint - joint.sum(1, keepdim=True) * joint.sum(0)).abs().sum().item() / 2
@@ -113,10 +113,10 @@ def show_partition(
     parts, # One index tensor per client
     y, # (N,) labels
     ax=None, # matplotlib axes to draw on; None: a new figure
-    title="", # Written above the picture
-    full=None, # Samples in a full cell, to give several pictures one scale; None: the largest count
+    title="", # Title above the picture
+    full=None, # Number of samples that fills a cell, to give several pictures one scale; None: the largest count
 ): # The axes
-    "Draw who holds how much of which class."
+    "Draw how many samples of each class every client holds."
     import matplotlib.pyplot as plt
     from matplotlib.ticker import MaxNLocator
     if ax is None: ax = plt.subplots(figsize=(6, 2.6))[1]
@@ -131,7 +131,7 @@ def show_partition(
 
 # %% ../nbs/02_partition.ipynb #5604b048
 def _start(y, clients, seed):
-    "Labels and number of clients, both checked, and a generator."
+    "The labels and the number of clients, both checked, and a random generator."
     y = _labels(y)
     return y, _whole("clients", clients, 1, len(y), "the number of samples"), _rng(seed)
 
@@ -143,20 +143,20 @@ def _in_turn(order, clients):
 def iid(
     y, # (N,) labels; only their number matters
     clients=10, # Number of clients, 1 to N
-    seed=0, # Of the shuffle
-)->list: # One sorted int64 index tensor per client; every index once, sizes equal up to one
+    seed=0, # Seed of the shuffle
+)->list: # One sorted int64 index tensor per client; every index once, sizes differ by at most one
     "Shuffle all samples and deal them out in turn. ValueError if `clients` is not between 1 and N."
     y, clients, rng = _start(y, clients, seed)
     return _in_turn(rng.permutation(len(y)), clients)
 
 # %% ../nbs/02_partition.ipynb #4ee981bb
 def _concentration(alpha):
-    "ValueError if `alpha` is no number above 0."
+    "ValueError if `alpha` is not a number above 0."
     if not (isinstance(alpha, (int, float, np.number)) and alpha > 0):
         raise ValueError(f'alpha={alpha} must be a number above 0; float("inf") is the homogeneous case')
 
 def _table(sizes, clients, alpha, cap, rng):
-    "One Dirichlet table (clients, classes) for classes of the given `sizes`, with the cap rule or without."
+    "One Dirichlet table (clients, classes) for classes of the given `sizes`, with or without the cap rule."
     table = np.zeros((len(sizes), clients), np.int64)
     held = table.sum(0)
     for row, n in zip(table, sizes):
@@ -179,7 +179,7 @@ def _search(sizes, clients, alpha, min_size, restarts, rng):
 
 # %% ../nbs/02_partition.ipynb #f75731e3
 def _lend(table, least):
-    "The table with `least` samples for every client: who has fewer borrows from the largest class of whoever has most."
+    "The table with `least` samples for every client, lent by the client with most samples, from its largest class."
     table, held = table.copy(), table.sum(1)
     for k in np.flatnonzero(held < least):
         while held[k] < least:
@@ -195,13 +195,13 @@ def _lend(table, least):
 def dirichlet(
     y, # (N,) labels
     clients=10, # Number of clients K, 1 to N
-    alpha=0.05, # Concentration, above 0: small is uneven, float("inf") is homogeneous
-    seed=0, # Of every draw
-    min_size=10, # Fewest samples a client may have, at most N / clients; "paper" has no such limit
-    form="released", # "released": cap and restart, as MOON's code has; "rebalanced": cap and loan; "paper": neither
+    alpha=0.05, # Concentration, above 0: small values are uneven, float("inf") is homogeneous
+    seed=0, # Seed of every draw
+    min_size=10, # Fewest samples of a client, at most N / clients; form "paper" has no such limit
+    form="released", # "released": cap and restart, as in MOON's code; "rebalanced": cap and loan; "paper": neither
     restarts=10_000, # Tables to try before giving up ("released" only)
 )->list: # One sorted int64 index tensor per client; every index once; "paper" may leave clients empty
-    "Per class, Dirichlet shares over the clients (FedDecorr, MOON). ValueError: bad argument, or no table passed."
+    "Per class, Dirichlet shares over the clients (FedDecorr, MOON). ValueError: bad argument, or no suitable table."
     y, clients, rng = _start(y, clients, seed)
     if form not in ("released", "rebalanced", "paper"):
         raise ValueError(f'form={form!r} must be "released", "rebalanced" or "paper"')
@@ -217,13 +217,13 @@ def dirichlet(
 
 # %% ../nbs/02_partition.ipynb #b415a4d3
 def _owners(clients, present, classes, rng):
-    "Who owns what, (clients, present) booleans: each client takes the least owned classes, ties at random."
+    "Which client owns which class, (clients, present) booleans: each takes the least owned classes, ties at random."
     has = np.zeros((clients, present), bool)
     for k in rng.permutation(clients): has[k, np.lexsort((rng.random(present), has.sum(0)))[:classes]] = True
     return has
 
 def _evenly(sizes, has, rng):
-    "The table that splits each class among its owners, equal up to one sample."
+    "The table that splits each class among its owners; their numbers differ by at most one sample."
     table = np.zeros(has.shape, np.int64)
     for c, n in enumerate(sizes):
         who = rng.permutation(np.flatnonzero(has[:, c]))
@@ -234,10 +234,10 @@ def _evenly(sizes, has, rng):
 def classes_per_client(
     y, # (N,) labels
     clients=10, # Number of clients K, 1 to N
-    classes=2, # Classes M at every client, 1 to the number of classes in y
-    seed=0, # Of the choice of classes and of the deal
+    classes=2, # Number of classes M at every client, 1 to the number of classes in y
+    seed=0, # Seed of the choice of classes and of the deal
 )->list: # One sorted int64 index tensor per client; every sample of an owned class once
-    "Exactly M classes a client, each split evenly among owners (FedDecorr TPAMI, scheme 2). ValueError: bad argument."
+    "Exactly M classes per client, each split evenly (FedDecorr TPAMI, scheme 2). ValueError: bad argument."
     y, clients, rng = _start(y, clients, seed)
     sizes = np.bincount(y)
     present = np.flatnonzero(sizes)
@@ -251,7 +251,7 @@ def classes_per_client(
 
 # %% ../nbs/02_partition.ipynb #2b57dea7
 def _pure(decks, m, rng):
-    "Cut every non-empty deck on its own, `m` shards in all, their numbers equal up to one."
+    "Cut every non-empty deck on its own, into `m` shards in all; the decks' numbers of shards differ by at most one."
     decks = [d for d in decks if len(d)]
     each = m // len(decks) + (rng.permutation(len(decks)) < m % len(decks))
     if each.min() < 1 or (each > [len(d) for d in decks]).any():
@@ -265,7 +265,7 @@ def shards(
     y, # (N,) labels
     clients=100, # Number of clients K, 1 to N
     shards_per_client=2, # Shards s dealt to each client, at most N / clients
-    seed=0, # Of the shuffle within a class and of the deal
+    seed=0, # Seed of the shuffle within a class and of the deal
     pure=False, # True: cut inside each class (HeteroFL, FedDSE); False: cut the sorted row (McMahan)
 )->list: # One sorted int64 index tensor per client; every index once; not always s classes
     "Sort by label, cut into equal shards, deal some to each client (McMahan 2017, sec. 3). ValueError: bad argument."
@@ -297,10 +297,10 @@ def dirichlet_mixture(
     y, # (N,) labels to draw training samples from
     clients=40, # Number of clients, 1 or more
     alpha=1.0, # Concentration of a client's class distribution, above 0
-    train=500, # Training samples at every client
-    test=100, # Test samples at every client
+    train=500, # Number of training samples at every client
+    test=100, # Number of test samples at every client
     y_test=None, # (N_test,) labels to draw test samples from; None: no test parts
-    seed=0, # Of every draw
+    seed=0, # Seed of every draw
 )->tuple: # (train_parts, test_parts or None): sorted int64 index tensors, distinct in a client, shared across clients
     "Fixed sizes, one Dirichlet mixture per client (FedDecomp sec. 4.1). ValueError: bad argument, or a class runs out."
     y = _labels(y)
@@ -316,9 +316,9 @@ def dirichlet_mixture(
 def quantity_skew(
     y, # (N,) labels; only their number matters
     clients=10, # Number of clients K, 1 to N
-    alpha=0.5, # Concentration of the sizes, above 0: small is uneven, float("inf") makes them equal up to one
-    seed=0, # Of the sizes and of the deal
-    min_size=10, # Samples that every client has in any case, at most N / clients
+    alpha=0.5, # Concentration of the sizes, above 0: small values are uneven, float("inf") makes them equal up to one
+    seed=0, # Seed of the sizes and of the deal
+    min_size=10, # Fewest samples of a client, at most N / clients
 )->list: # One sorted int64 index tensor per client; every index once
     "Dirichlet sizes and labels at random (NIID-Bench, sec. 4.3). ValueError: bad argument."
     y, clients, rng = _start(y, clients, seed)
@@ -333,7 +333,7 @@ def quantity_skew(
 def by_domain(
     domain, # (N,) domain of each sample: whole numbers or names
     clients=None, # Number of clients, a multiple of the number of domains; None: one per domain
-    seed=0, # Of the shuffle within a domain
+    seed=0, # Seed of the shuffle within a domain
 )->list: # One sorted int64 index tensor per client, in the sorted order of the domains; every index once
     "Each client holds one domain, or an even part of one (FedBN; FedDecorr TPAMI). ValueError: bad number of clients."
     names, d = _groups("domain", domain)
@@ -351,11 +351,11 @@ def by_domain(
 # %% ../nbs/02_partition.ipynb #ow01cell
 def by_owner(
     owner, # (N,) owner of each sample: whole numbers or names
-    clients=None, # Number of owners to take by chance, at most as many as there are; None: all
-    least=1, # Fewest samples of an owner who becomes a client
-    seed=0, # Of the choice
+    clients=None, # Number of owners to draw at random, at most as many as there are; None: all
+    least=1, # Fewest samples of an owner that becomes a client
+    seed=0, # Seed of the choice
 )->list: # One sorted int64 index tensor per client, in the sorted order of the owners
-    "Each client holds what one owner has. ValueError: no owner has `least` samples, or fewer than `clients` do."
+    "Each client holds the samples of one owner. ValueError: no owner has `least` samples, or fewer than `clients` do."
     _, o = _groups("owner", owner)
     every = np.split(np.argsort(o, kind="stable"), np.cumsum(np.bincount(o))[:-1])
     parts = [p for p in every if len(p) >= least]
@@ -372,18 +372,18 @@ def _check_readable(task):
 
 # %% ../nbs/02_partition.ipynb #b9637587
 def _readings(classes, concepts, changed, rng):
-    "What each concept calls each class, (concepts, classes): those on a ring of `changed` classes move along."
+    "The label that each concept gives each class, (concepts, classes): `changed` classes on a ring move along it."
     table, ring = np.tile(np.arange(classes), (concepts, 1)), rng.permutation(classes)[:changed]
     for g, row in enumerate(table): row[ring] = np.roll(ring, -g)
     return table
 
 def concept_shift(
     task, # Task without domains
-    concepts=2, # How many readings of the labels there are, 2 to the number of classes
-    classes=None, # How many classes are read differently, `concepts` to all of them; None: all
-    seed=0, # Of the readings, and of which samples belong to which
-): # Task whose domains are the concepts, for `by_domain`; each concept has an equal share of every class's images
-    "Groups of samples that disagree on the labels of pictures (Sattler et al., 2020). ValueError: bad argument."
+    concepts=2, # Number of ways to label the classes, 2 to the number of classes
+    classes=None, # Number of classes whose labels differ, `concepts` to all of them; None: all
+    seed=0, # Seed of the labellings, and of which samples belong to which
+): # Task whose domains are the concepts, for `by_domain`; each concept has an equal share of every class's samples
+    "Make groups of samples that disagree on the labels of classes (Sattler et al., 2020). ValueError: bad argument."
     _check_readable(task)
     concepts = _whole("concepts", concepts, 2, task.classes, "the number of classes")
     changed = _whole("classes", task.classes if classes is None else classes, concepts, task.classes,
@@ -399,9 +399,9 @@ def concept_shift(
 
 # %% ../nbs/02_partition.ipynb #ow04cell
 def by_flower(
-    partitioner, # Of `flwr_datasets.partitioner`, such as DirichletPartitioner(10, partition_by="label", alpha=.5)
-    y, # (N,) labels, the column "label"
-    **columns, # More columns that it asks for by name, a list of N values each
+    partitioner, # One of `flwr_datasets.partitioner`, such as DirichletPartitioner(10, partition_by="label", alpha=.5)
+    y, # (N,) labels, passed on as the column "label"
+    **columns, # More columns that the partitioner needs, by name: a list of N values each
 )->list: # One sorted int64 index tensor per client
     "Let a partitioner of `flwr-datasets` divide the samples."
     if not hasattr(partitioner, "load_partition"):
@@ -415,7 +415,7 @@ def by_flower(
 
 # %% ../nbs/02_partition.ipynb #c8e3c94c
 def _room(row, have):
-    "Largest test size at which the proportions of `row` ask no class for more than it `have`."
+    "The largest test size at which no class needs more samples than `have`, in the proportions of `row`."
     on = row > 0
     return int((have[on] * row.sum() // row[on]).min()) if on.any() else 0
 
@@ -424,9 +424,9 @@ def match(
     parts, # One index tensor per client, into y
     y, # (N,) training labels
     y_test, # (N_test,) test labels
-    seed=0, # Of the draw; a client's draw depends on its position and not on the other parts
+    seed=0, # Seed of the draw; a client's draw depends on its position and not on the other parts
 )->list: # One sorted int64 index tensor per client, into y_test; distinct within a client, shared across clients
-    "Test indices with each training part's label distribution; none if it is empty. ValueError: a class has too few."
+    "Test indices with each training part's label distribution; none for an empty part. ValueError: too few of a class."
     y_test, table = _labels(y_test), counts(parts, y).numpy()
     have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
     out = []

@@ -35,10 +35,10 @@ _ALONE = ('<style>svg:root{color:#222;font-family:system-ui,sans-serif} '
           '@media (prefers-color-scheme:dark){svg:root{color:#ddd} svg:root .accent{color:#f2875a}}</style>')
 
 # %% ../nbs/portrait.ipynb #6cd6d01f
-CLIENTS, WEAK, LOCAL = 6, 3, Local(epochs=2, batch_size=4) # how many, one that gets a quarter of a width, its training
+CLIENTS, WEAK, LOCAL = 6, 3, Local(epochs=2, batch_size=4) # number, one with 1/4 of the width, local training
 
 def trial_networks():
-    "Small networks, the usual one first."
+    "Small networks for a trial, the most common kind first."
     conv, pool = lambda: nn.Conv2d(8, 8, 3, padding=1), lambda: (nn.AdaptiveAvgPool2d(1), nn.Flatten())
     for norm in nn.BatchNorm2d(8), nn.GroupNorm(2, 8):
         yield Net(nn.Sequential(conv(), norm, nn.ReLU(), conv(), nn.ReLU(), *pool()), nn.Linear(8, 4))
@@ -47,7 +47,7 @@ def trial_networks():
 
 # %% ../nbs/portrait.ipynb #1ffc9932
 def trial(method, model):
-    "A round on random samples: states before and after, what clients sent, FedAvg's state, did a seed matter?"
+    "Run a round on random samples: states before and after, what clients sent, FedAvg's state, was anything drawn?"
     g, who = torch.Generator().manual_seed(0), list(range(CLIENTS))
     x = torch.randn(CLIENTS, 2, 4, 8, 4, 4, generator=g)
     y = (torch.randint(2, (CLIENTS, 2, 4), generator=g) + torch.arange(CLIENTS)[:, None, None]) % 4
@@ -65,13 +65,13 @@ def trial(method, model):
 # %% ../nbs/portrait.ipynb #480f81e1
 @dataclass(frozen=True)
 class Layer:
-    "A layer of the small network, as a method treats it."
+    "A layer of the trial network, as a method treats it."
     kind: str           # 'body', 'norm' or 'head'
     has: tuple          # which of its neurons a weak client has, booleans
-    shared: float = 1.  # numbers that clients have in common, over those of the weight
-    own: float = 0.     # numbers of a client's second weight, over the same
+    shared: float = 1.  # numbers that clients have in common, relative to those of the weight
+    own: float = 0.     # numbers that a client has for itself, likewise
     home: bool = False  # does the weight stay at home?
-    server: bool = True # has the server one that a round may change?
+    server: bool = True # does the server have a copy that a round may change?
 
 def _layer(name, module, state, out, new):
     w, there = f'{name}.weight', {**state.params, **state.buffers}
@@ -110,14 +110,14 @@ def _marks(method, state, out, new, plain, drawn):
 # %% ../nbs/portrait.ipynb #3e71f9f7
 @dataclass(frozen=True, repr=False)
 class Portrait:
-    "What a round shows of a method; a notebook shows it as a small picture."
-    name: str     # of the method
-    layers: tuple # of Layer
-    marks: tuple  # some of `MARKS`
+    "What a round shows about a method; in a notebook it is displayed as a small picture."
+    name: str     # name of the method
+    layers: tuple # tuple of Layers
+    marks: tuple  # tuple of names in `MARKS`
     def __repr__(self): return f'Portrait({self.name!r})'
 
 def portrait(method):
-    "Let `method` run a round on the first of the `trial_networks` that it does not refuse."
+    "Make a portrait of `method` from a round on the first of the `trial_networks` that it accepts."
     if not isinstance(method, Method): raise TypeError(f"{method!r} is not a method, as MOON(mu=1) + FedDecorr() is")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -132,13 +132,13 @@ def portrait(method):
 
 # %% ../nbs/portrait.ipynb #55aac847
 def _kinds(layers, the=''):
-    "`the body and the head`, of some layers; `network` where all kinds are among them."
+    "Kinds of some layers as text, such as 'the body and the head'; 'the network' if all kinds are among them."
     kinds = list(dict.fromkeys(l.kind for l in layers))
     return ' and '.join(f'{the}{k}' for k in kinds) if len(kinds) < 3 else f'{the}network'
 
 @patch
 def words(self:Portrait):
-    "The picture in a sentence."
+    "The picture described in a sentence."
     layers, said = self.layers, []
     if home := [l for l in layers if l.home]:
         said.append(f"{_kinds(home, 'the ')} {'stay' if ' and ' in _kinds(home) else 'stays'} at home")
@@ -153,7 +153,7 @@ def words(self:Portrait):
 def _rect(x, y, w, h, how=FILL): return f'<rect x="{x:g}" y="{y:g}" width="{w:g}" height="{h:g}" {how}/>'
 
 def _bar(x, y, width, unit, has, accent):
-    "A layer around the height `y`: neurons that are there are filled, and an outline is where others are missing."
+    "A layer centred at height `y`: neurons that it has are filled, and an outline shows where others are missing."
     top, there, i = y - unit*len(has)/2, '', 0
     for on, run in ((on, len([*run])) for on, run in groupby(has)):
         there, i = there + _rect(x, top + unit*i, width, unit*run)*on, i + run
@@ -162,7 +162,7 @@ def _bar(x, y, width, unit, has, accent):
 
 # %% ../nbs/portrait.ipynb #847996cb
 def _network(p, x, y, unit, row):
-    "The layers of portrait `p` beside each other from `x` on; `row` is 'client', 'own' or 'server'."
+    "The layers of portrait `p` side by side, from `x` on; `row` is 'client', 'own' or 'server'."
     wide, out = [3 if l.kind == 'norm' else 5 for l in p.layers], ''
     by = min(1, 24/(sum(wide) + 2*len(wide) - 2))
     for l, w in zip(p.layers, wide):
@@ -173,7 +173,7 @@ def _network(p, x, y, unit, row):
     return out
 
 def _way(x0, x1, y, marks, more):
-    "An arrow between the sides, with what happens on it."
+    "An arrow between client and server, with signs for what happens to the tensors on the way."
     d, h = (1, -1)[x1 < x0], 5
     line = f'q{d*1.6}-6 {d*3.2} 0' + f't{d*3.2} 0'*3 if 'noise' in marks else f'H{x1 - d*h}'
     dashed = ' stroke-dasharray="2.5 2"'*('fewer' in marks)
@@ -183,7 +183,7 @@ def _way(x0, x1, y, marks, more):
 # %% ../nbs/portrait.ipynb #cc72806b
 @patch
 def svg(self:Portrait, scale=1):
-    "The picture as the text of an SVG, 96 wide and 48 high, or so many times as large."
+    "The picture as SVG text, 96 wide and 48 high, multiplied by `scale`."
     m, two = self.marks, any(l.own for l in self.layers)
     sign = dict(own=f'<rect x="1" y="1" width="37" height="46" rx="5" {LINE} stroke-opacity=".6"/>',
                 loss=f'<path d="M30.5 22h6M33.5 19v6" {LINE} stroke-width="1.6"/>',

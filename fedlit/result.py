@@ -38,7 +38,7 @@ if TYPE_CHECKING: import pandas as pd
 
 # %% ../nbs/18_result.ipynb #5a83f678
 class _History:
-    "A table with a row for each round: made of dictionaries the first time that somebody asks for it."
+    "A table with a row for each round, made from dictionaries when it is first read."
     def __get__(self, run, cls=None) -> 'pd.DataFrame':
         if run is None: raise AttributeError('history') # so that the field has no default
         if isinstance(vars(run)['history'], list):
@@ -50,14 +50,14 @@ class _History:
 # %% ../nbs/18_result.ipynb #runclas1
 @dataclass
 class Run:
-    "A federation that has run: what was asked, what was seen, and the state to go on from."
+    "A federation that has run: its request, its history, and the state to continue from."
     method: Method             # the method, a value that prints as its configuration
-    history: _History = _History() # DataFrame with one row a round; given as one, or as a list of dictionaries
+    history: _History = _History() # DataFrame with one row per round; given as one, or as a list of dictionaries
     state: State               # parameters, buffers, memories, personal tensors
-    settings: dict             # everything else that was asked, and versions, device, seconds
+    settings: dict             # the rest of the request, and versions, device, seconds
     model: torch.nn.Module = None # the network with the server's final parameters
     locals: dict = None        # of the last round: `who`, stacked `params` and `buffers` of clients before averaging
-    origin: object = None      # the Federation that ran, where it did so in this process; no file has it
+    origin: object = None      # the Federation that ran, if in this process; not saved to files
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'
@@ -100,7 +100,7 @@ def put_into(self:Run, model, checked=True): # checked: refuse a network with ot
 # %% ../nbs/18_result.ipynb #moveoutc
 @patch
 def move_out(self:Run):
-    "Put what outlives a federation into memory of its own, see `fedlit.ground.memory`; the numbers stay."
+    "Move what outlives a federation into memory of its own, see `fedlit.ground.memory`; the numbers stay the same."
     s = self.state
     for v in leaves(dict(client=s.client, personal=s.personal)):
         if isinstance(v, Table): v.move_out()
@@ -110,7 +110,7 @@ def move_out(self:Run):
 
 @patch
 def plot(self:Run, ax=None):
-    "Accuracy of the global model against rounds, or what stands first in `fedlit.measure.SCORED`."
+    "Plot the global model's accuracy, or the first measure in `fedlit.measure.SCORED` that it has, against rounds."
     from fedlit.figure import against_rounds
     first, _ = first_of(self.history)
     h = self.history.dropna(subset=first)
@@ -121,33 +121,33 @@ def _later(module, name): return getattr(import_module(f'fedlit.after.{module}')
 
 @patch
 def report(self:Run, path, **given):
-    "Write what happened to one HTML file, see `fedlit.after.report.report`."
+    "Write a report of the run to one HTML file, see `fedlit.after.report.report`."
     return _later('report', 'report')(self, path, **given)
 
 @patch
 def federation(self:Run, **given):
-    "What was asked, to be asked again: `fedlit.after.without.federation`."
+    "The request of this run, to run again or change: `fedlit.after.without.federation`."
     return _later('without', 'federation')(self, **given)
 
 @patch
 def without(self:Run, client, **given):
-    "The same run without a client, or several, and what changed: `fedlit.after.without.without`."
+    "Repeat the run without one or several clients, and see what changes: `fedlit.after.without.without`."
     return _later('without', 'without')(self, client, **given)
 
 @patch
 def influence(self:Run, clients=None, **given):
-    "What changes without each client in turn: `fedlit.after.without.influence`."
+    "What changes if each client in turn is left out: `fedlit.after.without.influence`."
     return _later('without', 'influence')(self, clients, **given)
 
 @patch
 def newcomers(self:Run, steps=20, **given): # steps: of fine-tuning
-    "The network on clients that never took part, before and after fine-tuning: `fedlit.after.without.newcomers`."
+    "Test the network on clients that never took part, before and after fine-tuning: `fedlit.after.without.newcomers`."
     return _later('without', 'newcomers')(self, steps, **given)
 
 # %% ../nbs/18_result.ipynb #9c94c633
 @patch
-def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as `federate` took them, if from a file
-    "A DataFrame, one row a client: accuracy and `metrics` of the server's model and of the client's own on its tests."
+def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as in `federate`, for a run from a file
+    "A DataFrame, one row per client: accuracy and `metrics` of the server's model and the client's own on its tests."
     if clients is None and self.origin and self.origin.task is task: clients = self.origin.clients
     if len(tests) != self.state.clients:
         raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
@@ -165,17 +165,17 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
 
 # %% ../nbs/18_result.ipynb #mt13best
-def _numbers(row): # of a history, those that were measured
+def _numbers(row): # of a history: those that were measured
     return {k: float(v) for k, v in row.items() if not isinstance(v, (str, list)) and v is not None and v == v}
 
 @patch(as_prop=True)
 def last(self:Run):
-    "The numbers of the last round, by the names of their columns; ready for any log."
+    "The numbers of the last round, by column name; can be passed to any logger."
     return _numbers(self.history.iloc[-1]) if len(self.history) else {}
 
 @patch
 def _column(self:Run, name):
-    "A column of the history, without what was not measured; empty if it may come; a ValueError if it is none."
+    "A column of the history without missing values; empty if not measured yet; a ValueError if it does not exist."
     if name not in {*SEEN, *self.settings.get('metrics', ()), *self.history}:
         raise ValueError(f"the history has no column {name!r}; there are {', '.join(self.history)}")
     return self.history.reindex(columns=[name])[name].dropna()
@@ -183,10 +183,10 @@ def _column(self:Run, name):
 # %% ../nbs/18_result.ipynb #fc9be31b
 @patch
 def best(self:Run,
-    column=None,  # of the history; None: `validation`, or `accuracy` where the task has nothing to choose by
-    lowest=None,  # is less better? None: where it is a mean squared error
-):                # the numbers of that round, by the names of their columns; {} while none has measured it
-    "The round in which a column was highest, the first of them. A warning says where test samples choose it unasked."
+    column=None,  # of the history; None: `validation`, or `accuracy` if the task has no validation samples
+    lowest=None,  # is lower better? None: only for a mean squared error
+):                # the numbers of that round, by column name; {} if no round has measured the column
+    "The best round by a column, the first of several. Warns if you named no column and test samples decide."
     first, _ = first_of(self.history)
     if column is None:
         column = 'validation' if 'validation' in self.history else first
@@ -201,10 +201,10 @@ def best(self:Run,
 @patch
 def rounds_to(self:Run,
     target,       # such as .9
-    column=None,  # of the history; None: accuracy, or what stands first in `fedlit.measure.SCORED`
-    lowest=None,  # is less better, as of a loss? None: where it is a mean squared error
-) -> int:         # None where no round has reached it
-    "How many rounds it took until a column reached a target."
+    column=None,  # of the history; None: accuracy, or the first measure in `fedlit.measure.SCORED` that it has
+    lowest=None,  # is lower better, as for a loss? None: only for a mean squared error
+) -> int:         # None if no round has reached it
+    "The number of rounds until a column first reached a target."
     column = column or first_of(self.history)[0]
     if lowest is None: lowest = less_is_better(column, self.history)
     seen = self._column(column)
@@ -214,8 +214,8 @@ def rounds_to(self:Run,
 # %% ../nbs/18_result.ipynb #mt15pred
 def data_spec(
     task, # Task
-):        # dict(input, labels, target unless it is a class), for the settings of a run
-    "What a run writes down of the samples that its network takes, and the names of the classes."
+):        # dict(input, labels, target unless it is 'class'), for the settings of a run
+    "What a run records about the input of its network, and the names of the classes."
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
     if task.columns: said['columns'] = list(task.columns)
@@ -225,14 +225,14 @@ def data_spec(
 # %% ../nbs/18_result.ipynb #clientc1
 @patch
 def _client(self:Run, client):
-    "Refuse a client that there is not, and a run without a network."
+    "Refuse a client that does not exist, and a run without a network."
     if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
     if client is not None and not (is_whole(client) and 0 <= client < self.state.clients):
         raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
 
 @patch
 def _net(self:Run, client):
-    "The tensors of the server's network, or of a client's own; and what becomes of its answers."
+    "The tensors of the server's network or of a client's own, and the function that changes its logits, or None."
     more = {}
     if client is not None and needs_samples(self.method):
         if not self.origin:
@@ -258,10 +258,10 @@ def _asked(self:Run, x, task):
 # %% ../nbs/18_result.ipynb #logitsc1
 @patch
 def logits(self:Run,
-    x,           # (N, ...) samples as they are stored: a tensor, an array, a list
+    x,           # (N, ...) samples in their original form, not normalised: a tensor, an array, a list
     client=None, # whose network: the number of a client, or None for the server's
     batch=1000,  # samples per forward pass
-    task=None,   # Task that says how samples are normalised; None: as the run has written down
+    task=None,   # Task whose normalisation to use; None: the one recorded in the run
 ):               # (N, C) on the CPU
     "The scores of every class, in evaluation mode."
     if not (is_whole(batch) and batch >= 1): raise ValueError(f"batch={batch!r}, but it must be at least 1")
@@ -273,14 +273,14 @@ def logits(self:Run,
 def predict(self:Run,
     x, client=None, batch=1000, task=None, # as for `logits`
 ):
-    "The class of every sample, (N,) int64 on the CPU; or of every place, or booleans, or quantities, as the target is."
+    "The class of every sample, (N,) int64 on the CPU; for other targets, classes of places, booleans or quantities."
     said, target = self.logits(x, client, batch, task), self.settings.get('target') if task is None else task.target
     return said if target == 'numbers' else said > 0 if target == 'labels' else said.argmax(1)
 
 # %% ../nbs/18_result.ipynb #sh02netw
 @patch
 def network(self:Run, client=None):
-    "A copy of the network of the server, or of a client, by itself: as it was before `wrap`, in evaluation mode."
+    "A standalone copy of the network of the server or of a client: as it was before `wrap`, in evaluation mode."
     self._client(client)
     net, ((params, buffers), answer) = copy.deepcopy(self.model), self._net(client)
     if answer: warn(f"{self.method!r} answers otherwise than this network does by itself, see its hook `predict`; "
@@ -306,7 +306,7 @@ def save_model(self:Run, path, client=None):
 # %% ../nbs/18_result.ipynb #sh04card
 @patch
 def _about(self:Run, client):
-    "What a card says, see `fedlit.engine.card.card`."
+    "The content of a model card, see `fedlit.engine.card.card`."
     own, names = type(self.network(client)), (*chain(*SCORED.values()), *self.settings.get('metrics', ()))
     s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
     return dict(method=repr(self.method), rounds=self.state.round, client=client, settings=s,
@@ -317,38 +317,38 @@ def _about(self:Run, client):
 # %% ../nbs/18_result.ipynb #cardcel1
 @patch
 def to_folder(self:Run,
-    folder,      # where
+    folder,      # path of the folder
     client=None, # whose network: the number of a client, or None for the server's
-    name=None,   # of the network; None: the method's
-):               # the folder
+    name=None,   # name of the network; None: that of the method
+):               # path of the folder
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
     return write_folder(folder, name or self.method.name, self._about(client), self._packed(client))
 
 @patch
 def push_to_hub(self:Run,
     repo,         # "user/name"
-    client=None,  # whose network; None is the server's
-    private=True, # may only you see it, where it is new?
-    **kw,         # for `huggingface_hub.HfApi`, such as token
+    client=None,  # whose network: the number of a client, or None for the server's
+    private=True, # make a new repository private?
+    **kw,         # arguments of `huggingface_hub.HfApi`, such as token
 ):
-    "Put the network with its card on the Hugging Face Hub."
+    "Upload the network and its card to the Hugging Face Hub."
     return upload(repo, partial(self.to_folder, client=client, name=repo), private, **kw)
 
 # %% ../nbs/18_result.ipynb #82a138b0
-FORMAT = 5 # of a run's file; other ones are refused
+FORMAT = 5 # version of a run's file; other versions are refused
 
-LONG = 2**20 # characters of a history that no longer stands in the header, which safetensors limits
-BESIDE = 'beside the tensors' # where it stands then, as bytes
+LONG = 2**20 # characters above which a history is not put in the header, whose size safetensors limits
+BESIDE = 'beside the tensors' # the header has this in its place, and the history is stored as bytes
 
 ROWS = '/rows' # after a table's name: the numbers of its rows
 
 def records(history):
-    "A history as JSON can hold it: one dictionary a round, exact numbers, what was not measured left out."
+    "A history in a form that JSON can hold: one dictionary per round, exact numbers, missing values left out."
     return [{k: v for k, v in row.items() if v == v} for row in history.to_dict('records')]
 
 @patch
-def save(self:Run, path, keep=False): # keep: as a checkpoint, beside the one before
-    "Write the run to one safetensors file with a JSON header, all of it or nothing."
+def save(self:Run, path, keep=False): # keep: as a checkpoint, in addition to the previous one
+    "Write the run to a safetensors file with a JSON header; the file is complete or not written at all."
     s = self.state
     trees = {k: getattr(s, k) for k in TREES}
     flat = flatten(trees)
@@ -369,7 +369,7 @@ _KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, o
 _SETTINGS = dict(labels=list, target=str, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
 
 def _check_kinds(header):
-    "Refuse a header whose entries are not of their kinds."
+    "Refuse a header whose entries have the wrong types."
     for k, kind in _KINDS.items():
         if k not in header: raise ValueError(f"it has no {k}")
         if type(v := header[k]) is not kind: raise ValueError(f"{k} is {v!r:.60}, but it must be a {kind.__name__}")
@@ -389,7 +389,7 @@ def _check_kinds(header):
 _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'personal', 'personal_sd', 'peak_mb'
 
 def _check_history(history):
-    "Refuse a history that is no table, or one with more columns than numbers."
+    "Refuse a history that is not a table, or one that would be mostly empty."
     if not all(type(row) is dict for row in history): raise ValueError('its history is no list of rows')
     number = lambda v: type(v) is float and v == v or type(v) is int and abs(v) < 2**63
     for row in history:
@@ -401,7 +401,7 @@ def _check_history(history):
 
 # %% ../nbs/18_result.ipynb #tenschk1
 def _check_tensors(header, tensors):
-    "Refuse names without a tensor, and tables that are none."
+    "Refuse names without a tensor, and tables that are not valid."
     order, tables = header['order'], header['tables']
     if odd := next((k for k in order if k not in tensors or k.partition('/')[0] not in TREES), None):
         raise ValueError(f'it has no tensor {odd!r:.60}')
@@ -420,17 +420,17 @@ def _check_tensors(header, tensors):
 
 # %% ../nbs/18_result.ipynb #c1f759bd
 def _trees(header, tensors, device):
-    "The trees of a file, on `device`, with tables for what clients hold."
+    "The trees of a file, on `device`, with tables for the tensors that clients hold."
     store, clients = Store(), header['clients']
     tensors = {k: v if k in header['tables'] else v.to(device) for k, v in tensors.items()}
     for k in header['tables']: tensors[k] = unpack(tensors[k], tensors[k+ROWS], clients, device, store)
-    # safetensors sorts names; sums are exact only in their own order
+    # safetensors sorts names; sums are exact only in their original order
     return unflatten({k: tensors[k] for k in header['order']})
 
 # %% ../nbs/18_result.ipynb #wholecl1
 @contextmanager
 def _whole(path):
-    "Name the file in which something is odd."
+    "A context that adds the name of the file to an error about its content."
     try: yield
     except FileNotFoundError: raise
     except (ValueError, TypeError, LookupError, AttributeError, RuntimeError, OverflowError) as e:
@@ -438,7 +438,7 @@ def _whole(path):
         raise e if str(path) in said else ValueError(f"{path} is no run that fedlit can read: {said}") from None
 
 def _read(path, device='cpu'):
-    "What a file says of a run, and its state."
+    "The header of a file, and the state in it."
     header, tensors = read_tensors(path, FORMAT)
     with _whole(path):
         if header.get('history') == BESIDE: header['history'] = json.loads(tensors.pop('history').numpy().tobytes())
@@ -451,7 +451,7 @@ def _read(path, device='cpu'):
 
 # %% ../nbs/18_result.ipynb #59297289
 def _method_of(header, path):
-    "The method of a file, by its text."
+    "The method of a file, made from its text."
     homes = header['classes']
     try: return parse(header['method'], classes(homes), longest=10**6)
     except ParseError as e:
@@ -460,7 +460,7 @@ def _method_of(header, path):
                          "pass the method: Run.load(path, method=...)") from None
 
 def _text_of(header, method):
-    "The text of a file's method; that of `method` where it says the same in other words."
+    "The text of a file's method; if it describes `method` in other words, that of `method`."
     ours, theirs = repr(method), header['method']
     try: return ours if ours == theirs or method == _method_of(header, '') else theirs
     except ValueError: return theirs
@@ -469,19 +469,19 @@ def _text_of(header, method):
 def _size(model): return sum(v.numel() for v in (*model.parameters(), *model.buffers()))
 
 def _check_size(size, state, what):
-    "Refuse what would be far larger than the tensors of a file."
+    "Refuse anything far larger than the tensors of a file."
     held = sum(v.numel() for v in leaves(dict(a=state.params, b=state.buffers, c=state.fixed)))
     if size > 100*held + 2**20: raise ValueError(f'{what} has {size} numbers, and the file holds {held}')
 
 def _check_use(run):
-    "What a method makes of the parameters is tried without memory first."
+    "Apply the `use` hooks without memory first, to see how large a network they make."
     if not overrides(run.method, 'use'): return
     bare = replace(run.state, **tmap(lambda v: v.to('meta'), dict(params=run.state.params, buffers=run.state.buffers,
                                                                 fixed=run.state.fixed)))
     _check_size(sum(v.numel() for v in deployed(run.method, bare)[0].values()), run.state, 'its network')
 
 def _network(spec, state):
-    "The network that `build` made of `spec`; a ValueError where it would be far larger than what the file holds."
+    "The network that `build` made from `spec`; a ValueError if it would be far larger than the content of the file."
     shape, options = spec['shape'], spec['options']
     if prod(shape) > 2**22 or len(json.dumps(options)) > 10**4:
         raise ValueError(f"its network is for samples {shape!r:.60}, with the options {options!r:.60}")
@@ -492,11 +492,11 @@ def _network(spec, state):
 @patch(cls_method=True)
 def load(cls:Run,
     path,         # file that `Run.save` wrote
-    model=None,   # network to hold the parameters; needed unless `fedlit.models.build` made it
+    model=None,   # network to hold the parameters; needed unless the run's network was made by `fedlit.models.build`
     device='cpu', # where the tensors go
-    method=None,  # the Method, where its class cannot be imported
+    method=None,  # the Method, if its class cannot be imported
 ) -> Run:
-    "Read a run back."
+    "Read a run from a file."
     header, state = _read(path, device)
     if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")
@@ -507,24 +507,24 @@ def load(cls:Run,
         return run.put_into(copy.deepcopy(model).to(device)) if model is not None else run
 
 # %% ../nbs/18_result.ipynb #46ffccc3
-# may differ when a run goes on
+# settings that may differ when a run is resumed
 FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device', 'threads', 'machine', 'torch',
         'python', 'fedlit', 'metrics', 'labels', 'setting')
 
 def _differ(theirs, ours):
-    "What of two runs' settings is not the same, in words."
+    "The differences between two runs' settings, in words."
     other = differences(*(run.get('fingerprint', {}) for run in (theirs, ours)))
     if not alike(theirs.get('input', here := ours.get('input')), here): other.append('another normalisation')
     return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 
 def resume(
-    path,     # of the checkpoint, or None
+    path,     # path of the checkpoint, or None
     method,   # a Method
-    settings, # what is asked now, see `Run`
+    settings, # the settings of this request, see `Run`
     device,   # where the tensors go
-):            # the Run so far, or None where there is no checkpoint
-    "Go back to the newest checkpoint that can be read; a ValueError if it belongs to another run."
+):            # the Run so far, or None if there is no checkpoint
+    "Resume from the newest checkpoint that can be read; a ValueError if it belongs to another run."
     found = path and newest(path, partial(_read, device=device))
     if not found: return None
     header, state = found

@@ -26,11 +26,11 @@ EXECUTORS = dict(loop=single, threads=single, vmap=stacked, extract=single)
 
 def side_by_side(
     train,   # function (piece, model)
-    pieces,  # list of what it takes
+    pieces,  # list of the pieces
     model,   # copied for every thread
-    threads, # int
-):           # list of what `train` returned
-    "`train(piece, model)` for all pieces, several at a time, each on one core."
+    threads, # int, number of threads
+):           # list of results of `train`
+    "Call `train(piece, model)` for all pieces, several at a time, each on one core."
     own = threading.local()
     def begin():
         own.model = copy.deepcopy(model)
@@ -44,8 +44,8 @@ def side_by_side(
 def halved(
     train, # function of a list of positions
     who,   # list of positions
-):         # list of what `train` returned, in order
-    "`train(who)`; or where memory does not suffice, both halves of it."
+):         # list of results of `train`, in order
+    "Call `train(who)`; if memory does not suffice, call it for both halves of `who` instead."
     try: return [train(who)]
     except (torch.OutOfMemoryError, MemoryError, RuntimeError) as e:
         if len(who) == 1 or (not isinstance(e, (torch.OutOfMemoryError, MemoryError))
@@ -57,7 +57,7 @@ def halved(
 
 # %% ../nbs/12_round.ipynb #engcoh01
 class EngineCohort(CutCohort, FrozenCohort, RaggedCohort, ReplayedCohort):
-    "The cohort that trains in a run: the sum of what the pages of the engine add."
+    "The cohort that trains in a run: it combines the cohorts of the engine's pages."
 
 # %% ../nbs/12_round.ipynb #f655d3b2
 def _trainer(sent, who, batches, executor, tapes):
@@ -77,10 +77,10 @@ def local_phase(
     who,             # list of K client numbers
     batches,         # Batches of the K clients
     executor="loop", # "loop", "threads", "vmap" or "extract"
-    tapes=None,      # Tapes to play steps from; None runs every step as it is
-    chunk=None,      # at most so many clients in a stack; None is no limit
+    tapes=None,      # Tapes to replay steps from; None: no replay
+    chunk=None,      # the most clients in one stack; None: no limit
 ) -> dict: # `params`, `buffers`, `client`, `uploads`, `mask`: (K, ...); `steps`, `loss` (mean over its steps): (K,)
-    "Every client in `who` trains on its batches, starting from what the server sent and what it kept."
+    "Train every client in `who` on its batches, starting from what the server sent and what the client kept."
     if executor not in EXECUTORS:
         raise ValueError(f"executor={executor!r}, but it must be one of {', '.join(EXECUTORS)}")
     check_local(sent.method, sent.local)
@@ -99,29 +99,29 @@ def local_phase(
 
 # %% ../nbs/12_round.ipynb #330f7e71
 def longest_first(batches): # Batches of K clients
-    "The positions of clients by their number of steps."
+    "The positions of clients, those with the most steps first."
     return (-(batches.counts > 0).sum(1)).argsort(stable=True).tolist()
 
 def in_order(
-    outs,  # list of what cohorts returned
-    order, # list of the clients' positions, one cohort's after the other's
+    outs,  # list of results of cohorts
+    order, # list of the clients' positions, cohort after cohort
 ):
-    "What the cohorts returned as one stack, with the client that came `i`-th in row `order[i]`."
+    "The results of the cohorts as one stack, with the `i`-th client's results in row `order[i]`."
     joined = outs[0] if len(outs) == 1 else tmap(lambda *v: torch.cat(v), *outs)
     back = torch.tensor(order).argsort().tolist()
     return joined if back == sorted(back) else rows(joined, back)
 
 # %% ../nbs/12_round.ipynb #ce0017eb
 def fed_round(
-    sent,            # Broadcast; its state is that of `start` or of the round before
+    sent,            # Broadcast; its state is from `start` or from the round before
     who,             # list of K client numbers
     data,            # dict(x=(K, T, B, ...), y=(K, T, B), counts=(K, T)), or Batches
     weights,         # (K,) how much each client counts, usually its number of samples
     executor="loop", # "loop", "threads", "vmap" or "extract"
-    tapes=None,      # Tapes to play steps from; None runs every step as it is
-    chunk=None,      # at most so many clients in a stack; None is no limit
-) -> State: # after the round
-    "One round on batches that are given."
+    tapes=None,      # Tapes to replay steps from; None: no replay
+    chunk=None,      # the most clients in one stack; None: no limit
+) -> State: # State after the round
+    "Run one round on given batches."
     batches = data if isinstance(data, Batches) else Batches(**data)
     out = local_phase(sent, who, batches, executor, tapes, chunk)
     with modes_kept(sent.model): new = aggregate(sent, list(map(int, who)), out, weights)

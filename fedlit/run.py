@@ -54,41 +54,41 @@ from .vocabulary import STEP
 
 # %% ../nbs/19_run.ipynb #32432558
 def federate(
-    # or a list of networks, one for each client: `fedlit.networks.over_networks`
     model: torch.nn.Module,     # network that returns (features, logits); it is not changed
+                                # (or a list of networks, one for each client: see `fedlit.networks.over_networks`)
     task: object,               # Task
     clients: list,              # index tensors into the training set, one per client
     method: Method,             # such as MOON(mu=1) + FedDecorr()
     rounds: int = 20,           # communication rounds
-    local: Local = None,        # how a client trains; None is Local()
+    local: Local = None,        # how a client trains; None: Local()
     participation: float = 1.,  # share of the clients that train in a round, in (0, 1]; or a Participation
-    seed: int = 0,              # decides every draw, see `fedlit.ground.draws`
-    # extract: small networks for clients that have only a part; torchrun: several processes
+    seed: int = 0,              # determines every random draw, see `fedlit.ground.draws`
     executor: str = "auto",     # "loop", "threads", "vmap", "extract", "auto"; or "torchrun", "torchrun:vmap", ...
+                                # (extract: small networks for clients with only a part; torchrun: several processes)
     device: str = "auto",       # "cpu", "cuda", "mps", ... or "auto"
-    checkpoint: str = None,     # file to resume from if it is there, and to write after every round
-    minutes: float = None,      # stop after the round in which so many have passed; the checkpoint goes on from there
+    checkpoint: str = None,     # file to resume from if it exists, and to write after every round
+    minutes: float = None,      # stop at the end of the round in which this time runs out; needs a checkpoint
     progress: bool = True,      # show a progress bar?
     evaluate_every: int = 1,    # rounds between evaluations; the last round is always evaluated
     keep_locals: bool = False,  # keep the clients' models of the last round in `Run.locals`?
-    criterion: Callable = None, # function of (logits, y); None: what `CRITERIA` says of the task's targets
-    tests: list = None,         # test indices of each client; None: `tests_of` a thousand if something stays at home
+    criterion: Callable = None, # function of (logits, y); None: `CRITERIA[task.target]`
+    tests: list = None,         # test indices of each client; None: by `tests_of` if clients have networks of their own
     weighting: str = "samples", # how much a client counts: by its "samples", or "uniform"
     statistics: str = "averaged", # of BatchNorm: "averaged", at "home", "recomputed" or "static", see `start`
-    # "compile": and with kernels made for them; "graph": on CUDA, as one graph each
-    record: bool = True,        # play steps that come back from a tape?
-    precision: str = "float32", # of products while training: "float32", or "bfloat16" or "float16" by autocast
-    bad_clients: str = "stop",  # at nonfinite or huge results: "stop", "skip" or "report" the client, or a Guard
-    channels_last: bool = None, # keep a pixel's channels together? None: where it is faster; never with "vmap"
-    chunk: int = None,          # with "vmap", at most so many clients at once; None is no limit
-    threads: int = None,        # of PyTorch on a CPU; None: one for small dense networks, else as many as there are
-    proxy: object = None,       # what the server has, prepared for the network: images (M, ...), or a pair (x, y)
-    ranks: object = None,       # `fedlit.scale.torchrun.Ranks` to share the clients; "torchrun" makes it
+    record: bool = True,        # record repeated steps on a tape and replay them?
+                                # "compile": with compiled kernels too; "graph": on CUDA, each step as one graph
+    precision: str = "float32", # of products in training: "float32", or "bfloat16" or "float16" by autocast
+    bad_clients: str = "stop",  # if results are huge or not finite: "stop", "skip" or "report" the client, or a Guard
+    channels_last: bool = None, # store a pixel's channels together? None: where it is faster; never with "vmap"
+    chunk: int = None,          # with "vmap", the most clients to train at once; None: no limit
+    threads: int = None,        # for PyTorch on a CPU; None: one for small dense networks, else PyTorch's own number
+    proxy: object = None,       # data on the server, ready for the network: inputs (M, ...), or a pair (x, y)
+    ranks: object = None,       # `fedlit.scale.torchrun.Ranks` that share the clients; "torchrun" makes it
     watch: Callable = None,     # function of (network, task, state, clients' models) -> columns for a tested round
-    without: tuple = (),        # clients that exist and never take part, such as (3,); see `Run.without`
-    metrics: dict = None,       # name -> function of (logits, y) -> number: columns beside those of accuracy
+    without: tuple = (),        # clients that exist but never take part, such as (3,); see `Run.without`
+    metrics: dict = None,       # name -> function of (logits, y) -> number: columns in addition to accuracy
 ) -> Run: # after the last round
-    "Train `model` on `task`, spread over `clients`, by `method`."
+    "Train `model` with `method` on `task`, whose training set is spread over `clients`."
     return Federation(**locals()).run()
 
 # %% ../nbs/19_run.ipynb #fedvalue
@@ -97,8 +97,8 @@ _fields = [(p.name, p.annotation) if p.default is p.empty else (p.name, p.annota
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=False)):
-    "What is asked of a federation: a value with the arguments of `federate` as its fields."
-    setting: Setting = None # in words, where it was made from such; a run writes it down
+    "A request to run a federation: a value with the arguments of `federate` as its fields."
+    setting: Setting = None # the Setting that it was made from, if any; a run writes it down
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
                 f"{self.rounds} rounds of {self.method!r}")
@@ -107,8 +107,8 @@ class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=
 @patch(cls_method=True)
 def of(cls:Federation,
     setting,                   # Setting
-    root=None, download=False, # where its data are, as for `fedlit.data.load`
-    **given,                   # for `federate`
+    root=None, download=False, # where the data are, as in `fedlit.data.load`
+    **given,                   # arguments of `federate`
 ) -> Federation:
     "The federation that a setting describes."
     objects = {k: given.pop(k) for k in ('task', 'clients', 'model') if k in given}
@@ -122,11 +122,11 @@ PRECISION = dict(float32=None, bfloat16=torch.bfloat16, float16=torch.float16)
 WEIGHTING = dict(samples=lambda clients: torch.tensor([float(len(c)) for c in clients]),
                  uniform=lambda clients: torch.ones(len(clients)))
 
-MOST_THREADS = 1024 # torch ends the process where the system gives it no more
+MOST_THREADS = 1024 # with more than the system can provide, torch would end the process
 
 @patch
 def check_numbers(self:Federation):
-    "Refuse what is no number where one is needed, and numbers out of range."
+    "Refuse values that are not numbers where numbers are needed, and numbers out of range."
     for name, low in dict(rounds=1, evaluate_every=1, seed=0, chunk=1, threads=1).items():
         v = getattr(self, name)
         if name in ('chunk', 'threads') and v is None: continue
@@ -151,7 +151,7 @@ KINDS = dict(criterion=(callable, 'a function'), watch=(callable, 'a function'),
 # %% ../nbs/19_run.ipynb #4ae74927
 @patch
 def check_choices(self:Federation):
-    "Refuse what is not among the choices."
+    "Refuse values that are not among the choices."
     for name, (good, right) in KINDS.items():
         if not ((v := getattr(self, name)) is None or good(v)):
             raise TypeError(f"{name}={v!r}, but it must be {right}")
@@ -178,7 +178,7 @@ def check_choices(self:Federation):
 # %% ../nbs/19_run.ipynb #068793b3
 @patch
 def check_data(self:Federation):
-    "Refuse a task that is none, and clients or tests that do not fit it; those two as index tensors."
+    "Refuse an object that is not a task, and clients or tests that do not fit it; returns these two as index tensors."
     task, tests = self.task, self.tests
     if not all(hasattr(task, k) for k in ('x_train', 'y_train', 'x_test', 'normalise')):
         raise TypeError(f"task is {str(task)[:60]!r}, a {type(task).__name__}; "
@@ -201,9 +201,9 @@ def check_data(self:Federation):
 # %% ../nbs/19_run.ipynb #chkwith1
 def several(
     clients, # the number of a client, or several: a tuple, a set, a range, an array
-    name,    # str, of the argument
-) -> tuple:  # of int, each once
-    "The numbers of clients as a tuple; a TypeError names what is not a number."
+    name,    # name of the argument, for the error
+) -> tuple:  # tuple of int, without repetitions
+    "The numbers of clients as a tuple; a TypeError if they are not numbers."
     if hasattr(clients, 'tolist'): clients = clients.tolist()
     many = isinstance(clients, Iterable) and not isinstance(clients, (str, bytes))
     ks = tuple(clients) if many else (clients,)
@@ -212,7 +212,7 @@ def several(
 
 @patch
 def check_without(self:Federation):
-    "Whom to leave out, as a tuple; refuses clients that are not there, and all of them."
+    "The clients to leave out, as a tuple; refuses clients that do not exist, and leaving out all of them."
     left, n = several(self.without, 'without'), len(self.clients)
     if bad := [k for k in left if not 0 <= k < n]:
         raise ValueError(f"without={left!r}: there is no client {bad[0]}; the {n} clients are 0 to {n-1}")
@@ -222,7 +222,7 @@ def check_without(self:Federation):
 # %% ../nbs/19_run.ipynb #e2583e2a
 @patch
 def check_target(self:Federation):
-    "Refuse a method and metrics that do not fit what is predicted; the criterion."
+    "Refuse a method or metrics that do not fit the targets; returns the criterion."
     check_metrics(self.metrics, self.task.target)
     check_target(self.method, self.task.target)
     if self.task.target == 'numbers' and (far := float(self.task.y_train.square().mean()**.5)) > 3:
@@ -233,7 +233,7 @@ def check_target(self:Federation):
 # %% ../nbs/19_run.ipynb #3d8018b2
 @patch
 def checked(self:Federation):
-    "The federation with all its choices made; a TypeError or ValueError names the first that cannot be."
+    "The federation with all its choices made; a TypeError or ValueError names the first that is not possible."
     device = best_device() if self.device == 'auto' else str(self.device)
     plain = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
     federation = replace(self, device=device, **plain)
@@ -257,10 +257,10 @@ def checked(self:Federation):
                    criterion=criterion)
 
 # %% ../nbs/19_run.ipynb #08695817
-HEAVY = 10**6 # parameters from which on a dense network keeps a core busy by itself
+HEAVY = 10**6 # number of parameters above which a dense network keeps a core busy by itself
 
 def keeps_core_busy(model):
-    "Do the operations of a step take longer than it takes to start them?"
+    "Do the operations of a step take longer than launching them?"
     return convolves(model) or sum(p.numel() for p in model.parameters()) > HEAVY
 
 def choose_executor(
@@ -268,7 +268,7 @@ def choose_executor(
     model,  # the network
     device, # where it trains
 ) -> str:   # a name in `EXECUTORS`
-    "`vmap` on a GPU and for small dense networks; else `extract` for methods that cut the network, else `threads`."
+    "`vmap` on a GPU and for small dense networks; else `extract` for methods that cut the network; else `threads`."
     return ('vmap' if not keeps_core_busy(model) or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
@@ -276,9 +276,9 @@ def choose_executor(
 def choose_threads(
     model,    # the network
     device,   # where it trains
-    executor, # as it was asked for
-) -> int:     # for each of PyTorch's operations; or clients at a time, for executors that take a thread for each
-    "One where operations are small, on a CPU; else as many as PyTorch has now."
+    executor, # the executor that was asked for
+) -> int:     # threads for each of PyTorch's operations; or clients at a time, for executors with a thread per client
+    "The number of threads: one on a CPU if operations are small, else as many as PyTorch has now."
     small = torch.device(device).type == 'cpu' and not keeps_core_busy(model)
     return 1 if small and executor not in ('threads', 'extract') else torch.get_num_threads()
 
@@ -286,8 +286,8 @@ def draws_numbers(
     model, # the network
     x,     # (B, ...) samples
 ):         # bool
-    "Does the network draw numbers while it trains, as dropout does?"
-    with torch.no_grad(), undrawn(), Seeded(('look',)) as drawn, suppress(Exception): # others say what is wrong with it
+    "Does the network draw random numbers in training, as dropout does?"
+    with torch.no_grad(), undrawn(), Seeded(('look',)) as drawn, suppress(Exception): # reported elsewhere
         copy.deepcopy(model).train()(x)
     return drawn.count > 0
 
@@ -295,33 +295,33 @@ def draws_numbers(
 def normalised(
     task, # Task
 ):        # Task
-    "The task with its training images normalised once and for all; as it is where they are augmented, or too many."
+    "The task with its training images normalised once and for all; unchanged if they are augmented, or too many."
     return (task if task.augment or task.x_train.numel() >= 2**28
             else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
 
 # %% ../nbs/19_run.ipynb #therecl1
 def there(
-    v,      # a tensor, or several in a tuple or list; anything else comes back as it is
+    v,      # a tensor, or a tuple or list of tensors; anything else is returned unchanged
     device, # where it is needed
 ):
-    "What the caller gave, on the device of the federation."
+    "Move what the caller gave to the device of the federation."
     if isinstance(v, (tuple, list)): return tuple(there(u, device) for u in v)
     return v.to(device) if isinstance(v, torch.Tensor) else v
 
 # %% ../nbs/19_run.ipynb #simclass
 class Simulation:
-    "A federation on this machine: network and data on their device, and all that a round needs besides."
-    single_process = True # does it have all clients of a round? a team that shares them says that it has not
+    "A federation on this machine: network and data on their device, and everything else that a round needs."
+    single_process = True # does it see all clients of a round? False in a team that shares them
     waited = 0.  # seconds of this round that were spent on other runs
-    meets = False # does the server hear of clients with other networks, see `fedlit.networks`?
-    tests_val = None # as `tests`, of the samples to choose by; made when they are needed
-    sums = staticmethod(client_sums) # of which a team adds up its own
+    meets = False # do clients with other networks send something too, see `fedlit.networks`?
+    tests_val = None # as `tests`, of the validation samples; made when needed
+    sums = staticmethod(client_sums) # a team adds up the sums of its members
     def __init__(self,
         federation, # Federation, checked
-        shared=True, # may somebody change what is given to it, between rounds?
+        shared=True, # may the caller change what was passed in, between rounds?
     ):
-        self.noticed, self.tests, self.failures = [], federation.tests, {} # failures: round -> client -> what is
-        self.timetable = [] # of a `Clock`: who answers in which round, as far as it was needed
+        self.noticed, self.tests, self.failures = [], federation.tests, {} # failures: round -> client -> what is wrong
+        self.timetable = [] # of a `Clock`: who finishes in which round, as far as it was needed
         self.federation = replace(federation, proxy=there(federation.proxy, federation.device))
         self.model = copy.deepcopy(federation.model).to(federation.device)
         self.task = federation.task.to(federation.device)
@@ -336,7 +336,7 @@ class Simulation:
 # %% ../nbs/19_run.ipynb #67fa7138
 @patch
 def _count(self:Simulation):
-    "How much each client counts, how many samples and steps it has, and who has most."
+    "Determine how much each client counts, its numbers of samples and steps, and which client has the most samples."
     f = self.federation
     self.sizes, self.lengths = WEIGHTING[f.weighting](f.clients), [len(c) for c in f.clients]
     self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
@@ -346,7 +346,7 @@ def _count(self:Simulation):
 
 @patch
 def _choose(self:Simulation, shared):
-    "The executor, the tapes, the order of an image's numbers."
+    "Choose the executor, the tapes and the memory format of images."
     f, x = self.federation, self.task.normalise(self.task.x_train[:2])
     self.function = partial(pure, precision=PRECISION[f.precision])
     self.executor = self._executor(x)
@@ -360,13 +360,13 @@ def _choose(self:Simulation, shared):
 # %% ../nbs/19_run.ipynb #simexec1
 @patch
 def batches(self:Simulation, who, round, **change):
-    "What the clients `who` see in this round; `change` replaces fields of `local`."
+    "The batches of the clients `who` in this round; `change` replaces fields of `local`."
     a, local = self.federation, replace(self.federation.local, **change) if change else self.federation.local
     return batches_of(self.source, a.clients, who, local, a.seed, round, self.min_batch)
 
 @patch
 def _first_step(self:Simulation):
-    "What the server sends before the first round, and a batch of the fullest client, `x` and `y`."
+    "What the server sends before the first round, and a batch, `x` and `y`, of the client with the most samples."
     a = self.federation
     state = start(a.method, self.model, len(a.clients), a.statistics, a.seed, a.local)
     batches = self.batches([self.fullest], 0, epochs=1, steps=1)
@@ -375,7 +375,7 @@ def _first_step(self:Simulation):
 # %% ../nbs/19_run.ipynb #simexec2
 @patch
 def _executor(self:Simulation, x):
-    "How clients will be run; what cannot be done or does not agree is run plainly, with a sentence."
+    "How clients will be run; if stacking or cutting fails or changes results, a plainer way, with a warning."
     auto, best, name = self.federation.executor == 'auto', self.federation.executor, type(self.model).__name__
     if auto: best = choose_executor(self.federation.method, self.model, self.federation.device)
     if best == 'extract' and asks_for(self.federation.method, 'mask', 'axes'): return self._cut_or_not(x, auto, name)
@@ -401,7 +401,7 @@ def _cut_or_not(self:Simulation, x, auto, name):
 # %% ../nbs/19_run.ipynb #simtape1
 @patch
 def _tapes(self:Simulation, x, shared):
-    "Where steps are recorded; None where they are not, or must not be."
+    "Tapes for recorded steps; None if steps are not, or must not be, recorded."
     if self.federation.record and (said := find_side_effects(self.model, x)):
         warn(f"{type(self.model).__name__}'s forward {said}: "
              "its steps are not recorded, and the same seed may give another result")
@@ -430,13 +430,13 @@ def _uncompiled(self:Simulation):
 def versions(
     device, # 'cpu', 'cuda', ...
 ) -> dict:  # fedlit, torch, python, machine
-    "What may decide the last bits of a run."
+    "What may determine the last bits of a run's results."
     return dict(fedlit=fedlit.__version__, torch=torch.__version__, python=platform.python_version(),
                 machine=torch.cuda.get_device_name() if device.startswith('cuda') else platform.machine())
 
 @patch
 def settings(self:Simulation, executor):
-    "What a run of this simulation writes down; `executor` by the name that it is known by."
+    "The settings that a run of this simulation writes down; `executor` as a user would name it."
     a, sizes = self.federation, self.lengths
     more = dict(metrics=list(a.metrics)) if a.metrics else {}
     if a.setting: more['setting'] = in_words(a.setting)
@@ -461,26 +461,26 @@ def broadcast(self:Simulation, state):
 
 @patch
 def train(self:Simulation, who, state):
-    "Local training of the clients `who`; what comes back holds those that are fit to be added up."
+    "Train the clients `who`; returns the results of those that can be averaged."
     return self.judge(who, state, local_phase(self.broadcast(state), who, self.batches(who, state.round),
                                               self.executor, self.tapes, self.federation.chunk))
 
 @patch
-def judge(self:Simulation, who, state, out): # out: of `local_phase`
-    "What the clients returned, without what is not fit to be added up."
+def judge(self:Simulation, who, state, out): # out: see `local_phase`
+    "What the clients returned, without results that must not be averaged."
     a = self.federation
-    guard = a.bad_clients if self.single_process else replace(a.bad_clients, beyond=math.inf) # a team judges all
+    guard = a.bad_clients if self.single_process else replace(a.bad_clients, beyond=math.inf) # the team judges
     out = check_clients(guard, who, out, state, self.chance_loss, partial(self.advice, state.round, who, out))
     if self.single_process or not len(out['who']): return out
     _, seen, least = largest_entries(out, state)
     return dict(out, seen=seen, least=least.expand_as(seen))
 
 # %% ../nbs/19_run.ipynb #a1abe723
-SHORT = 8 # samples: BatchNorm's gradient over fewer may be very long
+SHORT = 8 # samples: over fewer, BatchNorm's gradient may be very large
 
 @patch
-def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is, the rest of a sentence
-    "What may help a client that produced NaN or infinity, or numbers beyond belief."
+def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is wrong, the rest of a sentence
+    "Advice on clients that produced NaN, infinity or implausibly large numbers."
     self.failures[round] = {**self.failures.get(round, {}), **{k: said for k, said in wrong.items() if said}}
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
         if odd := first_nonfinite('x_train', self.task.x_train, self.federation.clients[k]):
@@ -496,10 +496,10 @@ def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is,
 def part_columns(
     method, # a Method
     state,  # State after the round
-    participation=1., # share of the clients or Participation: who takes part
-    indices=(), # list of index tensors, one a client; (): nobody here knows who has what
-) -> dict:  # for the row of the history
-    "What the parts of `method` add to the history; each sees its own memory on the server and on all clients."
+    participation=1., # share of the clients, or a Participation
+    indices=(), # list of index tensors, one per client; (): unknown
+) -> dict:  # columns for the row of the history
+    "The columns that parts of `method` add to the history; each sees its memory on the server and on all clients."
     offer = dict(round=state.round, clients=state.clients, participation=participation, indices=indices,
                  method=method, server=state.server, client=state.client)
     columns = {}
@@ -516,14 +516,14 @@ def part_columns(
 def protected(
     method, # a Method
 ):          # set of 'clients' and 'samples'
-    "Of what the parts of `method` promise that nobody learns much of it."
+    "What the parts of `method` protect: 'clients' or 'samples'."
     return {p.protects for p in method.parts} - {''}
 
 # %% ../nbs/19_run.ipynb #aeb80bfb
 def no_one(
     state, # State before the round
-):         # as `Simulation.train` returns it
-    "What the clients of a round return where there are none, since all who were drawn are left out."
+):         # as returned by `Simulation.train`
+    "The result of a round in which no client trains, since all that were drawn are left out."
     none = lambda tree: {k: v.new_empty(0, *v.shape) for k, v in tree.items()}
     return dict(params=none(state.params), buffers=none(state.buffers), who=torch.arange(0), loss=torch.empty(0),
                 drift=torch.empty(0), bad=torch.empty(0, dtype=torch.bool),
@@ -531,7 +531,7 @@ def no_one(
 
 @patch
 def answers(self:Simulation, state):
-    "Who takes part in the round after this state, or answers in it, without those who are left out; an `Answers`."
+    "The clients that take part in the round after this state, or finish in it, without those left out; an `Answers`."
     a, n, r = self.federation, len(self.lengths), state.round
     if isinstance(a.participation, Clock):
         if not self.timetable: self.rest = a.participation.rounds(n, a.seed, self.steps_of)
@@ -545,8 +545,8 @@ def answers(self:Simulation, state):
 
 # %% ../nbs/19_run.ipynb #9f327627
 @patch
-def collect(self:Simulation, state, answers): # answers: of this round
-    "What those return who answer: yields as `one_round` does, once for each round in which some of them began."
+def collect(self:Simulation, state, answers): # answers: those of this round
+    "The results of the clients in `answers`: yields as `one_round` does, once per round in which some of them began."
     if not answers.who: return (yield [], state) if self.meets else no_one(state)
     starts = sorted(set(answers.began))
     outs = []
@@ -572,7 +572,7 @@ def losses(self:Simulation, state, who):
 # %% ../nbs/19_run.ipynb #47f1be3f
 @patch
 def one_round(self:Simulation, state, team, look=False): # look: test the new network too?
-    "One more round: yields who is to train from which state, and returns the state, what they did, the row, a test."
+    "One round: yields who is to train from which state; returns the state, the results, the row, and a test or None."
     a = self.federation
     answers = self.answers(state)
     out = yield from self.collect(state, answers)
@@ -598,8 +598,8 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
 
 # %% ../nbs/19_run.ipynb #1f9535ff
 @patch
-def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, where they are known
-    "Global accuracy, loss and metrics on the test set; a warning where the loss is not a number."
+def measured(self:Simulation, state, seen=None): # seen: its scores, if known
+    "Global accuracy, loss and metrics on the test set; a warning if the loss is not finite."
     seen, x = seen or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
@@ -612,16 +612,16 @@ def measured(self:Simulation, state, seen=None): # seen: accuracy and loss, wher
 
 def clients_named(
     who,     # client numbers
-    most=10, # so many are named
-):           # text
-    "Such as 'clients 3, 4 and 17 more'."
+    most=10, # how many of them to name
+):           # str
+    "Names of clients for a message, such as 'clients 3, 4 and 17 more'."
     more = f' and {len(who) - most} more' if len(who) > most else ''
     return f"client{'s'*(len(who) > 1)} {', '.join(map(str, who[:most]))}{more}"
 
 # %% ../nbs/19_run.ipynb #seencel1
 @patch
 def test_clients(self:Simulation, who, before, out, after):
-    "Accuracies and metrics of the clients `who`, who have just trained: four columns of the table, a list each."
+    "Accuracies and metrics of the clients `who`, which have just trained: a list for each column of the table."
     at = [i for i, k in enumerate(who) if len(self.tests[k])] # their rows
     who = [who[i] for i in at]
     own, none = [self.tests[k] for k in who], [None]*len(who)
@@ -643,12 +643,12 @@ def own_samples(self:Simulation, who):
 # %% ../nbs/19_run.ipynb #22539e56
 @patch
 def of_each(self:Simulation,
-    name,  # such as "personal", see `by_name`
+    name,  # name of the columns, such as "personal", see `by_name`
     test,  # Tester
     state, # State
-    tests, # one index tensor into its samples per client
-):         # numbers of the clients that have some; name -> a number for each of them
-    "What each client's own network says of the client's own samples."
+    tests, # one index tensor per client into the samples of `test`
+):         # numbers of the clients that have any; name -> a number for each of them
+    "The scores of each client's own network on the client's own samples."
     tested = [k for k, at in enumerate(tests) if len(at)]
     scores = scores_of(self.federation.method, test, state, [tests[k] for k in tested], tested,
                        **self.own_samples(tested))
@@ -657,7 +657,7 @@ def of_each(self:Simulation,
 # %% ../nbs/19_run.ipynb #tstdcel1
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
-    "What a test adds to the row of a round."
+    "The columns that a test adds to the row of a round."
     first, *others, _ = (*SCORED[self.task.target][:-1], *self.test.metrics, 'loss')
     past, who = history[-1] if history else {}, out['who'].tolist()
     known = past.get(first) is not None and past[first] == past[first]
@@ -674,9 +674,9 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
 @patch
 def notice_undefined(self:Simulation,
     own,    # name -> a number for each of the clients `tested`
-    tested, # their numbers
+    tested, # numbers of the clients
 ):
-    "Warn, once for each column, for which clients it is undefined though they have test samples."
+    "Warn, once for each column, if it is undefined for clients that have test samples."
     for name, values in own.items():
         none = [k for k, v in zip(tested, values) if v != v]
         if none and name not in self.noticed:
@@ -687,7 +687,7 @@ def notice_undefined(self:Simulation,
 # %% ../nbs/19_run.ipynb #650c4765
 @patch
 def validated(self:Simulation, state):
-    "What the samples to choose by say, where the task has some: columns for the row of a round."
+    "Scores on the validation samples, if the task has any: columns for the row of a round."
     if not self.val: return {}
     f = self.federation
     whole = scores_of(f.method, self.val, state, [slice(None)], [None])
@@ -702,7 +702,7 @@ def validated(self:Simulation, state):
 # %% ../nbs/19_run.ipynb #mt20try_
 @patch
 def try_out(self:Simulation):
-    "Everything that can be tried before the first round."
+    "Try everything that can be tried before the first round."
     a, x = self.federation, self.task.x_train
     if none := [k for k, at in enumerate(self.tests or []) if not len(at)]:
         warn(f"{clients_named(none)} {'has' if len(none) == 1 else 'have'} no test samples; "
@@ -721,10 +721,10 @@ def try_out(self:Simulation):
 # %% ../nbs/19_run.ipynb #db0a7d34
 @patch
 def notice(self:Simulation, state, who):
-    "Let parts of the method warn about the features of a batch under the present network, each part once."
+    "Let parts of the method warn about the features of a batch under the current network, each part once."
     a, train = self.federation, self.task.x_train
     parts = [p for p in a.method.parts if hasattr(p, 'notice') and p not in self.noticed]
-    if not parts or not who or state.round & (state.round - 1): return # after 1, 2, 4, 8 rounds, as it waits
+    if not parts or not who or state.round & (state.round - 1): return # only after 1, 2, 4, ... rounds: it waits
     first = torch.as_tensor(a.clients[who[0]][:a.local.batch_size], device=train.device)
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
@@ -740,14 +740,14 @@ def notice(self:Simulation, state, who):
 # %% ../nbs/19_run.ipynb #fffe6777
 @patch
 def rounds(self:Simulation, run, team, stop):
-    "Rounds until enough or the clock says `stop`: yields as `one_round` does, and None after all rounds but the last."
+    "Run rounds up to the last, or to the time `stop`: yields as `one_round` does, and None after each but the last."
     a, history = self.federation, run.history.to_dict('records') if run.state.round else []
     if a.progress and self.tapes and self.tapes.compiles and run.state.round < a.rounds and not no_compiler():
         tqdm.write("record='compile': the first steps wait for their kernels, for seconds to minutes", file=sys.stderr)
     bar = tqdm(range(run.state.round, a.rounds), initial=run.state.round, total=a.rounds,
                disable=not a.progress, desc=a.method.name, unit='round')
     for r in bar:
-        torch.set_num_threads(self.threads) # in between the caller's number held
+        torch.set_num_threads(self.threads) # between rounds, the caller's number applied
         began, before, last = time.perf_counter(), run.state, r+1 == a.rounds
         look = (r+1) % a.evaluate_every == 0 or last
         after, out, row, seen = yield from self.one_round(before, team, look)
@@ -756,9 +756,9 @@ def rounds(self:Simulation, run, team, stop):
             row.update(self.tested(history, before, out, after, team, seen))
             if a.watch: row.update(a.watch(self.model, self.task, after.clone(), _locals(out)))
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
-        run.state, run.history = after, history[:] # together, whenever somebody looks; a table only then
+        run.state, run.history = after, history[:] # together, so that nobody sees only one of them; a table on demand
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
-        # what `locals` holds is in no checkpoint: a run killed now repeats the last round
+        # `locals` is in no checkpoint, so a run killed now has to repeat the last round
         if a.keep_locals and last: run.locals = tmap(_alone, _locals(out))
         elif a.checkpoint: run.save(a.checkpoint, keep=True)
         if a.minutes is not None and time.monotonic() > stop: return
@@ -766,7 +766,7 @@ def rounds(self:Simulation, run, team, stop):
 
 # %% ../nbs/19_run.ipynb #showcel1
 def _shown(history, names):
-    "What the progress bar says: what was measured last, and the loss of the last round."
+    "The text of the progress bar: the latest value of each measurement, and the loss of the last round."
     seen = {k: row[k] for row in history for k in names if row.get(k) is not None and row[k] == row[k]}
     loss = [f"loss {history[-1]['train_loss']:.3g}"] if 'train_loss' in history[-1] else []
     return ', '.join([f'{k} {v:.3f}' for k, v in seen.items()] + loss)
@@ -775,12 +775,12 @@ def _alone(v): # without the other runs of a stack
     whole = not isinstance(v, torch.Tensor) or v.untyped_storage().nbytes() == v.nbytes
     return v if whole else v.clone()
 
-def _locals(out): # what `Run.locals` keeps
+def _locals(out): # for `Run.locals`
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
 @patch
 def by_rounds(self:Simulation, run, team, stop):
-    "The rounds, with clients trained by `team`; stops after all but the last."
+    "Run the rounds, with clients trained by `team`; pauses after each round but the last."
     steps, out = self.rounds(run, team, stop), None
     while True:
         try: ask = steps.send(out)
@@ -790,10 +790,10 @@ def by_rounds(self:Simulation, run, team, stop):
 
 # %% ../nbs/19_run.ipynb #0edc5305
 class SingleProcess:
-    "A team of one process; `fedlit.scale.torchrun.Ranks` is one of several."
+    "A team of one process; `fedlit.scale.torchrun.Ranks` is a team of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
-    def named(self, executor): return executor          # what `executor` is called in the settings
-    def begin(self, simulation, run): return simulation # what has `train`, `sums` and `test_clients`, for all rounds
+    def named(self, executor): return executor          # the executor's name in the settings
+    def begin(self, simulation, run): return simulation # has `train`, `sums` and `test_clients`, for all rounds
     def end(self, run): pass                            # after the last round
 
 # %% ../nbs/19_run.ipynb #runncel1
@@ -802,7 +802,7 @@ def is_remote(self:Federation): return str(self.executor).partition(':')[0] == '
 
 @patch
 def begin(self:Federation, team, shared):
-    "The simulation of a checked federation, with everything tried out, and the run that it goes on with."
+    "Make the simulation of a checked federation, with everything tried out, and the run that it continues or starts."
     sim = Simulation(self, shared)
     settings = sim.settings(team.named(sim.executor))
     run = resume(self.checkpoint, self.method, settings, self.device) or Run(
@@ -821,8 +821,8 @@ def begin(self:Federation, team, shared):
 
 # %% ../nbs/19_run.ipynb #05f71da9
 @patch
-def running(self:Federation, team=None, shared=True): # shared: does somebody look at the runs before the last?
-    "What is asked, done: the run after every round, and the network for its parameters. At least once."
+def running(self:Federation, team=None, shared=True): # shared: will the caller look at runs before the last?
+    "Run the federation: yields the run after every round, and the network for its parameters; at least once."
     if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
@@ -842,16 +842,16 @@ def running(self:Federation, team=None, shared=True): # shared: does somebody lo
 
 # %% ../nbs/19_run.ipynb #212c3f72
 def move_out(
-    run, # Run that is over
+    run, # finished Run
     net, # the network that it trained
 ):
-    "What outlives a federation goes into memory of its own, see `Run.move_out`."
+    "Move what outlives a federation into memory of its own, see `Run.move_out`."
     run.move_out()
     for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
 
 @patch
-def end(self:Simulation, run): # Run that is over
-    "The run with the network that holds its final parameters."
+def end(self:Simulation, run): # finished Run
+    "The run, with the network that holds its final parameters."
     if self.federation.device == 'cpu': move_out(run, self.model)
     return run.put_into(self.model, checked=False)
 
@@ -859,16 +859,16 @@ def end(self:Simulation, run): # Run that is over
 def give_network(self:Federation,
     run, # Run after some round
 ):
-    "Put a run into a copy of the network that was passed in; the one at work may be half changed. Returns the run."
-    net = copy.deepcopy(self.model).to((run.origin or self).device) # the origin has the device that was chosen
+    "Put a run into a copy of the network that was passed in, as the one in use may be half changed. Returns the run."
+    net = copy.deepcopy(self.model).to((run.origin or self).device) # `origin` knows the device that was chosen
     return run.put_into(net, checked=False)
 
 # %% ../nbs/19_run.ipynb #shld0002
-_at_work, _theirs, _lock = 0, None, threading.Lock() # how many need a default type, and the caller's
+_at_work, _theirs, _lock = 0, None, threading.Lock() # how many need the default type float32; the caller's type
 
 @contextmanager
 def _floats():
-    "Inside of it, new tensors are float32; all threads share that, so the last to leave restores what was there."
+    "A context in which new tensors are float32; threads share the default type, so the last to leave restores it."
     global _at_work, _theirs
     with _lock:
         if not _at_work: _theirs = torch.get_default_dtype()
@@ -882,7 +882,7 @@ def _floats():
 
 @contextmanager
 def shield():
-    "Inside of it, gradients, autocast, default type and default device are as in a new process; threads end as before."
+    "A context with PyTorch's default gradients, autocast, type and device; restores the number of threads afterwards."
     kinds = {'cpu', getattr(torch.accelerator.current_accelerator(), 'type', 'cpu')}
     with ExitStack() as undone, torch.inference_mode(False), torch.enable_grad(), _floats():
         undone.callback(torch.set_num_threads, torch.get_num_threads())
@@ -893,7 +893,7 @@ def shield():
 # %% ../nbs/19_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
-    "The run after the last round; where Ctrl-C ends it before, the exception has the run so far."
+    "Run to the last round, and return the run; if Ctrl-C interrupts it, the exception has the run so far."
     with shield():
         if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
         return self._to_the_end(team)
@@ -901,9 +901,9 @@ def run(self:Federation, team=None):
 # %% ../nbs/19_run.ipynb #endscel1
 def interrupted(
     e,      # KeyboardInterrupt
-    run,    # what is finished, or None
-    round,  # after which it is
-    rounds, # that were asked for
+    run,    # Run so far, or None
+    round,  # the round after which it was interrupted
+    rounds, # how many were asked for
 ):
     "The interrupt, with the run so far."
     if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
@@ -927,16 +927,16 @@ def _to_the_end(self:Federation, team):
 # %% ../nbs/19_run.ipynb #8c704e48
 @patch
 def each_round(self:Federation):
-    "The run after every round, each a Run of its own; leaving the loop ends it."
+    "The run after every round, each a Run of its own; leaving the loop ends the federation."
     with closing(self._copies()) as runs:
         while True:
             with shield(): run = next(runs, None)
             if run is None: return
-            yield run # the loop of the caller has the caller's surroundings
+            yield run # in the caller's loop, the caller's own defaults hold
 
 @patch
 def _copies(self:Federation):
-    for run, _ in self.running(): # the network at work may hold what it computed last, which cannot be copied
+    for run, _ in self.running(): # the network in use may hold tensors that cannot be copied
         own = copy.copy(run)
         own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
         yield self.give_network(own)
@@ -944,7 +944,7 @@ def _copies(self:Federation):
 # %% ../nbs/19_run.ipynb #b55384b4
 @patch
 def kind(self:Simulation, state):
-    "Simulations of one kind can keep step; None: this one runs alone."
+    "A key that is equal for simulations whose clients can train in one stack; None: this one runs alone."
     a = self.federation
     alone = self.executor != 'vmap' or a.chunk or isinstance(a.participation, Clock)
     kind = None if alone else kind_of(self.broadcast(state))
@@ -969,11 +969,11 @@ def centralised(
     model,      # network that returns (features, logits)
     task,       # Task
     epochs=60,  # int, passes over all training data
-    local=None, # Local: its optimiser and batch size; its epochs are not used
-    rounds=1,   # int, in how many pieces the epochs are cut: momentum restarts, and history has one row for each
-    **kw,       # for `federate`: seed, device, statistics, ...
+    local=None, # Local: its optimiser and batch size are used, its epochs are not
+    rounds=1,   # int, number of pieces that the epochs are cut into; in each, momentum restarts, and history gets a row
+    **kw,       # more arguments of `federate`: seed, device, statistics, ...
 ) -> Run:
-    "Train on all data in one place."
+    "Train one network on all data in one place."
     if epochs % rounds: raise ValueError(f"rounds={rounds}, but it must divide the {epochs} epochs")
     everything = [torch.arange(len(task.y_train))]
     return federate(model, task, everything, FedAvg(), rounds=rounds,

@@ -23,16 +23,16 @@ from .ground.tree import rows, to_host
 from .vocabulary import BETWEEN
 
 # %% ../nbs/17_scores.ipynb #08e6336b
-MANY = 1000 # clients who are tested by themselves, where nobody says how many
+MANY = 1000 # the most clients that are tested individually, unless tests are given
 
 def tests_of(
     task,    # Task
     clients, # list of index tensors into the training set, one per client
     seed=0,  # int
-    part='test', # or 'val', the samples to choose by
-    most=None, # so many clients at most, drawn by the seed; the others have no test samples. None: all
+    part='test', # or 'val', the validation samples
+    most=None, # test at most this many clients, drawn by the seed; the others have no test samples. None: all
 ) -> list:   # one index tensor into the test set per client
-    "Each client's own test set: its domain's samples where each has one domain, else some with its label proportions."
+    "Each client's own test set: its domain's samples if each has one domain, else samples with its label proportions."
     if most is not None and most < len(clients):
         those = {*rng('tests', seed).choice(len(clients), most, replace=False).tolist()}
         clients = [c if k in those else c[:0] for k, c in enumerate(clients)]
@@ -40,7 +40,7 @@ def tests_of(
     seen = [] if task.domain_train is None else [task.domain_train[c].unique() for c in clients]
     if not seen or any(len(d) > 1 for d in seen):
         mine, theirs = task.strata().cpu(), task.strata(part).cpu()
-        if task.target != 'class': # a stratum that no test sample is in has the nearest one's
+        if task.target != 'class': # a stratum without test samples is replaced by the nearest one that has some
             there = theirs.unique()
             mine = there[(there - mine[:, None]).abs().argmin(1)] if len(there) else mine
         try: return match([c.cpu() for c in clients], mine, theirs, seed)
@@ -49,20 +49,20 @@ def tests_of(
 
 # %% ../nbs/17_scores.ipynb #7aa858ae
 class Tester:
-    "A function of a network's parameters and buffers, and of the test samples to look at: `evaluate` on them."
+    "A function of a network's parameters and buffers, and of the test samples to use: `evaluate` on them."
     def __init__(self,
         model,         # network that returns (features, logits)
         task,          # Task, on the device of the network
-        channels_last, # keep a pixel's channels together?
+        channels_last, # store a pixel's channels together?
         metrics=None,  # name -> function of (logits, y)
-        part='test',   # or 'val', the samples to choose by
-        criterion=None, # with which a client makes its own network, see `deploy_network`; None: that of the targets
+        part='test',   # or 'val', the validation samples
+        criterion=None, # loss by which a client makes its own network, see `deploy_network`; None: that of the targets
     ):
         self.criterion = criterion or CRITERIA[task.target]
         self.model, self.task, self.metrics = model, task, metrics or {}
         self.x, self.y = getattr(task, f'x_{part}'), getattr(task, f'y_{part}')
         self.labels, self.target = self.y.cpu(), task.target
-        self.draws = True # may the network draw numbers while it is tested? the first test tells
+        self.draws = True # may the network draw random numbers in testing? the first test shows it
         self.ready = (lambda x: pixel_by_pixel(task.normalise(x))) if channels_last else task.normalise
 
     def __call__(self, net, at=slice(None), answer=None): return self.scores(to_host(*self.ask(net, at, answer)), at)
@@ -71,10 +71,10 @@ class Tester:
 @patch
 def ask(self:Tester,
     net,            # (parameters, buffers)
-    at=slice(None), # which test samples to look at, an index of the test set
+    at=slice(None), # which test samples to use, an index of the test set
     answer=None,    # as for `fedlit.measure.logits_of`
 ):
-    "What says how good the network is, as tensors on its device that nobody has waited for."
+    "Sums and logits that measure how good the network is, as tensors on its device, without synchronising."
     x, y = self.x[at], self.y[at]
     if not len(y): return []
     with Seeded(('test',)) if self.draws else nullcontext() as drawn:
@@ -90,26 +90,26 @@ def ask_parts(self:Tester,
     answer, # as for `fedlit.measure.logits_of`, or None
     parts,  # index tensors into the test set
 ):          # list of what `ask` returns
-    "`ask` for several sets of test samples, of one network."
+    "`ask` for several sets of test samples and one network."
     if not sum(map(len, parts)): return [[] for _ in parts]
-    some = torch.cat(list(parts)).split(1000) # not all at once: they may be many times the test set
+    some = torch.cat(list(parts)).split(1000) # in pieces, as they may be many times as large as the test set
     logits = torch.cat([logits_of(self.model, self.x[i], prepare=self.ready, state=net, answer=answer) for i in some])
     each = zip(logits.split([len(at) for at in parts]), parts)
     return [[sums_of(z, self.y[at], target=self.target), *[z]*bool(self.metrics)] if len(at) else [] for z, at in each]
 
 @patch
 def scores(self:Tester,
-    read,           # the tensors of `ask`, on the CPU
+    read,           # the tensors from `ask`, on the CPU
     at=slice(None), # as for `ask`
 ):
-    "dict(accuracy, loss, and the metrics), of what `ask` returned, on the CPU; NaN where there are no images."
+    "dict(accuracy, loss, and the metrics) from the tensors of `ask`, moved to the CPU; NaN if there are no samples."
     if not read: return dict.fromkeys((*SCORED[self.target], *self.metrics), nan)
     (sums, *logits), y = read, self.labels[at]
     return {**score_of(sums, len(y), self.target), **(scored(self.metrics, *logits, y) if logits else {})}
 
 # %% ../nbs/17_scores.ipynb #a447c18d
 def differ(method, state):
-    "May clients have networks that are not the server's?"
+    "May clients have networks that differ from the server's?"
     return bool(state.personal) or any(overrides(method, hook) for hook in ('use', *BETWEEN))
 
 def queue_scores(
@@ -117,10 +117,10 @@ def queue_scores(
     test,   # Tester
     state,  # State
     tests,  # one index tensor into the test set for each entry of `who`
-    who,    # client numbers; None is the server
-    **offer, # for `deploy_network`: lists with an entry for each of `who`
-):          # what `Tester.ask` returns for each of them
-    "Sums for scores, still on the device."
+    who,    # client numbers; None: the server
+    **offer, # arguments of `deploy_network`: lists with an entry for each of `who`
+):          # what `Tester.ask` returns, for each of `who`
+    "Compute the sums for scores, still on the device."
     if len(who) > 1 and not test.draws and (set(who) == {None} or not differ(method, state)):
         return test.ask_parts(*deploy_network(method, state, None, model=test.model), tests)
     own = dict(model=test.model, criterion=test.criterion)
@@ -129,7 +129,7 @@ def queue_scores(
 
 def read_scores(
     test,  # a Tester
-    queued, # what `queue_scores` returned, of as many states as one likes
+    queued, # results of `queue_scores`, of one state or more
     tests, # one index tensor into the test set for each entry of `queued`
 ):         # list of dict(accuracy, loss, and the metrics)
     "Scores, read from the device in one transfer."
@@ -139,8 +139,8 @@ def read_scores(
 # %% ../nbs/17_scores.ipynb #cad369ea
 def scores_of(
     method, test, state, tests, who, **offer, # as for `queue_scores`
-) -> list: # of dict(accuracy, loss, and the metrics)
-    "How good each is on its test set of `tests`: the clients `who`, or the server where it says None."
+) -> list: # list of dict(accuracy, loss, and the metrics)
+    "The scores of each network on its test set: of the clients `who`, or of the server for None."
     return read_scores(test, queue_scores(method, test, state, tests, who, **offer), tests)
 
 # %% ../nbs/17_scores.ipynb #ownsampc
@@ -153,8 +153,8 @@ def own_samples(
     task,    # Task, on the device of the network
     clients, # list of index tensors into the training set
     who,     # client numbers
-) -> dict:   # for `queue_scores`; {} where no hook asks for it
-    "What the networks of the clients `who` are made of besides the state."
+) -> dict:   # for `queue_scores`; {} if no hook asks for samples
+    "The samples that the networks of the clients `who` depend on, in addition to the state."
     if not needs_samples(method): return {}
     if clients is None: raise ValueError(f"{method.name} makes the network of a client from its samples; pass clients")
     at = [torch.as_tensor(clients[k], device=task.x_train.device).long() for k in who]
@@ -162,19 +162,19 @@ def own_samples(
 
 # %% ../nbs/17_scores.ipynb #bynamec1
 def by_name(
-    name,   # such as "personal": of the accuracies, or what stands first in `SCORED`
+    name,   # such as "personal": the column of accuracies, or of the first measure in `SCORED`
     scores, # what `scores_of` returned
-):          # name -> list of accuracies, and metric_name -> list of what the metric says
-    "Lists for columns of the history from what was seen of single clients."
+):          # name -> list of accuracies, and metric_name -> list of that metric's values
+    "Lists for columns of the history, from the scores of single clients."
     first, *others = scores[0] if scores else (None,)
     columns = {first: name, **{k: f'{k}_{name}' for k in others if k != 'loss'}} if first else {}
     return {column: [s[k] for s in scores] for k, column in columns.items()}
 
 # %% ../nbs/17_scores.ipynb #withspr1
 def with_spread(
-    seen, # name -> list of accuracies, one a client
+    seen, # name -> list of accuracies, one per client
 ):        # name -> their mean, and name_sd -> their standard deviation
-    "Columns of the history from what was seen of single clients; those for whom it is undefined (NaN) do not count."
+    "Columns of the history from values of single clients; undefined values (NaN) are left out."
     row = {}
     for name, values in seen.items():
         s = spread([v for v in values if v == v] or [nan])
@@ -183,11 +183,11 @@ def with_spread(
 
 # %% ../nbs/17_scores.ipynb #5b4dfa37
 def worst(
-    values,   # accuracies or other numbers, one a client
-    share=.1, # of the clients, in (0, 1]; at least one client counts
-    lowest=False, # is less better, as of an error?
-):            # float; NaN where there is no number
-    "The mean over the clients who fare worst; those for whom it is undefined (NaN) do not count."
+    values,   # accuracies or other numbers, one per client
+    share=.1, # share of the clients, in (0, 1]; at least one client counts
+    lowest=False, # is lower better, as for an error?
+):            # float; NaN if there are no numbers
+    "The mean over the clients with the worst values; undefined values (NaN) are left out."
     if not 0 < share <= 1: raise ValueError(f"share={share!r}, but it must be in (0, 1], such as .1 for a tenth")
     seen = sorted((v for v in map(float, values) if v == v), reverse=lowest)
     return spread(seen[:max(1, round(share*len(seen)))] or [nan]).mean
@@ -196,25 +196,25 @@ def worst(
 STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', 'personal', 'validation_personal'
 
 def columns_of(target): # one of `fedlit.data.TARGETS`
-    "The columns of a history that are there without metrics."
+    "The columns that a history may have without metrics."
     said = {f'{name}{end}' for name in SCORED[target] for end in ('', '_before')}
     return {'round', 'train_loss', 'drift', 'participants', 'time', 'staleness', 'bad', 'bad_clients', 'why',
             'validation', 'seconds', 'peak_mb', *said, *STAGES, *(f'{k}_sd' for k in STAGES)}
 
-SEEN = frozenset().union(*map(columns_of, SCORED)) # of any target
+SEEN = frozenset().union(*map(columns_of, SCORED)) # for any target
 
 def first_of(
     columns, # names, such as those of a history
-):           # (name, is less better?); accuracy where there is none of the kind
-    "Of what a test says, that at which one looks first: what `SCORED` begins with."
+):           # (name, is less better?); accuracy if there is none of these columns
+    "The main measure among some columns, such as accuracy: the one with which an entry of `SCORED` begins."
     name = next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
     return name, name in LESS
 
 def less_is_better(
-    column,  # its name
-    columns, # names of all, such as those of a history
+    column,  # name of the column
+    columns, # names of all columns, such as those of a history
 ):           # bool
-    "Is it a mean squared error, on whichever samples?"
+    "Is the column a mean squared error, on whichever samples?"
     first, less = first_of(columns)
     return less and column in (first, 'validation', *STAGES)
 
@@ -222,8 +222,8 @@ def less_is_better(
 def check_metrics(
     metrics, # name -> function of (logits, y), or None
     target='class', # one of `fedlit.data.TARGETS`
-):           # the same
-    "Refuse metrics that could not be columns of a history; a TypeError or ValueError says which."
+):           # `metrics`, unchanged
+    "Refuse metrics that could not be columns of a history; a TypeError or ValueError says which and why."
     if metrics is None: return None
     if not isinstance(metrics, dict):
         raise TypeError(f"metrics is a {type(metrics).__name__}, "

@@ -22,18 +22,18 @@ from .vocabulary import BETWEEN, SERVER
 
 # %% ../nbs/10_server.ipynb #427b26c6
 def _difference(new, old):
-    "How buffers have changed, in real numbers: zero where they are equal, also where that is infinite."
+    "The change of buffers, in real numbers: zero where they are equal, even if infinite."
     if new.is_complex(): return torch.view_as_real(new - old)
     if not new.is_floating_point(): return (new.long() - old.long()).to(finest(new.device))
     return (new - old).masked_fill(new == old, 0)
 
 def _changed(old, moved):
-    "Buffers that are no real numbers, after they have `moved`."
+    "Buffers of complex or whole numbers, after they have `moved`."
     if old.is_complex(): return old + torch.view_as_complex(moved).to(old)
     return torch.where(moved == 0, old, (old.long() + moved).round().to(old.dtype))
 
 def _sums(q, p, new, old, mask=None, trained=True): # trained: is it a parameter?
-    "Over the clients, the sum of q_k (new_k - old); where they train in part, also of the p_k that trained an entry."
+    "The sum of q_k (new_k - old) over clients; with a mask, also the sum of p_k over those that trained each entry."
     d = new - old if trained else _difference(new, old)
     d, total = d.to(torch.promote_types(q.dtype, d.dtype)), lambda weights, v: torch.tensordot(weights.to(v), v, 1)
     if mask is None or not new.is_floating_point(): return dict(moved=total(q, d))
@@ -43,26 +43,26 @@ def _sums(q, p, new, old, mask=None, trained=True): # trained: is it a parameter
 # %% ../nbs/10_server.ipynb #06dbd66d
 def client_sums(
     state, # State before the round
-    out,   # what the clients ended with, see `fedlit.round.local_phase`
+    out,   # the clients' results, see `fedlit.round.local_phase`
     q,     # (K,) how much each client's step counts
     p,     # (K,) how much each client counts; sums to one over all clients of the round
-):         # name of a tensor -> dict(moved=(...), and where clients train it in part share=(...))
-    "All that the server's average needs of the clients: sums over them, which may be added up in parts."
+):         # name of a tensor -> dict(moved=(...), and share=(...) if some clients train only a part of it)
+    "What the server's average needs from the clients: sums over them, which may be added up group by group."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     return {k: _sums(q if k in state.params else p, p, trained[k], v, out['mask'].get(k), k in state.params)
             for k, v in sent.items() if k not in state.personal}
 
 def _mean(moved, share=None):
-    "The average change of each entry over the clients that trained it, zero where none did."
+    "The average change of each entry over the clients that trained it; zero if none did."
     return moved if share is None else torch.where(share > 0, moved/share.clamp(min=torch.finfo(share.dtype).tiny), 0.)
 
 # %% ../nbs/10_server.ipynb #aa07e4a0
 def holders(
-    mask,         # name -> (K, ...), masks of K clients; names that all of them train in full are absent
+    mask,         # name -> (K, ...), masks of K clients; names of tensors that all train in full are absent
     tensors,      # name -> tensor
     participants, # int, K
-):                # name -> how many clients train each entry, in the leading dimensions of the tensor or all
-    "How many of a round's clients train each entry."
+):                # name -> number of clients per entry, with the leading dimensions of the tensor or all of them
+    "The number of a round's clients that train each entry."
     return {k: beside(mask[k].sum(0).to(v), v) if k in mask else torch.full_like(v, participants)
             for k, v in tensors.items()}
 
@@ -72,25 +72,25 @@ def used(
     state,       # State of the federation
     params,      # name -> parameter
     buffers,     # name -> tensor
-    train,       # is it for training?
-    client=None, # part of the method -> what it remembers of this client; None: nothing
+    train,       # is the forward pass for training?
+    client=None, # part of the method -> its memory on this client; None: no memory
 ):               # name -> parameter
-    "The parameters that the `use` hooks make of these outside a client's training; `client` is that client's memory."
+    "The parameters after the `use` hooks, outside of a client's training; `client` is that client's memory."
     return through(method, 'use', 'params', dict(
         params=params, buffers=buffers, received={**params, **buffers}, client=client or {}, server=state.server,
         fixed=state.fixed, round=state.round, clients=state.clients, train=train, axes=None))
 
 def _through(use, model):
-    "The network as a function, after `use`."
+    "The network as a function that applies `use` first."
     if model is None: return None
     bare = pure(model)
     return lambda params, buffers, x, train=True: bare(use(params, buffers, train), buffers, x, train)
 
 # %% ../nbs/10_server.ipynb #82b14d9d
 def _shares(weights, K, params):
-    "The weights of `K` clients, divided by their sum, as precise as `params` or more so."
+    "The weights of `K` clients, divided by their sum, at least as precise as `params`."
     exact = reduce(torch.promote_types, (v.dtype for v in params.values()), torch.float32)
-    p = torch.as_tensor(weights, dtype=exact) # where they are, mostly on the CPU: looked at without waiting
+    p = torch.as_tensor(weights, dtype=exact) # not moved: on the CPU, as usual, they are read without waiting
     if not (len(p) == K and (p >= 0).all() and 0 < p.sum() < float('inf')):
         raise ValueError(f"weights={p.tolist()}, but it must be {K} finite numbers >= 0 that do not all vanish")
     return p/p.sum()
@@ -99,10 +99,10 @@ def _shares(weights, K, params):
 def aggregate(
     sent,    # Broadcast of the round
     who,     # list of K client numbers
-    out,     # what the clients ended with, see `fedlit.round.local_phase`
-    weights, # (K,) how much each client counts; scaled to sum to one here
-    sums=client_sums, # adds up over the clients
-) -> State: # after the round
+    out,     # the clients' results, see `fedlit.round.local_phase`
+    weights, # (K,) how much each client counts; divided by their sum here
+    sums=client_sums, # function that adds up the clients' changes, see `client_sums`
+) -> State: # State after the round
     "The server's half of a round."
     method, state = sent.method, sent.state
     if not len(who) and 'peers' in out: return _unmoved(sent, out)
@@ -116,21 +116,21 @@ def aggregate(
     return _merged(method, state, who, out, offer, moved)
 
 # %% ../nbs/10_server.ipynb #922f0922
-MEETING = 'peers', 'peer_uploads' # what `merge` asks for that wants to hear of clients with other networks
+MEETING = 'peers', 'peer_uploads' # values that `merge` asks for if it uses clients with other networks
 
 def meets(method): # a Method, or a part of one
-    "Does its server ask what clients with other networks say?"
+    "Does the method's server use what clients with other networks send or predict?"
     return any(asks_for(method, 'merge', k) for k in MEETING)
 
 def _unmoved(sent, out):
-    "The state after the hooks of a server to which no client has sent anything but clients with other networks."
+    "The state after the server's hooks, if only clients with other networks have sent anything."
     state = sent.state
     zero = {k: torch.zeros_like(v) for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
     return _merged(sent.method, state, [], out, _at_server(sent, 0, out, out['loss']), zero)
 
 # %% ../nbs/10_server.ipynb #cc0d8b76
 def _at_server(sent, participants, out, p):
-    "What hooks may ask for at the server."
+    "The values that hooks may ask for at the server."
     method, state = sent.method, sent.state
     offer = dict(weights=p, steps=out['steps'], server=state.server, uploads=out['uploads'], mask=out['mask'],
                  params=state.params, buffers=state.buffers, fixed=state.fixed, round=state.round,
@@ -147,35 +147,35 @@ def _at_server(sent, participants, out, p):
 # %% ../nbs/10_server.ipynb #15aa7d5e
 def began(
     state, # State of the server, before its step
-    out,   # what the clients ended with
-) -> list: # of K ints
-    "The round in which each of the clients began: this one, unless it is late."
+    out,   # the clients' results
+) -> list: # list of K ints
+    "The round in which each client began: the current one, unless the client is late."
     return out['began'].tolist() if 'began' in out else [state.round]*len(out['steps'])
 
 def received(
     state, # State of the server, before its step
-    out,   # what the clients ended with
-):         # name -> (K, ...), without what stays at home
-    "What each of the clients had been sent."
+    out,   # the clients' results
+):         # name -> (K, ...), without tensors that stay at home
+    "The tensors that each client had been sent."
     each = [state.sent_in(r) for r in began(state, out)]
     return {k: torch.stack([getattr(s, tree)[k] for s in each]) for tree in ('params', 'buffers')
             for k in getattr(state, tree) if k not in state.personal}
 
 def caught_up(
     state, # State of the server, before its step
-    out,   # what the clients ended with
-):         # `out`, with parameters
-    "The results as if all had started from the server's newest parameters and changed the same."
+    out,   # the clients' results
+):         # `out`, with other parameters
+    "The results as if all clients had started from the server's newest parameters and made the same changes."
     if set(began(state, out)) == {state.round}: return out
     late = received(replace(state, buffers={}), out)
     return dict(out, params={k: v + (state.params[k] - late[k]) if k in late else v for k, v in out['params'].items()})
 
 # %% ../nbs/10_server.ipynb #7f845036
 def _combined(method, state, out, offer, q):
-    "The average change of every tensor, of what the `combine` hooks make of the clients' changes."
+    "The average change of every tensor, after the `combine` hooks."
     p, sent = offer['weights'], {k: v for k, v in {**state.params, **state.buffers}.items() if k not in state.personal}
     trained = rows({k: v for k, v in {**out['params'], **out['buffers']}.items() if k in sent}, slice(None))
-    often = torch.where(p > 0, q/p, 1.) # how `weigh` stretches each client's step
+    often = torch.where(p > 0, q/p, 1.) # factor by which `weigh` stretches each client's step
     stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
     deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
     weights, mask = p, rows(out['mask'], slice(None))
@@ -183,7 +183,7 @@ def _combined(method, state, out, offer, q):
         if not overrides(part, 'combine'): continue
         with Seeded(('combine', state.seed, state.round)):
             deltas, weights = ask(part.combine, part_view(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
-        if len(weights) != len(p): mask = {} # rows are clients no more
+        if len(weights) != len(p): mask = {} # rows are no longer clients
     counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
     moved = client_sums(counts, dict(out, params={}, buffers=trained), p, weights if len(weights) == len(p) else p)
     zero = {k: torch.zeros_like(v) for k, v in deltas.items()}
@@ -214,7 +214,7 @@ def _merged(method, state, who, out, offer, moved):
 
 # %% ../nbs/10_server.ipynb #8fadea9c
 def _between(method, state, client, given):
-    "What hooks may ask for between rounds, of the server's network or a client's."
+    "The values that hooks may ask for between rounds, about the server's network or a client's."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
                          for k, v in tree.items()}
     return dict({k: v for k, v in given.items() if v is not None}, params=mine(state.params),
@@ -222,7 +222,7 @@ def _between(method, state, client, given):
                 clients=state.clients, generator=torch.Generator())
 
 def _own_network(method, state, offer):
-    "What the `deploy` hooks make of the tensors of a client."
+    "Apply the `deploy` hooks to the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
         if asks_for(method, 'deploy', need) and need not in offer:
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
@@ -235,12 +235,12 @@ def _own_network(method, state, offer):
 def deploy_network(
     method,      # a Method
     state,       # State
-    client=None, # a client's number; None is the server
-    data=None,   # that client's samples and labels, prepared, for methods whose hooks ask for them
-    model=None,  # the network, for those that ask for `forward`
+    client=None, # number of a client; None: the server
+    data=None,   # that client's samples and labels, prepared; needed if hooks ask for `data`
+    model=None,  # the network; needed if hooks ask for `forward`
     criterion=cross_entropy, # function of (logits, y)
-): # (params, buffers) for the model; function of (logits, features, x) -> logits, None where no hook has a say in them
-    "The network as it is used between rounds, the server's or that of one client, and what becomes of its answers."
+): # (params, buffers) for the model; function of (logits, features, x) -> logits, None if no hook overrides `predict`
+    "The network as it is used between rounds, the server's or a client's, and a function that changes its logits."
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
     use = lambda params, buffers, train: used(method, state, params, buffers, train, memory)
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
@@ -264,8 +264,8 @@ def recompute(
     method,  # a Method
     model,   # module whose forward returns (features, logits)
     state,   # State after the round
-    batches, # Batches to look at
-    who=None, # their clients' numbers, which name what the network draws; None: 0, 1, ...
+    batches, # Batches of samples to compute the statistics on
+    who=None, # numbers of their clients, which determine the network's random draws; None: 0, 1, ...
 ) -> State:
     "Give the server's network the mean of its batch statistics on `batches`, weighted by their sizes unless `static`."
     net, total, seen = copy.deepcopy(model), {}, 0

@@ -21,7 +21,7 @@ from .participation import plain as as_text
 def call(
     text, # such as "dirichlet(alpha=0.05)"
 ):        # name, dict of keyword arguments
-    "The name and the arguments of one call, read without `eval`."
+    "The name and the arguments of a call given as text, read without `eval`."
     value = lambda n: float('inf') if isinstance(n, ast.Name) and n.id == 'inf' else ast.literal_eval(n)
     try:
         match ast.parse(text.strip(), mode='eval').body:
@@ -34,49 +34,49 @@ def call(
 def written(
     name, # str
     kw,   # dict of keyword arguments, constants
-):        # text that `call` reads
+):        # str that `call` reads
     "A call as text, such as dirichlet(alpha=0.05)."
     return f"{name}({', '.join(f'{k}={v!r}' for k, v in kw.items())})"
 
 # %% ../nbs/16_setting.ipynb #a951db61
 @functools.cache
 def canonical(
-    text, # of a method, such as "MOON() + FedDecorr()"
-):         # as it prints, with all hyperparameters; the names of its parts
-    "The one text of a method that can be written in many ways."
+    text, # text of a method, such as "MOON() + FedDecorr()"
+):         # its `repr`, with all hyperparameters; the names of its parts, joined by +
+    "The canonical text of a method, which can be written in many ways."
     m = parse(text)
     return repr(m), '+'.join(type(p).__name__ for p in m.parts)
 
 # %% ../nbs/16_setting.ipynb #1ba82ea6
 @dataclass(frozen=True)
 class Setting:
-    "Everything that decides the outcome of one run, in words and numbers."
+    "Everything that determines the outcome of one run, in words and numbers."
     method: str = 'FedAvg()'   # as text
-    task: str = 'digits'       # for `load`; or changed: cifar10(size=16, train=10000, concepts=2); or blank(...)
-    recipe: str = ''           # paper of normalisation and augmentation, see `fedlit.data.recipe`; '' is the task's own
+    task: str = 'digits'       # name for `load`; or modified: cifar10(size=16, train=10000, concepts=2); or blank(...)
+    recipe: str = ''           # paper of normalisation and augmentation, see `fedlit.data.recipe`; '': the task's own
     model: str = 'mlp'         # name of the network, one of `fedlit.models.models()`
-    options: tuple = (('hidden', (64,)), ('features', 64), ('norm', 'batch')) # of the model
-    partition: str = 'dirichlet(alpha=0.5)' # a call of a function of `PARTITIONS`, as text
-    clients: int = 10          # how many there are
+    options: tuple = (('hidden', (64,)), ('features', 64), ('norm', 'batch')) # options of the network
+    partition: str = 'dirichlet(alpha=0.5)' # a call of a function in `PARTITIONS`, as text
+    clients: int = 10          # number of clients
     participation: float = 1.  # share of them that train in a round, or a Participation
-    rounds: int = 6            # 0: the network as it was built
+    rounds: int = 6            # number of rounds; 0: the network as it was built
     local: Local = Local()     # how a client trains
     weighting: str = 'samples' # how much a client counts, as for `federate`
     statistics: str = 'averaged' # of BatchNorm, as for `federate`
-    public: str = ''           # what the server has, such as held(samples=200); '' is nothing
-    precision: str = 'float32' # of products while training, as for `federate`
-    seed: int = 0              # of partition, initial network, order of the batches
-    without: tuple = ()        # clients that exist and never take part
-    restarts = 10_000          # tables that `dirichlet` tries before it gives up; no field, as it changes no result
+    public: str = ''           # data on the server, such as held(samples=200); '': none
+    precision: str = 'float32' # of products in training, as for `federate`
+    seed: int = 0              # of partition, initial network and order of the batches
+    without: tuple = ()        # clients that exist but never take part
+    restarts = 10_000          # tables that `dirichlet` tries before it gives up; not a field, as it changes no result
     def __post_init__(self): object.__setattr__(self, 'method', canonical(self.method)[0])
     @property
     def data(self):
-        "The name of the data set, whatever its size."
+        "The name of the data set, without its modifications."
         return self.task.partition('(')[0]
 
 # %% ../nbs/16_setting.ipynb #f2219fdc
 def plain(s):
-    "What decides the run, as JSON would give it back."
+    "A setting as a dictionary, in the form that JSON would return."
     said = {f.name: getattr(s, f.name) for f in fields(Setting)}
     if not s.without: del said['without']
     return json.loads(json.dumps({**said, 'local': s.local.plain(), 'participation': as_text(s.participation)}))
@@ -84,9 +84,9 @@ def plain(s):
 def _tuples(v): return tuple(map(_tuples, v)) if isinstance(v, list) else v
 
 def read_setting(
-    said, # what `plain` wrote; what is not there has its default
+    said, # what `plain` returned; missing entries have their defaults
 ) -> Setting:
-    "The setting that was written."
+    "Make a setting from what `plain` returned."
     said = {**plain(Setting()), **said}
     made = dict(said, local=local(**said['local']), participation=value(said['participation']))
     return Setting(**{k: _tuples(v) for k, v in made.items()})
@@ -112,7 +112,7 @@ PARTITIONS = dict(
 # %% ../nbs/16_setting.ipynb #d6c98d8b
 def averaged(
     task, # Task with square images
-    size, # pixels of a side; it divides what there are
+    size, # side in pixels; it divides the present side
 ):        # Task
     "The same task with smaller images: each pixel is the mean of a square of pixels."
     side = task.x_train.shape[-1]
@@ -124,17 +124,17 @@ def averaged(
     x = {k: mean(v) for k in ('x_train', 'x_test', 'x_val') if (v := getattr(task, k)) is not None}
     return replace(task, **x, augment=augment)
 
-PICTURES = dict(office_caltech10=('size',), domainnet=('size',)) # data sets of files that `load` scales to a size
-YOURS = dict(table=('path', 'y', 'x', 'owner', 'target'), folder=('path', 'size')) # what `load` takes of your own
+PICTURES = dict(office_caltech10=('size',), domainnet=('size',)) # data sets in files that `load` can scale to a size
+YOURS = dict(table=('path', 'y', 'x', 'owner', 'target'), folder=('path', 'size')) # what `load` needs for your data
 
 # %% ../nbs/16_setting.ipynb #cd4051a2
 @functools.lru_cache(maxsize=1)
 def task_of(
     name,     # as in a Setting
-    paper='', # its recipe
+    paper='', # paper, as `recipe` in a Setting
     root=None, download=False, # as for `load`
 ):            # Task
-    "The data of a setting, kept in memory until another is asked for."
+    "The data of a setting, kept in memory until others are requested."
     data, kw = call(name) if '(' in name else (name, {})
     if data == 'blank':
         return SimpleNamespace(name=name, x_train=torch.empty(0, *kw['shape']), classes=kw['classes'])
@@ -151,7 +151,7 @@ def task_of(
 
 # %% ../nbs/16_setting.ipynb #7641d62b
 def clients_of(s, task):
-    "The clients' training parts, and their test parts where the partition gives such."
+    "The clients' training parts, and their test parts if the partition makes them."
     name, kw = call(s.partition)
     if name not in PARTITIONS:
         raise ValueError(f"partition={s.partition!r}, but it must be one of {', '.join(PARTITIONS)}")
@@ -174,10 +174,10 @@ def _generated(task, clients, n, gen):
 
 # %% ../nbs/16_setting.ipynb #1cc92507
 def public_set(
-    task, clients, how, n, # 'held', 'uploaded', 'broader' or 'generated'; how many samples
+    task, clients, how, n, # 'held', 'uploaded', 'broader' or 'generated'; number of samples
     seed=0,
-):           # inputs (n, ...) as the network wants them, labels (n,), and the clients' data that remain
-    "The server's samples, in one of the thesis' three ways (section 4.2.1) or held out from the beginning."
+):           # inputs (n, ...) as the network takes them, labels (n,), and the remaining parts of the clients
+    "Make the server's samples in one of the thesis' three ways (section 4.2.1), or hold them out from the beginning."
     gen = torch.Generator().manual_seed(seed)
     pick = lambda i, m: i[torch.randperm(len(i), generator=gen)[:m]]
     if how in ('held', 'uploaded'):
@@ -197,7 +197,7 @@ def public_set(
 
 # %% ../nbs/16_setting.ipynb #setwithc
 def _withheld(s, task, n):
-    "Clients, their tests and the server's images, where these are drawn before the partition."
+    "Clients, their tests and the server's images, if these are drawn before the partition."
     total = len(task.y_train)
     if not 0 < n < total:
         raise ValueError(f"public={s.public!r} (--proxy-samples {n} of {total} training images) "
@@ -214,12 +214,12 @@ def _withheld(s, task, n):
 def parts_of(
     s,                         # Setting
     root=None, download=False, # as for `load`
-    task=None, clients=None, model=None, # these instead of what the setting names
+    task=None, clients=None, model=None, # to use instead of those that the setting names
 ) -> dict:                     # model, task, clients, tests, proxy, as for `federate`
-    "What a setting names."
+    "Make the objects that a setting names."
     if task is None: task = task_of(s.task, s.recipe, root, download)
     if model is None: model = build(s.model, task, seed=s.seed, **dict(s.options))
-    if not hasattr(task, 'y_train'): clients = [] # `blank` has nothing to divide
+    if not hasattr(task, 'y_train'): clients = [] # `blank` has no samples to divide
     made = dict(model=model, task=task)
     if clients is not None: return dict(made, clients=clients)
     how, kw = call(s.public or 'nothing()')

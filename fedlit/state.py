@@ -21,20 +21,20 @@ from .ground.tree import tmap
 
 # %% ../nbs/07_state.ipynb #1bf4efc4
 def pixel_by_pixel(
-    x, # (N, C, H, W) images; other tensors come back as they are
+    x, # (N, C, H, W) images; other tensors are returned unchanged
 ):     # the same images, with the channels of a pixel side by side in memory
-    "A copy in the order that PyTorch calls channels_last."
-    # `contiguous` would leave one channel as it is
+    "A copy in the memory format that PyTorch calls channels_last."
+    # `contiguous` would not change images of one channel
     return x.movedim(1, -1).clone(memory_format=torch.contiguous_format).movedim(-1, 1) if x.dim() == 4 else x
 
 def names_of(
     model, # module
 ):         # set of str
-    "The names of the tensors of a network; a method may bring more, which the network does not see."
+    "The names of the tensors of a network; a method may add more, which the network does not see."
     return {k for trees in (model.named_parameters(), model.named_buffers()) for k, _ in trees}
 
-def _no_tensor(e, names): # names: of parameters that the network has not
-    "What is wrong, where functional_call stumbles over a method's own tensors; '' where it did over something else."
+def _no_tensor(e, names): # names: of parameters that the network does not have
+    "The end of an error message, if functional_call fails on a tensor that a method added; '' if on something else."
     odd = [k for k in sorted(names) if k.partition('.')[0] in str(e)]
     return (f"has no tensor {odd[0]!r}: what a method brings with it, its `use` takes out before the network is asked"
             if odd else '')
@@ -42,8 +42,8 @@ def _no_tensor(e, names): # names: of parameters that the network has not
 # %% ../nbs/07_state.ipynb #b132342f
 def pure(
     model, # module whose forward returns (features, logits)
-    precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None computes in the parameters' own type
-    channels_last=False, # images and filters channel by channel for each pixel? faster convolutions on some hardware
+    precision=None,      # torch.bfloat16 or torch.float16: autocast to it; None: compute in the parameters' own type
+    channels_last=False, # use this memory format for images and filters? faster convolutions on some hardware
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
@@ -66,77 +66,77 @@ def pure(
 # %% ../nbs/07_state.ipynb #79826f9d
 @contextmanager
 def modes_kept(model):
-    "Afterwards every module trains or tests as before, also after an error."
+    "A context after which every module trains or evaluates as before, even after an error."
     modes = [(m, m.training) for m in model.modules()]
     try: yield
     finally:
         for m, training in modes: m.training = training
 
 # %% ../nbs/07_state.ipynb #statsplit
-def is_stopped(module): # of a network
-    "Is it a norm that `freeze` keeps in evaluation mode, so that its running statistics never move?"
+def is_stopped(module): # module: part of a network
+    "Is it a norm that `freeze` keeps in evaluation mode, so that its running statistics never change?"
     return isinstance(module, _NormBase) and not copy.copy(module).train().training
 
 def fixed_names(model):
-    "The names of what training leaves alone: frozen parameters, and the statistics of norms that are stopped."
+    "The names of tensors that training does not change: frozen parameters, and the statistics of frozen norms."
     stopped = {k for k, m in model.named_modules() if is_stopped(m)}
     return {*(k for k, v in model.named_parameters() if not v.requires_grad),
             *(k for k, _ in model.named_buffers() if k.rpartition('.')[0] in stopped)}
 
 def split_state(model):
-    "Copies of what training changes: the parameters that learn, and the buffers."
+    "Copies of the tensors that training changes: the parameters that learn, and the buffers."
     fixed, own = fixed_names(model), (model.named_parameters(), model.named_buffers())
     return tuple({k: v.detach().clone() for k, v in tree if k not in fixed} for tree in own)
 
 def fixed_tensors(model):
-    "Copies of the rest, which all have and nobody sends."
+    "Copies of the tensors that training does not change, which all have and nobody sends."
     fixed, own = fixed_names(model), (*model.named_parameters(), *model.named_buffers())
     return {k: v.detach().clone() for k, v in own if k in fixed}
 
 # %% ../nbs/07_state.ipynb #9344ba44
-RECOMPUTED = 'recomputed', 'static' # by the server's network, on what clients have
+RECOMPUTED = 'recomputed', 'static' # by the server's network, on the clients' data
 STATISTICS = 'averaged', 'home', *RECOMPUTED
-OPTIMIZER = 'optimizer' # among the clients' memories, the one that is no part's
-TREES = 'params', 'buffers', 'server', 'client', 'personal', 'fixed', 'past' # of a State, with all its tensors
+OPTIMIZER = 'optimizer' # the entry among the clients' memories that belongs to no part
+TREES = 'params', 'buffers', 'server', 'client', 'personal', 'fixed', 'past' # fields of a State with all its tensors
 
 @dataclass(frozen=True)
 class State:
-    "A federation between two rounds. All tensors; nothing in it is ever changed in place."
+    "The state of a federation between two rounds. Nothing in it is ever changed in place."
     params: dict         # the server's parameters
     buffers: dict        # the server's buffers, such as running statistics
     server: dict         # part of the method -> its memory on the server
     client: dict         # part of the method -> its memory on the clients, Tables (clients, ...)
     personal: dict       # tensors that stay at home, Tables (clients, ...)
     clients: int         # how many clients exist
-    round: int = 0       # rounds done
+    round: int = 0       # number of rounds done
     statistics: str = 'averaged' # what happens to BatchNorm's running statistics, see `start`
-    seed: int = 0        # of what networks and hooks draw
+    seed: int = 0        # for the random draws of networks and hooks
     fixed: dict = field(default_factory=dict) # what everybody has and nobody sends, such as frozen parameters
-    past: dict = field(default_factory=dict) # round -> what the server sent in it, while somebody is at work on that
+    past: dict = field(default_factory=dict) # round -> what the server sent in it, while clients train from it
     @property
     def recomputes(self):
-        "Does the averaged network collect statistics of its own?"
+        "Are the averaged network's statistics recomputed on the clients' data?"
         return self.statistics in RECOMPUTED
     def clone(self):
-        "A second state of the same numbers; writing to one does not show in the other."
+        "A copy with tensors of its own: writing to one state does not change the other."
         return replace(self, **tmap(lambda v: v.clone(), {k: getattr(self, k) for k in TREES}))
 
 # %% ../nbs/07_state.ipynb #a8f7f121
-SENT = 'params', 'buffers', 'server' # of a state, what clients are sent
+SENT = 'params', 'buffers', 'server' # the trees of a state that clients are sent
 
 @patch
 def sent_in(self:State,
-    round, # int, this one or one of `past`
+    round, # int, the current round or one of `past`
 ) -> State:
-    "The state that clients who began in this round start from."
+    "The state from which clients that began in this round start."
     return self if round == self.round else replace(self, **self.past[str(round)], round=round)
 
 @patch
 def remember(self:State,
     before,  # State of the round before
-    pending, # rounds in which clients began who are still at work
+    pending, # rounds in which clients began that are still training
 ) -> State:
-    "The same, with what was sent in those rounds and in no other."
+    "The same state, with what was sent in those rounds and in no others."
     past = before.past if not pending else {**before.past, str(before.round): {k: getattr(before, k) for k in SENT}}
     return replace(self, past={k: v for k, v in past.items() if int(k) in pending})
 
@@ -156,7 +156,7 @@ def _homes(method, model, statistics):
 
 # %% ../nbs/07_state.ipynb #9d63e359
 def _fit_to(one): # a tensor of the network
-    "A function that puts a tensor of a method where the network is, and makes it as exact."
+    "A function that moves a method's tensor to the network's device, and to double precision if the network has it."
     double = {torch.float32: torch.double} if one.dtype == torch.double else {}
     return lambda v: v.to(one.device, double.get(v.dtype, v.dtype))
 
@@ -166,11 +166,11 @@ def start(
     model,   # module whose forward returns (features, logits)
     clients, # int, how many clients exist
     statistics='averaged', # BatchNorm's: 'averaged' like weights, kept at 'home', 'recomputed' by the averaged model,
-                           # or 'static', which is recomputed with every batch counted once, as in HeteroFL's code
-    seed=0,  # int; decides what networks and hooks draw, see `fedlit.ground.draws`
-    local=None, # Local; needed where its optimiser is kept between rounds
+                           # or 'static': recomputed with equal weight for every batch, as in HeteroFL's code
+    seed=0,  # int; determines the random draws of networks and hooks, see `fedlit.ground.draws`
+    local=None, # Local; needed if its optimiser is kept between rounds
 ) -> State:
-    "The federation before round zero: all clients begin with the parameters of `model`."
+    "The state before round 0: all clients begin with the parameters of `model`."
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
     kept, kept_whole = _homes(method, model, statistics)
     fit = _fit_to(next(iter({**params, **fixed}.values())))

@@ -16,9 +16,9 @@ from .ground.messages import or_buffers, other_rows
 class Hook:
     "A place in the round where a method may act."
     where: str      # 'start', 'client', 'step', 'server' or 'between'
-    moment: str     # what happens there; neighbours with the same moment share a line of the picture
-    example: str    # the name of a method that overrides it, and what for
-    returns: Answer # what it must return
+    moment: str     # what happens there; in the picture, neighbours with the same moment share a line
+    example: str    # name of a method that overrides it, and what for
+    returns: Answer # checks what it returns
     asks: str = ''  # names that it may ask for besides those offered to all hooks in its place, separated by spaces
 
 # %% ../nbs/04_vocabulary.ipynb #vochook2
@@ -72,7 +72,7 @@ HOOKS.update(
 
 # %% ../nbs/04_vocabulary.ipynb #vochooka
 def hooks_at(
-    *places, # see `Hook`
+    *places, # places as in `Hook`
 ):           # tuple of names, in the order of a round
     "The hooks that run in these places."
     return tuple(n for n, h in HOOKS.items() if h.where in places)
@@ -84,10 +84,10 @@ BETWEEN = hooks_at('between')
 @dataclass(frozen=True)
 class Offer:
     "A name that hooks may ask for."
-    shape: str   # of the value, of one client where it is a client's; B samples, K clients
-    hooks: tuple # to which it is offered
+    shape: str   # of the value; of one client's value, if each has its own. B samples, K clients
+    hooks: tuple # names of the hooks that may ask for it
     meaning: str # in a few words
-    varies: str  # 'round', 'first' or 'step': with which number it varies, though no tensor tells
+    varies: str  # 'round', 'first' or 'step', if it is not a tensor and varies with that; else ''
 
 OFFERS = {} # name -> Offer
 
@@ -195,11 +195,11 @@ OUTSIDE = ('params', 'buffers', 'fixed', 'received', 'client', 'server', 'round'
 
 # %% ../nbs/04_vocabulary.ipynb #1bf6c520
 def where(
-    name,    # that a hook asked for in vain
-    offer,   # names that there are at this point
-    hook='', # its name
-) -> str:    # the end of a sentence
-    "Where `name` is offered, or what is called nearly so."
+    name,    # a name that a hook asked for in vain
+    offer,   # names available at this point
+    hook='', # name of the hook
+) -> str:    # str, the end of a sentence
+    "Where `name` is offered, or a similar name that is."
     if name in OFFERS and hook in OFFERS[name].hooks:
         return f"; a client has {name!r} while it trains, but the network is used outside of training too: {name}=None"
     if name in OFFERS: return f"; {name!r} is offered to {', '.join(OFFERS[name].hooks)}."

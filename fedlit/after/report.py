@@ -35,9 +35,9 @@ from ..ground.tree import rows as at_row
 # %% ../../nbs/after/report.ipynb #28539e1d
 def known(
     run,     # Run
-    **given, # for `Federation`: `task` and `clients` of a run from a file, `tests`, ...
-):           # Federation; None where the task or the clients are not known
-    "What was asked of a run, as far as a report needs it."
+    **given, # fields of the `Federation`: `task` and `clients` for a run from a file, `tests`, ...
+):           # Federation; None if the task or the clients are not known
+    "The request of a run, as far as a report needs it."
     if run.origin is not None: return replace(run.origin, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
     origin = federation(run, **{'model': run.model, **given}).checked()
@@ -49,20 +49,20 @@ def known(
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
 def _draws(s, how, n): # s: settings of a run
-    "Who is drawn, or answers, in each of the first `n` rounds."
+    "The clients that are drawn, or that finish, in each of the first `n` rounds."
     steps = lambda k, r: local(**s['local']).steps_of(s['sizes'][k], k, s['seed'], r)
     if isinstance(how, Clock): return [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), n)]
     return [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'), steps=steps) for r in range(n)]
 
 def took_part(
     run, # Run
-):       # for each row of the history the clients that were drawn; None where the history says otherwise
-    "Who was drawn in which round. A history counts them only; the seed knows."
+):       # for each row of the history the clients that were drawn; None if this does not agree with the history
+    "The clients that took part in each round, drawn again from the seed, since a history only counts them."
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
     left = set(s.get('without') or ())
     try: how = value(s['participation'])
-    except ParseError: # one of yours
+    except ParseError: # one of your own
         if not run.origin: return None
         how = run.origin.participation
     by_data = needs(how, 'sizes') or needs(how, 'steps')
@@ -78,10 +78,10 @@ def took_part(
 # %% ../../nbs/after/report.ipynb #ee9537f3
 AGAIN = 'For this, every client was trained once more from the last network; the result was thrown away.'
 
-def _first(scores): return next(iter(scores.values())) # accuracy, or what stands first in `SCORED`
+def _first(scores): return next(iter(scores.values())) # accuracy, or the first measure in `SCORED`
 
 def _once_more(sim, run, who, tests):
-    "Client number, the network it ends with, its drift, loss, accuracy; ten at a time, without those that are skipped."
+    "Train clients again, ten at a time; yields number, network, drift, loss and accuracy, without skipped clients."
     method, local = run.method, sim.federation.local
     try: local.at(run.state.round)
     except ValueError: local = local.at(run.state.round - 1) # a schedule that ended with the run
@@ -101,7 +101,7 @@ def _once_more(sim, run, who, tests):
 
 # %% ../../nbs/after/report.ipynb #7c1d20ae
 def _tested(sim, run, who, tests, home):
-    "Client -> accuracies of the server's network and, if it keeps something at home, of its own."
+    "Client -> accuracy of the server's network and, if clients have their own networks, of the client's."
     own = [tests[k] for k in who]
     server = scores_of(run.method, sim.test, run.state, own, [None]*len(who))
     found = {k: dict(tested=len(t), server=_first(s)) for k, t, s in zip(who, own, server)}
@@ -116,10 +116,10 @@ def each_client(
     run,       # Run
     origin,    # Federation
     again=True,# train every client once more?
-    most=100,  # clients to look at
-):             # client -> what is known of it; spectra: the server's and by client
+    most=100,  # the largest number of clients to examine
+):             # client -> what is known of it; spectra of the server's network and of the clients'
     "Accuracies, drift and spectra of single clients."
-    executor = run.settings.get('executor') if again else 'loop' # what was tried then need not be tried again
+    executor = run.settings.get('executor') if again else 'loop' # the executor was tried at the time
     origin = replace(origin, executor=executor if executor in EXECUTORS else origin.executor,
                      channels_last=run.settings.get('channels_last', origin.channels_last))
     sim, n = Simulation(origin), run.state.clients
@@ -140,7 +140,7 @@ def each_client(
 
 # %% ../../nbs/after/report.ipynb #345c13d5
 def plain(value):
-    "A value as strict JSON can hold it: NaN and infinity are None, numbers have six digits."
+    "A value in a form that strict JSON can hold: NaN and infinity become None, numbers get six digits."
     if isinstance(value, dict): return {str(k): plain(v) for k, v in value.items()}
     if isinstance(value, (list, tuple)): return [plain(v) for v in value]
     if hasattr(value, 'item'): value = value.item()
@@ -148,7 +148,7 @@ def plain(value):
     return value if value is None or isinstance(value, (bool, int, str)) else str(value)
 
 def _bytes(run, origin):
-    "What travels to and from a client in a round, by client; or why that is not known."
+    "The bytes that travel to and from each client in a round; or why they are not known."
     spec, n = run.settings.get('model'), run.state.clients
     if run.model is None or not (origin or isinstance(spec, dict)): return None, 'the network is not known'
     shape = tuple(origin.task.x_train.shape[1:] if origin else spec['shape'])
@@ -160,7 +160,7 @@ def _bytes(run, origin):
 
 # %% ../../nbs/after/report.ipynb #7c1d20af
 def _lacking(run, origin, again, drawn, no_bytes):
-    "What the run did not keep: (what is missing, how to have it)."
+    "What the run did not record: (what is missing, how to get it)."
     h = run.history
     if origin is None:
         yield ('The partition, the accuracy of single clients, and spectra: the file of a run holds neither the data '
@@ -178,11 +178,11 @@ def _lacking(run, origin, again, drawn, no_bytes):
 # %% ../../nbs/after/report.ipynb #7c1d20ba
 def facts(
     run,        # Run
-    again=True, # train every client once more, see above?
-    most=100,   # clients to look at one by one
-    **given,    # for `Federation`: `task` and `clients` of a run from a file
-) -> dict:      # as strict JSON can hold it
-    "What happened to a run and to its clients."
+    again=True, # train every client once more, to see it before and after?
+    most=100,   # the largest number of clients to examine individually
+    **given,    # fields of the `Federation`: `task` and `clients` for a run from a file
+) -> dict:      # dict that strict JSON can hold
+    "The facts about a run and its clients, for a report."
     if not len(run.history): raise ValueError("this run has no round yet; there is nothing to report")
     origin, s, drawn = known(run, **given), run.settings, took_part(run)
     seen, spectra = each_client(run, origin, again, most) if origin and run.model is not None else ({}, None)
@@ -203,16 +203,16 @@ def facts(
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
 class Html(str):
-    "Text that is markup; a notebook shows it as such."
+    "Text that is HTML; a notebook displays it as such."
     def _repr_html_(self): return str(self)
     def __repr__(self): return f'{len(self)} characters of HTML'
 
 def tag(
-    name,    # of the element
+    name,    # name of the element
     *inside, # text, Html, or lists of them; None is left out
-    **attrs, # `data_client` becomes data-client, `class_` class; None is left out
+    **attrs, # `data_client` becomes data-client, `class_` becomes class; None is left out
 ) -> Html:
-    "An element; all text in it is escaped."
+    "An HTML element; all text in it is escaped."
     def text(v):
         if v is None: return ''
         if isinstance(v, (list, tuple)): return ''.join(map(text, v))
@@ -222,7 +222,7 @@ def tag(
     return Html(f'<{name}{named}>{"".join(map(text, inside))}</{name}>')
 
 def embedded(content):
-    "Strict JSON that can stand in a page."
+    "Strict JSON that can be embedded in a page."
     return Html(json.dumps(content, allow_nan=False, separators=(',', ':')).translate(
         {ord(c): f'\\u{ord(c):04x}' for c in '<>&'}))
 
@@ -231,7 +231,7 @@ def num(v, digits=3): return '–' if v is None else f'{v:,}' if isinstance(v, i
 
 def share(v): return '–' if v is None else f'{100*v:.1f} %'
 
-def form_of(f): return share if f['first'] == 'accuracy' else num # of what one looks at first
+def form_of(f): return share if f['first'] == 'accuracy' else num # format of the main measure
 
 def size(v):
     if v is None: return '–'
@@ -242,13 +242,13 @@ def having(f, *names): return [c for c in f['clients'] if all(c.get(n) is not No
 
 # %% ../../nbs/after/report.ipynb #7c1d20bb
 COLOURS = {v: 'currentColor' if k == 'ink' else f'var(--{k}, {v})' for k, v in palette.items()}
-COLOURS |= {grey: f'var(--grey, {grey})' for grey in ('#5a5a5a', '#8c8c8c')} # of curves without an accent
+COLOURS |= {grey: f'var(--grey, {grey})' for grey in ('#5a5a5a', '#8c8c8c')} # for curves without an accent
 
 def inline(
     fig, # matplotlib Figure
-    alt, # what it shows, for who cannot see it
+    alt, # description for readers who cannot see it
 ) -> Html:
-    "A figure as markup without addresses and styles."
+    "A figure as inline SVG, without ids and style attributes."
     import matplotlib as mpl
     drawn = io.StringIO()
     with mpl.rc_context({'svg.fonttype': 'none', 'svg.hashsalt': alt}), warnings.catch_warnings():
@@ -260,18 +260,18 @@ def inline(
         styles = [s.split(': ', 1) for s in e.attrib.pop('style', '').split('; ') if s]
         named = {k.split('}')[-1]: re.sub(r'([.]\d\d)\d+', r'\1', v) for k, v in [*e.attrib.items(), *styles]}
         e.tag, e.attrib = e.tag.split('}')[-1], {k: COLOURS.get(v, v) for k, v in named.items() if k != 'font-family'}
-        if e.tag == 'g': e.attrib.pop('id', None) # other figures have the same
+        if e.tag == 'g': e.attrib.pop('id', None) # other figures have the same ids
     wide, high = svg.attrib['viewBox'].split()[2:]
     svg.attrib = dict(viewBox=f'0 0 {wide} {high}', role='img', width=f'{1.5*float(wide):.0f}') | {'aria-label': alt}
     return Html(ElementTree.tostring(svg, encoding='unicode'))
 
 # %% ../../nbs/after/report.ipynb #8ab8eae4
 def axes(
-    xlabel,     # what the places are
-    places=0,   # how many stand beside each other
+    xlabel,     # label of the x axis
+    places=0,   # number of places side by side
     height=2.5, # inches
 ):              # matplotlib Axes
-    "Empty axes with whole numbers below them."
+    "Empty axes with whole numbers on the x axis."
     from matplotlib.figure import Figure
     ax = Figure((max(5, 1 + places/6), height), layout='constrained').subplots()
     ax.grid(axis='y', color=palette['light'], lw=.5)
@@ -282,18 +282,18 @@ def axes(
 
 # %% ../../nbs/after/report.ipynb #7c1d20bd
 def section(
-    title, # its heading
-    said,  # a sentence or two below it
+    title, # heading
+    said,  # a sentence or two below the heading
     ax,    # Axes with the drawing
 ) -> Html:
-    "A figure with its words."
+    "A figure with its heading and text."
     return tag('section', tag('h2', title), tag('p', said), tag('div', inline(ax.figure, f'{title}. {said}')),
                class_='wide' if ax.figure.get_figwidth() > 5 else None)
 
 # %% ../../nbs/after/report.ipynb #0965e0ed
 @style()
 def accuracy(f):
-    "Accuracy round by round."
+    "A figure of the accuracy round by round."
     first, rows = f['first'], [r for r in f['rounds'] if r.get(f['first']) is not None]
     if not rows: return None
     names, form = {first: 'server', 'personal': "clients' own"}, form_of(f)
@@ -301,7 +301,7 @@ def accuracy(f):
     curves = {name: v for name, v in curves.items() if np.isfinite(v).any()}
     ax = against_rounds(curves, axes('round', len(rows)/3), 'server', first.replace('_', ' '),
                         [r['round'] for r in rows])
-    for line in ax.lines: line.set_marker('.') # a single round is no line
+    for line in ax.lines: line.set_marker('.') # a single round would not show as a line
     said = f"The server's network on the whole test set: {form(rows[-1][first])} after round {rows[-1]['round']}."
     if len(curves) > 1: said += " The other line is the mean of the clients' own networks on their own test samples."
     return section(first.replace('_', ' ').capitalize(), said, ax)
@@ -309,7 +309,7 @@ def accuracy(f):
 # %% ../../nbs/after/report.ipynb #7c1d20be
 @style()
 def column(rows, of, key, title, said):
-    "A bar for each of some rows of the facts, whose column `of` is 'round' or 'client'."
+    "A figure with a bar for each row of the facts; the column `of` is 'round' or 'client'."
     rows = [r for r in rows if r.get(key) is not None]
     if not rows: return None
     ax = axes(of, rows[-1][of]/3)
@@ -328,13 +328,13 @@ def drifts(f):
 
 # %% ../../nbs/after/report.ipynb #a369aa31
 def short(name):
-    "A class's name that fits beside an axis."
-    name = ''.join(c if c.isprintable() else '�' for c in name) # XML has no words for the others
+    "A class name, shortened to fit beside an axis."
+    name = ''.join(c if c.isprintable() else '�' for c in name) # XML cannot contain the others
     return name if len(name) < 14 else f'{name[:6]}…{name[-6:]}'
 
 @style()
 def partition(f):
-    "Who holds how much of which class."
+    "A figure of the number of samples of each class at every client."
     if f['partition'] is None: return None
     held, labels = np.array(f['partition']), f['labels']
     ax = axes('client', len(held), max(2.5, .7 + .17*len(labels)))
@@ -349,7 +349,7 @@ def partition(f):
 # %% ../../nbs/after/report.ipynb #7c1d20bf
 @style()
 def before_and_after(f):
-    "Every client's network before and after its training."
+    "A figure of every client's network before and after its training."
     found = having(f, 'server')
     if not found: return None
     ax = axes('client', len(f['clients']))
@@ -368,7 +368,7 @@ def before_and_after(f):
 # %% ../../nbs/after/report.ipynb #7c1d20cb
 @style()
 def spectra(f):
-    "Spectra of the features of the test samples."
+    "A figure of the spectra of features of test samples."
     if not f['spectra'] or max(f['spectra']['server']['values']) <= 0: return None
     server, clients = f['spectra']['server'], f['spectra']['clients']
     ax = axes('')
@@ -386,7 +386,7 @@ def spectra(f):
 # %% ../../nbs/after/report.ipynb #4aad41ad
 @style()
 def participants(f):
-    "Who took part in which round, and who was skipped."
+    "A figure of the clients that took part in each round, and those that were skipped."
     if f['drawn'] is None: return None
     K, rounds = len(f['clients']), f['rounds']
     ax = axes('round', len(rounds)/2, .7 + max(1.8, min(K/6, 6)))
@@ -430,7 +430,7 @@ th, td { padding: .15rem .6rem .15rem 0; text-align: left; vertical-align: top }
 
 # %% ../../nbs/after/report.ipynb #7c1d20cf
 def table(heads, rows):
-    "A table; what is a number is set to the right."
+    "An HTML table; numbers are aligned to the right."
     def cell(v):
         number = len(heads) > 2 and (not isinstance(v, str) or v[:1].isdigit())
         return tag('td', v, class_='number' if number else None)
@@ -440,7 +440,7 @@ def table(heads, rows):
 FORMS = dict.fromkeys(('share', 'server', 'own', 'after', 'accuracy', 'personal'), share) | dict(down=size, up=size)
 
 def numbers(f):
-    "Clients, rounds and the partition as tables that fold out."
+    "Clients, rounds and the partition as collapsible tables: yields title, heads and rows."
     forms = FORMS if f['first'] == 'accuracy' else {k: FORMS[k] for k in ('share', 'down', 'up')}
     def form(k, v): return str(v) if isinstance(v, (str, bool)) else forms.get(k, num)(v)
     for what in 'clients', 'rounds':
@@ -450,7 +450,7 @@ def numbers(f):
 
 # %% ../../nbs/after/report.ipynb #387127b7
 def _settings(f):
-    "What was run, as a table."
+    "The settings of the run, as an HTML table."
     s, elsewhere = f['settings'], ('sizes', 'fingerprint', 'setting', 'asked')
     known = {k: v for k, v in (s.get('fingerprint') or {}).items() if isinstance(v, str)}
     rows = dict(method=f['method']) | {k: v for k, v in s.items() if k not in elsewhere} | known
@@ -471,7 +471,7 @@ def _summary(f):
 def page(
     f, # what `facts` returned
 ) -> str:
-    "The HTML file."
+    "The content of the HTML file."
     digest = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'sha256-{digest}'"
     head = [Html('<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'),
@@ -491,10 +491,10 @@ def page(
 # %% ../../nbs/after/report.ipynb #7c1d20da
 def report(
     run,        # Run
-    path,       # where to, such as "run.html"
-    again=True, # train every client once more, to see it before and after? As long as a round of all clients
-    most=100,   # clients to look at one by one
-    **given,    # `task` and `clients` of a run from a file; `tests` and others for `Federation`
+    path,       # file to write, such as "run.html"
+    again=True, # train every client once more, to see it before and after? Takes as long as a round of all clients
+    most=100,   # the largest number of clients to examine individually
+    **given,    # `task` and `clients` for a run from a file; `tests` and other fields of the `Federation`
 ):              # the path
-    "Write what happened to a run, and to every client, into one HTML file."
+    "Write a report on a run, and on every client, to one HTML file."
     return write_file(path, page(facts(run, again, most, **given)).encode())

@@ -23,7 +23,7 @@ from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
 def _words(s, given): # given: arguments of `federate`
-    "What the settings `s` say of network, task and clients; what they do not say must be given."
+    "The network, task and clients as the settings `s` describe them; what they do not describe must be given."
     if 'setting' in s: return s['setting']
     if not {'task', 'clients'} <= given.keys():
         raise ValueError("this run comes from a file, which has neither the task nor the clients; "
@@ -37,9 +37,9 @@ def _words(s, given): # given: arguments of `federate`
 def federation(
     run,       # Run
     root=None, # folder of the data, as for `fedlit.data.load`
-    **given,   # for `federate`, in place of what is known, such as `task` and `clients`
+    **given,   # arguments of `federate` that replace known ones, such as `task` and `clients`
 ) -> Federation:
-    "What was asked of a run."
+    "The request that led to a run."
     if run.origin is not None: return replace(run.origin, **given)
     s, tested = run.settings, run.history.dropna(subset=first_of(run.history)[0])
     same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
@@ -53,9 +53,9 @@ def federation(
 # %% ../../nbs/after/without.ipynb #6cac4eda
 def same_federation(
     run,     # Run
-    **given, # for `Federation`, in place of what is known; see `federation`
-) -> Federation: # its checkpoint and clock left out
-    "What was asked of a run, to be asked again; ValueError where something was not given as it was then."
+    **given, # fields of the `Federation` that replace known ones; see `federation`
+) -> Federation: # without checkpoint and time limit
+    "The request of a run, to repeat it; a ValueError if something given differs from what the run had."
     if not run.state.round: raise ValueError("this run has no round yet")
     executor = run.settings['executor']
     if executor.startswith('torchrun'):
@@ -73,9 +73,9 @@ def same_federation(
 # %% ../../nbs/after/without.ipynb #6cb942e2
 def same_bits(
     run,   # Run
-    origin, # Federation, its own
-) -> bool: # False: replay it too
-    "Would a replay here have the bits of the recorded run?"
+    origin, # Federation of that run
+) -> bool: # False: replay the run itself too
+    "Would a replay on this machine give the recorded run bit for bit?"
     if run.origin is not None: return True
     device = origin.checked().device
     here = dict(versions(device), device=device)
@@ -83,7 +83,7 @@ def same_bits(
 
 # %% ../../nbs/after/without.ipynb #f865f6eb
 def _moved(first, before, after): # parameters by name
-    "How far `after` is from `before`, in units of the way from `first` to `before`."
+    "The distance of `after` from `before`, relative to that of `before` from `first`."
     flat = lambda tree: torch.cat([exactly(tree[k].detach().cpu()).flatten() for k in before if k in first])
     a, b = flat(before), flat(after)
     return ((b - a).norm()/(a - flat(first)).norm()).item()
@@ -91,25 +91,25 @@ def _moved(first, before, after): # parameters by name
 # %% ../../nbs/after/without.ipynb #d07ab977
 @dataclass
 class Without:
-    "A run, and the same run without some of its clients; differences are those of the second from the first."
-    left: tuple # numbers of the clients that were left out
-    before: Run # as it was
-    run: Run    # without them
+    "A run, and the same run without some of its clients; differences are the second run minus the first."
+    left: tuple # tuple of numbers of the clients that were left out
+    before: Run # Run with all of them
+    run: Run    # Run without them
     @property
-    def first(self): return first_of(self.before.history)[0] # what is compared, 'accuracy' where there are classes
+    def first(self): return first_of(self.before.history)[0] # what is compared, 'accuracy' for classes
     @property
     def difference(self):
-        "Of the last accuracy on the whole test set, a share."
+        "The difference of the final accuracies on the whole test set, a share."
         return float(self.run.history[self.first].iloc[-1] - self.before.history[self.first].iloc[-1])
     @property
     def history(self):
-        "A DataFrame, one row a tested round: accuracy, accuracy without, and their difference."
+        "A DataFrame, one row per tested round: accuracy, accuracy without the clients, and the difference."
         a, b = (r.history.dropna(subset=self.first) for r in (self.before, self.run))
         both = a[['round', self.first]].assign(without=b[self.first].to_numpy()).reset_index(drop=True)
         return both.assign(difference=both['without'] - both[self.first])
     @property
     def moved(self):
-        "Distance of the two networks, in units of how far the run moved from its first parameters."
+        "Distance between the two networks, relative to how far the first run moved from its initial parameters."
         return _moved(dict(self.run.origin.model.named_parameters()), self.before.state.params, self.run.state.params)
 
 # %% ../../nbs/after/without.ipynb #83a8fb4c
@@ -123,22 +123,22 @@ def __repr__(self:Without):
 
 # %% ../../nbs/after/without.ipynb #5bd0dd7e
 @patch
-def clients(self:Without) -> pd.DataFrame: # one row a client; `personal` where the method keeps something at home
-    "Accuracy on each client's own test set, with and without."
+def clients(self:Without) -> pd.DataFrame: # one row per client; `personal` if something stays at home
+    "Accuracy on each client's own test set, with and without the clients left out."
     origin = self.run.origin
     tests = origin.tests or tests_of(origin.task, origin.clients, origin.seed)
     a, b = (r.per_client(origin.task, tests) for r in (self.before, self.run))
     out = pd.DataFrame({'client': a['client'], 'samples': [len(c) for c in origin.clients],
                         'test samples': a['test samples'], 'left out': a['client'].isin(self.left)})
     for name in ('global', 'personal')[:1 + bool(self.run.state.personal)]:
-        other = b[name].where(~out['left out']) if name == 'personal' else b[name] # nothing of its own is left
+        other = b[name].where(~out['left out']) if name == 'personal' else b[name] # they have none
         out[name], out[f'{name} without'], out[f'{name} difference'] = a[name], other, other - a[name]
     return out
 
 # %% ../../nbs/after/without.ipynb #8379dda5
 @patch
-def classes(self:Without) -> pd.DataFrame: # one row a class
-    "Accuracy on each class, with and without, and the share of the class's training samples that was left out."
+def classes(self:Without) -> pd.DataFrame: # one row per class
+    "Accuracy on each class, with and without the clients, and the share of its training samples that was left out."
     origin = self.run.origin
     task = origin.task.to(next(self.run.model.parameters()).device)
     if task.target != 'class': raise ValueError(f"{task.name} has no classes, its targets are {task.target!r}")
@@ -154,7 +154,7 @@ def classes(self:Without) -> pd.DataFrame: # one row a class
 
 @patch
 def plot(self:Without, ax=None):
-    "Accuracy against rounds, with and without."
+    "Plot accuracy against rounds, with and without the clients left out."
     from fedlit.figure import against_rounds
     h, name = self.history, f"without {', '.join(map(str, self.left))}"
     return against_rounds({'as it was': h[self.first].to_numpy(), name: h['without'].to_numpy()}, ax=ax, accent=name,
@@ -163,8 +163,8 @@ def plot(self:Without, ax=None):
 # %% ../../nbs/after/without.ipynb #51442161
 def without(
     run,     # Run
-    client,  # its number, or several
-    **given, # for `Federation`; see `federation`
+    client,  # number of the client to leave out, or several
+    **given, # fields of the `Federation` that replace known ones; see `federation`
 ) -> Without:
     "Replay a run as if these clients had never taken part."
     left = several(client, 'client')
@@ -177,10 +177,10 @@ def without(
 # %% ../../nbs/after/without.ipynb #4c8b2b19
 def influence(
     run,          # Run
-    clients=None, # their numbers; None: all that were not left out already
-    **given,      # for `Federation`, as for `without`
-) -> pd.DataFrame: # one row a client
-    "Leave one client out, and each in turn: as many runs as there are clients."
+    clients=None, # numbers of clients; None: all that were not left out already
+    **given,      # as for `without`
+) -> pd.DataFrame: # one row per client
+    "Leave out each client in turn: as many runs as there are clients."
     origin, rows = same_federation(run, **given), []
     then = run if same_bits(run, origin) else origin.run()
     those = range(len(origin.clients)) if clients is None else several(clients, 'clients')
@@ -195,11 +195,11 @@ def influence(
 
 # %% ../../nbs/after/without.ipynb #89aadf82
 def newcomers(
-    run,      # Run, some of whose clients never took part, see `without` of `federate`
+    run,      # Run in which some clients never took part, see `without` of `federate`
     steps=20, # local steps of fine-tuning
-    **given,  # for `Federation`, in place of what is known; see `federation`
-) -> pd.DataFrame: # one row a client: client, samples, test samples, before, after
-    "The server's network on clients that nobody trained, before and after fine-tuning on their own samples."
+    **given,  # fields of the `Federation` that replace known ones; see `federation`
+) -> pd.DataFrame: # one row per client: client, samples, test samples, before, after
+    "Test the server's network on clients that were left out, before and after fine-tuning on their own samples."
     f = federation(run, **given)
     who = sorted(f.check_without())
     if not who: raise ValueError("all clients of this run took part; federate(..., without=(8, 9)) holds two out")
