@@ -39,7 +39,7 @@ HOOKS.update(
     use=Hook('step', 'forward pass', 'FedDecomp adds $BA$ to $W$', Answer('a dictionary', is_dict), 'train'),
     output=Hook('step', 'forward pass', 'MaskedCE fills in the logits of absent classes',
                 Answer('a tensor', is_tensor), 'y valid features logits frozen forward'),
-    frozen=Hook('step', 'networks that stand still', 'MOON asks the global and the previous network',
+    frozen=Hook('step', 'networks that stand still', 'MOON evaluates the global and the previous network',
                 Answer('a dictionary', is_dict), 'forward'),
     loss=Hook('step', 'objective, gradient', 'FedDecorr decorrelates the features',
               Answer('a number or a tensor without dimensions, and perhaps a dictionary of buffers',
@@ -66,8 +66,8 @@ HOOKS.update(
                'delta trained peers peer_uploads'),
     deploy=Hook('between', 'between rounds, uses its network', 'Ditto takes its second network',
                 Answer('a dictionary', is_dict), 'buffers forward clients generator data'),
-    predict=Hook('between', 'between rounds, uses its network', 'FedProto asks which prototype is nearest',
-                 Answer('logits, a tensor of the shape of `logits`; of probabilities their logarithm', is_logits),
+    predict=Hook('between', 'between rounds, uses its network', 'FedProto finds the nearest prototype',
+                 Answer('logits, a tensor of the shape of `logits`; for probabilities, their logarithm', is_logits),
                  'buffers forward clients generator data x features logits'))
 
 # %% ../nbs/04_vocabulary.ipynb #vochooka
@@ -102,92 +102,93 @@ def offers(
         OFFERS[name] = Offer(shape, to, meaning, varies)
 
 # %% ../nbs/04_vocabulary.ipynb #5eacc586
-offers(HOOKS, params=('tree', "the client's current parameters; at the server, those that it had sent"))
+offers(HOOKS, params=('tree', "the client's current parameters; at the server, those that it sent out"))
 offers((*CLIENT, *SERVER), buffers=('tree', 'running statistics and other tensors without gradient'))
 offers((*CLIENT, *SERVER, *BETWEEN),
-       fixed=('tree', 'what everybody has and nobody sends: frozen parameters, and what `init` adds to them'))
+       fixed=('tree', 'tensors that everybody has and nobody sends: frozen parameters, and those that `init` adds'))
 offers((*CLIENT, 'combine', 'merge'),
-       received=('tree; of (K, ...) at the server', 'what the client was sent when it began, $w^t$: parameters '
-                                                    'and buffers'))
+       received=('tree; of (K, ...) at the server', 'the parameters and buffers that the client was sent at the '
+                                                    'start, $w^t$'))
 offers((*CLIENT, *BETWEEN), criterion=('function', "the task's own loss, of `logits` and `y`"))
 offers(STEP, x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(
-    y=('(B,)', 'its labels; below zero where there is no sample'),
-    valid=('(B,)', 'which places of the batch hold a sample, booleans; only where some are empty, '
-                  'so ask for `valid=None`'),
-    features=('(B, d)', 'what the model returns first; `notice` may ask for it too'),
-    logits=('(B, classes)', 'what it returns second; in `loss`, after the `output` of all parts'),
-    frozen=('name -> (B, ...)', "what this part's hook `frozen` said of the samples of `x`"))
+    y=('(B,)', 'its labels; negative where there is no sample'),
+    valid=('(B,)', 'which places of the batch hold a sample, booleans; offered only if some are '
+                  'empty, so ask for `valid=None`'),
+    features=('(B, d)', 'first output of the model; `notice` may ask for it too'),
+    logits=('(B, classes)', 'second output of the model; in `loss`, after the `output` of all parts'),
+    frozen=('name -> (B, ...)', "what this part's hook `frozen` returned for the samples of `x`"))
 
 # %% ../nbs/04_vocabulary.ipynb #vocname1
 offers(SERVER, forward=(
     'function', 'the model after the `use` of all parts: `forward(params, buffers, x, train=True) -> features, '
-                'logits, buffers`; the network that was received answers `forward(received, {}, x, train=False)`'))
+                'logits, buffers`; for the received network, call `forward(received, {}, x, train=False)`'))
 offers(
     train=('bool', 'is the network used for training?'),
     model=('module', 'the network itself'),
-    keeps=('function', 'of the name of a tensor: does it stay at home, and is it not recomputed for the server?'),
-    name=('str', 'of the tensor in question'),
-    module=('module', 'that owns it'))
+    keeps=('function', 'of the name of a tensor: does it stay at home without being recomputed for the server?'),
+    name=('str', 'name of the tensor'),
+    module=('module', 'the module that owns the tensor'))
 
 # %% ../nbs/04_vocabulary.ipynb #054f2baa
 offers(
     grads=('tree', 'the gradient of the local objective'),
-    objective=('function', 'the local objective elsewhere: `objective(params, at=slice(None), buffers=None) -> number, '
-                           'buffers`, the loss terms of all parts included, on the samples `at` of the batch'),
-    delta=('tree', 'what changed: `params - received` at a client, its weighted average at the server; '
-                   '`send` sees only what is sent of it'),
+    objective=('function', 'the local objective at other parameters: `objective(params, at=slice(None), buffers=None) '
+                           '-> number, buffers`, with the loss terms of all parts, on the samples `at` of the batch'),
+    delta=('tree', 'the change: `params - received` at a client, its weighted average at the server; '
+                   '`send` sees only the part that is sent'),
     others=('part -> tree', 'what other parts of the method send besides `delta`'),
-    deltas=('tree of (K, ...)', 'what each client changed of the tensors that are averaged, stacked'),
-    trained=('tree of (K, ...)', "the clients' parameters and buffers as they were sent, stacked"),
+    deltas=('tree of (K, ...)', 'the change of the averaged tensors at each client, stacked'),
+    trained=('tree of (K, ...)', "the parameters and buffers that the clients sent, stacked"),
     data=('(n, ...), (n,)', "all of the client's samples and labels"),
-    peers=('function', "of inputs (M, ...): the logits (K', M, classes) of the round's clients that have another "
-                       'network; only where there are such, so ask for `peers=None`'),
-    peer_uploads=('tree of (K\', ...)', "what this part's clients among them sent besides `delta`; with `peers`"))
+    peers=('function', "of inputs (M, ...): the logits (K', M, classes) of the round's clients with other "
+                       'networks; offered only if there are any, so ask for `peers=None`'),
+    peer_uploads=('tree of (K\', ...)', "what this part's clients among them sent besides `delta`"))
 
 # %% ../nbs/04_vocabulary.ipynb #vocname2
 offers((*CLIENT, *SERVER, *BETWEEN), server=('tree', "this part's own memory on the server"))
 offers((*CLIENT, *SERVER), proxy=('(M, ...)', 'inputs that the server has, or a pair of inputs and labels; '
-                                             'where you can do without, ask for `proxy=None`'))
+                                             'if you can do without it, ask for `proxy=None`'))
 offers((*CLIENT, *BETWEEN), client=('tree', "this part's own memory on this client; empty for the server's network"))
 offers(CLIENT,
-       labels=('(classes,)', 'which classes the client has samples of, booleans'),
+       labels=('(classes,)', 'which classes occur among the client\'s samples, booleans'),
        counts=('(classes,)', 'how many samples of each class it visits in this round'))
 offers(SERVER,
-       mask=('name -> (K, ...)', 'the entries that each client trained; a name that all of them trained in full '
-                                 'is absent. `send` sees those of one client'),
+       mask=('name -> (K, ...)', 'the entries that each client trained; a name is absent if all of them trained it '
+                                 'in full. `send` sees those of one client'),
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
        participants=('int', 'how many clients take part in the round, $K$'),
-       staleness=('(K,)', 'how many steps the server has taken since each client began; zero where rounds wait '
-                          'for all'))
+       staleness=('(K,)', 'how many steps the server has taken since each client began; zero if it waits '
+                          'for all clients'))
 
 # %% ../nbs/04_vocabulary.ipynb #a019d3f4
 offers((*CLIENT, *SERVER),
        clients=('int', 'how many clients exist'),
-       generator=('torch.Generator', 'to pass to whatever draws, such as `torch.randn(4, generator=generator)`; '
-                                     'seed, round, client and step decide'),
+       generator=('torch.Generator', 'for every random draw, such as `torch.randn(4, generator=generator)`; '
+                                     'determined by seed, round, client and step'),
        steps=('(); (K,) at the server', "the client's number of steps in this round, a tensor"),
        kept=('set of str', 'the names of the tensors that stay at home'),
        lr=('float', "the client's learning rate in this round"),
-       momentum=('float', "of the client's SGD; not offered where it trains with Adam"),
-       nesterov=('bool', "is that momentum Nesterov's? Not offered where it trains with Adam"),
-       weight_decay=('float', "of the client's SGD; not offered where it trains with Adam"))
-offers((*CLIENT, *BETWEEN), number=('()', 'which client this is, from 0; under `vmap` a tensor like the others'))
+       momentum=('float', "momentum of the client's SGD; not offered if it trains with Adam"),
+       nesterov=('bool', "is it Nesterov momentum? Not offered if the client trains with Adam"),
+       weight_decay=('float', "weight decay of the client's SGD; not offered if it trains with Adam"))
+offers((*CLIENT, *BETWEEN), number=('()', 'index of the client, from 0; under `vmap`, a tensor like the others'))
 offers(CLIENT,
-       epochs=('number', 'passes over the data in a round; not offered where clients differ in them, or count steps'),
-       seed=('int', "the federation's"))
-offers((*CLIENT, *SERVER, *BETWEEN), varies='round', round=('int', 'how many rounds are done'))
+       epochs=('number', 'passes over the data in a round; not offered if clients differ in them or count steps'),
+       seed=('int', 'seed of the federation'))
+offers((*CLIENT, *SERVER, *BETWEEN), varies='round', round=('int', 'number of rounds that are done'))
 offers(CLIENT, varies='first', first=('bool', 'is this round 0?'))
-offers(STEP, varies='step', step=('int', 'the number of the step in this round, from 0'))
+offers(STEP, varies='step', step=('int', 'index of the step in this round, from 0'))
 
 # %% ../nbs/04_vocabulary.ipynb #720e2109
 offers(CLIENT,
        axes=('Axes', 'which dimensions of the weights belong together, see `fedlit.ground.axes`'),
        watch=('function', 'the network with its inner activations, see `fedlit.ground.axes.watch`'),
-       chosen=('axis -> (n,)', 'the coordinates of each axis that this client has, 0 or 1; empty where it has all'),
-       share=('axis -> ()', 'the fraction of each axis that it has'),
-       live_features=('(d,)', 'which of its features exist; only where it has a part, so ask for `live_features=None`'))
+       chosen=('axis -> (n,)', 'the coordinates of each axis that this client has, 0 or 1; empty if it has all'),
+       share=('axis -> ()', 'the fraction of each axis that this client has'),
+       live_features=('(d,)', 'which of the features this client has; offered only if it has a part of the network, '
+                                'so ask for `live_features=None`'))
 
 # %% ../nbs/04_vocabulary.ipynb #c3bf0b9f
 OUTSIDE = ('params', 'buffers', 'fixed', 'received', 'client', 'server', 'round', 'clients',
