@@ -89,7 +89,7 @@ def _some(x, most=2**30): # most: bytes
     return x[::max(1, -(-x.numel()*x.element_size()//most))]
 
 def weight_of(v): # (...) tensor
-    "A checksum; of floats, a number that rounding moves by a millionth at most, and one if not all are finite."
+    "A checksum; of floats a number that rounding moves by at most a millionth, and a checksum if not all are finite."
     v = v.detach().cpu()
     if not (v.is_floating_point() or v.is_complex()): return checksum(v)
     v = (torch.view_as_real(v) if v.is_complex() else v).double().flatten()
