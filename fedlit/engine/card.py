@@ -12,12 +12,12 @@ from ..data import TARGETS
 from ..ground.files import write_file
 
 # %% ../../nbs/engine/card.ipynb #cd069173
-_KINDS = {'class': ('text-classification', 'image-classification', 'tabular-classification'), # by target
+_KINDS = {'class': ('text-classification', 'image-classification', 'tabular-classification'), # for text, image, table
           'labels': ('text-classification', 'image-classification', 'tabular-classification'),
           'dense': ('token-classification', 'image-segmentation', 'other'),
           'numbers': ('other', 'other', 'tabular-regression')}
 
-def _kind(said, target='class'): # of task, by the names of the Hub
+def _kind(said, target='class'): # the kind of task, as the Hub names it
     text, image, table = _KINDS[target]
     if said.get('dtype') == 'int64': return text
     return {3: image, 1: table}.get(len(said.get('shape', ())), 'other')
@@ -53,7 +53,7 @@ def prepare(x): return standardised(x, mean={mean}, std={std}, image={image})
 def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for k, v in rows.items())])
 
 # %% ../../nbs/engine/card.ipynb #cd094829
-def _trained(facts): # a table of how
+def _trained(facts): # a table of how the network was trained
     s, many = facts['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
     how = s.get('participation', 1)
     who = f'{how:.0%} of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
@@ -64,15 +64,15 @@ def _trained(facts): # a table of how
         'seed': s.get('seed'), 'versions': f"fedlit {s.get('fedlit')}, torch {s.get('torch')}"})
 
 # %% ../../nbs/engine/card.ipynb #2d9bd4b2
-def _takes(facts): # a table of what goes in and what comes out
+def _takes(facts): # a table of its inputs and outputs
     said, names = facts['input'] or {}, ', '.join(facts['labels'] or ()) or 'numbers'
     scaled = 'no' if said.get('mean') is None else f"mean {said['mean']}, std {said['std']}"
     return _table({'a sample': f"{said.get('dtype')} {tuple(said.get('shape', ()))}, bytes divided by 255",
                    'normalised': scaled, TARGETS[facts['settings'].get('target', 'class')]: names})
 
 def card(
-    name, # of the network, such as "me/digits"
-    facts, # dict: method, rounds, client, labels, settings, input, scores; own: the class of a network not fedlit's
+    name, # the network's name, such as "me/digits"
+    facts, # dict: method, rounds, client, labels, settings, input, scores; own: class name if the network is your own
 ) -> str: # Markdown
     "The model card of a network."
     k, scores = facts['client'], {name: f'{v:.3f}' for name, v in facts['scores'].items()}
@@ -88,12 +88,12 @@ def card(
 
 # %% ../../nbs/engine/card.ipynb #cd12005e
 def write_folder(
-    folder,  # where
-    name,    # of the network
+    folder,  # where to write
+    name,    # the network's name
     facts,    # as for `card`
-    tensors, # bytes of a safetensors file
+    tensors, # content of a safetensors file
 ):           # the folder
-    "The files that make a network usable elsewhere: `model.safetensors`, `config.json`, `README.md`."
+    "Write the files that make a network usable elsewhere: `model.safetensors`, `config.json`, `README.md`."
     folder, config = Path(folder), {k: v for k, v in facts.items() if k != 'settings'}
     write_file(folder/'model.safetensors', tensors)
     write_file(folder/'config.json', json.dumps(dict(config, **facts['settings']), indent=1).encode())
@@ -103,11 +103,11 @@ def write_folder(
 # %% ../../nbs/engine/card.ipynb #317af23d
 def upload(
     repo,         # "user/name"
-    write,        # function of a folder that fills it
-    private=True, # may only you see it, where it is new?
-    **kw,         # for `huggingface_hub.HfApi`, such as token
-):                # what `HfApi.upload_folder` says
-    "Put a folder on the Hugging Face Hub."
+    write,        # function that fills the folder it is given
+    private=True, # is the repository private, if it is new?
+    **kw,         # options of `huggingface_hub.HfApi`, such as token
+):                # what `HfApi.upload_folder` returns
+    "Upload a folder to the Hugging Face Hub."
     try: import huggingface_hub
     except ImportError as e:
         raise ImportError("push_to_hub needs huggingface_hub: pip install 'fedlit[hub]'") from e

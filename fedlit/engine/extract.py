@@ -21,11 +21,11 @@ from ..ground.tree import to_host
 
 # %% ../../nbs/engine/extract.ipynb #a506b8c6
 class CutCohort(MaskedCohort):
-    "A cohort that may be cut out: one client, on a network that is actually smaller."
+    "A cohort of one client that can be cut out and trained on a network that is actually smaller."
 
 @patch
-def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked before
-    "The one client of this cohort on the network that it has, whose tensors really are small."
+def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already known
+    "The only client of this cohort on the network it has, with tensors that really are smaller."
     axes, part, home = self.axes, self.part, self.sent.state.personal
     on, small = on or self.cuts(), copy.copy(self)
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
@@ -33,7 +33,7 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
     small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
     small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrunk(axes, on)
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
-    made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # what is played needs none
+    made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it
     small.forward = lambda *args, **kw: made()(*args, **kw)
     small.vectorise, small.memo = single, {}
     if self.tapes and self.tapes.graphs: small.tapes = None # a graph for every size would fill the GPU
@@ -48,15 +48,15 @@ def cut_out(self:CutCohort, on=None): # on: what `cuts` says, where it was asked
 # %% ../../nbs/engine/extract.ipynb #de5aaa8f
 @patch
 def cuts(self:CutCohort):
-    "What there is to cut: axis -> 0/1 vector on the CPU, of the one client of this cohort."
+    "The parts that this cohort's only client has: axis -> 0/1 vector on the CPU."
     on = {a: v[0] for a, v in self.part.get('chosen', {}).items() if a in self.axes.size}
-    return dict(zip(on, to_host(*on.values()))) # shapes depend on it
+    return dict(zip(on, to_host(*on.values()))) # on the CPU, as shapes depend on it
 
 
 # %% ../../nbs/engine/extract.ipynb #70eaeda3
 @patch
 def train_small(self:CutCohort):
-    "`train` for one client on the network that it has; the results have the full network's shapes."
+    "`train` for one client on the smaller network it has; the results have the full network's shapes."
     if not (on := self.cuts()): return self.train()
     back = lambda big, small: paste(self.axes, big, small, on, 1)
     out, sizes, memory = self.cut_out(on).train(), {**self.params, **self.buffers}, self.mine['client']
@@ -73,13 +73,13 @@ def _blank(axes, tree, sizes):
 
 # %% ../../nbs/engine/extract.ipynb #cut00001
 class Halved(Method):
-    "A client has the first half of every axis."
+    "A method in which a client has the first half of every axis."
     def mask(self, axes, params):
         device = next(iter(params.values())).device
         return {a: torch.arange(n, device=device) < (n + 1)//2 for a, n in axes.size.items()}
 
-def try_cut(sent, x, y, same=True): # must numbers agree? not if it draws
-    "Try a step with half of the network: '' if it does what the masked one does; else what differs, or an error."
+def try_cut(sent, x, y, same=True): # same: must the numbers agree? Not if the step draws
+    "Try a step on half of the network: '' if it matches the masked step, else the difference or the error."
     state, x, y = start(Halved(), sent.model, 1, sent.state.statistics), x[:8], y[:8]
     step = trial_step(replace(sent, method=Halved(), state=state), x, y, [len(x)], CutCohort)
     masked = lambda cast: step([0], cast) if same else {}

@@ -14,27 +14,27 @@ from ..ground.tree import tmap
 from ..vocabulary import STEP
 
 # %% ../../nbs/engine/frozen.ipynb #cd93e03f
-SAMPLES = 256 # that frozen networks look at together, of each client
+SAMPLES = 256 # samples per client that frozen networks process at once
 
 def changes(
     method, # a Method
 ):          # bool
-    "May a step do something else than the step before, because a hook asks which step it is?"
+    "May a step differ from the step before because a hook depends on the step's number?"
     return 'step' in varies_with(method, ('mask', *STEP))
 
 class FrozenCohort(Cohort):
-    "A cohort whose batches bring along what frozen networks return for them."
+    "A cohort whose batches carry the outputs of frozen networks."
     def precompute_frozen(self):
-        "What the `frozen` hooks say of all samples: part -> name -> (K, N, ...); {} if that may change."
+        "The outputs of the `frozen` hooks for all samples: part -> name -> (K, N, ...); {} if they may change."
         method = self.sent.method
         if changes(method) or not overrides(method, 'frozen') or (n := self.batches.once()) is None: return {}
         with self.draws('frozen') as drawn:
             said = [self.apply(partial(frozen_outputs, method), x=self.batches.samples(i, min(i + SAMPLES, n)))
                     for i in range(0, n, SAMPLES)]
-        return {} if drawn.count else tmap(lambda *v: torch.cat(v, 1), *said) # what is drawn is new every time
+        return {} if drawn.count else tmap(lambda *v: torch.cat(v, 1), *said) # random outputs differ every time
 
     def batch(self, t, ks, n):
-        "The batch of the clients at positions `ks` in step `t`, with `frozen` (len(ks), n, ...) where it is known."
+        "The batch of the clients at positions `ks` in step `t`, with `frozen` (len(ks), n, ...) if it is known."
         if 'frozen' not in self.memo: self.memo['frozen'] = self.precompute_frozen()
         batch = super().batch(t, ks, n)
         if not (known := self.memo['frozen']): return batch

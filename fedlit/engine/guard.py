@@ -18,7 +18,7 @@ from ..ground.tree import finest, flatten, leaves, rows, tmap, to_host
 # %% ../../nbs/engine/guard.ipynb #7aea4898
 def _flat(v): return v.reshape(len(v), v[0].numel())
 
-def _finite_rows(tree, like): # stacked tree of K rows; (K,) tensor on the device of the answer
+def _finite_rows(tree, like): # stacked tree of K rows; (K,) tensor on the device of the result
     "Which rows are finite in every tensor of `tree`."
     each = (_flat(v).isfinite().all(1) for v in leaves(tree))
     return reduce(torch.logical_and, each, torch.ones_like(like, dtype=torch.bool))
@@ -26,8 +26,8 @@ def _finite_rows(tree, like): # stacked tree of K rows; (K,) tensor on the devic
 # %% ../../nbs/engine/guard.ipynb #2c37675c
 def lengths(
     stacked, # name -> (K, ...), the parameters of K clients
-    params,  # name -> (...), those that the server sent
-):           # (K,) in units of the parameters
+    params,  # name -> (...), the parameters that the server sent
+):           # (K,), in units of the parameters
     "Euclidean length of every client's update, all its parameters in one vector."
     each = [torch.linalg.vector_norm(_flat(v - params[k]), dim=1) for k, v in stacked.items()]
     return torch.linalg.vector_norm(torch.stack(each), dim=0)
@@ -44,44 +44,44 @@ def _yardstick(params, moved):
 THEN = 'stop', 'skip', 'report'
 
 class Guard(Value):
-    "When a client's result is bad, and what becomes of it; ValueError if a choice is unknown or a limit not positive."
-    then: str = 'stop'   # "stop" the run with an error; "skip" the client as if not drawn; "report" it: warn and use it
-    update: float = 1e4  # bad: an update longer than so many times the network's parameters, taken as one vector
-    loss: float = 100.   # bad: a mean loss above so many times that of a guess, ln(classes)
-    beyond: float = field(default=1e4, repr=False) # bad: others so many times too large, see `magnitudes`
+    "When a client's result is bad, and what to do with it; ValueError if a choice is unknown or a limit not positive."
+    then: str = 'stop'   # "stop" the run with an error; "skip" the client as if not drawn; "report" it: warn but use it
+    update: float = 1e4  # bad: an update more than this many times as long as the network's parameters, as one vector
+    loss: float = 100.   # bad: a mean loss more than this many times that of a guess, ln(classes)
+    beyond: float = field(default=1e4, repr=False) # bad: other results this many times too large, see `magnitudes`
     def right(self): return dict(
         then=(self.then in THEN, f"one of {', '.join(THEN)}"),
         **{k: (is_number(v := getattr(self, k)) and v > 0, 'positive; math.inf is no limit')
            for k in ('update', 'loss', 'beyond')})
 
 # %% ../../nbs/engine/guard.ipynb #db58fcf3
-CHECKED = 'params', 'buffers', 'uploads', 'client' # what the server uses, and what the client will
+CHECKED = 'params', 'buffers', 'uploads', 'client' # what the server uses, and what the client keeps
 
 def _was_sent(k, v, before):
-    "The buffer that the server had sent, if the stack `v` named `k` is one, or a client's memory of one."
+    "The buffer that the server sent, if the stack `v` named `k` is that buffer or a client's memory of it."
     sent = before.buffers.get(k.rpartition('/')[2])
     return sent if sent is not None and sent.shape == v.shape[1:] else None
 
 def _plain(v, sent=None):
-    "A stack (K, ...) as real numbers (K, n); entries that are as they were sent count as zero."
+    "A stack (K, ...) as real numbers (K, n); entries that equal those sent count as zero."
     if v.dtype == torch.bool: return _flat(torch.zeros_like(v, dtype=torch.float32))
     if sent is not None: v = v.masked_fill(v == sent, 0)
     return _flat(v if v.is_floating_point() else v.abs() if v.is_complex() else v.to(finest(v.device)))
 
 def _largest(v, name=''):
-    "The largest entry (K,) of a stack of real numbers (K, n); of a variance, its root."
-    # the norm of this name takes ten times as long on a CPU
+    "The largest absolute entry (K,) of a stack of real numbers (K, n); for a variance, its square root."
+    # the maximum norm takes ten times as long on a CPU
     most = torch.maximum(v.amax(1), -v.amin(1)) if v.shape[1] else v.new_zeros(len(v))
     return most.sqrt() if name.endswith('running_var') else most
 
 def _sound(most, v, name, sent):
-    "`most` (K,), or infinity where a variance is below zero though none that was sent is."
+    "`most` (K,), or infinity where a variance is negative although none of those sent is."
     if not name.endswith('running_var'): return most
     return torch.where((_flat(v).amin(1) < 0) & (sent.amin() >= 0), math.inf, most)
 
 # %% ../../nbs/engine/guard.ipynb #f6fdf11a
 def largest_entries(out, before):
-    "Names; (K, T) the largest entries of what clients return besides parameters; (T,) of what was sent, one or more."
+    "Names; (K, T) the largest entries of what clients return besides parameters; (T,) of what was sent, at least 1."
     held, like = flatten({k: out[k] for k in CHECKED[1:]}), out['loss']
     held = {k: v for k, v in held.items() if not k.endswith('/')}
     if not held: return [], like.new_zeros(len(like), 0), like.new_zeros(0)
@@ -89,7 +89,7 @@ def largest_entries(out, before):
     for k, v in held.items():
         sent, name = _was_sent(k, v, before), k.removeprefix('buffers/')
         most, one = _largest(_plain(v, sent), k), like.new_ones(())
-        if name in before.personal: one = one*math.inf # at home: no limit
+        if name in before.personal: one = one*math.inf # stays with the client: no limit
         elif name in before.buffers:
             most = _sound(most, v, k, sent)
             one = torch.maximum(one, _largest(_plain(sent[None]).nan_to_num(0, 0, 0), k)[0].to(like))
@@ -99,21 +99,21 @@ def largest_entries(out, before):
 
 # %% ../../nbs/engine/guard.ipynb #a3c273f7
 def expected(guard, seen, least):
-    "The most that is believed (T,) of what K clients say, `seen` (K, T), and the server, `least` (T,)."
+    "The largest plausible entries (T,), given those of K clients, `seen` (K, T), and of the server, `least` (T,)."
     if len(seen) < 3: return guard.beyond**2*least
     return guard.beyond*torch.maximum(least, seen.nan_to_num(math.inf, math.inf).sort(0).values[(len(seen)-1)//2])
 
 def magnitudes(guard, out, before):
-    "How large is what clients return besides parameters, and how large may it be? Names, (K, T) and (T,)."
+    "Names; (K, T) the largest entries of what clients return besides parameters; (T,) how large they may be."
     names, seen, least = largest_entries(out, before)
     return names, seen, expected(guard, seen, least)
 
 # %% ../../nbs/engine/guard.ipynb #201a2af1
-ODD = 100 # so many times the middle client is odd
-UNIT = 'are its data in another unit?' # what is asked then
+ODD = 100 # a client this many times as large as the middle one is odd
+UNIT = 'are its data in another unit?' # the question in the warning about it
 
 def bad_rows(guard, out, before, guess):
-    "(K,) who is bad; (K,) who is `ODD` times as large as it should be, by the middle one; (K,) lengths of updates."
+    "(K,) which clients are bad; (K,) which are over `ODD` times as large as the middle one; (K,) lengths of updates."
     moved, (_, seen, most) = lengths(out['params'], before.params), magnitudes(guard, out, before)
     good = ((moved <= guard.update*_yardstick(before.params, moved)) & moved.isfinite()
             & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite())
@@ -122,16 +122,16 @@ def bad_rows(guard, out, before, guess):
 
 # %% ../../nbs/engine/guard.ipynb #6c1b7fe8
 def _of(out, name):
-    "The stack of that name."
+    "The stack called `name`."
     return flatten({k: out[k] for k in CHECKED[1:]})[name]
 
 def _below(out, name, i):
-    "Is it a variance below zero, and finite?"
+    "Is the stack `name` in row `i` a finite variance with a negative entry?"
     v = _of(out, name)[i] if name.endswith('running_var') else None
     return v is not None and bool(v.isfinite().all() and v.min() < 0)
 
 def _incredible(out, before, name, i):
-    "In words: a number that no training makes, and what the server and the others say."
+    "Describe a number that training cannot produce, with those of the server and the other clients."
     each, k, when = _of(out, name), name.removeprefix('buffers/'), f"in round {before.round+1}"
     if _below(out, name, i): return f"returned a variance of {each[i].min():.3g} in {k} {when}"
     largest, sent = [_plain(v[None]).abs().max().item() for v in each], before.buffers.get(k)
@@ -141,7 +141,7 @@ def _incredible(out, before, name, i):
 
 # %% ../../nbs/engine/guard.ipynb #543c9b5e
 def blame(guard, out, before, moved, at) -> list:
-    "What is wrong with the clients in the rows `at`: for each the rest of a sentence that begins with the client."
+    "What is wrong with the clients in rows `at`: for each, the rest of a sentence that begins with the client."
     seen = magnitudes(guard, out, before)
     return [_blame(guard, out, before, moved, i, *seen) for i in at]
 
@@ -163,8 +163,8 @@ def _blame(guard, out, before, moved, i, names, seen, most):
             f"more than {guard.loss:g} times what a guess costs")
 
 # %% ../../nbs/engine/guard.ipynb #ff71eb96
-def act(guard, said): # what is bad
-    "Stop with an error, or warn."
+def act(guard, said): # said: what is bad, in words
+    "Raise FloatingPointError or warn, as `guard` says."
     if guard.then == 'stop': raise FloatingPointError(f"{said}; bad_clients='skip' goes on without")
     warn(said)
 
@@ -176,8 +176,8 @@ def check_clients(
     before,  # State before the round
     guess=math.inf, # the loss of a guess, ln(classes)
     advice=f'{UNIT} If not, a smaller lr or a smaller penalty would help', # or a function of (client -> what is wrong)
-):           # `out` of the clients that count; on the CPU (K,) `who`, the `loss`, the update's length `drift`, if `bad`
-    "Look at each client's result and do what `guard` says. FloatingPointError names client, round and first bad layer."
+):           # `out` of the clients that count; (K,) on the CPU: `who`, `loss`, `drift` (the update's length), `bad`
+    "Check each client's result and act as `guard` says. FloatingPointError names client, round and first bad layer."
     help_for = advice if callable(advice) else lambda wrong: advice
     bad, odd, drift, loss = to_host(*bad_rows(guard, out, before, guess), out['loss'])
     at, moved = bad.nonzero()[:, 0].tolist(), drift.to(out['loss'].device)
@@ -196,7 +196,7 @@ def check_clients(
 
 # %% ../../nbs/engine/guard.ipynb #731ee5a5
 def client_columns(guard, who, out):
-    "For the history: `drift`, mean length of an update; unless the run would stop, `bad` and `bad_clients`."
+    "Columns of the history: mean update length `drift`; unless bad clients stop the run, `bad` and `bad_clients`."
     drift, sound = out['drift'].mean().item(), set(out['who'][~out['bad']].tolist())
     bad = [k for k in who if k not in sound]
     return dict(drift=drift, **(dict(bad=len(bad), bad_clients=' '.join(map(str, bad)))
@@ -204,12 +204,12 @@ def client_columns(guard, who, out):
 
 # %% ../../nbs/engine/guard.ipynb #49b289ad
 def _held(before, after):
-    "What the server holds after a round, as of one client; what is as it was before counts as zero."
+    "What the server holds after a round, as a stack of one client; unchanged entries count as zero."
     held = flatten(tmap(lambda v: v[None], dict(params=after.params, buffers=after.buffers, server=after.server)))
     return {k: _plain(v, _was_sent(k, v, before)) for k, v in held.items() if not k.endswith('/')}
 
 def server_sound(guard, before, after, seen):
-    "Is the server's step sound? A boolean, on the device, which nobody waits for."
+    "Is the server's step sound? A boolean tensor, still on the device."
     if guard.then == 'report' and seen['bad']: return torch.tensor(True) # the warning has been given
     step = lengths({k: v[None] for k, v in after.params.items()}, before.params)
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
@@ -217,7 +217,7 @@ def server_sound(guard, before, after, seen):
 
 # %% ../../nbs/engine/guard.ipynb #e4155607
 def check_server(guard, before, after, seen):
-    "The State to go on from; `seen`, with `server` if its step is bad. FloatingPointError names the first bad layer."
+    "The next State; `seen`, with `server` added if its step is bad. FloatingPointError names the first bad layer."
     if server_sound(guard, before, after, seen): return after, seen
     held = _held(before, after)
     first = next((k for k, v in held.items() if not v.isfinite().all()), None)

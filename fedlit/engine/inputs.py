@@ -27,7 +27,7 @@ from ..state import fixed_names, pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
 def indices(name, v, n):
-    "`v` as an int64 index of `n` samples: it is a row of whole numbers, or a mask of `n` booleans."
+    "`v`, a row of whole numbers or a mask of `n` booleans, as int64 indices of `n` samples."
     try: v = v.detach().cpu() if isinstance(v, torch.Tensor) else torch.from_numpy(np.array(v))
     except (TypeError, ValueError):
         raise ValueError(f"{name} is {str(v)[:60]}; "
@@ -50,11 +50,11 @@ def indices(name, v, n):
 
 # %% ../../nbs/engine/inputs.ipynb #ee7a4b46
 def _outside(v, n):
-    "The first number in `v` (M,) that is no index of `n` samples, in a list; empty if there is none."
+    "The first number in `v` (M,) that is not an index of `n` samples, in a list; empty if there is none."
     return [] if not len(v) or (0 <= v.min() and v.max() < n) else v[(v < 0) | (v >= n)][:1].tolist()
 
 def parts(name, parts, n) -> list:
-    "One index tensor per client."
+    "`parts` as a list of one index tensor per client."
     if isinstance(parts, dict):
         raise ValueError(f"{name} is a dict; give list({name}.values()), one row of indices per client")
     if isinstance(parts, (str, bytes)) or not hasattr(parts, '__iter__') or getattr(parts, 'ndim', 1) == 0:
@@ -63,12 +63,12 @@ def parts(name, parts, n) -> list:
                         f"dirichlet(task.y_train, {many}, alpha=0.5, seed=0) or iid(task.y_train, {many})")
     each, rows = 'client {}' if name == 'clients' else name + '[{}]', list(parts)
     plain = all(isinstance(v, torch.Tensor) and v.dtype == torch.int64 and v.ndim == 1 and v.is_cpu for v in rows)
-    if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, however many there are
+    if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
 
 # %% ../../nbs/engine/inputs.ipynb #4ab06ac0
 class _Callers(TorchFunctionMode):
-    "Notes whether an operation is called from torch.utils.checkpoint."
+    "Record whether an operation is called from torch.utils.checkpoint."
     checkpoints = False
     def __torch_function__(self, f, types, args=(), kwargs=None):
         frame = sys._getframe(1)
@@ -78,15 +78,15 @@ class _Callers(TorchFunctionMode):
         return f(*args, **(kwargs or {}))
 
 def checkpoints(model, x):
-    "Does the network, while it trains, compute activations again in the backward pass?"
+    "Does the network recompute activations in the backward pass while it trains?"
     net = copy.deepcopy(model).to(x.device)
-    with undrawn(), _Callers() as seen, suppress(Exception): # what else is wrong with it others say
+    with undrawn(), _Callers() as seen, suppress(Exception): # other checks report other faults
         pure(net)(*split_state(net), x)
     return seen.checkpoints
 
 # %% ../../nbs/engine/inputs.ipynb #drop0005
 def check_hooks(model): # network
-    "Refuse functions that were registered on the gradient of a parameter: a client's copy would not have them."
+    "Refuse functions registered on the gradient of a parameter: a client's copy would not have them."
     for k, p in model.named_parameters():
         if p._backward_hooks or getattr(p, '_post_accumulate_grad_hooks', None):
             raise ValueError(f"{type(model).__name__} has a hook on the gradient of {k}, which would have no effect, "
@@ -95,7 +95,7 @@ def check_hooks(model): # network
 
 # %% ../../nbs/engine/inputs.ipynb #e206bd6f
 def probe_forward(model, x, train=False):
-    "What `model` makes of two samples, with nothing changed by it; a ValueError says why it cannot take them."
+    "`model`'s features and logits of the samples `x`, without side effects; ValueError says why it cannot take them."
     name, x_is = type(model).__name__, f'{str(x.dtype)[6:]} {tuple(x.shape[1:])}'
     try: net = copy.deepcopy(model)
     except Exception as e:
@@ -117,30 +117,30 @@ def probe_forward(model, x, train=False):
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
 
 # %% ../../nbs/engine/inputs.ipynb #a2b86246
-def _check_training(model, x, known): # known: what it returns in evaluation mode
-    "Refuse a network that returns something else while it trains, such as auxiliary outputs."
-    ends = lambda v: (len(v), v.shape[-1]) # DepthFL's networks have exits between samples and classes
+def _check_training(model, x, known): # known: its outputs in evaluation mode
+    "Refuse a network that returns something else in training mode, such as auxiliary outputs."
+    ends = lambda v: (len(v), v.shape[-1]) # DepthFL's networks have an axis of exits between samples and classes
     try: same = [ends(v) for v in probe_forward(model, x, train=True)] == [ends(v) for v in known]
-    except (TypeError, AttributeError): same = False # what it returns is no pair of tensors
+    except (TypeError, AttributeError): same = False # it does not return a pair of tensors
     if not same:
         raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
                          "logits) as in evaluation. Turn auxiliary outputs off, in torchvision with aux_logits=False")
 
 # %% ../../nbs/engine/inputs.ipynb #8451b125
 def check_fixed(model, x):
-    "Refuse a network whose forward writes to what is frozen, since that would never leave a client."
+    "Refuse a network whose forward writes to frozen tensors, since the changes would never leave a client."
     if not (fixed := fixed_names(model)): return
     net = copy.deepcopy(model).to(x.device)
     tensors = {k: v for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
     before = {k: v._version for k, v in tensors.items()}
-    with torch.no_grad(), undrawn(), suppress(Exception): pure(net)(*split_state(net), x) # others say what is wrong
+    with torch.no_grad(), undrawn(), suppress(Exception): pure(net)(*split_state(net), x) # other checks report it
     if moved := [k for k, v in tensors.items() if v._version != before[k]]:
         raise ValueError(f"{moved[0]} of {type(model).__name__} is a parameter without gradient, which clients do not "
                          "send, but its forward writes to it; make it a buffer, which they do: self.register_buffer")
 
 # %% ../../nbs/engine/inputs.ipynb #4201d18a
 def _check_outputs(name, task, n, features, logits):
-    "Refuse what is not features and logits of `n` samples."
+    "Refuse outputs that are not features and logits of `n` samples."
     right = (n, task.classes, *(task.y_train.shape[1:] if task.target == 'dense' else ()))
     if not all(isinstance(v, torch.Tensor) for v in (features, logits)):
         raise TypeError(f"{name} must return two tensors (features, logits), "
@@ -159,7 +159,7 @@ def _check_outputs(name, task, n, features, logits):
 
 # %% ../../nbs/engine/inputs.ipynb #b9ba9c4f
 def check_network(model, task, method, device):
-    "Refuse a network that does not fit the task, on two samples."
+    "Try a network on two samples, and refuse it if it does not fit the task."
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"model is {model!r}, but it must be a torch.nn.Module, such as build('mlp', task)")
     name, x = type(model).__name__, task.normalise(task.x_train[:2].to(device))
@@ -186,7 +186,7 @@ def check_network(model, task, method, device):
 
 # %% ../../nbs/engine/inputs.ipynb #proxychk
 def check_proxy(model, method, proxy):
-    "Refuse inputs of the server that the network cannot take, and none where a method cannot do without."
+    "Refuse inputs of the server that the network cannot take, or a lack of inputs if the method needs them."
     if proxy is None and not needs(method, 'proxy'): return
     x = proxy[0] if isinstance(proxy, (tuple, list)) and proxy else proxy
     if not isinstance(x, torch.Tensor) or not x.numel():
@@ -199,7 +199,7 @@ def check_proxy(model, method, proxy):
 
 # %% ../../nbs/engine/inputs.ipynb #extreme2
 def attempt(f, *args):
-    "What `f(*args)` returns, and what it raises, one of them None; no random numbers of the process are used up."
+    "The result and the exception of `f(*args)`, one of them None; global random generators stay as they were."
     with keep_generators(), undrawn():
         try: return f(*args), None
         except Exception as e: return None, e
@@ -207,7 +207,7 @@ def attempt(f, *args):
 # %% ../../nbs/engine/inputs.ipynb #32e87cb7
 @torch.no_grad()
 def check_extremes(model, task):
-    "Refuse samples of whole numbers that the network cannot look up, by name."
+    "Refuse samples of whole numbers that the network cannot look up; the error names the first such sample."
     forward, tensors = pure(model), split_state(model)
     place = next(model.parameters(), task.x_train).device
     for name, x in dict(x_train=task.x_train, x_test=task.x_test).items():
@@ -215,7 +215,7 @@ def check_extremes(model, task):
         run = lambda at, x=x: forward(*tensors, task.normalise(x[at]).to(place), train=False)
         wide = x.flatten(1)
         ends = torch.cat([wide.argmin(0), wide.argmax(0)]).unique().tolist()
-        if not attempt(run, [*ends, ends[0]])[1]: continue # together, and two at least
+        if not attempt(run, [*ends, ends[0]])[1]: continue # all at once, and at least two samples
         for i in ends:
             if e := attempt(run, [i, i])[1]:
                 raise ValueError(f"sample {i} of {name} holds {wide[i].min().item()} to {wide[i].max().item()}, which "
@@ -223,8 +223,8 @@ def check_extremes(model, task):
                                  "its num_embeddings - 1") from e
 
 # %% ../../nbs/engine/inputs.ipynb #f5c057a5
-_MUCH = 10**7 # bytes of one array that are looked at
-# of modules; they change in every step
+_MUCH = 10**7 # bytes of one array that are read
+# attributes of modules that change in every step
 _WEIGHTS = 'training', '_parameters', '_buffers', '_flat_weights', '_flat_weight_refs'
 _LIBRARIES = {'torch', 'torchvision', 'numpy', 'fedlit', 'pandas', 'matplotlib',
               *sys.stdlib_module_names} - {'__main__'}
@@ -234,7 +234,7 @@ def _of_library(v):
     return str(home or '').partition('.')[0] in _LIBRARIES
 
 def _named_in(code):
-    "The names that a piece of code may look up, also in functions inside of it."
+    "The names that a code object may look up, including those in functions inside it."
     return {*code.co_names, *(n for c in code.co_consts if hasattr(c, 'co_names') for n in _named_in(c))}
 
 def _in_function(f):
@@ -245,21 +245,21 @@ def _in_function(f):
     far = [{n: m[n] for n in sorted(names & m.keys())} for m in modules]
     cells = []
     for cell in f.__closure__ or ():
-        with suppress(ValueError): cells.append(cell.cell_contents) # it may be empty yet
+        with suppress(ValueError): cells.append(cell.cell_contents) # it may still be empty
     return vars(f), cells, f.__defaults__, f.__kwdefaults__, near, far
 
 # %% ../../nbs/engine/inputs.ipynb #956cf7aa
 def _in_tensor(v):
-    "The version of a tensor, and its numbers where they are few; nothing of what was made of parameters."
+    "A tensor's shape, version and, if they are few, numbers as text; '' if it requires a gradient."
     if v.requires_grad: return ''
     try: return f'{tuple(v.shape)} {0 if v.is_inference() else v._version} {v.tolist() if v.numel() <= 64 else ""}'
-    except RuntimeError: return '' # it belongs to a transform of torch.func that is over
+    except RuntimeError: return '' # it belongs to a transform of torch.func that has ended
 
-def _called(k, v): # hooks lie under numbers that count up in a process
+def _called(k, v): # hooks are stored under numbers that count up in a process
     return [*v.values()] if '_hooks' in k and isinstance(v, dict) else v
 
 def _inside(v):
-    "What an object holds; nothing of what belongs to a library."
+    "What an object holds; None for modules of Python and for what belongs to a library."
     if isinstance(v, nn.Module): return type(v), {k: _called(k, u) for k, u in vars(v).items() if k not in _WEIGHTS}
     if isinstance(v, GeneratorType): return v.gi_frame and (v.gi_frame.f_lasti, v.gi_frame.f_locals)
     if isinstance(v, (type, FunctionType, ModuleType)) and _of_library(v) or isinstance(v, ModuleType): return None
@@ -270,8 +270,8 @@ def _inside(v):
 
 # %% ../../nbs/engine/inputs.ipynb #53de8e16
 class _Writer(Pickler):
-    "A checksum of what Python would write of an object."
-    def __init__(self, in_tensor=_in_tensor): # what to write of a tensor
+    "A checksum of what Python would pickle of an object."
+    def __init__(self, in_tensor=_in_tensor): # in_tensor: what to write for a tensor
         super().__init__(self, protocol=5)
         self.in_tensor, self.sum, self.size = in_tensor, 0, 0
         self.foreign = False # is there code that is neither Python's own nor a library's?
@@ -279,38 +279,38 @@ class _Writer(Pickler):
         data = PickleBuffer(data).raw()[:_MUCH]
         self.sum, self.size = zlib.crc32(data, self.sum), self.size + len(data)
         if self.size > 10*_MUCH: raise OverflowError
-    def reducer_override(self, v): # of all but numbers, texts and plain containers
+    def reducer_override(self, v): # called for all but numbers, texts and plain containers
         if v is str: return NotImplemented
         self.foreign |= isinstance(v, (type, FunctionType)) and not _of_library(v)
         inside = self.in_tensor(v) if isinstance(v, torch.Tensor) else _inside(v)
-        return str, (str(getattr(v, '__qualname__', '')),), inside # in the third place it may lead back to `v`
+        return str, (str(getattr(v, '__qualname__', '')),), inside # in third place, it may refer back to `v`
 
 # %% ../../nbs/engine/inputs.ipynb #5de847dc
 def python_state(
-    **roots, # name -> a network, a criterion, whatever runs in a step
-) -> dict:   # name -> checksum, also for the two global generators
-    "What Python remembers where these can reach it."
+    **roots, # name -> a network, a criterion, or anything else that runs in a step
+) -> dict:   # name -> checksum, including those of the two global generators
+    "Checksums of the Python state that these objects can reach."
     found = {}
     for name, v in dict(roots, random=random.getstate(), numpy=np.random.get_state()).items():
         writer = _Writer()
-        with suppress(Exception): writer.dump(v) # more than enough, too deep, or not to be written
+        with suppress(Exception): writer.dump(v) # too large, too deep, or impossible to pickle
         found[name] = writer.sum
     return found
 
 def has_own_code(
-    *roots, # whatever runs in a round
+    *roots, # objects that run in a round
 ):          # bool
-    "Can these reach code that is not a library's?"
+    "Can these objects reach code that is not a library's?"
     writer = _Writer()
     try: writer.dump(roots)
-    except Exception: return True # nobody knows
+    except Exception: return True # it cannot be ruled out
     return writer.foreign
 
 # %% ../../nbs/engine/inputs.ipynb #33decdab
 def held_besides(
     model, # network
-):         # checksum; None where it cannot be told
-    "All that a network holds besides its parameters and buffers, tensors and numbers included."
+):         # checksum; None if it cannot be computed
+    "A checksum of all that a network holds besides its parameters and buffers, including tensors and numbers."
     own = {id(v) for v in (*model.parameters(), *model.buffers())}
     def in_tensor(v): return '' if id(v) in own or not v.is_leaf else f'{v.dtype} {tuple(v.shape)} {checksum(v)}'
     writer = _Writer(in_tensor)
@@ -320,7 +320,7 @@ def held_besides(
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def find_side_effects(model, x):
-    "Run a copy twice: what has changed in the second run, in words; '' if nothing is left behind in Python."
+    "Run a copy twice and say in words what the second run changed; '' if nothing is left behind in Python."
     net, states = copy.deepcopy(model), []
     with keep_generators(), torch.no_grad(), undrawn():
         for _ in range(2):
@@ -332,14 +332,14 @@ def find_side_effects(model, x):
 
 # %% ../../nbs/engine/inputs.ipynb #8075f183
 def least_batch(model):
-    "The smallest batch that the network can be trained on: BatchNorm wants two samples."
+    "The smallest batch that the network can be trained on: BatchNorm needs two samples."
     return 2 if has_batchnorm(model) else 1
 
 def convolves(model):
     return any(isinstance(m, torch.nn.modules.conv._ConvNd) for m in model.modules())
 
 def prefers_channels_last(model, x):
-    "Has the network convolutions that run on a CPU, and does it take images whose channels lie side by side?"
+    "Does the network have convolutions, run on a CPU, and accept images whose channels are stored last?"
     if x.device.type != 'cpu' or not convolves(model): return False
     try:
         with torch.no_grad():
@@ -351,7 +351,7 @@ def prefers_channels_last(model, x):
 def writable(
     path, # file to be written later
 ):        # the path; a ValueError or OSError says why it cannot be written
-    "Find out before training whether a file can be written after it."
+    "Check before training that a file can be written after it."
     file = Path(path).absolute()
     if file.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
@@ -364,11 +364,11 @@ def writable(
 
 # %% ../../nbs/engine/inputs.ipynb #87c75304
 def best_device():
-    "What `auto` means: a GPU of NVIDIA or AMD where there is one, else one of Apple, else the CPU."
+    "What `auto` means: an NVIDIA or AMD GPU if there is one, else an Apple GPU, else the CPU."
     return 'cuda' if torch.cuda.is_available() else 'mps' if torch.backends.mps.is_available() else 'cpu'
 
 def check_device(device): # such as "cuda:1"
-    "Refuse a device that is not there."
+    "Refuse a device that cannot be used here."
     try: torch.empty(1, device=device)
     except (RuntimeError, AssertionError, NotImplementedError, ImportError, TypeError) as e:
         there = ['cpu', *(f'cuda:{k}' for k in range(torch.cuda.device_count())),
@@ -379,7 +379,7 @@ def check_device(device): # such as "cuda:1"
 
 # %% ../../nbs/engine/inputs.ipynb #e7bfabb2
 def first_nonfinite(name, x, at):
-    "A sentence without its end: which of the samples `at` is first not finite, and where; '' if all are."
+    "The start of a sentence: which of the samples `at` is the first not finite, and where; '' if all are finite."
     for piece in at.split(1024) if x.is_floating_point() else ():
         odd = ~x[piece.to(x.device)].isfinite()
         if not odd.any(): continue

@@ -18,10 +18,10 @@ from ..ground.tree import zeros
 
 # %% ../../nbs/engine/masks.ipynb #5494f706
 def times(a, b):
-    "Two dictionaries of masks as one: their product where both have a say."
+    "Merge two dictionaries of masks; where both have a mask, their product."
     return {**a, **{k: beside(v, a[k])*beside(a[k], v) if k in a else v for k, v in b.items()}}
 
-def _mask_of(method, offer, per_step): # of the parts that ask for `step`? else of the others
+def _mask_of(method, offer, per_step): # per_step: the parts that ask for `step`, or the others?
     "The product of the parts' masks: name of a tensor or axis -> mask."
     parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
     return reduce(times, (ask(p.mask, part_view(offer, n)) for n, p in parts), {})
@@ -32,7 +32,7 @@ class MaskedCohort(Cohort):
 
 @patch
 def per_client_masks(self:MaskedCohort, step):
-    "What the `mask` hooks answer for every client: name of a tensor or axis -> (K, ...)."
+    "The masks that the `mask` hooks return for every client: name of a tensor or axis -> (K, ...)."
     method = self.sent.method
     def ask_one(offer, **more):
         return _mask_of(method, dict(offer, axes=self.sent.axes, step=step, **more), step is not None)
@@ -42,7 +42,7 @@ def per_client_masks(self:MaskedCohort, step):
 # %% ../../nbs/engine/masks.ipynb #343d550c
 @patch
 def take_part(self:MaskedCohort, step=None):
-    "The cohort, each client with the part of the network that it has in this round, or in this `step`."
+    "The cohort in which each client has its part of the network for this round, or for this `step`."
     method = self.sent.method
     if not overrides(method, 'mask') or step is not None and not asks_for(method, 'mask', 'step'): return self
     new, axes, old = copy.copy(self), self.axes, self.part or dict(chosen={}, tensors={}, share={})
@@ -57,13 +57,13 @@ def take_part(self:MaskedCohort, step=None):
 # %% ../../nbs/engine/masks.ipynb #d135efcd
 @patch
 def restrict(self:MaskedCohort, params, part):
-    "The parameters as a forward pass sees them: zero outside of the part."
+    "The parameters as a forward pass sees them: zero outside the part."
     return masked(params, part.get('spread', {}))
 
 @patch
 @contextmanager
 def hold(self:MaskedCohort):
-    "Inside of it, entries that a client does not train stay as they are."
+    "A context that leaves entries that a client does not train as they are."
     means = [v for v in self.velocity.values() if isinstance(v, dict)] or [self.velocity] # of Adam, or of SGD
     mask, trees = self.part.get('mask', {}), (self.params, *means, self.buffers)
     before = [{k: v.clone() for k, v in tree.items() if k in mask} for tree in trees]
@@ -80,7 +80,7 @@ def within(mask, new, old):
 
 @patch
 def mask_results(self:MaskedCohort, out):
-    "What clients remember and send, `out`: outside of their parts the old memory, and zeros."
+    "The clients' memory and uploads in `out`: outside their parts, the old memory and zeros."
     if not self.part.get('chosen'): return out
     mask, memory, uploads = self.part['mask'], self.mine['client'], out['uploads']
     return dict(client=within(mask, out['client'], memory), uploads=within(mask, uploads, zeros(uploads)))
@@ -88,7 +88,7 @@ def mask_results(self:MaskedCohort, out):
 # %% ../../nbs/engine/masks.ipynb #3c8adf9b
 @patch
 def part_offer(self:MaskedCohort, part, own):
-    "What hooks may ask about the part of the network that a client has."
+    "What hooks may ask for about a client's part of the network."
     if not part: return super(MaskedCohort, self).part_offer(part, own)
     chosen, shares, like = part['chosen'], part['share'], next(iter(own['params'].values()))
     share = {**shares, **{a: v.to(like).mean()*shares.get(a, 1) for a, v in chosen.items()}}

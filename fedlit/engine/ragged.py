@@ -16,9 +16,9 @@ from ..vocabulary import STEP
 
 # %% ../../nbs/engine/ragged.ipynb #e4f3c1fd
 class RaggedCohort(Cohort):
-    "A cohort that fills short batches up if it is made with `fill`."
+    "A cohort that pads short batches if it is made with `fill`."
     def step_groups(self):
-        "Who moves together, step by step: the step, the size of the batches, the clients' positions."
+        "Which clients move together, step by step: the step, the batch size, the clients' positions."
         if not self.fill:
             yield from super().step_groups()
             return
@@ -29,7 +29,7 @@ class RaggedCohort(Cohort):
             else: yield from ((t, n, ks) for n, ks in groups(moving[:, t]*full))
 
     def batch(self, t, ks, n):
-        "The batch of the clients at positions `ks` in step `t`, with `valid` (len(ks), n) where that matters."
+        "The batch of the clients at positions `ks` in step `t`, with `valid` (len(ks), n) if it matters."
         batch = super().batch(t, ks, n)
         if 'short' not in self.memo: self.memo['short'] = self.short_steps()
         if any(self.memo['short']) and 'valid' not in self.memo: # moved to a device once a round
@@ -37,14 +37,14 @@ class RaggedCohort(Cohort):
         return dict(batch, valid=self.memo['valid'][t, ks]) if self.memo['short'][t] else batch
 
     def short_steps(self):
-        "For every step, whether BatchNorm or a hook has to know that places are empty."
+        "For every step: must BatchNorm or a hook know that some places are empty?"
         counts, full = self.batches.counts, min(self.sent.local.batch_size, self.batches.widest())
         told = self.fill and (has_batchnorm(self.sent.model) or wants(self.sent.method, 'valid'))
         return ((0 < counts) & (counts < full)).any(0).tolist() if told else [False]*counts.shape[1]
 
 # %% ../../nbs/engine/ragged.ipynb #170c2838
-ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # what belongs to the samples of a batch
-_filled = WeakKeyDictionary() # network -> what was found out for a method and a size of batches
+ACROSS = 'x', 'y', 'features', 'logits', 'frozen', 'forward' # values that involve the samples of a batch
+_filled = WeakKeyDictionary() # network -> (method, batch size, first round?) -> may batches be padded?
 
 def _looks_across(part):
     "Does a hook see samples of a batch without knowing which are real?"
@@ -52,12 +52,12 @@ def _looks_across(part):
     unaware = lambda h: not asks_for(part, h, 'valid') and any(asks_for(part, h, n) for n in ACROSS)
     return any(unaware(h) or asks_for(part, h, 'objective') for h in hooks)
 
-def can_pad(sent, batches, cohort=RaggedCohort): # on which the step is tried
-    "May short batches be filled up?"
+def can_pad(sent, batches, cohort=RaggedCohort): # cohort: the class on which the step is tried
+    "May short batches be padded?"
     method = sent.method
-    first = sent.state.round == 0 and bool(varies_with(method, STEP)) # what acts later is tried again
+    first = sent.state.round == 0 and bool(varies_with(method, STEP)) # what starts in a later round is tried again
     if sent.criterion is not cross_entropy or any(map(_looks_across, method.parts)): return False
-    if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm itself says what it needs
+    if has_batchnorm(sent.model) and (batches.counts == 1).any(): return False # BatchNorm raises its own error
     known, full, k = _filled.setdefault(sent.model, {}), sent.local.batch_size, int(batches.counts[:, 0].argmax())
     if (method, full, first) not in known:
         if (n := int(batches.counts[k, 0])) < 3: return False # too few to tell; another round may have more

@@ -29,21 +29,21 @@ def trees(self:ReplayedCohort):
 
 @patch
 def on(self:ReplayedCohort, work, received, mine, part, same):
-    "The same cohort with these trees for its own."
+    "A copy of the cohort with these trees as its own."
     new = copy.copy(self)
     vars(new).update(work, received=received, mine=mine, part=part, **same)
     return new
 
 # %% ../../nbs/engine/replay.ipynb #18a4677f
-def _order(v): # in which a client's numbers lie, and whether those of the next lie right behind them
+def _order(v): # memory layout of a client, and does the next client follow directly in memory?
     return v.stride()[1:], v.dim() == 0 or len(v) == 1 or v.stride(0)*len(v) == v.numel()
 
-def _kind(tree, lead=1, ours=False): # ours: made by the cohort, one client right behind the other
+def _kind(tree, lead=1, ours=False): # ours: made by the cohort, so that clients are contiguous in memory
     return tuple((v.shape[lead:], ours or _order(v), v.dtype, v.device) for v in leaves(tree))
 
 @patch
 def key(self:ReplayedCohort, batch):
-    "What decides which operations a step runs, besides its code and the numbers of clients and of samples."
+    "A key of what decides which operations a step runs, besides its code and its numbers of clients and samples."
     sent, now = self.sent, {**self.sent.offers, **self.now}
     numbers = tuple((k, now[k]) for k in sorted(varies_with(sent.method, STEP)))
     work, received, mine, part, same = self.trees()
@@ -57,18 +57,18 @@ def key(self:ReplayedCohort, batch):
 
 @patch
 def returns(self:ReplayedCohort, batch):
-    "Do steps like this come back in every round: a full batch, the whole network, and no hook asks what changes?"
+    "Do steps like this recur in every round: a full batch, the whole network, and no hook asks for what changes?"
     whole = batch['x'].shape[1] == self.batches.widest() and 'valid' not in batch and not self.where
     return whole and varies_with(self.sent.method, STEP) <= {'first'}
 
 def _plain(f):
-    "A function as a key: two partials are one where they hold the same."
+    "A function as a key: two partials with the same contents are equal."
     return (f.func, f.args, tuple(sorted(f.keywords.items()))) if isinstance(f, partial) else f
 
 # %% ../../nbs/engine/replay.ipynb #b5f76790
 @patch
 def step_group(self:ReplayedCohort, t, ks, batch):
-    "The clients at positions `ks` take step `t`, which is played from a tape where there is one."
+    "Let the clients at positions `ks` take step `t`, from a tape if there is one."
     if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(draws=None, changes=changes(self.sent.method)))
     bound, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']

@@ -23,7 +23,7 @@ from ..ground.tree import flatten, repeat, rows, tmap
 class RunsCohort(EngineCohort):
     "The clients of several runs, as one cohort."
     def __init__(self,
-        cohorts,    # list of EngineCohorts, one a run, which have not begun
+        cohorts,    # list of EngineCohorts, one per run, not yet begun
         tapes=None, # Tapes to play steps from
     ):
         vars(self).update(vars(cohorts[0]), tapes=tapes, memo={}, server={})
@@ -39,8 +39,8 @@ class RunsCohort(EngineCohort):
 # %% ../../nbs/engine/runs.ipynb #6994be5a
 def _padded(v, steps): return torch.cat([v, v.new_zeros(len(v), steps - v.shape[1], *v.shape[2:])], 1)
 
-def _join_batches(each): # list of TaskBatches of one task, equally wide
-    "The batches of several runs as those of one."
+def _join_batches(each): # list of TaskBatches of one task, with equal batch width
+    "The batches of several runs, joined as those of one."
     T, lengths = max(b.counts.shape[1] for b in each), [len(b.counts) for b in each]
     join = lambda parts: torch.cat([_padded(v, T) for v in parts])
     ends = list(accumulate(lengths))
@@ -53,10 +53,10 @@ def _join_batches(each): # list of TaskBatches of one task, equally wide
 
 # %% ../../nbs/engine/runs.ipynb #aa9e8862
 def train_runs(
-    asks,       # list of (Broadcast, list of client numbers, TaskBatches), one a run
-    tapes=None, # Tapes to play steps from; None runs every step as it is
-) -> list:      # for every run what `fedlit.round.local_phase` returns
-    "The clients of several runs train, all in one stack."
+    asks,       # list of (Broadcast, list of client numbers, TaskBatches), one per run
+    tapes=None, # Tapes to play steps from; None runs every step without
+) -> list:      # for each run, what `fedlit.round.local_phase` returns
+    "Train the clients of several runs, all in one stack."
     sent = asks[0][0]
     check_local(sent.method, sent.local)
     if tapes: tapes.new_round()
@@ -73,8 +73,8 @@ def train_runs(
 # %% ../../nbs/engine/runs.ipynb #35ee4b7a
 def kind_of(
     sent, # Broadcast of a run
-):        # hashable; None where a run has to train alone
-    "What the stacks of two runs must have in common."
+):        # hashable; None if the run has to train alone
+    "What two runs must have in common to train in one stack."
     held, state = held_besides(sent.model), sent.state
     if wants(sent.method, 'seed') or held is None: return None
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
@@ -84,5 +84,5 @@ def kind_of(
 def form_of_server(
     sent, # Broadcast of a run
 ):        # hashable
-    "What may change between rounds, and must be the same in a stack: the tensors that the server remembers."
+    "Names, shapes and types of the tensors that the server remembers: they may change, but must agree in a stack."
     return *((k, v.shape, v.dtype) for k, v in flatten(sent.state.server).items()),

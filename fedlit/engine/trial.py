@@ -17,7 +17,7 @@ from ..ground.tree import flatten, sub, tmap
 
 # %% ../../nbs/engine/trial.ipynb #trial006
 def _moved(params):
-    "The parameters of every client, each a little away from where it is."
+    "The parameters of every client, slightly shifted."
     gen = torch.Generator().manual_seed(0)
     return {k: v + .05*torch.randn(v.shape[1:], generator=gen).to(v) for k, v in params.items()}
 
@@ -26,13 +26,13 @@ def step_from(
     sent,    # Broadcast
     who,     # list of client numbers
     batches, # Batches of these clients, of one step
-    cohort,  # its class
+    cohort,  # class of the cohort
     each,    # `single` or `stacked`
-    fill=False, # fill up the short batch?
-    cast=torch.Tensor.double, # to the precision of the trial, for tensors of floating point
-    train=Cohort.train, # how: `train`, or `train_small`
-):           # name -> (K, ...): how far the clients have moved, their loss, memory and uploads
-    "One step of the clients from weights near those of `sent`."
+    fill=False, # pad the short batch?
+    cast=torch.Tensor.double, # to the precision of the trial, for floating-point tensors
+    train=Cohort.train, # how to train: `train`, or `train_small`
+):           # name -> (K, ...): changes of the clients' parameters and buffers, their loss, memory and uploads
+    "Run one step of the clients from weights near those of `sent`."
     exactly = lambda v: cast(v) if v.is_floating_point() else v
     clients = cohort(sent, who, batches, each, fill)
     for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'fixed', 'loss'):
@@ -46,8 +46,8 @@ def step_from(
     return flatten({**changes, **{k: out[k] for k in ('loss', 'client', 'uploads')}})
 
 # %% ../../nbs/engine/trial.ipynb #trial008
-def _first_difference(one, many, tolerance): # of the largest number of a tensor, or of any change of a parameter
-    "Which tensor of two dictionaries differs, and by how much: a phrase, '' if there is none."
+def _first_difference(one, many, tolerance): # relative to a tensor's largest number or the largest parameter change
+    "A phrase that says which tensor of two dictionaries differs, and by how much; '' if none does."
     largest = lambda v: float(v.abs().nan_to_num().max()) if v.numel() else 0.
     least = max((largest(v) for k, v in one.items() if k.startswith('params/')), default=0.)
     for k, v in one.items():
@@ -57,10 +57,10 @@ def _first_difference(one, many, tolerance): # of the largest number of a tensor
     return ''
 
 # %% ../../nbs/engine/trial.ipynb #trial009
-PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # of the trial, and what it tolerates
+PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # of the trial, with their tolerances
 
 def compare_ways(plain, other):
-    "Compare two ways to take a step: '' if they do the same; else what differs, or what PyTorch said of the other."
+    "Compare two ways to take a step: '' if they agree, else what differs or the error of the other way."
     for cast, tolerance in PRECISIONS:
         with keep_generators(), undrawn():
             try: one = plain(cast)
@@ -72,7 +72,7 @@ def compare_ways(plain, other):
 
 # %% ../../nbs/engine/trial.ipynb #e6f713a4
 def trial_step(sent, x, y, lengths, cohort):
-    "A function of clients' positions and of what `step_from` takes: their step with these samples, on copies."
+    "A function of client positions and `step_from` options that runs their step on these samples, all on copies."
     xs, ys = (torch.stack([v, v.flip(0)])[:len(lengths), None] for v in (x, y))
     def step(at, cast, **how):
         exactly = lambda v: cast(v) if v.is_floating_point() else v
@@ -85,7 +85,7 @@ def trial_step(sent, x, y, lengths, cohort):
 
 # %% ../../nbs/engine/trial.ipynb #2890be4b
 def try_stack(sent, x, y, cohort, fill=False):
-    "Try a step of two clients: '' if a stack does what they do one by one; else what differs, or PyTorch's words."
+    "Try a step of two clients: '' if a stack does what they do one by one, else what differs or PyTorch's error."
     step = trial_step(sent, x, y, [len(x), len(x) - len(x)//3 if fill else len(x)], cohort)
     def one_by_one(cast):
         each = [step([k], cast) for k in (0, 1)]

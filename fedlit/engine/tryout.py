@@ -21,11 +21,11 @@ from ..ground.tree import tmap
 def try_metrics(
     metrics, # name -> function of (logits, y), or None
     y,       # labels of the test set, on the CPU
-    tests,   # one index tensor into it per client, or None
+    tests,   # one index tensor into `y` per client, or None
     task,    # Task
-    columns, # name that is taken -> by what
+    columns, # name that is taken -> what has taken it
 ):
-    "Ask every metric of invented logits; a ValueError names the one that fails."
+    "Try every metric on invented logits; a ValueError names the one that fails."
     if not metrics: return
     for name in metrics:
         if name in columns: raise ValueError(f"metrics: {name!r} is a column of {columns[name]}; choose another name")
@@ -33,7 +33,7 @@ def try_metrics(
     gen, each = torch.Generator().manual_seed(0), [y[at] for at in tests or [] if len(at)]
     for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):
         with warnings.catch_warnings():
-            warnings.simplefilter('ignore') # of classes that invented logits never choose
+            warnings.simplefilter('ignore') # about classes that invented logits never choose
             scored(metrics, torch.randn(len(labels), classes, *places, generator=gen), labels)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout08
@@ -55,8 +55,8 @@ def try_parts(method, model, features, logits):
             _try_features(p, name, features, logits, overrides(method, 'use'), model)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout09
-def _try_features(part, name, features, logits, uses, model): # uses: does a part train what the network has not?
-    "Refuse features that a part can do nothing with, and warn of those that are not meant."
+def _try_features(part, name, features, logits, uses, model): # uses: does a part replace parameters?
+    "Refuse features that a part cannot use, and warn about those that look unintended."
     if features.ndim != 2:
         raise ValueError(f"{part!r} wants features (N, d), but {name} returns them as {tuple(features.shape)}; "
                          "return features.flatten(1), logits")
@@ -78,7 +78,7 @@ def _trained_by(loss):
     return list(found.values())
 
 def _check_loss(asked, v, logits):
-    "Refuse an answer `v` of the criterion that is no loss; `asked` begins the sentence."
+    "Refuse a result `v` of the criterion that is not a loss; `asked` begins the sentence."
     if not isinstance(v, torch.Tensor) or v.ndim:
         what = f"tensor of shape {tuple(v.shape)}" if isinstance(v, torch.Tensor) else type(v).__name__
         raise TypeError(f"{asked} returned a {what}, but it must return a tensor without dimensions, "
@@ -99,7 +99,7 @@ def _check_loss(asked, v, logits):
 # %% ../../nbs/engine/tryout.ipynb #tryout13
 @torch.enable_grad()
 def try_criterion(criterion, logits, y):
-    "Ask the criterion of a batch; an error says what is wrong with its answer."
+    "Try the criterion on a batch; an error says what is wrong with its result."
     f = criterion
     if isinstance(f, type): raise TypeError(f"criterion={f.__name__} is a class; make one of it, {f.__name__}()")
     with suppress(Exception): f = copy.deepcopy(f) # it may count its calls
@@ -114,7 +114,7 @@ def try_criterion(criterion, logits, y):
 
 # %% ../../nbs/engine/tryout.ipynb #tryout16
 def notice_softmax(model, criterion, logits):
-    "Warn of a network that seems to end in a softmax which the criterion has already."
+    "Warn about a network that seems to end in a softmax, which the criterion already applies."
     f = criterion
     entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
     if entropy and logits.shape[1] > 1 and (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():

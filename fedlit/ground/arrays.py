@@ -11,7 +11,7 @@ import numpy as np, torch, warnings
 from numbers import Number
 
 # %% ../../nbs/ground/arrays.ipynb #9effc6d1
-def _odd(name, values): # the error for entries that are no numbers
+def _odd(name, values): # the error for entries that are not numbers
     v = next((v for v in values if not isinstance(v, Number)), 0)
     if isinstance(v, Number): what = "numbers as Python objects (dtype object); try .astype('float32') or 'int64'"
     elif isinstance(v, (str, bytes)): what = f"text, such as {v!r}; give numbers, one for each different text"
@@ -20,13 +20,13 @@ def _odd(name, values): # the error for entries that are no numbers
     else: what = f"missing values or other objects, such as {v!r}; drop or fill them first"
     return ValueError(f"{name} holds {what}")
 
-def _array(name, a): # NumPy array -> tensor in the same memory where that is possible
+def _array(name, a): # NumPy array -> tensor, in the same memory if possible
     if np.ma.is_masked(a):
         raise ValueError(f"{name} is an array with masked entries; leave these samples out, or fill them")
     if a.dtype.kind not in "biufc": raise _odd(name, a.ravel()[:1000].tolist())
     if not a.dtype.isnative or any(s < 0 for s in a.strides): a = np.ascontiguousarray(a, a.dtype.newbyteorder("="))
     with warnings.catch_warnings():
-        # an array that is only for reading: nobody writes into a task's tensors
+        # torch warns of read-only arrays, but nothing writes into a task's tensors
         warnings.simplefilter("ignore", UserWarning)
         try: return torch.from_numpy(a)
         except TypeError as e:
@@ -63,11 +63,11 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
 
 # %% ../../nbs/ground/arrays.ipynb #f7301308
 def texts_of(frame):
-    "The names of the columns that hold no numbers, in a list."
+    "The names of the columns that do not hold numbers, in a list."
     return [c for c, t in zip(frame.columns, frame.dtypes) if getattr(t, "kind", "O") not in "biuf"]
 
 def in_numbers(frame):
-    "What describes the samples, in float32: numbers as they are, a column of 0 and 1 for each text."
+    "The frame in float32: numbers as they are, and a column of 0 and 1 for each text."
     import pandas as pd
     for c in texts_of(frame):
         if pd.to_numeric(frame[c], errors="coerce").notna().all():
@@ -77,7 +77,7 @@ def in_numbers(frame):
     return pd.get_dummies(frame, columns=texts_of(frame), dtype="float32").astype("float32")
 
 # %% ../../nbs/ground/arrays.ipynb #2ba8fa10
-def _as_trained(name, v, columns): # a frame with columns of text as the training rows became columns of 0 and 1
+def _as_trained(name, v, columns): # a frame with its text turned into columns of 0 and 1, as in the training rows
     if columns is None or frame_columns(v) is None or {*map(str, texts_of(v))} <= {*columns}: return v
     known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
     wide = in_numbers(v[known])
@@ -108,7 +108,7 @@ def _pictures_of(name, items): # PIL images of one size and kind -> (N, C, H, W)
 
 # %% ../../nbs/ground/arrays.ipynb #020e5236
 def eight_bits(image):
-    "The picture with bytes for levels; of 16 bits it keeps the upper eight."
+    "The picture with eight bits per level; of 16 bits, the upper eight are kept."
     from PIL import Image
     if image.mode in ("I", "F") and image.format != "PNG":
         raise ValueError(f"its pixels are {'whole numbers of 32 bits' if image.mode == 'I' else 'not whole numbers'}")
@@ -130,13 +130,13 @@ def _stacked(name, v): # a sequence -> tensor
     except ValueError as e: raise (_odd(name, [[]]) if "inhomogeneous" in str(e) else e) from None
 
 # %% ../../nbs/ground/arrays.ipynb #4660fdaa
-def _dense(name, v): # a tensor whose numbers are there
+def _dense(name, v): # a tensor without gradient; an error if it is sparse or holds no numbers
     if v.is_meta: raise ValueError(f"{name} is on the device 'meta', a tensor without numbers")
     if v.layout != torch.strided: raise ValueError(f"{name} is sparse, {v.layout}; give {name}.to_dense()")
     return v.detach() if v.requires_grad else v
 
 def to_tensor(name, v):
-    "The same numbers as a tensor, in the same memory where that is possible."
+    "The numbers of `v` as a tensor, in the same memory if possible."
     from torch.utils.data import DataLoader, Dataset
     if isinstance(v, torch.Tensor): return _dense(name, v)
     if hasattr(v, "toarray"): raise ValueError(f"{name} is sparse, a {type(v).__name__}; give {name}.toarray()")
@@ -150,11 +150,11 @@ def to_tensor(name, v):
     raise ValueError(f"{name} is a {type(v).__name__}; it must be a tensor, an array, a list or a column of numbers")
 
 # %% ../../nbs/ground/arrays.ipynb #0088be74
-def _channels_last(a, b, c): # is (a, b, c) an image (H, W, C), going by which two sides are more alike?
+def _channels_last(a, b, c): # is (a, b, c) an image (H, W, C), judged by which two sides are more alike?
     return 0 < c < min(a, b) and max(a, b) * c < min(a, b) * b
 
 def as_samples(name, x):
-    "Samples in the type in which they are kept."
+    "Samples in the dtype in which a task keeps them; ValueError if their shape or dtype does not fit."
     if x.dtype == torch.bool: x = x.float()
     elif not x.is_floating_point() and not x.is_complex() and x.dtype != torch.uint8: x = x.long()
     shape, is_image = tuple(x.shape), x.ndim == 4
@@ -192,7 +192,7 @@ def as_places(name, y):
 
 # %% ../../nbs/ground/arrays.ipynb #ef5ebf8f
 def as_labels(name, y):
-    "Several labels a sample, 0 or 1, as float32, (N, labels)."
+    "Several labels per sample, 0 or 1, as float32, (N, labels)."
     y = y[:, None] if y.ndim == 1 else y
     if y.ndim != 2: raise ValueError(f"{name} has shape {tuple(y.shape)}; labels are (N, labels), each 0 or 1")
     if odd := y[(y != 0) & (y != 1)].tolist():
@@ -211,7 +211,7 @@ def as_quantities(name, y):
     return y.float()
 
 # %% ../../nbs/ground/arrays.ipynb #6ffd973c
-def _both(mean, std): # as tuples of floats; None, None where nothing is normalised
+def _both(mean, std): # as tuples of floats; None, None if nothing is normalised
     try: both = [v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,))) for v in (mean, std)]
     except (TypeError, ValueError):
         raise ValueError(f"mean={mean!r} and std={std!r}, "
@@ -242,16 +242,16 @@ def as_constants(mean, std, x):
     return mean, std
 
 # %% ../../nbs/ground/arrays.ipynb #bd03b77f
-def _some_rows(x, most=2**24): # the bytes of at most 4096 samples and 16 MB, spread over all
+def _some_rows(x, most=2**24): # the bytes of at most 4096 samples or 16 MB, evenly spread
     step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
-    rows = x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may lie in memory as a row
+    rows = x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may be stored as a row
     return [v.tobytes() for v in rows.view(torch.uint8).numpy()]
 
 def repeated(
     x, # (N, ...) training samples
     z, # (M, ...) test samples
 ): # the share of the test samples that are training samples too; 0 if it may well be chance
-    "How many test samples a network has trained on."
+    "The share of the test samples that a network has trained on."
     if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return 0
     train, test = _some_rows(x), _some_rows(z)
     known = set(train)

@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 # %% ../../nbs/ground/axes.ipynb #7139f704
 class _Book:
-    "Axes under construction: their lengths, names, which are one, and which must stay whole."
+    "Axes under construction: their lengths and names, which are the same, and which must stay whole."
     def __init__(self): self.parent, self.length, self.name, self.full, self.done = [], [], [], set(), set()
     def new(self, name, length, full=False):
         a = len(self.parent)
@@ -34,7 +34,7 @@ class _Book:
     def width(self, segs): return sum(self.length[a]*r for a, r in segs)
     def keep_whole(self, segs): self.full.update(self.root(a) for a, _ in segs)
     def merge(self, s, t):
-        "The channels of a sum: axes of equal length become one; what does not line up stays whole."
+        "The channels of a sum: axes of equal length become one; those that do not line up stay whole."
         if [(self.length[a], r) for a, r in s] != [(self.length[a], r) for a, r in t]:
             self.keep_whole((*s, *t))
             return s
@@ -99,7 +99,7 @@ def _pad(book, node, segs):
             *(book.new(f'{node.name}.after', after, full=True) if after else ()))
 
 def _function(book, node, seen):
-    "The channels of what a function returns, or None where that is not a tensor with channels."
+    "The channels of what a function returns, or None if that is not a tensor with channels."
     name = node.target if isinstance(node.target, str) else getattr(node.target, '__name__', str(node.target))
     given = [seen[n] for n in node.all_input_nodes if seen.get(n)]
     if not given or name in ('size', 'getattr', 'dim', 'numel'): return None
@@ -114,13 +114,13 @@ def _function(book, node, seen):
 # %% ../../nbs/ground/axes.ipynb #27a3e067
 @dataclass(frozen=True)
 class Axes:
-    "The axes of a network. A segment is (axis, length, repeat); its axis is None where it must stay whole."
-    of: dict        # name of a parameter or buffer -> for each of its leading dimensions a tuple of segments
-    size: dict      # axis -> how many coordinates it has; these can be cut
+    "The axes of a network. A segment is (axis, length, repeat); its axis is None if it must stay whole."
+    of: dict        # name of a parameter or buffer -> a tuple of segments for each of its leading dimensions
+    size: dict      # axis -> number of its coordinates; only these axes can be cut
     makes: dict     # weight or bias of a convolution or linear layer -> the axis that it makes
     features: tuple # segments of the features
     logits: str     # the axis of the classes, which is never cut
-    classes: int    # its length
+    classes: int    # length of that axis
     graph: object = field(repr=False, default=None) # the traced network
     points: dict = field(repr=False, default=None)  # node -> the axis of its channels, if it is one axis with repeat 1
 
@@ -128,7 +128,7 @@ class Axes:
 _tracing = threading.Lock()
 
 class _Tracer(fx.Tracer):
-    "While it traces, the modules of other threads are called as ever."
+    "A tracer that leaves calls of modules by other threads alone."
     def __init__(self):
         super().__init__()
         self.mine = threading.get_ident()
@@ -140,7 +140,7 @@ class _Tracer(fx.Tracer):
         return super().getattr(attr, attr_val, parameter_proxy_cache)
 
 def _trace(model):
-    "The graph of a copy of the network, as used: training may return something else, such as the logits of all exits."
+    "The graph of a copy of the network in evaluation mode: in training, it may return more, such as all exits' logits."
     try:
         with _tracing:
             tracer = _Tracer()
@@ -153,7 +153,7 @@ def _trace(model):
 
 # %% ../../nbs/ground/axes.ipynb #69eb2b59
 def _layer(book, name, m, segs):
-    "The channels of what a layer returns, the dimensions of its tensors, and which of them make an axis."
+    "The channels of what a layer returns, the dimensions of its tensors, and the axis that its weight and bias make."
     rule = next((r for kind, r in RULES.items() if isinstance(m, kind)), None)
     if rule is None:
         if next(m.parameters(), None) is None: return segs, {}, {}
@@ -172,7 +172,7 @@ def _layer(book, name, m, segs):
 
 # %% ../../nbs/ground/axes.ipynb #53fb70bc
 def _walk(graph, book):
-    "For every node its channels; for every tensor its dimensions; for every layer the axis it makes."
+    "The channels of every node, dimensions of every tensor, axis that every layer makes, and the network's outputs."
     seen, of, makes = {}, {}, {}
     for node in graph.graph.nodes:
         if node.op == 'placeholder': seen[node] = book.new(node.name, None, full=True)
@@ -198,12 +198,12 @@ def find_axes(model) -> Axes: # module whose forward returns (features, logits)
     "Name the axes of `model`; a `ValueError` names the layer that cannot be followed."
     graph, book = _trace(model), _Book()
     seen, of, makes, (features, logits) = _walk(graph, book)
-    def closed(segs): # roots instead of numbers, names instead of roots
+    def closed(segs): # segments with the names of their axes, None if they stay whole
         return tuple((None if (q := book.root(a)) in book.full else book.name[q], book.length[a], r) for a, r in segs)
     roots = {book.root(a) for a in range(len(book.parent))} - book.full
     last = book.name[book.root(seen[logits][0][0])]
     dims = {k: tuple(closed(s) for s in v) for k, v in of.items()}
-    for k, v in of.items(): # the classes have a name, though nobody cuts them
+    for k, v in of.items(): # the axis of the classes has a name, though it is never cut
         if v[0] == seen[logits]: dims[k] = (((last, book.length[v[0][0][0]], 1),), *dims[k][1:])
     one = lambda segs: segs and len(segs) == 1 and segs[0][1] == 1 and book.root(segs[0][0]) not in book.full
     return Axes(dims, {book.name[a]: book.length[a] for a in sorted(roots)},
@@ -215,13 +215,13 @@ def find_axes(model) -> Axes: # module whose forward returns (features, logits)
 _found = WeakKeyDictionary()
 
 def axes_of(model) -> Axes: # module whose forward returns (features, logits)
-    "`find_axes(model)`, remembered."
+    "`find_axes(model)`, cached for each model."
     if model not in _found: _found[model] = find_axes(model)
     return _found[model]
 
 # %% ../../nbs/ground/axes.ipynb #ca7176c5
 def along(axes, segs, chosen):
-    "0/1 vector for one dimension: whole segments are ones, repeats are spelt out; None if nothing on it is chosen."
+    "0/1 vector for one dimension: ones where no axis is chosen, repeats spelt out; None if nothing on it is chosen."
     if not any(a in chosen for a, _, _ in segs): return None
     like = next(iter(chosen.values()))
     return torch.cat([
@@ -230,7 +230,7 @@ def along(axes, segs, chosen):
 
 # %% ../../nbs/ground/axes.ipynb #e05165ff
 def masks(axes, chosen):
-    "The masks of the sub-model that keeps what is chosen, by tensor; they broadcast to its leading dimensions."
+    "Tensor name -> mask of the sub-model that keeps what is chosen; it broadcasts to the leading dimensions."
     out = {}
     for name, dims in axes.of.items():
         vectors = {i: v for i, segs in enumerate(dims) if (v := along(axes, segs, chosen)) is not None}
@@ -240,12 +240,12 @@ def masks(axes, chosen):
 
 # %% ../../nbs/ground/axes.ipynb #0aa972c4
 def coordinates(axes, name, chosen, device=None):
-    "Where the entries of the small tensor are in the big one: for each leading dimension positions, None for all."
+    "Positions of the small tensor's entries in the big one, for each leading dimension; None for all."
     vectors = [along(axes, segs, chosen) for segs in axes.of.get(name, ())]
     return [None if v is None else v.nonzero()[:, 0].to(device) for v in vectors]
 
 def cut(axes, tree, chosen, lead=0):
-    "The chosen entries of every tensor of `tree`; names that have no axes pass through."
+    "The chosen entries of every tensor of `tree`; tensors without axes pass through."
     def one(k, v):
         for d, i in enumerate(coordinates(axes, k, chosen, v.device)):
             v = v if i is None else v.index_select(d+lead, i)
@@ -307,7 +307,7 @@ def _is_relu(node, graph):
             and 'relu' in (node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')))
 
 def watched(axes, at='relu'):
-    "Point -> axis: after every ReLU (`at='relu'`), or after the layers that make an axis (`'layer'`)."
+    "Point -> axis: after ReLUs, else the layer that makes the axis (`at='relu'`), or after those layers (`'layer'`)."
     made = {k.rsplit('.', 1)[0] for k in axes.makes}
     makers = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
               if n.name in axes.points and n.op == 'call_module' and n.target in made}
@@ -317,7 +317,7 @@ def watched(axes, at='relu'):
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
 # %% ../../nbs/ground/axes.ipynb #cb2c6d97
-_one_at_a_time = threading.Lock() # there is one graph, whatever thread looks at it
+_one_at_a_time = threading.Lock() # all threads share one graph
 
 class _Watch(fx.Interpreter):
     def __init__(self, graph, points, taps):
@@ -331,7 +331,7 @@ class _Watch(fx.Interpreter):
 
 # %% ../../nbs/ground/axes.ipynb #cc90b8b0
 def watch(axes, params, buffers, x, at='relu', taps=None, train=True):
-    "Run the network: features, logits, and what its watched points saw, by name (N, channels, ...)."
+    "Run the network: features, logits, and the values at its watched points, name -> (N, channels, ...)."
     spy = _Watch(axes.graph, watched(axes, at), taps or {})
     class Run(nn.Module):
         def __init__(self):

@@ -14,7 +14,7 @@ from .files import unharmed
 
 # %% ../../nbs/ground/columns.ipynb #19d8e6ef
 def coded(columns):
-    "An int64 tensor for each list of labels or names, and what the numbers mean."
+    "An int64 tensor for each list of labels or names, and the names that the numbers stand for."
     names = sorted({v for c in columns for v in c})
     code = {v: k for k, v in enumerate(names)}
     return [torch.tensor([code[v] for v in c]) for c in columns], tuple(map(str, names))
@@ -23,7 +23,7 @@ def coded(columns):
 _TABLES = dict(csv="read_csv", tsv="read_table", parquet="read_parquet")
 
 def read_table(data):
-    "A data frame, its rows numbered from 0."
+    "A data frame, or the table in a file, as a data frame with rows numbered from 0."
     import pandas as pd
     if hasattr(data, "columns") and hasattr(data, "to_numpy"): return data.reset_index(drop=True)
     kind = Path(data).suffix.lower()[1:]
@@ -31,7 +31,7 @@ def read_table(data):
     with unharmed(Path(data)): return getattr(pd, _TABLES[kind])(data)
 
 def check_columns(frame, columns):
-    "Refuse names that the table lacks or that come twice, and values that a column lacks."
+    "Refuse columns that the table lacks or that are named twice, and columns with missing or infinite values."
     for c in columns:
         if c not in frame.columns:
             raise ValueError(f"the table has no column {c!r}; there are {', '.join(map(str, frame.columns))[:300]}")
@@ -42,13 +42,13 @@ def check_columns(frame, columns):
 
 # %% ../../nbs/ground/columns.ipynb #f9dcf093
 def targets_of(frame, y, target):
-    "What a table says is to be predicted: targets, names of classes or columns, target."
+    "The targets in a table, the names of their classes or columns, and the kind of target."
     if isinstance(y, (list, tuple)):
         if odd := [c for c in texts_of(frame) if c in y]: raise ValueError(f"column {odd[0]!r} of y holds text")
         values = torch.tensor(frame[list(y)].to_numpy("float32"))
         return values, tuple(y), target or ("labels" if ((values == 0) | (values == 1)).all() else "numbers")
     kind, many = frame[y].dtype.kind, frame[y].nunique()
-    if kind == "f" and many <= 20 and (frame[y] == frame[y].round()).all(): kind = "i" # a value was missing once, say
+    if kind == "f" and many <= 20 and (frame[y] == frame[y].round()).all(): kind = "i" # say, a value was once missing
     if target is None and kind in "iu" and many > 20:
         raise ValueError(f"column {y!r} holds {many} different whole numbers; say target='numbers' if they are "
                          "a quantity, target='class' if each is a class of its own")
@@ -60,7 +60,7 @@ def targets_of(frame, y, target):
 
 # %% ../../nbs/ground/columns.ipynb #e52186cb
 def hub_splits(data, kw):
-    "Split -> Dataset."
+    "The data as a dictionary: split -> Dataset."
     if isinstance(data, str):
         try: from datasets import load_dataset
         except ImportError as e: raise ImportError("Task.from_hub needs datasets: pip install 'fedlit[hub]'") from e
@@ -90,7 +90,7 @@ def _column(features, given, kind, usual, what): # the name of a column, or a li
     raise ValueError(f"which column has the {things}? {option}= names it; there are {kinds}")
 
 def check_groups(name, columns):
-    "Refuse what cannot be sorted into groups."
+    "Refuse values that cannot be sorted into groups: missing ones, lists and dicts."
     for v in (v for c in columns for v in c):
         if v is None or v != v: what = f"{name!r} lacks a value; leave these rows out: data.filter(...)"
         elif isinstance(v, (list, dict)): what = f"{name!r} holds {v!r:.60}; several labels are columns, y=[...]"
@@ -99,7 +99,7 @@ def check_groups(name, columns):
 
 # %% ../../nbs/ground/columns.ipynb #2335e51f
 def hub_columns(features, x, y, owner):
-    "The names of the columns that are the samples and the targets."
+    "The names of the columns that hold the samples and the targets."
     if owner: _column(features, owner, "", (), ("owner", "owners"))
     return (_column(features, x, "Image", (), ("x", "samples")),
             _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels")))
@@ -112,7 +112,7 @@ def _classes_of(splits, y): # -> labels of each split, and the names of the clas
     return coded(columns)
 
 def hub_targets(splits, y):
-    "The targets of each split in a list, names, target."
+    "The targets of each split in a list, their names, and the kind of target."
     kind = lambda c: str(getattr(splits[0].features[c], "dtype", ""))
     if isinstance(y, (list, tuple)) or kind(y).startswith(("float", "double")):
         import pandas as pd

@@ -33,23 +33,23 @@ _one_at_a_time = threading.RLock()
 
 def draws(
     op,          # an overload of `torch.ops`, such as torch.ops.aten.bernoulli.default
-    args=(),     # what it is called with
-    kwargs=None, # and by name; None: nothing
+    args=(),     # its positional arguments
+    kwargs=None, # its keyword arguments; None for none
 ):               # bool
     "Does this call of a PyTorch operation draw random numbers?"
     if torch.Tag.nondeterministic_seeded not in op.tags: return False
     given = {**{a.name: a.default_value for a in op._schema.arguments if a.has_default_value()},
              **dict(zip((a.name for a in op._schema.arguments), args)), **(kwargs or {})}
-    return given.get('dropout_p', 1) != 0 # attention may drop out, and mostly does not
+    return given.get('dropout_p', 1) != 0 # attention may use dropout, but mostly does not
 
 # %% ../../nbs/ground/draws.ipynb #a65212c0
 def _generator(device):
     if device.type == 'cpu': return torch.default_generator
     module = getattr(torch, device.type)
-    if device.type == 'mps': return module._get_default_mps_generator() # Apple's has no list of them
+    if device.type == 'mps': return module._get_default_mps_generator() # Apple's has no such list
     return module.default_generators[module.current_device() if device.index is None else device.index]
 
-FRESH = torch.Generator().initial_seed() # of a generator that nobody has seeded
+FRESH = torch.Generator().initial_seed() # the seed of a generator that nobody has seeded
 
 def _own(args, kwargs):
     "The generator that a hook has seeded itself, if it passes one."
@@ -59,7 +59,7 @@ def _own(args, kwargs):
 
 # %% ../../nbs/ground/draws.ipynb #70c1daa7
 def _drawn(op, args, kwargs, seed):
-    "The call with numbers that depend on `seed` only; the process's own generator is left as it was."
+    "The call's result, with random numbers that depend on `seed` only; the process's own generator stays as it was."
     own = _own(args, kwargs)
     plain = lambda v: (None if isinstance(v, torch.Generator) and v is not own
                        else v.contiguous() if isinstance(v, torch.Tensor) else v)
@@ -72,20 +72,20 @@ def _drawn(op, args, kwargs, seed):
             gen.manual_seed(seed)
             out = op(*args, **kwargs)
         finally: gen.set_state(before)
-    # written in place, in whatever order the memory has
+    # written in place, whatever the memory layout
     return old[0].copy_(out) if op._schema.is_mutable and out is not old[0] else out
 
 # %% ../../nbs/ground/draws.ipynb #cfd5f19e
 class Dispatch(TorchDispatchMode):
-    "A mode because of which torch does not import its compiler, to keep it away from the class: that takes seconds."
+    "A mode that spares torch the import of its compiler, only to exclude the class from it: that takes seconds."
     @classmethod
     def _should_skip_dynamo(cls): return False
 
 class Seeded(Dispatch):
-    "While it is on, what PyTorch draws depends on `names` and on the number of draws before, and on nothing else."
+    "A mode in which PyTorch's draws depend only on `names` and on the number of draws before."
     def __init__(self,
-        *names,        # for each client what names its draws: a word and numbers, ('step', seed, round, client, step)
-        stacked=False, # is the first dimension of everything the clients, as under `vmap`?
+        *names,        # for each client, the name of its draws: a word and numbers, ('step', seed, round, client, step)
+        stacked=False, # do all tensors have the clients as first dimension, as under `vmap`?
     ):
         super().__init__()
         self.names, self.stacked, self.count = names, stacked, 0
@@ -116,14 +116,14 @@ def _each(self:Seeded, op, args, kwargs, seeds):
 # %% ../../nbs/ground/draws.ipynb #d7ebcd29
 @contextmanager
 def undrawn(
-    devices=None, # whose generators besides the CPU's, [] for none; None: of all GPUs
+    devices=None, # devices whose generators to keep besides the CPU's; [] for none, None for all GPUs
 ):
-    "Afterwards the process's generators are as before; meanwhile no other federation draws."
+    "A context that restores the process's PyTorch generators at its end; meanwhile no other federation draws."
     with _one_at_a_time, torch.random.fork_rng(devices): yield
 
 @contextmanager
 def keep_generators():
-    "Afterwards the generators of Python and NumPy are as before; those of PyTorch are for `undrawn`."
+    "A context that restores the generators of Python and NumPy at its end; for those of PyTorch, see `undrawn`."
     ours, theirs = random.getstate(), np.random.get_state()
     try: yield
     finally:

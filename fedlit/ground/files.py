@@ -17,18 +17,18 @@ from pathlib import Path, PurePosixPath
 from .messages import warn
 
 # %% ../../nbs/ground/files.ipynb #f61f427a
-# a file system answers so that does not know how to sync, or does not let us
+# errors of a file system that cannot sync, or does not let us
 _NO_SYNC = errno.EINVAL, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EBADF, errno.EACCES, errno.EPERM
 
 @contextmanager
 def _syncing():
-    "Go on where a file system cannot sync."
+    "A context that ignores the error of a file system that cannot sync."
     try: yield
     except OSError as e:
         if e.errno not in _NO_SYNC: raise
 
 def _sync_folder(folder):
-    "Wait until the names in `folder` are on the disk; Windows cannot open a folder."
+    "Wait until the names in `folder` are on the disk; not on Windows, which cannot open a folder."
     if os.name == 'nt': return
     with _syncing():
         handle = os.open(folder, os.O_RDONLY)
@@ -37,19 +37,19 @@ def _sync_folder(folder):
 
 # %% ../../nbs/ground/files.ipynb #6f6cf1a6
 def _part(path):
-    "A name for the unfinished file, which no other process and no other call takes."
+    "A name for the unfinished file, unique to this process and call."
     return path.with_name(f'.{path.name}.{platform.node()}-{os.getpid()}-{secrets.token_hex(4)}.part')
 
 def _runs(pid):
-    "Is there a process of this number on this machine?"
-    if os.name == 'nt': return False # os.kill would end it there
+    "Does a process with this number run on this machine?"
+    if os.name == 'nt': return False # there, os.kill would end it
     try: os.kill(pid, 0)
     except ProcessLookupError: return False
-    except (OSError, OverflowError): pass # it belongs to somebody else
+    except (OSError, OverflowError): pass # it belongs to another user
     return True
 
 def _sweep(path):
-    "Remove what writers of `path` on this machine left when they were killed."
+    "Remove unfinished files that writers of `path` on this machine left when they were killed."
     form = re.compile(re.escape(f'.{path.name}.{platform.node()}-') + r'(\d+)-[0-9a-f]+\.part')
     for f in path.parent.glob('.*.part'):
         owner = form.fullmatch(f.name)
@@ -61,7 +61,7 @@ FULL = errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC) # no sp
 
 @contextmanager
 def _named(folder):
-    "Say which folder is full."
+    "A context whose error says which folder is full."
     try: yield
     except OSError as e:
         if e.errno not in FULL: raise
@@ -70,11 +70,11 @@ def _named(folder):
 
 # %% ../../nbs/ground/files.ipynb #e606c848
 PAUSE = 30   # seconds between two syncs of a checkpoint
-_SYNCED = {} # checkpoint -> when it was last synced, and whether the file there is that one
+_SYNCED = {} # checkpoint -> time of its last sync, and whether the file there is the synced one
 
 # %% ../../nbs/ground/files.ipynb #1a98abcd
 def last(path):
-    "Where the checkpoint before the one at `path` is kept."
+    "The path where the checkpoint before the one at `path` is kept."
     return Path(path).with_name(Path(path).name + '.last')
 
 def _copy(path, to):
@@ -82,21 +82,21 @@ def _copy(path, to):
     with open(to, 'rb') as f, _syncing(): os.fsync(f.fileno())
 
 def _keep(path):
-    "Give the file at `path` its second name."
+    "Keep the file at `path` as `last(path)` too."
     spare = _part(path)
     try:
         try: os.link(path, spare)
-        except OSError: _copy(path, spare) # second names are not known here
+        except OSError: _copy(path, spare) # no hard links here
         os.replace(spare, last(path))
     finally: spare.unlink(missing_ok=True) # a rename to the same file does nothing
 
 # %% ../../nbs/ground/files.ipynb #7bf51593
 def _mode(path):
-    "The permissions of the file that is there; None where none is."
+    "The permissions of the file at `path`; None if there is none."
     with suppress(FileNotFoundError): return stat.S_IMODE(path.stat().st_mode) & 0o777
 
 def _fill(part, content, mode, sync):
-    "Write the bytes under a name of their own, and wait for the disk."
+    "Write the bytes to the new file `part`, and wait for the disk if `sync`."
     def private(name, flags): return os.open(name, flags, 0o666 if mode is None else mode & 0o600)
     with open(part, 'xb', opener=private) as f:
         for piece in [content] if isinstance(content, bytes) else content: f.write(piece)
@@ -107,10 +107,10 @@ def _fill(part, content, mode, sync):
 
 # %% ../../nbs/ground/files.ipynb #e32cfef0
 def write_file(
-    path,       # where; folders that are missing are made
+    path,       # where to write; missing folders are made
     content,    # bytes, or an iterable of bytes
-    keep=False, # keep the file that is there as `last(path)`, and sync sparingly?
-):              # the path; raises OSError where the disk is full, ValueError at a symbolic link
+    keep=False, # keep the existing file as `last(path)`, and sync sparingly?
+):              # the path; OSError if the disk is full, ValueError if the path is a symbolic link
     "Write a file, all of it or nothing."
     given, path = path, Path(path).absolute()
     if path.is_symlink(): raise ValueError(f"{path} is a symbolic link to {os.readlink(path)}; name the file itself")
@@ -131,9 +131,9 @@ def write_file(
 
 # %% ../../nbs/ground/files.ipynb #544b16bd
 def write_figure(
-    path, # where; its ending says which kind of picture
+    path, # where to write; its ending sets the format
     fig,  # matplotlib figure
-    **kw, # for `savefig`
+    **kw, # options of `savefig`
 ):
     "Write a figure, all of it or nothing."
     drawn = io.BytesIO()
@@ -141,32 +141,32 @@ def write_figure(
     return write_file(path, drawn.getvalue())
 
 # %% ../../nbs/ground/files.ipynb #3b71db91
-JSON = 3 # the format of results: 1 had no checksum; since 3 draws have the names of `fedlit.ground.draws`
+JSON = 3 # the format of results: 1 had no checksum; since 3, draws have the names of `fedlit.ground.draws`
 
 class Damaged(ValueError):
     "A file is not as it was written."
 
 def _sum(content): return f'{zlib.crc32(json.dumps(content).encode()):08x}'
 
-_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN') # strings, and what Python writes and JSON does not know
+_ODD = re.compile(r'"(?:[^"\\]|\\.)*"|-?Infinity|NaN') # strings, and numbers of Python that JSON does not know
 _AS = {'NaN': 'null', 'Infinity': '1e999', '-Infinity': '-1e999'}
 
 def strict(
-    content, # what JSON can hold, and numbers that are not finite
-    **kw,    # for `json.dumps`
+    content, # what JSON can hold, and non-finite numbers
+    **kw,    # options of `json.dumps`
 ):           # str
-    "JSON that every reader of JSON can read."
+    "JSON that every JSON parser can read: NaN becomes null, and infinity 1e999."
     text = json.dumps(content, **kw)
     return _ODD.sub(lambda m: _AS.get(m[0], m[0]), text) if 'Infinity' in text or 'NaN' in text else text
 
 # %% ../../nbs/ground/files.ipynb #79229504
 def _summed(content, **kw):
-    "The text of a result, with its format and the checksum of what will be read."
+    "The text of a result, with its format and the checksum of its content as it will be read."
     return strict(dict(content, format=JSON, crc32=_sum(json.loads(strict(content)))), **kw)
 
 def write_json(
-    path,    # where
-    content, # dict that JSON can hold, and numbers that are not finite, see `strict`
+    path,    # where to write
+    content, # dict of what JSON can hold, and non-finite numbers, see `strict`
 ):
     "Write a result with its format and its checksum, all of it or nothing."
     return write_file(path, _summed(content, indent=1).encode())
@@ -174,7 +174,7 @@ def write_json(
 # %% ../../nbs/ground/files.ipynb #5f9e39f0
 @contextmanager
 def unharmed(path):
-    "Name the file that cannot be read just now; an OSError that says that nothing has become of it."
+    "A context whose OSError names the file that cannot be read just now, and says that it is left as it is."
     try: yield
     except (FileNotFoundError, IsADirectoryError): raise
     except (OSError, MemoryError) as e:
@@ -183,15 +183,15 @@ def unharmed(path):
                               "file, which is left as it is: remedy this and try again") from e
 
 def _bytes(path):
-    "All of a file."
+    "The content of a file."
     with unharmed(path):
         kind = os.stat(path).st_mode
         if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)): raise Damaged(f"{path} is a pipe or a device, and no file")
         return Path(path).read_bytes()
 
 # %% ../../nbs/ground/files.ipynb #c87578bc
-def _sound(text, where): # str or bytes of JSON, and where they were read
-    "What was told to `write_json`."
+def _sound(text, where): # JSON as str or bytes, and where it was read
+    "The content that was given to `write_json`; `Damaged` if its checksum differs."
     try:
         content = json.loads(text)
         form, told = content.pop('format', 1), content.pop('crc32', None)
@@ -207,17 +207,17 @@ def _sound(text, where): # str or bytes of JSON, and where they were read
 def read_json(
     path, # file that `write_json` wrote
 ):        # its content
-    "Read a result; `Damaged` where it is not as it was written, ValueError where a newer fedlit wrote it."
+    "Read a result; `Damaged` if it is not as it was written, ValueError if a newer fedlit wrote it."
     return _sound(_bytes(path), path)
 
 # %% ../../nbs/ground/files.ipynb #30632e4a
 def packed(folder):
-    "Where `bench.pack` puts the results of a folder."
+    "The file to which `bench.pack` packs the results of a folder."
     return Path(folder).with_name(f'{Path(folder).name}.jsonl.xz')
 
 @lru_cache(maxsize=16)
 def _lines(path, stamp):
-    "The lines of a packed file by the names that the results had, as far as they can be read."
+    "The lines of a packed file, by the file names of their results, as far as they can be read."
     known = {}
     try:
         with lzma.open(path) as f:
@@ -234,9 +234,9 @@ def _packed_lines(folder):
 
 # %% ../../nbs/ground/files.ipynb #fl30632b
 def result(
-    path, # file that `write_json` wrote, or would be if it were not packed
-):        # its content, or None
-    "A result, if it is there and whole; a warning where it is damaged."
+    path, # file that `write_json` wrote, even if it has been packed
+):        # its content, or None if it is missing or damaged
+    "Read a result if it is there and whole; warn if it is damaged."
     path = Path(path)
     try:
         with unharmed(path): there = path.exists()
@@ -249,38 +249,38 @@ def result(
 # %% ../../nbs/ground/files.ipynb #0efaaf72
 def all_results(
     folder, # where results were written, packed or not
-):          # dict of their contents by file name, without those that are damaged
-    "Every result of a folder."
+):          # file name -> content, without damaged files
+    "Read every result of a folder."
     names = {*_packed_lines(folder), *(f.name for f in Path(folder).glob('*.json'))}
     return {n: r for n in sorted(names) if (r := result(Path(folder)/n)) is not None}
 
 # %% ../../nbs/ground/files.ipynb #9edd13d9
 ZERO = b'00000000'
-_SUM = re.compile(rb'(?<=\{\\"crc32\\": \\")[0-9a-f]{8}(?=\\")') # where the header says it
+_SUM = re.compile(rb'(?<=\{\\"crc32\\": \\")[0-9a-f]{8}(?=\\")') # its place in the header
 
 def write_tensors(
-    path,       # where
+    path,       # where to write
     tensors,    # dict of tensors, on any device
     about,      # dict that JSON can hold, with a number `format`
     keep=False, # see `write_file`
 ):
-    "Write tensors and what is to know about them into one safetensors file."
+    "Write tensors and a description of them to one safetensors file."
     from safetensors.torch import save
-    flat = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()} # the format knows no shared memory
+    flat = {k: v.detach().cpu().contiguous().clone() for k, v in tensors.items()} # the format forbids shared memory
     raw = save(flat, metadata=dict(fedlit=json.dumps(dict(crc32=ZERO.decode(), **about))))
     at, whole = _SUM.search(raw).start(), memoryview(raw)
     return write_file(path, [whole[:at], f'{zlib.crc32(raw):08x}'.encode(), whole[at+8:]], keep)
 
 # %% ../../nbs/ground/files.ipynb #378e2130
 def _entry(raw):
-    "The entry of ours in the header of a safetensors file; None where there is none."
+    "fedlit's entry in the header of a safetensors file; None if there is none."
     size = int.from_bytes(raw[:8], 'little')
     if size > len(raw)-8: raise ValueError(f'it should have a header of {size} bytes, and has {len(raw)} in all')
     said = json.loads(raw[8:8+size]).get('__metadata__', {}).get('fedlit')
     return said and json.loads(said)
 
 def _intact(raw):
-    "Has a file its checksum, where the eight digits themselves count as zeros?"
+    "Does a file match its checksum, with the checksum's own eight digits taken as zeros?"
     found, whole = _SUM.search(raw), memoryview(raw)
     if not found: return False
     crc = zlib.crc32(ZERO, zlib.crc32(whole[:found.start()]))
@@ -290,8 +290,8 @@ def _intact(raw):
 def read_tensors(
     path,     # file that `write_tensors` wrote
     form,     # int, the format that the caller reads
-):            # what is to know about them, and the tensors
-    "Read tensors back; `Damaged` where they are not as they were written, ValueError where another fedlit wrote them."
+):            # the description of the tensors, and the tensors
+    "Read tensors back; `Damaged` if they are not as they were written, ValueError if they have another format."
     from safetensors.torch import load
     try: raw = _bytes(path)
     except IsADirectoryError: raise ValueError(f"{path} is a folder; it must be a file") from None
@@ -312,10 +312,10 @@ def read_tensors(
 
 # %% ../../nbs/ground/files.ipynb #e5a2ca76
 def newest(
-    path, # of the checkpoint
-    read, # function of a path; ValueError where it cannot be read
-):        # what it returned; None where there is no checkpoint
-    "Read a checkpoint, or the one before where it is damaged."
+    path, # path of the checkpoint
+    read, # function that reads a path; ValueError if it cannot
+):        # what `read` returned; None if there is no checkpoint
+    "Read a checkpoint, or the one before if it is damaged."
     path, said = Path(path), []
     if not os.path.lexists(path): return _begin_again(path)
     for p in (path, last(path)):
@@ -332,7 +332,7 @@ def newest(
 
 # %% ../../nbs/ground/files.ipynb #cbcc1867
 def _set_aside(path, name):
-    "Give the file at `path` a name that no file has: `name`, `name.2` and so on; returns it."
+    "Rename the file at `path` to the first free name of `name`, `name.2` and so on; returns the new path."
     names = (path.with_name(name if n == 1 else f'{name}.{n}') for n in itertools.count(1))
     return path.rename(next(f for f in names if not os.path.lexists(f)))
 
@@ -343,14 +343,14 @@ def _begin_again(path):
          f"{aside.name}: to go on from it, rename it to {path.name}")
 
 def forget(path):
-    "Remove a checkpoint and the one before, once what it was for is done."
+    "Remove a checkpoint and the one before, once they are no longer needed."
     for p in (Path(path), last(path)): p.unlink(missing_ok=True)
 
 # %% ../../nbs/ground/files.ipynb #c5889986
 def digest(
     path, # file
-):        # its SHA-256, 64 digits
-    "What a file is known by."
+):        # its SHA-256, 64 hexadecimal digits
+    "The checksum of a file."
     seen = hashlib.sha256()
     with open(path, 'rb') as f:
         while piece := f.read(2**20): seen.update(piece)
@@ -368,10 +368,10 @@ def _checked(pieces, url, sha256):
 
 def fetch(
     url,    # https address
-    path,   # where to
-    sha256, # 64 digits
-):           # the path; Damaged where another file came
-    "Download a file that is known by its checksum; nothing to do where it is there."
+    path,   # where to write
+    sha256, # its SHA-256, 64 hexadecimal digits
+):           # the path; Damaged if another file came
+    "Download a file and check its checksum; does nothing if the file is there already."
     from tqdm import tqdm
     from urllib.request import urlopen
     if not url.startswith('https://'): raise ValueError(f"{url} is not an https address")
@@ -384,8 +384,8 @@ def fetch(
 
 # %% ../../nbs/ground/files.ipynb #ece81bcb
 def _refuse(file):
-    "Look at all members of an open archive; a ValueError names the first that is no plain file or folder inside."
-    # a zip file has the file type of Unix, where it has one
+    "Check the members of an open archive; a ValueError names the first that is not a plain file or folder inside."
+    # members of a zip file have Unix file types, if any
     members = ([(m.name, m.isreg() or m.isdir()) for m in file.getmembers()] if isinstance(file, tarfile.TarFile) else
                [(m.filename, m.is_dir() or (m.external_attr >> 28) in (0, 8)) for m in file.infolist()])
     for name, plain in members:
@@ -396,9 +396,9 @@ def _refuse(file):
 # %% ../../nbs/ground/files.ipynb #c83eec48
 def unpack(
     archive, # zip or tar file
-    folder,  # where to
-    top,     # the archive's one folder, which appears there when it is complete
-):           # its path; ValueError where a member is not a plain file inside
+    folder,  # where to unpack
+    top,     # the archive's only folder, which appears there when it is complete
+):           # its path; ValueError if a member is not a plain file inside the folder
     "Unpack an archive, all of it or nothing."
     folder, part = Path(folder), _part(Path(folder).absolute()/top)
     if (folder/top).exists():
@@ -420,7 +420,7 @@ def _package(): return Path(find_spec('fedlit').origin).parent
 
 @cache
 def _results(package):
-    "The folder of a package's results, and what removes it when the process ends."
+    "The folder of a package's results, and an object that removes it when the process ends, or None."
     archive = package/'results.tar.xz'
     if not archive.exists(): return package.parent/'results', None
     place = tempfile.TemporaryDirectory(prefix='fedlit-')
@@ -430,7 +430,7 @@ def _results(package):
 def shipped(
     name='', # such as 'catalogue' or 'soak/soak.json'
 ):           # its path
-    "Where a result is that comes with fedlit, in a checkout and out of it."
+    "The path of a result that comes with fedlit, in a checkout or an installed package."
     from fedlit import __version__
     whole = _results(_package())[0]
     if (whole/name).exists(): return whole/name

@@ -12,9 +12,9 @@ from functools import partial
 
 # %% ../../nbs/ground/fingerprint.ipynb #969952eb
 def checksum(
-    *tensors, # tensors or arrays of any shapes and kinds
+    *tensors, # tensors or arrays of any shapes and dtypes
 ) -> str:     # 8 hexadecimal digits
-    "The CRC-32 of their bytes, end to end."
+    "The CRC-32 of the tensors' bytes, one after the other."
     crc = 0
     for v in tensors:
         crc = zlib.crc32(torch.as_tensor(v).detach().cpu().contiguous().flatten().view(torch.uint8).numpy(), crc)
@@ -23,7 +23,7 @@ def checksum(
 # %% ../../nbs/ground/fingerprint.ipynb #806c3102
 def _constant(v): return v is None or isinstance(v, (bool, float, str)) or callable(v)
 
-def _reached(f): # what a function holds besides its code: in its closure, and as defaults
+def _reached(f): # what a function holds besides its code: the values of its closure, and defaults
     cells = [c.cell_contents for c in getattr(f, '__closure__', None) or () if c != type(c)()]
     named = (getattr(f, '__kwdefaults__', None) or {}).values()
     return [*cells, *(getattr(f, '__defaults__', None) or ()), *named]
@@ -31,10 +31,10 @@ def _reached(f): # what a function holds besides its code: in its closure, and a
 # %% ../../nbs/ground/fingerprint.ipynb #038fdb84
 def describe(
     v,      # a value, a tensor, a function, a module, or a tree of them
-    deep=4, # int, how far to look into it
-    still=False, # leave out what a function may count or collect in: whole numbers, lists, tensors that it reaches
+    deep=4, # int, how many levels deep to look
+    still=False, # leave out what a function may count or collect with: whole numbers, lists and tensors that it reaches
 ) -> str:
-    "The same text in every process with this Python and this torch, as far as it can be said."
+    "A text that describes `v`, as far as possible the same in every process with this Python and this torch."
     inside, kept = partial(describe, deep=deep-1, still=still), lambda u: not still or _constant(u)
     match v:
         case torch.Tensor(): return f'{list(v.shape)} {checksum(v)}'
@@ -45,7 +45,7 @@ def describe(
         case torch.nn.Module(): return f"{'; '.join(form_of(v, deep-1).splitlines())} {inside(v.state_dict())}"
         case partial(): return inside([v.func, v.args, v.keywords])
     code = getattr(v, '__code__', v)
-    if not hasattr(code, 'co_code'): # an object, or what is written in C
+    if not hasattr(code, 'co_code'): # an object, or a function written in C
         own = {k: u for k, u in getattr(v, '__dict__', {}).items() if kept(u)}
         return f"{getattr(v, '__qualname__', type(v).__qualname__)} {inside(own)}"
     parts = [code.co_names, code.co_consts, list(filter(kept, _reached(v))), getattr(v, '__self__', None)]
@@ -55,27 +55,27 @@ def describe(
 def _ours(c): return not (c is object or c.__module__.startswith('torch.'))
 
 def _written(m, deep):
-    "The functions of a module's class, in words; nothing for PyTorch's own."
+    "The functions of a module's class, as text; nothing for PyTorch's own."
     of = list(filter(_ours, type(m).__mro__))
     return describe({k: f for c in of for k, f in vars(c).items() if hasattr(f, '__code__')}, deep, True) if of else ''
 
 def _said(m, deep):
-    "What a module keeps besides tensors and modules; whole numbers may be counters, but not in PyTorch's modules."
+    "A module's attributes besides tensors and modules; whole numbers only in PyTorch's, as others may be counters."
     kinds = (bool, float, str) if _ours(type(m)) else (bool, float, str, int)
     return {k: v if isinstance(v, kinds) else describe(v, deep, True) for k, v in vars(m).items()
             if k != 'training' and k[0] != '_' and (isinstance(v, kinds) or callable(v))}
 
 def form_of(
     model, # torch.nn.Module
-    deep=4, # int, how far to look into functions and objects that it keeps
+    deep=4, # int, how many levels deep to look into functions and objects that it keeps
 ) -> str:
-    "A network without its tensors: its layers, their attributes, the code of its own classes."
+    "A text for a network without its tensors: its layers, their attributes, the code of its own classes."
     return '\n'.join(f'{k}: {type(m).__qualname__}({m.extra_repr()}) {_said(m, deep)} {_written(m, deep)}'
                      for k, m in model.named_modules())
 
 # %% ../../nbs/ground/fingerprint.ipynb #c9e893b0
 def _code_of(method):
-    "The functions of the classes of a method, in words; nothing for the library's own."
+    "The functions of a method's classes, as text; nothing for the library's own."
     classes = [c for p in getattr(method, 'parts', ()) for c in type(p).__mro__[:-1]
                if c.__module__.partition('.')[0] != 'fedlit']
     functions = [f for c in classes for k, f in vars(c).items() if hasattr(f, '__code__') and k[:2] != '__']
@@ -85,11 +85,11 @@ def _code_of(method):
 # %% ../../nbs/ground/fingerprint.ipynb #4bb4ac94
 def _name_of(f): return f"{getattr(f, '__module__', '')}.{getattr(f, '__qualname__', type(f).__qualname__)}"
 
-def _some(x, most=2**30): # bytes
+def _some(x, most=2**30): # most: bytes
     return x[::max(1, -(-x.numel()*x.element_size()//most))]
 
 def weight_of(v): # (...) tensor
-    "A number that rounding moves by a millionth of itself at most, and with it what does not round; else a checksum."
+    "A checksum; of floats a number that rounding moves by at most a millionth, and a checksum if not all are finite."
     v = v.detach().cpu()
     if not (v.is_floating_point() or v.is_complex()): return checksum(v)
     v = (torch.view_as_real(v) if v.is_complex() else v).double().flatten()
@@ -100,7 +100,7 @@ def weight_of(v): # (...) tensor
 
 # %% ../../nbs/ground/fingerprint.ipynb #16e87025
 def fingerprint(model, task, clients, criterion, tests=None, method=None, proxy=None, metrics=None) -> dict:
-    "By what a checkpoint knows its run, as name -> checksum, name or numbers; of more than a gigabyte it sees some."
+    "What identifies a run to its checkpoint, as name -> checksum, name or numbers; of more than a gigabyte, a sample."
     indices = lambda parts: checksum(*([torch.cat([torch.as_tensor(p).long() for p in parts])] if parts else []))
     lengths = torch.tensor([len(t) for t in tests or ()])
     brief = lambda text: f'{zlib.crc32(text.encode()):08x}'
@@ -124,12 +124,12 @@ GIVEN = dict(partition='another partition', start='other first weights', labels=
              proxy='other public samples', metric='another metric of the same name')
 
 def differences(was, now, *but) -> list:
-    "In what two runs differ, in words, of all that both have said, but for some names."
+    "How two runs differ, in words, where both fingerprints have an entry, except for the names in `but`."
     return list(dict.fromkeys(GIVEN[name] for k in was if (name := k.partition(' ')[0]) in GIVEN and k in now
                               and k not in but and not alike(was[k], now[k])))
 
 def alike(a, b) -> bool:
-    "Are they the same, numbers up to what another processor may round otherwise?"
+    "Are they the same, with numbers equal up to the rounding of another processor?"
     if isinstance(a, dict) and isinstance(b, dict): return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list): return len(a) == len(b) and all(map(alike, a, b))
     return a == b or isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-5)

@@ -12,40 +12,40 @@ from contextlib import contextmanager
 
 # %% ../../nbs/ground/memory.ipynb #a900dc2c
 def _c_library(name):
-    "A function of the C library, or None where it has none of that name."
+    "A function of the C library, or None if it has none of that name."
     try: return getattr(ctypes.CDLL(None), name)
     except (AttributeError, OSError, TypeError): return None
 
-_held, _lock = 0, threading.Lock() # how many have asked
+_held, _lock = 0, threading.Lock() # how many holds are open
 
 def hold_memory():
-    "Ask glibc to keep freed memory for the next tensor, in one place for all threads. Other systems stay as they are."
+    "Ask glibc to keep freed memory for the next tensor, in one arena for all threads; no effect on other systems."
     global _held
     with _lock: _held += 1
     if mallopt := _c_library('mallopt'):
-        mallopt(-4, 0)         # M_MMAP_MAX: no block of its own from the system for a large tensor,
-        mallopt(-1, 2**31 - 1) # M_TRIM_THRESHOLD: nothing goes back by itself,
-        mallopt(-8, 1)         # M_ARENA_MAX: one store for all threads
+        mallopt(-4, 0)         # M_MMAP_MAX: no separate block from the system for a large tensor,
+        mallopt(-1, 2**31 - 1) # M_TRIM_THRESHOLD: no memory goes back by itself,
+        mallopt(-8, 1)         # M_ARENA_MAX: one arena for all threads
 
 # %% ../../nbs/ground/memory.ipynb #e75edfb3
 def release_memory():
-    "Undo `hold_memory`, if nobody else has asked for it, and give back what it keeps and nobody uses."
+    "Undo `hold_memory`, unless another hold is open, and give unused memory back to the system."
     global _held
     with _lock: _held = max(_held - 1, 0)
     if not _held and (mallopt := _c_library('mallopt')):
-        mallopt(-4, 65536)     # glibc's own values: large tensors are blocks of their own, which go back when freed
+        mallopt(-4, 65536)     # glibc's defaults: large tensors get blocks of their own, which go back when freed
         mallopt(-1, 128*1024)
         mallopt(-8, 0)
     trim_memory()
 
 def trim_memory():
-    "Give back to the system what nobody uses."
+    "Give unused memory back to the system."
     if trim := _c_library('malloc_trim'): trim(0)
 
 # %% ../../nbs/ground/memory.ipynb #505643da
 @contextmanager
 def memory_held(device):
-    "Hold memory inside a `with` block, where the device is the CPU."
+    "Hold memory inside a `with` block, if the device is the CPU."
     if device == 'cpu': hold_memory()
     try: yield
     finally:
@@ -53,7 +53,7 @@ def memory_held(device):
 
 @contextmanager
 def memory_lent(device):
-    "Inside of a hold, a `with` block of the caller's own code, whose large tensors are blocks of their own as ever."
+    "A `with` block inside a hold, for the caller's own code: its large tensors get blocks of their own, as usual."
     mallopt = device == 'cpu' and _held == 1 and _c_library('mallopt')
     if mallopt: mallopt(-4, 65536)
     try: yield
@@ -65,19 +65,19 @@ LARGE = 2**20 # bytes of a tensor that is worth moving
 
 def moved_out(
     v, # tensor
-):     # the same numbers, in memory of their own where the tensor is large and lies in glibc's store
-    "What outlives a hold."
+):     # the same numbers, in memory of their own if the tensor is large and lies in glibc's arena
+    "Move a tensor that outlives a hold."
     if v.device.type != 'cpu' or v.nbytes < LARGE or not v.is_contiguous() or not _c_library('mallopt'): return v
     room = mmap.mmap(-1, v.nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return torch.frombuffer(room, dtype=v.dtype).view(v.shape).copy_(v)
 
 # %% ../../nbs/ground/memory.ipynb #0f6286d6
 def peak_mb(device):
-    "Most megabytes in use at once: of the device, since this was last asked; on a CPU of the whole process so far."
+    "Peak memory in megabytes: on a GPU since the last call, on a CPU of the whole process so far; nan on Windows."
     if device.startswith('cuda'):
         peak = torch.cuda.max_memory_allocated(device)/1e6
         torch.cuda.reset_peak_memory_stats(device)
         return peak
     try: import resource
-    except ImportError: return float('nan') # Windows does not tell
+    except ImportError: return float('nan') # not on Windows
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss/(1e3 if platform.system() != 'Darwin' else 1e6)

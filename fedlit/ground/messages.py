@@ -18,12 +18,12 @@ from math import isfinite, isnan
 
 # %% ../../nbs/ground/messages.ipynb #36be31a1
 def check_names(
-    name,  # of what was called, such as a method
+    name,  # name of what was called, such as a method
     known, # list of the names that it takes
-    kw,    # what it was called with, by name
-    what='hyperparameter', # what such a name is of
+    kw,    # keyword arguments of the call
+    what='hyperparameter', # what such a name is called in the error
 ):
-    "Refuse a name that what was called does not know."
+    "Refuse a keyword argument that what was called does not take; the error suggests a similar one."
     for k in kw:
         if k not in known:
             near = get_close_matches(k, known, 1, 0)
@@ -32,12 +32,12 @@ def check_names(
 
 # %% ../../nbs/ground/messages.ipynb #msgname2
 def match_name(
-    text,     # a name as somebody writes it
-    names,    # those that there are
-    what,     # what such a name is of
-    alike=.6, # how like a name must be to be offered instead, from 0 to 1
-):            # the name; a ValueError says which would do
-    "The name that `text` is, or else means: case, dashes, underscores and spaces do not matter."
+    text,     # a name as the user wrote it
+    names,    # the names to choose from
+    what,     # what is named, such as 'method'
+    alike=.6, # how similar a name must be to be suggested, from 0 to 1
+):            # the name; ValueError suggests similar ones
+    "The name that `text` is or means: case, dashes, underscores and spaces do not matter."
     if text in names: return text
     plain = lambda v: str(v).lower().replace('-', '').replace('_', '').replace(' ', '')
     found = {plain(k): k for k in names}
@@ -47,11 +47,11 @@ def match_name(
                      + (f"did you mean {', '.join(near)}?" if near else f"there are {', '.join(sorted(names))}"))
 
 def unknown(
-    what,  # what such a name is of
-    name,  # as somebody wrote it
-    known, # the names that there are
+    what,  # what is named, such as 'method'
+    name,  # as the user wrote it
+    known, # the names to choose from
 ):
-    "A ValueError that names what is near."
+    "A ValueError for an unknown name, which suggests similar ones."
     near = get_close_matches(str(name), list(map(str, known)), 3, .3)
     return ValueError(f"no {what} {name!r}" + (f"; did you mean {', '.join(near)}?" if near
                                                else f"; there are {', '.join(map(str, known))}"))
@@ -61,13 +61,13 @@ def check_record(
     record, # as for `federate`
     device, # such as "cuda:0"
 ):
-    "Refuse a way of recording that there is not, or not on this device."
+    "Refuse a `record` that does not exist, or not on this device."
     if not (isinstance(record, bool) or record in ('compile', *['graph']*device.startswith('cuda'))):
         raise ValueError(f"record={record!r} on {device}, but it must be True, False, 'compile' or, on CUDA, 'graph'")
 
 # %% ../../nbs/ground/messages.ipynb #f76c2e12
 def as_python(v): # a value
-    "A number of NumPy or PyTorch as the number that it is; a list or an array as a tuple."
+    "A number of NumPy or PyTorch as a Python number; a list or an array as a tuple."
     if hasattr(v, 'tolist'): v = v.tolist()
     return tuple(map(as_python, v)) if isinstance(v, (tuple, list)) else v
 
@@ -81,7 +81,7 @@ def as_declared(
     f, # a field of a dataclass
     v, # a value for it
 ):
-    "The value as the field's annotation says, where it is that number: 1 is 1.0 for `float`, and 1.0 is 1 for `int`."
+    "The value in the field's declared type, if that is the same number: 1 as 1.0 for `float`, and 1.0 as 1 for `int`."
     if not (kind := _kind(f)): return v
     v = as_python(v)
     if kind == 'int' and isinstance(v, float) and v.is_integer(): return int(v)
@@ -105,7 +105,7 @@ def _hashes(v):
     return True
 
 def _unlike(f, v):
-    "What is wrong with the value of a field, as it is declared; '' if nothing."
+    "What is wrong with the value of a field, by its declared type; '' if nothing."
     if not _hashes(v):
         return (f" is a {type(v).__name__}, but a method is a value that can be compared and stored as text; "
                 "take numbers, texts, or tuples of them")
@@ -117,10 +117,10 @@ def _unlike(f, v):
 # %% ../../nbs/ground/messages.ipynb #msgval3
 def check_values(
     cls,  # the class of a method
-    args, # what it was called with, by position
-    kw,   # and by name
+    args, # positional arguments of the call
+    kw,   # keyword arguments of the call
 ):
-    "Refuse a list or an array where a tuple belongs, and what is no number where one does."
+    "Refuse a list or an array where a tuple belongs, and other types where a number belongs."
     given = {**dict(zip([f.name for f in fields(cls)], args)), **kw}
     for f in fields(cls):
         v = given.get(f.name, f.default)
@@ -130,8 +130,8 @@ def check_values(
 # %% ../../nbs/ground/messages.ipynb #msgval5
 def coerce_fields(
     init, # the `__init__` of a method
-):        # the same, after which every number is of the kind that its field declares
-    "A method prints and compares alike however its numbers were written; one that is not finite is refused."
+):        # the same, after which every number has the type that its field declares
+    "Let a method print and compare alike however its numbers were written, and refuse those that are not finite."
     @wraps(init)
     def made(self, *args, **kw):
         init(self, *args, **kw)
@@ -143,21 +143,21 @@ def coerce_fields(
     return made
 
 # %% ../../nbs/ground/messages.ipynb #40124bcb
-# a class's own, and no hyperparameters
+# settings of a class, not hyperparameters
 CLASS_SETTINGS = 'excludes', 'of_classes', 'alone', 'helpers', 'idle', 'endless', 'protects'
 NOTICE = 'notice' # a function of the features of a batch that returns a warning, see `federate`
-EXTRA_METHODS = ( # other functions that a method may have, though they are no hooks
+EXTRA_METHODS = ( # other functions that a method may have, though they are not hooks
     NOTICE,
-    'refuses', # of another part, and whether it stands before: why the two cannot be added, or ''
+    'refuses', # of another part, and whether it comes first: why the two cannot be added, or ''
     'columns', # of what `fedlit.run.part_columns` offers: columns for the history
-    'wire')    # of a `fedlit.scale.capacity.Wire`: how many bits of an update travel
+    'wire')    # of a `fedlit.scale.capacity.Wire`: how many bits of an update are sent
 
 # %% ../../nbs/ground/messages.ipynb #msgcls02
 def check_class(
     cls,   # a new subclass
-    hooks, # their names
+    hooks, # names of the hooks
 ):
-    "Refuse a class that would train something else in silence."
+    "Refuse a class that would silently train something else."
     if '__init__' in vars(cls):
         raise TypeError(f"{cls.__name__} has an __init__ of its own; declare hyperparameters as fields, "
                         "mu: float = .1, and check them in __post_init__")
@@ -176,17 +176,17 @@ def check_class(
 @dataclass(frozen=True)
 class Answer:
     "What a hook must return."
-    right: str          # in words
-    form: Callable = lambda out, offer: True # of an answer and of what was on offer: is it of that kind?
-    like: str = ''      # name of a tree on offer, whose names the first value has
-    more: bool = False  # may it have other names besides?
-    memory: int = None  # which of the values is the client's memory
-    sends: tuple = ()   # which of them travel or are kept otherwise
-    buffers: int = None # which of them, where it is there, sets buffers
-    check: Callable = lambda out, offer: '' # what else is wrong
+    right: str          # what the hook must return, in words
+    form: Callable = lambda out, offer: True # of an answer and its offer: does the answer have the right form?
+    like: str = ''      # name of an offered tree whose names the first value must have
+    more: bool = False  # may it have further names?
+    memory: int = None  # index of the value that is the client's memory
+    sends: tuple = ()   # indices of values that are sent or kept otherwise
+    buffers: int = None # index of the value that sets buffers, if there is one
+    check: Callable = lambda out, offer: '' # of the same: what else is wrong, in words
 
     def wrong(self, out, offer):
-        "What is wrong with the answer `out` to a hook that had this `offer`; '' if nothing."
+        "What is wrong with the result `out` of a hook that had this `offer`; '' if nothing."
         if not self.form(out, offer): return f'{_what(out)}, but it must return {self.right}'
         values = out if isinstance(out, tuple) else (out,)
         return (_other_names(values[0], self.like, self.more, offer) or _no_tensors(values, self.sends)
@@ -208,12 +208,12 @@ def is_scalar(out, offer): return isinstance(out, (int, float)) or getattr(out, 
 def is_weights(out, offer): return getattr(out, 'shape', None) == offer['weights'].shape
 def is_stack(out, offer): return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], dict)
 
-def are_dicts(*n): # how many there may be
-    "The form of so many dictionaries."
+def are_dicts(*n): # n: the allowed numbers of dictionaries
+    "A check that a result is a tuple of that many dictionaries."
     return lambda out, offer: isinstance(out, tuple) and len(out) in n and all(isinstance(v, dict) for v in out)
 
-def or_buffers(form): # of the first value
-    "The form of one value, or of that and a dictionary of buffers."
+def or_buffers(form): # form: the check of the first value
+    "A check for one value, or for it and a dictionary of buffers."
     return lambda out, offer: form(out, offer) or (
         isinstance(out, tuple) and len(out) == 2 and form(out[0], offer) and isinstance(out[1], dict))
 
@@ -241,7 +241,7 @@ def _no_buffers(values, place, offer):
 
 # %% ../../nbs/ground/messages.ipynb #msgans06
 def _no_tensor(tree, path=''):
-    "The first leaf of a tree of dictionaries that is no tensor, in words."
+    "The first leaf of a tree of dictionaries that is not a tensor, in words; '' if there is none."
     for k, v in tree.items():
         said = _no_tensor(v, f'{path}{k}/') if isinstance(v, dict) else '' if hasattr(v, 'shape') else (
             f"{v!r:.60} as {path}{k}, but what is remembered or sent must be a tensor, such as torch.tensor(0.)")
@@ -251,7 +251,7 @@ def _no_tensor(tree, path=''):
 def _no_tensors(values, places): return next(filter(None, (_no_tensor(values[i]) for i in places if values[i:])), '')
 
 def other_rows(out, offer):
-    "Which change has not a row for each weight."
+    "Say which change does not have a row for each weight; '' if all do."
     deltas, weights = out
     rows = len(weights) if getattr(weights, 'ndim', 0) == 1 else 0
     shapes = {k: (rows, *offer['deltas'][k].shape[1:]) for k in deltas}
@@ -261,10 +261,10 @@ def other_rows(out, offer):
             f"but it must be {shapes[odd[0]]}, a row for each weight")
 
 # %% ../../nbs/ground/messages.ipynb #8262b9ac
-_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch', 'pandas' # whose frames lead from one of ours to the next
+_BETWEEN = 'fedlit', 'dataclasses', 'contextlib', 'torch', 'pandas' # packages whose frames may lie between fedlit's
 
 def warn(said): # what happened, and what it means
-    "A warning at the line outside of fedlit that led here."
+    "Warn at the line outside fedlit that led here."
     frame, level = sys._getframe(1), 2
     while frame.f_back and frame.f_globals.get('__name__', '').partition('.')[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1
@@ -274,6 +274,6 @@ def warn(said): # what happened, and what it means
 def first_line(
     error, # exception, perhaps with a message of many lines
 ):         # one line of at most 200 characters
-    "What an exception says: the first error of a compiler, else its first line, else its kind."
+    "The essence of an exception: the first error of a compiler, else its first line, else its type."
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]

@@ -69,7 +69,7 @@ def _cifar(name, top, labels, root, download=False): # labels: the name under wh
                 classes=len(meta[labels]), labels=tuple(meta[labels]))
 
 # %% ../../nbs/ground/readers.ipynb #52b7cb74
-def _quad(name, where, split="balanced"): # fetch what is not there
+def _quad(name, where, split="balanced"): # fetch the missing files
     import gzip
     if name == "emnist":
         names = [f"emnist-{split}-{half}-{what}-ubyte"
@@ -105,7 +105,7 @@ def _grey_images(name, cls, root, download=False, **kw):
                 y_test=halves[1].targets.long() - first, classes=len(labels), labels=labels)
 
 # %% ../../nbs/ground/readers.ipynb #4dd044a5
-_PIXELS, _LARGE = 2**26, 2**22 # the most of a picture that is read; those above `_LARGE` one at a time
+_PIXELS, _LARGE = 2**26, 2**22 # most pixels of a picture that is read; pictures above `_LARGE` one at a time
 _large = threading.Lock()
 _KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
@@ -144,12 +144,12 @@ def _read(paths, size): # files -> (N, 3, size, size) uint8
 
 # %% ../../nbs/ground/readers.ipynb #78dea504
 def folders_in(path):
-    "The sub-folders without hidden ones, sorted as ImageFolder sorts them."
+    "The sub-folders except hidden ones, sorted as ImageFolder sorts them."
     return sorted(p for p in path.iterdir() if p.is_dir() and p.name[0] != ".") if path.is_dir() else []
 
 def _is_picture(path): return path.suffix.lower() in (".jpg", ".jpeg", ".png")
 
-def _pictures(path): # the pictures of a class; an error where there are none
+def _pictures(path): # the pictures of a class; an error if there are none
     found = sorted(p for p in path.iterdir() if _is_picture(p) and p.name[0] != ".") if path.is_dir() else []
     if found: return found
     bare = next((p for p in folders_in(path.parent) if not folders_in(p)), None) if folders_in(path) else None
@@ -158,7 +158,7 @@ def _pictures(path): # the pictures of a class; an error where there are none
                          "either all have folders of classes, or none")
     raise ValueError(f"{path} has no pictures (.jpg, .jpeg or .png); remove the class or put some there")
 
-def _lines(path): # the lines of a list of files, numbered from 1; an error where there are none
+def _lines(path): # the lines of a list of files, numbered from 1; an error if there are none
     try: lines = [(n, line) for n, line in enumerate(path.read_text().splitlines(), 1) if line.strip()]
     except UnicodeDecodeError: raise ValueError(f"{path} is no text, and so no list of pictures") from None
     if not lines: raise ValueError(f"{path} is empty; it must list pictures and their classes")
@@ -173,11 +173,11 @@ def _below(base, name, listed, n): # the path of a picture that line n of a list
 def read_pictures(
     train, # list of (path, label) or (path, label, domain)
     test, # likewise
-    size, # pixels of a side to which pictures are brought
+    size, # pixels per side to which pictures are resized
     labels, # names of the classes
     domains=None, # names of the domains
 ): # fields of a task
-    "Pictures as tensors."
+    "Read pictures as tensors."
     out = {}
     if not isinstance(size, int) or size < 1:
         raise ValueError(f"size={size!r}, but it must be the pixels of a side, a whole number, at least 1")
@@ -190,9 +190,9 @@ def read_pictures(
 # %% ../../nbs/ground/readers.ipynb #be026e16
 def pictures_in(
     base,  # Path of a folder of classes
-    owned, # is it a folder of owners with such folders in them?
+    owned, # is it a folder of owners, each with folders of classes?
 ): # list of (path, label, owner), names of the classes, and of the owners or None
-    "What a folder of pictures holds."
+    "List the pictures in a folder."
     parts = folders_in(base)
     each = [(k, c) for k, p in enumerate(parts) for c in (folders_in(p) if owned else [p])]
     names = sorted({c.name for _, c in each})
@@ -243,7 +243,7 @@ def _domainnet(root, download=False, size=64, classes=_fedbn_classes, domains=_d
 # %% ../../nbs/ground/readers.ipynb #ea4cdef2
 CHARACTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
 
-def _tokens(text): return [CHARACTERS.find(c) % (len(CHARACTERS) + 1) for c in text] # -1 becomes one more
+def _tokens(text): return [CHARACTERS.find(c) % (len(CHARACTERS) + 1) for c in text] # -1 (unknown) becomes the last
 
 def _leaf_part(name, folder): # -> samples, labels and users, a list each
     import json

@@ -19,8 +19,8 @@ _RELUS = F.relu, torch.relu, torch.Tensor.relu
 _POOLS = F.max_pool1d, F.max_pool2d, F.max_pool3d, torch.max_pool1d, torch.max_pool2d, torch.max_pool3d
 
 class Rewritten(TorchFunctionMode):
-    "While it is on, a linear layer is written as y' = W x' + b, and a ReLU right before a max pool acts after it."
-    relu = None # what went into the ReLU before this call, and what came out; None if another call was in between
+    "While active, linear layers are computed as y' = W x' + b, and a ReLU right before a max pool acts after it."
+    relu = None # input and output of a ReLU right before this call; None if another call was in between
     def __init__(self, stack=False): # stack: are the clients stacked by `vmap`?
         super().__init__()
         self.stack = stack
@@ -57,7 +57,7 @@ def _normalise(x, u, w, b, eps, over): # `over`: the dimensions of samples and p
     return y*w + b, y, s, mean, var
 
 def _slope(saved, over, g, of_y, of_s):
-    "The gradients of x, w and b for those of w y + b, y and s, of which some may be None."
+    "The gradients of x, w and b from those of w y + b, y and s, some of which may be None."
     u, w, y, s = saved
     def at_x(g, first, second): return g - u*(y*second + first) # the formula without s
     def sums(g): return g.sum(over, True), (g*y).sum(over, True)
@@ -81,7 +81,7 @@ class _Normalised(torch.autograd.Function):
         x, w, b = _slope(ctx.saved_tensors, ctx.over, *grads[:3])
         return x, None, w, b, None, None
     @staticmethod
-    def vmap(info, dims, *args): # the formula is that of a stack as well
+    def vmap(info, dims, *args): # the formula holds for a stack as well
         args = [v if not isinstance(v, torch.Tensor) else v.expand(info.batch_size, *v.shape) if d is None
                 else v.movedim(d, 0) for v, d in zip(args, dims)]
         return _Normalised.apply(*args), (0,)*5
@@ -89,10 +89,10 @@ class _Normalised(torch.autograd.Function):
 # %% ../../nbs/ground/stacks.ipynb #9b645071
 _ASKED = 'input', 'running_mean', 'running_var', 'weight', 'bias', 'training', 'momentum', 'eps' # of F.batch_norm
 
-def _better(x): return x.is_cpu # is ours the faster BatchNorm in a stack? On a GPU every operation is a launch
+def _better(x): return x.is_cpu # is our BatchNorm the faster one in a stack? On a GPU, every operation is a launch
 
 def _asked(f, args, kwargs):
-    "The arguments of a BatchNorm that trains on more than one number a channel, by name; else nothing."
+    "The arguments of a BatchNorm that trains on more than one number per channel, by name; else {}."
     asked = {**dict(zip(_ASKED, args)), **(kwargs or {})} if f is F.batch_norm else {}
     return asked if asked.get('training') and asked['input'].numel() > asked['input'].shape[1] else {}
 
@@ -102,7 +102,7 @@ class _Among(TorchFunctionMode):
         self.valid, self.known = valid, {}
     def __torch_function__(self, f, types, args=(), kwargs=None):
         asked = _asked(f, args, kwargs)
-        here = asked and len(asked['input']) == len(self.valid) # else its rows are no samples
+        here = asked and len(asked['input']) == len(self.valid) # otherwise its rows are not samples
         return _batch_norm(asked, self) if here else f(*args, **(kwargs or {}))
     def weights(self, x): # u, and n/(n - 1), once for all layers of a kind
         if (kind := (x.dtype, x.shape[2:])) not in self.known:
@@ -113,7 +113,7 @@ class _Among(TorchFunctionMode):
 
 # %% ../../nbs/ground/stacks.ipynb #cbb2e886
 def _batch_norm(asked, among=None):
-    "`F.batch_norm(**asked)` over the samples."
+    "`F.batch_norm(**asked)` over the real samples."
     given, weight, bias, momentum = asked['input'], asked.get('weight'), asked.get('bias'), asked.get('momentum', .1)
     x = given if given.dtype == torch.double else given.float()
     one, wide, over = (1,)*x.dim(), (1, -1) + (1,)*(x.dim()-2), (-x.dim(), *range(2-x.dim(), 0))
@@ -131,18 +131,18 @@ def _batch_norm(asked, among=None):
 def has_batchnorm(
     model, # a network
 ):         # bool
-    "Does any of its layers look across a batch as BatchNorm does?"
+    "Does any layer look across a batch as BatchNorm does?"
     return any(isinstance(m, _BatchNorm) for m in model.modules())
 
 def masked_batchnorm(
     valid, # (B,) booleans: which places of a batch hold samples; None: all
 ):        # context manager
-    "Inside of it, BatchNorm that trains takes its means over the real samples of a batch."
+    "A context in which BatchNorm, in training, takes its means over the real samples of a batch."
     return nullcontext() if valid is None else _Among(valid)
 
 # %% ../../nbs/ground/stacks.ipynb #5e676683
 def single(f, in_dims):
-    "What `vmap` does, for a stack of one client: no vectorisation, the plainest code."
+    "`vmap` for a stack of one client: no vectorisation, the plainest code."
     def pick(v, d):
         if isinstance(v, dict):
             return {k: pick(u, d[k] if isinstance(d, dict) else d) for k, u in v.items()}
@@ -154,7 +154,7 @@ def single(f, in_dims):
 
 # %% ../../nbs/ground/stacks.ipynb #87b0e579
 def stacked(f, in_dims):
-    "All clients of a stack at once."
+    "`f` for all clients of a stack at once, by `vmap`."
     def all_of_them(*args):
         with Rewritten(stack=True):
             return vmap(f, in_dims=in_dims, randomness='different')(*args)

@@ -14,9 +14,9 @@ from .tree import leaves, put, tmap, to_host
 
 # %% ../../nbs/ground/table.ipynb #0cb1f115
 class Pages:
-    "A dictionary from numbers to rows, never changed; `plus` makes one that shares all pages but those it writes on."
+    "An immutable dictionary from numbers to rows; `plus` makes one that shares all pages but those it writes on."
     size = 128
-    def __init__(self, pages=None): # number of a page -> its rows by number; None: no rows
+    def __init__(self, pages=None): # page number -> its rows by number; None: no rows
         self.pages = pages or {}
     def get(self, k): return self.pages.get(k//self.size, {}).get(k)
     def plus(self, ks, values):
@@ -28,7 +28,7 @@ class Pages:
 
 # %% ../../nbs/ground/table.ipynb #9c49d9a4
 def free_memory():
-    "Bytes of memory that this machine, or this container, has left; 8 GiB where the system (not Linux) does not tell."
+    "Bytes of memory left on this machine or in this container; 8 GiB if the system (not Linux) does not tell."
     try:
         with open('/proc/meminfo') as f:
             free = next(int(l.split()[1])*1024 for l in f if l.startswith('MemAvailable'))
@@ -38,18 +38,18 @@ def free_memory():
     return free if limit == 'max' else max(0, min(free, int(limit)-int(used)))
 
 def memory_budget():
-    "Bytes of memory that rows may take: what FEDLIT_MEMORY says, else half of what is free."
+    "Bytes of memory that rows may take: FEDLIT_MEMORY if it is set, else half of what is free."
     said = os.environ.get('FEDLIT_MEMORY')
     return int(float(said)) if said else free_memory()//2
 
 # %% ../../nbs/ground/table.ipynb #a640f657
 class Store:
-    "Room for rows: `budget` bytes of memory, and past them a file without a name that vanishes with the store."
+    "Storage for rows: `budget` bytes of memory, and beyond them an unnamed file that vanishes with the store."
     def __init__(self, budget=None): # bytes; None: `memory_budget()`
         self.budget, self.used = memory_budget() if budget is None else budget, 0
         self.file, self.end, self.free, self.owner, self.lock = None, 0, {}, os.getpid(), threading.Lock()
     def write(self, v): # tensor on the CPU
-        "Put the bytes of `v` into the file; returns where."
+        "Write the bytes of `v` to the file; returns their position."
         if self.owner != os.getpid():
             raise RuntimeError("a forked process may read the rows on disk, "
                                "but only the process that made them may write")
@@ -66,18 +66,18 @@ class Store:
 # %% ../../nbs/ground/table.ipynb #dca7d4b3
 @patch
 def read(self:Store,
-    at,   # what `write` returned
-    like, # tensor
+    at,   # position that `write` returned
+    like, # tensor of the same shape and type
 ):
-    "The tensor of the shape and type of `like` that was written at `at`."
+    "The tensor of the shape and type of `like` that was written at position `at`."
     return torch.frombuffer(self._take(like.nbytes, at), dtype=like.dtype).view(like.shape)
 @patch
-def __reduce__(self:Store): return Store, () # in another process the room that there is
+def __reduce__(self:Store): return Store, () # in another process, a new store with the memory free there
 
 # %% ../../nbs/ground/table.ipynb #3a6bd59b
 @patch
 def _call(self:Store, what, at, x):
-    "One call of the system, 'read' or 'write'; `x`: how many bytes to read, or those to write."
+    "One system call, 'read' or 'write'; `x` is the number of bytes to read, or the bytes to write."
     if hasattr(os, f'p{what}'): return getattr(os, f'p{what}')(self.file.fileno(), x, at)
     with self.lock:
         self.file.seek(at)
@@ -85,7 +85,7 @@ def _call(self:Store, what, at, x):
 
 @patch
 def _put(self:Store, data, at):
-    "Is there room for the bytes?"
+    "Write the bytes at position `at`; False if there is no room for them."
     done = 0
     try:
         while done < len(data) and (n := self._call('write', at + done, data[done:])): done += n
@@ -101,7 +101,7 @@ def _take(self:Store, n, at):
 
 # %% ../../nbs/ground/table.ipynb #6bf0b102
 class Row:
-    "One client's row: in memory while its store has room, else in the store's file, until nobody refers to it."
+    "One client's row: in memory while its store has room, else in the store's file, until nothing refers to it."
     __slots__ = 'store', 'size', 'held', 'at'
     def __init__(self,
         store, # Store
@@ -125,10 +125,10 @@ def _numbers(i, n):
 
 # %% ../../nbs/ground/table.ipynb #e5d41731
 class Table:
-    "A stack (clients, ...) of a default row and of those rows that were written. Reads and writes as a tensor does."
+    "A stack (clients, ...) of a default row and the rows that were written; it is read and written like a tensor."
     def __init__(self,
         row,        # tensor that all clients begin with; its device is where rows are read to
-        clients,    # int, how many rows the stack has
+        clients,    # int, the number of rows
         store=None, # Store of the written rows, shared by the tables of a federation; None: one of its own
     ):
         self.row, self.device, self.clients = row.detach().to('cpu', copy=True).contiguous(), row.device, clients
@@ -139,7 +139,7 @@ class Table:
     def __repr__(self):
         return f'Table of {self.clients} rows {tuple(self.row.shape)}, {len(self.written())} of them written'
     def written(self): return self.pages.numbers()
-    def __getattr__(self, name): # what only a tensor has is read from all rows
+    def __getattr__(self, name): # attributes that only a tensor has are read from all rows
         if name.startswith('_'): raise AttributeError(name)
         return getattr(self[:], name)
     @classmethod
@@ -148,12 +148,12 @@ class Table:
 
 # %% ../../nbs/ground/table.ipynb #06e400e2
 def _dense(v):
-    "With the rows of tables in place of the tables, also inside of lists and tuples."
+    "`v` with tensors of all rows in place of tables, also inside lists and tuples."
     return v[:] if isinstance(v, Table) else type(v)(map(_dense, v)) if isinstance(v, (list, tuple)) else v
 
 @patch
 def _at(self:Table, k):
-    "Row `k`, in the machine's memory."
+    "Row `k`, in the memory of the CPU."
     found = self.pages.get(k)
     return self.row if found is None else found.read(self.row)
 
@@ -178,14 +178,14 @@ def __setitem__(self:Table, i, new):
 
 @patch
 def clone(self:Table):
-    "A second table of the same rows; writing to one does not show in the other."
+    "A second table with the same rows; writing to one does not change the other."
     other = object.__new__(Table)
     other.__dict__.update(self.__dict__)
     return other
 
 @patch
 def move_out(self:Table):
-    "Put the rows that are in memory into memory of their own, for all tables that share them."
+    "Move the rows in memory to memory of their own (`moved_out`), for all tables that share them."
     for page in self.pages.pages.values():
         for row in page.values():
             if row.held is not None: row.held = moved_out(row.held)
@@ -196,10 +196,10 @@ def __deepcopy__(self:Table, memo): return self.clone()
 # %% ../../nbs/ground/table.ipynb #6f21c0a2
 def written(
     tables, # tree of Tables (clients, ...)
-    who,    # list of ints, which rows
+    who,    # list of ints, the rows to write
     new,    # tree of the new rows, with the same keys, on any device
 ) -> dict:  # a new tree; the old one keeps its rows
-    "`put` for tables: rows of less than a megabyte come from their device in one transfer, however many there are."
+    "`put` for tables: all rows of less than a megabyte come from their device in one transfer."
     small = [v for v in leaves(new) if v.nbytes < LARGE]
     here = dict(zip(map(id, small), to_host(*small)))
     return put(tables, who, tmap(lambda v: here.get(id(v), v), new))
@@ -212,18 +212,18 @@ for op in 'add radd sub rsub mul rmul truediv rtruediv pow neg eq ne lt le gt ge
 def pack(
     table, # Table
 ):         # (1 + W, ...): the default row and the W written ones; (W,) their numbers
-    "All that a table consists of, as two tensors."
+    "The content of a table, as two tensors."
     ks = table.written()
     return torch.stack([table.row, *(table._at(k) for k in ks)]), torch.tensor(ks, dtype=torch.long)
 
 def unpack(
     held,         # (1 + W, ...), the default row first
-    numbers,      # (W,) whose rows the others are
+    numbers,      # (W,) the numbers of the other rows
     clients,      # int, how many rows the table has
     device='cpu', # where rows are read to
     store=None,   # Store
 ) -> Table:
-    "The table that `pack` took apart."
+    "The table whose content `pack` returned."
     table = Table(held[0], clients, store)
     table.device = torch.device(device)
     table[numbers.tolist()] = held[1:]

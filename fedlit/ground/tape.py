@@ -22,7 +22,7 @@ from .tree import tmap, leaves
 # %% ../../nbs/ground/tape.ipynb #e149a416
 @dataclass(frozen=True)
 class Dial:
-    "A number that is recorded by how it is computed from those that a recording is bound to, such as `-lr`."
+    "A number that is recorded as code, which computes it from the numbers that a recording is bound to, such as `-lr`."
     code: str
 
 _turned = threading.local()
@@ -30,9 +30,9 @@ _turned = threading.local()
 @contextmanager
 def dial(
     code,   # how the number is computed, such as '-lr'
-    number, # what it is now
+    number, # its current value
 ):
-    "Inside of it, the argument of an operation that equals `number` is recorded as `code`."
+    "A context in which the argument of an operation that equals `number` is recorded as `code`."
     _turned.now = code, number
     try: yield
     finally: _turned.now = None
@@ -43,7 +43,7 @@ def _by_name(v):
 
 # %% ../../nbs/ground/tape.ipynb #ab97c7de
 class Recorder(Dispatch):
-    "Writes down the operations that run while it is on: pairs of operation and arguments, and what came out."
+    "Records the operations that run while it is active: operation, arguments, keyword arguments and result."
     def __init__(self):
         super().__init__()
         self.calls = []
@@ -62,18 +62,18 @@ def _repeats(op, args, kwargs, out):
     return (all(o is None or isinstance(o, torch.Tensor) for o in outs)
             and torch.Tag.dynamic_output_shape not in op.tags and not by_mask)
 
-# what copies the memory of a tensor, or hands it to somebody else, and is no operation
+# functions that copy a tensor's memory or hand it out, and are not operations
 LEAVING = [getattr(torch.Tensor, k) for k in ('numpy', 'tolist', '__array__', '__dlpack__', '__deepcopy__',
                                               '__reduce_ex__', 'storage', 'untyped_storage', 'data_ptr')]
 
 class Exits(TorchFunctionMode):
-    "Notes whether numbers leave PyTorch while it is on."
+    "Records whether numbers leave PyTorch while it is active."
     used = False
     def __torch_function__(self, f, types, args=(), kwargs=None):
         self.used |= f in LEAVING
         return f(*args, **(kwargs or {}))
 
-# they update running statistics; their schemas do not say so
+# they update running statistics, though their schemas do not say so
 SILENT = 'native_batch_norm', 'cudnn_batch_norm', 'miopen_batch_norm'
 
 def _silent(op): return op.overloadpacket.__name__ in SILENT
@@ -86,7 +86,7 @@ def _acts(op):
 # %% ../../nbs/ground/tape.ipynb #abb7a9e7
 EDGE = 64 # bytes: PyTorch's own memory begins at a multiple of it
 
-def _place(v): return v.data_ptr()%EDGE # decides, on some processors, how a product is rounded
+def _place(v): return v.data_ptr()%EDGE # on some processors, this decides how a product is rounded
 
 def _at_edge(v): return v.clone() if _place(v) else v
 
@@ -101,7 +101,7 @@ def _memory(v): return v.untyped_storage().data_ptr()
 def _layout(v): return v.shape, v.stride(), v.dtype, v.device
 
 class _Names:
-    "Names for tensors and constants, and the values that the code has to be given."
+    "Names for tensors and constants, and the values that the code needs."
     def __init__(self, inputs):
         self.of, self.root, self.views, self.given, self.used = {}, {}, {}, {}, None
         for v in inputs: self.new(v, 'i')
@@ -110,7 +110,7 @@ class _Names:
         self.root[name] = root or name
         if isinstance(v, torch.Tensor): self.views[self.view(name, v)] = name
         return name
-    def view(self, name, v): return self.root[name], v.data_ptr(), *_layout(v) # what `v` shows of which memory
+    def view(self, name, v): return self.root[name], v.data_ptr(), *_layout(v) # which part of which memory it is
     def __call__(self, v):
         if isinstance(v, (list, tuple)): return f"[{', '.join(map(self, v))}]"
         if isinstance(v, Dial): return f'({v.code})'
@@ -124,16 +124,16 @@ class _Names:
 @dataclass
 class _Line:
     op: object   # the operation
-    code: str    # the line
+    code: str    # the line of source
     made: set    # names of its results
     used: set    # names of its arguments
-    memory: set  # of the results: where they lie, unless they are views
-    reads: set   # of the arguments, where it does more than look at them in another way
-    call: tuple  # the arguments, those with a name, and what came out
+    memory: set  # memory of its results, unless they are views
+    reads: set   # memory of its arguments, unless it only makes a view of them
+    call: tuple  # the positional arguments, those with a name, and the result
 
 # %% ../../nbs/ground/tape.ipynb #19029191
 class _Door(Dispatch):
-    "Notes the first operation that arrives, with its arguments, and does not let it in."
+    "Records the first operation that arrives, with its arguments, and does not run it."
     seen = ()
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
         self.seen = op, args, kwargs or {}
@@ -144,10 +144,10 @@ def _identical(a, b):
     if isinstance(a, dict): return a.keys() == b.keys() and all(_identical(v, b[k]) for k, v in a.items())
     return a is b or not isinstance(a, torch.Tensor) and type(a) is type(b) and a == b
 
-_ways = {} # operation and kinds of arguments -> function
+_ways = {} # operation and types of arguments -> function
 
 def _way(op, args, kwargs):
-    "The function to call where a line has this operation."
+    "The function that a line calls for this operation."
     key = op, *map(type, args), *((k, type(v)) for k, v in kwargs.items())
     if key in _ways: return _ways[key]
     plain, name = lambda v: 1. if isinstance(v, Dial) else v, op.overloadpacket.__name__
@@ -160,7 +160,7 @@ def _way(op, args, kwargs):
 
 # %% ../../nbs/ground/tape.ipynb #dc344879
 def _returning(calls, written, returned):
-    "Copies, by id, that are changed and then written back over what they are copies of, which nobody sees meanwhile."
+    "The ids of copies that are changed and then written back to their originals, which nothing uses meanwhile."
     made = {id(out): i for i, (op, _, _, out) in enumerate(calls) if op is torch.ops.aten.clone.default}
     back = [(made[id(args[1])], j, *args[:2]) for j, (op, args, _, _) in enumerate(calls)
             if op is torch.ops.aten.copy_.default and id(args[1]) in made]
@@ -179,7 +179,7 @@ def _lines(calls, names, lasting, returning):
         if op is torch.ops.aten.copy_.default and names.of.get(id(args[0])) == names.of.get(id(args[1]), ''): continue
         names.used, outs, base = set(), _tensors(out), args[0] if args and isinstance(args[0], torch.Tensor) else None
         copies = op is torch.ops.aten.clone.default and _layout(out) == _layout(base)
-        # nobody will see that it is none
+        # nothing can tell that it is no copy
         if copies and (id(out) in returning or not lasting & {_memory(base), _memory(out)}):
             yield from _left_out(names, op, base, out, id(out) in returning)
             continue
@@ -190,7 +190,7 @@ def _lines(calls, names, lasting, returning):
             names.of[id(out)] = known
             continue
         arguments = [*map(names, args), *(f'{k}={names(v)}' for k, v in kwargs.items())]
-        # what is written in place has a name
+        # what is written in place already has a name
         made = {id(o): names.new(o, 't', root) for o in outs if id(o) not in names.of}
         code = _code(names, _targets(out, made), arguments, args, kwargs, op)
         memory, reads = (set(), set()) if is_view else ({_memory(o) for o in outs},
@@ -199,7 +199,7 @@ def _lines(calls, names, lasting, returning):
 
 # %% ../../nbs/ground/tape.ipynb #567b30a5
 def _left_out(names, op, base, out, returns):
-    "A copy under the name of `base`; but a line where what arrives may begin elsewhere than a copy does."
+    "Give a copy the name of `base`; or a line of its own if an input may begin elsewhere in memory than a copy does."
     root = names.root[names(base)]
     if returns or root[0] != 'i' and _place(base) == _place(out): names.of[id(out)] = names(base)
     else:
@@ -209,20 +209,20 @@ def _left_out(names, op, base, out, returns):
 
 # %% ../../nbs/ground/tape.ipynb #9e60e2d8
 def _targets(out, made):
-    "The left side of a line: the names of what is made, `_` for what has one."
+    "The left side of a line: the names of new results, `_` for those that have a name."
     if not made: return ''
     many = isinstance(out, (tuple, list))
     return ', '.join(made.get(id(o), '_') for o in (out if many else [out])) + (',' if many else '') + ' = '
 
 def _code(names, targets, arguments, args, kwargs, op):
     way, name = _way(op, args, kwargs), str(op).replace('.', '_')
-    names.given[name] = way if names.given.get(name, way) is way else op # which takes arguments of all kinds
+    names.given[name] = way if names.given.get(name, way) is way else op # the operation takes arguments of all types
     return f"{targets}{name}({', '.join(arguments)})"
 
 # %% ../../nbs/ground/tape.ipynb #d8ffa4e7
 @cache
 def _writes(op):
-    "Which arguments the operation writes to: places and names."
+    "The arguments that the operation writes to: positions and names."
     return [(i, a.name) for i, a in enumerate(op._schema.arguments)
             if a.alias_info is not None and a.alias_info.is_write or _silent(op) and a.name.startswith('running_')]
 
@@ -242,7 +242,7 @@ def _invariant(lines, steady, touched):
 
 # %% ../../nbs/ground/tape.ipynb #fb6432f6
 def _needed(lines, live, keep=frozenset()):
-    "The code of the lines that somebody needs, in order; names not in `live` or `keep` go after their last use."
+    "The code of the lines that are needed, in order; names not in `live` or `keep` are deleted after their last use."
     code = []
     for line in reversed(lines):
         if not (line.made & live or _acts(line.op)): continue
@@ -259,16 +259,16 @@ class _Step:
     ins: list     # names of the inputs
     steady: int   # how many of them are steady
     outs: list    # names of the outputs
-    once: list    # lines that are needed once
-    again: list   # and those of every step
-    touched: set  # names of the inputs that it writes
+    once: list    # lines to run once
+    again: list   # lines to run in every step
+    touched: set  # names of the inputs that it writes to
 
 def _split(calls, inputs, outputs, steady):
     names, written = _Names(inputs), _written(calls)
     lasting = written | {_memory(v) for v in outputs}
     lines = list(_lines(calls, names, lasting, _returning(calls, written, {_memory(v) for v in outputs})))
     ins, names.used = [names.of[id(v)] for v in inputs], set()
-    names(outputs) # names for those that no line has made
+    names(outputs) # names for outputs that no line has made
     fixed = {*ins[:steady], *(n for n in names.given if n[0] == 'k')}
     return _Step(names, ins, steady, [names.of[id(v)] for v in outputs],
                  *_invariant(lines, fixed, lasting),
@@ -276,7 +276,7 @@ def _split(calls, inputs, outputs, steady):
 
 # %% ../../nbs/ground/tape.ipynb #14d81374
 def _source(step, numbers=()):
-    "Source of a function of the steady inputs, which returns a function of the others."
+    "The source of a function of the steady inputs that returns a function of the other inputs."
     ins, live = step.ins, set(step.outs)
     stay = frozenset([*ins, *step.names.given, *(n for line in step.once for n in line.made)])
     inner = _needed(step.again, live, stay)
@@ -294,17 +294,17 @@ def _flat(trees): return leaves(dict(enumerate(trees)))
 
 def record(
     f,         # function of trees of tensors that returns a tree; it may write to its inputs in place
-    *trees,    # what to call it with: dictionaries of tensors, or tensors
-    steady=0,  # the first so many trees are the same from call to call; numbers in them change only where `f` writes
+    *trees,    # arguments of `f`: dictionaries of tensors, or tensors
+    steady=0,  # the first `steady` trees are the same in every call; numbers in them change only where `f` writes
     numbers=(), # names of the numbers that `dial` computes with; the recording is bound to them too
-):             # what `f(*trees)` returned, and `bind(*steady, **numbers)(*others)`; None if it is not repeatable
-    "Run `f` once and write down what it does."
+):             # what `f(*trees)` returned, and `bind(*steady, **numbers)(*others)`, or None if it is not repeatable
+    "Run `f` once and record what it does."
     out, step = _recorded(f, trees, steady)
     return out, step and _player(_source(step, numbers), step.names.given, tmap(lambda v: None, out))
 
 # %% ../../nbs/ground/tape.ipynb #f6dce54a
 def _recorded(f, trees, steady):
-    # new tensors on the same memory, so that no two inputs are one
+    # new tensors on the same memory, so that no two inputs are the same object
     inputs = [tmap(lambda v: v.detach(), t) for t in trees]
     with Recorder() as recorder, Exits() as exits: out = f(*inputs)
     if exits.used or not all(_repeats(*call) for call in recorder.calls): return out, None
@@ -322,16 +322,16 @@ def _player(source, given, shape):
     return bound
 
 # %% ../../nbs/ground/tape.ipynb #00b050df
-WHOLE = re.compile(r'(?<![\w.])(?<![eE][-+])(\d+)(?![\w.])') # a whole number in a source, and no part of a name
+WHOLE = re.compile(r'(?<![\w.])(?<![eE][-+])(\d+)(?![\w.])') # a whole number in a source, not part of a name
 
 def _counted(a, b, rows):
-    "What stands where one source has `a` and the other has `b`; None if that is not a multiple of the rows."
+    "What replaces `a` in one source and `b` in the other; None if they are not the same multiple of their rows."
     if a == b: return a
     many = int(a)//rows[0] if a.isdigit() and b.isdigit() else 0
     return f'{many}*rows' if many and (int(a), int(b)) == (many*rows[0], many*rows[1]) else None
 
-def _for_any(one, two, *rows): # recordings for stacks of two sizes, and how many rows these have
-    "One recording for stacks of any size, bound to its `rows`; None if the two differ in something else."
+def _for_any(one, two, *rows): # recordings for stacks of two sizes, and the numbers of their rows
+    "One recording for stacks of any size, bound to its `rows`; None if the two differ in anything else."
     texts, given = [WHOLE.split(b.source) for b in (one, two)], [b.given for b in (one, two)]
     same = lambda u, v: (u.shape == v.shape and u.dtype == v.dtype and torch.equal(u, v)
                          if isinstance(u, torch.Tensor) and isinstance(v, torch.Tensor) else u == v)
@@ -342,20 +342,20 @@ def _for_any(one, two, *rows): # recordings for stacks of two sizes, and how man
 
 # %% ../../nbs/ground/tape.ipynb #2421bdb1
 class Tapes:
-    "Runs functions by a key: first as they are, then recording, then playing back as long as that does the same."
+    "Runs functions by a key: first as they are, then recorded, then played back as long as that does the same."
     def __init__(self,
         graphs=False, # on CUDA, launch a recording as one graph?
-        state=None,   # function that says what Python remembers; what changes it in a step is not played back
-        compiles=False, # make kernels for functions that `bind` is told to expect often?
-        lasting=False, # can nothing change between rounds? then what was believed once is believed
+        state=None,   # function that returns Python's state; a step that changes it is not played back
+        compiles=False, # compile kernels for functions that `bind` is to expect often?
+        lasting=False, # can nothing change between rounds? Then a kind of step is checked only once
     ):
         self.kept, self.graphs, self.state, self.compiles, self.lasting = {}, graphs, state, compiles, lasting
         self.stopped, self.one = '', threading.RLock() # why nothing is played any more
-        self.first = {} # key -> how many rows a stack had that was recorded, and the recording
-        self.name, self.borrowed = None, set() # under which recordings lie on the shelf, and those that came from there
+        self.first = {} # key -> number of rows of the first stack that was recorded, and its recording
+        self.name, self.borrowed = None, set() # the name of recordings on the shelf, and those taken from there
         self.believed, self.examined = set(), False
     def new_round(self):
-        "From here on every kind of recording has to agree with its step again."
+        "From now on, every kind of recording has to agree with its step again, unless `lasting`."
         if not self.lasting: self.believed, self.examined = set(), False
 
 # %% ../../nbs/ground/tape.ipynb #tapebind
@@ -364,15 +364,15 @@ def bind(self:Tapes,
     key,     # hashable; calls with the same key do the same operations on tensors of the same shapes
     f,       # function of the trees
     *steady, # the first trees, the same from call to call; `f` writes to the first of them, and to no other
-    of=(),   # besides the key: objects whose code `f` runs, which `state` knows
-    rows=None, # of the stack, if it is one; the key says nothing of it
+    of=(),   # objects whose code `f` runs, in addition to the key; `state` covers them
+    rows=None, # number of rows, if it is a stack; not part of the key
     kind=None,   # hashable; calls of one kind run the same Python code. None: the key
-    often=False, # will it come back so often that compiling pays?
-    **numbers, # that `f` takes from `dial`, by name: the same until it is bound again
+    often=False, # will it recur so often that compiling pays?
+    **numbers, # numbers that `f` uses in `dial`, by name: the same until it is bound again
 ):           # function of the other trees
-    "`f(*steady, ...)`, played back where it can be."
+    "`f(*steady, ...)`, played back if possible."
     if rows: numbers = dict(numbers, rows=rows)
-    key = of, (key, tuple(numbers.items()) if self.graphs else ()) # a graph of CUDA has its numbers inside
+    key = of, (key, tuple(numbers.items()) if self.graphs else ()) # a CUDA graph contains its numbers
     bound, kind = None, (of, key[1] if kind is None else kind)
     def go(*trees):
         nonlocal bound
@@ -388,7 +388,7 @@ def bind(self:Tapes,
 # %% ../../nbs/ground/tape.ipynb #c7621fd7
 @patch
 def _known(self:Tapes, key, rows):
-    "What is kept for a stack of these rows: a recording, 'new', 'seen' if it is to be recorded, None if it cannot be."
+    "What is kept for this number of rows: a recording, 'new', 'seen' if it is to be recorded, None if it cannot be."
     for n in {rows, None}: self._borrow(key, n)
     kept, any_size = self.kept.get((key, rows), 'new'), self.kept.get((key, None), 'new')
     if rows is None or kept is None or callable(kept) or any_size is None: return kept
@@ -396,7 +396,7 @@ def _known(self:Tapes, key, rows):
 
 @patch
 def _join(self:Tapes, key, rows, made):
-    "Make one recording of this one and the first of the same key, if there is one and they allow it."
+    "Merge this recording with the first of the same key, if there is one and they allow it."
     n, first = self.first.setdefault(key, (rows, made))
     if n == rows or (key, None) in self.kept: return
     self.kept[key, None] = _for_any(first, made, n, rows)
@@ -409,7 +409,7 @@ def _join(self:Tapes, key, rows, made):
 # %% ../../nbs/ground/tape.ipynb #tapecmp2
 @patch
 def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
-    "Run a step that could be played, and play it on copies; its kind is believed for this round if both agree."
+    "Run a step that could be played, and play it on copies; its kind is trusted for this round if both agree."
     copy = lambda: [tmap(_likewise, t) for t in steady[:1]] # what `f` writes to
     mine, exact = copy(), hasattr(kept, 'source') and all(v.is_cpu for v in _flat(trees))
     before = None if exact else copy()
@@ -421,9 +421,9 @@ def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
     if same:
         self.believed.add(kind)
         if exact: return out
-        if steady: _copy(steady[:1], mine) # what was played counts
+        if steady: _copy(steady[:1], mine) # the played result counts
         return played
-    elif kept in self.borrowed: # it was another step's
+    elif kept in self.borrowed: # it belonged to another step
         for found in (self.kept, _shelf):
             for k in [k for k, v in found.items() if v is kept]: del found[k]
     else: self._stop("a recorded step no longer does what the step does: something has changed that is no tensor, such "
@@ -433,13 +433,13 @@ def _compare(self:Tapes, kept, kind, f, steady, trees, numbers):
 # %% ../../nbs/ground/tape.ipynb #ea59ecc7
 @patch
 def _stop(self:Tapes, why):
-    "Play nothing any more, and say so once."
+    "Stop playing recordings, and warn once."
     with self.one:
         if not self.stopped: warn(f"{why}; so steps are run and not played back")
         self.stopped = why
 
 def _likewise(v):
-    "A copy that begins as far from an edge."
+    "A copy that begins at the same distance from an edge."
     if not (v.is_cpu and v.is_contiguous()): return v.clone()
     n = EDGE//v.element_size()
     room = v.new_empty(v.numel() + n)
@@ -451,7 +451,7 @@ def _equal(u, v): return torch.equal(u, v) or u.is_floating_point() and torch.al
 # %% ../../nbs/ground/tape.ipynb #tapecmp4
 @patch
 def _learn(self:Tapes, kept, key, rows, kind, f, steady, trees, numbers):
-    "What the step returns, which cannot be played yet: the first time it is run, then recorded, then compared."
+    "The result of a step that cannot be played yet: the first time it is run, then recorded, then compared."
     if kept == 'seen': return self._record(key, rows, f, steady, trees, numbers)
     if callable(kept): return self._compare(kept, kind, f, steady, trees, numbers)
     if kept == 'new': self.kept[key, rows] = 'seen'
@@ -459,7 +459,7 @@ def _learn(self:Tapes, kept, key, rows, kind, f, steady, trees, numbers):
 
 @patch
 def _record(self:Tapes, key, rows, f, steady, trees, numbers):
-    "What the step returns; its recording is kept, or None where it is not repeatable."
+    "The result of the step; its recording is kept, or None if it is not repeatable."
     out, bind = self._watch(record, f, *steady, *trees, steady=len(steady), numbers=tuple(numbers))
     self.kept[key, rows] = _graphed(partial(bind, **numbers), steady, trees) if bind and self.graphs else bind
     if bind and not self.graphs:
@@ -470,7 +470,7 @@ def _record(self:Tapes, key, rows, f, steady, trees, numbers):
 # %% ../../nbs/ground/tape.ipynb #8578f54c
 @patch
 def _watch(self:Tapes, f, *args, **kw):
-    "The two answers of `f`, the second None if it changes what Python remembers. Looks at one step of a round."
+    "The two results of `f`, the second None if it changes Python's state; checks one step of a round."
     looks = self.state and not self.examined
     before = self.state() if looks else {}
     out, made = f(*args, **kw)
@@ -478,14 +478,14 @@ def _watch(self:Tapes, f, *args, **kw):
     if changed := [k for k in after if before[k] != after[k]]:
         self._stop(f"a step changes what Python remembers ({', '.join(changed)}), and the same seed may give another "
                    "result with another executor")
-    self.examined = True # only now: until then other threads look as well
+    self.examined = True # only now: until then other threads check as well
     return out, None if self.stopped else made
 
 # %% ../../nbs/ground/tape.ipynb #73edb6fd
 @patch
 def _compile(self:Tapes, key, f, steady, trees, numbers):
-    "Keep kernels for `f`, if nothing is kept yet; where there can be none, say so once and go on with tapes."
-    with self.one: # other threads wait, so that it does not depend on the time what they play
+    "Compile and keep kernels for `f`, if nothing is kept yet; if that fails, warn once and go on with tapes."
+    with self.one: # other threads wait, so that what they play does not depend on timing
         if key in self.kept or not self.compiles: return
         try:
             why, bind = no_compiler(), None
@@ -502,12 +502,12 @@ def _compile(self:Tapes, key, f, steady, trees, numbers):
 # %% ../../nbs/ground/tape.ipynb #16fefdd5
 _shelf, PLACES, _CONSTANTS = {}, 128, (torch.dtype, torch.device, torch.layout, torch.memory_format)
 
-def _plain(k, v): # nothing of a user's
+def _plain(k, v): # does it hold nothing of a user's?
     return k[0] != 'k' or isinstance(v, _CONSTANTS) or isinstance(v, torch.Tensor) and v.dim() == 0
 
 @patch
 def _named(self:Tapes, key, rows):
-    "The place of a recording on the shelf; None if this is not the place for it."
+    "The place of a recording on the shelf; None if it must not be shared."
     if not (self.lasting and self.state): return None
     if self.name is None: self.name = *((k, v) for k, v in self.state().items() if k not in ('random', 'numpy')),
     where = *(getattr(v, '__module__', '') for v in key[0]), # two functions may have one name
@@ -515,14 +515,14 @@ def _named(self:Tapes, key, rows):
 
 @patch
 def _borrow(self:Tapes, key, rows):
-    "Keep the recording from the shelf, if nothing is kept and there is one."
+    "Take the recording from the shelf, if nothing is kept yet and there is one."
     if (key, rows) in self.kept or not (found := _shelf.get(self._named(key, rows))): return
     self.kept[key, rows] = found
     self.borrowed.add(found)
 
 @patch
 def _lend(self:Tapes, key, rows):
-    "Lay a recording on the shelf."
+    "Put a recording on the shelf, if it may be shared."
     made, place = self.kept[key, rows], self._named(key, rows)
     if not place or not all(_plain(k, v) for k, v in made.given.items()): return
     _shelf[place] = made
@@ -532,7 +532,7 @@ def _lend(self:Tapes, key, rows):
 def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
 
 def _rehearsed(f):
-    "Run `f` as CUDA wants it before it records: a few times, on another stream."
+    "Run `f` as CUDA requires before it captures: a few times, on another stream."
     with torch.cuda.stream(aside := torch.cuda.Stream()):
         aside.wait_stream(torch.cuda.default_stream())
         for _ in range(3): f()
@@ -540,7 +540,7 @@ def _rehearsed(f):
 
 # %% ../../nbs/ground/tape.ipynb #f0d34db8
 def _graphed(bind, steady, trees): # trees to capture it with, on a CUDA device
-    "A recording, of which the first tree alone is written, as a CUDA graph."
+    "A recording that writes only to its first tree, as a CUDA graph."
     mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees],
                                 torch.cuda.CUDAGraph(), None)
     _rehearsed(lambda: bind(*mine)(*new))
@@ -552,14 +552,14 @@ def _graphed(bind, steady, trees): # trees to capture it with, on a CUDA device
             _copy(new, trees)
             graph.replay()
             _copy(steady[:1], mine[:1])
-            inside = replay # whose steady trees lie in the graph
+            inside = replay # its steady trees are in the graph now
             return tmap(torch.clone, out)
         return replay
     return bound
 
 # %% ../../nbs/ground/tape.ipynb #ef97cfe8
 def _alive(lines, live):
-    "The lines that somebody needs."
+    "The lines that are needed."
     kept = []
     for line in reversed(lines):
         if line.made & live or _acts(line.op):
@@ -568,13 +568,13 @@ def _alive(lines, live):
     return kept[::-1]
 
 def _told(op, args):
-    "The operation, or one with the same arguments that says what it writes."
+    "The operation, or one with the same arguments whose schema says what it writes."
     if not _silent(op): return op
     if op.overloadpacket.__name__ != 'native_batch_norm': raise NotImplementedError(f'{op} does not say what it writes')
     return torch.ops.aten._native_batch_norm_legit.default if args[3] is not None and args[5] else op
 
 def _turned_by(op, args, kwargs):
-    "A call on lists with a number that changes, as calls of one tensor each: operation, tensor, other, number."
+    "A call on lists with a changing number, as calls on one tensor each: operation, tensor, other, number."
     if op is torch.ops.aten._foreach_add_.List: return [(torch.ops.aten.add_.Tensor, w, g, kwargs['alpha'])
                                                         for w, g in zip(*args)]
     if op is torch.ops.aten._foreach_mul_.Scalar: return [(torch.ops.aten.mul_.Tensor, w, None, args[1])
@@ -585,7 +585,7 @@ def _arguments(line): return *line.call[0], *line.call[1].values()
 
 # %% ../../nbs/ground/tape.ipynb #a8f2c356
 def _graph(step, lines, inputs):
-    "The lines as a graph of the named inputs, and how the numbers that change are computed: its last inputs."
+    "The lines as a graph of the named inputs, and the dials of the changing numbers, which are its last inputs."
     graph = torch.fx.Graph()
     dials = list(dict.fromkeys(v for line in lines for v in _arguments(line) if isinstance(v, Dial)))
     at, call = {n: graph.placeholder(n) for n in inputs}, graph.call_function
@@ -610,27 +610,27 @@ def _graph(step, lines, inputs):
 
 # %% ../../nbs/ground/tape.ipynb #45b16dd8
 def _built(module, examples):
-    "What Inductor makes of a graph for tensors like these: a function of them that returns a list."
+    "A graph compiled by Inductor for tensors like these: a function of them that returns a list."
     import torch._inductor as inductor
     if not hasattr(inductor, 'standalone_compile'): # torch before 2.8
         return torch.compile(module, fullgraph=True, dynamic=False)
     return inductor.standalone_compile(module, examples, dynamic_shapes='from_example_inputs', options=dict(
-        config_patches={'cpp.threads': torch.get_num_threads()})) # which Inductor's files else say nothing about
+        config_patches={'cpp.threads': torch.get_num_threads()})) # Inductor's files do not record it otherwise
 
-def _laid(v, stride): # `v` as the compiled code takes it for granted
+def _laid(v, stride): # `v` in the layout that the compiled code assumes
     return v if v.stride() == stride else torch.empty_strided(v.shape, stride, dtype=v.dtype, device=v.device).copy_(v)
 
 def _once(step, numbers, made, dials):
-    "Function of the steady inputs: results that need not be repeated, by their names `made`, and the values of dials."
+    "A function of the steady inputs: the results named `made`, which need not be repeated, and the values of dials."
     exec('\n    '.join([f"def bind({', '.join([*step.ins[:step.steady], *numbers])}):", *_needed(step.once, set(made)),
                        f"return [{', '.join(made)}], [{', '.join(d.code for d in dials)}]"]), step.names.given)
     return step.names.given['bind']
 
 # %% ../../nbs/ground/tape.ipynb #cfd4df45
 def _with_kernels(step, shape, numbers, examples, tape):
-    "The step with kernels of its own, bound as `tape` is; `examples`: its inputs, `numbers`: what those are now."
+    "The step with kernels of its own, bound like `tape`; `examples`: its inputs, `numbers`: their current values."
     ins, n, names = step.ins, step.steady, step.names
-    views = [line for line in step.once if not line.memory] # of what is written; they cost nothing
+    views = [line for line in step.once if not line.memory] # views of what is written; they cost nothing
     lines = _alive(views + step.again, set(step.outs))
     ready = {k for line in step.once if line.memory for k in line.made} # results that need not be repeated
     made = sorted(ready & {k for line in lines for k in line.used})
@@ -659,25 +659,25 @@ def no_compiler() -> str:
     return '' if shutil.which(cxx.split()[0]) else f'there is no compiler {cxx} on this machine'
 
 def _near(before, u, v):
-    "Have two results moved alike? By a hundredth of what moved, and a little: a boolean, where the results are."
+    "Do two results change alike, to a hundredth of the change and a little? A boolean tensor on their device."
     if not u.numel(): return torch.ones((), dtype=torch.bool, device=u.device)
     if not u.is_floating_point(): return (u == v).all()
     far = lambda a, b: (a - b).abs().nan_to_num().max()
     return (u.isfinite() == v.isfinite()).all() & (far(u, v) <= .01*far(u, before) + 1e-6*(1 + far(u, 0*u)))
 
 def _same(before, one, two):
-    "Have two runs of a step, up to rounding, the same in every tensor? A device is waited for once."
+    "Do two runs of a step agree, up to rounding, in every tensor? Waits for the device once."
     return bool(torch.stack(list(map(_near, before, one, two))).all())
 
 # %% ../../nbs/ground/tape.ipynb #c2b752a4
 def compiled(
     f,         # as for `record`
-    trees,     # as for `record`, and it is not written to
+    trees,     # as for `record`, but they are not written to
     steady=0,  # as for `record`
-    watched=lambda f, *args: f(*args), # runs the step: a compiler may change what Python remembers, a step may not
-    **numbers, # that `dial` computes with, and what they are now
-):             # as from `record`; None if it is not repeatable. An Exception if it cannot be compiled
-    "A recording of `f` that runs kernels made for it."
+    watched=lambda f, *args: f(*args), # runs the step: a compiler may change Python's state, a step may not
+    **numbers, # numbers that `dial` computes with, and their current values
+):             # `bind` as from `record`; None if it is not repeatable. An Exception if it cannot be compiled
+    "A recording of `f` that runs kernels compiled for it."
     same = lambda: [tmap(torch.clone, t) for t in trees]
     before, ours, theirs = same(), same(), same()
     out, step = watched(_recorded, f, ours, steady)

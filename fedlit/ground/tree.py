@@ -92,7 +92,7 @@ def doubles(
 
 def finest(
     device, # torch.device, or None for the CPU
-):          # torch.double where the device has it, else torch.float32
+):          # torch.double if the device has it, else torch.float32
     "The most exact floating-point type on a device."
     return torch.double if doubles(torch.device(device or 'cpu')) else torch.float32
 
@@ -102,7 +102,7 @@ def _read(k): return re.sub('~([01])', lambda m: '~/'[int(m[1])], k) if '~' in k
 
 def flatten(
     tree,      # dictionary of tensors, nested to any depth
-    prefix='', # what all keys begin with, which ends in a slash
+    prefix='', # prefix of all keys, which ends in a slash
 ):
     "A nested tree as a flat dictionary with slashes in its keys."
     if not isinstance(tree, dict): return {prefix[:-1]: tree}

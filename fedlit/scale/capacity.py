@@ -20,7 +20,7 @@ from ..ground.tree import tmap
 
 # %% ../../nbs/scale/capacity.ipynb #b610d15f
 def _round(method, model, shape, classes, clients, proxy, statistics='averaged'):
-    "One step of each client on two samples: the state before, what came back, and a function that aggregates it."
+    "Run one step of each client on two samples: the state before, what came back, and a function that aggregates it."
     x = torch.randn(clients, 1, 2, *shape, generator=torch.Generator().manual_seed(0))
     y, local, who = torch.arange(2).expand(clients, 1, 2) % classes, Local(batch_size=2, lr=1e-3), list(range(clients))
     state = start(method, model, clients, statistics)
@@ -30,7 +30,7 @@ def _round(method, model, shape, classes, clients, proxy, statistics='averaged')
 
 # %% ../../nbs/scale/capacity.ipynb #ba2395df
 def _bytes(tree, masks, clients):
-    "Bytes that each client has of `tree`, whose tensors are without a client dimension; `masks` are (clients, ...)."
+    "Bytes of `tree` that each client has, for tensors without a client dimension; `masks` are (clients, ...)."
     if not isinstance(tree, dict): return np.full(clients, float(tree.nbytes))
     share = lambda k: masks[k].double().reshape(clients, -1).mean(1).numpy() if k in masks else 1.
     return sum((_bytes(v, masks, clients)*(1. if isinstance(v, dict) else share(k)) for k, v in tree.items()),
@@ -39,18 +39,18 @@ def _bytes(tree, masks, clients):
 # %% ../../nbs/scale/capacity.ipynb #wire0002
 @dataclass(frozen=True)
 class Wire:
-    "How the update of a client travels; a number, or an array with one for each of several clients."
-    whole: float    # how many numbers the update has
-    tensors: int    # in how many tensors
-    full: float     # bits of a number that is sent as it is
-    numbers: float  # how many travel
-    bits: float     # of each of them
-    beside: float = 0. # bits that say which they are, and in what unit
+    "How a client's update is sent; each value is a number, or an array with one number per client."
+    whole: float    # count of numbers in the update
+    tensors: int    # count of its tensors
+    full: float     # bits of a number that is sent unchanged
+    numbers: float  # count of the numbers that are sent
+    bits: float     # bits of each number that is sent
+    beside: float = 0. # extra bits that say which they are, and in what unit
     @property
     def bytes(self): return np.ceil((self.numbers*self.bits + self.beside)/8)
 
 def _update(method, params, masks, clients):
-    "The Wire of the parameters that travel, after the `wire` of all parts."
+    "The Wire of the parameters that are sent, after the `wire` of all parts."
     full = 8*next((v.element_size() for v in params.values()), 4)
     whole = _bytes(params, masks, clients)*8/full
     wire = Wire(whole, len(params), full, whole, full)
@@ -58,20 +58,20 @@ def _update(method, params, masks, clients):
     return wire
 
 def _read_besides(method, sent, kept, proxy, classes):
-    "What the server's `merge` reads of a client besides its update: answers to the public samples, or what stays home."
+    "What `merge` reads of a client besides its update: its outputs on the public samples, or tensors that stay home."
     if not sent and asks_for(method, 'merge', 'proxy'):
         return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
     return kept if asks_for(method, 'merge', 'trained') else {}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
 def _by_place(state):
-    "The tensors that travel, and those that stay at home; what is frozen does neither."
+    "The tensors that are sent, and those that stay at home; frozen ones are neither."
     return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
             for home in (False, True))
 
 # %% ../../nbs/scale/capacity.ipynb #4597f00e
 def _chosen_at_home(method):
-    "Does a client choose what it trains by its own data? Then the server sends everything."
+    "Does a client choose what it trains from its own data? Then the server sends everything."
     asks = lambda hook, name: asks_for(method, hook, name)
     return asks('mask', 'data') or asks('mask', 'labels') or asks('mask', 'client') and asks('begin', 'data')
 
@@ -79,14 +79,14 @@ def _chosen_at_home(method):
 def traffic(
     method,     # a Method
     model,      # network that returns (features, logits); it is not changed
-    shape,      # of one sample
+    shape,      # shape of one sample
     classes,    # int
-    clients=5,  # how many to look at: methods with capacities give them to clients by number
-    proxy=None, # what the server has, for methods that need it: (M, ...) inputs, or a public set (x, y)
+    clients=5,  # number of clients to look at; methods with capacities give them to clients by number
+    proxy=None, # what the server has, if the method needs it: (M, ...) inputs, or a public set (x, y)
     statistics='averaged', # as in `fedlit.state.start`
-) -> pd.DataFrame: # one row a client, in bytes a round: down, up; and between rounds: home, server
-    "What travels between the server and each client in a round, and what each of them keeps."
-    model, proxy = copy.deepcopy(model).cpu(), there(proxy, 'cpu') # wherever the federation is
+) -> pd.DataFrame: # one row per client: bytes in a round, down and up, and bytes between rounds, home and server
+    "What the server and each client send in a round, and what each of them keeps."
+    model, proxy = copy.deepcopy(model).cpu(), there(proxy, 'cpu') # on whatever device they are
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics)
     after, count = merge(), lambda masks, *trees: sum(_bytes(t, masks, clients) for t in trees).round().astype(int)
     sent, kept = _by_place(state)

@@ -24,8 +24,8 @@ RATES = 1., 1/2, 1/4, 1/8, 1/16 # the capacities of HeteroFL and of the thesis
 def narrow(
     model, # network that returns (features, logits); it is not changed
     r,     # share of every axis, in (0, 1]
-):         # a network of its own
-    "What a client of capacity `r` trains: ceil(r n) of the n coordinates of every axis, cut out."
+):         # a new network
+    "The network that a client of capacity `r` trains: ceil(r n) of the n coordinates of every axis, cut out."
     if not 0 < r <= 1:
         raise ValueError(f"r={r}, but it must be in (0, 1]: the share of every axis that the client keeps")
     axes = axes_of(model)
@@ -37,8 +37,8 @@ def trainer(
     x, y,      # one batch: (B, ...), (B,)
     lr=.01,    # learning rate
     momentum=.9,
-):             # function of nothing that takes one step and returns the loss
-    "What a device does for every batch."
+):             # function without arguments that takes one step and returns the loss
+    "The step that a device takes for every batch."
     net.train()
     sgd = torch.optim.SGD(net.parameters(), lr, momentum, foreach=False) # one tensor at a time, without copies
     def step():
@@ -53,11 +53,11 @@ def trainer(
 
 # %% ../../nbs/scale/costs.ipynb #8cbb363f
 def take_turns(
-    jobs,      # dict name -> function of nothing
-    repeats=5, # how often each is timed, after one call that is not
-    device='cpu', # a GPU is waited for before a clock is read
-):             # dict name -> (repeats, 2) array: seconds by the clock, and seconds that this process computed
-    "Time several jobs in turns."
+    jobs,      # dict name -> function without arguments
+    repeats=5, # how often each is timed, after one call to warm up
+    device='cpu', # a GPU is synchronised before a clock is read
+):             # dict name -> (repeats, 2) array: wall-clock seconds, and processor seconds of this process
+    "Time several jobs in turn."
     def now():
         if torch.device(device).type == 'cuda': torch.cuda.synchronize(device)
         return np.array([time.perf_counter(), time.process_time()])
@@ -72,10 +72,10 @@ def take_turns(
 
 # %% ../../nbs/scale/costs.ipynb #198202a7
 def growth(
-    job,          # function of nothing
+    job,          # function without arguments
     device='cpu', # where its tensors are
 ) -> int:         # bytes
-    "By how much the tensors that torch holds grew at most while `job` ran."
+    "The most by which the memory of torch's tensors grew while `job` ran."
     if torch.device(device).type == 'cuda':
         torch.cuda.synchronize(device)
         torch.cuda.reset_peak_memory_stats(device)
@@ -83,16 +83,16 @@ def growth(
         job()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    os.environ.setdefault('KINETO_LOG_LEVEL', '99') # torch 2.15 else writes a line for each of its profiles
+    os.environ.setdefault('KINETO_LOG_LEVEL', '99') # otherwise torch 2.15 writes a line for each profile
     with profile(profile_memory=True) as seen: job()
     events = [e for e in seen.kineto_results.events() if e.name() == '[memory]']
     return max(accumulate((e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())), initial=0))
 
 # %% ../../nbs/scale/costs.ipynb #92360f3b
 def swelling(
-    job,     # function of nothing
-) -> float:  # bytes, nan where the system does not tell
-    "By how much the process grew at most while `job` ran, as Linux counts resident memory."
+    job,     # function without arguments
+) -> float:  # bytes; nan if the system does not tell
+    "The most by which the process grew while `job` ran, as Linux counts resident memory."
     read = lambda key: 1024*int(next(l for l in Path('/proc/self/status').read_text().splitlines()
                                      if l.startswith(key)).split()[1])
     try:
@@ -108,12 +108,12 @@ def swelling(
 # %% ../../nbs/scale/costs.ipynb #9ea27f23
 def costs(
     nets,          # dict label -> network that returns (features, logits); they are trained in place
-    shape,         # of one sample
-    batch_size=32, # samples a step
+    shape,         # shape of one sample
+    batch_size=32, # samples per step
     repeats=5,     # how often a step is timed
     device='cpu',
-) -> pd.DataFrame: # one row a network; bytes and seconds
-    "What one step of training costs each of several networks, timed in turns."
+) -> pd.DataFrame: # one row per network; bytes and seconds
+    "What one training step costs for each of several networks, timed in turn."
     x = torch.randn(batch_size, *shape, device=device)
     y = torch.zeros(batch_size, dtype=torch.long, device=device)
     nets = {k: net.to(device) for k, net in nets.items()}
@@ -139,7 +139,7 @@ def _row(net, x, y, step, look, seconds, looking, device):
 def shrink(
     model,       # the whole network
     rates=RATES, # capacities
-):               # dict capacity -> network of its own; or depth -> network, deepest first, where the network has exits
+):               # dict capacity -> new network; or depth -> network, deepest first, if the network has exits
     "The networks that clients of several capacities train; DepthFL's train the first stages and exits."
     if hasattr(model, 'first'): return {d: model.first(d) for d in range(len(model.stages), 0, -1)}
     return {r: narrow(model, r) for r in rates}
@@ -151,7 +151,7 @@ def _si(v, unit):
 def readable(
     df, # what `costs` returned
 ) -> pd.DataFrame: # text
-    "The main columns with their units and, behind each, the ratio to the first row."
+    "The main columns with their units, each followed by the ratio to the first row."
     units = dict(parameters=('parameters', ''),
                  macs=('MACs', ''),
                  least=('step, clock', 's'),
@@ -163,9 +163,9 @@ def readable(
 
 # %% ../../nbs/scale/costs.ipynb #da37c98e
 def read(
-    path, # a file that one of them wrote
-):        # its rows as a table, by the first column, and all that is in the file
-    "A result of `python -m bench.costs` or `python -m bench.capacity`."
+    path, # a file that one of the two wrote
+):        # its rows as a table, indexed by the first column, and the whole content
+    "Read a result of `python -m bench.costs` or `python -m bench.capacity`."
     content = read_json(path)
     rows = pd.DataFrame(content['rows'])
     return rows.set_index(rows.columns[0]), content

@@ -54,17 +54,17 @@ from ..parse import local as read_local, method as parse, value
 class Plan(Federation):
     "What server and sites have agreed on: a federation whose task has no images, and how long the server waits."
     least: int = 1          # good answers that a round needs; with fewer the run stops
-    wait: float = 60.       # seconds until sites must have connected and said who they are
-    timeout: float = 600.   # seconds until the answers of a round must be there
+    wait: float = 60.       # seconds that sites have to connect and say who they are
+    timeout: float = 600.   # seconds that sites have to answer in a round
     sites: str = 'sites'    # folder of the sites' folders, in a simulation
-    nodes: str = ''         # the nodes of client 0, 1, ..., as the server knows their keys; '' is who says it first
-    test: str = ''          # safetensors file with x and y for the server to evaluate on; '' is none
+    nodes: str = ''         # the nodes of client 0, 1, ..., whose keys the server knows; '' is whoever says it first
+    test: str = ''          # safetensors file with x and y for the server to evaluate on; '' for none
     def __post_init__(self): _agreeable(self)
     @property
     def numbers(self): return [int(n) if n.isdecimal() else -1 for n in self.nodes.split()]
 
 AGREED = ('method', 'clients', 'rounds', 'participation', 'seed', 'weighting', 'statistics', 'least', 'wait',
-          'timeout', 'sites', 'nodes', 'test', 'checkpoint') # what a run config may say of it
+          'timeout', 'sites', 'nodes', 'test', 'checkpoint') # what a run config may set
 
 # %% ../../nbs/scale/flower.ipynb #1b4a06aa
 def begin(plan):
@@ -72,7 +72,7 @@ def begin(plan):
     return start(plan.method, plan.model, len(plan.clients), plan.statistics, plan.seed, plan.local)
 
 def _fit_for_sites(plan):
-    "A ValueError where sites could not do their part."
+    "Raise ValueError if sites could not do their part."
     n = len(plan.clients)
     check_participation(plan.participation, n)
     unknown = dict(losses="asks for losses before a round, which sites are not asked for; `federate` runs it",
@@ -94,7 +94,7 @@ def _fit_for_sites(plan):
 
 # %% ../../nbs/scale/flower.ipynb #32cde15d
 def _agreeable(self):
-    "A ValueError where this cannot be run."
+    "Raise ValueError if this plan cannot be run."
     n = len(self.clients)
     if not n: raise ValueError("clients=0, but it must be at least 1")
     self.check_choices()
@@ -110,12 +110,12 @@ def _agreeable(self):
 
 # %% ../../nbs/scale/flower.ipynb #71c89147
 def _plain(v):
-    "What a text such as '(64,)' says; a text that says nothing of the kind is itself."
+    "The Python value that a text such as '(64,)' stands for; any other text as it is."
     try: return ast.literal_eval(v) if isinstance(v, str) else v
     except (ValueError, SyntaxError): return v
 
 def _modest(network, options, task, local, samples, most):
-    "Refuse a network or an index of batches of more than `most` bytes, before there is one."
+    "Refuse a network or an index of batches of more than `most` bytes, before it is built."
     with modest(): net = network(task=task, seed=0, **options)
     state = sum(v.nbytes for v in net.state_dict().values())
     batches = 3*8*local.most(-(-samples//local.batch_size))*min(local.batch_size, max(256, samples))
@@ -136,7 +136,7 @@ def read_plan(
     network=build, # function (name, task, seed=, **options) -> network that returns (features, logits)
     allowed=None,  # at a site: how many samples it has, and how many bytes it allows
 ) -> Plan:
-    "The agreement that a run config describes; an unknown or a missing name is an error."
+    "The Plan that a run config describes; an unknown or a missing name is an error."
     part = lambda head: {k.removeprefix(head).replace('-', '_'): _plain(v)
                          for k, v in config.items() if k.startswith(head)}
     own, seen, net = {k: v for k, v in config.items() if '.' not in k}, part('task.'), part('model.')
@@ -174,12 +174,12 @@ def _tensor(name, array, like):
     numbers = bytearray(data.read())
     if len(numbers) != want.nbytes: raise ValueError(f"{name} has {len(numbers)} bytes, but it must have {want.nbytes}")
     v = torch.from_numpy(np.ndarray(shape, dtype, numbers))
-    if not (torch.isfinite(v) | (v == like.cpu())).all(): # a mask of -inf is as it must be
+    if not (torch.isfinite(v) | (v == like.cpu())).all(): # a mask of -inf is allowed
         raise ValueError(f"{name} holds numbers that are not finite")
     return v
 
 def from_record(record, like):
-    "The tree in a record, if it looks as it must, like `like`; a ValueError names the first bad tensor."
+    "The tree in a record, which must look like `like`; a ValueError names the first bad tensor."
     flat = flatten(like)
     names = [k for k in flat if not k.endswith('/')]
     if odd := sorted(set(names) ^ set(record)):
@@ -192,13 +192,13 @@ def _without(kept, tree):
             for k, v in tree.items() if isinstance(v, dict) or k not in kept}
 
 def to_sites(plan, state):
-    "What the server sends: parameters and buffers but those kept at home, and the memory that local hooks read."
+    "What the server sends: parameters and buffers except those kept at home, and the memory that local hooks read."
     return dict(_without(state.personal, dict(params=state.params, buffers=state.buffers)),
                 server={n: state.server[n] for n in server_readers(plan.method)})
 
 # %% ../../nbs/scale/flower.ipynb #67624528
 def from_site(state, out):
-    "What a site sends of its result: nothing that stays at home, and nothing that it remembers."
+    "The part of a site's result that it sends: nothing that stays at home, and nothing that it remembers."
     return _without(state.personal, {k: out[k] for k in ('params', 'buffers', 'uploads', 'mask')})
 
 def memory(state, k):
@@ -208,17 +208,17 @@ def memory(state, k):
 # %% ../../nbs/scale/flower.ipynb #fd62560b
 def unsaid(
     method, # a Method
-) -> dict:  # name -> what the server puts in
-    "What a site does not say of itself, as a part of the method protects it."
+) -> dict:  # name -> the value that the server uses instead
+    "What a site does not say about itself, because a part of the method protects it."
     hides = protected(method)
     return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
 
 def fixed_as_text(state):
-    "What all sides must have alike and nobody sends, in numbers that rounding hardly moves."
+    "The frozen tensors, which all sides must share and nobody sends, as numbers that rounding hardly changes."
     return json.dumps({k: weight_of(v) for k, v in state.fixed.items()})
 
 def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fixed_as_text` of the server
-    "A round of local training: a tree to send, dict(steps, loss) of what may be said, and a tree to remember."
+    "A round of local training: a tree to send, dict(steps, loss) of what may be told, and a tree to remember."
     state = begin(plan)
     if not alike(json.loads(fixed), json.loads(fixed_as_text(state))):
         raise ValueError("what is frozen in the network is not the same here as at the server; "
@@ -238,13 +238,13 @@ def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fi
 def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else 'loop'
 
 def _trained(plan, task, number, state):
-    "`local_phase` for one client, with `federate`'s choices; a training that broke down is an error, and is not sent."
+    "`local_phase` for one client, with `federate`'s choices; training that failed is an error, and is not sent."
     batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number],
                          plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
     sent = Broadcast(plan.method, plan.model, state, plan.local, CRITERIA[task.target], function=function)
     out = local_phase(sent, [number], batches, _executor(plan.method))
-    check_clients(Guard(beyond=math.inf), [number], out, state) # the server knows the others
+    check_clients(Guard(beyond=math.inf), [number], out, state) # the server compares it with the others
     return out
 
 # %% ../../nbs/scale/flower.ipynb #14bc97d0
@@ -256,13 +256,13 @@ def _recall(context, accepted): # the last round whose answer the server used; 0
 
 # %% ../../nbs/scale/flower.ipynb #5e1c07a1
 def _question(content):
-    "What makes two questions of a server the same."
+    "A digest that is the same for equal questions of a server."
     digest = hashlib.sha256(repr(sorted(content['round'].items())).encode())
     for k, a in sorted(content['arrays'].items()): digest.update(repr((k, len(a.data))).encode() + a.data)
     return digest.hexdigest()
 
-def _answered(context, plan, content): # RecordDict, what the server asks
-    "The answer that this question has had, None where it is new; a ValueError where there is none to give."
+def _answered(context, plan, content): # content: RecordDict, the server's question
+    "The answer already given to this question, None if it is new; a ValueError if it must not be answered."
     round, last = content['round']['round'], context.state.get('answers', dict(round=-1))
     if not (type(round) is int and 0 <= round < plan.rounds):
         raise ValueError(f"round {round+1} is asked for, but the plan has {plan.rounds}")
@@ -273,7 +273,7 @@ def _answered(context, plan, content): # RecordDict, what the server asks
     return RecordDict({k: context.state[f'answer/{k}'] for k in ('arrays', 'said')})
 
 def _note_answer(context, content, answer): # RecordDicts
-    "Remember what is about to leave this site; no later message takes that back."
+    "Record the answer that is about to leave this site; no later message undoes that."
     count = context.state.get('answers', dict(count=0))['count'] + 1
     context.state['answers'] = ConfigRecord(dict(round=content['round']['round'], question=_question(content),
                                                  count=count))
@@ -300,7 +300,7 @@ def _simulated():
 def allowed(
     context, # Flower's Context
 ):           # bytes
-    "How much memory a site lets a run have: `memory` in its own configuration, in GB, else half of what is free."
+    "The memory that a site allows a run: `memory` in its own configuration, in GB, else half of what is free."
     said = context.node_config.get('memory')
     return memory_budget() if said is None else int(1e9*float(said))
 
@@ -308,7 +308,7 @@ def allowed(
 log = logging.getLogger('flwr')
 
 def _new_answer(context, plan, number, content):
-    "Train, and write down what the site has to remember of it, its answer too."
+    "Train, and store what the site has to remember of it, including its answer."
     round, accepted = (content['round'][k] for k in ('round', 'accepted'))
     kept = _recall(context, accepted)
     fixed = content['round'].get('fixed', '{}')
@@ -324,9 +324,9 @@ def _new_answer(context, plan, number, content):
 # %% ../../nbs/scale/flower.ipynb #9ac6d5f7
 def client_app(
     data=folder,   # function of Flower's Context -> x, y of this site
-    network=build, # what makes the network, see `read_plan`
+    network=build, # function that makes the network, see `read_plan`
 ) -> ClientApp:
-    "What runs at a site: it says who it is, and trains when it is asked to."
+    "The app that runs at a site: it says who it is, and trains when it is asked to."
     app, number = ClientApp(), lambda context: int(context.node_config['partition-id'])
     @app.query()
     def introduce(message, context):
@@ -349,19 +349,19 @@ def quoted(
     said, # anything that another machine wrote
     most=200, # characters
 ):        # text of one line
-    "What others say, fit for a log: escaped and cut."
+    "Text from other machines, made fit for a log: escaped and cut."
     line = str(said)[:most+1]
     shown = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
     return shown[:most] + ' ...' if len(line) > most or len(shown) > most else shown
 
 def blank(plan, state):
-    "A client's result on two empty pictures: the names, types and shapes that answers must have."
+    "A client's result on two empty samples: the names, types and shapes that answers must have."
     x, y = torch.zeros(1, 1, 2, *plan.task.x_train.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
     return local_phase(Broadcast(plan.method, plan.model, state, plan.local), [0], Batches(x, y),
                        _executor(plan.method))
 
 def _checked(content, like, most, unsaid):
-    "What a site sent, if it is what it must be: tree, steps, loss."
+    "The tree, steps and loss that a site sent; ValueError if they are not as they must be."
     said = {**unsaid, **content['said']}
     steps, loss = said['steps'], said['loss']
     if not (type(steps) is int and 1 <= steps <= most):
@@ -374,7 +374,7 @@ def _checked(content, like, most, unsaid):
 
 # %% ../../nbs/scale/flower.ipynb #4d361c25
 def _filled(form, seen, n):
-    "`seen` with zeros (n, ...) for all tensors of `form` that did not travel."
+    "`seen` with zeros (n, ...) for all tensors of `form` that were not sent."
     return {k: _filled(v, seen.get(k, {}), n) if isinstance(v, dict)
                else seen[k] if k in seen else v.new_zeros(n, *v.shape[1:])
             for k, v in form.items()}
@@ -390,7 +390,7 @@ def _stacked(state, answers, form):
 
 # %% ../../nbs/scale/flower.ipynb #4fc8a4ce
 def believed(plan, state, answers, form):
-    "`answers` without those beyond belief, judged together as `federate` does; client number -> why it is."
+    "`answers` without implausible ones, judged together as `federate` does; client number -> why it is left out."
     if not answers: return {}, {}
     who, out = _stacked(state, answers, form)
     shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
@@ -402,8 +402,8 @@ def believed(plan, state, answers, form):
     why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
-def _merged(plan, state, answers, sizes, form): # as for `believed`; client number -> samples
-    "The server's half of a round, over those whose answers are good: the State after it."
+def _merged(plan, state, answers, sizes, form): # as for `believed`; sizes: client number -> samples
+    "The server's half of a round, over the clients with good answers: the State after it."
     who, out = _stacked(state, answers, form)
     weights = [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
     return replace(aggregate(Broadcast(plan.method, plan.model, state, plan.local), who, out, weights),
@@ -411,7 +411,7 @@ def _merged(plan, state, answers, sizes, form): # as for `believed`; client numb
 
 # %% ../../nbs/scale/flower.ipynb #d7e5481d
 def _push(grid, contents, kind, round, timeout):
-    "Send each node its content: message -> node, of those that could be sent."
+    "Send each node its content; returns message -> node, for those that could be sent."
     sent = {}
     for node, content in contents.items():
         m = Message(content, node, kind, ttl=10*timeout, group_id=str(round))
@@ -421,14 +421,14 @@ def _push(grid, contents, kind, round, timeout):
     return sent
 
 def _content(m, node):
-    "What `node` says in the message `m`, and what is wrong with it."
+    "The content of the message `m` from `node`, or None, and what is wrong with it."
     if m.has_error(): return None, f'reports: {m.error.reason}'
     if (other := m.metadata.src_node_id) != node: return None, f'was answered for by node {other}, which is ignored'
     return (m.content, '') if m.has_content() else (None, 'sent a message without content')
 
 # %% ../../nbs/scale/flower.ipynb #60ff13bf
 def _pull(grid, waiting, round, end):
-    "Yield (node, RecordDict) as answers to `waiting` (message -> node) come, until all are there or the time is over."
+    "Yield (node, RecordDict) as answers to `waiting` (message -> node) come, until all are there or time is up."
     failed = set()
     while waiting:
         for i, node in list(waiting.items()):
@@ -447,16 +447,16 @@ def _pull(grid, waiting, round, end):
         time.sleep(.2)
 
 # %% ../../nbs/scale/flower.ipynb #0ae94625
-MOST = 10**8 # samples that a site may say it has
+MOST = 10**8 # most samples that a site may say it has
 
 class Book:
-    "Which node is which client: what nodes have said of themselves, in the order in which they said it."
+    "Which node is which client, by what nodes have said about themselves, in the order in which they said it."
     def __init__(self, plan): self.plan, self.said, self.waiting, self.until, self.online = plan, {}, {}, {}, []
     def here(self):
-        "Client number -> node of those connected; of several that say the same, the first."
+        "Client number -> connected node; if several say the same, the first."
         return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
     def enter(self, node, content):
-        "Write down what `node` says of itself, unless it cannot be."
+        "Record what `node` says about itself, unless that cannot be right."
         self.said[node], plan = None, self.plan
         try:
             number, samples = content['site']['number'], content['site']['samples']
@@ -475,11 +475,11 @@ class Book:
 # %% ../../nbs/scale/flower.ipynb #37a4df1a
 @patch
 def call(self:Book, grid, round):
-    "Ask nodes that are new who they are; client number -> node of those connected."
+    "Ask new nodes who they are; returns client number -> connected node."
     try: self.online = list(grid.get_node_ids())
     except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
     new = {n: RecordDict() for n in self.online if n not in self.said and n not in self.waiting.values()}
-    for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # asked again, it is not waited for
+    for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # there is no second wait for a node
     self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
     full = lambda: len(self.here()) == len(self.plan.clients)
     end = 0 if full() else max((self.until[n] for n in self.waiting.values()), default=0)
@@ -490,14 +490,14 @@ def call(self:Book, grid, round):
 
 # %% ../../nbs/scale/flower.ipynb #c6e83ae2
 def _overdue(plan, **late):
-    "Who did not come in time, and which number of the plan, `timeout` or `wait`, would give them longer."
+    "Who was late, and which number of the plan, `timeout` or `wait`, would give them longer."
     what = dict(timeout='answer', wait='word')
     names = lambda who: ', '.join(f'client {k}' for k in sorted(who))
     return '; '.join(f"no {what[k]} of {names(who)} within {k}={getattr(plan, k):g} s; "
                      f"where sites need longer, raise {k} in the run config" for k, who in late.items() if who)
 
 def _ask(grid, plan, state, asked, accepted, r): # asked: node -> client; accepted: client -> round
-    "Send out the network, and with it the last round of which a site's answer was used: message -> node."
+    "Send the network with the last round in which a site's answer was used; returns message -> node."
     arrays, fixed = to_record(to_sites(plan, state)), fixed_as_text(state)
     said = lambda k: ConfigRecord(dict(round=r, accepted=accepted.get(k, 0), fixed=fixed))
     contents = {n: RecordDict({'arrays': arrays, 'round': said(k)}) for n, k in asked.items()}
@@ -505,10 +505,10 @@ def _ask(grid, plan, state, asked, accepted, r): # asked: node -> client; accept
 
 # %% ../../nbs/scale/flower.ipynb #59823d5c
 def _answers(grid, plan, state, book, accepted, form, r):
-    "One round of asking: the good answers by client number, and those who were drawn."
+    "Ask for one round: good answers by client number, clients drawn, samples of those asked, and who was late."
     like = rows(from_site(state, form), 0)
     here = book.call(grid, r+1)
-    told = dict(filter(None, book.said.values())) # a site that has not said how much it has is taken to have nothing
+    told = dict(filter(None, book.said.values())) # a site that has not said how much it has counts as empty
     who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [told.get(k, 0) for k in plan.clients])
     asked, good = {here[k]: k for k in who if k in here}, {}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
@@ -532,7 +532,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
 
 # %% ../../nbs/scale/flower.ipynb #d5bd1d61
 def _begun(plan):
-    "The run to go on with: the checkpoint's, or a new one."
+    "The run to continue: the checkpoint's, or a new one."
     settings = dict(model=getattr(plan.model, 'spec', None) or type(plan.model).__name__,
                     task=plan.task.name, local=plan.local.plain(),
                     fedlit=fedlit.__version__, torch=torch.__version__,
@@ -542,12 +542,12 @@ def _begun(plan):
             or Run(plan.method, pd.DataFrame(), begin(plan), settings))
 
 def _accepted(history):
-    "The last round of every client whose answer was used."
+    "For every client, the last round in which its answer was used."
     said = lambda row, k: map(int, str(row[k]).split())
     return {k: int(row['round']) for row in history for k in set(said(row, 'drawn')).difference(said(row, 'left_out'))}
 
 def _goes_on(plan, state):
-    "Say what a run that goes on from a checkpoint may have lost."
+    "Log what a run that goes on from a checkpoint may have lost."
     held = [n for n, v in state.client.items() if leaves(v)]
     if state.personal: held.append(f'{len(state.personal)} personal tensors')
     log.warning('the run goes on after round %s of %s%s', state.round, plan.checkpoint,
@@ -569,7 +569,7 @@ def _row(plan, state, test, good, who, metrics=None):
 
 # %% ../../nbs/scale/flower.ipynb #fltrycod
 def _try_out(plan, metrics):
-    "Refuse what `federate` refuses before its first round, and warn of what it warns of; the test samples, or None."
+    "Refuse and warn as `federate` does before its first round; returns the test samples, or None."
     x = torch.rand(32, *plan.task.x_train.shape[1:], generator=torch.Generator().manual_seed(0))
     y = _targets(32, plan.task.classes, plan.task.target)
     test = load_file(plan.test) if plan.test else dict(x=x[16:], y=y[16:])
@@ -584,8 +584,8 @@ def _try_out(plan, metrics):
     return dict(x=task.x_test, y=task.y_test) if plan.test else None
 
 # %% ../../nbs/scale/flower.ipynb #d14075c7
-def _tell(plan, row, drawn): # drawn: how many clients
-    "One line of the log for a round, the last row of the history."
+def _tell(plan, row, drawn): # drawn: number of clients
+    "Log one line for a round, the last row of the history."
     first = SCORED[plan.task.target][0]
     log.info('round %s: %s of %s clients, %s %.4f, %.1f s', row['round'], row['participants'], drawn,
              first.replace('_', ' '), row[first], row['seconds'])
@@ -596,7 +596,7 @@ def serve(
     plan, # Plan
     metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
-    "The server: all rounds, with a checkpoint after each."
+    "Run the server: all rounds, with a checkpoint after each."
     test, run = _try_out(plan, metrics), _begun(plan)
     form, history, book, end = (
         blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)
@@ -618,10 +618,10 @@ def serve(
 
 # %% ../../nbs/scale/flower.ipynb #836a7f1c
 def server_app(
-    network=build, # what makes the network, see `read_plan`
+    network=build, # function that makes the network, see `read_plan`
     metrics=None, # as for `serve`
 ) -> ServerApp:
-    "What runs on the server."
+    "The app that runs on the server."
     app = ServerApp()
     @app.main()
     def main(grid, context): serve(grid, read_plan(context.run_config, network), metrics)
@@ -629,9 +629,9 @@ def server_app(
 
 # %% ../../nbs/scale/flower.ipynb #5e1c07b1
 def write_app(
-    folder, # a new one
+    folder, # a new folder
 ) -> Path:  # the folder
-    "A copy of the example app, to be changed: app.py, pyproject.toml, prepare.py for keys, deploy.py for processes."
+    "Copy the example app, to be changed: app.py, pyproject.toml, prepare.py for keys, deploy.py for processes."
     if Path(folder).exists(): raise FileExistsError(f'{folder} is there already; name a new folder')
     package = Path(fedlit.__file__).parent
     places = [p/'examples'/'flower' for p in (package, package.parent)] # as installed, and in a checkout
@@ -640,11 +640,11 @@ def write_app(
 
 # %% ../../nbs/scale/flower.ipynb #d0287afb
 class Rehearsal:
-    "All sites in this process, every message through real bytes; `bytes_sent` counts them."
+    "All sites in this process; every message is sent as real bytes, which `bytes_sent` counts."
     def __init__(self,
         app,    # ClientApp
         config, # run config
-        nodes,  # list of node configs, one a site: dict such as {'partition-id': 0, 'folder': 'sites/0'}
+        nodes,  # list of node configs, one per site: dict such as {'partition-id': 0, 'folder': 'sites/0'}
     ):
         TaskIdentity.task_id = TaskIdentity.run_id = TaskIdentity.node_id = 1 # the server's, as in Flower's simulation
         self.app, self.waiting, self.bytes_sent = app, {}, 0

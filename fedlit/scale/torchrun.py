@@ -29,8 +29,8 @@ from ..server import client_sums
 def balanced(
     work,  # (K,) steps of each client
     ranks, # int
-) -> list: # one sorted list of positions a rank
-    "Share clients among ranks: the longest first, each to the rank that has least to do."
+) -> list: # one sorted list of positions per rank
+    "Share clients among ranks: the longest first, each to the rank with the least work."
     shares, load = [[] for _ in range(ranks)], [0]*ranks
     for k in sorted(range(len(work)), key=lambda k: -work[k]):
         rank = load.index(min(load))
@@ -40,7 +40,7 @@ def balanced(
 
 # %% ../../nbs/scale/torchrun.ipynb #b84a0ccc
 def _join(backend, minutes):
-    "Enter the group of processes that torchrun started, or make one of this process alone."
+    "Enter the group of processes that torchrun started, or make a group of this process alone."
     alone = dict(store=dist.HashStore(), rank=0, world_size=1) if 'RANK' not in os.environ else {}
     if alone:
         warn("executor='torchrun' in a process that torchrun did not start is one rank; "
@@ -49,7 +49,7 @@ def _join(backend, minutes):
     atexit.register(dist.destroy_process_group)
 
 def _own_gpu(device):
-    "The device of this rank, and whether it is its alone."
+    "The device of this rank, and whether it has it to itself."
     if device not in ('auto', 'cuda') or not torch.cuda.is_available():
         return 'cpu' if device == 'auto' else device, False
     rank, gpus = int(os.environ.get('LOCAL_RANK', 0)), torch.cuda.device_count()
@@ -64,8 +64,8 @@ def _own_gpu(device):
 class Ranks:
     "The processes of one run. Rank 0 holds the federation and says what to do; the others train, add up and answer."
     def __init__(self,
-        device='auto', # "auto", "cuda": a GPU a rank (nccl) if there are any; "cuda:0": one for all (gloo); "cpu": gloo
-        minutes=30.,   # a rank that another waits for longer than this counts as dead
+        device='auto', # "auto", "cuda": one GPU per rank (nccl) if any; "cuda:0": one for all (gloo); "cpu": gloo
+        minutes=30.,   # a rank for which another waits longer than this counts as dead
     ):
         self.device, own = _own_gpu(str(device))
         if not dist.is_initialized(): _join('cpu:gloo,cuda:nccl' if own else 'gloo', minutes)
@@ -88,14 +88,14 @@ def _tensors(data, like, device):
 
 # %% ../../nbs/scale/torchrun.ipynb #40da8a4f
 def _again():
-    "The command that starts this program another time."
+    "The command that starts this program again."
     spec = sys.modules['__main__'].__spec__
     what = ['-m', spec.name.removesuffix('.__main__')] if spec else [sys.argv[0]]
     return shlex.join(['torchrun', '--nproc-per-node=2', *what, *sys.argv[1:]])
 
 @patch
 def _parting(self:Ranks, what):
-    "What a rank says when it has to end because of another."
+    "The error of a rank that has to end because of another."
     self.open, self.parted = False, True
     kept = self.checkpoint and Path(self.checkpoint).exists()
     on = (f'{self.checkpoint} holds the rounds before; with any number of ranks, `{_again()}` goes on from there'
@@ -104,7 +104,7 @@ def _parting(self:Ranks, what):
 
 @patch
 def _do(self:Ranks, op, tensor, *args):
-    "Send or receive; an error that says how to go on where another rank is gone."
+    "Send or receive; if another rank is gone, the error says how to go on."
     self.traffic[self.job] += tensor.nbytes
     try: op(tensor, *args)
     except RuntimeError as e:
@@ -114,7 +114,7 @@ def _do(self:Ranks, op, tensor, *args):
 # %% ../../nbs/scale/torchrun.ipynb #5124bf09
 @patch
 def __enter__(self:Ranks):
-    "While ranks work together, being told to end is an error with the same advice."
+    "While ranks work together, a signal to end raises an error with the same advice."
     def terminated(*_):
         signal.signal(signal.SIGTERM, self.before or signal.SIG_DFL)
         if not self.parted: raise self._parting('it was told to, as torchrun tells all ranks once one has died')
@@ -125,7 +125,7 @@ def __enter__(self:Ranks):
 
 @patch
 def __exit__(self:Ranks, kind, error, trace):
-    "An error of rank 0 becomes that of all ranks; one that another rank has before it follows becomes that of rank 0."
+    "Pass an error of rank 0 on to all ranks, and an error that another rank has before it follows to rank 0."
     if self.before is not None and not self.parted: signal.signal(signal.SIGTERM, self.before)
     if self.open and isinstance(error, Exception):
         if self.rank == 0: self._say('end', error=_told(error))
@@ -137,7 +137,7 @@ def __exit__(self:Ranks, kind, error, trace):
 # %% ../../nbs/scale/torchrun.ipynb #8e7871e1
 @patch
 def _pass(self:Ranks, op, value=None, peer=0):
-    "A JSON value, after its length."
+    "Send or receive a JSON value, after its length."
     text = b'' if value is None else json.dumps(value).encode()
     n = int(self._do(op, torch.tensor([len(text)]), peer))
     data = self._do(op, torch.frombuffer(bytearray(text or n), dtype=torch.uint8), peer)
@@ -146,14 +146,14 @@ def _pass(self:Ranks, op, value=None, peer=0):
 # %% ../../nbs/scale/torchrun.ipynb #544ffd36
 @patch
 def _say(self:Ranks, job, tree=None, **said):
-    "Rank 0 tells all others what to do, and with which tensors."
+    "Tell all other ranks, from rank 0, what to do, and with which tensors."
     self.job, flat = job, flatten(tree or {})
     self._pass(dist.broadcast, dict(said, job=job, names=list(flat), like=_like(flat.values())))
     if flat: self._do(dist.broadcast, _bytes(flat.values(), self.wire), 0)
 
 @patch
 def _hear(self:Ranks):
-    "What rank 0 said, and the tensors."
+    "Receive what rank 0 said, and the tensors."
     said = self._pass(dist.broadcast)
     self.job, like = said['job'], said['like']
     data = (self._do(dist.broadcast, torch.empty(sum(_sizes(like)), dtype=torch.uint8, device=self.wire), 0)
@@ -168,7 +168,7 @@ def _give(self:Ranks, tree, peer):
 
 @patch
 def _take(self:Ranks, like, n, peer):
-    "Receive `n` rows of each stack of a tree that looks `like` this one."
+    "Receive `n` rows of each stack of a tree with the shapes and types of `like`."
     if not (each := leaves(like)): return like
     kinds = [[[n, *v.shape[1:]], kind] for v, (_, kind) in zip(each, _like(each))]
     data = self._do(dist.recv, torch.empty(sum(_sizes(kinds)), dtype=torch.uint8, device=self.wire), peer)
@@ -186,7 +186,7 @@ def _total(self:Ranks, part=None):
 
 # %% ../../nbs/scale/torchrun.ipynb #06be49fb
 class Share(Table):
-    "The rows (K, ...) of a round's clients, on rank 0: a sum travels as one tensor, rows are fetched when read."
+    "The rows (K, ...) of a round's clients, on rank 0: a sum is sent as one tensor, rows are fetched when read."
     def __init__(self,
         ranks, # Ranks
         path,  # keys that lead to the tensor in the clients' results
@@ -215,13 +215,13 @@ def _joined(self:Ranks, parts):
 
 @patch
 def _collect(self:Ranks, mine):
-    "The rows of a tree that rank 0 has, with those of all others."
+    "The rows of a tree from rank 0, together with those from all others."
     parts = [self._take(mine, len(at), rank) if rank else mine for rank, at in enumerate(self.shares) if at]
     return tmap(lambda *v: self._joined(v), *parts)
 
 @patch
 def _fetched(self:Ranks, path, mine):
-    "All rows of what lies at `path` of the clients' results."
+    "All rows of the tensor at `path` in the clients' results."
     self._say('rows', path=path)
     return self._collect(mine)
 
@@ -230,7 +230,7 @@ def _summand(v): return v.sum(0, dtype=torch.double).reshape(-1)
 
 @patch
 def _summed(self:Ranks, path, mine):
-    "The sum over clients of what lies at `path`."
+    "The sum over clients of the tensor at `path`."
     self._say('sum', path=path)
     return self._total(_summand(mine)).view(mine.shape[1:]).to(mine.dtype if mine.is_floating_point() else torch.int64)
 
@@ -239,7 +239,7 @@ def _told(error):
     return error and [next(c.__name__ for c in type(error).__mro__ if c.__module__ == 'builtins'), str(error)]
 
 def _try(f, who, *args):
-    "What `f` says of these clients, or None and the error."
+    "The result of `f` for these clients and None, or None and the error."
     try: return f(who, *args) if who else None, None
     except Exception as error: return None, error
 
@@ -248,7 +248,7 @@ def _numbers(out): return {k: v.tolist() for k, v in (out or {}).items() if not 
 def _kept(state): return dict(client=state.client, personal=state.personal)
 
 def _home(out, state):
-    "What of the clients' results belongs into tables: their memory, and the tensors that stay at home."
+    "The part of the clients' results that belongs in tables: their memory, and the tensors that stay at home."
     return dict(client=out['client'],
                 **{k: {n: v for n, v in out[k].items() if n in state.personal} for k in ('params', 'buffers')})
 
@@ -260,12 +260,12 @@ def follows(self:Ranks):
 
 @patch
 def named(self:Ranks, executor):
-    "What `executor` is called in the settings of a run on these ranks."
+    "The name of `executor` in the settings of a run on these ranks."
     return f'torchrun:{executor} x {self.size}'
 
 @patch
 def begin(self:Ranks, sim, run):
-    "Rank 0 asks whether all were given the same run, and leads: `train`, `sums` and `test_clients` are of all ranks."
+    "Check that all ranks were given the same run, and lead: `train`, `sums` and `test_clients` are of all ranks."
     self.open, self.sim, self.round, sim.single_process = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
     self._say('begin', given=_given(sim, run), round=self.round)
@@ -273,16 +273,16 @@ def begin(self:Ranks, sim, run):
     return self
 
 # %% ../../nbs/scale/torchrun.ipynb #de3ec8f4
-_FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels_last' # in which ranks may differ
+_FREE = 'device', 'threads', 'machine', 'python', 'torch', 'executor', 'channels_last' # these may differ between ranks
 
 def _given(sim, run):
-    "What a rank was given, as JSON has it."
+    "What a rank was given, in the form that JSON holds."
     proxy = getattr(getattr(sim, 'federation', None), 'proxy', None)
     said = dict(run.settings, method=repr(run.method), **{'what the server has': describe(proxy)})
     return json.loads(json.dumps({k: v for k, v in said.items() if k not in _FREE}))
 
 def _differences(theirs, ours, rank):
-    "In what two ranks differ, at most four of them in words."
+    "How two ranks differ, in words: at most four differences, and how many more there are."
     settings = [f'{k}: {theirs.get(k)} on rank 0, {ours.get(k)} on rank {rank}' for k in dict.fromkeys([*theirs, *ours])
                 if k != 'fingerprint' and theirs.get(k) != ours.get(k)]
     said = [v if len(v) < 300 else f'{v[:300]} ...' for v in settings]
@@ -292,7 +292,7 @@ def _differences(theirs, ours, rank):
 # %% ../../nbs/scale/torchrun.ipynb #7a6ef880
 @patch
 def _agree(self:Ranks, error):
-    "What the other ranks answer; the first error there is, that of rank 0 included, is raised."
+    "The numbers that the other ranks answer; raises `error`, that of rank 0, or else the first of theirs."
     answers = [self._pass(dist.recv, peer=rank) for rank in range(1, self.size)]
     if error: raise error
     for a in answers: _raise(a['error'])
@@ -308,7 +308,7 @@ def _raise(error, cause=None):
 # %% ../../nbs/scale/torchrun.ipynb #8a90a618
 @patch
 def train(self:Ranks, who, state):
-    "The clients `who`, each trained on the rank whose turn it is."
+    "Train the clients `who`, each on the rank that `balanced` chooses."
     self.shares, self.round = balanced([self.sim.steps[k] for k in who], self.size), state.round + 1
     lent = sorted({k for table in leaves(_kept(state)) for k in table.written()} & set(who))
     self._say('train', self._server(state), who=who, shares=self.shares, lent=lent, round=state.round)
@@ -320,7 +320,7 @@ def train(self:Ranks, who, state):
     if wrong := [pair for t in theirs for pair in t['why']]: self.sim.failures.setdefault(state.round, {}).update(wrong)
     told = [_numbers(self.out), *(t['numbers'] for t in theirs)]
     if not (told := self._left(len(who), told)): return self.out
-    like = lambda k: self.out.get(k, self.out['loss']) # a rank of which no client is left has not seen all
+    like = lambda k: self.out.get(k, self.out['loss']) # a rank that has no client left has not seen all
     numbers = {k: self._joined([torch.tensor(t[k], dtype=like(k).dtype, device=like(k).device) for t in told])
                for k in told[0]}
     numbers = self._judged(numbers, state)
@@ -335,7 +335,7 @@ def train(self:Ranks, who, state):
 # %% ../../nbs/scale/torchrun.ipynb #0ad934ee
 @patch
 def _left(self:Ranks, many, told):
-    "What the ranks that have clients left say of them; `many`: how many clients there were."
+    "What the ranks with clients left say about them; `many`: number of clients at the start."
     whose = [t.get('who', []) for t in told]
     left = sorted(sum(whose, []))
     if len(left) < many: self._go_on(left, whose)
@@ -343,21 +343,21 @@ def _left(self:Ranks, many, told):
 
 @patch
 def _go_on(self:Ranks, left, whose):
-    "Go on with the clients `left`; `whose`: for each rank the clients that it had."
+    "Go on with the clients `left`; `whose`: the clients that each rank had."
     shares = [[left.index(k) for k in ks if k in left] for ks in whose]
     self._say('keep', left=left, shares=shares)
     self._keep(left, shares)
 
 @patch
 def _keep(self:Ranks, left, shares):
-    "Forget all other clients; the `shares` are positions among those that are left."
+    "Forget all clients but `left`; the `shares` are positions among them."
     self.shares = shares
     if self.out: self.out = rows(self.out, [j for j, k in enumerate(self.out['who'].tolist()) if k in left])
 
 # %% ../../nbs/scale/torchrun.ipynb #aaa3c340
 @patch
 def _judged(self:Ranks, numbers, state):
-    "Look at what single ranks could not: who is beyond belief beside all others of the round?"
+    "Check what single ranks could not: which clients are implausible, given all others of the round."
     seen, least = numbers.pop('seen', None), numbers.pop('least', None)
     if seen is None or not seen.numel(): return numbers
     guard = self.sim.federation.bad_clients
@@ -366,7 +366,7 @@ def _judged(self:Ranks, numbers, state):
     rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
     if not rows_.any(): return numbers
     wrong, (tensors, *_) = {}, largest_entries(self.out, state)
-    for i, j in reversed(bad.nonzero().tolist()): # of every client the first tensor that is odd
+    for i, j in reversed(bad.nonzero().tolist()): # keeps the first odd tensor of every client
         said = f"returned {seen[i, j]:.3g} in {tensors[j].removeprefix('buffers/')} in round {state.round+1}"
         wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
     self.sim.failures.setdefault(state.round, {}).update(wrong)
@@ -380,7 +380,7 @@ def _judged(self:Ranks, numbers, state):
 # %% ../../nbs/scale/torchrun.ipynb #dbef68bf
 @patch
 def sums(self:Ranks, state, out, q, p):
-    "`client_sums`, each rank adding up its own."
+    "`client_sums`, with each rank adding up its own clients."
     self._say('sums', q=q.tolist(), p=p.tolist())
     like = flatten(client_sums(state, self.out, *(w.double()[self.shares[0]] for w in (q, p))))
     total = self._total(self._line(like)).split([v.numel() for v in like.values()])
@@ -394,7 +394,7 @@ def _line(self:Ranks, flat):
 # %% ../../nbs/scale/torchrun.ipynb #260a8012
 @patch
 def test_clients(self:Ranks, who, before, out, after):
-    "What is seen of the clients, each where it was trained."
+    "Test the clients, each where it was trained."
     self._say('see', self._server(after))
     mine, error = _try(self.sim.test_clients, [who[i] for i in self.shares[0]], before, self.out, after)
     told = list(filter(None, [mine, *self._agree(error)]))
@@ -403,7 +403,7 @@ def test_clients(self:Ranks, who, before, out, after):
 # %% ../../nbs/scale/torchrun.ipynb #70bffc70
 @patch
 def end(self:Ranks, run):
-    "Rank 0 gives all others the result: the server's side of the state, and the history."
+    "Give all other ranks the result: the server's side of the state, and the history."
     s = run.state
     self._say('end', dict(params=s.params, buffers=s.buffers, server=s.server),
               error=None, round=s.round, history=run.history.to_dict('records'))
@@ -411,7 +411,7 @@ def end(self:Ranks, run):
 
 @patch
 def follow(self:Ranks, sim, run):
-    "What a rank other than 0 does: the Run after its last round, without what clients keep."
+    "Follow rank 0, on another rank; returns the Run after its last round, without what clients keep."
     self.open = self.ready = True
     self.sim, self.out, sim.single_process = sim, None, False
     while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
@@ -478,8 +478,8 @@ def _on_home(self:Ranks, run, said, tree):
 
 # %% ../../nbs/scale/torchrun.ipynb #56131208
 def over_ranks(
-    federation, # whose executor is "torchrun", or "torchrun:" and the executor of every rank
-):         # of the Run after its last round, and its network
+    federation, # Federation whose executor is "torchrun", or "torchrun:" and the executor of every rank
+):         # yields the Run after its last round, and its network
     "`federate(..., executor='torchrun')`: rank 0 runs it, resumes and writes checkpoints; the others follow."
     if isinstance(federation.participation, Clock):
         raise ValueError(f"{federation.participation!r} has clients start from the networks of several rounds, which "
