@@ -15,9 +15,9 @@ from .ditto import OwnNetwork, mine, second
 # %% ../../nbs/methods/71_apfl.ipynb #a01206f1
 class APFL(OwnNetwork):
     "A learned mixture of the common network and the client's own (Deng et al., 2020, algorithm 1)."
-    alpha: float = .5  # weight of the client's own network, at first
-    learn: bool = True # is the weight adapted, by a step of the client's learning rate at a time?
-    mix: str = field(default='parameters', repr=False) # is mixed: 'parameters', or 'outputs' as released
+    alpha: float = .5  # initial weight of the client's own network
+    learn: bool = True # adapt this weight, in steps with the client's learning rate?
+    mix: str = field(default='parameters', repr=False) # what is mixed: 'parameters', or 'outputs' as released
     def __post_init__(self):
         require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'),
                 mix=(self.mix in ('parameters', 'outputs'), "'parameters' or 'outputs'"))
@@ -48,7 +48,7 @@ def grad(self:APFL, grads, params, buffers, lr):
 # %% ../../nbs/methods/71_apfl.ipynb #f2f5b329
 @patch
 def _loss_of_outputs(self:APFL, params, buffers, x, y, logits, forward, criterion, lr):
-    "The loss of the mixed outputs, and the buffers with the next weight."
+    "The loss of the mixed outputs, and the buffers with the updated weight."
     _, own, after = forward(mine(params), mine(buffers), x)
     a, common = buffers['alpha'], logits.detach()
     of = lambda a, own: criterion(a*own + (1 - a)*common, y)
@@ -57,6 +57,6 @@ def _loss_of_outputs(self:APFL, params, buffers, x, y, logits, forward, criterio
 
 @patch
 def predict(self:APFL, logits, x, params, buffers, forward, number=None):
-    if number is None: return logits # of the server, which has the common network alone
+    if number is None: return logits # the server has only the common network
     a, own = buffers['alpha'], forward(mine(params), mine(buffers), x, train=False)[1]
     return a*own + (1 - a)*logits

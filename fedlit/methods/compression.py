@@ -15,10 +15,10 @@ from ..ground.tree import finest, zeros
 # %% ../../nbs/methods/81_compression.ipynb #7100000e
 def largest(
     delta,   # tree, an update
-    share,   # of its entries, in (0, 1]
-    mask=None, # name -> which entries there are; a name that is absent has all
-):           # tree: the largest entries by size over the whole update, ceil(share n) of n, and zeros
-    "`delta` without all but its largest entries."
+    share,   # share of its entries to keep, in (0, 1]
+    mask=None, # name -> which entries exist; a tensor whose name is absent has all
+):           # tree: the ceil(share n) largest of the n entries of the whole update, and zeros
+    "Keep only the largest entries of `delta`."
     if not delta: return delta
     mask = mask or {}
     live = {k: beside(mask[k], v).expand_as(v).bool() if k in mask else torch.ones_like(v).bool()
@@ -33,10 +33,10 @@ def largest(
 
 # %% ../../nbs/methods/81_compression.ipynb #71000010
 def fed_back(
-    compress, # function of an update that returns what is sent of it
-    delta,    # tree
+    compress, # function of an update that returns what is sent in its place
+    delta,    # tree, an update
     client,   # dict(residual=...), what was not sent before; or {}
-    mask,     # name -> which entries the client trained; a name that is absent has all
+    mask,     # name -> which entries the client trained; a tensor whose name is absent has all
 ):            # the tree that is sent, and the client's memory
     "Compress the update together with what was held back before, and hold back what is not sent now."
     there = lambda k, v, other: torch.where(beside(mask[k], v).bool(), v, other) if k in mask else v
@@ -51,8 +51,8 @@ def _residual(params, keeps): return dict(residual=zeros({k: v for k, v in param
 # %% ../../nbs/methods/81_compression.ipynb #7100000f
 def rounded(
     v,      # tensor
-    levels, # int, how many steps there are from zero to its largest entry
-    damped=False, # divide by 1 + omega, so that the expected error is shorter than `v`? else the mean is `v`
+    levels, # int, number of steps from zero to its largest entry
+    damped=False, # divide by 1 + omega, so that the expected error is shorter than `v`? If not, the mean is `v`
 ):          # tensor of whole multiples of a step
     "`v` rounded at random to one of the two nearest levels."
     step = v.abs().max()/levels
@@ -63,8 +63,8 @@ def rounded(
 
 # %% ../../nbs/methods/81_compression.ipynb #71000011
 class TopK(Method):
-    "Send the largest entries of the update, and the others when they have grown (Stich et al., NeurIPS 2018)."
-    share: float = .01    # of the entries, over the whole update
+    "Send the largest entries of the update, and the rest once they have grown (Stich et al., NeurIPS 2018)."
+    share: float = .01    # share of the entries to send, over the whole update
     feedback: bool = True # add what was not sent to the next update?
     def __post_init__(self): require(self, share=(0 < self.share <= 1, 'in (0, 1]'))
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}
@@ -76,15 +76,15 @@ class TopK(Method):
         return replace(wire, numbers=few, beside=wire.beside + _which(few, wire.whole)*(few < wire.whole))
 
 def _which(few, whole):
-    "Bits that say which `few` of `whole` entries they are: a bit for every entry, or a number for each of the few."
+    "Bits that say which `few` of `whole` entries are sent: one for every entry, or a number for each of the few."
     lists = few*np.ceil(np.log2(np.maximum(whole, 2)))
     return np.minimum(whole, lists)
 
 # %% ../../nbs/methods/81_compression.ipynb #8d79791d
 class Quantize(Method):
-    "Send every number with a few bits, rounded at random, and the error later (Alistarh et al., NeurIPS 2017)."
-    bits: int = 8 # of a number, from 2 to 16
-    feedback: bool = True # add what rounding took to the next update?
+    "Send every number in a few bits, rounded at random, and the error later (Alistarh et al., NeurIPS 2017)."
+    bits: int = 8 # number of bits for each number, from 2 to 16
+    feedback: bool = True # add the rounding error to the next update?
     def __post_init__(self): require(self, bits=(2 <= self.bits <= 16, 'from 2 to 16'))
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}
     def send(self, delta, client, mask):

@@ -17,17 +17,17 @@ from ..models import (Net, average_pool, basic_block, colours, conv_block, kaimi
 
 # %% ../../nbs/methods/55_depthfl.ipynb #660c0dc3
 class Exits(nn.Module):
-    "Stages in a row, each with a classifier: logits (B, exits, classes) in training, their mean (B, classes) in use."
+    "Stages in a row, each with a classifier: logits (B, exits, classes) in training, else their mean (B, classes)."
     def __init__(self,
-        stages,     # modules; each takes what the one before returns
-        exits,      # as many modules that map a stage's output to (features, logits), such as `Net`
-        features=0, # whose features are returned: 0 is the first exit, -1 the last
+        stages,     # modules; each takes the output of the previous one
+        exits,      # modules, one per stage, that map its output to (features, logits), such as `Net`
+        features=0, # the exit whose features are returned: 0 is the first, -1 the last
     ):
         super().__init__()
         if len(stages) != len(exits):
             raise ValueError(f"{len(stages)} stages and {len(exits)} exits, but every stage needs one exit")
         self.stages, self.exits, self.features = nn.ModuleList(stages), nn.ModuleList(exits), features
-    def each(self, x): # (B, ...), inputs
+    def each(self, x): # (B, ...) inputs
         "(features, logits) of every exit, from the first to the last."
         outs = []
         for stage, exit in zip(self.stages, self.exits):
@@ -37,18 +37,18 @@ class Exits(nn.Module):
     def forward(self, x):
         features, logits = zip(*self.each(x))
         return features[self.features], torch.stack(logits, 1) if self.training else sum(logits)/len(logits)
-    def first(self, depth): # int, how many stages
-        "What a client of this depth has: the same modules, not copies."
+    def first(self, depth): # int, number of stages
+        "The part of the network that a client of this depth has: the same modules, not copies."
         return Exits(self.stages[:depth], self.exits[:depth], self.features).train(self.training)
 
 # %% ../../nbs/methods/55_depthfl.ipynb #ead69873
 @register
 def exits_mlp(
-    shape:tuple, # of one sample, flattened on the way in
+    shape:tuple, # shape of one sample, which is flattened first
     classes:int, # number of classes
     hidden:int=64, # width of every stage
-    depth:int=4, # stages
-    features:int=0, # whose features are returned
+    depth:int=4, # number of stages
+    features:int=0, # the exit whose features are returned
 )->Exits: # each exit's features are (B, `hidden`)
     "Stages of linear, BatchNorm, ReLU; each exit is a linear layer."
     stage = lambda c: nn.Sequential(nn.Flatten(), nn.Linear(c, hidden), nn.BatchNorm1d(hidden), nn.ReLU())
@@ -60,13 +60,13 @@ def exits_mlp(
 def exits_cnn(
     shape:tuple, # (C, H, W), at least 4x4
     classes:int, # number of classes
-    channels:tuple=(16, 32), # of the two convolutions
+    channels:tuple=(16, 32), # channels of the two convolutions
     hidden:int=64, # width of the two linear stages
     norm:str="batch", # after each convolution: "none", "batch" or "group" (four groups)
-    features:int=-1, # whose features are returned
+    features:int=-1, # the exit whose features are returned
 )->Exits: # the last two exits' features are (B, `hidden`)
     "Four stages: convolution, convolution, linear, linear; each exit is a linear layer."
-    # of the maps, flattened
+    # lengths of the flattened maps
     sizes = [c * max(shape[-2]//2**i, 1) * max(shape[-1]//2**i, 1) for i, c in enumerate(channels, 1)]
     linear = lambda n: nn.Sequential(nn.Flatten(), nn.Linear(n, hidden), nn.ReLU())
     convs = [nn.Sequential(*conv_block(*io, norm)) for io in zip((colours(shape), channels[0]), channels)]
@@ -75,7 +75,7 @@ def exits_cnn(
 
 # %% ../../nbs/methods/55_depthfl.ipynb #594bcd7a
 def _sep(c, out):
-    "Filter with stride 2, mix, norm, ReLU; filter, mix to `out` channels, norm, ReLU."
+    "Two separable convolutions, the first with stride 2, the second to `out` channels, with BatchNorm and ReLU."
     filt = lambda stride: nn.Conv2d(c, c, 3, stride, 1, groups=c, bias=False)
     mix = lambda to: (nn.Conv2d(c, to, 1, bias=False), nn.BatchNorm2d(to), nn.ReLU())
     return nn.Sequential(filt(2), *mix(c), filt(1), *mix(out))
@@ -101,8 +101,8 @@ def exits_resnet18(
     shape:tuple, # (C, H, W)
     classes:int, # number of classes
     width:float=1., # share of the channels to keep, rounded up
-    depths:tuple=(2, 2, 2, 2), # blocks in each stage
-    features:int=0, # whose features are returned
+    depths:tuple=(2, 2, 2, 2), # number of blocks in each stage
+    features:int=0, # the exit whose features are returned
 )->Exits: # each exit's features are (B, 512) at full width
     "ResNet18 with a 3x3 stem and DepthFL's four exits (Kim et al. 2023, as released)."
     channels, stages = thinned((64, 128, 256, 512), width), []
@@ -117,8 +117,8 @@ def exits_cnn4(
     shape:tuple, # (C, H, W), at least 8x8
     classes:int, # number of classes
     width:float=1., # share of the channels to keep, rounded up
-    channels:tuple=(64, 128, 256, 512), # of the convolutions at full width
-    features:int=0, # whose features are returned
+    channels:tuple=(64, 128, 256, 512), # channels of the convolutions at full width
+    features:int=0, # the exit whose features are returned
 )->Exits: # each exit's features are (B, last of the channels)
     "The four convolutions of HeteroFL and FedDSE, each with one of DepthFL's exits."
     widths = [colours(shape), *thinned(channels, width)]
@@ -133,19 +133,19 @@ def mutual(
     own,  # (E,) 0/1: which exits take part
     pinch=0., # added to the teachers' probabilities; 1e-7 as released
 ):        # (B,)
-    "Sum over all ordered pairs of exits of KL(p_j || p_i), where p_j is not differentiated."
+    "Sum over all ordered pairs of exits of KL(p_j || p_i), with no gradient through p_j."
     u, fixed = own[:, None], logp.detach()
     if pinch: fixed = (fixed.exp() + pinch).log()
     teachers = u*fixed.exp()
-    own_pairs = (teachers*(fixed - logp)).sum((1, 2)) if pinch else 0. # i = j, which a pinch keeps from vanishing
+    own_pairs = (teachers*(fixed - logp)).sum((1, 2)) if pinch else 0. # i = j, which `pinch` makes nonzero
     return own.sum()*(teachers*fixed).sum((1, 2)) - (teachers.sum(1)*(u*logp).sum(1)).sum(1) - own_pairs
 
 # %% ../../nbs/methods/55_depthfl.ipynb #7ce4ffe0
 def ramp(
     t, # round, from 0
-    T, # rounds until full strength
+    T, # number of rounds until full strength
 ):     # in [exp(-5), 1]
-    "DepthFL's weight of distillation in round t."
+    "DepthFL's weight of distillation in round `t`."
     return math.exp(-5*(1 - min(t, T)/T)**2)
 
 # %% ../../nbs/methods/55_depthfl.ipynb #aa13c494
@@ -155,7 +155,7 @@ class DepthFL(Method):
     helpers = 'has',
     levels: tuple = (4, 3, 2, 1) # depths, from the first block of clients to the last; blocks are of equal size
     distill: bool = True         # do the exits imitate each other?
-    ramp: int = 300              # rounds until that has full weight
+    ramp: int = 300              # number of rounds until imitation has its full weight
     exits: str = 'all'           # which exits train: 'all', or the 'last' as in InclusiveFL (Liu et al., KDD 2022)
     pinch: float = field(default=0., repr=False) # added to the teachers' probabilities; 1e-7 as released
     excludes = SubModel.excludes
@@ -164,11 +164,11 @@ class DepthFL(Method):
                 levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
                 exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
     def has(self,
-        number,  # of a client, an int or an integer tensor
-        clients, # int, how many exist
-        n,       # int, how many stages the network has
+        number,  # number of the client, an int or an integer tensor
+        clients, # int, number of clients
+        n,       # int, number of stages of the network
     ):
-        "Which of n stages, and which of n exits, does client `number` train? (n,) each, booleans."
+        "Which of the n stages and which of the n exits client `number` trains: dict of two (n,) boolean tensors."
         number = torch.as_tensor(number)
         i = torch.arange(n, device=number.device)
         d = entry(self.levels, number*len(self.levels)//clients)

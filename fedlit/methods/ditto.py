@@ -10,15 +10,15 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/70_ditto.ipynb #144f1897
 def second(tree): # name -> tensor
-    "Tensors of the network, under the names of the second one."
+    "The network's tensors, renamed to those of the second network."
     return {f'own.{k}': v for k, v in tree.items()}
 
-def mine(tree): # name -> tensor; names of the first network are left out
-    "Tensors of the second network, under the names of the first."
+def mine(tree): # name -> tensor; tensors of the first network are left out
+    "The second network's tensors, renamed to those of the first network."
     return {k.removeprefix('own.'): v for k, v in tree.items() if k.startswith('own.')}
 
 class OwnNetwork(Method):
-    "Every client has a second network, which stays at home and is the one that it uses."
+    "Every client has a second network, which stays at home and is the one it uses."
     excludes, alone = 'which second network a client has', ('mask',)
     def init(self, params, buffers): return {**params, **second(params)}, {}, {}, second(buffers)
     def keep(self, name): return name.startswith('own.')
@@ -28,7 +28,7 @@ class OwnNetwork(Method):
 # %% ../../nbs/methods/70_ditto.ipynb #a41c0b10
 class Ditto(OwnNetwork):
     "A personal network, regularised towards the common one (Li et al., ICML 2021, algorithm 1)."
-    lam: float = .1 # stiffness of the spring, lambda
+    lam: float = .1 # weight of the pull towards the common network, lambda
     lr: float = 0.  # learning rate of the personal network; 0: that of the client's SGD
     def __post_init__(self): require(self, lam=(self.lam >= 0, 'at least 0'), lr=(self.lr >= 0, 'at least 0'))
     def loss(self, params, buffers, received, x, y, forward, criterion):

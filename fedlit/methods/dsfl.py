@@ -12,7 +12,7 @@ from .feddf import distill, opinions, unlabelled
 
 # %% ../../nbs/methods/61_dsfl.ipynb #b7b386e1
 def sharpened(
-    logits, # (K, M, classes)
+    logits, # (K, M, classes) logits of the clients
     T=.1,   # temperature
 ):          # (M, classes) logits of the soft label
     "Entropy-reduction aggregation (DS-FL, eq. 11)."
@@ -23,9 +23,9 @@ class DSFL(Method):
     "Distillation-based semi-supervised federated learning (Itahara et al., IEEE TMC 2023, algorithm 1)."
     of_classes = True
     T: float = .1         # temperature of the sharpened mean
-    weight: float = 1.    # of imitation in the local objective
-    steps: int = 100      # of the server's student in a round
-    lr: float = 1e-3      # of the student's Adam
+    weight: float = 1.    # weight of imitation in the local objective
+    steps: int = 100      # number of steps of the server's student in a round
+    lr: float = 1e-3      # learning rate of the student's Adam
     batch_size: int = 32  # shared inputs in a client's step
     def __post_init__(self):
         require(self,

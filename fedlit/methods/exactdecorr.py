@@ -13,7 +13,7 @@ from ..method import Method, require
 class ExactDecorr(Method):
     "Penalise the variance of the singular values of the features' covariance or correlation (FedDecorr, eq. 6)."
     beta: float = .1        # weight of the penalty
-    of: str = 'correlation' # 'covariance' is eq. (6) as printed; 'correlation' is what Proposition 1 makes cheap
+    of: str = 'correlation' # 'covariance' is eq. (6) as printed; 'correlation' is made cheap by Proposition 1
     def __post_init__(self):
         require(self, beta=(self.beta >= 0, 'at least 0'),
                 of=(self.of in ('correlation', 'covariance'), "'correlation' or 'covariance'"))
@@ -26,5 +26,5 @@ class ExactDecorr(Method):
         shift = c.detach().diagonal().nan_to_num(0, 0, 0).mean() # without it, the solver fails where many rows are zero
         # the solver stops the program at a NaN; the sum passes it on to `fedlit.engine.guard`
         s = torch.linalg.eigvalsh(c.nan_to_num(0, 0, 0) + torch.diag_embed(shift.expand(d))) - shift + 0*c.sum()
-        if live_features is not None: d = live_features.sum() # other columns of a sub-model are zero, and their values
+        if live_features is not None: d = live_features.sum() # other columns of a sub-model, and their values, are zero
         return self.beta*(s.square().sum()/d - (s.sum()/d)**2)

@@ -13,25 +13,25 @@ from ..ground.tree import to_host
 
 # %% ../../nbs/methods/76_fedala.ipynb #db4cf99d
 def higher(
-    names,  # of parameters, from input to output
-    layers, # int
+    names,  # names of parameters, from input to output
+    layers, # number of layers
 ):          # list of names
-    "The parameters of the last `layers` layers; a ValueError where there are fewer."
+    "The parameters of the last `layers` layers; a ValueError if there are fewer."
     each = list(dict.fromkeys(k.rpartition('.')[0] for k in names))
     if layers > len(each): raise ValueError(f"FedALA: layers={layers}, but the network has {len(each)} with parameters")
     return [k for k in names if k.rpartition('.')[0] in each[-layers:]]
 
 def settled(
     losses,    # (N,), one per pass
-    window,    # int
-    threshold, # of their standard deviation
+    window,    # number of losses to look at
+    threshold, # threshold for their standard deviation
 ):
     "Have the last `window` losses stopped changing?"
     return len(losses) > window and statistics.pstdev(losses[-window:].tolist()) < threshold
 
 # %% ../../nbs/methods/76_fedala.ipynb #9d9f2447
 def _mixed(own, new, weights):
-    "The start of a client's training, of these layers: from its `own` parameters as far to the `new` as `weights` say."
+    "A client's starting point in these layers: its `own` parameters, moved towards the `new` ones by `weights`."
     return {k: v + (new[k] - v)*weights[k] for k, v in own.items()}
 
 def _one_pass(weights, own, new, loss, batches, eta):
@@ -44,12 +44,12 @@ def _one_pass(weights, own, new, loss, batches, eta):
 # %% ../../nbs/methods/76_fedala.ipynb #0c2474a7
 class FedALA(Method):
     "Adaptive local aggregation before local training (Zhang et al., AAAI 2023, algorithm 1)."
-    layers: int = 1       # how many layers, from the output, are mixed, p
-    eta: float = 1.       # step size of the weights
-    share: float = .8     # of the client's samples that a pass looks at, s
+    layers: int = 1       # number of layers to mix, counted from the output, p
+    eta: float = 1.       # learning rate of the mixing weights
+    share: float = .8     # share of the client's samples in a pass, s
     batch: int = 32       # samples per step
-    threshold: float = .1 # the first time, passes go on until the loss varies less
-    most: int = 50        # but no longer than this
+    threshold: float = .1 # a client's first passes go on until the loss has a standard deviation below this
+    most: int = 50        # maximum number of first passes
     excludes, alone = "what is mixed before training", ('mask',)
     def __post_init__(self):
         require(self, layers=(self.layers >= 1, 'at least 1'), eta=(self.eta >= 0, 'at least 0'),
@@ -66,7 +66,7 @@ class FedALA(Method):
 # %% ../../nbs/methods/76_fedala.ipynb #6d8ca84e
 @patch
 def _batches(self:FedALA, data, generator):
-    "A random share of the samples, in batches; a short batch only where there is no other."
+    "A random share of the samples, in batches; a short batch only if it is the only one."
     x, y = data
     some = torch.randperm(len(y), generator=generator)[:max(1, int(self.share*len(y)))].to(y.device)
     full = len(some)//self.batch*self.batch or len(some)

@@ -11,21 +11,21 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/78_fedamp.ipynb #94ec2e81
 def attention(
-    flat,  # (K, n) the clients' networks, a row each
+    flat,  # (K, n) the clients' networks, one per row
     alpha, # size of the server's step
     sigma, # squared distance at which attention falls to 1/e
 ):         # (K, K), rows add up to one
-    "How much of each client's network there is in the mixture for each (Huang et al., AAAI 2021, section 3)."
+    "The share of each client's network in every client's mixture (Huang et al., AAAI 2021, section 3)."
     share = alpha/sigma*(-(flat[:, None] - flat).square().sum(-1)/sigma).exp()
     share = share - share.diag().diag()
     return share + (1 - share.sum(1)).diag()
 
 # %% ../../nbs/methods/78_fedamp.ipynb #1d5b8e9c
 class FedAMP(Method):
-    "Each client is tied to a mixture of the networks that are like its own (Huang et al., AAAI 2021, algorithm 1)."
-    alpha: float = 1.  # size of the server's step; alpha/sigma times the number of other clients is at most 1
+    "Tie each client to a mixture of networks similar to its own (Huang et al., AAAI 2021, algorithm 1)."
+    alpha: float = 1.  # size of the server's step; alpha/sigma times the number of other clients should be at most 1
     sigma: float = 10. # squared distance of two networks at which attention falls to 1/e
-    lam: float = .1    # weight of the attraction; the spring of a client is lam/alpha
+    lam: float = .1    # weight of the attraction; a client is pulled to its mixture with strength lam/alpha
     alone = ('keep',)
     def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'), sigma=(self.sigma > 0, 'positive'),
                                      lam=(self.lam >= 0, 'at least 0'))

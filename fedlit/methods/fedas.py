@@ -14,21 +14,21 @@ from .fedproto import class_means, one_hot
 
 # %% ../../nbs/methods/59_fedas.ipynb #691f7f97
 def pull(
-    features, # (B, d)
+    features, # (B, d) features
     y,        # (B,) labels
-    means,    # (classes, d), where each class is to be
+    means,    # (classes, d) target mean of each class
 ):            # a tensor without dimensions
-    "How far features are from the means of their classes: mean over features and over a class, summed over classes."
+    "Squared distance of features from class means: averaged over features and over a class, summed over classes."
     of = one_hot(y, len(means), features)
     share = (of/of.sum(0).clamp(min=1)).sum(1) # of each sample in its class
     return (share*(features - of@means).square().mean(1)).sum()
 
 # %% ../../nbs/methods/59_fedas.ipynb #b3f5715b
 class FedAS(FedPer):
-    "The head stays at home, and what arrives is fitted to it before training (Yang et al., CVPR 2024)."
+    "The head stays at home; the received body is first aligned to the client's old features (Yang et al., CVPR 2024)."
     of_classes, alone = True, ('weigh',)
-    lr: float = .01  # of the steps of alignment
-    batch: int = 16  # samples of such a step, and of a term of the Fisher trace
+    lr: float = .01  # learning rate of the alignment steps
+    batch: int = 16  # number of samples in an alignment step, and in a term of the Fisher trace
     def __post_init__(self): require(self, lr=(self.lr >= 0, 'at least 0'), batch=(self.batch >= 1, 'at least 1'))
     def init(self, params, model, buffers):
         params, server, client = super().init(params, model)

@@ -12,14 +12,14 @@ from ..ground.tree import zeros
 # %% ../../nbs/methods/30_fedavgm.ipynb #803923d2
 class FedAvgM(Method):
     "Server momentum (Hsu et al., 2019), in the three forms found in the wild."
-    momentum: float = .9   # beta, of the server; in [0, 1), 0 is FedAvg
-    form: str = 'released' # 'released' (FedDecorr, MOON): moving average, buffers too; 'paper'; 'nesterov' (Flower)
+    momentum: float = .9   # server momentum beta, in [0, 1); 0 is FedAvg
+    form: str = 'released' # 'released' (FedDecorr, MOON): moving average, also of buffers; 'paper'; 'nesterov' (Flower)
     excludes = "the server's optimiser"
     def __post_init__(self):
         require(self, momentum=(0 <= self.momentum < 1, 'in [0, 1)'),
                 form=(self.form in ('released', 'paper', 'nesterov'), "'released', 'paper' or 'nesterov'"))
     def merge(self,
-        delta,  # tree: the weighted mean of what the clients changed, parameters and buffers
+        delta,  # tree: the weighted mean of the clients' updates, parameters and buffers
         server, # tree: this method's memory, empty before the first round
         params, # tree: the server's parameters; only its keys are used
     ): # the step the server takes, a tree like `delta`; the new memory, dict(velocity=tree)

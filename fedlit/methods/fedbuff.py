@@ -11,15 +11,15 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/34_fedbuff.ipynb #7e3c1896
 class FedBuff(Method):
-    "What clients changed, weighed by its staleness, a few answers at a time (Nguyen et al., AISTATS 2022)."
-    power: float = .5 # a: a change that is tau steps old counts (1 + tau)^-a; 0: as much as any
-    lr: float = 1.    # of the server, eta_g
+    "Average a few client updates at a time, weighted by their staleness (Nguyen et al., AISTATS 2022)."
+    power: float = .5 # a: an update that is tau steps old has the weight (1 + tau)^-a; 0: all count equally
+    lr: float = 1.    # server learning rate, eta_g
     excludes = 'what a late answer is worth'
     def __post_init__(self):
         require(self, power=(self.power >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'))
     def weigh(self, weights, staleness): return weights*(1 + staleness.to(weights))**-self.power
     def merge(self,
-        delta,  # tree: the weighted sum of what the clients changed
+        delta,  # tree: the weighted sum of the clients' updates
         server, # tree: this method's memory, empty
         params, # tree: the server's parameters; only its keys are used
     ): # the step the server takes, and the memory
@@ -27,19 +27,19 @@ class FedBuff(Method):
 
 # %% ../../nbs/methods/34_fedbuff.ipynb #5fcc0286
 class FedAsync(Method):
-    "A late network is mixed with the server's, the less the older it is (Xie et al., 2019)."
+    "Mix a late network into the server's, with a smaller share the older it is (Xie et al., 2019)."
     alpha: float = .6        # the share of a fresh network, in (0, 1]
     form: str = 'polynomial' # how the share falls with staleness: 'constant', 'polynomial' or 'hinge'
-    a: float = .5            # how fast; the paper's hinge has 10
-    b: float = 4.            # 'hinge': up to this staleness it does not fall
+    a: float = .5            # how fast it falls; the paper's hinge uses 10
+    b: float = 4.            # 'hinge': the staleness up to which it does not fall
     excludes, helpers = 'what a late answer is worth', ('share',)
     def __post_init__(self):
         require(self, alpha=(0 < self.alpha <= 1, 'in (0, 1]'), a=(self.a >= 0, 'at least 0'),
                 b=(self.b >= 0, 'at least 0'),
                 form=(self.form in ('constant', 'polynomial', 'hinge'), "'constant', 'polynomial' or 'hinge'"))
     def share(self,
-        staleness, # (K,) steps that the server has taken since
-    ): # (K,) of each client's network
+        staleness, # (K,) number of server steps since each client received its network
+    ): # (K,) share of each client's network
         tau = staleness
         if self.form == 'polynomial': return self.alpha*(1 + tau)**-self.a
         if self.form == 'hinge': return self.alpha/(self.a*(tau - self.b).clamp(min=0) + 1)

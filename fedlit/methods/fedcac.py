@@ -13,10 +13,10 @@ from ..ground.tree import average
 # %% ../../nbs/methods/45_fedcac.ipynb #f60ce1f2
 def critical(
     params,   # dict of tensors after local training
-    received, # the same before
+    received, # the same tensors before local training
     share,    # share of each tensor that is critical
 ):            # dict of 0/1 tensors
-    "The `share` of entries of each tensor with the largest |(w - w0) w| (FedCAC, eq. 2)."
+    "Mark the `share` of entries in each tensor with the largest |(w - w0) w| (FedCAC, eq. 2)."
     def top(v, w):
         score = ((v - w)*v).abs().flatten()
         return (score.argsort(descending=True).argsort() < round(share*len(score))).to(v).view_as(v)
@@ -24,15 +24,15 @@ def critical(
 
 # %% ../../nbs/methods/45_fedcac.ipynb #6a544b78
 def circles(
-    masks, # dict of (K, ...) 0/1 tensors
-    round, # int, rounds done before this one
-    beta,  # rounds until the circles are closed
+    masks, # dict of (K, ...) 0/1 tensors: each client's critical parameters
+    round, # int, number of rounds before this one
+    beta,  # number of rounds until every circle holds only its own client
 ):         # (K, K) booleans; a client is always in its own circle
     "Which clients average their critical parameters together (FedCAC, eq. 3 and 4)."
     flat = torch.cat([m.flatten(1) for m in masks.values()], 1)
     overlap, other = flat@flat.T/flat.sum(1), ~torch.eye(len(flat), dtype=torch.bool, device=flat.device)
     if len(flat) == 1: return ~other
-    pairs = overlap.flatten()[1:].view(len(flat)-1, -1)[:, :-1].flatten() # two at a time; a mask has to be counted
+    pairs = overlap.flatten()[1:].view(len(flat)-1, -1)[:, :-1].flatten() # off the diagonal; no mask, no counting
     mean, most = pairs.mean(), pairs.max()
     return (overlap >= mean + (round + 1)/beta*(most - mean)) & other | ~other
 
@@ -42,7 +42,7 @@ class FedCAC(Method):
     alone = ('keep',)
     endless = 'beta',
     share: float = .5 # share of each tensor that is critical, tau
-    beta: float = 100. # rounds until critical parameters stay at home
+    beta: float = 100. # number of rounds after which critical parameters stay at home
     def __post_init__(self): require(self, share=(0 <= self.share <= 1, 'in [0, 1]'), beta=(self.beta > 0, 'positive'))
     def keep(self, name, params): return name in params
     def done(self, client, params, received): return client, dict(critical=critical(params, received, self.share))

@@ -14,8 +14,8 @@ from .fedper import linear_head
 
 # %% ../../nbs/methods/48_feddbe.ipynb #b3fa5b32
 class FedDBE(Method):
-    "A vector at home is added to the features, whose mean is tied to a common one (Zhang et al., NeurIPS 2023)."
-    kappa: float = 1.    # weight of the tie of the mean feature to the common one
+    "Each client adds its own vector to the features, whose mean is tied to a common one (Zhang et al., NeurIPS 2023)."
+    kappa: float = 1.    # weight of the penalty that ties the mean feature to the common one
     momentum: float = 1. # mu, weight of the newest batch in the mean feature, in (0, 1]; 1: that batch alone
     head: str = 'head'   # prefix of the classifier, a linear layer on the features
     excludes, alone = "which vector a client adds to its features", ('mask',)

@@ -14,26 +14,26 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #ecf7902d
 def inner(
-    shape,  # of the weight: (O, I) or (O, I / groups, K, K)
+    shape,  # shape of the weight: (O, I) or (O, I / groups, K, K)
     form,   # 'released' or 'paper'
-    rank,   # released form: of a linear layer
+    rank,   # released form: inner width for linear layers
     r_l,    # paper form: ratio for linear layers
     r_c,    # ratio for convolutions
-):          # rows of A, and the factor before BA
+):          # the number of rows of A, and the factor of BA
     "The inner width of a correction, and its scale (FedDecomp, eq. 3 and 4; released code)."
     o, i, *k = shape
     if form == 'paper': return max(1, int((r_c if k else r_l)*min(o, i)))*(k[0] if k else 1), 1.
     width = max(1, int(r_c*o)) if k else rank
     return width*(k[0] if k else 1), 1/width
 
-def layout(shape): # of the weight: (O, I), or (O, I, K, K)
-    "Rows and columns of a weight that is laid out as a matrix: (O, I), or (O K, I K) of a convolution."
+def layout(shape): # shape of the weight: (O, I), or (O, I, K, K)
+    "Rows and columns of a weight laid out as a matrix: (O, I), or (O K, I K) for a convolution."
     o, i, *k = shape
     return (o*k[0], i*k[0]) if k else (o, i)
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #483fe3fc
 def _factors(k, w, n, form, generator):
-    "The correction of the weight `w`, called `k`, with inner width `n`: it begins at zero."
+    "The factors of the correction of the weight `w`, named `k`, with inner width `n`; it starts at zero."
     rows, columns = layout(w.shape)
     a = (torch.randn(n, columns, generator=generator)/3**.5 if form == 'paper' else # of the same variance
          2*torch.rand(n, columns, generator=generator) - 1)
@@ -42,13 +42,13 @@ def _factors(k, w, n, form, generator):
 # %% ../../nbs/methods/46_feddecomp.ipynb #9d92affa
 class FedDecomp(Method):
     "Shared weights plus private low-rank corrections, trained in turn (Wu et al., ACM MM 2024)."
-    lora_epochs: int = 2   # of the local epochs, the first ones, in which the corrections are trained
+    lora_epochs: int = 2   # number of the first local epochs, in which the corrections are trained
     r_c: float = .6        # inner width of a convolution's correction, relative to its channels
     rank: int = 4          # released form: inner width of a linear layer's correction
-    r_l: float = .6        # paper form: the same relative to full rank
+    r_l: float = .6        # paper form: the same, relative to full rank
     form: str = 'released' # 'released' or 'paper'
-    seed: int = 0          # of the random A, the same for all clients
-    order: str = field(default='in turn', repr=False, kw_only=True) # or 'together': both parts in all epochs
+    seed: int = 0          # seed of the random A, which is the same for all clients
+    order: str = field(default='in turn', repr=False, kw_only=True) # or 'together': train both in all epochs
     helpers, alone = ('inner',), ('mask',)
     def __post_init__(self):
         require(self, lora_epochs=(self.lora_epochs >= 0, 'at least 0'), r_c=(0 < self.r_c <= 1, 'in (0, 1]'),

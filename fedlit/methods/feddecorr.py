@@ -12,10 +12,10 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #fb778570
 def _standardised(features, valid, floor):
-    "Features minus their mean, over their deviation; and how many of the batch's samples are real."
+    "Features minus their mean, divided by their standard deviation; and the number of samples in the batch."
     z, n = features - valid_mean(features, valid), len(features)
     if valid is None: return z/(features.var(0) + floor).sqrt(), n
-    z, n = z*valid[:, None], valid.sum().clamp(min=2) # other places are no samples
+    z, n = z*valid[:, None], valid.sum().clamp(min=2) # the other rows are not samples
     return z/(z.square().sum(0)/(n-1) + floor).sqrt(), n
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #8529bf57
@@ -23,7 +23,7 @@ class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
     form: str = 'released' # 'released' reproduces the published numbers, 'paper' is eq. (8) as printed
-    floor: float = field(default=1e-8, repr=False) # added to each feature's variance, in its units; .1 if no BatchNorm
+    floor: float = field(default=1e-8, repr=False) # added to each feature's variance, in its units; .1 for no BatchNorm
     def __post_init__(self):
         require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"))

@@ -13,7 +13,7 @@ from ..method import Method, require
 def ensemble(
     forward, # pure model, forward(params, buffers, x, train) -> features, logits, buffers
     params,  # dict of (K, ...), the clients' parameters
-    buffers, # dict of (K, ...)
+    buffers, # dict of (K, ...), their buffers
     x,       # (M, ...) inputs
 ):           # (K, M, classes)
     "The logits of K networks on the same inputs, in evaluation mode."
@@ -28,10 +28,10 @@ def distill(
     start,          # params, buffers: where the student starts
     x,              # (M, ...) unlabelled inputs
     teacher,        # (M, classes) logits to imitate
-    steps=100,      # int, of Adam
-    lr=1e-3,        # at the beginning; falls to zero along a cosine
+    steps=100,      # int, number of Adam steps
+    lr=1e-3,        # initial learning rate, which falls to zero along a cosine
     batch_size=128, # int
-    seed=0,         # int, order of the inputs
+    seed=0,         # int, for the order of the inputs
 ):                  # params, buffers
     "Train the student on KL(softmax teacher || softmax student) (FedDF, Lin et al., NeurIPS 2020, eq. 1)."
     params, buffers = start
@@ -51,7 +51,7 @@ def distill(
 
 # %% ../../nbs/methods/60_feddf.ipynb #9e04e8e3
 def unlabelled(method, proxy):
-    "The server's inputs, or an error that says how to give some."
+    "The server's unlabelled inputs; a ValueError that says how to pass them if there are none."
     if proxy is None:
         raise ValueError(f"{method!r}: proxy=None, but it must be unlabelled inputs (M, ...), "
                          "prepared as the network wants them: federate(..., proxy=task.normalise(x))")
@@ -59,7 +59,7 @@ def unlabelled(method, proxy):
 
 def opinions(
     forward, params, buffers, x, # as for `ensemble`
-    peers=None, # function of inputs -> (K', M, classes), of the clients that have another network
+    peers=None, # function of inputs -> (K', M, classes) logits of the clients that have another network
 ):              # (K + K', M, classes)
     "The logits of all clients, whatever their network."
     none = not len(next(iter(params.values())))
@@ -70,8 +70,8 @@ class FedDF(Method):
     "Ensemble distillation on the server (Lin et al., NeurIPS 2020, algorithm 1)."
     of_classes = True
     helpers = 'teach',
-    steps: int = 100      # of Adam in a round
-    lr: float = 1e-3      # of Adam
+    steps: int = 100      # number of Adam steps in a round
+    lr: float = 1e-3      # learning rate of Adam
     batch_size: int = 128 # unlabelled inputs per step
     def __post_init__(self):
         require(self,

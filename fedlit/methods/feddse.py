@@ -14,14 +14,14 @@ from ..server import holders
 
 # %% ../../nbs/methods/56_feddse.ipynb #fee5f7de
 def activity(
-    axes,    # Axes
-    watch,   # function (params, buffers, x) -> features, logits, {point: activation}; a round offers it
+    axes,    # Axes of the network
+    watch,   # function (params, buffers, x) -> features, logits, {point: activation}; a round provides it
     params,  # name -> tensor
     buffers, # name -> tensor
     x,       # (N, ...) samples of the client
-    score='mean', # over samples, positions and points: 'mean', or 'sum' as released
-):           # axis -> (n,) how active its neurons are
-    "How strongly each neuron responds to `x`: its activation behind the ReLU, or behind its layer if no ReLU follows."
+    score='mean', # how samples, positions and points are combined: 'mean', or 'sum' as released
+):           # axis -> (n,) activity of its neurons
+    "How strongly each neuron responds to `x`: its activation after the ReLU, or after its layer if no ReLU follows."
     seen, reduce, out = watch(params, buffers, x)[2], getattr(torch, score), {}
     for p, a in watched(axes).items():
         out.setdefault(a, []).append(reduce(seen[p].abs().transpose(0, 1).flatten(1), 1))
@@ -29,13 +29,13 @@ def activity(
 
 # %% ../../nbs/methods/56_feddse.ipynb #83b3317e
 class FedDSE(SubModel):
-    "Clients keep the neurons that their own data activate most, or draw them with such odds (Jia, thesis 2024, ch. 3)."
+    "Clients keep the neurons that their data activate most, or sample them by activation (Jia, thesis 2024, ch. 3)."
     helpers = *SubModel.helpers, 'preference'
     endless = 'temperature',
-    temperature: float = 0. # T of eq. (3-2): 0 keeps the most active, larger draws more evenly; in units of the score
-    samples: int = 0        # how many samples a client looks at; 0 is all
-    score: str = 'mean'     # of the activations: 'mean', or 'sum' as released; the temperature's scale depends on it
-    mode: str = 'softmax'   # odds: 'softmax' is eq. (3-2); 'probs' proportional to the score, as released, without T
+    temperature: float = 0. # T of eq. (3-2), in units of the score: 0 keeps the most active, larger draws more evenly
+    samples: int = 0        # number of samples used to measure activity; 0 is all
+    score: str = 'mean'     # how activations are combined: 'mean', or 'sum' as released; sets the temperature's scale
+    mode: str = 'softmax'   # 'softmax' draws by eq. (3-2); 'probs' in proportion to the score, as released, without T
     def __post_init__(self):
         super().__post_init__()
         require(self, temperature=(self.temperature >= 0, 'at least 0'), samples=(self.samples >= 0, 'at least 0'),
@@ -46,17 +46,17 @@ class FedDSE(SubModel):
         r = self.rate(number, clients, round)
         return {a: self.top(self.preference(s, round, number, i), r) for i, (a, s) in enumerate(h.items())}
     def preference(self,
-        h,     # (n,), activity
+        h,     # (n,) activity
         *keys, # integers, see `uniform`
-    ):         # (n,)
-        "The ranking of neurons with activity `h`; random numbers depend on `keys`."
+    ):         # (n,) scores; the highest are kept
+        "Scores by which neurons with activity `h` are ranked; their random part depends on `keys`."
         if self.mode == 'softmax' and not self.temperature: return h
         noise = -(-uniform(len(h), self.seed, *keys, device=h.device).log()).log() # Gumbel
         return noise + (h.log() if self.mode == 'probs' else h/self.temperature)
 
 # %% ../../nbs/methods/56_feddse.ipynb #b70bc9a7
 class OldCounts(Method):
-    "The old network counts as one more client that had every entry (released code of FedDSE; use weighting='uniform')."
+    "The old network counts as one more client, with every entry (released code of FedDSE; use weighting='uniform')."
     excludes = 'how much the old network counts'
     def merge(self, delta, server, mask, participants):
         had = holders(mask, delta, participants)

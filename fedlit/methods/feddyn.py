@@ -12,9 +12,9 @@ from ..ground.tree import zeros
 
 # %% ../../nbs/methods/21_feddyn.ipynb #faf59270
 class FedDyn(Method):
-    "Dynamic regularisation: a linear term that remembers, and a spring (Acar et al., ICLR 2021, algorithm 1)."
+    "Dynamic regularisation: a linear term with memory and a quadratic term (Acar et al., ICLR 2021, algorithm 1)."
     excludes = "the clients' linear terms"
-    alpha: float = .1 # strength of the spring; the smaller, the longer the server's strides
+    alpha: float = .1 # weight of the quadratic term; the smaller it is, the larger the server's steps
     def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'))
     def init(self, params): return params, dict(h=zeros(params)), dict(g=zeros(params))
     def grad(self, grads, params, received, client, kept):

@@ -14,8 +14,8 @@ from .feddf import FedDF
 
 # %% ../../nbs/methods/62_fedet.ipynb #c463958a
 def consensus(
-    logits,    # (K, M, classes)
-    among=None,# (K, M) booleans, the clients that are listened to; None: all
+    logits,    # (K, M, classes) logits of the clients
+    among=None,# (K, M) booleans: the clients to include for each input; None: all
 ):             # (M, classes)
     "Mean of the clients' logits, weighted by their variance over classes (FedET, eq. 3)."
     v = logits.var(-1)
@@ -23,9 +23,9 @@ def consensus(
     return ((v/v.sum(0).clamp(min=1e-12))[..., None]*logits).sum(0)
 
 def diversity(
-    logits, # (K, M, classes)
+    logits, # (K, M, classes) logits of the clients
 ):          # (M, classes)
-    "The consensus of those whose answer differs from the consensus of all, or of all if nobody differs (FedET, eq. 5)."
+    "The consensus of the clients that disagree with that of all clients, or of all if none disagrees (FedET, eq. 5)."
     all_ = consensus(logits)
     differ = logits.argmax(-1) != all_.argmax(-1)
     return torch.where(differ.any(0)[:, None], consensus(logits, differ), all_)
@@ -34,8 +34,8 @@ def diversity(
 class FedET(FedDF):
     "FedDF whose teacher is a variance-weighted consensus plus a diversity term (Cho et al., IJCAI 2022)."
     diversity: float = .05 # weight of the diversity term relative to the consensus
-    form: str = field(default='soft', repr=False)  # or 'paper': a class is taught, to a network that no client has
-    shared: str = field(default='', repr=False)    # prefix of what that network passes on to all clients' networks
+    form: str = field(default='soft', repr=False)  # or 'paper': hard labels, for a network that no client has
+    shared: str = field(default='', repr=False)    # prefix of what this network shares with all clients' networks
     def __post_init__(self):
         super().__post_init__()
         require(self, diversity=(self.diversity >= 0, 'at least 0'),

@@ -17,11 +17,11 @@ from ..measure import accuracy
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00007
 def imitation(
-    logits,  # (B, C), of the student
+    logits,  # (B, C) logits of the student
     teacher, # (B, C) logits
     T=3.,    # temperature
 ):           # number, in nats times T squared; mean over the batch
-    "How far the student is from the teacher (FedGKT, He et al., NeurIPS 2020, eqs. 4 and 5)."
+    "The KL divergence of the student from the teacher (FedGKT, He et al., NeurIPS 2020, eqs. 4 and 5)."
     p, q = (teacher/T).log_softmax(-1), (logits/T).log_softmax(-1)
     return T**2*F.kl_div(q, p, log_target=True, reduction='batchmean')
 
@@ -30,16 +30,16 @@ def imitation(
 class KnowledgeTransfer:
     "A server's deep network and its clients' small ones."
     server: torch.nn.Module # features -> logits
-    clients: list           # of networks that return (features, logits)
+    clients: list           # networks that return (features, logits)
     task: object            # Task
     parts: list             # each client's images, index tensors into the training set
-    local: object           # Local: how clients train; the server has its optimiser and batch size
-    epochs: int = 1         # of the server in a round
+    local: object           # Local: how clients train; the server uses its optimiser and batch size
+    epochs: int = 1         # number of server epochs in a round
     T: float = 3.           # temperature of imitation
     alpha: float = 1.       # weight of imitation
     seed: int = 0           # decides the order of images
-    round: int = 0          # how many are done
-    said: list = None       # what the server said of each client's images, (n, C) each; None before the first round
+    round: int = 0          # number of rounds done
+    said: list = None       # the server's logits for each client's images, (n, C) each; None before the first round
     def __post_init__(self):
         how = self.local.optimizer
         if how.kept: raise ValueError(f"{how!r}: FedGKT keeps no optimiser between rounds; take kept=False")
@@ -48,7 +48,7 @@ class KnowledgeTransfer:
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #9d78511b
 def _steps(net, loss, batches, local):
-    "A step of `local.optimizer` for each of `batches`, which `loss` understands."
+    "Take a step of `local.optimizer` on `loss` for each of `batches`."
     params = {k: v for k, v in net.train().named_parameters() if v.requires_grad}
     state = local.optimizer.begin(local, params)
     for batch in batches:
@@ -59,7 +59,7 @@ def _steps(net, loss, batches, local):
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00012
 @patch
 def train_client(self:KnowledgeTransfer, k): # k: number of the client
-    "A client's epochs: cross-entropy, and imitation of the server."
+    "Train a client for its epochs: cross-entropy, and imitation of the server."
     net, task, mine = self.clients[k], self.task, self.parts[k]
     batches = batches_of(task, self.parts, [k], self.local, self.seed, self.round, least_batch(net))
     row = {int(i): r for r, i in enumerate(mine)}
@@ -74,18 +74,18 @@ def train_client(self:KnowledgeTransfer, k): # k: number of the client
 @patch
 @torch.no_grad()
 def send(self:KnowledgeTransfer, k): # k: number of the client
-    "What a client sends: features, logits and labels of all its images."
+    "Return what a client sends: features, logits and labels of all its images."
     x, y = self.task.normalise(self.task.x_train[self.parts[k]]), self.task.y_train[self.parts[k]]
     return *self.clients[k](x), y
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00014
 @patch
 def train_server(self:KnowledgeTransfer,
-    features, # (N, ...) of all clients' images
-    logits,   # (N, C) that the clients give them
+    features, # (N, ...) features of all clients' images
+    logits,   # (N, C) the clients' logits for them
     y,        # (N,) labels
 ):
-    "The server's epochs over the rows of all clients: cross-entropy, and imitation of the clients."
+    "Train the server for its epochs on the rows of all clients: cross-entropy, and imitation of the clients."
     gen = torch.Generator().manual_seed(seed_of('server', self.seed, self.round))
     orders = [torch.randperm(len(y), generator=gen) for _ in range(self.epochs)]
     batches = [i.to(y.device) for order in orders for i in order.split(self.local.batch_size)]
@@ -97,7 +97,7 @@ def train_server(self:KnowledgeTransfer,
 
 @patch
 def one_round(self:KnowledgeTransfer):
-    "All clients, then the server."
+    "Train all clients, then the server."
     for k in range(len(self.clients)): self.train_client(k)
     tables = [self.send(k) for k in range(len(self.clients))]
     self.train_server(*map(torch.cat, zip(*tables)))
@@ -121,7 +121,7 @@ def fedgkt(
     task, clients, # as for `federate`
     rounds=10, local=None, seed=0, # as for `federate`
     **how,   # epochs, T, alpha, see `KnowledgeTransfer`
-):           # KnowledgeTransfer after the last round, DataFrame with one row a round
+):           # KnowledgeTransfer after the last round, DataFrame with one row per round
     "Group knowledge transfer (He et al., NeurIPS 2020, algorithm 1)."
     own = [copy.deepcopy(client) for _ in clients]
     gkt, rows = KnowledgeTransfer(copy.deepcopy(server), own, task, clients, local or Local(), seed=seed, **how), []

@@ -14,20 +14,20 @@ from .submodels import SubModel, uniform
 
 # %% ../../nbs/methods/57_fedgse.ipynb #c98451f0
 def sensitivity(
-    axes,      # Axes
-    watch,     # (params, buffers, x, at=, taps=, train=) -> features, logits, {point: activation}; a round offers it
+    axes,      # Axes of the network
+    watch,     # (params, buffers, x, at=, taps=, train=) -> features, logits, {point: activation}; a round provides it
     params,    # name -> tensor
     buffers,   # name -> tensor
     x,         # (N, ...) samples
     y,         # (N,) their labels
-    weight=1., # how much each sample counts, a number or (N,)
-    form='paper', # 'paper': equation (4-3), behind the ReLU; 'released': sizes of samples' gradients, behind the layer
+    weight=1., # weight of each sample, a number or (N,)
+    form='paper', # 'paper': equation (4-3), after the ReLU; 'released': sizes of per-sample gradients, after the layer
 ):             # axis -> (n,) how strongly the loss depends on its neurons
-    "Gradient of the cross-entropy with respect to each neuron's output, in evaluation mode."
+    "Size of the cross-entropy's gradient with respect to each neuron's output, in evaluation mode."
     at, out = 'relu' if form == 'paper' else 'layer', {}
     look = lambda x, taps=None: watch(params, buffers, x, at=at, taps=taps, train=False)
     many = 1 if form == 'paper' else len(x)
-    taps = {p: h.new_zeros(many, *h.shape[1:]) for p, h in look(x[:1])[2].items()} # one sample tells the shapes
+    taps = {p: h.new_zeros(many, *h.shape[1:]) for p, h in look(x[:1])[2].items()} # one sample gives the shapes
     grads = torch.func.grad(lambda taps: (weight*F.cross_entropy(look(x, taps)[1], y, reduction='none')).sum())(taps)
     for p, a in watched(axes, at).items():
         out[a] = out.get(a, 0) + grads[p].abs().transpose(0, 1).flatten(1).sum(1)
@@ -35,26 +35,26 @@ def sensitivity(
 
 # %% ../../nbs/methods/57_fedgse.ipynb #2e1a71a4
 def similar_data(
-    label,   # (M,) what the client's last model says of the public samples
+    label,   # (M,) labels that the client's last model predicts for the public samples
     y,       # (M,) their true labels; not needed for 'CSL'
     how,     # 'SPL' or 'CSL'
-    samples, # how many at most
+    samples, # maximum number to choose
     order,   # (M,) random numbers in [0, 1): the smallest come first
-):           # which (n,), their labels (n,), and whether they really count (n,)
-    "Public samples that stand for a client's (thesis, Algorithms 4.2 and 4.3)."
+):           # indices of the chosen (n,), their labels (n,), and which of them meet the condition (n,)
+    "Choose public samples to stand in for a client's (thesis, Algorithms 4.2 and 4.3)."
     good = label == y if how == 'SPL' else torch.ones_like(label, dtype=torch.bool)
     i = torch.where(good, order, order + 1).argsort()[:samples]
     return i, (y if how == 'SPL' else label)[i], good[i]
 
 # %% ../../nbs/methods/57_fedgse.ipynb #b05def03
 class FedGSE(SubModel):
-    "Clients get the neurons of largest gradient on public samples like theirs (Jia, thesis 2024, ch. 4); needs proxy=."
+    "Clients get the neurons of largest gradient on similar public samples (Jia, thesis 2024, ch. 4); needs proxy=."
     of_classes = True
     helpers = *SubModel.helpers, 'public'
     similar: str = 'CSL' # how public samples are chosen: 'CSL' or 'SPL', which needs labels
-    samples: int = 128   # how many of them, at most
-    form: str = 'paper'  # of the score: 'paper' is equation (4-3), or 'released', see `sensitivity`
-    pool: int = 1024     # how many of the public samples are used; what the last model says of them is remembered
+    samples: int = 128   # maximum number of public samples for a client
+    form: str = 'paper'  # form of the score: 'paper' is equation (4-3), or 'released', see `sensitivity`
+    pool: int = 1024     # number of public samples in use; a client remembers its last model's predictions for them
     def __post_init__(self):
         super().__post_init__()
         require(self, similar=(self.similar in ('CSL', 'SPL'), "'CSL' or 'SPL'"), pool=(self.pool >= 1, 'at least 1'),

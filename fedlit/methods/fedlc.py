@@ -11,18 +11,18 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/17_fedlc.ipynb #1edc86c8
 class FedRS(Method):
-    "The logits of classes that a client lacks count for less in its softmax (Li and Zhan, KDD 2021)."
-    alpha: float = .5 # by how much, in [0, 1]; 1 is FedAvg
+    "Scale down the logits of classes that a client lacks (Li and Zhan, KDD 2021)."
+    alpha: float = .5 # factor of these logits, in [0, 1]; 1 is FedAvg
     def __post_init__(self): require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'))
     def output(self, logits, labels): return torch.where(labels, logits, self.alpha*logits)
 
 class FedLC(Method):
-    "A margin for each class, by how many samples of it a client has (Zhang et al., ICML 2022)."
-    tau: float = 1. # times the margin n^(-1/4), at least 0; 0 is FedAvg
+    "Give each class a margin, which is larger the fewer samples of it a client has (Zhang et al., ICML 2022)."
+    tau: float = 1. # factor of the margin n^(-1/4), at least 0; 0 is FedAvg
     def __post_init__(self): require(self, tau=(self.tau >= 0, 'at least 0'))
     def output(self,
         logits,   # (B, classes)
-        counts,   # (classes,) samples of each class that the client visits in this round
-        epochs=1, # passes over its data in a round, where all clients make as many
-    ): # (B, classes), what the client's criterion sees
+        counts,   # (classes,) number of samples of each class that the client visits in this round
+        epochs=1, # passes over its data in a round, if all clients make the same number
+    ): # (B, classes) logits for the client's criterion
         return logits - self.tau*(counts/epochs).clamp(min=1e-8)**-.25

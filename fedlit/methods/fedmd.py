@@ -13,12 +13,12 @@ from .feddf import opinions, unlabelled
 
 # %% ../../nbs/methods/63_fedmd.ipynb #fmd00009
 def digest(
-    error,   # function of (params, *batch) -> number
+    error,   # loss function of (params, *batch) -> number
     params,  # name -> tensor
     batches, # iterable of tuples
-    lr,      # of Adam
+    lr,      # learning rate of Adam
 ):           # name -> tensor
-    "Parameters after a step of Adam (Kingma and Ba, ICLR 2015, algorithm 1) on every batch."
+    "Parameters after a step of Adam on each batch (Kingma and Ba, ICLR 2015, algorithm 1)."
     mean = square = {k: torch.zeros_like(v) for k, v in params.items()}
     for t, batch in enumerate(batches, 1):
         g = torch.func.grad(error)(params, *batch)
@@ -32,11 +32,11 @@ def digest(
 class FedMD(Method):
     "A consensus of logits on public samples, digested before local training (Li and Wang, 2019, algorithm 1)."
     of_classes = True
-    samples: int = 5000   # public samples in a round; all of them where there are fewer
-    epochs: int = 1       # over these, when a client digests
-    batch_size: int = 256 # of them in a step
-    lr: float = 1e-3      # of Adam, for digesting
-    transfer: int = 0     # epochs over all public samples with labels, for those who take part in the first round
+    samples: int = 5000   # public samples in a round; all of them if there are fewer
+    epochs: int = 1       # epochs over these samples, when a client digests them
+    batch_size: int = 256 # number of these samples in a step
+    lr: float = 1e-3      # learning rate of Adam, for digesting
+    transfer: int = 0     # epochs over all labelled public samples, for clients that take part in the first round
     alone = ('mask',)
     def __post_init__(self):
         require(self, samples=(self.samples >= 1, 'at least 1'), epochs=(self.epochs >= 0, 'at least 0'),
@@ -61,7 +61,7 @@ def begin(self:FedMD, params, client, buffers, forward, proxy, server, round):
         said = forward(p, buffers, x[at[i]])[1]
         return F.l1_loss(said, server['said'][i]) if server else F.cross_entropy(said, labels[i])
     at = server['at'] if server else torch.arange(len(x), device=x.device)
-    rng = np.random.default_rng(round) # one order for all clients, who may stand in one stack
+    rng = np.random.default_rng(round) # the same order for all clients, which may be stacked
     orders = (torch.from_numpy(rng.permutation(len(at))).to(x.device) for _ in range(epochs))
     batches = [i for order in orders for i in order.split(self.batch_size)]
     some = [(i,) for i in batches if len(i) > 1] or [(i,) for i in batches] # BatchNorm needs two

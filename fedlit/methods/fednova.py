@@ -14,17 +14,17 @@ from ..ground.tree import finest
 
 # %% ../../nbs/methods/31_fednova.ipynb #7414b089
 def length(
-    steps,    # (K,), of each client
-    momentum, # of SGD, in [0, 1)
+    steps,    # (K,), number of local steps of each client
+    momentum, # momentum of SGD, in [0, 1)
 ):            # (K,)
-    "How many gradients the update of `steps` steps of SGD with `momentum` contains (FedNova, section 4.2)."
+    "The number of gradients in an update of `steps` steps of SGD with `momentum` (FedNova, section 4.2)."
     rho, tau = momentum, steps.to(finest(steps.device))
     return (tau - rho*(1 - rho**tau)/(1 - rho))/(1 - rho)
 
 class FedNova(Method):
     "Average the clients' normalised updates (Wang et al., NeurIPS 2020, eq. 9)."
     excludes = 'how updates are normalised'
-    mu: float = field(default=0., repr=False) # weight of a proximal term in the local loss that the lengths allow for
+    mu: float = field(default=0., repr=False) # weight of the local proximal term that the normalisation allows for
     def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
     def weigh(self, weights, steps, momentum, lr, nesterov=False):
         a = (torch.stack([response(k, lr, momentum, self.mu, nesterov)[1]/lr for k in steps]) if self.mu or nesterov

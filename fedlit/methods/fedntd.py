@@ -13,21 +13,21 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/18_fedntd.ipynb #30291430
 def not_true(
-    logits,  # (B, classes) of the network that trains
-    teacher, # (B, classes) of the network that it received
+    logits,  # (B, classes) logits of the network being trained
+    teacher, # (B, classes) logits of the network that the client received
     y,       # (B,) labels
     tau,     # temperature, positive
-    valid=None, # (B,) booleans: which are samples; None: all
+    valid=None, # (B,) booleans: which rows are samples; None: all
 ): # () mean over the batch
-    "KL divergence of `logits` from the teacher over all classes but the true one (Lee et al., section 4)."
+    "KL divergence of `logits` from the teacher over all classes except the true one (Lee et al., section 4)."
     true = y[:, None] == torch.arange(logits.shape[1], device=y.device)
     q, p = (F.log_softmax(v.masked_fill(true, -torch.inf)/tau, 1) for v in (teacher, logits))
     return valid_mean((q.exp()*(q - p).masked_fill(true, 0.)).sum(1), valid)
 
 class FedNTD(Method):
-    "Distil the received network's opinion of the classes that are not true (Lee et al., NeurIPS 2022, section 4)."
+    "Distil the received network's view of all classes except the true one (Lee et al., NeurIPS 2022, section 4)."
     of_classes = True
-    beta: float = 1. # weight of the term; 0 is FedAvg
+    beta: float = 1. # weight of the distillation term; 0 is FedAvg
     tau: float = 1.  # temperature of both softmaxes
     alone = ('output',)
     def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'))

@@ -13,20 +13,20 @@ from ..ground.tree import zeros
 # %% ../../nbs/methods/32_fedopt.ipynb #5c1482fe
 class FedAdagrad(Method):
     "Adagrad on the server (Reddi et al., ICLR 2021, algorithm 2)."
-    lr: float = .1     # eta, of the server
-    beta1: float = 0.  # decay of the mean of the steps; in [0, 1)
-    tau: float = 1e-3  # degree of adaptivity: below it, coordinates are treated alike
+    lr: float = .1     # server learning rate eta
+    beta1: float = 0.  # decay rate of the mean of the steps; in [0, 1)
+    tau: float = 1e-3  # degree of adaptivity: coordinates with steps far below it are treated alike
     excludes, helpers = "the server's optimiser", ('second',)
     def __post_init__(self): require(self, lr=(self.lr > 0, 'positive'), tau=(self.tau > 0, 'positive'),
                                      beta1=(0 <= self.beta1 < 1, 'in [0, 1)'))
     def second(self,
-        v,  # tensor, what it was
+        v,  # tensor, the previous second moment
         d2, # tensor, the square of the step
-    ):      # tensor
-        "How large the steps of each coordinate have been."
+    ):      # tensor, the new second moment
+        "Update the second moment of the steps, coordinate by coordinate."
         return v + d2
     def merge(self,
-        delta,  # tree: the weighted mean of what the clients changed, parameters and buffers
+        delta,  # tree: the weighted mean of the clients' updates, parameters and buffers
         server, # tree: this method's memory, empty before the first round
         params, # tree: the server's parameters; only its keys are used
     ): # the step the server takes, a tree like `delta`; the new memory, dict(mean=tree, second=tree)
@@ -40,9 +40,9 @@ class FedAdagrad(Method):
 # %% ../../nbs/methods/32_fedopt.ipynb #13c59c24
 class FedAdam(FedAdagrad):
     "Adam on the server (Reddi et al., ICLR 2021, algorithm 2)."
-    lr: float = .03    # eta, of the server
-    beta1: float = .9  # decay of the mean of the steps; in [0, 1)
-    beta2: float = .99 # decay of the mean of their squares; in [0, 1)
+    lr: float = .03    # server learning rate eta
+    beta1: float = .9  # decay rate of the mean of the steps; in [0, 1)
+    beta2: float = .99 # decay rate of the mean of their squares; in [0, 1)
     def __post_init__(self):
         super().__post_init__()
         require(self, beta2=(0 <= self.beta2 < 1, 'in [0, 1)'))
@@ -54,8 +54,8 @@ class FedYogi(FedAdam):
 
 # %% ../../nbs/methods/32_fedopt.ipynb #f4e0c706
 class FedExP(Method):
-    "The server's step size from how far the clients disagree (Jhunjhunwala et al., ICLR 2023, algorithm 1)."
-    eps: float = 1e-3 # added to the squared length of the mean step: where that is small, the step is not stretched
+    "Set the server's step size by how far the clients disagree (Jhunjhunwala et al., ICLR 2023, algorithm 1)."
+    eps: float = 1e-3 # added to the squared length of the mean step, so that very small steps are not stretched
     excludes = "the server's optimiser"
     def __post_init__(self): require(self, eps=(self.eps > 0, 'positive'))
     def done(self, client, params, delta, kept):

@@ -16,11 +16,11 @@ from .fedrep import FedRep
 
 # %% ../../nbs/methods/49_fedpac.ipynb #13f75945
 def statistics(
-    features, # (n, d), of all samples of a client
+    features, # (n, d) features of all samples of a client
     y,        # (n,) labels
-    classes,  # int
+    classes,  # number of classes
 ):            # h (classes, d), and its variance v, a tensor without dimensions
-    "The mean of label times feature, and the expected squared error of this mean."
+    "The mean of one-hot label times feature, and the expected squared error of this mean."
     means, count = class_means(features, y, classes)
     h = means*count[:, None]/len(y)
     return h, (features.square().sum(1).mean() - h.square().sum())/len(y)
@@ -29,9 +29,9 @@ def statistics(
 def mixtures(
     h,        # (K, classes, d) of K clients, see `statistics`
     v,        # (K,) their variances
-    steps=40, # of the interior-point method
-):            # (K, K), double; row i has the shares of all clients for client i, at least 0, which add up to one
-    "For each client the mixture of all clients' estimates that has the lowest expected squared error to its own."
+    steps=40, # number of steps of the interior-point method
+):            # (K, K), double; row i holds the shares of all clients for client i, at least 0, with sum one
+    "For each client, the mixture of all clients' estimates with the lowest expected squared error for its own."
     h, v = h.flatten(1).double(), v.double()
     gram = (h - h.mean(0))@(h - h.mean(0)).T
     size = (gram.diagonal() + v).mean().clamp(min=1e-30)

@@ -17,9 +17,9 @@ from .submodels import entry
 
 # %% ../../nbs/methods/47_fedpara.ipynb #7aa32347
 def factors(
-    shape, # of the weight, (O, I) or (O, I, K, K)
-    gamma, # ratio between the smallest and the largest useful R
-):         # R, or 0 where nothing is saved
+    shape, # shape of the weight, (O, I) or (O, I, K, K)
+    gamma, # position of R between the smallest (0) and the largest (1) useful one
+):         # R, or 0 if factors would save nothing
     "The inner width of FedPara's factors (Hyeon-Woo et al., ICLR 2022, section 2.2)."
     o, i, *k = shape
     cost = lambda r: 2*r*(o + i + (r*k[0]*k[1] if k else 0))
@@ -32,14 +32,14 @@ def compose(
     y,      # (I, R)
     t=None, # (R, R, K, K); None: the weight is that of a linear layer
 ):
-    "(O, R), (I, R) and, for a convolution, (R, R, K, K) to (O, I) or (O, I, K, K)."
+    "Compose a weight of low rank, (O, I) or, for a convolution, (O, I, K, K), from its factors."
     return x@y.T if t is None else torch.einsum('or,rskl,is->oikl', x, t, y)
 
 # %% ../../nbs/methods/47_fedpara.ipynb #471447e7
 def deviation(
-    shape, # of the weight
-    r,     # R
-    parts, # how many low-rank matrices are multiplied entry by entry
+    shape, # shape of the weight
+    r,     # inner width R
+    parts, # number of low-rank matrices that are multiplied entry by entry
 ):
     "Standard deviation of the factors that gives the weight He's variance."
     o, i, *k = shape
@@ -47,18 +47,18 @@ def deviation(
     return (target/r**2)**(1/6) if k else (target/r)**(1/4)
 
 # %% ../../nbs/methods/47_fedpara.ipynb #32acc3eb
-_FACTORS = '.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2' # ends of their names
+_FACTORS = '.X1', '.Y1', '.T1', '.X2', '.Y2', '.T2' # suffixes of their names
 
 def _composable(model):
-    "The names of the weights that are composed."
+    "The names of the weights that can be composed of factors."
     plain = lambda m: isinstance(m, nn.Linear) or isinstance(m, nn.Conv2d) and m.groups == 1
     return {f'{n}.weight'.lstrip('.') for n, m in model.named_modules() if plain(m)}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #5048cc11
 class FedPara(Method):
     "Weights as entrywise products of two low-rank matrices; only factors travel (Hyeon-Woo et al., ICLR 2022)."
-    gamma: float = .1 # between the smallest R that allows full rank (0) and the largest that saves anything (1)
-    seed: int = 0     # of the factors
+    gamma: float = .1 # R, from the smallest that allows full rank (0) to the largest that saves parameters (1)
+    seed: int = 0     # seed of the random factors
     helpers, alone = ('split', 'join'), ('mask',)
     def __post_init__(self): require(self, gamma=(0 <= self.gamma <= 1, 'in [0, 1]'))
     def init(self, params, model):
@@ -83,7 +83,7 @@ class FedPara(Method):
 
 # %% ../../nbs/methods/47_fedpara.ipynb #1865af3b
 class pFedPara(FedPara):
-    "One low-rank matrix is shared, the other is personal (Hyeon-Woo et al., ICLR 2022, section 2.3)."
+    "FedPara with one shared and one personal low-rank matrix (Hyeon-Woo et al., ICLR 2022, section 2.3)."
     def split(self, k, w, r, g):
         new = super().split(k, w, r, g, parts=1)
         return {**new, f'{k}.Y2': torch.zeros_like(new[f'{k}.Y2'])}
@@ -93,9 +93,9 @@ class pFedPara(FedPara):
 # %% ../../nbs/methods/47_fedpara.ipynb #75199eae
 class FFALoRA(Method):
     "Low-rank corrections of a frozen network; one factor is fixed and only the other travels (Sun et al., ICLR 2024)."
-    rank: int = 4      # r, of a correction
+    rank: int = 4      # rank of a correction, r
     alpha: float = 4.  # the correction of a weight is alpha/rank times B A
-    both: bool = False # is A trained and averaged too? That is LoRA
+    both: bool = False # train and average A too? That is LoRA
     head: str = 'head' # prefix of the classifier, which is trained in full
     alone = ('mask',)
     def __post_init__(self): require(self, rank=(self.rank >= 1, 'at least 1'), alpha=(self.alpha > 0, 'positive'))
@@ -125,8 +125,8 @@ def use(self:FFALoRA, params, fixed):
 def best_factors(
     W, # (O, I)
     r, # rank
-):     # (O, r) and (r, I), as long as each other; zeros beyond the rank of `W`
-    "The factors of the best approximation of rank `r` (Bai et al., NeurIPS 2024)."
+):     # (O, r) and (r, I), of equal norm; zeros beyond the rank of `W`
+    "The factors of the best approximation of `W` of rank `r` (Bai et al., NeurIPS 2024)."
     U, s, V = torch.linalg.svd(W, full_matrices=False)
     s = torch.where(s > max(W.shape)*torch.finfo(s.dtype).eps*s[0], s, 0.)
     sign = U.gather(0, U.abs().argmax(0, keepdim=True)).sign()
@@ -136,8 +136,8 @@ def best_factors(
 
 # %% ../../nbs/methods/47_fedpara.ipynb #f594d23b
 class FlexLoRA(Method):
-    "LoRA for clients of different ranks: the server averages the products and takes them apart (Bai et al., 2024)."
-    ranks: tuple[int, ...] = (8, 4, 2) # of the corrections, from the strongest clients down
+    "LoRA for clients of different ranks: the server averages the products and factorises them (Bai et al., 2024)."
+    ranks: tuple[int, ...] = (8, 4, 2) # ranks of the corrections, from the strongest clients down
     alpha: float = 8.                  # the correction of a weight is alpha/max(ranks) times B A
     head: str = 'head'                 # prefix of the classifier, which is trained in full
     alone, helpers = ('mask', 'weigh', 'combine', 'merge'), ('live', 'own')
@@ -147,9 +147,9 @@ class FlexLoRA(Method):
         good = isinstance(self.ranks, tuple) and self.ranks and all(is_whole(r) and r >= 1 for r in self.ranks)
         require(self, ranks=(good, 'a tuple of whole numbers, at least 1'), alpha=(self.alpha > 0, 'positive'))
     def live(self,
-        number, clients, # of a client; how many exist
+        number, clients, # a client's number; the number of clients
     ):                   # (max(ranks),) booleans
-        "The columns of B and rows of A that a client has."
+        "Which columns of B and rows of A a client has."
         rank = entry(self.ranks, number*len(self.ranks)//clients)
         return torch.arange(self.rank, device=rank.device) < rank
     def own(self, params, number, clients):
@@ -172,7 +172,7 @@ def merge(self:FlexLoRA, delta, server, params, trained, mask, weights):
     step = dict(delta)
     for k in (k[:-2] for k in params if k.startswith('lora.') and k.endswith('.A')):
         A, B = trained[f'{k}.A']*mask[f'{k}.A'][..., None], trained[f'{k}.B']*mask[f'{k}.B']
-        wide = (weights.to(B)[:, None, None]*B).transpose(0, 1).flatten(1) # (O, K r): all clients' B beside each other
+        wide = (weights.to(B)[:, None, None]*B).transpose(0, 1).flatten(1) # (O, K r): all clients' B side by side
         new = best_factors(wide@A.flatten(0, 1), self.rank)
         step |= {f'{k}.{f}': v - params[f'{k}.{f}'] for f, v in zip('BA', new)}
     return step, server

@@ -11,23 +11,23 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/42_fedper.ipynb #2524b07d
 def suggest_layers(
-    prefix, # of a part of the network
+    prefix, # prefix of a part of the network
     params, # the network's parameters
     model,  # the network
-):          # text, the end of a sentence
-    "Which parts there are instead, and why `prefix` is not among them if it is a part whose parameters do not train."
+):          # text, the end of an error message
+    "The parts to choose from, and why `prefix` is not one of them if it names a part whose parameters are not trained."
     names = {k for k, _ in model.named_modules(remove_duplicate=False)}
     there = prefix in names and not any(k.startswith(f'{prefix}.') for k in params)
     why = f"; {prefix} is there, but its parameters are frozen, or shared with another layer" if there else ''
     return f"such as one of {', '.join(sorted({k.rpartition('.')[0] for k in params}))}{why}"
 
 def check_prefix(
-    method, # the method that asks
+    method, # the method whose hyperparameter is checked
     field,  # name of the hyperparameter that holds the prefix
     params, # the network's parameters
     model,  # the network
 ):
-    "Raise a `ValueError` if the prefix names nothing that is trained, or everything."
+    "Raise a `ValueError` if the prefix names none of the trained tensors, or all of them."
     prefix = getattr(method, field) + '.'
     if len({k.startswith(prefix) for k in params}) == 2: return
     raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, "
@@ -35,12 +35,12 @@ def check_prefix(
 
 # %% ../../nbs/methods/42_fedper.ipynb #2af53e4d
 def linear_head(
-    method, # the method that asks, whose `head` is the prefix
+    method, # the method, whose `head` is the prefix
     params, # the network's parameters
     model,  # the network
-    bias=False, # must it have one?
+    bias=False, # must the layer have a bias?
 ):          # its weight, (classes, d)
-    "The weight of the linear layer on the features; a `ValueError` if `head` names none."
+    "The weight of the linear layer on the features; a `ValueError` if `head` names no such layer."
     w, head = params.get(f'{method.head}.weight'), method.head
     if w is not None and w.dim() == 2 and (not bias or f'{head}.bias' in params): return w
     raise ValueError(f"{type(method).__name__}: head={head!r} must name the linear layer on the features, "
@@ -49,7 +49,7 @@ def linear_head(
 # %% ../../nbs/methods/42_fedper.ipynb #fc606fba
 class FedPer(Method):
     "The head stays at home (Arivazhagan et al., 2019, algorithm 1)."
-    head: str = 'head' # prefix of the tensors that stay
+    head: str = 'head' # prefix of the tensors that stay at home
     def init(self, params, model):
         check_prefix(self, 'head', params, model)
         return params, {}, {}
@@ -57,10 +57,10 @@ class FedPer(Method):
 
 # %% ../../nbs/methods/42_fedper.ipynb #70321440
 class FedBABU(Method):
-    "Only the body is trained; clients tune all of it before use (Oh et al., ICLR 2022, algorithm 1)."
-    head: str = 'head' # prefix of the tensors that stay as they were drawn
-    steps: int = 5     # that a client takes on all of its samples before it uses the network
-    lr: float = .1     # of these steps
+    "Train only the body; clients fine-tune the whole network before use (Oh et al., ICLR 2022, algorithm 1)."
+    head: str = 'head' # prefix of the tensors that keep their initial values
+    steps: int = 5     # number of fine-tuning steps, each on all samples of a client, before it uses the network
+    lr: float = .1     # learning rate of these steps
     def __post_init__(self): require(self, steps=(self.steps >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'))
     def init(self, params, model):
         check_prefix(self, 'head', params, model)

@@ -15,17 +15,17 @@ from .fedper import linear_head
 # %% ../../nbs/methods/74_fedproto.ipynb #9c16cb2d
 def one_hot(
     y,       # (n,) labels
-    classes, # int
-    like,    # a tensor of the type that is wanted
-):           # (n, classes): one at the label of each sample, and nowhere where it is below zero
+    classes, # number of classes
+    like,    # a tensor of the type to return
+):           # (n, classes): one at the label of each sample; only zeros if the label is negative
     "Labels as rows of zeros and ones."
     return (y[:, None] == torch.arange(classes, device=y.device)).to(like)
 
 def class_means(
     features, # (n, d)
     y,        # (n,) labels
-    classes,  # int
-):            # (classes, d), zero where there is no sample; (classes,) how many samples
+    classes,  # number of classes
+):            # (classes, d), zero for classes without samples; (classes,) numbers of samples
     "The mean feature of every class, and its number of samples."
     of = one_hot(y, classes, features)
     count = of.sum(0)
@@ -33,11 +33,11 @@ def class_means(
 
 # %% ../../nbs/methods/74_fedproto.ipynb #e221ab2c
 def prototypes(
-    means,  # (K, classes, d), of K clients
-    counts, # (K, classes)
+    means,  # (K, classes, d) class means of K clients
+    counts, # (K, classes) numbers of samples
     form,   # 'released': clients count equally; 'paper': by their samples of the class
-):          # (classes, d), zero where no client has the class; (classes,) does one have it?
-    "What a class looks like to all clients together (FedProto, eq. 6)."
+):          # (classes, d), zero if no client has the class; (classes,) booleans: does any client have it?
+    "The mean over clients of each class's prototype (FedProto, eq. 6)."
     share = counts if form == 'paper' else (counts > 0).to(counts)
     total = share.sum(0)
     return torch.einsum('kc,kcd->cd', share, means)/total.clamp(min=1)[:, None], total > 0
@@ -45,9 +45,9 @@ def prototypes(
 def from_means(
     features, # (n, d)
     y,        # (n,) labels
-    server,   # its `means` (classes, d), and which of them are `known`, as zeros and ones
+    server,   # dict of `means` (classes, d), and `known` (classes,), one for classes that have a mean, else zero
 ):            # (n, d), zero where a class has no mean yet
-    "Squared distances to the means of the classes."
+    "Squared differences from the class means, entry by entry."
     of = one_hot(y, len(server['known']), features)
     return ((features - of@server['means'])*(of@server['known'])[:, None]).square()
 
@@ -58,7 +58,7 @@ class FedProto(Method):
     lam: float = 1.        # weight of the distance to the prototypes, lambda
     form: str = 'released' # prototypes of clients: 'released' counts all equally, 'paper' by their samples
     head: str = 'head'     # prefix of the classifier, a linear layer on the features
-    rule: str = field(default='head', repr=False) # in use the 'head' decides, or the 'nearest' prototype
+    rule: str = field(default='head', repr=False) # what predicts: the 'head', or the 'nearest' prototype
     alone = ('mask',)
     def __post_init__(self):
         require(self, lam=(self.lam >= 0, 'at least 0'),
@@ -90,5 +90,5 @@ def merge(self:FedProto, delta, server, uploads, peer_uploads=None):
 @patch
 def predict(self:FedProto, logits, features, server):
     near, known = -(features[:, None] - server['means']).square().mean(-1), server['known'] > 0
-    near = torch.where(known, near, near.amin(-1, keepdim=True)) # a class that nobody has shown comes last
+    near = torch.where(known, near, near.amin(-1, keepdim=True)) # classes without a prototype come last
     return torch.where(known.any(), near, logits)

@@ -21,7 +21,7 @@ def proximal(
 
 # %% ../../nbs/methods/10_fedprox.ipynb #160639c5
 class FedProx(Method):
-    "A proximal term around the received parameters, by its gradient (Li et al., MLSys 2020, eq. 2)."
+    "Add the gradient of a proximal term around the received parameters (Li et al., MLSys 2020, eq. 2)."
     mu: float = .01 # weight of the proximal term, at least 0; 0 is FedAvg
     def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
     def grad(self,

@@ -11,8 +11,8 @@ from .fedper import FedPer
 
 # %% ../../nbs/methods/43_fedrep.ipynb #b1588196
 class FedRep(FedPer):
-    "Heads stay at home; head epochs, then body epochs, the other part held (Collins et al., ICML 2021, algorithm 1)."
-    body_epochs: int = 1 # of the local epochs, the last ones, in which the body is trained
+    "Heads stay at home; clients train the head first, then the body (Collins et al., ICML 2021, algorithm 1)."
+    body_epochs: int = 1 # number of the last local epochs, in which the body is trained instead of the head
     def __post_init__(self): require(self, body_epochs=(self.body_epochs >= 0, 'at least 0'))
     def mask(self, params, step, steps, epochs):
         if self.body_epochs > epochs:

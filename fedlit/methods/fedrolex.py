@@ -13,9 +13,9 @@ from .submodels import SubModel
 
 # %% ../../nbs/methods/52_fedrolex.ipynb #dfe891e5
 class FedRolex(SubModel):
-    "Keep a window of ceil(r n) coordinates of every axis, moved on by one each round (Alam et al., NeurIPS 2022)."
+    "Keep a window of ceil(r n) coordinates of every axis, shifted by one each round (Alam et al., NeurIPS 2022)."
     direction: str = 'backward' # 'backward': (i - round) mod n, as released; 'forward': (i + round) mod n, in the paper
-    step: int = field(default=1, repr=False, kw_only=True) # coordinates that the window moves on by in a round
+    step: int = field(default=1, repr=False, kw_only=True) # number of coordinates that the window shifts by each round
     def __post_init__(self):
         super().__post_init__()
         require(self, direction=(self.direction in ('backward', 'forward'), "'backward' or 'forward'"),

@@ -11,7 +11,7 @@ from ..method import Method, hook_of, replaces, require
 
 # %% ../../nbs/methods/11_fedsam.ipynb #c6d40aac
 class FedSAM(Method):
-    "The local gradient from a step uphill, sharpness-aware minimisation (Qu et al., ICML 2022, algorithm 1)."
+    "Sharpness-aware minimisation: the local gradient after a step uphill (Qu et al., ICML 2022, algorithm 1)."
     rho: float = .05 # length of the step uphill, at least 0; 0 is FedAvg
     def __post_init__(self): require(self, rho=(self.rho >= 0, 'at least 0'))
     def refuses(self, other, before):

@@ -13,9 +13,9 @@ from ..method import Method, require
 # %% ../../nbs/methods/19_feduv.ipynb #a30a8869
 def answer_variance(
     logits, # (B, classes)
-    valid=None, # (B,) booleans: which are samples; None: all
+    valid=None, # (B,) booleans: which rows are samples; None: all
 ): # ()
-    "How far the deviations of the probabilities fall short of those under even labels, 1/sqrt(classes)."
+    "How far each class probability's standard deviation falls short of 1/sqrt(classes), its value for even labels."
     p = logits.softmax(1)
     apart = (p - valid_mean(p, valid)).square()
     less = max(len(p) - 1, 1) if valid is None else (valid.sum() - 1).clamp(min=1).to(p)
@@ -25,9 +25,9 @@ def answer_variance(
 
 def uniformity(
     features, # (B, d)
-    valid=None, # (B,) booleans: which are samples; None: all
-): # (), zero if there are no two samples
-    "The mean over pairs of samples of exp(-squared distance), in units of the median squared distance."
+    valid=None, # (B,) booleans: which rows are samples; None: all
+): # (), zero for fewer than two samples
+    "The mean of exp(-squared distance/median squared distance) over pairs of samples."
     place = torch.arange(len(features), device=features.device)
     pair = (place[:, None] < place).flatten()
     if valid is not None: pair = pair & (valid[:, None] & valid).flatten()
@@ -39,10 +39,10 @@ def uniformity(
 
 # %% ../../nbs/methods/19_feduv.ipynb #7ca0afd5
 class FedUV(Method):
-    "Variance of a client's answers, uniformity of its features (Son et al., CVPR 2024; terms as released)."
+    "Encourage varied predictions and uniform features in every client (Son et al., CVPR 2024; terms as released)."
     of_classes = True
-    lam: float = 2.5 # weight of the variance, at least 0
-    mu: float = .5   # weight of the uniformity, at least 0; both 0: FedAvg
+    lam: float = 2.5 # weight of the variance term, at least 0
+    mu: float = .5   # weight of the uniformity term, at least 0; both 0: FedAvg
     def __post_init__(self): require(self, lam=(self.lam >= 0, 'at least 0'), mu=(self.mu >= 0, 'at least 0'))
     def loss(self, logits, features, valid=None):
         return self.lam*answer_variance(logits, valid) + self.mu*uniformity(features, valid)

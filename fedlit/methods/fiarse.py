@@ -13,7 +13,7 @@ from .submodels import SubModel, how_many
 def of_layers(
     params, # name -> tensor
 ):          # list of names
-    "The weights and biases of layers; those of norms, where the weight is a vector, are not among them."
+    "The names of the weights and biases of layers, without those of norms, whose weight is a vector."
     weight = lambda k: params.get(f"{k.rpartition('.')[0]}.weight".lstrip('.'), params[k])
     return [k for k in params if weight(k).dim() > 1]
 
@@ -22,7 +22,7 @@ def threshold(
     rate,   # share of the weights to keep, a number or a 0-dimensional tensor
     rounding='up', # see `how_many`
 ):          # a tensor without dimensions
-    "The smallest magnitude that is kept, less a millionth; 0 where all are."
+    "The smallest magnitude that is kept, reduced by a millionth of itself; 0 if all weights are kept."
     sizes = torch.cat([params[k].abs().flatten() for k in of_layers(params)]).sort(descending=True).values
     kept = how_many(len(sizes), rate, rounding).to(sizes.device)
     return torch.where(kept == len(sizes), 0., (1 - 1e-6)*sizes.gather(0, (kept.long() - 1).reshape(1))[0])
@@ -31,7 +31,7 @@ def threshold(
 def submodel(
     w, # a tensor of weights
     t, # threshold, a tensor without dimensions
-):     # zero where `w` is smaller than `t`; its slope is that of a mask that is soft at the threshold
+):     # zero where |w| is below `t`; the gradient is that of a mask that is soft at the threshold
     "The weights that are kept, with a gradient for the choice."
     fixed = w.detach()
     near = t/(fixed.abs() + t).clamp(min=torch.finfo(w.dtype).tiny) # a: 1/2 at the threshold, 0 far from it
@@ -39,12 +39,12 @@ def submodel(
 
 # %% ../../nbs/methods/58_fiarse.ipynb #823554ed
 class FIARSE(SubModel):
-    "Clients train the weights of largest magnitude, by one threshold for the network (Wu et al., NeurIPS 2024)."
+    "Clients train the weights of largest magnitude, with one threshold for all layers (Wu et al., NeurIPS 2024)."
     helpers = *SubModel.helpers, 'limit'
     rates: tuple[float, ...] = (1., .25, .0625, .015625) # shares of the weights, from the strongest clients down
     def limit(self,
         params,         # name -> tensor
-        number, clients, round, # of a client; how many exist; rounds done
+        number, clients, round, # a client's number; the number of clients; rounds done
     ):                  # a tensor without dimensions
         "The threshold of client `number`."
         return threshold(params, self.rate(number, clients, round), self.rounding)
@@ -53,7 +53,7 @@ class FIARSE(SubModel):
         return params, dict(threshold=self.limit(params, number, clients, round))
     def mask(self, params, client): return {k: params[k].abs() >= client['threshold'] for k in of_layers(params)}
     def use(self, params, client, number=None):
-        if number is None: return params # outside of a client's training
+        if number is None: return params # not in a client's training
         return {**params, **{k: submodel(params[k], client['threshold']) for k in of_layers(params)}}
     def deploy(self, params, number, clients, round):
         t = self.limit(params, number, clients, round)

@@ -18,38 +18,38 @@ def narrow(
     p,      # share of each axis to use
     params, # name -> tensor
     axes,   # Axes of the network that `params` belong to
-    chosen, # axis -> 0/1 vector of what the client holds, where the network is masked and not cut
+    chosen, # axis -> 0/1 vector of what the client holds, if the network is masked rather than cut
     share,  # axis -> share that the client holds
 ):          # name -> tensor, zero outside the first ceil(p n) coordinates of every axis
-    "The parameters of the network of width `p`, in the shapes of the wide one."
+    "The parameters of the sub-network of width `p`, in the shapes of the full network."
     whole = {a: n if a in chosen else (n/share[a]).round() for a, n in axes.size.items()}
     return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
                                        for a, n in axes.size.items()}))
 
 # %% ../../nbs/methods/54_fjord.ipynb #be676454
 def _width_up_to(most, widths, u, device):
-    "One of the sorted `widths` that are at most `most`, else the first; `u` in [0, 1) decides which."
+    "One of the sorted `widths` that are at most `most`, or else the first; `u` in [0, 1) decides which."
     p = torch.tensor(widths, dtype=finest(device), device=device)
     fit = (p <= most + 1e-9).sum().clamp(min=1)
     return entry(widths, (u*fit).long(), exact=True)
 
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):
-    "Clients hold the first channels and draw a width each step; the widest teaches (Horváth et al., NeurIPS 2021)."
+    "Clients hold the first channels, draw a width each step, and learn from the widest (Horváth et al., NeurIPS 2021)."
     helpers = *HeteroFL.helpers, 'width'
     rates: tuple[float, ...] = (1., .8, .6, .4, .2)  # the tiers: what clients can hold, from the strongest down
-    widths: tuple[float, ...] = (.2, .4, .6, .8, 1.) # p_s, what a step may use; what is above the tier is left out
-    distill: bool = True                 # does the widest network teach the narrow one?
-    of_classes = property(lambda self: self.distill) # its teacher says probabilities
+    widths: tuple[float, ...] = (.2, .4, .6, .8, 1.) # widths p_s that a step may use; those above the tier are left out
+    distill: bool = True                 # does the widest network teach the narrower one?
+    of_classes = property(lambda self: self.distill) # its teacher gives class probabilities
     def __post_init__(self):
         super().__post_init__()
         require(self, widths=(self.widths and all(0 < p <= 1 for p in self.widths), 'a tuple of numbers in (0, 1]'))
     def width(self,
-        number,  # of a client, an int or an integer tensor
-        clients, # int, how many exist
+        number,  # number of the client, an int or an integer tensor
+        clients, # int, number of clients
         round, step, # ints
-    ):           # one number
-        "The share that client `number` uses in this step: at most its tier."
+    ):           # a tensor without dimensions
+        "The share that client `number` uses in this step, at most that of its tier."
         u, device = uniform(1, self.seed, round, number, step)[0], getattr(number, 'device', None)
         return _width_up_to(self.rate(number, clients, round), sorted(self.widths), u, device)
     def output(self, logits, forward, params, buffers, x, axes, chosen, share, number, clients, round, step):

@@ -13,15 +13,15 @@ from ..method import Method, require
 # %% ../../nbs/methods/79_ifca.ipynb #aba1d836
 def network(
     tree, # name -> tensor, of all clusters
-    i,    # int, which cluster
-):        # name -> tensor, under the names of the network; {} where `tree` has no such cluster
+    i,    # int, number of the cluster
+):        # name -> tensor, under the names of the network; {} if `tree` has no such cluster
     "The tensors of cluster `i`."
     return {k.removeprefix(f'cluster{i}.'): v for k, v in tree.items() if k.startswith(f'cluster{i}.')}
 
 def chosen(
     tree,     # name -> tensor, of all clusters
-    which,    # (), the number of the chosen one; a tensor, which may differ between stacked clients
-    clusters, # int, how many there are
+    which,    # (), the number of the chosen cluster; a tensor, which may differ between stacked clients
+    clusters, # int, number of clusters
 ):            # name -> tensor, under the names of the network
     "The tensors of the chosen cluster."
     own = network(tree, 0)
@@ -31,18 +31,18 @@ def chosen(
 # %% ../../nbs/methods/79_ifca.ipynb #2cc00022
 def moved(
     v,         # a tensor of the network
-    noise,     # how much is added, in units of the tensor's standard deviation
+    noise,     # amount of noise, in units of the tensor's standard deviation
     generator, # torch.Generator
 ):             # a tensor like `v`
-    "`v` with noise, and the standard deviation that it had."
+    "`v` plus noise, rescaled to the standard deviation that `v` had."
     apart, mean = v.std(correction=0)*torch.randn(v.shape, generator=generator).to(v), v.mean()
     return mean + (v - mean + noise*apart)/(1 + noise**2)**.5
 
 # %% ../../nbs/methods/79_ifca.ipynb #47a21688
 class IFCA(Method):
-    "Each client trains the one of several networks that has the lowest loss (Ghosh et al., NeurIPS 2020, algorithm 1)."
-    clusters: int = 2 # how many networks there are
-    noise: float = 1. # how far apart they begin, in units of each tensor's standard deviation
+    "Each client trains whichever of several networks has its lowest loss (Ghosh et al., NeurIPS 2020, algorithm 1)."
+    clusters: int = 2 # number of networks
+    noise: float = 1. # how far apart they start, in units of each tensor's standard deviation
     alone, helpers = ('mask', 'keep'), ('losses',)
     def __post_init__(self): require(self, clusters=(self.clusters >= 1, 'at least 1'),
                                      noise=(self.noise > 0, 'positive'))

@@ -12,34 +12,34 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/12_moon.ipynb #32f05270
 def contrast(
-    z,    # (N, d) features of the model that trains
-    near, # (N, d) features to agree with: the global model's
-    far,  # (N, d) features to leave behind: the previous local model's
+    z,    # (N, d) features of the model being trained
+    near, # (N, d) features to move towards: the global model's
+    far,  # (N, d) features to move away from: the previous local model's
     tau,  # temperature, positive
-    valid=None, # (N,) booleans: which are samples; None: all
+    valid=None, # (N,) booleans: which rows are samples; None: all
 ): # () mean over the batch
-    "The model-contrastive loss: `near` against `far`, by the cosine to `z` (Li et al., CVPR 2021, eq. 3)."
+    "The model-contrastive loss: `z` closer to `near` than to `far` by cosine similarity (Li et al., CVPR 2021, eq. 3)."
     ahead = F.cosine_similarity(z, near, dim=-1) - F.cosine_similarity(z, far, dim=-1)
     return valid_mean(F.softplus(-ahead/tau), valid)
 
 # %% ../../nbs/methods/12_moon.ipynb #980a8d3d
 def distance(
-    z,    # (N, d) features of the model that trains
-    near, # (N, d) features to stay near: the global model's
-    valid=None, # (N,) booleans: which are samples; None: all
+    z,    # (N, d) features of the model being trained
+    near, # (N, d) features to stay close to: the global model's
+    valid=None, # (N,) booleans: which rows are samples; None: all
 ): # () mean over the batch, in feature units
-    "The Euclidean distance, not squared; zero if within rounding error (Li et al., CVPR 2021, section 4.7)."
+    "The Euclidean distance, not squared; zero for samples within rounding error (Li et al., CVPR 2021, section 4.7)."
     gap = torch.linalg.vector_norm(z - near, dim=-1)
     rounding = torch.finfo(z.dtype).eps**.5*torch.linalg.vector_norm(near, dim=-1)
     return valid_mean(torch.where(gap > rounding, gap, 0.), valid)
 
 # %% ../../nbs/methods/12_moon.ipynb #da2d675d
 class MOON(Method):
-    "Model-contrastive learning (Li et al., CVPR 2021, eq. 3 and 4), and the L2 term of its Table 5."
+    "Pull features towards the global model's, away from the last local model's (Li et al., CVPR 2021, eq. 3 and 4)."
     mu: float = 1.         # weight of the term
-    tau: float = .5        # temperature; 'l2' has none
-    form: str = 'released' # a late client: 'released' contrasts with the initial model, 'paper' lets it train first
-    variant: str = 'contrastive' # or 'l2': the distance to the global features
+    tau: float = .5        # temperature; not used by 'l2'
+    form: str = 'released' # a late client's first round: 'released' contrasts with the initial model, 'paper' with none
+    variant: str = 'contrastive' # or 'l2': the distance to the global features (Table 5)
     def __post_init__(self):
         require(self, mu=(self.mu >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"),

@@ -11,10 +11,10 @@ from ..method import Method, require
 
 # %% ../../nbs/methods/73_perfedavg.ipynb #db00c049
 def pieces(
-    n,    # samples of a batch
-    many, # pieces
+    n,    # number of samples in a batch
+    many, # number of pieces
 ):        # list of slices
-    "A batch cut into pieces of at least two samples, the rest in the last; if it is too short, all of it each time."
+    "Cut a batch into pieces of two or more samples, the rest in the last; if it is too short, each piece is all of it."
     size = n//many
     if size < 2: return [slice(None)]*many
     return [slice(i*size, (i + 1)*size if i < many - 1 else n) for i in range(many)]
@@ -24,16 +24,16 @@ def along(
     way,    # name -> tensor of the same shape
     far,    # a number
 ):          # name -> tensor
-    "`params` moved `far` in the direction `way`."
+    "Move `params` by `far` in the direction `way`."
     return {k: v + far*way[k] for k, v in params.items()}
 
 # %% ../../nbs/methods/73_perfedavg.ipynb #5a956594
 class PerFedAvg(Method):
-    "Meta-learning: good after a step (Fallah et al., NeurIPS 2020, algorithm 1, FO and HF)."
+    "Meta-learning: train to be good after one more step (Fallah et al., NeurIPS 2020, algorithm 1, FO and HF)."
     alpha: float = .01  # size of the step that a client takes before it uses the network
-    form: str = 'fo'    # 'fo' leaves the Hessian out, 'hf' takes its product by a difference of gradients
-    delta: float = 1e-3 # of that difference
-    steps: int = 1      # steps that a client takes on its samples before it uses the network
+    form: str = 'fo'    # 'fo' leaves out the Hessian, 'hf' replaces its product by a difference of gradients
+    delta: float = 1e-3 # step size of that difference
+    steps: int = 1      # number of steps that a client takes on its samples before it uses the network
     def __post_init__(self):
         require(self, alpha=(self.alpha >= 0, 'at least 0'), delta=(self.delta > 0, 'positive'),
                 form=(self.form in ('fo', 'hf'), "'fo' or 'hf'"), steps=(self.steps >= 0, 'at least 0'))

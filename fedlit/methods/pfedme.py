@@ -12,17 +12,17 @@ from .ditto import OwnNetwork, mine, second
 
 # %% ../../nbs/methods/72_pfedme.ipynb #40a00040
 def _inner_step(slope, theta, stats, w, lam, lr):
-    "A step on the client's objective plus the spring to `w`; the forward pass may move running statistics."
+    "A step on the client's objective plus the pull towards `w`; the forward pass may update running statistics."
     g, after = slope(theta, stats)
     return {k: v - lr*(g[k] + lam*(v - w[k])) for k, v in theta.items()}, {k: after[k] for k in stats}
 
 # %% ../../nbs/methods/72_pfedme.ipynb #d00edf51
 class pFedMe(OwnNetwork):
     "Personal networks by Moreau envelopes (T. Dinh et al., NeurIPS 2020, algorithm 1)."
-    lam: float = 15. # stiffness of the spring, lambda
-    steps: int = 5   # inner steps, K
+    lam: float = 15. # weight of the pull towards the common network, lambda
+    steps: int = 5   # number of inner steps, K
     lr: float = .05  # learning rate of the inner steps
-    beta: float = 1. # how much of its step the server takes
+    beta: float = 1. # factor of the server's step
     def __post_init__(self):
         require(self, lam=(self.lam > 0, 'positive'), steps=(self.steps >= 1, 'at least 1'),
                 lr=(self.lr > 0, 'positive'), beta=(self.beta > 0, 'positive'))

@@ -28,10 +28,10 @@ def clipped(
     most,  # float, C, its maximum length
     per='update', # 'update', or 'tensor': each of the n tensors has a length of at most C/sqrt(n)
 ):         # tree
-    "`delta`, shortened where it is longer than `most`."
+    "`delta`, scaled down to the length `most` if it is longer."
     if per == 'tensor': return {k: clipped({k: v}, most/math.sqrt(len(delta)))[k] for k, v in delta.items()}
     if not delta: return delta
-    scale = (most/sqnorm(delta).sqrt()).clamp(max=1) # infinity where nothing moved
+    scale = (most/sqnorm(delta).sqrt()).clamp(max=1) # infinity if nothing moved
     return tmap(lambda v: v*scale, delta)
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000f
@@ -44,7 +44,7 @@ def _library():
 
 @contextmanager
 def _quiet():
-    "Without the accountant's warnings of orders at which a bound cannot be computed, and which it leaves out."
+    "Silence the accountant's warnings about orders that it leaves out because no bound can be computed."
     log = logging.getLogger('absl')
     before = log.level
     log.setLevel(logging.ERROR)
@@ -54,7 +54,7 @@ def _quiet():
 # %% ../../nbs/methods/80_privacy.ipynb #b00a09c8
 @lru_cache(maxsize=256)
 def _of_one_round(noise, clients, drawn, sampling):
-    "Orders, and the Renyi divergence of one round at each of them; over rounds they add."
+    "Orders, and the Renyi divergence of one round at each of them; divergences add up over rounds."
     dp = _library()
     relation = dp.NeighboringRelation
     if not 0 < drawn <= clients: raise ValueError(f"drawn={drawn}, but it must be from 1 to the {clients} clients")
@@ -71,14 +71,14 @@ def _of_one_round(noise, clients, drawn, sampling):
 
 # %% ../../nbs/methods/80_privacy.ipynb #ca8fe5da
 def epsilon_of(
-    noise,           # z, standard deviation of the noise on the sum over clients, over the clip
-    rounds,          # how many
-    delta=1e-5,      # chance that the bound does not hold
-    clients=1,       # how many there are
-    drawn=None,      # how many of them are drawn for a round; None: all
-    sampling='fixed',# 'fixed': exactly so many, without replacement; 'poisson': independently, so many on average
+    noise,           # z, standard deviation of the noise on the sum over clients, divided by the clip
+    rounds,          # number of rounds
+    delta=1e-5,      # probability that the bound does not hold
+    clients=1,       # number of clients
+    drawn=None,      # number of them drawn for a round; None: all
+    sampling='fixed',# 'fixed': exactly that many, without replacement; 'poisson': independently, that many on average
 ) -> float:
-    "The epsilon of (epsilon, delta)-differential privacy after some rounds; ValueError where a number makes no sense."
+    "The epsilon of (epsilon, delta)-differential privacy after `rounds` rounds; a ValueError for impossible values."
     right = dict(noise=(noise, is_number(noise) and 0 <= noise < math.inf, 'at least 0'),
                  rounds=(rounds, is_whole(rounds) and rounds >= 0, 'a whole number, at least 0'),
                  delta=(delta, is_number(delta) and 0 < delta < 1, 'in (0, 1)'))
@@ -89,15 +89,15 @@ def epsilon_of(
 
 # %% ../../nbs/methods/80_privacy.ipynb #7738fa52
 def noise_for(
-    epsilon, # what may be spent
-    rounds,  # over how many rounds
+    epsilon, # privacy budget
+    rounds,  # number of rounds to spend it on
     **kw,    # for `epsilon_of`: delta, clients, drawn, sampling
 ) -> float:  # z, rounded up to a thousandth
-    "The least noise multiplier that stays within `epsilon`."
+    "The smallest noise multiplier that stays within `epsilon`."
     if not (is_number(epsilon) and 0 < epsilon < math.inf):
         raise ValueError(f"epsilon={epsilon!r}, but it must be positive and finite")
     if not (is_whole(rounds) and rounds >= 1): raise ValueError(f"rounds={rounds!r}, but it must be at least 1")
-    epsilon_of(1., rounds, **kw) # is the rest sound?
+    epsilon_of(1., rounds, **kw) # are the others valid?
     from scipy.optimize import brentq
     over = lambda z: math.log(epsilon_of(math.exp(z), rounds, **kw)/epsilon)
     low, high = -3., 3.
@@ -109,7 +109,7 @@ def noise_for(
 # %% ../../nbs/methods/80_privacy.ipynb #70000010
 @torch.library.custom_op('fedlit::system_normal', mutates_args=())
 def system_normal(
-    like: torch.Tensor, # whose shape, type and device the answer has
+    like: torch.Tensor, # tensor whose shape, type and device the result has
 ) -> torch.Tensor:
     "Normally distributed numbers, drawn from the operating system's randomness."
     from scipy.special import ndtri
@@ -127,7 +127,7 @@ def _noisy(tree, deviation, source):
 
 # %% ../../nbs/methods/80_privacy.ipynb #acc49f36
 def _sound(method):
-    "What both methods of this page ask of their hyperparameters, for `require`."
+    "The conditions on the hyperparameters of both methods of this page, for `require`."
     return dict(clip=(0 < method.clip < math.inf, 'positive and finite'),
                 noise=(0 <= method.noise < math.inf, 'at least 0'), delta=(0 < method.delta < 1, 'in (0, 1)'),
                 source=(method.source in SOURCES, 'seed or system'))
@@ -143,11 +143,11 @@ def _norms_at_home(model, keeps):
 class DP(Method):
     "Clip every client's update and add Gaussian noise: user-level privacy (McMahan et al., ICLR 2018)."
     clip: float = 1.     # C, maximum length of a client's update
-    noise: float = 1.    # z: its standard deviation over C, on the sum of the updates or on each of them
-    at: str = 'server'   # who adds it: the 'server' to the mean, or every 'client' to what it sends
+    noise: float = 1.    # z: the noise's standard deviation over C, on the sum of the updates or on each of them
+    at: str = 'server'   # who adds the noise: the 'server' to the mean, or every 'client' to what it sends
     per: str = 'update'  # what is clipped: the whole 'update', or each 'tensor' to its share of C
-    delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
-    source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
+    delta: float = field(default=1e-5, repr=False)   # delta of the column `epsilon`
+    source: str = field(default='seed', repr=False)  # noise from the federation's 'seed', or the operating 'system'
     excludes, protects, alone = 'how updates are protected', 'clients', ('weigh',)
     def __post_init__(self):
         require(self, **_sound(self), at=(self.at in ('server', 'client'), "'server' or 'client'"),
@@ -178,12 +178,12 @@ def wire(self:DP, wire):
 
 # %% ../../nbs/methods/80_privacy.ipynb #0766eaf8
 def _hidden(participation, clients):
-    "How many are drawn at random in a round; all of them, if they are chosen in another way."
+    "How many clients are drawn at random in a round; all of them if they are chosen in another way."
     how = Uniform(participation) if is_number(participation) else participation
     return many(how.share, clients) if type(how) is Uniform else clients
 
-def _column(method, participation, times, own, name='epsilon', **kw): # own: what of a client must not decide
-    "The column `epsilon`; none where nothing counts it."
+def _column(method, participation, times, own, name='epsilon', **kw): # own: what participation must not depend on
+    "The column `epsilon`; no column if its package is missing."
     if not method.noise or any(needs(participation, k) for k in own): return {name: math.inf}
     if find_spec('dp_accounting') is None:
         warn("the history has no column `epsilon`, which dp-accounting computes: pip install dp-accounting")
@@ -200,7 +200,7 @@ def columns(self:DP, round, clients, participation, client):
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000012
 def _uncovered(other):
-    "What `other` makes of clients that no noise covers, wherever it stands; '' if nothing."
+    "Why no noise would cover what `other` reveals of clients, before or after; '' if it is covered."
     reads = lambda name: any(asks_for(other, hook, name) for hook in SERVER)
     if overrides(other, 'mask') and not asks_for(other, 'mask', 'step'):
         return ("clients that train a part of the network are averaged over those that have an entry, "
@@ -216,7 +216,7 @@ AFTER_NOISE = ('delta', 'client', 'mask', 'kept', 'server', 'model', 'axes', 'cr
                'round', 'first', 'clients', 'number', 'seed', 'epochs', 'lr', 'momentum', 'nesterov', 'weight_decay')
 
 def _unprotected(dp, other, before):
-    "Why `other` cannot be added to `dp`."
+    "Why `other` cannot be added to `dp`; '' if it can."
     if why := _uncovered(other): return why
     central = dp.at == 'server'
     if central and overrides(other, 'combine'):
@@ -234,7 +234,7 @@ def _unprotected(dp, other, before):
 
 # %% ../../nbs/methods/80_privacy.ipynb #a4e178e7
 def _check_layers(model):
-    "A ValueError where a layer has no gradient of a single sample."
+    "Raise a ValueError if a layer has no gradient of a single sample."
     if norms := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm)]:
         raise ValueError(f"DPSGD needs a gradient of every sample, and BatchNorm, as in {norms[0]}, mixes the "
                          "samples of a batch; take a network with GroupNorm or without norms")
@@ -255,8 +255,8 @@ class DPSGD(Method):
     "Clip the gradient of every sample and add Gaussian noise in each step (Abadi et al., CCS 2016)."
     clip: float = 1.     # C, maximum length of the gradient of one sample
     noise: float = 1.    # z: the noise on the sum over a batch has the standard deviation zC
-    delta: float = field(default=1e-5, repr=False)   # of the column `epsilon`
-    source: str = field(default='seed', repr=False)  # of the noise: the federation's 'seed', or the operating 'system'
+    delta: float = field(default=1e-5, repr=False)   # delta of the column `epsilon`
+    source: str = field(default='seed', repr=False)  # noise from the federation's 'seed', or the operating 'system'
     excludes, protects, alone = 'how gradients are protected', 'samples', ('loss', 'output', 'frozen')
     def __post_init__(self): require(self, **_sound(self))
     def refuses(self, other, before):
@@ -272,15 +272,15 @@ class DPSGD(Method):
         each = _each_clipped(of_one, params, x, torch.where(real, y, 0), self.clip)
         total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
         total = _noisy(total, self.noise*self.clip, self.source)
-        return tmap(lambda v: v/real.sum(), total), buffers # the forward pass of the whole batch moves none
+        return tmap(lambda v: v/real.sum(), total), buffers # the forward pass of the whole batch updates none
     def done(self, client, epochs): return dict(passes=client['passes'] + math.ceil(epochs)), {}
 
 # %% ../../nbs/methods/80_privacy.ipynb #e40looks
 def looks(
-    passes,  # (N,) how many epochs each client has done, e
-    indices, # list of N index tensors into the training set, one a client
+    passes,  # (N,) number of epochs each client has done, e
+    indices, # list of N index tensors into the training set, one per client
 ) -> int:    # T
-    "How many Gaussians of multiplier z/2 a sample has cost at most, all its copies counted."
+    "The most Gaussian mechanisms of multiplier z/2 that any sample has gone through, counting all of its copies."
     who = passes.nonzero()[:, 0].tolist()
     if not who: return 0
     each = [indices[k].cpu().unique(return_counts=True) for k in who]

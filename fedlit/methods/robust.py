@@ -15,16 +15,16 @@ from ..ground.tree import finest
 
 # %% ../../nbs/methods/33_robust.ipynb #3423c018
 def trimmed(
-    v,    # (K, ...) what K clients changed
-    cut,  # function of a number of clients n -> how many to leave out on either side, below n/2
-    held=None, # (K, ...) which entries each client trained, in the leading dimensions of `v`; None: all
+    v,    # (K, ...) updates of K clients
+    cut,  # function of the number of clients n -> how many to leave out on either side, below n/2
+    held=None, # (K, ...) which entries each client trained, with the leading dimensions of `v`; None: all
 ):        # (...)
     "The mean of each entry without its largest and smallest values; zero where no client trained it."
     K, at = len(v), torch.arange(len(v), device=v.device).view(-1, *[1]*(v.dim()-1))
     if held is None: n = torch.full_like(at, K)
     else:
         held = beside(held, v).expand_as(v) > 0
-        v, n = torch.where(held, v, torch.inf), held.sum(0, keepdim=True) # those who have none come last
+        v, n = torch.where(held, v, torch.inf), held.sum(0, keepdim=True) # clients without the entry come last
     b = torch.tensor([cut(k) for k in range(K+1)], device=v.device)[n]
     kept = (at >= b) & (at < n-b)
     return torch.where(kept, v.sort(0).values, 0).sum(0)/(n - 2*b)[0].clamp(min=1)
@@ -42,7 +42,7 @@ class CoordinateMedian(Method):
 
 class TrimmedMean(Method):
     "The mean of each entry without its largest and its smallest values (Yin et al., ICML 2018, option II)."
-    trim: float = .2 # share of the clients to leave out on either side, rounded down; 0 is the mean of all, unweighted
+    trim: float = .2 # share of the clients to leave out on either side, rounded down; 0 is the unweighted mean of all
     excludes = 'how the clients are combined'
     def __post_init__(self): require(self, trim=(0 <= self.trim < .5, 'in [0, 0.5)'))
     def combine(self, deltas, weights, mask):
@@ -50,13 +50,13 @@ class TrimmedMean(Method):
 
 # %% ../../nbs/methods/33_robust.ipynb #06647b15
 class NormClipping(Method):
-    "No client's update longer than a bound (Sun et al., 2019)."
+    "Clip every client's update to a maximum length (Sun et al., 2019)."
     endless = 'norm',
-    norm: float = None # the bound; None: the median of the round's lengths; inf is FedAvg
+    norm: float = None # the maximum length; None: the median length in the round; inf is FedAvg
     def __post_init__(self): require(self, norm=(self.norm is None or self.norm > 0, 'positive, or None'))
     def combine(self, deltas, weights, params):
         clipped = {}
-        for mine in (True, False): # parameters, running statistics
+        for mine in (True, False): # parameters, then running statistics
             some = {k: v for k, v in deltas.items() if (k in params) == mine}
             if not some: continue
             far = lengths(some, dict.fromkeys(some, 0))
@@ -69,7 +69,7 @@ class NormClipping(Method):
 
 # %% ../../nbs/methods/33_robust.ipynb #5ffe4dad
 def _warn_of_too_few(krum, K):
-    "Say where a round of `K` clients has no guarantee, or no choice."
+    "Warn if Krum has no guarantee, or no real choice, in a round of `K` clients."
     if K < 2*krum.attackers + 3:
         warn(f"Krum(attackers={krum.attackers}) wants {2*krum.attackers + 3} clients in a round or more, "
              f"and this one has {K}: its guarantee does not hold")
@@ -80,27 +80,27 @@ def _warn_of_too_few(krum, K):
 
 # %% ../../nbs/methods/33_robust.ipynb #e9b9b4b3
 class Krum(Method):
-    "The update that is closest to its neighbours, or the mean of the best few (Blanchard et al., NeurIPS 2017)."
-    attackers: int = 1 # f, how many clients may lie; a round should have 2f + 3 clients or more
-    best: int = 1      # how many updates to average; 1 is Krum, more is multi-Krum
+    "The update closest to its neighbours, or the mean of the best few (Blanchard et al., NeurIPS 2017)."
+    attackers: int = 1 # f, number of attackers to withstand; a round should have at least 2f + 3 clients
+    best: int = 1      # number of updates to average; 1 is Krum, more is multi-Krum
     excludes, helpers = 'how the clients are combined', ('scores',)
     def __post_init__(self):
         require(self, attackers=(self.attackers >= 0, 'at least 0'), best=(self.best >= 1, 'at least 1'))
     def scores(self,
         deltas, # name -> (K, ...), the clients' updates
-        params, # name -> parameter; other tensors do not count
-    ):          # (K,), small where a client is like the others
-        "The score s(i) of every client, by its parameters."
+        params, # name -> parameter; other tensors are ignored
+    ):          # (K,), small if a client is close to others
+        "The score s(i) of every client, from its parameters."
         K = len(next(iter(deltas.values())))
         flat = [v.reshape(K, -1).to(finest(v.device)) for k, v in deltas.items() if k in params]
         squares = sum(torch.cdist(v, v, compute_mode='donot_use_mm_for_euclid_dist').square() for v in flat)
         near = squares.sort(1).values # a client's distance from itself comes first
         return near[:, 1:1 + max(1, K - self.attackers - 2)].sum(1)
     def combine(self, deltas, weights, params):
-        if not params.keys() & deltas.keys(): return deltas, weights # all of them stay at home
+        if not params.keys() & deltas.keys(): return deltas, weights # all parameters stay at home
         _warn_of_too_few(self, len(weights))
         order = self.scores(deltas, params).nan_to_num(torch.inf).sort(stable=True).indices
         chosen = torch.zeros_like(weights).index_fill(0, order[:self.best], 1.)
-        middle = lambda v: trimmed(v, _half).expand_as(v) # of running statistics, whose lengths say nothing
+        middle = lambda v: trimmed(v, _half).expand_as(v) # for running statistics, whose lengths mean nothing
         return {k: torch.where(beside(chosen, v) > 0, v if k in params else middle(v), 0)
                 for k, v in deltas.items()}, chosen/chosen.sum()

@@ -12,13 +12,13 @@ from ..ground.tree import finest, tmap, sub, zeros
 
 # %% ../../nbs/methods/20_scaffold.ipynb #5726b846
 def response(
-    steps,        # K, int or 0-dimensional tensor below 2**20
-    lr,           # eta
+    steps,        # number of steps K, an int or a 0-dimensional tensor below 2**20
+    lr,           # learning rate eta
     momentum,     # rho
     weight_decay, # lambda
-    nesterov=False, # is the momentum Nesterov's?
+    nesterov=False, # use Nesterov's momentum?
 ):                # a, b: after K steps with a constant gradient g, SGD is at a*x - b*g
-    "How far K steps of SGD carry, see the derivation above."
+    "The coefficients of K steps of SGD; see the derivation above."
     steps = torch.as_tensor(steps)
     exact = dict(dtype=finest(steps.device), device=steps.device)
     far, old = (1 + momentum, momentum*momentum) if nesterov else (1., momentum)
@@ -35,7 +35,7 @@ def response(
 class SCAFFOLD(Method):
     "Control variates for client drift (Karimireddy et al., ICML 2020, algorithm 1, option II)."
     excludes = 'the control variates'
-    form: str = 'corrected' # 'corrected' allows for momentum and weight decay, 'paper' divides by K*lr as printed
+    form: str = 'corrected' # 'corrected' accounts for momentum and weight decay, 'paper' divides by K*lr as printed
     def __post_init__(self): require(self, form=(self.form in ('corrected', 'paper'), "'corrected' or 'paper'"))
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
     def grad(self, grads, server, client, kept):

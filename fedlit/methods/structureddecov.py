@@ -11,9 +11,9 @@ from ..method import Method, require
 # %% ../../nbs/methods/16_structured_decov.ipynb #39a595b7
 class StructuredDeCov(Method):
     "Penalise covariances between groups of features (after Xiong et al., ICDM 2016); groups are consecutive blocks."
-    weight: float = .1  # of the penalty between groups
-    groups: int = 8     # how many groups; the number of features makes it DeCov, 1 is no penalty
-    within: float = 0.  # reward for mean squared correlation within groups, in [0, 1) of `weight`
+    weight: float = .1  # weight of the penalty on covariances between groups
+    groups: int = 8     # number of groups; as many as features is DeCov, 1 is no penalty
+    within: float = 0.  # reward for the mean squared correlation within groups, relative to `weight`, in [0, 1)
     def __post_init__(self):
         require(self, weight=(self.weight >= 0, 'at least 0'), groups=(self.groups >= 1, 'at least 1'),
                 within=(0 <= self.within < 1, 'in [0, 1)'))
@@ -23,7 +23,7 @@ class StructuredDeCov(Method):
             raise ValueError(f"StructuredDeCov: groups={self.groups}, "
                              f"but it must divide the number of features, {d}")
         z = (features - features.mean(0)).unflatten(1, (self.groups, -1)).transpose(0, 1) # (groups, n, size)
-        inside = z.mT@z                                                                   # the blocks of n C
+        inside = z.mT@z                                                                   # diagonal blocks of n C
         whole = (z.transpose(0, 1).flatten(1).T@z.transpose(0, 1).flatten(1)).square().sum()
         reward = 0.
         if self.within:

@@ -15,11 +15,11 @@ from ..ground.tree import finest, sqnorm
 
 # %% ../../nbs/methods/50_submodels.ipynb #1c83d0b9
 def uniform(
-    n,     # how many numbers
+    n,     # how many numbers to draw
     *keys, # what they depend on: integers or integer tensors, such as seed, round, client
     device=None,
-):         # (n,) in [0, 1), float64 where the device has it
-    "Random numbers that depend on `keys` and on nothing else."
+):         # (n,) in [0, 1), float64 if the device supports it
+    "Random numbers that depend only on `keys`."
     x = torch.arange(n, device=device or next((k.device for k in keys if isinstance(k, torch.Tensor)), None))
     for k in keys:
         x = (x + k + 1)*-7046029254386353131                       # 0x9E3779B97F4A7C15, as a signed number
@@ -31,21 +31,21 @@ def uniform(
 
 # %% ../../nbs/methods/50_submodels.ipynb #f0c1566b
 def how_many(
-    n,    # how many there are
+    n,    # number of items
     rate, # share to keep, a number or a 0-dimensional tensor
     rounding='up', # 'up': ceil(n*rate); 'down': floor(n*rate), at least one
 ):        # a tensor without dimensions
-    "How many of `n` a share is."
+    "The number of items, out of `n`, that a share stands for."
     size, short = torch.as_tensor(n*rate), isinstance(rate, torch.Tensor) and rate.dtype == torch.float32
     slack = 1e-6 + (3e-7*size if short else 0) # 0.1 of 640 is 64
     return ((size - slack).ceil() if rounding == 'up' else (size + slack).floor()).clamp(min=1)
 
 def top(
-    scores, # (n,) higher is kept first
+    scores, # (n,) scores; the highest are kept
     rate,   # share to keep, a number or a 0-dimensional tensor
     rounding='up', # 'up': ceil(n*rate) of them; 'down': floor(n*rate), at least one
 ):          # (n,) booleans
-    "Keep the coordinates with the highest scores."
+    "Mark the coordinates to keep, those with the highest scores."
     if isinstance(rate, torch.Tensor): scores = scores.to(rate.device)
     return scores.argsort(descending=True, stable=True).argsort() < how_many(len(scores), rate, rounding)
 
@@ -53,9 +53,9 @@ def top(
 def entry(
     values, # list or tuple of numbers
     i,      # int, or integer tensor of any shape, also under `vmap`
-    exact=False, # in the device's finest type?
+    exact=False, # use the device's most precise type?
 ):          # tensor of the shape of `i`, on its device
-    "The `i`-th of the values."
+    "The `i`-th value, or one for each index in `i`."
     i = torch.as_tensor(i)
     dtype = finest(i.device) if exact else None
     return torch.tensor(values, dtype=dtype, device=i.device).index_select(0, i.reshape(-1)).reshape(i.shape)
@@ -64,9 +64,9 @@ def entry(
 class SubModel(Method):
     "Clients train the coordinates that score highest on every axis; a base class, whose subclasses supply the scores."
     rates: tuple[float, ...] = (1., .5, .25, .125, .0625) # shares of an axis, from the strongest clients down
-    assign: str = 'fixed' # 'fixed': blocks of clients; 'dynamic': drawn for every client and round
-    seed: int = 0         # of what is drawn
-    rounding: str = field(default='up', repr=False, kw_only=True) # of the number kept: 'up', or 'down' (thesis' code)
+    assign: str = 'fixed' # 'fixed': by blocks of clients; 'dynamic': drawn for every client and round
+    seed: int = 0         # seed of the random draws
+    rounding: str = field(default='up', repr=False, kw_only=True) # rounds the number kept 'up', or 'down' (thesis code)
     excludes = 'which coordinates a client has'
     helpers = 'rate', 'top'
     def __post_init__(self):
@@ -76,20 +76,20 @@ class SubModel(Method):
                 assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"),
                 rounding=(self.rounding in ('up', 'down'), "'up' or 'down'"))
     def rate(self, number, clients, round):
-        "The rate of client `number` of `clients` in this round."
+        "The rate of client `number`, out of `clients`, in this round."
         L = len(self.rates)
         i = number*L//clients if self.assign == 'fixed' else (uniform(1, self.seed, round, number)[0]*L).long()
         return entry(self.rates, i, exact=True)
     def top(self,
-        scores, # (n,) higher is kept first
+        scores, # (n,) scores; the highest are kept
         rate,   # share to keep, a number or a 0-dimensional tensor
     ):          # (n,) booleans
-        "Which coordinates of an axis with these scores a client of this rate keeps."
+        "Which coordinates of an axis a client with this rate keeps, given their scores."
         return top(scores, rate, self.rounding)
 
 # %% ../../nbs/methods/50_submodels.ipynb #356666dd
 class Scaler(Method):
-    "Multiply the output of a layer that is cut to the share r by 1/r while training (Diao et al., ICLR 2021)."
+    "During training, multiply the output of a layer cut to the share r by 1/r (Diao et al., ICLR 2021)."
     excludes = 'the scale of layers that are cut'
     def use(self, params, axes, share=None, train=True):
         if share is None or not train: return params
@@ -97,22 +97,22 @@ class Scaler(Method):
 
 # %% ../../nbs/methods/50_submodels.ipynb #419886d3
 class MaskedCE(Method):
-    "Logits of classes that the client has no samples of are filled with 0 (as released) or with minus infinity."
+    "Fill logits of classes without samples at a client with 0 (as released) or with minus infinity."
     fill: str = 'zero' # 'zero' or 'inf'
     def __post_init__(self): require(self, fill=(self.fill in ('zero', 'inf'), "'zero' or 'inf'"))
     def output(self, logits, labels): return torch.where(labels, logits, 0. if self.fill == 'zero' else float('-inf'))
 
 class OwnLabels(Method):
-    "Clients train, and the server averages, only the classifier's rows of labels that they own."
+    "Train and average only those rows of the classifier that belong to labels a client has."
     def mask(self, params, axes, labels):
         rows = [k for k, dims in axes.of.items() if k in params and dims[0][0][0] == axes.logits]
         return {k: labels.reshape(-1, *(1,)*(params[k].dim()-1)).expand_as(params[k]) for k in rows}
 
 # %% ../../nbs/methods/50_submodels.ipynb #d190fa3f
 class Clip(Method):
-    """Scale the gradient down to `norm` where its norm over all entries is larger (Pascanu et al., ICML 2013);
-    a client's second network (Ditto, APFL) is part of it."""
-    norm: float = 1. # positive
+    """Scale the gradient down to `norm` if its norm over all entries is larger (Pascanu et al., ICML 2013).
+    The entries include those of a client's second network (Ditto, APFL)."""
+    norm: float = 1. # largest norm allowed, positive
     endless = 'norm',
     def __post_init__(self): require(self, norm=(self.norm > 0, 'positive'))
     def grad(self, grads):
@@ -124,5 +124,5 @@ def coverage(
     out,    # what `local_phase` returned
     params, # name -> tensor, the server's parameters
 ):          # name -> tensor of their shapes: how many of the round's clients trained each entry
-    "How often each entry was trained in a round; 0 where it stays."
+    "How many clients trained each entry in a round; 0 for entries that stay as they are."
     return {k: n.expand_as(params[k]) for k, n in holders(out['mask'], params, len(out['steps'])).items()}

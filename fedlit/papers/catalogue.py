@@ -23,8 +23,8 @@ from .settings import address, found, run_settings
 
 # %% ../../nbs/papers/catalogue.ipynb #70eee6b0
 @functools.lru_cache
-def plan(scale, folder=RESULTS): # the entries whose results are there
-    "All runs of the catalogue at a scale, each with every measurement any entry asks of it; none is computed twice."
+def plan(scale, folder=RESULTS): # only entries that keep their results here
+    "All runs of the catalogue at a scale, without duplicates, each with every measurement that any entry needs of it."
     out = {}
     for e in CATALOGUE.values():
         for _, s in e.grid(scale) if e.folder == folder else ():
@@ -34,7 +34,7 @@ def plan(scale, folder=RESULTS): # the entries whose results are there
 
 # %% ../../nbs/papers/catalogue.ipynb #d664c0e4
 def entries(*names):
-    "The entries of these names, such as 'feddecorr/table1', or 'moon' for a paper; every one where there is none."
+    "The entries with these names, such as 'feddecorr/table1', or 'moon' for a paper; without names, all entries."
     if not names: return list(CATALOGUE.values())
     out = []
     for n in names:
@@ -46,13 +46,13 @@ def entries(*names):
 # %% ../../nbs/papers/catalogue.ipynb #a3195bed
 def reproduce(
     names=(), scale='embedded', only='', out=None, # see `entries`, `select`
-    processes=None, # runs at a time; None: one a core, or one where a GPU trains
-    minutes=None,   # stop at the first round that ends after so many
+    processes=None, # runs at a time; None: one per core, or just one on a GPU
+    minutes=None,   # stop after the first round that ends later than this
     progress=True,
-    seeds=None,     # how many; None: as many as were asked for last, by default three
+    seeds=None,     # number of seeds; None: as many as last time, by default three
     **kw,           # for `federate`: device, by default the CPU at embedded scale; executor
-):                  # how many results are still missing
-    "Run what is missing of some entries."
+):                  # number of results that are still missing
+    "Run the missing runs of some entries."
     kw = {**({'device': 'cpu'} if scale == 'embedded' else {}), **kw}
     device = kw.get('device', 'auto')
     if (best_device() if device == 'auto' else device) != 'cpu': processes = processes or 1 # they would share it
@@ -60,7 +60,7 @@ def reproduce(
     for e in entries(*names):
         note_look(e, scale, folder := out or e.folder, only, seeds)
         for _, s in select(e, scale, only, seeds or looks(e, scale, folder, only)[0][-1]):
-            like = plan(scale, e.folder).get(address(replace(s, seed=SEEDS[0])), s) # a further seed measures as much
+            like = plan(scale, e.folder).get(address(replace(s, seed=SEEDS[0])), s) # further seeds measure the same
             wanted[folder, address(s)] = replace(s, measure=tuple(sorted({*s.measure, *like.measure})))
     for folder in dict.fromkeys(f for f, _ in wanted):
         asked = [s for (f, _), s in wanted.items() if f == folder]
@@ -72,10 +72,10 @@ def reproduce(
 
 # %% ../../nbs/papers/catalogue.ipynb #6d5a486d
 def until_decided(
-    names, max_seeds=30, # stop at so many
+    names, max_seeds=30, # stop at this number
     scale='embedded', only='', out=None, # see `entries`, `select`
     **kw, # for `reproduce`
-):        # how many results are still missing
+):        # number of results that are still missing
     "Run some entries with more and more seeds until their claims are decided."
     left = 0
     for e in entries(*names):
@@ -94,7 +94,7 @@ def until_decided(
 
 # %% ../../nbs/papers/catalogue.ipynb #c41c41bc
 def _part(e, scale, only, folder):
-    "The runs of an entry that were asked for; none where it has no such part."
+    "The requested runs of an entry; none if the entry has no such part."
     try: return {address(s): s for _, s in entry_runs(e, scale, only, folder)}
     except ValueError:
         if not only: raise
@@ -102,11 +102,11 @@ def _part(e, scale, only, folder):
 
 def listing(
     out=None,      # folder of the results; None: each entry's own, and those that come with fedlit
-    names=(),      # of entries, see `entries`; none: all
-    scales=SCALES, # a column each
+    names=(),      # names of entries, see `entries`; none: all
+    scales=SCALES, # one column each
     only='',       # see `select`; entries that have no such part are left out
 ):
-    "Entries: id, caption, and how many are there of the runs that were asked for, at every scale."
+    "A table of entries: id, source, caption, and at each scale how many of the requested runs have a result."
     wanted, there = entries(*names), {} # entries share runs
     def count(e, scale):
         folders = [out] if out else [e.folder, shipped('catalogue'), shipped('digits')]
@@ -115,12 +115,12 @@ def listing(
         return f'{sum(map(there.get, runs))}/{len(runs)}' if runs else ''
     rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in wanted]
     rows = [r for r in rows if any(r[s] for s in scales)]
-    if not rows: select(wanted[0], scales[0], only) # which says what there is
+    if not rows: select(wanted[0], scales[0], only) # raises an error with the choices
     return pd.DataFrame(rows)
 
 # %% ../../nbs/papers/catalogue.ipynb #bf3fbee3
 def quantity(entry, rows):
-    "What the accuracies of an entry are, and what the ± and the two ends mean; '' where no accuracy is judged."
+    "A sentence on what an entry's accuracies, the ± and the two ends mean; '' if no accuracy is judged."
     name, late, _ = entry.value.partition('_late')
     if not late or name not in rows: return ''
     return (f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval; a new run lies outside "
@@ -128,7 +128,7 @@ def quantity(entry, rows):
 
 @contextmanager
 def _without_windows():
-    "Drawings go to files; afterwards the caller's backend draws again."
+    "Draw into files only, and restore the caller's backend afterwards."
     import matplotlib
     before = matplotlib.get_backend()
     matplotlib.use('Agg')
@@ -138,9 +138,9 @@ def _without_windows():
 # %% ../../nbs/papers/catalogue.ipynb #rep00002
 @_without_windows()
 def report(
-    names=(), # of entries, see `entries`; none: all that have results
+    names=(), # names of entries, see `entries`; none: all that have results
     scale='embedded', only='', out=None, # see `entries`, `select`
-    to=None,  # folder of drawings and tables; None: beside the results
+    to=None,  # folder for drawings and tables; None: next to the results
 ):
     "Print and write tables, drawings and verdicts of some entries."
     wanted = [e for e in entries(*names) if names or len(found_rows(e, scale, only, out or e.folder)[0])]
@@ -175,7 +175,7 @@ def _tell(e, said, scale, out):
 def _shipped(paper, scale): return judged(entries(paper), scale)
 
 def _caption(e, scale, only, runs, rows, here):
-    "What is shown, how much of it is there, and on what it stands, here and at the papers' scale."
+    "What is shown, how much of it is available, and what it is based on, here and at the papers' scale."
     part = f'{scale}, {only}' if only else scale
     paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
     told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
@@ -184,7 +184,7 @@ def _caption(e, scale, only, runs, rows, here):
 
 # %% ../../nbs/papers/catalogue.ipynb #f422e7d9
 def show(id, scale='embedded', only='', out=None): # None: the results that come with fedlit
-    "In a notebook: an entry's caption, drawings, numbers beside the paper's, verdicts, and what is missing."
+    "Show an entry in a notebook: caption, drawings, numbers next to the paper's, verdicts, and what is missing."
     from IPython.display import Markdown, display
     e = CATALOGUE[id]
     runs = entry_runs(e, scale, only, out)
@@ -209,5 +209,5 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
 
 # %% ../../nbs/papers/catalogue.ipynb #7757ae57
 def verdicts(paper, scale='embedded', out=None): # None: the results that come with fedlit
-    "All claims of a paper, or of another name that `entries` knows, with what was measured."
+    "The verdicts on all claims of a paper, or of any name that `entries` accepts, with the measurements."
     return judged(entries(paper), scale, out=out)

@@ -21,8 +21,8 @@ from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_int
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
-def ends(values, name, percent=100): # shares of that name, one a round; None where a round was not tested
-    "Three ways to say how a curve ends: last, mean over the last third, best; NaN where the rounds were not tested."
+def ends(values, name, percent=100): # shares of that name, one per round; None for rounds without a test
+    "Three summaries of a curve's end: last, mean over the last third, best; NaN if those rounds were not tested."
     late, tested = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
     three = {name: values[-1], f'{name}_late': None if None in late else float(np.mean(late)),
              f'{name}_best': max(tested, default=None)}
@@ -43,7 +43,7 @@ def _row(labels, r):
 LATE, LAST = 'mean over the last third of the rounds', 'the last round, since not every run was tested before it'
 
 def results(grid, out=None):
-    "Read what there is: a DataFrame, a row a result, and the list of (labels, Setting) of those that are not there."
+    "Read the available results: a DataFrame with a row for each, and the list of (labels, Setting) of missing ones."
     out = out or shipped('catalogue')
     have = [(labels, s, found(out, s)) for labels, s in grid]
     rows = pd.DataFrame([{'run': str(address(s)), **_row(labels, r)} for labels, s, r in have if r])
@@ -56,23 +56,23 @@ def results(grid, out=None):
 
 # %% ../../nbs/papers/claims.ipynb #88bf0151
 def with_columns(rows, **columns):
-    "Rows with more columns, as `DataFrame.assign` makes them, that know their labels."
+    "Add columns as `DataFrame.assign` does, and keep the attributes, such as the labels."
     made = rows.assign(**columns)
     made.attrs.update(rows.attrs)
     return made
 
 # %% ../../nbs/papers/claims.ipynb #b4bf9d02
 def by_test(differences, test):
-    "The rule of most claims: what the test says."
+    "The rule of most claims: the test decides."
     return test(differences)
 
 def by_sign(differences, test):
-    "The rule where nothing is random: the sign decides."
+    "The rule for claims without randomness: the sign decides."
     return Evidence(math.nan, 1 if np.min(differences) > 0 else -1, 'counted')
 
 # %% ../../nbs/papers/claims.ipynb #ea97d68c
 def within(margin): # in the unit of the differences
-    "The rule of a claim of no difference: both ends of plus and minus `margin` must be excluded."
+    "The rule for claims of no difference: both minus `margin` and plus `margin` must be excluded."
     def rule(differences, test):
         low, high = test(np.asarray(differences) + margin), test(np.asarray(differences) - margin)
         above, below = (low.p if low.side > 0 else 1.), (high.p if high.side < 0 else 1.)
@@ -85,12 +85,12 @@ def within(margin): # in the unit of the differences
 # %% ../../nbs/papers/claims.ipynb #7f092514
 @dataclass(frozen=True)
 class Numbers:
-    "The numbers of a claim: one a seed, positive where the claim is fulfilled."
-    of: object           # function of rows -> one number a seed
+    "The numbers of a claim: one per seed, positive if the claim holds."
+    of: object           # function of rows -> one number per seed
     unit: str = ''
     by: object = by_test # the rule that judges them: `by_test`, `by_sign` or `within(margin)`
-    ours: bool = False   # is the question ours and not the paper's?
-    whole: bool = True   # does it take all runs? False: the seeds of which nothing is missing that `pick` hands out
+    ours: bool = False   # is this a question of ours and not a claim of the paper?
+    whole: bool = True   # does it need all runs? False: only seeds that have every run that `pick` asks for
     def __call__(self, rows): return np.asarray(self.of(rows), float)
 
 def ours(claims):
@@ -99,7 +99,7 @@ def ours(claims):
 
 # %% ../../nbs/papers/claims.ipynb #45616815
 def pick(rows, where, value): # a column
-    "One column of the rows that have certain labels, such as dict(method='FedAvg'), indexed by the others."
+    "One column of the rows with certain labels, such as dict(method='FedAvg'), indexed by the other labels."
     where = {k: v(rows[k]) if callable(v) else v for k, v in where.items()}
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])] if where else rows
     said = ', '.join(f'{k}={v}' for k, v in where.items())
@@ -112,21 +112,21 @@ def pick(rows, where, value): # a column
     return part.set_index([k for k in rows.attrs['labels'] if k not in where])[value]
 
 def nth(i):
-    "A label's i-th value among the rows, for a claim about a place on an axis whose values depend on the scale."
+    "A function that picks a label's i-th value among the rows, for claims about axes whose values depend on the scale."
     return lambda values: list(dict.fromkeys(values))[i]
 
 # %% ../../nbs/papers/claims.ipynb #db804123
 def above_zero(value, unit='', **where):
-    "The numbers of `value`, averaged to one a seed."
+    "The claim that `value` is above zero, averaged to one number per seed."
     return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit, whole=False)
 
 def reached(method, **where):
-    "The final accuracy that a method reaches, averaged to one a seed."
+    "The final accuracy that a method reaches, averaged to one number per seed."
     return above_zero('accuracy_late', 'points', method=method, **where)
 
 # %% ../../nbs/papers/claims.ipynb #46577c32
 def ahead(a, b, value='accuracy_late', unit='points', **where):
-    "How far `a` lies above `b`, methods or dicts of labels, paired by all others and averaged to one number a seed."
+    "How far `a` lies above `b`, methods or dicts of labels, paired by all other labels, as one number per seed."
     a, b = ({**(dict(method=side) if isinstance(side, str) else side), **where} for side in (a, b))
     def differences(rows):
         left, right = pick(rows, a, value), pick(rows, b, value)
@@ -134,14 +134,14 @@ def ahead(a, b, value='accuracy_late', unit='points', **where):
         return (left - right).groupby('seed').mean().to_numpy()
     return Numbers(differences, unit, whole=any(map(callable, (*a.values(), *b.values()))))
 
-def wins(first, *others, sentence='{} is ahead of {}', named=None, **kw): # named: other words for some methods
+def wins(first, *others, sentence='{} is ahead of {}', named=None, **kw): # named: method -> name in the sentence
     "The claims that one method is ahead of others, by `ahead`."
     said = lambda m: (named or {}).get(m, m)
     return {sentence.format(said(first), said(m)): ahead(first, m, **kw) for m in others}
 
 # %% ../../nbs/papers/claims.ipynb #d8b206a5
 def seedwise(how, *each): # how: function of (numbers of claims, seeds) -> (seeds,)
-    "Numbers of several claims made into one, seed by seed."
+    "Combine the numbers of several claims, seed by seed."
     def numbers(rows):
         sides = [f(rows) for f in each]
         if len({v.shape for v in sides}) > 1: raise LookupError('the sides have different seeds')
@@ -153,22 +153,22 @@ def mean_of(*each): return seedwise(lambda sides: sides.mean(0), *each)
 def best_of(*each): return seedwise(lambda sides: sides.max(0), *each)
 
 def beyond(numbers, margin): # in their unit
-    "What is left of a difference when `margin` is taken off; claims that name a size are about this."
+    "Subtract `margin` from a difference, for claims that name a size."
     return replace(numbers, of=lambda rows: numbers(rows) - margin)
 
 def level(numbers, margin=1.):
-    "The claim that a difference is none, to within `margin` of their unit."
+    "The claim that there is no difference, to within `margin` in the unit of the numbers."
     return replace(numbers, by=within(margin))
 
 # %% ../../nbs/papers/claims.ipynb #1233426a
 def kendall(x, y):
-    "Kendall's tau of `y` along `x`, from -1, always falling, to 1, always rising; NaN for a single point."
+    "Kendall's tau of `y` along `x`, from -1 (always falling) to 1 (always rising); NaN for a single point."
     pairs = [np.sign(y[j]-y[i])*np.sign(x[j]-x[i]) for i, j in itertools.combinations(range(len(x)), 2)]
     return float(np.mean(pairs)) if pairs else math.nan
 
 # %% ../../nbs/papers/claims.ipynb #9df85d2d
 def rising(axis, value='accuracy_late', sign=1, **where): # sign: -1 for falling
-    "Kendall's tau of `value` along `axis`, averaged to one number a seed."
+    "Kendall's tau of `value` along `axis`, averaged to one number per seed."
     def differences(rows):
         part = pick(rows, where, value).reset_index()
         if part[axis].nunique() < 2: raise LookupError(f'there is only one {axis} here')
@@ -179,13 +179,13 @@ def rising(axis, value='accuracy_late', sign=1, **where): # sign: -1 for falling
 
 # %% ../../nbs/papers/claims.ipynb #6f9cede0
 def levels_off(rises, flat, axis, **where): # axis: a label, such as 'participation'
-    "Two claims in two sentences: the second value along `axis` beats the first, and by more than the last the second."
+    "Two claims: the second value along `axis` beats the first, and by more than the last value beats the second."
     step = lambda to, start: ahead({axis: nth(to)}, {axis: nth(start)}, **where)
     return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1))}
 
 # %% ../../nbs/papers/claims.ipynb #rt000001
 def rounds_to(rows):
-    "Rounds that each run needs to FedAvg's last accuracy in the same seed, or to its mean over the last third."
+    "Add the rounds that each run needs to reach FedAvg's last accuracy for that seed, or its mean over the last third."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
     def needed(value):
         goals = pick(rows, dict(method='FedAvg'), value)
@@ -195,31 +195,31 @@ def rounds_to(rows):
     return started(with_columns(rows, rounds=needed('accuracy'), rounds_late=needed('accuracy_late')))
 
 def started(rows):
-    "Rows with a column `early`: the mean accuracy over the first third of the rounds."
+    "Add a column `early`: the mean accuracy over the first third of the rounds."
     return with_columns(rows, early=[100*float(np.mean(v[:math.ceil(len(v)/3)])) for v in rows.curve])
 
 # %% ../../nbs/papers/claims.ipynb #02580b43
 class Weighed(NamedTuple):
-    "A claim by itself: its numbers and what the test says of them, before the other claims are looked at."
+    "A claim on its own: its numbers and the result of their test, before other claims are considered."
     entry: str
     claim: str
     numbers: Numbers
-    differences: object = None # (n,), one a seed, or None
+    differences: object = None # (n,), one per seed, or None
     evidence: object = None    # Evidence
-    read: frozenset = frozenset() # (run, column) behind the differences
+    read: frozenset = frozenset() # (run, column) pairs behind the differences
     why: str = ''              # why there are no differences
     @property
     def same(self):
-        "Equal for claims that come to the same numbers from the same runs."
+        "A key that is equal for claims with the same numbers from the same runs."
         return (self.entry, self.claim) if self.why else (self.read, tuple(self.differences), self.numbers.ours)
 
 class Noted(set):
-    "A set that stays the same one when pandas copies what a table carries."
+    "A set that remains the same object when pandas copies a table's attributes."
     def __deepcopy__(self, memo): return self
 
 # %% ../../nbs/papers/claims.ipynb #45a50ee5
 def complete(rows, missing, numbers, derive=lambda rows: rows):
-    "The rows of the seeds of which nothing is missing that the claim reads."
+    "The rows of the seeds that have every run that the claim reads."
     if not missing: return rows
     said, lacking = f'{len(missing)} results are missing', Noted()
     if numbers.whole or not len(rows): raise LookupError(said)
@@ -234,8 +234,8 @@ def complete(rows, missing, numbers, derive=lambda rows: rows):
 # %% ../../nbs/papers/claims.ipynb #91284cc1
 def evaluate(
     claims, rows, missing=(), derive=lambda rows: rows,
-    test=paired, # function of the differences -> Evidence; where seeds are missing, it is `repeated`
-    entry='',    # whose claims they are
+    test=paired, # function of the differences -> Evidence; if seeds are missing, `repeated` is used
+    entry='',    # id of the entry that the claims belong to
 ):               # list of Weighed
     "Numbers and evidence of every claim."
     out = []
@@ -288,7 +288,7 @@ def _family(weighed):
 
 # %% ../../nbs/papers/claims.ipynb #466ab477
 def decide(weighed): # list of Weighed; the part of `entry` before the slash is the paper
-    "The verdicts on claims, each paper's together, a row a claim."
+    "The verdicts on claims, one row each; the claims of a paper are judged together."
     families = {}
     for w in weighed: families.setdefault((w.entry.partition('/')[0], w.numbers.ours), []).append(w)
     found = {k: v for family in families.values() for k, v in _family(family).items()}
@@ -304,7 +304,7 @@ def decide(weighed): # list of Weighed; the part of `entry` before the slash is 
 
 # %% ../../nbs/papers/claims.ipynb #85714699
 def verdict_view(table):
-    "The table of verdicts for a reader."
+    "Format the table of verdicts for readers."
     new = ~table.duplicated('same')
     name = dict(zip(table.same[new], table.entry.where(table.entry != '', table.claim)[new]))
     repeats = ['' if first else name[number] for first, number in zip(new, table.same)]
@@ -315,26 +315,26 @@ def verdict_view(table):
                 and (c != 'whose' or (out[c] != 'paper').any())]]
 
 def judge(claims, rows, missing=(), derive=lambda rows: rows, test=paired):
-    "The verdicts on claims that are judged by themselves."
+    "The verdicts on claims that are judged on their own."
     return decide(evaluate(claims, rows, missing, derive, test))
 
 # %% ../../nbs/papers/claims.ipynb #775cabaa
 def tally(table):
-    "How many claims of the papers hold, how many do not, and the rest; claims that share their runs count once."
+    "How many of the papers' claims hold, do not hold, and the rest; claims that share their runs count once."
     once = table[table.whose == 'paper'].drop_duplicates('same')
     count = once.verdict.value_counts()
     return (f"{count.get('holds', 0)} of {len(once)} claims hold here, {count.get('does not hold', 0)} do not, "
             f"{count.get('undecided', 0)} are undecided, {count.get('not evaluated', 0)} not evaluated.")
 
 # %% ../../nbs/papers/claims.ipynb #vlines02
-WIDTH = 100 # columns of what is printed
+WIDTH = 100 # columns of printed text
 
-def hanging(text, indent=4): # columns, of all lines but the first
-    "Text in lines of at most `WIDTH` columns."
+def hanging(text, indent=4): # spaces before all lines but the first
+    "Wrap text into lines of at most `WIDTH` columns."
     return textwrap.fill(text, WIDTH, subsequent_indent=' '*indent)
 
 def verdict_lines(table):
-    "The table of verdicts for a terminal."
+    "Format the table of verdicts for a terminal."
     lines = []
     for row in verdict_view(table).to_dict('records'):
         numbers = [row['measured'], row['interval'], f"{row['seeds']} seeds" if row['seeds'] else '']

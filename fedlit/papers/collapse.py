@@ -26,10 +26,10 @@ from ..setting import plain
 
 # %% ../../nbs/papers/collapse.ipynb #ee7caf99
 STRONG = UNEVEN # the alpha of most claims
-SEEDS = tuple(range(12)) # little more than a minute on two cores, and enough to decide most claims
+SEEDS = tuple(range(12)) # just over a minute on two cores, and enough to decide most claims
 
 def collapse_runs(scale, seeds=SEEDS, rounds=None):
-    "FedAvg with and without FedDecorr at four alphas, three more methods at the strongest."
+    "FedAvg with and without FedDecorr at four alphas, and three more methods at the smallest alpha."
     deep = perceptron(3) if scale == 'embedded' else {}
     base = {data: replace(s, **deep, rounds=rounds or s.rounds) for data, s in bases(LONG, scale, 'cifar10').items()}
     runs = (cross(base, seeds, alpha=alphas(*FOUR), method=PAIR)
@@ -38,11 +38,11 @@ def collapse_runs(scale, seeds=SEEDS, rounds=None):
 
 # %% ../../nbs/papers/collapse.ipynb #7cbd66f0
 def curves(rows, value, method, alpha):
-    "One quantity of one method at one alpha, an array with a row a seed."
+    "One quantity of one method at one alpha, an array with one row per seed."
     return np.array(rows[(rows.method == method) & (rows.alpha == alpha)][value].tolist(), float)
 
 def spectra_by_alpha(rows):
-    "Singular values of global and local models: by alpha, and with FedDecorr at the smallest alpha."
+    "Draw singular values of global and local models: by alpha, and with FedDecorr at the smallest alpha."
     import matplotlib.pyplot as plt
     with style():
         fig, axs = plt.subplots(2, 2, figsize=(11, 6), sharey=True, gridspec_kw=dict(wspace=.3, hspace=.45))
@@ -61,7 +61,7 @@ def spectra_by_alpha(rows):
 
 # %% ../../nbs/papers/collapse.ipynb #bae86092
 def accuracy_bars(rows):
-    "Accuracy of every method with and without FedDecorr, by alpha."
+    "Draw the accuracy of every method with and without FedDecorr, by alpha."
     import matplotlib.pyplot as plt
     share = rows.assign(accuracy=rows.accuracy_late/100)
     both = lambda m, a: {'without': curves(share, 'accuracy', m, a),
@@ -75,7 +75,7 @@ def accuracy_bars(rows):
 
 # %% ../../nbs/papers/collapse.ipynb #d139358a
 def of_pair(draw, *alphas): # none: all
-    "A drawing of FedAvg with and without FedDecorr alone."
+    "Restrict a drawing to FedAvg with and without FedDecorr."
     return lambda rows: draw(rows[rows.method.isin(PAIR) & (rows.alpha.isin(alphas) if alphas else True)])
 
 accuracy_by_round = of_pair(rounds_figure(panel='alpha'), *FOUR[:2])
@@ -83,13 +83,13 @@ gap_by_alpha = of_pair(axis_figure('alpha', value='R', ylabel='R (log units)'))
 
 # %% ../../nbs/papers/collapse.ipynb #286d4e5e
 def wider(value, unit):
-    "The claim's numbers: how much more of `value` FedAvg has with even labels than under the strongest heterogeneity."
+    "The claim's numbers: how much more of `value` FedAvg has with even labels than with the most uneven ones."
     return ahead(dict(alpha=EVEN), dict(alpha=STRONG), value, unit, method='FedAvg')
 
 NATURAL = math.exp(-2) # the text's log tau = -2 by natural logarithms; everywhere else it is 0.01, by those of base ten
 
 def at_natural(rows):
-    "How many singular values of the global model exceed `NATURAL`, as a column."
+    "Add a column: how many singular values of the global model exceed `NATURAL`."
     if 'spectrum' not in rows: return rows
     count = [significant(v, NATURAL) if isinstance(v, list) else np.nan for v in rows.spectrum]
     return with_columns(rows, above_natural=count)
@@ -103,7 +103,7 @@ COLLAPSE = {
             'Fig. 2b: the same by effective rank: local models': wider('local_rank', 'dimensions')}),
     'TPAMI Fig. 4: averaging collapses further: R > 0': above_zero('R', 'log units', method='FedAvg', alpha=STRONG),
 }
-def raised(value, unit, what): # what: of which it is claimed
+def raised(value, unit, what): # what: the quantity that is raised, in words
     return {f'Fig. 3: FedDecorr raises the {what}': helps(value=value, unit=unit, alpha=STRONG)}
 
 CURE = {
@@ -126,8 +126,8 @@ GAINS = {
 
 # %% ../../nbs/papers/collapse.ipynb #a40f82a0
 def main_job(seeds=SEEDS, rounds=None): # None: as many as the scale has
-    "Put the main job into the catalogue, with other seeds or rounds if you like."
-    which = ' '.join(map(str, seeds)) + ','*(len(seeds) == 1) # one number alone would be how many
+    "Put the main job into the catalogue, with other seeds or another number of rounds if you like."
+    which = ' '.join(map(str, seeds)) + ','*(len(seeds) == 1) # a lone number would be read as a count
     options = [f'--seeds {which}']*(tuple(seeds) != SEEDS) + [f'--rounds {rounds}']*bool(rounds)
     entry('collapse', 'ICLR Figs. 2 and 3, Tables 1 and 5, TPAMI Figs. 4 and 6',
           'Dimensional collapse and its cure',
@@ -142,12 +142,12 @@ main_job()
 
 # %% ../../nbs/papers/collapse.ipynb #bced65f9
 def _without_length(setting):
-    "A setting as text, but for seed and rounds; '' where it is none."
+    "A setting as text, without seed and rounds; '' if it is not a setting."
     good = isinstance(setting, dict) and type(setting.get('seed')) is int and type(setting.get('rounds')) is int
     return json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True) if good else ''
 
 def runs_in(out):
-    "The seeds and rounds of the main job's runs in a folder, as `main_job` takes them."
+    "The seeds and rounds of the main job's runs in a folder, as arguments for `main_job`."
     usual = [plain(s) for _, s in collapse_runs('embedded')]
     known = set(map(_without_length, usual))
     read = [r.get('setting') for task in {s['task'] for s in usual} for r in all_results(Path(out)/task).values()]
@@ -159,17 +159,17 @@ def runs_in(out):
 
 # %% ../../nbs/papers/collapse.ipynb #a26d660b
 def note_main_job(out):
-    "Remember with how many seeds the main job is run in a folder; more than were there before is one more look."
+    "Record how many seeds of the main job are run in a folder; more than before counts as another look."
     grid, key = CATALOGUE['collapse'].grid('embedded'), 'collapse embedded'
     seeds, lacking = ({labels['seed'] for labels, _ in runs} for runs in (grid, results(grid, out)[1]))
     there = len(seeds - lacking)
     before = dict(asked=[there]*(there > 1), repeated=False) | (result(Path(out)/'looks.json') or {}).get(key, {})
     asked = before['asked'] + [len(seeds)]*(len(seeds) > max(before['asked'], default=0))
-    # the grid has its seeds, so that no number of them is to be asked for
+    # the grid already has its seeds, so no number of seeds is requested
     remember(out, key, seeds=[None], asked=asked, repeated=before['repeated'] or len(asked) > 1)
 
 def left_out(out, rounds):
-    "Lines about the files of a folder that a report of so many rounds does not use."
+    "Lines about the files in a folder that a report with this number of rounds does not use."
     known = {_without_length(plain(s)) for _, s in collapse_runs('embedded')}
     for file in sorted(Path(out).glob('*/*.json')):
         if (r := result(file)) is None: yield f'damaged: {file}'
@@ -180,7 +180,7 @@ def left_out(out, rounds):
 
 # %% ../../nbs/papers/collapse.ipynb #cb5d6fcc
 def committed_runs(scale='embedded'): # or 'short': real images
-    "The main job's runs that come with fedlit, and those still to come; and the folder of their results."
+    "The main job's committed runs, including those still to be done, and the folder of their results."
     if scale == 'short': return collapse_runs(scale, range(10)), shipped('catalogue')
     return collapse_runs(scale, *runs_in(shipped('digits'))), shipped('digits')
 
@@ -190,7 +190,7 @@ def committed(scale='embedded'): # or 'short': real images
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e002
 def here_of(rows, scale='embedded'): # or 'short'
-    "Data, network, clients, length of runs and seeds of committed runs, from their settings."
+    "Data, network, clients, length of runs and seeds of committed runs, in words, from their settings."
     return basis_of(rows, committed_runs(scale)[0])
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
@@ -201,20 +201,20 @@ def gains_by_alpha(rows, missing=()):
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
 def committed_verdicts(scale='embedded'): # or 'short': real images
-    "The verdicts by the results that come with fedlit."
+    "The verdicts based on the results that come with fedlit."
     e, out = CATALOGUE['collapse'], shipped('digits' if scale == 'embedded' else 'catalogue')
     return e.judge(*committed(scale), repeated if looks(e, scale, out)[1] else paired)
 
-def verdicts_beside(tables): # by name: DataFrames of `decide`, of the main job
-    "What several sets of runs say of the same claims: verdict, effect and seeds in words, a column a name."
+def verdicts_beside(tables): # name -> DataFrame of `decide`, for the main job
+    "Verdicts from several sets of runs on the same claims: verdict, effect and seeds in words, one column per set."
     def words(t): return [f'{v}, {m} ({s} seeds)' if s else v for v, m, s in zip(t.verdict, t.measured, t.seeds)]
     return pd.DataFrame({name: pd.Series(words(t), t.claim.values) for name, t in tables.items()}).rename_axis('claim')
 
 # %% ../../nbs/papers/collapse.ipynb #found002
 ANSWERS = {'holds': 'Yes', 'does not hold': 'No', 'undecided': 'Undecided', 'not evaluated': 'Not known'}
 
-def findings(rows, claims): # DataFrame of `decide`, the verdicts on them
-    "What the main job has found, in three sentences."
+def findings(rows, claims): # DataFrame of `decide`, with their verdicts
+    "The findings of the main job, in three sentences."
     told = claims.set_index('claim')
     def answer(claim): return ANSWERS[told.verdict[claim]]
     def mean(value, alpha, method='FedAvg'): return np.nanmean(curves(rows, value, method, alpha))

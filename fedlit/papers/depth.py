@@ -25,43 +25,43 @@ DEPTH = LONG | dict(embedded={data: replace(s, measure=('curve', 'layer_ranks'))
 DRIFT = {'as usual': {}, 'lr=0.01': local_field('lr', .01)[.01], 'epochs=2': local_field('epochs', 2)[2],
          'momentum=0': local_field('momentum', 0.)[0.]}
 
-def perceptron(depth, width=64): # how many hidden layers before the features; how wide all of them are
+def perceptron(depth, width=64): # number of hidden layers before the features; width of all layers
     "The change of a setting to a perceptron with BatchNorm, all layers equally wide."
     return dict(options=(('hidden', (width,)*depth), ('features', width), ('norm', 'batch')))
 
 # %% ../../nbs/papers/depth.ipynb #de000061
 def layers(*depths, **how): # how: for `perceptron`
-    "The axis of depth."
+    "The axis of depth, as a function of the scale."
     return lambda scale: {d: perceptron(d, **how) for d in depths} if scale == 'embedded' else {'its own': {}}
 
 def plan_grid(uneven, method=PAIR, **axes): # uneven: alphas; axes: as for `grid`
-    "The runs of an entry of the plan."
+    "The runs of an entry of the plan, as a function of the scale."
     return grid(DEPTH, 'cifar10', seeds=lambda scale: PLAN_SEEDS if scale == 'embedded' else (0, 1, 2),
                 alpha=alphas(*uneven), method=method, **axes)
 
 # %% ../../nbs/papers/depth.ipynb #de000021
-def gains(rows, value='accuracy_late'): # value: a column of numbers, or of lists that are equally long
+def gains(rows, value='accuracy_late'): # value: a column of numbers, or of lists of equal length
     "What FedDecorr adds to FedAvg, seed by seed: labels, and `gain` in the unit of `value`."
     at = lambda method: pick(rows, dict(method=method), value).map(np.asarray)
     return (at('FedAvg+FedDecorr') - at('FedAvg')).dropna().rename('gain').reset_index()
 
 def cell_name(depth, **where):
-    "The beginning of a claim."
+    "The beginning of a claim: the number of hidden layers, and other labels."
     return ', '.join([f"{depth} hidden layer{'s'*(depth != 1)}", *(f'{k} {v}' for k, v in where.items())])
 
 # %% ../../nbs/papers/depth.ipynb #de000063
 def _about_zero(fig):
-    "With a line where nothing is gained."
+    "Add a line at zero gain."
     for ax in fig.axes: ax.axhline(0, color='.6', lw=.8, zorder=0)
     return fig
 
 def gain_figure(x, by, joined=True): # see `axis_figure`
-    "A drawing: the gain along an axis, a curve for each value of `by`."
+    "A function of rows that draws the gain along an axis, one curve for each value of `by`."
     draw = axis_figure(x, by, 'gain', ylabel='FedDecorr adds (points)', joined=joined)
     return lambda rows: _about_zero(draw(gains(rows)))
 
 def gain_by_round(rows):
-    "The gain after every round, by depth and alpha."
+    "Draw the gain after every round, by depth and alpha."
     found = gains(rows, 'curve')
     named = found.assign(method=[cell_name(d, alpha=a) for d, a in zip(found.depth, found.alpha)], gain=100*found.gain)
     return _about_zero(rounds_figure(value='gain', ylabel='FedDecorr adds (points)')(named))
@@ -71,7 +71,7 @@ SHOWN = {('FedAvg', float('inf')): 'even labels', ('FedAvg', .05): 'alpha = 0.05
          ('FedAvg+FedDecorr', .05): '+ FedDecorr'}
 
 def layers_figure(rows):
-    "Effective rank behind every layer, with even and uneven labels and with FedDecorr, by depth."
+    "Draw the effective rank after every layer, with even and uneven labels and with FedDecorr, by depth."
     named = rows.assign(method=list(map(SHOWN.get, zip(rows.method, rows.alpha))), data=rows.depth.map(cell_name))
     fig = rounds_figure(value='layer_rank', ylabel='effective rank', xlabel='layer', width=4.2)(named)
     fig.axes[0].set_ylim(0)
@@ -79,7 +79,7 @@ def layers_figure(rows):
 
 # %% ../../nbs/papers/depth.ipynb #de000008
 def rank_columns(rows):
-    "Ranks of the last layer, and how the ranks fall from layer to layer, as columns."
+    "Add columns: the ranks of the last layer, and how consistently the ranks fall from layer to layer."
     if 'layer_rank' not in rows: return rows
     def of(f, column): return [f(v) if isinstance(v, list) else np.nan for v in rows[column]] # a run may have failed
     def last(v): return v[-1]
@@ -147,7 +147,7 @@ entry('depth/methods', 'not in the papers',
 
 # %% ../../nbs/papers/depth.ipynb #de000067
 def _with_six(rows):
-    "With the accuracy after the first six rounds as a column, as if the run had ended there."
+    "Add a column: the accuracy after the first six rounds, as if the run had ended there."
     if 'curve' not in rows: return rows
     return with_columns(rows, accuracy_6=[ends(c[:6], 'a')['a_late'] for c in rows.curve])
 
@@ -195,7 +195,7 @@ def _depths(scale): return {6: {}} if scale == 'short' else layers(3)(scale)
 def _seeds(scale): return dict(embedded=PLAN_SEEDS, short=PLAN_SEEDS[:10]).get(scale, (0, 1, 2))
 
 def image_grid(uneven, method): # alphas; {row: change of a Setting}
-    "The runs of an entry on images; at other scales those of three hidden layers."
+    "The runs of an entry on images, as a function of the scale; at other scales, those of three hidden layers."
     return grid(DEPTH | dict(short=dict(small_cifar10=IMAGES)), 'cifar10', seeds=_seeds, alpha=alphas(*uneven),
                 depth=_depths, method=method)
 

@@ -13,7 +13,7 @@ from .evidence import margin, mean_and_margin
 
 # %% ../../nbs/papers/drawings.ipynb #c46baf38
 def by_seed(rows, value):
-    "One number a seed: the mean over everything else."
+    "One number per seed: the mean over everything else."
     return rows.groupby('seed')[value].mean()
 
 def cell(rows, value, digits=1):
@@ -22,7 +22,7 @@ def cell(rows, value, digits=1):
     return mean_and_margin(by_seed(rows, value), digits)
 
 def table(down='method', across='alpha', value='accuracy_late', digits=1):
-    "A drawing: mean ± half the 95 % interval over seeds, other labels averaged."
+    "A function of rows that makes a table: mean ± half the 95 % interval over seeds, averaged over other labels."
     def draw(rows):
         places = rows.groupby(['data', down, across] if across != 'data' else [down, 'data'], sort=False)
         out = places[['seed', value]].apply(lambda g: cell(g, value, digits)).unstack(fill_value='')
@@ -43,7 +43,7 @@ def _panels(rows, by, draw, width=4.6):
     return fig
 
 # %% ../../nbs/papers/drawings.ipynb #9a2c535b
-TITLES = dict(cifar10='CIFAR-10', small_cifar10='CIFAR-10 (small)', mnist='MNIST', # of panels
+TITLES = dict(cifar10='CIFAR-10', small_cifar10='CIFAR-10 (small)', mnist='MNIST', # titles of panels
               office_caltech10='Office-Caltech10', digits_domains='digits of three domains')
 
 def _said(label, v):
@@ -58,7 +58,7 @@ def _accent(names):
                  if any(w in n for w in ('FedDecorr', 'MOON', 'FedDecomp', 'DSE', 'GSE'))), None)
 
 def _lines(draw, by, value, panel, xlabel=None, width=5.5, **kw):
-    "A drawing: a curve for each value of `by`, and a panel for each of `panel`."
+    "A function of rows that draws a curve for each value of `by`, and a panel for each value of `panel`."
     def one(ax, rows):
         curves = _curves(rows, by, value)
         draw(curves, ax=ax, accent=_accent(list(curves)), **kw)
@@ -67,23 +67,23 @@ def _lines(draw, by, value, panel, xlabel=None, width=5.5, **kw):
 
 # %% ../../nbs/papers/drawings.ipynb #52479b45
 def spectrum_figure(by='alpha', value='spectrum', panel='data'):
-    "A drawing: singular values, a curve for each value of `by`."
+    "A function of rows that draws singular values, a curve for each value of `by`."
     return _lines(spectra, by, value, panel, threshold=1e-2)
 
 # %% ../../nbs/papers/drawings.ipynb #e87fc5d3
 def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel=None, first=1,
-                  width=5.5): # of a panel, in inches
-    "A drawing: a quantity over rounds, the first of which has the number `first`."
+                  width=5.5): # width of a panel, in inches
+    "A function of rows that draws a quantity over rounds, which are numbered from `first`."
     return _lines(against_rounds, by, value, panel, xlabel, width, ylabel=ylabel, rounds=first + np.arange(10_000))
 
 # %% ../../nbs/papers/drawings.ipynb #f0cc1677
 def axis_figure(
-    x, by='method', # labels: along the axis, and with a curve for each value
-    value='accuracy_late', panel='data', # a column, and the label that has a panel for each value
+    x, by='method', # labels: the axis, and the curves
+    value='accuracy_late', panel='data', # the column to draw, and the label of the panels
     xlabel=None, ylabel='test accuracy (%)', # None: `x`
-    joined=True, # lines along the axis? False: side by side, for names without an order
+    joined=True, # join points along the axis? False: points side by side, for names without an order
 ):               # function of rows -> matplotlib Figure
-    "A drawing: a quantity along an axis, mean and 95 % interval over seeds."
+    "A function of rows that draws a quantity along an axis, mean and 95 % interval over seeds."
     def one(ax, rows):
         places = {v: i for i, v in enumerate(dict.fromkeys(rows[x]))}
         names = [_said(by, v) for v in rows[by].unique()]
@@ -101,7 +101,7 @@ def axis_figure(
 
 # %% ../../nbs/papers/drawings.ipynb #97b18741
 def png_of(fig, dpi): # dots per inch
-    "A figure as a PNG, cut to what is drawn; it is closed."
+    "The figure as a PNG, cropped to its content; the figure is closed."
     import io, matplotlib.pyplot as plt
     drawn = io.BytesIO()
     fig.savefig(drawn, format='png', dpi=dpi, bbox_inches='tight')
@@ -109,7 +109,7 @@ def png_of(fig, dpi): # dots per inch
     return drawn.getvalue()
 
 def small_picture(fig):
-    "A figure as a picture of few colours, for a page of many; the figure is closed."
+    "The figure as a picture of few colours, for a page with many of them; the figure is closed."
     import io
     from IPython.display import Image as Shown
     from PIL import Image
@@ -121,8 +121,8 @@ def small_picture(fig):
     return Shown(small.getvalue())
 
 # %% ../../nbs/papers/drawings.ipynb #6945ed72
-def link_boxes(fig): # matplotlib Figure; its texts with an address have been given it by `set_url`
-    "Where texts lie that carry an address: address -> left, top, width, height of each, in 1/1000 of the picture."
+def link_boxes(fig): # matplotlib Figure; `set_url` has given some of its texts an address
+    "The places of texts with an address: address -> left, top, width, height of each, in 1/1000 of the picture."
     import matplotlib.pyplot as plt
     from matplotlib.text import Text
     if not (texts := fig.findobj(lambda a: isinstance(a, Text) and a.get_url())): return {}
@@ -136,7 +136,7 @@ def link_boxes(fig): # matplotlib Figure; its texts with an address have been gi
     return {url: ', '.join(boxes) for url, boxes in found.items()}
 
 def display_linked(fig, here): # here: what it was drawn from
-    "In a notebook: a figure as a small picture, stored with what it stands on and where its names lead; it is closed."
+    "Show a figure in a notebook as a small picture, stored with its basis and the links of its names; it is closed."
     from IPython.display import display
     links = link_boxes(fig) # before it is closed
     display(small_picture(fig), metadata=dict(here=here) | (dict(links=links) if links else {}))

@@ -31,17 +31,17 @@ SCALES = 'embedded', 'short', 'paper'
 RESULTS = 'results/catalogue' # where results are kept
 SEEDS = 0, 1, 2
 
-def changed(s, change): # change: dictionary of its fields, or function of the Setting that gives one
+def changed(s, change): # change: dict of fields, or function of the Setting that returns one
     "A setting with some fields changed."
     return replace(s, **(change(s) if callable(change) else change))
 
 def seeds_at_short(n): return lambda scale: tuple(range(n)) if scale == 'short' else SEEDS
 
 def cross(
-    bases, seeds=SEEDS, # ints
-    **axes, # each {label: change of the Setting}
+    bases, seeds=SEEDS, # bases: data set -> Setting; seeds: ints
+    **axes, # for each axis, {label: change of the Setting}
 ):          # list of (labels, Setting)
-    "All combinations, seeds included."
+    "All combinations of bases, axes and seeds."
     out = [(dict(data=d), s) for d, s in bases.items()]
     for axis, values in {**axes, 'seed': {i: dict(seed=i) for i in seeds}}.items():
         out = [({**labels, axis: v}, changed(s, change)) for labels, s in out for v, change in values.items()]
@@ -56,7 +56,7 @@ def measuring(*names): return lambda s: dict(measure=tuple(sorted({*s.measure, *
 
 # %% ../../nbs/papers/entries.ipynb #inprop02
 def in_proportion(rounds, s, of): # of: int, the rounds of the run at paper scale
-    "The same share of a shorter run's rounds as `rounds` of a run at paper scale; a longer one keeps the number."
+    "Scale `rounds` of a run at paper scale down to a shorter run, in proportion; a longer run keeps the number."
     return max(1, round(rounds*min(1, s.rounds/of)))
 
 def strides(s, of): # of: int, as for `in_proportion`
@@ -65,16 +65,16 @@ def strides(s, of): # of: int, as for `in_proportion`
 
 # %% ../../nbs/papers/entries.ipynb #7593c546
 def bases(family, scale, *data): # data: names of data sets
-    "The base settings of a paper at a scale: `data` of them at the paper's, else the one that stands in."
+    "A paper's base settings at a scale: those of `data` at paper scale, else those of the data set that stands in."
     return {d: family[scale][d] for d in data} if scale == 'paper' else family[scale]
 
 # %% ../../nbs/papers/entries.ipynb #c1bd90c1
 def grid(
     family, *data, # the paper's data sets
-    every=None,  # change of every Setting
-    seeds=SEEDS, # ints, or function of the scale that gives them
-    ways=None,   # what else a run may mean, at paper scale, see `in_other_ways`
-    **axes,      # each {label: change}, or function of the scale that gives one
+    every=None,  # change that is made to every Setting
+    seeds=SEEDS, # ints, or function of the scale that returns them
+    ways=None,   # other readings of a run, at paper scale, see `in_other_ways`
+    **axes,      # each {label: change}, or function of the scale that returns one
 ):               # function of the scale -> list of (labels, Setting)
     "An entry's runs: the bases of a family, crossed with axes."
     def at(scale):
@@ -85,14 +85,14 @@ def grid(
     return at
 
 def in_other_ways(runs, ways): # ways: function of a Setting -> {name: Setting}
-    "Runs also in the other ways in which they can be meant, each a row such as 'MOON (released)'."
+    "The runs, and their other readings, each as a row such as 'MOON (released)'."
     for labels, s in runs:
         yield labels, s
         for name, other in ways(s).items():
             if other != s: yield {**labels, 'method': f"{labels['method']} ({name})"}, other
 
 def row_name(label):
-    "A label without the way in which its run is meant: 'MOON' of 'MOON (released)'."
+    "A label without its reading: 'MOON' for 'MOON (released)'."
     return re.sub(r' \([^()]+\)$', '', label) if isinstance(label, str) else label
 
 # %% ../../nbs/papers/entries.ipynb #40c074c1
@@ -100,57 +100,57 @@ def row_name(label):
 class Entry:
     "One figure or table of a paper."
     id: str          # such as "feddecorr/table1"
-    source: str      # what the papers call it
+    source: str      # its name in the papers
     caption: str     # what it shows, in our words
     grid: object     # function of the scale -> list of (labels, Setting)
     draw: object = table() # function of rows -> DataFrame, figure or None; or pairs of (name, such a function)
     claims: dict = field(default_factory=dict) # {sentence: Numbers}
-    derive: object = lambda rows: rows         # adds columns to the rows of the results
-    published: str = ''     # the table's name in published.csv, where its numbers are known
-    value: str = 'accuracy_late' # the column that is tabulated beside the paper's
-    like: str = ''          # id of the entry that has what is not named here; nothing is drawn twice
-    note: str = ''          # what is not known, and what stands in for what
-    folder: str = RESULTS   # where its results are kept; entries with one folder share their runs
-    options: str = ''       # what to type beside its id to get its runs, such as "--seeds 0 1"
+    derive: object = lambda rows: rows         # function that adds columns to the rows
+    published: str = ''     # the table's name in published.csv, if its numbers are known
+    value: str = 'accuracy_late' # the column that is tabulated next to the paper's
+    like: str = ''          # id of the entry to take unnamed fields from; nothing is drawn twice
+    note: str = ''          # what is unknown, and what is replaced by what
+    folder: str = RESULTS   # where its results are kept; entries with the same folder share their runs
+    options: str = ''       # command-line options, besides its id, for its runs, such as "--seeds 0 1"
     @property
     def paper(self):
-        "The first half of the id."
+        "The part of the id before the slash."
         return self.id.partition('/')[0]
     @property
     def draws(self):
-        "The drawings as pairs of (name, function of rows); one that is alone has no name."
+        "The drawings as pairs of (name, function of rows); a single one has no name."
         pairs = self.draw if isinstance(self.draw, tuple) else (('', self.draw),)
         return [(name, lambda rows, draw=draw: draw(self.derive(rows))) for name, draw in pairs]
 
 # %% ../../nbs/papers/entries.ipynb #680a56d7
 @patch
 def judge(self:Entry, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.weigh`
-    "The claims on these results, judged by themselves: a DataFrame."
+    "The verdicts on this entry's claims from these results, judged on their own: a DataFrame."
     return judge_claims(self.claims, rows, missing, self.derive, test)
 
 # %% ../../nbs/papers/entries.ipynb #aade9d93
 CATALOGUE = {}
 
 def entry(id, source, caption, like='', **fields):
-    "An experiment of the catalogue; the fields are those of `Entry`, and what is not named is as in the entry `like`."
+    "Add an experiment to the catalogue; the fields are those of `Entry`, by default as in the entry `like`."
     fields |= dict(id=id, source=source, caption=caption)
     CATALOGUE[id] = replace(CATALOGUE[like], like=like, **fields) if like else Entry(**fields)
 
 # %% ../../nbs/papers/entries.ipynb #3e30f3c4
 def repeats(entry, scale):
-    "The entry whose drawing would come out again, because both have the same runs at this scale; or None."
+    "The entry with the same drawing, because it has the same runs at this scale; None if there is none."
     first, runs = CATALOGUE.get(entry.like), lambda e: {address(s) for _, s in e.grid(scale)}
     return first if first and entry.draw == first.draw and runs(first) == runs(entry) else None
 
 def remarks(entry, scale):
-    "What is written under an entry: its note, and where its drawing is found if it is not drawn again."
+    "The text under an entry: its note, and where to find its drawing if it is not drawn again."
     first = repeats(entry, scale)
     again = f"At this scale its runs are those of {first.id}, and it is not drawn again." if first else ''
     return ' '.join(filter(None, (entry.note, again)))
 
 # %% ../../nbs/papers/entries.ipynb #e8306dc6
-def with_seeds(grid, n): # how many seeds; None: as they are
-    "A grid with n seeds, from its first one on."
+def with_seeds(grid, n): # number of seeds; None: the grid's own
+    "A grid with n seeds, counted from its first one."
     if n is None or not any(s.rounds for _, s in grid): return grid
     start = grid[0][0]['seed']
     first = [(labels, s) for labels, s in grid if labels['seed'] == start]
@@ -164,7 +164,7 @@ def _same(value, text):
 # %% ../../nbs/papers/entries.ipynb #2b265c0d
 def select(
     entry, scale, only='', # such as "cifar10,alpha=0.05"
-    seeds=None, # how many; None: those of the entry
+    seeds=None, # number of seeds; None: those of the entry
 ):              # list of (labels, Setting)
     "The grid of an entry, or the part of it that `only` names."
     if scale not in SCALES: raise unknown('scale', scale, SCALES)
@@ -192,15 +192,15 @@ def all_published():
 # %% ../../nbs/papers/entries.ipynb #a523f674
 _PAPERS = dict(feddecorr='FedDecorr', moon='MOON', feddse='FedDSE/FedGSE thesis', fedgse='FedDSE/FedGSE thesis')
 
-def published(table, paper=''): # paper: the first half of an entry's identifier; '' is any
-    "What a paper prints in a table such as 'Table 1': a row a number, with labels as columns. '' is no table."
+def published(table, paper=''): # paper: the part of an entry's id before the slash; '' is any
+    "The numbers that a paper prints in a table such as 'Table 1', one per row, with labels as columns; none for ''."
     t = all_published()
     here = t.table.str.split(' / ').map(lambda names: table in names) & (t.paper == _PAPERS[paper] if paper else True)
     return t[here]
 
 # %% ../../nbs/papers/entries.ipynb #d5e9fd7a
 def means(entry, rows):
-    "What was measured, a row a setting: mean over seeds, half its 95 % interval, where 999 of 1000 new seeds lie."
+    "Results by setting: mean over seeds, half its 95 % interval, and the range of 999 in 1000 runs with new seeds."
     labels = [k for k in rows.attrs['labels'] if k != 'seed']
     value = entry.value if entry.value in rows else 'accuracy_late'
     name, late, _ = value.partition('_late')
@@ -216,7 +216,7 @@ def means(entry, rows):
 
 # %% ../../nbs/papers/entries.ipynb #c51947e1
 def compare_published(entry, rows):
-    "Our means beside the paper's numbers and their difference, where it prints some."
+    "Our means next to the numbers that the paper prints, if any, and their difference."
     out, labels = means(entry, rows), [k for k in rows.attrs['labels'] if k != 'seed']
     if not entry.published: return out.dropna(axis=1, how='all').round(3)
     theirs = published(entry.published, entry.paper)
@@ -236,23 +236,23 @@ def compare_published(entry, rows):
 def _looked(entry, scale, only=''): return f'{entry.id} {scale} {only}'.strip()
 
 def remember(out, key, **new): # key: id of an entry, scale and part
-    "Add to what `looks.json` says of an entry; what else it says stays."
+    "Add fields to an entry's record in `looks.json`; its other fields stay."
     file = Path(out)/'looks.json'
     known = result(file) or {}
     write_json(file, known | {key: known.get(key, {}) | new})
 
 def looks(entry, scale, out, only=''):
-    "How many seeds were asked for, one number after the other (None: the entry's own); does the sequential test judge?"
+    "The numbers of seeds requested so far, in order (None: the entry's own); and does the sequential test judge?"
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
     seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
     seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
     return seeds, any(v['repeated'] for v in seen.values())
 
 def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
-    "Remember that an entry is asked for so many seeds; more than were there before is one more look."
+    "Record a request for this many seeds of an entry; more than before counts as another look."
     if seeds is None: return
     before, again = looks(entry, scale, out, only)
-    if before == [None]: # seeds of which all runs are there count as a look
+    if before == [None]: # seeds with all of their runs count as a look
         grid, lacking = select(entry, scale, only), results(select(entry, scale, only), out)[1]
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
@@ -261,7 +261,7 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
-    "The runs of an entry, with as many seeds as were asked for last."
+    "The runs of an entry, with the number of seeds that was requested last."
     return select(entry, scale, only, looks(entry, scale, out or shipped('catalogue'), only)[0][-1])
 
 def found_rows(entry, scale, only='', out=None):
@@ -269,13 +269,13 @@ def found_rows(entry, scale, only='', out=None):
     return results(entry_runs(entry, scale, only, out), out or shipped('catalogue'))
 
 def complete_seeds(rows, missing):
-    "The rows of the seeds of which nothing is missing; all rows where those would be fewer than two seeds."
+    "The rows of the seeds with all of their runs; all rows if fewer than two seeds are complete."
     lacking = {labels['seed'] for labels, _ in missing}
     if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
     return with_columns(rows[~rows.seed.isin(lacking)])
 
-def judged(entries, scale, only='', out=None): # a part of an entry is judged without the rest of its paper
-    "The verdicts on the claims of entries, among all claims of their papers."
+def judged(entries, scale, only='', out=None): # only: a part of an entry is judged without the rest of its paper
+    "The verdicts on the claims of entries, judged together with all claims of their papers."
     wanted, papers = {e.id: e for e in entries}, {e.paper for e in entries}
     family = wanted if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **wanted}
     weighed = []
@@ -288,7 +288,7 @@ def judged(entries, scale, only='', out=None): # a part of an entry is judged wi
 
 # %% ../../nbs/papers/entries.ipynb #5d1f7a3e
 def note_seen(entry, scale, out, only=''):
-    "Remember by how many of their seeds claims are judged now; nothing if no run is missing."
+    "Record how many seeds claims are judged by now; nothing is recorded if no run is missing."
     rows, missing = found_rows(entry, scale, only, out)
     weighed = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
@@ -301,18 +301,18 @@ def note_seen(entry, scale, out, only=''):
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
 def command(entry, scale, out, only=''):
-    "What to type to make an entry's results."
+    "The command that makes an entry's results."
     words = [f'fedlit reproduce {entry.id} --scale {scale}', entry.options,
              f'--only {only}' if only else '', '' if str(out) == entry.folder else f'--out {out}']
     return ' '.join(filter(None, words))
 
 # %% ../../nbs/papers/entries.ipynb #3dddf396
 def file_of(
-    entry, name, end, # name: of a drawing, 'beside' or 'claims', '' for the only drawing; end: '.png' or '.csv'
+    entry, name, end, # name: of a drawing, 'beside', 'claims', or '' for the only drawing; end: '.png' or '.csv'
     scale='embedded', only='', out=None, # None: the entry's own folder
-    to=None, # folder of all drawings and tables; None: beside the results
+    to=None, # folder of all drawings and tables; None: next to the results
 ):
-    "Where a drawing or a table of an entry is written."
+    "The path to which a drawing or a table of an entry is written."
     part = re.sub(r'[^\w.=]+', '-', f'.{only}') if only else ''
     out = Path(out or entry.folder)
     if entry.folder != RESULTS and not to: return out/f'{name or entry.id}{part}{end}'
@@ -320,7 +320,7 @@ def file_of(
 
 # %% ../../nbs/papers/entries.ipynb #7e266a27
 def _listed(values, unit='', most=4):
-    "Different values in words: all of them, or from where to where."
+    "The distinct values in words: all of them, or their range."
     seen = list(dict.fromkeys(values))
     if len(seen) > most and all(isinstance(v, (int, float)) for v in seen): seen = [f'{min(seen)} to {max(seen)}']
     words = [f'{v:,}' if isinstance(v, int) else str(v) for v in seen]
@@ -341,7 +341,7 @@ def network_in_words(s):
 
 # %% ../../nbs/papers/entries.ipynb #518df2ac
 def stands_on(grid):
-    "Data, networks, clients and length of runs, from their settings."
+    "Data, networks, clients and length of runs, in words, from their settings."
     each = [s for _, s in grid]
     length = ('nothing trained' if not any(s.rounds for s in each) else
               f"{_listed((s.clients for s in each), 'client')}; {_listed((s.rounds for s in each), 'round')} of "
@@ -349,31 +349,31 @@ def stands_on(grid):
     return '; '.join((_listed(data_in_words(s.task) for s in each), _listed(map(network_in_words, each)), length))
 
 def seeds_of(grid, missing=()):
-    "How many seeds a row has, in words; 0 where none of its runs is there."
+    "The number of seeds per row, in words; 0 for a row without runs."
     row = lambda labels: tuple((k, v) for k, v in labels.items() if k != 'seed')
     rows = Counter(row(labels) for labels, _ in grid)
     rows.subtract(row(labels) for labels, _ in missing)
     return _listed(rows.values(), 'seed')
 
 def basis(runs, missing=()):
-    "What results stand on: data, networks, clients, length of runs, and how many seeds a row has."
+    "The basis of results, in words: data, networks, clients, length of runs, and number of seeds per row."
     return f'{stands_on(runs)}; {seeds_of(runs, missing)}'
 
-def basis_of(rows, runs): # runs: theirs among others
-    "What these rows stand on."
+def basis_of(rows, runs): # runs: those of these rows, and maybe others
+    "The basis of these rows, see `basis`."
     there = set(rows.run) if len(rows) else ()
     return basis([(labels, s) for labels, s in runs if str(address(s)) in there])
 
 # %% ../../nbs/papers/entries.ipynb #acbc5059
 def signed(fig, text):
-    "A figure with a small line of text under it."
+    "Put a small line of text under a figure."
     import textwrap
     fig.text(0, -.04, textwrap.fill(text, int(14*fig.get_figwidth())), fontsize=6, color='0.45', va='top',
              transform=fig.transFigure)
     return fig
 
 def show_signed(fig, here): # here: what it was drawn from
-    "As `display_linked`, and under the figure the same as a line of text."
+    "As `display_linked`, with `here` as a line of text under the figure."
     from IPython.display import Markdown, display
     display_linked(fig, here)
     display(Markdown(f'*Drawn from:* {here}.'))
@@ -382,8 +382,8 @@ def show_signed(fig, here): # here: what it was drawn from
 def write_table(table, path, index=False): return write_file(path, table.to_csv(index=index).encode())
 
 # %% ../../nbs/papers/entries.ipynb #bf89ef82
-def write_drawings(entry, scale, drawn, file, said): # said: of `report_entry`, which learns what was drawn and why not
-    "An entry's drawings as files: a table as CSV, a figure as PNG, which is closed."
+def write_drawings(entry, scale, drawn, file, said): # said: the report, to which drawings and failures are added
+    "Write an entry's drawings to files: a table as CSV, a figure as PNG, after which the figure is closed."
     import matplotlib.pyplot as plt
     again = file('claims').exists()
     for name, draw in () if repeats(entry, scale) else entry.draws:
@@ -405,9 +405,9 @@ def write_drawings(entry, scale, drawn, file, said): # said: of `report_entry`, 
 # %% ../../nbs/papers/entries.ipynb #6bee2560
 def report_entry(
     entry, scale, only='', out=None, to=None, # see `file_of`
-    claims=None, # what `judged` says of them, if it is known
+    claims=None, # the result of `judged` for them, if already computed
 ):               # rows, missing, tables, figures, beside, claims, written, news (lines about what was missing), here
-    "Everything that a report says of an entry; drawings and tables are written."
+    "Collect everything that a report says about an entry, and write its drawings and tables."
     out = out or entry.folder
     runs, (rows, missing) = entry_runs(entry, scale, only, out), found_rows(entry, scale, only, out)
     said = SimpleNamespace(rows=rows, missing=missing, tables=[], figures=[], beside=None, written=[], news=[],

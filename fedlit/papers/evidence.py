@@ -15,28 +15,28 @@ from typing import NamedTuple
 from ..measure import spread
 
 # %% ../../nbs/papers/evidence.ipynb #165ffa10
-ALL_SIGNS = 2**16 # the most ways to put signs that are gone through, or drawn
+ALL_SIGNS = 2**16 # maximum number of sign patterns that are enumerated, or drawn
 
-def sign_flips(differences): # (n,), one a seed
-    "The p value: the share of all ways to flip signs that leave the mean of the differences at least as far from zero."
+def sign_flips(differences): # (n,), one per seed
+    "The p value: the share of sign patterns for which the mean of the differences is at least as far from zero."
     return float(stats.permutation_test((np.asarray(differences, float),), np.mean, permutation_type='samples',
                                         n_resamples=ALL_SIGNS, rng=0).pvalue)
 
 # %% ../../nbs/papers/evidence.ipynb #9879982d
-LEVEL = .05 # of false alarms
-FEW = 6     # seeds; with fewer the sign-flip test cannot reach LEVEL
+LEVEL = .05 # rate of false alarms
+FEW = 6     # number of seeds below which the sign-flip test cannot reach LEVEL
 
 class Evidence(NamedTuple):
-    "What a test says of the numbers of a claim."
-    p: float   # two-sided p value; NaN where nothing is random
+    "The result of a test of a claim's numbers."
+    p: float   # two-sided p value; NaN if nothing is random
     side: int  # 1 if the numbers speak for the claim, -1 if against it, 0 if neither
-    test: str  # which
+    test: str  # name of the test
 
 def equal(d): # (n,) differences
     return np.ptp(d) <= 1e-9*abs(d).max()
 
-def paired(differences): # (n,), one a seed
-    "The sign-flip test; with fewer than six seeds Student's t."
+def paired(differences): # (n,), one per seed
+    "The sign-flip test, or Student's t test for fewer than six seeds."
     d = np.asarray(differences, float)
     side = int(np.sign(d.mean()))
     if len(d) < 2: return Evidence(1., side, 'one seed')
@@ -45,14 +45,14 @@ def paired(differences): # (n,), one a seed
 
 # %% ../../nbs/papers/evidence.ipynb #9aab9678
 def subset_means(d): # (n,)
-    "What the ends of the sign-flip test's interval are among: sorted means of all subsets, or of drawn ones."
+    "Candidates for the ends of the sign-flip test's interval: sorted means of all subsets, or of randomly drawn ones."
     n = len(d)
     chosen = (np.arange(1, 2**n)[:, None] >> np.arange(n)) % 2 if 2**n <= ALL_SIGNS else (
         np.random.default_rng(0).integers(0, 2, (ALL_SIGNS-1, n)))
     return np.sort(chosen@d/chosen.sum(1).clip(1))
 
-def interval(differences, level=LEVEL): # level: how often it may miss
-    "The two ends of all centres that the test of `paired` does not reject; NaN for a single seed."
+def interval(differences, level=LEVEL): # level: how often the interval may miss
+    "The lowest and the highest centre that the test of `paired` does not reject; NaN for a single seed."
     d = np.asarray(differences, float)
     if len(d) < 2: return math.nan, math.nan
     if len(d) < FEW and not equal(d):
@@ -62,23 +62,23 @@ def interval(differences, level=LEVEL): # level: how often it may miss
     return (float(means[k-1]), float(means[-k])) if k else (-math.inf, math.inf)
 
 # %% ../../nbs/papers/evidence.ipynb #03cfe761
-def margin(values): # (n,), one a seed
-    "Half the width of the 95 % interval of their mean, by Student's t; NaN for one value."
+def margin(values): # (n,), one per seed
+    "Half the width of the 95 % interval of the mean, by Student's t; NaN for a single value."
     return spread(values).margin
 
-def mean_and_margin(values, digits=1): # behind the point
-    "Such as `62.0 ± 5.0`."
+def mean_and_margin(values, digits=1): # digits: number of decimals
+    "Mean and margin as text, such as `62.0 ± 5.0`."
     return format(spread(values), f'.{digits}f')
 
 # %% ../../nbs/papers/evidence.ipynb #0645855e
-ASIDE = .01 # by what share of their distance bounds are moved outwards
+ASIDE = .01 # share of their distance by which bounds are moved outwards
 
 def next_run(
     values, level=.001, # how often a new run may lie outside
-    least=-math.inf,    # no run lies below, such as 0 for an accuracy
-    most=math.inf,      # none lies above, such as 100
-):                      # its two ends; NaN for a single seed, and for values that are all the same
-    "Where the run of a seed lies that is not among these; between two bounds by way of the logit."
+    least=-math.inf,    # lower bound of every run, such as 0 for an accuracy
+    most=math.inf,      # upper bound of every run, such as 100
+):                      # the two ends; NaN for a single seed, and for values that are all the same
+    "The range in which a run with a new seed lies; between two bounds, it is computed on the logit scale."
     v, wide = np.asarray(values, float), most - least
     if len(v) < 2 or equal(v): return math.nan, math.nan
     there = back = np.asarray
@@ -91,12 +91,12 @@ def next_run(
 
 # %% ../../nbs/papers/evidence.ipynb #ec84a8cb
 def seeds_needed(
-    differences, level=LEVEL, # of false alarms
-    power=.8,    # how often the effect that is seen shall be found
-    most=1000,   # seeds
-    null=0.,     # the value that is to be excluded
-):               # how many seeds that takes, at least one more than there are; infinity if more than `most`; or NaN
-    "Seeds that would decide a claim if mean and spread stayed as they are. One seed has no spread: NaN."
+    differences, level=LEVEL, # level: rate of false alarms
+    power=.8,    # probability of finding the observed effect
+    most=1000,   # maximum number of seeds
+    null=0.,     # the value to exclude
+):               # number of seeds, at least one more than there are; infinity if more than `most`; or NaN
+    "Seeds that would decide a claim if mean and spread stayed the same; NaN for one seed, which has no spread."
     d = np.asarray(differences, float) - null
     if len(d) < 2: return math.nan
     n = np.arange(2, most+1)
@@ -107,18 +107,18 @@ def seeds_needed(
     return float(next(iter(n[found & enough & (n > len(d))]), math.inf))
 
 # %% ../../nbs/papers/evidence.ipynb #7838af13
-def together(p): # p values of claims; NaN where nothing is random
-    "Benjamini and Hochberg's adjustment, in the same order: decide where the value is at most the level."
+def together(p): # p values of claims; NaN if nothing is random
+    "Benjamini-Hochberg adjusted p values, in the same order; a claim is decided if its value is at most the level."
     p = np.asarray(p, float)
     out, random = p.copy(), ~np.isnan(p)
     if random.any(): out[random] = stats.false_discovery_control(p[random])
     return out
 
 # %% ../../nbs/papers/evidence.ipynb #a5dfd1f8
-BETS = .5, 1., 2. # the capital is split over these
+BETS = .5, 1., 2. # bets that the capital is split over
 
 def capital(differences): # (..., n), in the order of the seeds
-    "What a bet on the signs has become after every seed, beginning with 1: on plus, and on minus, (2, ..., n)."
+    "The capital after every seed of a bet on the signs that starts with 1: on plus, and on minus, (2, ..., n)."
     d = np.asarray(differences, float)
     so_far = np.sqrt(np.cumsum(d**2, -1)/np.arange(1, d.shape[-1]+1))
     z = np.divide(d, so_far, out=np.zeros_like(d), where=so_far > 0)
@@ -127,22 +127,22 @@ def capital(differences): # (..., n), in the order of the seeds
 
 # %% ../../nbs/papers/evidence.ipynb #e6783923
 def repeated(differences): # (n,), in the order of the seeds
-    "The sequential test: two over the largest capital of two gamblers, who bet on plus and on minus."
+    "The sequential test: p is two over the largest capital of two gamblers, who bet on plus and on minus."
     d = np.asarray(differences, float)
     plus, minus = capital(d).max(-1)
     p = min(1., 2/max(plus, minus))
     return Evidence(float(p), int(np.sign(plus - minus)), 'sequential')
 
 # %% ../../nbs/papers/evidence.ipynb #5e9be702
-def repeated_interval(differences, level=LEVEL): # level: how often it may miss, at any look
-    "From the lowest to the highest centre that `repeated` does not reject, maybe infinite; NaN for a single seed."
+def repeated_interval(differences, level=LEVEL): # level: how often the interval may miss, at any look
+    "The lowest and the highest centre that `repeated` does not reject, possibly infinite; NaN for a single seed."
     d = np.asarray(differences, float)
     if len(d) < 2: return math.nan, math.nan
     rich = lambda c, side: capital(d - np.asarray(c)[..., None])[side].max(-1) >= 2/level
     far = 20*(d.std() or abs(d).max() or 1.)
     def end(side, start, stop): # the first centre on the way that is not rejected
         if not rich(start, side): return math.copysign(math.inf, start - stop)
-        for _ in range(3): # ever finer
+        for _ in range(3): # finer and finer
             way = np.linspace(start, stop, 200)
             i = max(1, int(np.argmin(rich(way, side))))
             start, stop = way[i-1], way[i]
@@ -152,9 +152,9 @@ def repeated_interval(differences, level=LEVEL): # level: how often it may miss,
 # %% ../../nbs/papers/evidence.ipynb #481ee712
 def repeated_needed(
     differences, level=LEVEL, power=.8, most=1000, null=0., # as for `seeds_needed`
-    times=200, # games to play
-):             # how many seeds that takes in all; infinity if more than `most`; or NaN
-    "As `seeds_needed`, for `repeated`: the game goes on from these differences, with their mean and spread."
+    times=200, # number of simulated games
+):             # total number of seeds; infinity if more than `most`; or NaN
+    "As `seeds_needed`, for `repeated`: simulated games continue these differences, with their mean and spread."
     d = np.asarray(differences, float) - null
     if len(d) < 2: return math.nan
     more = np.random.default_rng(0).normal(d.mean(), d.std(ddof=1), (times, most - len(d)))

@@ -47,14 +47,14 @@ def decomp(s):
     return dict(method=f'FedDecomp(lora_epochs=2, r_c={r_c}, rank={rank})')
 
 def other_forms(s):
-    "What FedDecomp's row may also mean: the formulas as printed; on CIFAR-10 the defaults of the released code."
+    "Other readings of FedDecomp's row: the formulas as printed; on CIFAR-10 the defaults of the released code."
     if not s.method.startswith('FedDecomp('): return {}
     m = parse(s.method)
     ways = {'as printed': replace(m, form='paper', r_l=m.r_c), 'default ratio and rank': replace(m, r_c=.8, rank=40)}
     return {name: replace(s, method=repr(other)) for name, other in ways.items()}
 
 def critical(s):
-    "The change of a setting to FedCAC, whose circles close after as large a share of the rounds as at paper scale."
+    "The change of a setting to FedCAC, with `beta` the same share of the rounds as at paper scale."
     return dict(method=f'FedCAC(beta={in_proportion(100, s, of=_decomp.rounds)})')
 
 HOME = ({n: dict(method=f'{n}()') for n in ('FedAvg', 'SOLO', 'FedBN', 'FedPer', 'FedRep')}
@@ -93,7 +93,7 @@ ORDERS = {'in turn': dict(lora_epochs=2), 'at the same time': dict(order='togeth
 FORMS = 'released', 'paper'
 
 def method_fields(**fields):
-    "The change of a setting to other fields of its method; to be crossed after the method."
+    "The change of a setting that sets fields of its method; to be crossed after the method."
     return lambda s: dict(method=repr(replace(parse(s.method), **fields)))
 
 entry('feddecomp/order', 'sections 1 and 4.4',
@@ -108,7 +108,7 @@ entry('feddecomp/order', 'sections 1 and 4.4',
 
 # %% ../../nbs/papers/feddecomp.ipynb #869eacdb
 def ratios(scale):
-    "One of the two ratios at three values, the other at its default of 0.6; a perceptron has only the first."
+    "Three values of each of the two ratios, with the other at its default of 0.6; a perceptron has only the first."
     tried = lambda layers: {r: dict(method=f"FedDecomp(form='paper', {layers}={r})") for r in (.2, .6, 1.)}
     return [run for layers in (('r_l',) if scale == 'embedded' else ('r_l', 'r_c'))
             for run in grid(DECOMP, 'cifar10', seeds=FIVE_SEEDS, layers={layers: {}}, ratio=tried(layers))(scale)]

@@ -56,7 +56,7 @@ def decorr_row(name):
 
 # %% ../../nbs/papers/feddecorr.ipynb #ced5e29b
 def other_ways(s):
-    "What a run may also mean: with the values of the released scripts, or with the formulas as printed."
+    "Other readings of a run: with the values of the released scripts, or with the formulas as printed."
     def rewritten(change): return replace(s, method=' + '.join(repr(change(p)) for p in parse(s.method).parts))
     def released(part):
         match part:
@@ -90,16 +90,16 @@ def best_with(methods, **where):
     rows = lambda end: best_of(*(reached(m + end, **where) for m in methods))
     return minus(rows('+FedDecorr'), rows(''))
 
-def shrinks(name, most, least): # dicts of labels where labels are most and least uneven
+def shrinks(name, most, least): # dicts of labels for the most and the least uneven labels
     return minus(helps(name, **most), helps(name, **least))
 
 def sizeable(*where): # dicts of labels
-    "The claim's numbers: what FedDecorr adds beyond two points, mean over four methods."
+    "The claim's numbers: what FedDecorr adds beyond two points, averaged over four methods."
     return beyond(mean_of(*(helps(m, **w) for w in where for m in ALL)), 2.)
 
 # %% ../../nbs/papers/feddecorr.ipynb #f0f25be7
 def on_spectra(sentence, numbers, prefix=''):
-    "A claim about the number of large singular values, and ours about the effective rank."
+    "A claim about the number of large singular values, and our own about the effective rank."
     return ({sentence.format('number of values above 0.01'): numbers(prefix + 'significant')}
             | ours({sentence.format('effective rank'): numbers(prefix + 'rank')}))
 
@@ -117,12 +117,12 @@ def by_round(s): return measuring('spectra_by_round')(s) if s.model == 'cnn_bn' 
 
 # %% ../../nbs/papers/feddecorr.ipynb #fd000002
 def nearly_all(rows):
-    "How far the share of significant singular values lies above 0.9 with even labels, one number a seed."
+    "How far the share of significant singular values is above 0.9 with even labels, one number per seed."
     counts, curves = (pick(rows, dict(alpha=EVEN), c) for c in ('significant', 'spectrum'))
     return (counts/curves.map(len) - .9).groupby('seed').mean().to_numpy()
 
 def fallen(column):
-    "Numbers: by how much the mean log singular value lies below that of even labels at alpha 0.05."
+    "The claim's numbers: how far the mean log singular value at alpha 0.05 lies below that with even labels."
     def of(rows):
         height = lambda alpha: pick(rows, dict(alpha=alpha), column).map(lambda v: np.log(np.maximum(v, 1e-20)).mean())
         return (height(EVEN) - height(UNEVEN)).groupby('seed').mean().to_numpy()
@@ -132,7 +132,7 @@ LOCAL_PART = fallen('local_spectrum')
 AVERAGED_PART = minus(fallen('spectrum'), LOCAL_PART)
 
 def causes(rows):
-    "How much of the collapse at alpha 0.05 is in the clients' models already, and how much averaging adds."
+    "How much of the collapse at alpha 0.05 is already in the clients' models, and how much averaging adds."
     parts = dict(all=fallen('spectrum'), local=LOCAL_PART, averaging=AVERAGED_PART)
     return pd.DataFrame({d: {k: mean_and_margin(f(with_columns(part)), 2) for k, f in parts.items()}
                          for d, part in rows.groupby('data', sort=False)}).T
@@ -147,13 +147,13 @@ entry('feddecorr/fig2a', 'ICLR Fig. 2a, TPAMI Fig. 2',
 
 # %% ../../nbs/papers/feddecorr.ipynb #722d8f88
 def each_client(rows):
-    "Singular values of the local models, a row a client."
+    "Singular values of the local models, one row per client."
     return pd.DataFrame([dict(data=r.data, alpha=r.alpha, seed=r.seed, client=int(k), spectrum=v)
                          for _, r in rows.iterrows()
                          for k, v in r.items() if str(k).isdigit() and isinstance(v, list)])
 
 def client_figure(*clients):
-    "A drawing: singular values of single clients' models, a panel a client."
+    "A function of rows that draws singular values of single clients' models, one panel per client."
     draw = spectrum_figure(panel='client')
     return lambda rows: draw(each_client(rows)[lambda f: f.client.isin(clients)])
 
@@ -175,7 +175,7 @@ entry('feddecorr/fig7', 'ICLR Fig. 7', 'The collapse under other methods',
 
 # %% ../../nbs/papers/feddecorr.ipynb #02174b4f
 def architectures(scale):
-    "The paper's three networks; where they are too large, the base and two that differ in their number of features."
+    "The paper's three networks; at scales too small for them, the base and two with other numbers of features."
     if scale == 'paper':
         return {'MobileNetV2': {}, 'ResNet18': dict(model='resnet18'), 'ResNet32': dict(model='resnet32')}
     mlp = lambda n: dict(model='mlp', options=(('hidden', (n,)), ('features', n), ('norm', 'batch')))
@@ -187,7 +187,7 @@ def architectures(scale):
 STAND_INS = 'At the smaller scales a wider and a narrower network than the base stand where the paper has ResNets.'
 
 def lost_share(model):
-    "The claim's numbers: which share of a network's singular values uneven labels press below the threshold."
+    "The claim's numbers: the share of a network's singular values that uneven labels push below the threshold."
     def lost(rows):
         share = lambda alpha: (pick(rows, dict(alpha=alpha, model=model), 'significant')
                                / pick(rows, dict(alpha=alpha, model=model), 'spectrum').map(len))
@@ -208,16 +208,16 @@ entry('feddecorr/fig9', 'ICLR Fig. 9', 'The collapse on the paper\'s other data'
 
 # %% ../../nbs/papers/feddecorr.ipynb #5c4e649f
 def both_models(rows, local, whole):
-    "Two rows of each: its column `local` under the method's name and 'local', its column `whole` with 'global'."
+    "Split each row in two, with column `local` or `whole` as `curve`, and ', local' or ', global' after its method."
     return pd.concat([rows.assign(method=rows.method + f', {who}', curve=rows[column])
                       for who, column in (('local', local), ('global', whole))])
 
 def both_spectra(rows):
-    "Singular values of local and of global models, a panel for each alpha."
+    "Draw the singular values of local and of global models, one panel per alpha."
     return spectrum_figure('method', 'curve', 'alpha')(both_models(rows, 'local_spectrum', 'spectrum'))
 
 def ranks_by_round(rows):
-    "Effective ranks of local and of global models against rounds; None where runs have not written them down."
+    "Draw the effective ranks of local and of global models against rounds; None if runs did not record them."
     if 'rank_curve' not in rows or rows.rank_curve.isna().any(): return None
     return rounds_figure(panel='alpha', ylabel='effective rank')(
         both_models(rows, 'local_rank_curve', 'rank_curve'))
@@ -249,7 +249,7 @@ LINEAR = dict(model='mlp', options=(('hidden', ()), ('features', 64), ('represen
               measure=('alignment',))
 
 def first_pair(rows):
-    "Mean alignment of the first two layers' leading directions, and what training has added to it."
+    "Add columns: mean alignment of the first two layers' leading directions, and how much training has added to it."
     first = lambda column: np.array([np.mean(pairs[0]) for pairs in column])
     return with_columns(rows, first=first(rows.aligned), gain=first(rows.aligned) - first(rows.aligned_at_start))
 
@@ -278,12 +278,12 @@ entry('feddecorr/fig3-local', 'ICLR Fig. 3, TPAMI Figs. 5 and 7', 'The same in t
 
 # %% ../../nbs/papers/feddecorr.ipynb #57ac4480
 def loss_by_client(rows):
-    "FedDecorr's loss by epoch, a row a client."
+    "FedDecorr's loss by epoch, one row per client."
     return pd.DataFrame([dict(data=r.data, seed=r.seed, client=k, loss=v)
                          for r in rows.itertuples() for k, v in enumerate(r.training_decorr)])
 
 def fall(rows):
-    "How far the loss falls during the phase, mean over clients."
+    "Add a column: how far the loss falls during the phase, averaged over clients."
     return with_columns(rows, fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.training_decorr])
 
 # %% ../../nbs/papers/feddecorr.ipynb #5458ec33
@@ -312,7 +312,7 @@ LESS_UNEVEN = {f'FedDecorr raises the accuracy of {b} (alpha {a})': helps(b, alp
 EIGHT = with_and_without(*ALL)
 
 def main_table(*data, rows=EIGHT, pair=TEN_SEEDS):
-    "The runs of Table 1; at short scale only FedAvg's two rows at all four alphas, and with more seeds."
+    "The runs of Table 1; at short scale with more seeds, and methods other than FedAvg at one alpha only."
     others = {n: row for n, row in rows.items() if n not in PAIR}
     whole = grid(DECORR, *data, alpha=alphas(*FOUR), method=rows, ways=other_ways)
     even, steep = (grid(DECORR, *data, seeds=pair, alpha=alphas(*FOUR), method=PAIR),
@@ -400,7 +400,7 @@ entry('feddecorr/fig5', 'ICLR Fig. 5, TPAMI Fig. 9', 'How much weight FedDecorr 
 
 # %% ../../nbs/papers/feddecorr.ipynb #0853fac4
 def many_clients(n, **fields):
-    "The change of a setting to n clients; on digits one may have as few as two images."
+    "The change of a setting to n clients; on digits, a client may have as few as two images."
     def change(s):
         few = s.task == 'digits' and n != 10
         return dict(clients=n, partition=s.partition.replace(')', ', min_size=2)') if few else s.partition, **fields)
@@ -415,7 +415,7 @@ def crowds(scale):
 
 # %% ../../nbs/papers/feddecorr.ipynb #84368ebb
 def helps_some(rows):
-    "FedDecorr's gain where clients are drawn, mean over their numbers."
+    "FedDecorr's gain if only some clients train in a round, averaged over the numbers of clients."
     drawn = [n for n in dict.fromkeys(rows.clients) if n > 30]
     if not drawn: raise LookupError('all clients train in every round here')
     return mean_of(*(helps(clients=n) for n in drawn))(rows)
@@ -514,7 +514,7 @@ DOMAINS = dict(
 
 # %% ../../nbs/papers/feddecorr.ipynb #199327e4
 def domain_table(rows):
-    "A row a method: mean accuracy on each client's own domain, and over domains, after the last round."
+    "One row per method: mean accuracy on each client's own domain, and over domains, after the last round."
     one = lambda g: ({d: mean_and_margin([100*o[k] for o in g.own]) for k, d in enumerate(g.domains.iloc[0])}
                      | {'mean': mean_and_margin(g.accuracy_own)})
     rows = rows.assign(accuracy_own=[100*np.mean(o) for o in rows.own])
@@ -538,7 +538,7 @@ entry('feddecorr/tpami-table3', 'TPAMI Table III',
 DIVIDED = {'by domain': {}, 'evenly': dict(partition='iid()')}
 
 def lost_to_domains(method):
-    "How much higher the clients' effective rank is with an even division."
+    "The claim's numbers: how much higher the clients' effective rank is if data are divided evenly, not by domain."
     return ahead(dict(division='evenly'), dict(division='by domain'), 'local_rank', 'dimensions', method=method)
 
 entry('feddecorr/domain-spectra', 'TPAMI section V-C',
@@ -554,7 +554,7 @@ entry('feddecorr/domain-spectra', 'TPAMI section V-C',
 
 # %% ../../nbs/papers/feddecorr.ipynb #712563f1
 def overhead(rows, method='FedAvg+FedDecorr', most=.1):
-    "How far below 1 + `most` a method's seconds stay, as a multiple of FedAvg's."
+    "How far a method's seconds, as a multiple of FedAvg's, stay below 1 + `most`."
     seconds = lambda m: pick(rows, dict(method=m), 'round_seconds').groupby('seed').mean()
     return (1 + most - seconds(method)/seconds('FedAvg')).to_numpy()
 

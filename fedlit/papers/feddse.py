@@ -51,7 +51,7 @@ FOUR_SETS = 'mnist', 'cifar10', 'cifar100', 'tiny_imagenet'
 CLASSES = dict(high=dict(cifar100=8, tiny_imagenet=16), low=dict(cifar100=16, tiny_imagenet=32))
 
 def labels_of(*levels):
-    "How uneven labels are: 2 or 4 of ten classes a client, 8 or 16 of a hundred, 16 or 32 of two hundred; or all."
+    "Degrees of unevenness: 2 or 4 of ten classes per client, 8 or 16 of a hundred, 16 or 32 of two hundred; or all."
     def classes(level):
         return lambda s: dict(partition=f"classes_per_client(classes="
                                         f"{CLASSES[level].get(s.data, dict(high=2, low=4)[level])})")
@@ -69,7 +69,7 @@ def cutting(name, rates=RATES, **kw):
 
 # %% ../../nbs/papers/feddse.ipynb #4e2b78d6
 def depth(s):
-    "DepthFL on the network with exits that is nearest to the setting's."
+    "DepthFL on the network with exits that is closest to the setting's network."
     model, options = dict(
         mlp=('exits_mlp', ()), cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))),
         cnn4=('exits_cnn4', ()), feddse_resnet18=('exits_resnet18', ()),
@@ -81,7 +81,7 @@ def depth(s):
 OF_WIDTH = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'FjORD', 'FedDSE'
 
 def rolling(s):
-    "The change of a setting to FedRolex, whose window goes around as often as at paper scale."
+    "The change of a setting to FedRolex, with a window that goes around as often as at paper scale."
     return cutting('FedRolex', step=strides(s, of=_dse.rounds))(s)
 
 BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
@@ -111,7 +111,7 @@ def with_rates(*rates):
 
 # %% ../../nbs/papers/feddse.ipynb #84b1e6f9
 def as_released(s):
-    "What a row of the thesis' tables may also mean: score, odds, average and augmentation of the released code."
+    "Other readings of the thesis' rows: score, odds, average and augmentation as in the released code."
     def part(p):
         match p:
             case FedDSE(): return replace(p, score='sum', mode='probs' if p.temperature else 'softmax')
@@ -135,19 +135,19 @@ def last_is(name, *others):
 
 SECOND_BEST = wins('FedRolex', 'HeteroFL', 'DepthFL', sentence='{} is the best of the others: ahead of {}')
 HIGH_RANKS = last_is('Federated Dropout', *OTHERS) | SECOND_BEST
-LOW_RANKS = SECOND_BEST | last_is('HeteroFL', 'Federated Dropout', 'DepthFL') # FedRolex is already said to be
+LOW_RANKS = SECOND_BEST | last_is('HeteroFL', 'Federated Dropout', 'DepthFL') # FedRolex is already known to be
 
 LARGE_LEAD = {'FedDSE leads the best of the others by at least two points':
                   beyond(minus(reached('FedDSE'), best_of(*map(reached, BASELINES))), 2.)}
 
 def leads_more(name, *others, **where):
-    "The claim's numbers: the lead over the mean of others under high heterogeneity minus that under low."
+    "The claim's numbers: the lead over the mean of others under high heterogeneity, minus that under low."
     lead = lambda level: mean_of(*(ahead(name, m, heterogeneity=level, **where) for m in others))
     return minus(lead('high'), lead('low'))
 
 # %% ../../nbs/papers/feddse.ipynb #1441d53d
 def alike(rows):
-    "Mean correlation of two clients' activations, over pairs and hidden layers; how far these layers lie apart."
+    "Add columns: mean correlation of two clients' activations, and how far the two hidden layers' activations differ."
     def one(clients):
         return float(np.mean([np.corrcoef(a[l], b[l])[0, 1] for a, b in itertools.combinations(clients, 2)
                               for l in (0, 1) if np.std(a[l]) and np.std(b[l])]))
@@ -158,7 +158,7 @@ def alike(rows):
 
 # %% ../../nbs/papers/feddse.ipynb #e4eaae2a
 def activation_figure(rows):
-    "Mean activation of every neuron of three layers, for pairs of clients with uneven labels; each client in two."
+    "Draw the mean activation of every neuron of three layers, for pairs of clients with uneven labels."
     import matplotlib.pyplot as plt
     seen = rows[(rows.heterogeneity == 'high')].iloc[0].activations
     pairs = [(k, (k + 1) % len(seen)) for k in range(len(seen))]
@@ -242,12 +242,12 @@ entry('feddse/fig3.5', 'Fig. 3.5', 'High beside low heterogeneity',
 
 # %% ../../nbs/papers/feddse.ipynb #a45faa7d
 def strong_share(capacity, *shares):
-    "Capacities of ten groups of clients, a share strong, the others of a sixteenth; to be crossed after the method."
+    "Capacities of ten groups of clients, a share strong, the others a sixteenth; to be crossed after the method."
     groups = lambda share: (capacity,)*round(10*share) + (.0625,)*(10 - round(10*share))
     return {share: with_rates(*groups(share)) for share in shares}
 
 def shares_of(capacity):
-    "`strong_share` with as many shares as a scale has time for."
+    "`strong_share` with as many shares as there is time for at a scale."
     return lambda scale: strong_share(capacity, *((0., .2, .4, .6, .8, 1.) if scale == 'paper' else (0., .2, 1.)))
 
 BOTH_LEVELS = labels_of('high', 'low')
@@ -295,7 +295,7 @@ def plateau(**where):
                       'participation', **where)
 
 def high_minus_low(axis, to, **where):
-    "The claim's numbers: what is gained along an axis under high heterogeneity minus that under low."
+    "The claim's numbers: the gain along an axis under high heterogeneity, minus that under low."
     return minus(*(gain(axis, 0, to, heterogeneity=level, **where) for level in BOTH_LEVELS))
 
 entry('feddse/fig3.9', 'Fig. 3.9', 'Share of clients in a round',
@@ -332,7 +332,7 @@ entry('feddse/fig3.10', 'Fig. 3.10', 'How many samples FedDSE looks at',
 CAPACITIES = {'all clients 1/4': with_rates(.25), 'all clients 1/2': with_rates(.5), 'mixed': {}}
 
 def by_capacity(rows):
-    "A row a capacity and method, a column a heterogeneity."
+    "One row per capacity and method, one column per heterogeneity."
     return table('row', 'heterogeneity')(rows.assign(row=rows.capacity + ', ' + rows.method))
 
 DRAWN, CHOSEN = 'FedDSE T=1', 'FedDSE T=0'

@@ -37,7 +37,7 @@ NETWORKS = (('CONV', 'others', PLAIN, 'cnn4', ()),
             ('ResNet34', 'DepthFL', COLOURED, 'exits_resnet18', (('depths', (3, 4, 6, 3)),)))
 
 def networks(scale):
-    "Table 4.2's networks, the same at every scale: of all methods that cut widths, and DepthFL's."
+    "Table 4.2's networks, the same at every scale: those of all methods that cut widths, and DepthFL's."
     cut = dict(others=f'HeteroFL(rates={RATES})', DepthFL='DepthFL()')
     return [(dict(data='none', model=name, method=who, seed=0),
              Setting(cut[who], task=task, model=model, options=options, rounds=0, measure=('sizes',)))
@@ -54,7 +54,7 @@ def size_table(rows):
                          for r in rows.itertuples()]).set_index(['model', 'method'])
 
 def larger(column):
-    "The claim's numbers: how many million more DepthFL's ResNet18 has of a column, mean over capacities."
+    "The claim's numbers: how many million more of `column` DepthFL's ResNet18 has, averaged over capacities."
     def difference(rows):
         mean = lambda m: np.mean(pick(rows, dict(model='ResNet18', method=m), column).iloc[0])/1e6
         return [mean('DepthFL') - mean('others')]
@@ -95,13 +95,13 @@ GAPS = grid(THESIS, 'mnist', every=lambda s: dict(rounds=min(s.rounds, 100), mea
             seeds=FIVE_SEEDS, heterogeneity=labels_of('high'), method=named(*RIVALS, 'FedGSE-CSL'))
 
 def added_up(rows):
-    "The gaps of all rounds as they add up, their sum, and the gap of a typical round, which is their median."
+    "Add columns: the cumulative gaps of all rounds, their sum, and the gap of a typical round, which is the median."
     return with_columns(rows, added=[float(np.sum(v)) for v in rows.update_gap],
                         typical=[float(np.median(v)) for v in rows.update_gap],
                         gaps=[list(np.cumsum(v)) for v in rows.update_gap])
 
 def gap_figure(rows):
-    "Differences of all rounds and seeds: how densely they lie, and against their rounds."
+    "Draw the differences of all rounds and seeds: their density, and each against its round."
     import matplotlib.pyplot as plt
     gaps = {m: np.stack(part.update_gap.tolist()) for m, part in rows.groupby('method', sort=False)}
     at = np.linspace(0, max(v.max() for v in gaps.values())*1.05, 200)
@@ -130,23 +130,23 @@ LARGEST_FIRST = 'Federated Dropout', 'FedRolex', 'HeteroFL', 'FedGSE-CSL'
 def fifths(rounds): return [max(1, round(rounds*k/5)) for k in range(1, 6)]
 
 def differences_in_order(rows):
-    "Kendall's tau between the thesis' order and the differences added up, mean over the fifths, one a seed."
+    "Kendall's tau between the thesis' order and the cumulative differences, averaged over the fifths, one per seed."
     wide = rows.pivot(index='method', columns='seed', values='gaps').loc[list(LARGEST_FIRST)]
     tau = lambda gaps, r: kendall(range(len(gaps)), [-v[r-1] for v in gaps])
     return np.array([np.mean([tau(wide[s], r) for r in fifths(len(wide[s].iloc[0]))]) for s in wide])
 
 def accuracies_in_order(rows):
-    "Kendall's tau between the thesis' order and the accuracies, one a seed."
+    "Kendall's tau between the thesis' order and the accuracies, one per seed."
     wide = pick(rows, {}, 'accuracy_late').reset_index().pivot(index='method', columns='seed', values='accuracy_late')
     return np.array([kendall(range(len(wide)), wide[s].loc[list(LARGEST_FIRST)].tolist()) for s in wide])
 
 def opposed(rows):
-    "Kendall's tau between accumulated difference and accuracy over methods, negative, one a seed."
+    "Minus Kendall's tau between cumulative difference and accuracy over methods, one per seed."
     part = rows.pivot_table(index='method', columns='seed', values=['added', 'accuracy_late'])
     return np.array([-kendall(*(part[c][s].to_numpy() for c in ('added', 'accuracy_late'))) for s in part['added']])
 
 def gap_table(rows):
-    "The difference added up to every fifth of the rounds, and the accuracy, of every method."
+    "The cumulative difference after every fifth of the rounds, and the accuracy, of every method."
     at = {f'AD after {r}': [v[r-1] for v in rows.gaps] for r in fifths(len(rows.gaps.iloc[0]))}
     one = lambda value, digits: table('method', 'data', value, digits)(with_columns(rows, **at)).iloc[:, 0]
     return pd.DataFrame({**{name: one(name, 1) for name in at}, 'accuracy, %': one('accuracy_late', 1)})
@@ -171,7 +171,7 @@ entry('fedgse/fig4.5', 'Fig. 4.5', 'FedGSE with more whole clients, high beside 
 
 # %% ../../nbs/papers/fedgse.ipynb #219d7cf9
 def in_the_mix(a, b, **where):
-    "How far one method lies above another where some clients, and not all, have the whole network."
+    "The claim's numbers: how far one method lies above another if some, but not all, clients have the whole network."
     def difference(rows):
         return np.mean([ahead(a, b, rho=r, **where)(rows) for r in dict.fromkeys(rows.rho) if 0 < r < 1], 0)
     return Numbers(difference, 'points')
@@ -195,12 +195,12 @@ entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesi
 def whole_clients(scale): return strong_share(1., *((.5,) if scale == 'embedded' else (.2, .4, .6, .8)))
 
 def mixed_rounds(rows):
-    "Accuracy against rounds, a panel for each heterogeneity and share of whole clients."
+    "Draw accuracy against rounds, a panel for each heterogeneity and share of whole clients."
     panels = [f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)]
     return rounds_figure()(rows.assign(data=panels))
 
 def most_rounds(a, b):
-    "The claim's numbers: the share of rounds in which one method lies above another, minus a half; a tie is half."
+    "The claim's numbers: the share of rounds in which one method beats another, minus a half; a tie is half."
     def share(rows):
         above, below = (pick(rows, dict(method=m), 'curve') for m in (a, b))
         over = {k: np.sign(np.subtract(above[k], below[k])).mean()/2 for k in above.index}
@@ -232,7 +232,7 @@ def similar_samples(scale):
     return {n: cutting('FedGSE', similar='SPL', pool=pool, samples=n) for n in numbers}
 
 def accuracy_range(rows, level):
-    "How far numbers of samples lie apart in accuracy at a heterogeneity, one number a seed."
+    "The range of accuracies over numbers of samples at a heterogeneity, one number per seed."
     amounts = pick(rows, dict(heterogeneity=level), 'accuracy_late').groupby(['seed', 'samples']).mean().groupby('seed')
     return (amounts.max() - amounts.min()).to_numpy()
 
@@ -256,7 +256,7 @@ entry('fedgse/table4.5', 'Table 4.5', 'Classes a client',
 
 # %% ../../nbs/papers/fedgse.ipynb #1a57f779
 def sources(scale):
-    "How the server comes by its samples; a broader set exists for digits only."
+    "How the server obtains its samples; a broader set exists for digits only."
     instead = lambda how: lambda s: dict(public=s.public.replace('held', how))
     return {how: instead(how) for how in ('held', 'uploaded', 'generated', 'broader')[:4 if scale == 'embedded' else 3]}
 

@@ -20,13 +20,13 @@ from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
-def fewest(pairs) -> int: # how many are judged together
-    "The fewest seeds with which the sign-flip test can decide one pair among so many."
+def fewest(pairs) -> int: # number of pairs that are judged together
+    "The fewest seeds with which the sign-flip test can decide one of so many pairs."
     return max(FEW, math.ceil(math.log2(2*pairs/LEVEL)))
 
 # %% ../../nbs/papers/interactions.ipynb #a8e09a57
 def sums(methods):
-    "All pairs of methods, added: pair of positions -> Method, and pair of positions -> why it cannot be."
+    "The sums of all pairs of methods: pair of positions -> Method, and pair of positions -> why it is refused."
     if len(methods) < 2: raise ValueError(f"{len(methods)} method has no pair; give at least two")
     names = list(map(repr, methods))
     if again := [n for n in names if names.count(n) > 1]:
@@ -39,16 +39,16 @@ def sums(methods):
     return made, refused
 
 # %% ../../nbs/papers/interactions.ipynb #05fc4e34
-SCALES = dict(points=lambda a: 100*a, # how an accuracy counts
+SCALES = dict(points=lambda a: 100*a, # scale of an accuracy
               log_odds=lambda a: math.log(a/(1 - a)) if 0 < a < 1 else math.copysign(math.inf, a - .5))
 
 @dataclass
 class Interactions:
-    "Runs of methods and of their pairs, and what they say."
-    methods: list  # of Methods
-    seeds: list    # of ints
-    runs: dict     # (method as text, seed) -> accuracies by round, or why there are none
-    asked: dict    # what else decides the results
+    "Runs of methods and of their pairs, with effects and interactions."
+    methods: list  # Methods
+    seeds: list    # ints
+    runs: dict     # (method as text, seed) -> accuracies by round, or a text that says why there are none
+    asked: dict    # the other settings that decide the results
 
 def _curve_or_error(train, m, seed, checkpoint):
     try: return _curve(train(m, seed, checkpoint))
@@ -59,10 +59,10 @@ def _curve_or_error(train, m, seed, checkpoint):
 # %% ../../nbs/papers/interactions.ipynb #4e2d8686
 def interactions(
     methods,     # list of Methods
-    seeds=None,  # how many, or which, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
-    folder=None, # of what is done; the same call goes on from it
-    train=None,  # function (method, seed, checkpoint) -> Run; None: of `fedlit.compare.experiment`, at alpha 0.1
-    asked=None,  # what decides the results besides, as JSON holds it; None: that of `experiment`
+    seeds=None,  # number or list, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
+    folder=None, # folder for finished runs; the same call continues from it
+    train=None,  # function (method, seed, checkpoint) -> Run; None: that of `fedlit.compare.experiment`, at alpha 0.1
+    asked=None,  # the other settings that decide the results, for JSON; None: those of `experiment`
     progress=True, # show a progress bar?
     **kw,        # for `experiment`: task, alpha, clients, rounds, local, ...
 ) -> Interactions:
@@ -85,7 +85,7 @@ def interactions(
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
 def _curve(run):
-    "Its accuracies; an error where a number that counts is none."
+    "The accuracies of a run; a FloatingPointError if a test loss is not finite."
     h = run.history
     if bad := h['round'][~np.isfinite(h['loss'])].tolist():
         raise FloatingPointError(f"the server's test loss is not a number after round {bad[0]}")
@@ -101,18 +101,18 @@ def _continued(file, asked):
 # %% ../../nbs/papers/interactions.ipynb #76d29f08
 @patch
 def content(self:Interactions):
-    "As JSON can hold it."
+    "The content as a dictionary for JSON."
     return dict(methods=list(map(repr, self.methods)), seeds=[int(s) for s in self.seeds], settings=self.asked,
                 runs=[dict(method=m, seed=int(s), accuracy=v) for (m, s), v in self.runs.items()])
 
 @patch
 def save(self:Interactions, path):
-    "Write all of it to a JSON file."
+    "Write everything to a JSON file."
     return write_json(path, self.content())
 
 @patch(cls_method=True)
 def load(cls:Interactions, path):
-    "What `save` wrote."
+    "Read a file written by `save`."
     there = read_json(path)
     return cls([parse(m) for m in there['methods']], there['seeds'],
                {(r['method'], r['seed']): r['accuracy'] for r in there['runs']}, there['settings'])
@@ -120,7 +120,7 @@ def load(cls:Interactions, path):
 # %% ../../nbs/papers/interactions.ipynb #52b91e2e
 @patch
 def values(self:Interactions, method, scale='points'):
-    "One number a seed; a LookupError says why there is none."
+    "One number per seed; a LookupError says why there are none."
     found = [self.runs.get((repr(method), s)) for s in self.seeds]
     for s, v in zip(self.seeds, found):
         if v is None: raise LookupError(f'{method!r} has no run with seed {s} yet')
@@ -130,7 +130,7 @@ def values(self:Interactions, method, scale='points'):
 
 # %% ../../nbs/papers/interactions.ipynb #783aaf3e
 def _judged(rows, differences):
-    "Rows with mean, interval and verdict; those without differences stay as they are."
+    "Rows with mean, interval and verdict; those without differences have none."
     p = [paired(d).p if d is not None else math.nan for d in differences]
     for row, d, own, q in zip(rows, differences, p, together(p)):
         if d is None: continue
@@ -143,20 +143,20 @@ def _judged(rows, differences):
     return out.reindex(columns=[c for c in out if c not in columns] + columns)
 
 def _tried(f):
-    "What a function says, or why it says nothing."
+    "The result of a function and '', or None and the reason of its LookupError."
     try: return f(), ''
     except LookupError as e: return None, str(e.args[0])
 
 @patch
-def effects(self:Interactions, scale='points') -> pd.DataFrame: # one row a method
+def effects(self:Interactions, scale='points') -> pd.DataFrame: # one row per method
     "The gain of every method alone over FedAvg."
     found = [_tried(lambda m=m: self.values(m, scale) - self.values(FedAvg(), scale)) for m in self.methods]
     return _judged([dict(method=repr(m), why=why) for m, (_, why) in zip(self.methods, found)], [d for d, _ in found])
 
 # %% ../../nbs/papers/interactions.ipynb #35bb606c
 @patch
-def pairs(self:Interactions, scale='points') -> pd.DataFrame: # one row a pair; `needs`: seeds that would decide it
-    "The interaction of every pair, and what the pair gains over FedAvg, `gain`."
+def pairs(self:Interactions, scale='points') -> pd.DataFrame: # one row per pair; `needs`: seeds that would decide it
+    "The interaction of every pair, and `gain`, the pair's gain over FedAvg."
     (made, refused), of, rows, differences = sums(self.methods), lambda m: self.values(m, scale), [], []
     for i, j in combinations(range(len(self.methods)), 2):
         a, b, base = self.methods[i], self.methods[j], FedAvg()
@@ -180,7 +180,7 @@ def __repr__(self:Interactions):
 
 # %% ../../nbs/papers/interactions.ipynb #8cef6873
 def _cell(ax, x, y, row, most, unit):
-    "One cell of the matrix."
+    "Draw one cell of the matrix."
     import matplotlib.pyplot as plt
     if row.why:
         ax.add_patch(plt.Rectangle((x-.5, y-.5), 1, 1, fc='none', ec='.75', hatch='///', lw=0))
@@ -197,9 +197,9 @@ def _cell(ax, x, y, row, most, unit):
 @patch
 def plot(self:Interactions,
     ax=None,         # matplotlib Axes; None makes one
-    scale='points',  # of accuracy, or 'log_odds'
+    scale='points',  # 'points' of accuracy, or 'log_odds'
 ):                   # the Axes
-    "The matrix: gains on the diagonal, interactions below it."
+    "Draw the matrix: gains on the diagonal, interactions below it."
     import matplotlib.pyplot as plt
     from fedlit.figure import style
     alone, pairs, n, unit = self.effects(scale), self.pairs(scale), len(self.methods), 1 if scale == 'points' else 2

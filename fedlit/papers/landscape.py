@@ -35,7 +35,7 @@ MAPPED = {
                               'FedBABU', 'FedDBE', 'FedAMP', 'IFCA', 'FedPAC', 'FedAS', 'FedMD')}
 OWN = MAPPED['networks of their own']
 SHARED = tuple(m for group, names in MAPPED.items() for m in names if names is not OWN)
-PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # of the kind of FedDecorr, which is not added to them
+PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # similar to FedDecorr, which is not added to them
 
 # %% ../../nbs/papers/landscape.ipynb #map00008
 # FedAvgM's released form breaks BatchNorm's statistics
@@ -48,7 +48,7 @@ LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 def _looked(family): return {data: replace(s, measure=LOOKS) for data, s in family.items()}
 LANDSCAPE = {scale: _looked(family) for scale, family in dict(DEPTH, short=dict(small_cifar10=IMAGES)).items()}
 
-def map_row(name, end=''): # end: what is added, as text
+def map_row(name, end=''): # end: what is added to the method, as text
     "The change of a setting to a method with its own defaults."
     deep = lambda s: perceptron(3) if s.model == 'mlp' else {}
     alone = OTHERWISE.get(name, lambda s: dict(method=f'{name}()'))
@@ -59,7 +59,7 @@ ROWS |= {f'{n}+FedDecorr': map_row(n, ' + FedDecorr()') for n in ROWS if n not i
 
 # %% ../../nbs/papers/landscape.ipynb #map00010
 def by_method(rows, value, methods=SHARED, end='', **where): # end: '+FedDecorr' for the runs with it
-    "A column of the rows with certain labels: methods x seeds."
+    "One column of the rows with certain labels: methods x seeds."
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])]
     if value not in part: raise LookupError(f'{value} was not measured')
     rows.attrs.get('read', set()).update((run, value) for run in part.run)
@@ -70,8 +70,8 @@ def gain(rows, value='accuracy_late', methods=SHARED, **where):
     return (by_method(rows, value, methods, '+FedDecorr', **where)
             - by_method(rows, value, methods, **where))
 
-def correlation(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sign: -1 where the claim is that one falls
-    "The claim's numbers: Kendall's tau of two quantities across methods that have both, one a seed."
+def correlation(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sign: -1 for the claim that one falls
+    "The claim's numbers: Kendall's tau of two quantities across methods that have both, one per seed."
     def numbers(rows):
         pairs = [(a[s], b[s], a[s].notna() & b[s].notna()) for a, b in [(x(rows), y(rows))] for s in a]
         return [sign*kendall(a[both].to_numpy(), b[both].to_numpy()) for a, b, both in pairs]
@@ -81,11 +81,11 @@ def correlation(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sig
 BESIDE = [(dx*r, dy*r) for r in (5, 13, 21, 31) for dx, dy in ((1, .6), (1, -.6), (-1, .6), (-1, -.6), (0, 1), (0, -1))]
 
 def method_address(name):
-    "Where a method's page is, seen from this one."
+    "The address of a method's page, relative to this page."
     return f'../methods/{page_of(methods_by_name()[name])}'
 
 def write_names(ax, points, size=6): # points: name of a method -> (x, y)
-    "Write names beside points, with their pages' addresses, each where it covers the least; a line leads to a far one."
+    "Label points with linked names, each where it covers the least; a line connects a name that is far from its point."
     ax.figure.draw_without_rendering() # the layout decides where a point is
     at = {n: ax.transData.transform(p)*72/ax.figure.dpi for n, p in points.items()}
     taken = [(*(v - 2.5), *(v + 2.5)) for v in at.values()]
@@ -93,7 +93,7 @@ def write_names(ax, points, size=6): # points: name of a method -> (x, y)
     x0, y0, x1, y1 = ax.bbox.extents*72/ax.figure.dpi
     for name, (x, y) in sorted(at.items(), key=lambda item: item[1][1]):
         width = .58*size*len(name)
-        def box(dx, dy): # beginning, in the middle of, or ending at the place
+        def box(dx, dy): # text that starts at, is centred on, or ends at the place
             left = x + dx - width*(1 - np.sign(dx))/2
             return left, y + dy - size/2, left + width, y + dy + size/2
         def cost(d, b): return (sum(area(b, t) for t in taken) + .4*abs(d[1]) + .2*abs(d[0])
@@ -110,7 +110,7 @@ ACCURACY = 'test accuracy (%)'
 SCALES = {'accuracy': (5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99), 'rank': (3, 4, 5, 6, 8, 10, 15, 20, 30)}
 
 def spread_axis(ax, axis, label): # axis: 'x' or 'y'
-    "Accuracies on the scale of their log odds, which spreads both ends (its inverse is the logistic), ranks on logs."
+    "Scale an axis: accuracies by their log odds, which spreads out both ends, and ranks by their logarithm."
     from matplotlib.ticker import FixedLocator, NullLocator
     def odds(v): return np.log((p := np.clip(v, .1, 99.9))/(100 - p))
     kind, each = 'accuracy' if label.startswith(ACCURACY) else 'rank', getattr(ax, f'{axis}axis')
@@ -122,7 +122,7 @@ def spread_axis(ax, axis, label): # axis: 'x' or 'y'
     each.set_major_formatter('{x:g}')
 
 def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
-    "Points of methods with the 95 % intervals of their means over seeds, and a line to the method with FedDecorr."
+    "Draw methods as points with 95 % intervals of their means over seeds, and a line to each method with FedDecorr."
     ax.set(xlabel=xlabel, ylabel=ylabel)
     for name, label in dict(x=xlabel, y=ylabel).items(): spread_axis(ax, name, label)
     group = dict(list(rows.groupby('method')))
@@ -136,7 +136,7 @@ def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
 
 # %% ../../nbs/papers/landscape.ipynb #c4c2d33c
 def map_figure(x, y, methods, xlabel, ylabel):
-    "A function of rows that draws a map with a panel for each mixture of labels."
+    "A function of rows that draws a map with one panel per alpha."
     def draw(rows):
         import matplotlib.pyplot as plt
         from fedlit.figure import style
@@ -159,7 +159,7 @@ OPEN = tuple(m for m in SHARED if m not in PENALTIES) # what FedDecorr is added 
 
 def column(value, methods=SHARED, **where): return lambda rows: by_method(rows, value, methods, **where)
 def across(a, methods=SHARED):
-    "The claims about methods as points, at an alpha."
+    "The claims across methods, at an alpha."
     start, to = f'alpha {a}: ', [m for m in methods if m in OPEN]
     def of(value): return column(value, methods, alpha=a)
     return {f'{start}methods whose clients keep more dimensions tend to be more accurate':
@@ -170,7 +170,7 @@ def across(a, methods=SHARED):
                 correlation(column('local_rank', to, alpha=a), lambda rows: gain(rows, methods=to, alpha=a), -1)}
 
 def across_own(a):
-    "The claim about methods that give every client a network of its own."
+    "The claim about methods that give every client its own network."
     return {f'alpha {a}: clients with networks of their own tend to be more accurate where these keep more dimensions':
                 correlation(column('own_rank', OWN, alpha=a), column('personal', OWN, alpha=a))}
 

@@ -42,21 +42,21 @@ def _kept(locals, i):
     "Parameters and buffers of the i-th client of a round, before averaging."
     return tuple({k: v[i] for k, v in locals[part].items()} for part in ('params', 'buffers'))
 
-def both_spectra(model, task, state, locals): # as in `Run.locals`
-    "Spectra of the features of the test images, of the global model (d,) and of the local ones (clients, d)."
+def both_spectra(model, task, state, locals): # locals: as in `Run.locals`
+    "Spectra of the test images' features, of the global model (d,) and of the local models (clients, d)."
     look = lambda net: spectrum(features_of(model, task.x_test, prepare=task.normalise, state=net))
     return (look((state.params, state.buffers)),
             torch.stack([look(_kept(locals, i)) for i in range(len(locals['who']))]))
 
-def spectral_numbers(whole, local): # (d,), (clients, d)
-    "What stands for two curves: significant values, effective ranks, and how far averaging lowers the curve."
+def spectral_numbers(whole, local): # whole: (d,); local: (clients, d)
+    "Summarise the spectra: significant values, effective ranks, and how far averaging lowers the curve."
     mean = lambda number: float(np.mean([number(v) for v in local]))
     return dict(significant=significant(whole), local_significant=mean(significant),
                 rank=effective_rank(whole), local_rank=mean(effective_rank),
                 R=mean(lambda v: local_global_gap(v, whole)))
 
 def feature_spectra(run, task, clients, tests, s):
-    "Spectra of the features of the test images, in the global model and in the clients' last models."
+    "Spectra of the test images' features, in the global model and in the clients' last models."
     whole, local = both_spectra(run.model, task, run.state, run.locals)
     features = features_of(run.model, task.x_test, prepare=task.normalise)
     return dict(spectrum=_clip(whole.tolist()),
@@ -80,12 +80,12 @@ def spectra_by_round(run, task, clients, tests, s):
     watched = [k for k in run.history if k.endswith('_now')]
     return {k.replace('_now', '_curve'): _clip(run.history[k].tolist()) for k in watched}
 
-WATCHES = dict(spectra_by_round=watch_spectra) # measurement -> what has to be watched for it, round by round
+WATCHES = dict(spectra_by_round=watch_spectra) # measurement -> function that watches each round for it
 
 # %% ../../nbs/papers/measures.ipynb #lr000002
 @contextmanager
 def _passed_on(layers, look):
-    "For each layer, what `look` says of its outputs while this is open, a list of one a batch."
+    "Record `look` of each layer's outputs while this context is open: one list per layer, one item per batch."
     kept = [[] for _ in layers]
     hooks = [m.register_forward_hook(lambda m, _, h, k=k: k.append(look(h))) for m, k in zip(layers, kept)]
     try: yield kept
@@ -94,7 +94,7 @@ def _passed_on(layers, look):
 def _relus(model): return [m for m in model.modules() if isinstance(m, nn.ReLU)]
 
 def _rank_of_each(run, task, net):
-    "Effective rank of what every ReLU passes on for the test images, by layer."
+    "Effective rank of the outputs of every ReLU for the test images, by layer."
     pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
     with _passed_on(_relus(run.model), pooled) as kept:
         features_of(run.model, task.x_test, prepare=task.normalise, state=net)
@@ -102,8 +102,8 @@ def _rank_of_each(run, task, net):
     return [effective_rank(spectrum(z)) if z.isfinite().all() else np.nan for z in layers]
 
 def layer_ranks(run, task, clients, tests, s):
-    "Effective rank behind every ReLU, from the first to the last: of the global model, and the clients' mean."
-    def of(params, buffers): # a method may make the network of other tensors
+    "Effective rank after every ReLU, from the first to the last: of the global model, and the clients' mean."
+    def of(params, buffers): # a method may compose the network of other tensors
         return _rank_of_each(run, task, deployed(run.method, replace(run.state, params=params, buffers=buffers)))
     local = [of(*_kept(run.locals, i)) for i in range(len(run.locals['who']))]
     return dict(layer_rank=_clip(of(run.state.params, run.state.buffers)), local_layer_rank=_clip(np.mean(local, 0)))
@@ -121,7 +121,7 @@ def everywhere(run, task, clients, tests, s):
     return run.per_client(task, [torch.arange(len(task.y_test))]*len(clients), clients=clients).personal.mean()
 
 def own_rank(run, task, clients, tests, s):
-    "Effective rank of the test images' features in the clients' own networks, their mean."
+    "Mean effective rank of the test images' features in the clients' own networks."
     everyone = range(run.state.clients)
     offer = own_samples(run.method, task, clients, everyone)
     nets = (deployed(run.method, run.state, k, model=run.model, **rows(offer, k)) for k in everyone)
@@ -134,7 +134,7 @@ def _aligned(model, top=5):
     return [(a[0][:, :top]*b[2][:top].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
 
 def alignment(run, task, clients, tests, s):
-    "|u_k . v_k| of consecutive linear layers, k = 1..5, one list a pair; in the trained network and the initial one."
+    "|u_k . v_k| of consecutive linear layers, k = 1..5, one list per pair; in the trained and the initial network."
     return dict(aligned=_aligned(run.model),
                 aligned_at_start=_aligned(build(s.model, task, seed=s.seed, **dict(s.options))))
 
@@ -157,19 +157,19 @@ def training_decorr(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #85dfff70
 def class_counts(run, task, clients, tests, s):
-    "How many images of every class each client has, and the share of pairs that have few or none."
+    "Each client's number of images per class, and the share of client-class pairs with few images or none."
     seen = torch.stack([task.y_train[c].bincount(minlength=task.classes) for c in clients])
     few = seen < seen.sum(0)/len(clients)/10
     return dict(counts=seen.tolist(), lacking=few.double().mean().item())
 
 # %% ../../nbs/papers/measures.ipynb #07df14df
 def separated(z, y): # (N, d) features, (N,) classes
-    "How often the nearest class centre is the right one, 0 to 1; the centres are means of the same features."
+    "How often the nearest class centre is the right one, 0 to 1; the centres are the means of these same features."
     from sklearn.neighbors import NearestCentroid
     return NearestCentroid().fit(z.numpy(), y).score(z.numpy(), y)
 
 def feature_maps(run, task, clients, tests, s):
-    "Maps of test features by t-SNE, of the global model and the first client's last one; how separate classes are."
+    "t-SNE maps of test features, for the global model and the first client's last model; and how separate classes are."
     from sklearn.manifold import TSNE
     y = task.y_test.cpu()
     some = torch.arange(0, len(y), -(-len(y)//500))
@@ -182,7 +182,7 @@ def feature_maps(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #db1521e9
 def activations(run, task, clients, tests, s):
-    "Mean activation of every neuron, by layer and client: of the client's last model, on its own images."
+    "Mean activation of every neuron, by client and layer: of the client's last model, on its own images."
     out, layers = [], [*_relus(run.model), run.model.head]
     for i, k in enumerate(run.locals['who']):
         with _passed_on(layers, lambda h: _clip(h.mean(0).flatten(), 4)) as seen:
@@ -193,7 +193,7 @@ def activations(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #af332d4a
 def update_gap(run, task, clients, tests, s):
-    "Length of the summed difference between the clients' updates and those of whole networks, one number a round."
+    "Length of the summed difference between the clients' updates and those of whole networks, one number per round."
     method, device = run.method, next(run.model.parameters()).device
     proxy = there(run.proxy, device)
     whole = sum((p for p in method.parts if not isinstance(p, (SubModel, Scaler))), FedAvg())
@@ -215,7 +215,7 @@ def update_gap(run, task, clients, tests, s):
 
 # %% ../../nbs/papers/measures.ipynb #d2e9a6de
 def sizes(run, task, clients, tests, s):
-    "Parameters and multiply-accumulates of the network of every capacity, or depth, that the method gives to clients."
+    "Parameters and multiply-accumulates of the network for every capacity, or depth, that the method gives to clients."
     model, shape, method = run.model, tuple(task.x_train.shape[1:]), parse(s.method)
     nets = ([model.first(d) for d in method.levels] if hasattr(method, 'levels') else
             [narrow(model, r) for r in method.rates])

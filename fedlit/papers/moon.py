@@ -37,7 +37,7 @@ PARTIES = dict(
 SHORT_WEIGHTS = dict(MOON=1., FedProx=.001) # the best of `moon/tuning`
 
 def solo_change(s):
-    "The change of a setting to parties that train for themselves, judged on the whole test set."
+    "The change of a setting to parties that train on their own, tested on the whole test set."
     if s.data == 'digits': long = {}
     elif s.model == 'cnn_bn': long = dict(rounds=1, local=replace(s.local, epochs=s.rounds*s.local.epochs))
     else: long = dict(rounds=30, local=replace(s.local, epochs=10, optimizer=SGD(kept=True)))
@@ -45,7 +45,7 @@ def solo_change(s):
 
 # %% ../../nbs/papers/moon.ipynb #f1ac594d
 def weight(s, name):
-    "What multiplies a method's term: tuned at short scale, on digits as reported for CIFAR-100."
+    "The weight of a method's term: tuned at short scale; on digits, that reported for CIFAR-100."
     used = dict(MOON=5., FedProx=.01) if s.data == 'cifar10' and s.model != 'cnn_bn' else SHORT_WEIGHTS
     return used[name]
 
@@ -59,7 +59,7 @@ def moon_row(name, mu=None):
     return solo_change if name == 'SOLO' else change
 
 def as_printed(s):
-    "What a run may also mean: SCAFFOLD in its printed form."
+    "Another reading of a run: SCAFFOLD in its printed form."
     return {'as printed': replace(s, method=s.method.replace("SCAFFOLD(form='corrected')", "SCAFFOLD(form='paper')"))}
 
 SCAFFOLD_ROW = ('Scaffold is this library\'s corrected form, which allows for momentum; the printed form is a row of '
@@ -69,11 +69,11 @@ SCAFFOLD_ROW = ('Scaffold is this library\'s corrected form, which allows for mo
 def weight_grid(name, *values): return {f'{name}, mu={v:g}': moon_row(name, v) for v in values}
 
 def not_behind(differences, test):
-    "The rule where nothing is random and a tie is good enough."
+    "The rule for claims without randomness where a tie is enough."
     return Evidence(math.nan, 1 if np.min(differences) >= 0 else -1, 'counted')
 
 def best_used(name):
-    "The claim's numbers: how far the weight that the rows use lies above the best of the others, at short scale."
+    "The claim's numbers: how far the weight in use is ahead of the best other weight, at short scale."
     def lead(rows):
         if set(rows.data) != set(PARTIES['short']): raise LookupError('the weights of this scale are the paper\'s')
         used = f"{name}, mu={SHORT_WEIGHTS[name]:g}"
@@ -106,7 +106,7 @@ SIZES = {'MOON leads FedAvg by at least two points': beyond(ahead('MOON', 'FedAv
          f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'Scaffold')}
 
 def half_the_rounds(rows):
-    "How far MOON stays below half of FedAvg's rounds."
+    "The claim's numbers: how far MOON stays below half of FedAvg's rounds."
     needs = lambda method: pick(rows, dict(method=method), 'rounds').groupby('seed').mean()
     return (needs('FedAvg')/2 - needs('MOON')).to_numpy()
 
@@ -173,7 +173,7 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
 
 # %% ../../nbs/papers/moon.ipynb #41da55fa
 def many_parties(scale):
-    "Table 3's two settings: all of fifty parties, a fifth of a hundred."
+    "Table 3's two settings: all of fifty parties, and a fifth of a hundred."
     if scale == 'paper':
         return {'50, all': dict(clients=50, rounds=200),
                 '100, a fifth': dict(clients=100, rounds=500, participation=.2)}

@@ -17,7 +17,7 @@ from ..partition import show_partition
 
 # %% ../../nbs/papers/moon_figures.ipynb #7450e3eb
 def of_first_seed(draw, width, height): # draw: function of Axes and a row
-    "A drawing: a panel for each row of the first seed."
+    "A function of rows that draws a panel for each row of the first seed."
     import matplotlib.pyplot as plt
     def drawn(rows):
         first = rows[rows.seed == rows.seed.min()]
@@ -27,7 +27,7 @@ def of_first_seed(draw, width, height): # draw: function of Axes and a row
     return drawn
 
 def draw_partition(ax, row):
-    "Who holds how much of which class."
+    "Draw how much of each class every client has."
     held = np.array(row.counts) # (clients, classes)
     parts = np.split(np.arange(held.sum()), held.sum(1).cumsum()[:-1])
     show_partition(parts, np.repeat(np.tile(np.arange(held.shape[1]), len(held)), held.ravel()), ax, row.data)
@@ -43,23 +43,23 @@ entry('moon/fig5', 'Fig. 5', 'How many images of each class every party has, Dir
 SEEN = {'all data': '', 'a party alone': 'local_', 'FedAvg, the average': '', 'FedAvg, a party': 'local_'}
 
 def everything(s):
-    "The change of a setting to one client that has all data and trains as long as a party alone."
+    "The change of a setting to one client that has all data and trains for as long as a single party."
     long = {k: v for k, v in solo_change(s).items() if k in ('rounds', 'local')}
     return dict(method='FedAvg()', clients=1, partition='iid()', **long)
 
 def mapped(s):
-    "The change of a setting that measures the maps; on digits with shorter training."
+    "The change of a setting that measures the maps; on digits, with shorter training."
     short = dict(rounds=4, local=replace(s.local, epochs=2)) if s.task == 'digits' else {}
     return dict(measure=('curve', 'feature_maps'), **short)
 
 def seen(rows):
-    "Of the two networks that a run has measured, the one that its row is about."
+    "Add columns: the map and its separation, of the one of a run's two networks that the row is about."
     look = lambda column: [row[SEEN[row.network] + column] for _, row in rows.iterrows()]
     return with_columns(rows, map=look('map'), separated=look('separated'))
 
 # %% ../../nbs/papers/moon_figures.ipynb #b48e1880
 def draw_map(ax, row):
-    "Test features by t-SNE, coloured by class."
+    "Draw a t-SNE map of test features, coloured by class."
     ax.scatter(*np.array(row['map']).T, c=row.map_classes, cmap='tab10', s=4)
     ax.set_title(f'{row.network}\n{row.separated:.2f}', loc='left', fontsize=9)
     ax.set(xticks=[], yticks=[])

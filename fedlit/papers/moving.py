@@ -20,8 +20,8 @@ def clients_by_alpha(alphas, clients=10, classes=10, samples=1000, seed=0):
     held = lambda a: [np.bincount(y[k], minlength=classes)/samples for k in dirichlet(y, clients, a, seed=seed)]
     return [np.round(held(a), 4).tolist() for a in alphas]
 
-def moving_data(rows): # of `fedlit.papers.collapse.committed`
-    "What the picture needs of the committed runs: `stops`, a dictionary for each alpha from even to uneven, for JSON."
+def moving_data(rows): # rows of `fedlit.papers.collapse.committed`
+    "The data of the picture from the committed runs, for JSON: `stops`, a dictionary per alpha from even to uneven."
     def of(method, alpha):
         one = lambda value: curves(rows, value, method, alpha).mean(0)
         log = lambda value: np.round(np.log10(one(value).clip(1e-4)), 3).tolist()
@@ -34,8 +34,8 @@ def moving_data(rows): # of `fedlit.papers.collapse.committed`
                        for a, h in zip(alphas, clients_by_alpha(alphas))])
 
 # %% ../../nbs/papers/moving.ipynb #993f392d
-WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 285, 12, 26, 216 # of the curves: the width, and where they lie
-LOW, HIGH = -3., 1.5 # of the logarithmic axis
+WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 285, 12, 26, 216 # width and position of the curves
+LOW, HIGH = -3., 1.5 # range of the logarithmic axis
 DOT = 8. # radius of a client that holds all of a class
 
 def _x(i, n): return LEFT + (WIDTH - RIGHT - LEFT)*i/(n - 1)
@@ -50,8 +50,8 @@ KEY = f'''<g class="key">\
 <text class="gone" x="{WIDTH - 160}" y="98">without FedDecorr</text></g>'''
 
 # %% ../../nbs/papers/moving.ipynb #9b6c297c
-def drawing(data, stop, cure): # with FedDecorr?
-    "One state of the picture, at an alpha: two <svg> elements whose parts have the classes that the script looks for."
+def drawing(data, stop, cure): # cure: with FedDecorr?
+    "Draw the picture at one alpha: two <svg> elements, with the class names that the script looks for."
     now, even = data['stops'][stop], data['stops'][0]['runs'][0]
     run, n = now['runs'][cure], len(even['client'])
     dots = ''.join(f'<circle cx="{62 + 17*k}" cy="{40 + 17*c}" r="{DOT*v**.5:.2f}"/>'
@@ -143,11 +143,11 @@ for (const root of document.querySelectorAll('.fedlit-moving:not(.on)')) {
 
 # %% ../../nbs/papers/moving.ipynb #b1d94ee3
 class Moving:
-    "The moving picture of collapse and cure, as notebooks show it."
+    "The interactive picture of collapse and cure, for notebooks."
     def __init__(self,
-        rows,       # DataFrame of `fedlit.papers.collapse.committed`
-        about='',   # sentence below it: data, network
-        still=None, # function of nothing -> matplotlib figure, for places that know no HTML
+        rows,       # DataFrame from `fedlit.papers.collapse.committed`
+        about='',   # sentence below the picture: data, network
+        still=None, # function without arguments -> matplotlib figure, for viewers without HTML
     ): self.data, self.about, self.still = moving_data(rows), about, still
     def _repr_html_(self):
         last = len(self.data['stops']) - 1

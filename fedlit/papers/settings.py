@@ -26,28 +26,28 @@ from ..setting import canonical, parts_of, plain
 # %% ../../nbs/papers/settings.ipynb #1ba82ea6
 @dataclass(frozen=True)
 class Setting(fedlit.setting.Setting):
-    "A run in words, and what to measure of it."
+    "A run described in words, and what to measure in it."
     measure: tuple = ('curve',) # names of `MEASURES`; not part of the address
     restarts = 1_000_000
 
 # %% ../../nbs/papers/settings.ipynb #1d9b405b
 def address(s):
-    "Where the result of a setting lives, below the folder of the results: data, method and a hash of everything."
+    "The path of a setting's result in the results folder, made of data, method and a hash of everything."
     digest = hashlib.sha256(json.dumps(plain(s), sort_keys=True).encode()).hexdigest()[:12]
     return Path(s.data)/f'{canonical(s.method)[1]}-{digest}.json'
 
 # %% ../../nbs/papers/settings.ipynb #5cafe224
 def _watched(s):
-    "What `federate` has to watch for the measurements of a setting; None for nothing."
+    "The `watch` function for `federate` that a setting's measurements need; None if they need none."
     watches = [WATCHES[k] for k in s.measure if k in WATCHES]
     return (lambda *now: {k: v for w in watches for k, v in w(*now).items()}) if watches else None
 
 def federation_of(
-    s, checkpoint=None, # file to go on from, written after every round
-    minutes=None, # stop after the round in which so many have passed; needs a checkpoint
+    s, checkpoint=None, # file to continue from, written after every round
+    minutes=None, # stop after the round in which this many have passed; needs a checkpoint
     **kw,         # for `federate`: device, executor
 ) -> Federation:
-    "The federation of a setting, with all that is needed to measure it."
+    "The federation of a setting, with everything that its measurements need."
     every = 1 if {'curve', *WATCHES} & {*s.measure} else s.rounds
     f = Federation.of(s, progress=False, checkpoint=checkpoint, minutes=minutes, evaluate_every=every,
                       keep_locals=True, watch=_watched(s), **kw)
@@ -62,20 +62,20 @@ def _as_built(s, kw):
 # %% ../../nbs/papers/settings.ipynb #dce73afd
 VERSIONS = 'fedlit', 'torch', 'python', 'machine', 'device', 'executor'
 
-def _measured(s, run, f): # f: the Federation, or what has its task, clients and tests
-    "What there is to know of a finished run, as a dictionary for JSON."
+def _measured(s, run, f): # f: the Federation, or an object with its task, clients and tests
+    "History, measurements and versions of a finished run, as a dictionary for JSON."
     history = {k: [None if v != v else v for v in run.history[k].tolist()] for k in run.history}
     task = f.task.to(next(run.model.parameters()).device) if f.clients else f.task
     return dict(history=history, measured={k: MEASURES[k](run, task, f.clients, f.tests, s) for k in s.measure},
                 **{k: run.settings.get(k) for k in VERSIONS if k != 'fedlit'})
 
 # %% ../../nbs/papers/settings.ipynb #7eac534d
-@threads(1) # as many runs at a time are
+@threads(1) # several runs may go on at a time
 def run_alike(
-    settings,    # list of Settings, which differ in their seeds
+    settings,    # list of Settings that differ in their seeds
     checkpoints, # their checkpoints, see `federation_of`
-    minutes=None, **kw, # as there
-) -> list:       # for each what there is to know, as a dictionary for JSON; None where time ran out; or an Exception
+    minutes=None, **kw, # as for `federation_of`
+) -> list:       # for each, its result as a dictionary for JSON; None if time ran out; or an Exception
     "Train settings side by side, and measure them."
     if bad := {k for s in settings for k in s.measure} - set(MEASURES):
         raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")
@@ -96,14 +96,14 @@ def run_alike(
 
 # %% ../../nbs/papers/settings.ipynb #8405d083
 def run_setting(s, checkpoint=None, minutes=None, **kw):
-    "Train, measure, and return what there is to know as a dictionary for JSON; None where time ran out."
+    "Train, measure, and return the result as a dictionary for JSON; None if time ran out."
     out, = run_alike([s], [checkpoint], minutes, **kw)
     if isinstance(out, Exception): raise out
     return out
 
 # %% ../../nbs/papers/settings.ipynb #9a92930f
 def _odd(r, s):
-    "What is odd about a result that should be that of a setting; '' if nothing is."
+    "What is wrong with the result of a setting; '' if nothing is."
     if not (isinstance(r, dict) and all(isinstance(r.get(k), dict) for k in ('setting', 'history', 'measured'))):
         return 'is no result of a run'
     if r['setting'] != plain(s): return 'is the result of another setting'
@@ -116,7 +116,7 @@ def _odd(r, s):
     return '' if good else 'has measurements that are no numbers'
 
 def found(out, s):
-    "The result of a setting, if it is there, whole, and has all that the setting wants measured; else None."
+    "The result of a setting, if it exists, is valid, and has all of the setting's measurements; else None."
     r = result(file := Path(out)/address(s))
     if r is None: return None
     if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
@@ -124,23 +124,23 @@ def found(out, s):
 
 # %% ../../nbs/papers/settings.ipynb #8af51010
 def cores():
-    "How many of this machine's processors this process may use."
+    "The number of this machine's processors that this process may use."
     return len(os.sched_getaffinity(0)) if hasattr(os, 'sched_getaffinity') else os.cpu_count()
 
 def _in_processes(n, work, todo, wait):
     with multiprocessing.get_context('spawn').Pool(n) as pool:
         wait(pool.imap_unordered(work, todo))
-        pool.close() # leaving ends them at once, and Python would complain of what they had not cleaned up
+        pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
         pool.join()
 
 def work_off(
-    work, todo,     # function of one item, importable by other processes; list of items
-    processes=None, # how many at a time; None: one a core
+    work, todo,     # function of one item, which other processes can import; list of items
+    processes=None, # number of processes; None: one per core
     progress=True,
-    total=None,     # how many runs that is; None: one an item
+    total=None,     # number of runs in all; None: one per item
 ):
-    """Call `work` on every item, in processes of their own where there is more than one; it may return a number of
-    runs. An error of one stops no other, and the first is raised at the end."""
+    """Call `work` on every item, in parallel processes unless only one is needed; it may return a number of runs.
+    An error in one item does not stop the others; the first error is raised at the end."""
     n, failed = min(processes or cores(), len(todo)), []
     def wait(done):
         for _ in todo:
@@ -153,7 +153,7 @@ def work_off(
 
 # %% ../../nbs/papers/settings.ipynb #ebccd318
 def checkpoint_of(out, s):
-    "Where the checkpoint of a setting lies while it is trained."
+    "The path of a setting's checkpoint while it is trained."
     return Path(out)/'checkpoints'/address(s).with_suffix('.safetensors').name
 
 def _work(args):
@@ -172,7 +172,7 @@ def _work(args):
 
 # %% ../../nbs/papers/settings.ipynb #7b2614ec
 def _groups(todo, processes, kw):
-    "Settings that differ in their seeds only, in lists, short enough for all processes to have work."
+    "Lists of settings that differ only in their seeds, short enough for all processes to have work."
     alike, most = {}, -(-len(todo)//processes)
     for s in todo:
         small = 'mlp' in s.model or kw.get('device', 'cpu') != 'cpu'
@@ -181,16 +181,16 @@ def _groups(todo, processes, kw):
 
 # %% ../../nbs/papers/settings.ipynb #02fef38b
 def run_settings(
-    settings, out, processes=None, # how many runs at a time; None: one a core
-    checkpoints=True, # write one after every round? Runs of a second do without
-    minutes=None,     # stop at the first round that ends after so many
+    settings, out, processes=None, # processes: runs at a time; None: one per core
+    checkpoints=True, # write one after every round? Not worth it for runs of a second
+    minutes=None,     # stop after the first round that ends later than this
     progress=True,
     **kw,             # for `federate`: device, executor
-):                    # how many results are still missing
-    "Run what has no result yet."
+):                    # number of results that are still missing
+    "Run the settings that have no result yet."
     there = {s: bool(found(out, s)) for s in dict.fromkeys(settings)}
     for s in filter(there.get, there):
-        forget(checkpoint_of(out, s)) # of a process that was killed right after the result
+        forget(checkpoint_of(out, s)) # left by a process that was killed right after writing the result
     todo = [s for s in there if not there[s]]
     deadline, keep = None if minutes is None else time.time() + 60*minutes, checkpoints or minutes is not None
     work_off(_work, [(out, some, keep, deadline, kw) for some in _groups(todo, processes or cores(), kw)],
