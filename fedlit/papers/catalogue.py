@@ -120,11 +120,11 @@ def listing(
 
 # %% ../../nbs/papers/catalogue.ipynb #bf3fbee3
 def quantity(entry, rows):
-    "A sentence on what an entry's accuracies, the ± and the two ends mean; '' if no accuracy is judged."
+    "What an entry's accuracies, the ± and the two ends mean; '' if no accuracy is judged."
     name, late, _ = entry.value.partition('_late')
     if not late or name not in rows: return ''
-    return (f"Accuracy: {rows.attrs['judged'][name]}; mean over seeds ± half its 95 % interval; a new run lies outside "
-            "the two ends once in a thousand times.")
+    return (f"Accuracy: {rows.attrs['judged'][name]}; ± is half the 95 % interval over seeds; "
+            "999 of 1,000 new runs lie between the two ends.")
 
 @contextmanager
 def _without_windows():
@@ -178,7 +178,8 @@ def _caption(e, scale, only, runs, rows, here):
     "What is shown, how much of it is available, and what it is based on, here and at the papers' scale."
     part = f'{scale}, {only}' if only else scale
     paper = f' *At paper scale:* {stands_on(e.grid("paper"))}.' if scale != 'paper' else ''
-    told = (f'**{e.source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
+    source = e.source[0].upper() + e.source[1:]
+    told = (f'**{source}.** {e.caption} ({part}, {len(rows)} of {len(runs)} runs). {remarks(e, scale)} '
             f'{quantity(e, rows)}')
     return f'{told.rstrip()}\n\n*Here:* {here}.{paper}'
 

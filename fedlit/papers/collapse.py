@@ -135,7 +135,7 @@ def main_job(seeds=SEEDS, rounds=None): # None: as many as the scale has
           draw=(('accuracy', table()), ('spectra', spectra_by_alpha), ('accuracy', accuracy_bars),
                 ('rounds', accuracy_by_round), ('gap', gap_by_alpha)),
           claims={**COLLAPSE, **CURE, **GAINS}, derive=at_natural,
-          note='Where no alpha is named, a claim is about 0.05.', folder='reproduced',
+          note='A claim that names no alpha is about 0.05.', folder='reproduced',
           options=' '.join(options))
 
 main_job()

@@ -124,7 +124,7 @@ entry('depth/map', 'not in the papers',
 LESS = list(DRIFT)[1:]
 
 entry('depth/drift', 'not in the papers',
-      'The same where clients move less between two averages',
+      'The same if clients move less between two averages',
       grid=plan_grid(FOUR, depth=layers(1, 3), drift={k: DRIFT[k] for k in LESS}),
       claims=ours({k: v for less in LESS for k, v in raises((1, 3), FOUR, drift=less).items()}))
 
@@ -141,7 +141,7 @@ entry('depth/drift-strongest', 'not in the papers',
 OTHERS = with_and_without(*ALL[1:])
 
 entry('depth/methods', 'not in the papers',
-      'FedDecorr beside FedProx, FedAvgM and MOON in three hidden layers',
+      'FedDecorr beside FedProx, FedAvgM and MOON, with three hidden layers',
       grid=plan_grid(FOUR, OTHERS, depth=layers(3)),
       claims=ours({k: v for m in ALL[1:] for k, v in raises((3,), FOUR, m).items()}))
 
@@ -169,7 +169,7 @@ entry('depth/width', 'not in the papers',
 
 # %% ../../nbs/papers/depth.ipynb #de000069
 entry('depth/batches', 'not in the papers',
-      'Equal batches beside those of a loader, which keeps what is left over',
+      'Equal batches, and those of a data loader, which keeps an incomplete last batch',
       grid=plan_grid((.05, .1), depth=layers(1, 3), equal_batches=local_field('equal_batches', False, True)),
       claims=ours({f'{cell_name(d, alpha=a)}: equal batches raise the accuracy of FedAvg':
                    ahead(dict(method='FedAvg', depth=d, alpha=a, equal_batches=True),
@@ -178,7 +178,7 @@ entry('depth/batches', 'not in the papers',
 
 # %% ../../nbs/papers/depth.ipynb #de000014
 entry('depth/beta', 'not in the papers',
-      'The weight of FedDecorr\'s penalty, on seeds of its own',
+      'The weight of FedDecorr\'s penalty, on separate seeds',
       grid=grid(DEPTH, 'cifar10', seeds=lambda scale: tuple(range(200, 208)), alpha=alphas(.05, .1),
                 depth=layers(1, 3), beta={b: dict(method=f'FedDecorr(beta={b})') for b in (.01, .02, .05, .1, .2, .5)}),
       draw=axis_figure('beta', by='alpha', panel='depth', xlabel='beta (released scale)'),

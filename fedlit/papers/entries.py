@@ -145,7 +145,7 @@ def repeats(entry, scale):
 def remarks(entry, scale):
     "The text under an entry: its note, and where to find its drawing if it is not drawn again."
     first = repeats(entry, scale)
-    again = f"At this scale its runs are those of {first.id}, and it is not drawn again." if first else ''
+    again = f"At this scale it has the same runs as {first.id}, so it is not drawn again." if first else ''
     return ' '.join(filter(None, (entry.note, again)))
 
 # %% ../../nbs/papers/entries.ipynb #e8306dc6

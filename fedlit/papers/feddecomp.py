@@ -73,7 +73,7 @@ entry('feddecomp/main', 'main comparison, section 4',
              | {'a round of FedDecomp takes less time than one of FedAvg':
                     ahead('FedAvg', 'FedDecomp', 'round_seconds', 's')},
       value='personal_late', note='The text breaks off before the paper\'s alphas, baselines and numbers. '
-           'Seconds of runs that shared a machine are rough.')
+           'Times of runs that shared a machine are rough.')
 
 # %% ../../nbs/papers/feddecomp.ipynb #cf7acd40
 entry('feddecomp/alternating', 'section 4.4 and supplement',
@@ -85,7 +85,7 @@ entry('feddecomp/alternating', 'section 4.4 and supplement',
       claims={'training both parts in turn (2 of 5) is ahead of the shared part alone (0)':
                   ahead(dict(lora=2), dict(lora=0), 'personal_late'),
               'and of the private part alone (5)': ahead(dict(lora=2), dict(lora=5), 'personal_late')},
-      value='personal_late', note='The settings are ours; the text data set of the supplement is not here.')
+      value='personal_late', note='The settings are ours; the supplement\'s text data set is not available.')
 
 # %% ../../nbs/papers/feddecomp.ipynb #966d937b
 ORDERS = {'in turn': dict(lora_epochs=2), 'at the same time': dict(order='together'),

@@ -69,7 +69,7 @@ def other_ways(s):
     return {'released': rewritten(released), 'as printed': rewritten(printed)}
 
 BOTH_WAYS = ('At paper scale there are also rows with the values of the released scripts and with the printed '
-             'formulas; which of them made the published numbers is not known.')
+             'formulas; it is not known which produced the published numbers.')
 LOSS_AS_PRINTED = 'At paper scale FedDecorr\'s printed loss has a row of its own.'
 
 # %% ../../nbs/papers/feddecorr.ipynb #a3467146
@@ -184,7 +184,7 @@ def architectures(scale):
     return {'convolutions, 256': {}, 'convolutions, 512': cnn(512), 'convolutions, 64': cnn(64)}
 
 # %% ../../nbs/papers/feddecorr.ipynb #413070f3
-STAND_INS = 'At the smaller scales a wider and a narrower network than the base stand where the paper has ResNets.'
+STAND_INS = 'At the smaller scales, a wider and a narrower network take the place of the paper\'s ResNets.'
 
 def lost_share(model):
     "The claim's numbers: the share of a network's singular values that uneven labels push below the threshold."
@@ -203,7 +203,7 @@ entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', li
                              minus(lost_share(nth(0)), lost_share(nth(1)))})
 
 # %% ../../nbs/papers/feddecorr.ipynb #bd214c49
-entry('feddecorr/fig9', 'ICLR Fig. 9', 'The collapse on the paper\'s other data', like='feddecorr/fig2a',
+entry('feddecorr/fig9', 'ICLR Fig. 9', 'The collapse on the paper\'s other data sets', like='feddecorr/fig2a',
       grid=grid(DECORR, 'cifar10', 'tiny_imagenet', seeds=TEN_SEEDS, alpha=spectra_alphas), claims=COLLAPSE)
 
 # %% ../../nbs/papers/feddecorr.ipynb #5c4e649f
@@ -259,8 +259,8 @@ entry('feddecorr/fig6', 'ICLR Fig. 6',
       draw=table('alpha', 'data', 'first', 3),
       claims={'training aligns the layers': above_zero('gain'),
               'after it they are nearly aligned (mean of |u_k . v_k| minus 0.9)': beyond(above_zero('first'), .9)},
-      value='first', note='The text does not name the network; here it is the theory\'s, two linear maps, '
-           'and the mean of the five largest directions.')
+      value='first', note='The text does not name the network; ours is that of the theory, two linear maps. '
+           'The value is the mean over the five largest directions.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #175c676a
 def raises(who, prefix=''):
@@ -294,7 +294,7 @@ entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local pha
       draw=lambda rows: rounds_figure('client', 'loss', ylabel="FedDecorr's loss (released scale)",
                                       xlabel='local epochs', first=0)(loss_by_client(rows)),
       claims=ours({'the loss falls during the local phase': above_zero('fall')}), value='fall',
-      note='The text has neither alpha nor the number of clients (ICLR H); 0.5 and ten are used.')
+      note='The text gives neither alpha nor the number of clients (ICLR H); we use 0.5 and ten.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #fd000003
 ALPHAS = {f'alpha {a}': dict(alpha=a) for a in FOUR[:3]}
@@ -330,7 +330,7 @@ entry('feddecorr/table1', 'ICLR Table 1, TPAMI Table I', 'Final accuracy with an
 
 # %% ../../nbs/papers/feddecorr.ipynb #d0ed2eba
 entry('feddecorr/table2', 'ICLR Table 2, TPAMI Table I',
-      'Final accuracy with and without FedDecorr, the paper\'s other data', like='feddecorr/table1',
+      'Final accuracy with and without FedDecorr, on the paper\'s other data sets', like='feddecorr/table1',
       grid=main_table('tiny_imagenet'), claims=EACH_GAIN, published='Table 2')
 
 # %% ../../nbs/papers/feddecorr.ipynb #9907e7d7
@@ -343,15 +343,15 @@ BEST_OF_FOUR = {f'the best of four methods with FedDecorr is ahead of {said} at 
                 minus(best_of(*(reached(f'{b}+FedDecorr', alpha=a) for b in ALL)), reached(m, alpha=a))
                 for a in (.1, .5) for m, said in (('Scaffold', CORRECTED), ('FedNova', 'FedNova'))}
 
-SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row has this library\'s corrected form, which allows '
-                'for momentum, unlike the printed one.')
+SCAFFOLD_ROW = ('The released code has no SCAFFOLD; this row uses fedlit\'s corrected form, which, unlike the printed '
+                'one, allows for momentum.')
 
 entry('feddecorr/table8', 'ICLR Table 8, TPAMI Table I', 'The same with SCAFFOLD and FedNova',
       grid=main_table('cifar10', 'cifar100', rows=TEN, pair=FIVE_SEEDS), claims=AHEAD_OF_BOTH | BEST_OF_FOUR,
       published='Table 8', note=f'{SCAFFOLD_ROW} {BOTH_WAYS}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #b4ba09ab
-entry('feddecorr/table9', 'ICLR Table 9, TPAMI Table I', 'The paper\'s other data, with SCAFFOLD and FedNova',
+entry('feddecorr/table9', 'ICLR Table 9, TPAMI Table I', 'The paper\'s other data sets, with SCAFFOLD and FedNova',
       like='feddecorr/table8', grid=main_table('tiny_imagenet', rows=TEN, pair=FIVE_SEEDS), published='Table 9')
 
 # %% ../../nbs/papers/feddecorr.ipynb #31b517b5
@@ -365,7 +365,7 @@ entry('feddecorr/fig4', 'ICLR Fig. 4, TPAMI Fig. 8',
                   ahead('FedAvg', 'FedAvg+FedDecorr', 'rounds', 'rounds')}
              | ours({'FedDecorr needs fewer rounds to FedAvg\'s mean over the last third':
                          ahead('FedAvg', 'FedAvg+FedDecorr', 'rounds_late', 'rounds')}),
-      note='The text does not name the alphas; 0.05 and 0.1 are the most uneven ones of the tables.')
+      note='The text does not name the alphas; we use 0.05 and 0.1, the most uneven in the tables.')
 
 # %% ../../nbs/papers/feddecorr.ipynb #3892da17
 RELU_END = {scale: {data: replace(s, model='small_cnn', options=(('norm', 'batch'),)) for data, s in part.items()}
@@ -374,7 +374,7 @@ RELU_END['short'] = dict(cifar10=replace(RELU_END['short']['small_cifar10'], tas
                                          local=replace(_sgd, epochs=2, weight_decay=1e-5)))
 
 entry('feddecorr/relu-end', 'not in the papers',
-      'FedAvg with and without FedDecorr where features come out of a ReLU that follows a linear layer',
+      'FedAvg with and without FedDecorr if the features come out of a ReLU that follows a linear layer',
       grid=grid(RELU_END, 'cifar10', alpha=alphas(.05), method=PAIR),
       draw=(('rounds', rounds_figure()), ('spectra', spectrum_figure('method'))),
       claims=ours({'FedDecorr leaves more features dead': helps(value='dead', unit='of all features'),
@@ -385,7 +385,7 @@ entry('feddecorr/relu-end', 'not in the papers',
 # %% ../../nbs/papers/feddecorr.ipynb #12f6c960
 def weighted(b): return above_zero('accuracy_late', 'points', beta=b)
 
-entry('feddecorr/fig5', 'ICLR Fig. 5, TPAMI Fig. 9', 'How much weight FedDecorr wants',
+entry('feddecorr/fig5', 'ICLR Fig. 5, TPAMI Fig. 9', 'Accuracy against the weight of FedDecorr\'s penalty',
       grid=grid(DECORR, 'cifar10', 'tiny_imagenet', seeds=FIVE_SEEDS, alpha=most_uneven(.05, .1),
                 beta={b: dict(method=f'FedDecorr(beta={b})') for b in (.01, .05, .1, .2, .3)}),
       draw=axis_figure('beta', by='alpha', xlabel='beta (released scale)'),
@@ -421,7 +421,7 @@ def helps_some(rows):
     return mean_of(*(helps(clients=n) for n in drawn))(rows)
 
 entry('feddecorr/table3', 'ICLR Table 3, TPAMI Table IV',
-      'More clients, all of them in every round; then still more, with a fifth in each',
+      'More clients, all in every round; then still more, a fifth of them in each round',
       grid=grid(DECORR, 'tiny_imagenet', seeds=FIVE_SEEDS, alpha=most_uneven(.05, .1, .5), clients=crowds,
                 method=PAIR, ways=other_ways),
       draw=table('clients', 'method'),
@@ -452,7 +452,7 @@ entry('feddecorr/table6', 'ICLR Table 6, TPAMI Table VII', 'Other penalties on t
       claims={f'FedDecorr is ahead of {m}': ahead('FedAvg+FedDecorr', f'FedAvg+{m}') for m in OTHER_PENALTIES}
              | {f'{m} lowers the accuracy of FedAvg': ahead('FedAvg', f'FedAvg+{m}') for m in OTHER_PENALTIES},
       published='Table 6',
-      note=f'Neither weight nor number of groups is printed; the library\'s defaults are used. {LOSS_AS_PRINTED}')
+      note=f'Neither the weights nor the number of groups are printed; fedlit\'s defaults are used. {LOSS_AS_PRINTED}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #74abdb2b
 entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures',
@@ -467,14 +467,14 @@ entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures
       published='Table 7', note=f'{STAND_INS} {LOSS_AS_PRINTED}')
 
 # %% ../../nbs/papers/feddecorr.ipynb #ec40b61c
-entry('feddecorr/table10', 'ICLR Table 10', 'A fixed number of classes a client',
+entry('feddecorr/table10', 'ICLR Table 10', 'A fixed number of classes per client',
       grid=grid(DECORR, 'cifar10', classes=holding(2, 5), method=PAIR, ways=other_ways),
       draw=table('method', 'classes'),
       claims={'FedDecorr helps, on average over both numbers of classes': helps(),
               **{f'FedDecorr helps with {m} classes a client': helps(classes=m) for m in (2, 5)}},
       published='Table 10',
-      note='The text has neither the number of clients nor that of classes in the second column (ICLR C.5); ten and '
-           f'five are used. {LOSS_AS_PRINTED}')
+      note='The text gives neither the number of clients nor the number of classes in the second column (ICLR C.5); '
+           f'we use ten and five. {LOSS_AS_PRINTED}')
 
 FEWEST, MOST = dict(classes=3), dict(classes=5)
 BY_CLASSES = ({f'its gain shrinks with more classes a client ({b}, gain at 3 minus gain at 5)':
@@ -491,7 +491,7 @@ def classes_by_data(scale):
             for run in grid(DECORR, data, classes=holding(*numbers[data]), method=EIGHT if scale == 'short' else TEN,
                             ways=other_ways)(scale)]
 
-entry('feddecorr/tpami-table2', 'TPAMI Table II', 'A fixed number of classes a client, ten clients',
+entry('feddecorr/tpami-table2', 'TPAMI Table II', 'A fixed number of classes per client, ten clients',
       grid=classes_by_data, draw=table('method', 'classes'),
       claims={f'FedDecorr raises the accuracy of {b}': helps(b) for b in ALL} | BY_CLASSES,
       note=f'The published table is an image. {SCAFFOLD_ROW} {BOTH_WAYS}')
@@ -525,7 +525,7 @@ def domain_table(rows):
 FIVE = (*ALL, 'FedBN')
 
 entry('feddecorr/tpami-table3', 'TPAMI Table III',
-      'One domain a client: accuracy of each client\'s own network on its own domain',
+      'One domain per client: accuracy of each client\'s own network on its own domain',
       grid=grid(DOMAINS, 'office_caltech10', 'domainnet', seeds=FIVE_SEEDS,
                 method=with_and_without(*FIVE), ways=other_ways),
       draw=domain_table,
@@ -542,7 +542,7 @@ def lost_to_domains(method):
     return ahead(dict(division='evenly'), dict(division='by domain'), 'local_rank', 'dimensions', method=method)
 
 entry('feddecorr/domain-spectra', 'TPAMI section V-C',
-      'Effective rank of the clients\' features, one domain a client and with an even division',
+      'Effective rank of the clients\' features, with one domain per client and with an even division',
       grid=grid(DOMAINS, 'office_caltech10', every=measuring('spectra'), division=DIVIDED, method=PAIR,
                 seeds=lambda scale: tuple(range(20, 40)) if scale == 'embedded' else SEEDS),
       draw=table('division', 'method', 'local_rank'),
@@ -559,7 +559,7 @@ def overhead(rows, method='FedAvg+FedDecorr', most=.1):
     return (1 + most - seconds(method)/seconds('FedAvg')).to_numpy()
 
 # %% ../../nbs/papers/feddecorr.ipynb #9b27a59f
-entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds a round',
+entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds per round',
       grid=grid(DECORR, 'cifar10', 'cifar100', 'tiny_imagenet', alpha=alphas(.5),
                 method=decorr_rows('FedAvg', 'FedProx', 'MOON', 'FedAvg+FedDecorr')),
       draw=table('method', 'data', 'round_seconds', 3),
@@ -571,6 +571,5 @@ entry('feddecorr/table5', 'ICLR Table 5, TPAMI Table VI', 'Seconds a round',
               **{f'{m} costs at most twice as much as FedAvg':
                      Numbers(lambda rows, m=m: overhead(rows, m, 1.), 'of FedAvg') for m in ('FedProx', 'MOON')}},
       published='Table 5', value='round_seconds',
-      note='The published unit is minutes or seconds (the text does not say which); the ratios to FedAvg (1.03 for '
-           'FedDecorr, 1.8 for FedProx and MOON) are what can be compared. Seconds of runs that shared a machine '
-           'are rough.')
+      note='The published unit is minutes or seconds (the text does not say which); only the ratios to FedAvg (1.03 '
+           'for FedDecorr, 1.8 for FedProx and MOON) can be compared. Times of runs that shared a machine are rough.')

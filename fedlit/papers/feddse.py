@@ -123,7 +123,7 @@ def as_released(s):
                                 recipe='feddse' if s.data in ('mnist', 'cifar10') else s.recipe)}
 
 AS_RELEASED = ('At paper scale there are also rows with the formulas and the augmentation of the released code; '
-               'which of the two made the published numbers is not known.')
+               'it is not known which produced the published numbers.')
 
 # %% ../../nbs/papers/feddse.ipynb #b539d119
 BASELINES = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'DepthFL'
@@ -192,7 +192,7 @@ entry('feddse/fig3.2', 'Figs. 3.2 and 3.3',
              | {'one hidden layer is more than twice as active as the other (log2 of the ratio, minus 1)':
                     beyond(above_zero('apart', 'doublings', heterogeneity='high'), 1.)},
       value='alike', note='Optimiser and rounds are not printed; those of the other experiments are used. '
-           'The case of even labels is ours, to compare.')
+           'The case of even labels is our addition, for comparison.')
 
 # %% ../../nbs/papers/feddse.ipynb #8e2041e3
 TABLE_ROWS = as_in_chapter_3(*BASELINES, 'FjORD', 'FedDSE', 'FedDSE T=1', 'everybody whole')
@@ -259,7 +259,7 @@ def beyond_a_fifth(**where): return gain('rho', 1, -1, method='FedDSE', **where)
 def strong_clients(*data): return grid(CHAPTER_3, *data, heterogeneity=BOTH_LEVELS,
                                        method=as_in_chapter_3('FedRolex', 'FedDSE'), rho=shares_of(.5))
 
-entry('feddse/fig3.6', 'Fig. 3.6', 'More strong clients (1/2 among 1/16); the thesis has EMNIST',
+entry('feddse/fig3.6', 'Fig. 3.6', 'More strong clients (1/2 among 1/16); the thesis uses EMNIST',
       grid=strong_clients('mnist'),
       draw=axis_figure('rho', panel='heterogeneity', xlabel='share of strong clients'),
       claims=RISES | {'low heterogeneity: most of the gain comes up to a fifth (gain up to a fifth minus gain beyond)':
@@ -268,7 +268,7 @@ entry('feddse/fig3.6', 'Fig. 3.6', 'More strong clients (1/2 among 1/16); the th
                       'high heterogeneity: it still rises beyond a fifth': beyond_a_fifth(heterogeneity='high')},
       note='FedRolex is an addition.')
 
-entry('feddse/fig3.7', 'Fig. 3.7', 'More strong clients (1/2 among 1/16); the thesis has CIFAR-10',
+entry('feddse/fig3.7', 'Fig. 3.7', 'More strong clients (1/2 among 1/16); the thesis uses CIFAR-10',
       like='feddse/fig3.6', grid=strong_clients('cifar10'),
       claims=RISES | {'it still rises beyond a fifth': beyond_a_fifth()})
 
@@ -279,7 +279,7 @@ def up_to_four(**where):
                       'most of the gain comes up to four (gain of 4 over 2 minus gain of 10 over 4)',
                       'classes', **where)
 
-entry('feddse/fig3.8', 'Fig. 3.8', 'Classes a client',
+entry('feddse/fig3.8', 'Fig. 3.8', 'Classes per client',
       grid=grid(CHAPTER_3, 'mnist', classes=holding(2, 4, 6, 8, 10), method=as_in_chapter_3('FedDSE')),
       draw=axis_figure('classes', xlabel='classes a client'), claims=up_to_four(),
       note='Known from the text: 95.34 with two, 98.55 with four.')

@@ -65,7 +65,7 @@ entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over
       claims={'DepthFL\'s clients carry more than others\' (ResNet18)': larger('parameters'),
               'and compute more': larger('macs')},
       value='parameters',
-      note='The thesis\' sizes of CONV, 441.19k and DepthFL\'s 1319k, are not explained by any network we built.')
+      note='The thesis\' sizes for CONV (441.19k, and 1319k for DepthFL) match no network that we built.')
 
 # %% ../../nbs/papers/fedgse.ipynb #7c82c4cd
 BOTH_WIN = wins('FedGSE-CSL', *RIVALS) | wins('FedGSE-SPL', *RIVALS)
@@ -167,7 +167,8 @@ entry('fedgse/fig4.5', 'Fig. 4.5', 'FedGSE with more whole clients, high beside 
       claims={'a fifth of whole clients is better than none': gain('rho', 0, 1),
               'low heterogeneity is easier': easier(),
               'and where all clients have the whole network, too': easier(rho=1.)},
-      note='Which of FedGSE\'s two ways to pick samples the thesis draws is not said; SPL here, see above.')
+      note='The thesis does not say which of FedGSE\'s two ways of picking samples it draws; here it is SPL, '
+           'see above.')
 
 # %% ../../nbs/papers/fedgse.ipynb #219d7cf9
 def in_the_mix(a, b, **where):
@@ -179,16 +180,16 @@ def in_the_mix(a, b, **where):
 def whole_client_runs(*data): return grid(THESIS, *data, heterogeneity=BOTH_LEVELS,
                                           method=named(*RIVALS, 'FedGSE-SPL'), rho=shares_of(1.))
 
-entry('fedgse/fig4.6', 'Fig. 4.6', 'More whole clients (1 among 1/16); the thesis has EMNIST',
+entry('fedgse/fig4.6', 'Fig. 4.6', 'More whole clients (1 among 1/16); the thesis uses EMNIST',
       grid=whole_client_runs('mnist'),
       draw=axis_figure('rho', panel='heterogeneity', xlabel='share of clients with the whole network'),
       claims={f'high heterogeneity: FedGSE is ahead of {m}': in_the_mix('FedGSE-SPL', m, heterogeneity='high')
               for m in RIVALS}
              | {'low heterogeneity: more whole clients tend to be better':
                     rising('rho', method='FedGSE-SPL', heterogeneity='low')},
-      note='Which methods the thesis draws is not in its text; FedGSE picks samples by SPL.')
+      note='The text does not say which methods the thesis draws; FedGSE picks samples by SPL.')
 
-entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesis has CIFAR-10', like='fedgse/fig4.6',
+entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesis uses CIFAR-10', like='fedgse/fig4.6',
       grid=whole_client_runs('cifar10'))
 
 # %% ../../nbs/papers/fedgse.ipynb #a824bb6e
@@ -212,7 +213,7 @@ entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity an
                 method=named(*RIVALS, *GSE), rho=whole_clients),
       draw=mixed_rounds,
       claims={f'{m} is ahead of {other} in most rounds (share of them minus a half)': most_rounds(m, other)
-              for m in GSE for other in RIVALS}, note='On digits one share, a half, stands for the four.')
+              for m in GSE for other in RIVALS}, note='On digits, a share of one half stands for all four.')
 
 LEAD_GROWS = {f'the lead of {m} grows with heterogeneity (over the mean of three, high minus low)':
                   leads_more(m, *RIVALS, participation=nth(1)) for m in GSE} # the share of clients that the tables have
@@ -224,7 +225,7 @@ entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round',
       draw=axis_figure('participation', panel='heterogeneity'), claims=plateau() | LEAD_GROWS
              | {'the largest share is no better than the one before (that one minus the largest)':
                     gain('participation', -1, -2)},
-      note='Which methods the thesis draws, and what its two panels are, is not in its text.')
+      note='The text says neither which methods the thesis draws nor what its two panels show.')
 
 # %% ../../nbs/papers/fedgse.ipynb #acec569d
 def similar_samples(scale):
@@ -247,7 +248,7 @@ entry('fedgse/fig4.10', 'Fig. 4.10', 'How many similar samples FedGSE uses',
                   Numbers(lambda rows: 1 - accuracy_range(rows, 'low'), 'points')})
 
 # %% ../../nbs/papers/fedgse.ipynb #01682341
-entry('fedgse/table4.5', 'Table 4.5', 'Classes a client',
+entry('fedgse/table4.5', 'Table 4.5', 'Classes per client',
       grid=grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10),
                 method=named('FedDSE', 'FedGSE'), ways=as_released),
       draw=table('classes', 'method'), claims=up_to_four(method='FedGSE'), published='Table 4.5',

@@ -62,8 +62,8 @@ def as_printed(s):
     "Another reading of a run: SCAFFOLD in its printed form."
     return {'as printed': replace(s, method=s.method.replace("SCAFFOLD(form='corrected')", "SCAFFOLD(form='paper')"))}
 
-SCAFFOLD_ROW = ('Scaffold is this library\'s corrected form, which allows for momentum; the printed form is a row of '
-                'its own at paper scale. Which of them made the published numbers is not known.')
+SCAFFOLD_ROW = ('Scaffold is fedlit\'s corrected form, which allows for momentum; at paper scale the printed form '
+                'has its own row. It is not known which of them produced the published numbers.')
 
 # %% ../../nbs/papers/moon.ipynb #8882a197
 def weight_grid(name, *values): return {f'{name}, mu={v:g}': moon_row(name, v) for v in values}
@@ -92,7 +92,7 @@ entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds t
               'and ends lower (mu=0.001 ahead)': ahead('FedProx, mu=0.001', 'FedProx, mu=1')}
              | ours({f'no other weight of {m} is ahead of the one that the rows at short scale use': best_used(m)
                    for m in SHORT_WEIGHTS}),
-      note='At the other scales the weights are those of the paper, and this only shows what they cost there.')
+      note='At the other scales the weights are the paper\'s, and this entry only shows what they cost.')
 
 # %% ../../nbs/papers/moon.ipynb #98eca079
 def moon_rows(*names): return {n: moon_row(n) for n in names}
@@ -118,9 +118,9 @@ entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
               **{k: v for m in FEDERATED for k, v in leads(m, 'SOLO').items()},
               **SIZES},
       published='Table 1',
-      note='Beside ours: the rerun in Flower\'s baseline of MOON, one run each; its FedProx on CIFAR-10 has '
-           'mu=0.001, the paper\'s 0.01. '
-           'SOLO: 300 epochs, in thirty rounds without averaging; at the smaller scales as many as the others. '
+      note='Next to ours stands the rerun in Flower\'s MOON baseline, one run each; its FedProx on CIFAR-10 has '
+           'mu=0.001, the paper\'s 0.01. SOLO trains for 300 epochs, in thirty rounds without averaging; '
+           'at the smaller scales, for as many as the others. '
            f'{SCAFFOLD_ROW}')
 
 # %% ../../nbs/papers/moon.ipynb #5314cb89
@@ -169,7 +169,7 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
                 **{f'20 are too many for {said} (10 above 20)': loses(m)
                    for m, said in (('FedProx', 'FedProx'), ('Scaffold', CORRECTED))},
                 'FedAvg loses more than MOON by 20 local epochs instead of 10': minus(loses('FedAvg'), loses('MOON'))},
-      note='Of the list of epochs only 1 is known.')
+      note='Of the numbers of epochs, only 1 is known.')
 
 # %% ../../nbs/papers/moon.ipynb #41da55fa
 def many_parties(scale):
@@ -194,7 +194,7 @@ entry('moon/table3', 'Table 3', 'More parties',
       claims=STRONG_MOON | MOON_LEADS
              | {f'{CORRECTED} falls behind FedAvg among many parties': ahead('FedAvg', 'Scaffold')},
       note='Known from the text: 61.8% against 55% with a hundred parties and mu=10. '
-           'Twenty and forty parties stand in at the smaller scales.')
+           'At the smaller scales there are twenty and forty parties.')
 
 # %% ../../nbs/papers/moon.ipynb #eced9981
 entry('moon/fig8', 'Fig. 8', 'More parties, accuracy against rounds',
@@ -216,4 +216,4 @@ entry('moon/table4', 'Table 4', 'Three degrees of heterogeneity',
               'and by at least two points': beyond(ahead('MOON', 'FedAvg', alpha=5.), 2.),
               'FedProx falls behind FedAvg with even labels (5)':
                   ahead('FedAvg', 'FedProx', alpha=5.)},
-      note='Of the levels the text names 5; 0.1 and 0.5 are the usual ones.')
+      note='Of the levels, the text names only 5; 0.1 and 0.5 are the usual ones.')

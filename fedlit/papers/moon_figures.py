@@ -32,7 +32,7 @@ def draw_partition(ax, row):
     parts = np.split(np.arange(held.sum()), held.sum(1).cumsum()[:-1])
     show_partition(parts, np.repeat(np.tile(np.arange(held.shape[1]), len(held)), held.ravel()), ax, row.data)
 
-entry('moon/fig5', 'Fig. 5', 'How many images of each class every party has, Dirichlet 0.5',
+entry('moon/fig5', 'Fig. 5', 'How many images of each class a party has, at alpha 0.5',
       grid=grid(PARTIES, *ALL_SETS, every=dict(rounds=0, measure=('class_counts',)), alpha=alphas(.5)),
       draw=of_first_seed(draw_partition, 6, 2.6),
       claims={'some parties have few images of a class, or none (less than a tenth of an equal share)':
@@ -78,4 +78,5 @@ entry('moon/fig2', 'Fig. 2',
                   better('all data', 'a party alone'),
               'local training makes the features of the average worse':
                   better('FedAvg, the average', 'FedAvg, a party')},
-      value='separated', note='The party is the first one. How long the central network trains is not printed.')
+      value='separated',
+      note='The party shown is the first. The paper does not print how long the central network trains.')
