@@ -2,7 +2,7 @@
 pixels of a page's column, and few colours, so they are sharp and small; a table is stored once, without pandas' style;
 a cell that is edited in the meantime keeps what it had."""
 import base64, io, os, re, sys, time
-import nbformat
+import nbformat, zopfli.png
 from nbclient import NotebookClient
 from PIL import Image, ImageChops, ImageStat
 
@@ -21,8 +21,9 @@ def fewer(png):
     for many in COLOURS:
         few = flat.quantize(many, Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
         if max(ImageStat.Stat(ImageChops.difference(few.convert('RGB'), flat)).mean) < 2: break # of 255
-    few.save(out, 'png', optimize=True, dpi=dpi)
-    return base64.b64encode(min(raw, out.getvalue(), key=len)).decode()
+    few.save(out, 'png', dpi=dpi)
+    small = zopfli.png.optimize(out.getvalue(), keepchunks=['pHYs']) # a sixth less than Pillow's best, in a second
+    return base64.b64encode(min(raw, small, key=len)).decode()
 
 def lean(output):
     "A table of pandas as HTML alone, on one line and without the style that comes with each."
