@@ -17,7 +17,7 @@ _greys = [('#5a5a5a', '-'), ('#8c8c8c', '-'), ('#5a5a5a', '--'), ('#8c8c8c', '--
 # %% ../nbs/14_figure.ipynb #e83ae291
 @contextmanager
 def style():
-    "The house style for everything drawn inside a `with` block; afterwards, the reader's own settings apply again"
+    "The house style for all that is drawn inside a `with` block; afterwards the user's settings apply again."
     import matplotlib.pyplot as plt
     rc = {'figure.figsize': (6, 3), 'figure.dpi': 100, 'font.size': 9, 'axes.titlesize': 10,
           'axes.spines.top': False, 'axes.spines.right': False, 'lines.linewidth': 1.4, 'legend.frameon': False}

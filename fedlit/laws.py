@@ -177,9 +177,9 @@ def _within(limit, what, one=None, **more):
 # %% ../nbs/laws.ipynb #ed3b8814
 def sentence(
     e, # exception
-    most=240, # characters
+    most=240, # characters of the message to keep
 ):
-    "What an exception says, in one line."
+    "An exception's type and message, in one line."
     said = ' '.join(str(e).split()) or 'no reason given'
     return f"{type(e).__name__}: {said if len(said) <= most else said[:most].rsplit(' ', 1)[0] + ' ...'}"
 
@@ -503,7 +503,7 @@ def _advised(error):
 
 @contextmanager
 def threads(n): # int, how many
-    "So many threads for PyTorch; afterwards as many as before."
+    "A context in which PyTorch uses `n` threads; afterwards as many as before."
     old = torch.get_num_threads()
     torch.set_num_threads(n)
     try: yield

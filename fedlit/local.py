@@ -45,7 +45,7 @@ class Schedule(Value):
     "A learning rate for every round, which a subclass returns from `__call__(self, round)`."
 
 class Milestones(Schedule):
-    "Multiply the rate by `factor` at milestones, numbers of completed rounds."
+    "Multiply the rate by `factor` at each milestone, given as a number of completed rounds."
     lr: float          # before the first milestone
     at: tuple          # numbers of rounds, increasing
     factor: float = .1 # applied at each milestone

@@ -247,7 +247,7 @@ def feature_layer(
 
 # %% ../nbs/13_measure.ipynb #ca4158a2
 class Spread(NamedTuple):
-    "Mean, sample standard deviation and number of values; prints mean ± `margin`, such as `0.875 ± 0.030`"
+    "Mean, sample standard deviation and number of values; prints as mean ± `margin`, such as `0.875 ± 0.030`."
     mean: float # in the unit of the values
     sd: float   # with n - 1 in the denominator; nan for one value
     n: int      # number of values

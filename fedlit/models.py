@@ -181,7 +181,7 @@ def average_pool():
 _norms = dict(none=lambda c: nn.Identity(), batch=nn.BatchNorm2d, group=lambda c: nn.GroupNorm(math.gcd(c, 4), c))
 
 def conv_block(c, out, norm, convs=1): # convs: how many convolutions
-    "3x3 convolutions, each with a norm and ReLU, and a pooling that halves the image: a list of modules."
+    "A list of modules: 3x3 convolutions, each with norm and ReLU, then pooling to half the size."
     layers, norm = [], _norms[match_name(norm, _norms, "norm", .9)]
     for _ in range(convs):
         layers += [nn.Conv2d(c, out, 3, padding=1), norm(out), nn.ReLU()]

@@ -132,12 +132,12 @@ class Answers(NamedTuple):
 
 class Clock(Participation):
     "Clients that work side by side, each at its own pace; the server steps when enough of them have finished."
-    share: float = 1.      # of all clients, working at any time, in (0, 1]
+    share: float = 1.      # share of all clients that work at any time, in (0, 1]
     answers: int = 0       # number of results that the server waits for; 0: those of all clients at work
     deadline: float = None # seconds after which it waits no longer, if it has any result
     pace: float = 1.       # seconds per step of the median client
     spread: float = 1.     # standard deviation of the logarithm of the clients' paces
-    delay: float = 0.      # further seconds that a client needs, to receive and send
+    delay: float = 0.      # additional seconds that a client needs to receive and send
     paces: tuple = ()      # seconds per step of each client; (): drawn around `pace`
 
 # %% ../nbs/11_participation.ipynb #9c9d68a3
@@ -203,5 +203,5 @@ def _asked(cls):
     return cls.draw.__code__.co_varnames[1:cls.draw.__code__.co_argcount]
 
 def plain(participation): # a number, or a Participation
-    "A form that JSON can hold: a number, or its text."
+    "A participation in a form that JSON can hold: a number unchanged, an object as its text."
     return repr(participation) if isinstance(participation, Participation) else participation

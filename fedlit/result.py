@@ -263,7 +263,7 @@ def logits(self:Run,
     batch=1000,  # samples per forward pass
     task=None,   # Task whose normalisation to use; None: the one recorded in the run
 ):               # (N, C) on the CPU
-    "The scores of every class, in evaluation mode."
+    "The network's scores for each class, in evaluation mode."
     if not (is_whole(batch) and batch >= 1): raise ValueError(f"batch={batch!r}, but it must be at least 1")
     self._client(client)
     x, ready = self._asked(x, task)

@@ -523,7 +523,7 @@ def protected(
 def no_one(
     state, # State before the round
 ):         # as returned by `Simulation.train`
-    "The result of a round in which no client trains, since all that were drawn are left out."
+    "The result of a round in which no client trains, because all that were drawn are left out."
     none = lambda tree: {k: v.new_empty(0, *v.shape) for k, v in tree.items()}
     return dict(params=none(state.params), buffers=none(state.buffers), who=torch.arange(0), loss=torch.empty(0),
                 drift=torch.empty(0), bad=torch.empty(0, dtype=torch.bool),
@@ -969,7 +969,7 @@ def centralised(
     model,      # network that returns (features, logits)
     task,       # Task
     epochs=60,  # int, passes over all training data
-    local=None, # Local: its optimiser and batch size are used, its epochs are not
+    local=None, # Local: its optimiser and batch size are used, its epochs and steps are not
     rounds=1,   # int, number of pieces that the epochs are cut into; in each, momentum restarts, and history gets a row
     **kw,       # more arguments of `federate`: seed, device, statistics, ...
 ) -> Run:

@@ -52,8 +52,8 @@ def canonical(
 class Setting:
     "Everything that determines the outcome of one run, in words and numbers."
     method: str = 'FedAvg()'   # as text
-    task: str = 'digits'       # name for `load`; or modified: cifar10(size=16, train=10000, concepts=2); or blank(...)
-    recipe: str = ''           # paper of normalisation and augmentation, see `fedlit.data.recipe`; '': the task's own
+    task: str = 'digits'       # name for `load`; with changes: cifar10(size=16, train=10000, concepts=2); or blank(...)
+    recipe: str = ''           # paper whose normalisation and augmentation are used; '': the task's own
     model: str = 'mlp'         # name of the network, one of `fedlit.models.models()`
     options: tuple = (('hidden', (64,)), ('features', 64), ('norm', 'batch')) # options of the network
     partition: str = 'dirichlet(alpha=0.5)' # a call of a function in `PARTITIONS`, as text

@@ -56,8 +56,8 @@ def _draws(s, how, n): # s: settings of a run
 
 def took_part(
     run, # Run
-):       # for each row of the history the clients that were drawn; None if this does not agree with the history
-    "The clients that took part in each round, drawn again from the seed, since a history only counts them."
+):       # for each row of the history, the clients drawn; None if they cannot be drawn again, or do not agree with it
+    "The clients of each round, drawn again from the seed, since a history records only how many there were."
     s, rows = run.settings, records(run.history)
     if not {'clients', 'participation', 'seed'} <= s.keys(): return None
     left = set(s.get('without') or ())
@@ -178,9 +178,9 @@ def _lacking(run, origin, again, drawn, no_bytes):
 # %% ../../nbs/after/report.ipynb #7c1d20ba
 def facts(
     run,        # Run
-    again=True, # train every client once more, to see it before and after?
+    again=True, # train each examined client once more, to compare its network before and after?
     most=100,   # the largest number of clients to examine individually
-    **given,    # fields of the `Federation`: `task` and `clients` for a run from a file
+    **given,    # fields of the `Federation`: `task` and `clients` if the run was loaded from a file
 ) -> dict:      # dict that strict JSON can hold
     "The facts about a run and its clients, for a report."
     if not len(run.history): raise ValueError("this run has no round yet; there is nothing to report")
@@ -309,7 +309,7 @@ def accuracy(f):
 # %% ../../nbs/after/report.ipynb #7c1d20be
 @style()
 def column(rows, of, key, title, said):
-    "A figure with a bar for each row of the facts; the column `of` is 'round' or 'client'."
+    "A section with a bar of `key` per round or client (`of`), where there is one; None if there is none at all."
     rows = [r for r in rows if r.get(key) is not None]
     if not rows: return None
     ax = axes(of, rows[-1][of]/3)

@@ -34,7 +34,7 @@ class FrozenCohort(Cohort):
         return {} if drawn.count else tmap(lambda *v: torch.cat(v, 1), *said) # random outputs differ every time
 
     def batch(self, t, ks, n):
-        "The batch of the clients at positions `ks` in step `t`, with `frozen` (len(ks), n, ...) if it is known."
+        "The batch of clients `ks` at step `t`; with `frozen`, the fixed networks' outputs, if computed beforehand."
         if 'frozen' not in self.memo: self.memo['frozen'] = self.precompute_frozen()
         batch = super().batch(t, ks, n)
         if not (known := self.memo['frozen']): return batch

@@ -300,7 +300,7 @@ def python_state(
 def has_own_code(
     *roots, # objects that run in a round
 ):          # bool
-    "Can these objects reach code that is not a library's?"
+    "Might these objects reach code outside of libraries? True if that cannot be excluded."
     writer = _Writer()
     try: writer.dump(roots)
     except Exception: return True # it cannot be ruled out

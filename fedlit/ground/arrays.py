@@ -86,7 +86,7 @@ def _as_trained(name, v, columns): # a frame with its text turned into columns o
     return wide.reindex(columns=list(columns), fill_value=0.)
 
 def in_order(name, v, columns):
-    "A frame with the columns of the training samples, in their order; anything else as it is."
+    "A frame with its columns in the order of the training samples' columns; anything else as it is."
     return _aligned(name, _as_trained(name, v, columns), columns)
 
 # %% ../../nbs/ground/arrays.ipynb #58dea758

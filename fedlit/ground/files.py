@@ -315,7 +315,7 @@ def newest(
     path, # path of the checkpoint
     read, # function that reads a path; ValueError if it cannot
 ):        # what `read` returned; None if there is no checkpoint
-    "Read a checkpoint, or the one before if it is damaged."
+    "Read a checkpoint; if it is damaged, the previous one."
     path, said = Path(path), []
     if not os.path.lexists(path): return _begin_again(path)
     for p in (path, last(path)):

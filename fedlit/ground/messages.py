@@ -274,6 +274,6 @@ def warn(said): # what happened, and what it means
 def first_line(
     error, # exception, perhaps with a message of many lines
 ):         # one line of at most 200 characters
-    "The essence of an exception: the first error of a compiler, else its first line, else its type."
+    "The essence of an exception: its first compiler error, else its first line, else its type."
     lines = str(error).strip().splitlines() or [type(error).__name__]
     return next((line for line in lines if ' error: ' in line), lines[0]).strip()[:200]

@@ -38,7 +38,7 @@ def free_memory():
     return free if limit == 'max' else max(0, min(free, int(limit)-int(used)))
 
 def memory_budget():
-    "Bytes of memory that rows may take: FEDLIT_MEMORY if it is set, else half of what is free."
+    "Bytes of memory that a table's rows may take: FEDLIT_MEMORY if it is set, else half of what is free."
     said = os.environ.get('FEDLIT_MEMORY')
     return int(float(said)) if said else free_memory()//2
 
@@ -211,7 +211,7 @@ for op in 'add radd sub rsub mul rmul truediv rtruediv pow neg eq ne lt le gt ge
 # %% ../../nbs/ground/table.ipynb #c784d797
 def pack(
     table, # Table
-):         # (1 + W, ...): the default row and the W written ones; (W,) their numbers
+):         # (1 + W, ...): the default row, then the W written ones; (W,): indices of the written rows
     "The content of a table, as two tensors."
     ks = table.written()
     return torch.stack([table.row, *(table._at(k) for k in ks)]), torch.tensor(ks, dtype=torch.long)

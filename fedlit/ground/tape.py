@@ -675,8 +675,8 @@ def compiled(
     trees,     # as for `record`, but they are not written to
     steady=0,  # as for `record`
     watched=lambda f, *args: f(*args), # runs the step: a compiler may change Python's state, a step may not
-    **numbers, # numbers that `dial` computes with, and their current values
-):             # `bind` as from `record`; None if it is not repeatable. An Exception if it cannot be compiled
+    **numbers, # name=current value, of the numbers that `dial` computes with
+):             # `bind`, as from `record`; None if `f` is not repeatable; an Exception if it cannot be compiled
     "A recording of `f` that runs kernels compiled for it."
     same = lambda: [tmap(torch.clone, t) for t in trees]
     before, ours, theirs = same(), same(), same()

@@ -41,7 +41,7 @@ def sqnorm(tree): # dictionary of tensors, nested to any depth
 
 # %% ../../nbs/ground/tree.ipynb #9a8da80f
 def repeat(tree, n):
-    "`n` copies of `tree` along a new first dimension, without copying."
+    "`tree` repeated `n` times along a new first dimension, as views: no data is copied."
     return tmap(lambda v: v.expand(n, *v.shape), tree)
 
 def rows(tree, i):

@@ -21,7 +21,7 @@ def imitation(
     teacher, # (B, C) logits
     T=3.,    # temperature
 ):           # number, in nats times T squared; mean over the batch
-    "The KL divergence of the student from the teacher (FedGKT, He et al., NeurIPS 2020, eqs. 4 and 5)."
+    "KL(teacher || student) at temperature `T`, times its square (FedGKT, He et al., NeurIPS 2020, eqs. 4 and 5)."
     p, q = (teacher/T).log_softmax(-1), (logits/T).log_softmax(-1)
     return T**2*F.kl_div(q, p, log_target=True, reduction='batchmean')
 

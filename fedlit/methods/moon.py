@@ -28,7 +28,7 @@ def distance(
     near, # (N, d) features to stay close to: the global model's
     valid=None, # (N,) booleans: which rows are samples; None: all
 ): # () mean over the batch, in feature units
-    "The Euclidean distance, not squared; zero for samples within rounding error (Li et al., CVPR 2021, section 4.7)."
+    "Mean Euclidean distance, not squared; one within rounding error counts as 0 (Li et al., CVPR 2021, section 4.7)."
     gap = torch.linalg.vector_norm(z - near, dim=-1)
     rounding = torch.finfo(z.dtype).eps**.5*torch.linalg.vector_norm(near, dim=-1)
     return valid_mean(torch.where(gap > rounding, gap, 0.), valid)

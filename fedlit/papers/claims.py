@@ -67,7 +67,7 @@ def by_test(differences, test):
     return test(differences)
 
 def by_sign(differences, test):
-    "The rule for claims without randomness: the sign decides."
+    "The rule for claims without randomness: they hold if every difference is positive."
     return Evidence(math.nan, 1 if np.min(differences) > 0 else -1, 'counted')
 
 # %% ../../nbs/papers/claims.ipynb #ea97d68c

@@ -189,8 +189,8 @@ def committed(scale='embedded'): # or 'short': real images
     return results(*committed_runs(scale))
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e002
-def here_of(rows, scale='embedded'): # or 'short'
-    "Data, network, clients, length of runs and seeds of committed runs, in words, from their settings."
+def here_of(rows, scale='embedded'): # 'embedded' or 'short'
+    "What committed runs used, in words: data, network, clients, length and seeds."
     return basis_of(rows, committed_runs(scale)[0])
 
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005

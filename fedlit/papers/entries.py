@@ -65,7 +65,7 @@ def strides(s, of): # of: int, as for `in_proportion`
 
 # %% ../../nbs/papers/entries.ipynb #7593c546
 def bases(family, scale, *data): # data: names of data sets
-    "A paper's base settings at a scale: those of `data` at paper scale, else those of the data set that stands in."
+    "A paper's base settings at a scale: those of `data` at paper scale, else those of its stand-in data set."
     return {d: family[scale][d] for d in data} if scale == 'paper' else family[scale]
 
 # %% ../../nbs/papers/entries.ipynb #c1bd90c1

@@ -47,7 +47,7 @@ def decomp(s):
     return dict(method=f'FedDecomp(lora_epochs=2, r_c={r_c}, rank={rank})')
 
 def other_forms(s):
-    "Other readings of FedDecomp's row: the formulas as printed; on CIFAR-10 the defaults of the released code."
+    "Other readings of FedDecomp's row: the formulas as printed; the released code's defaults for CIFAR-10."
     if not s.method.startswith('FedDecomp('): return {}
     m = parse(s.method)
     ways = {'as printed': replace(m, form='paper', r_l=m.r_c), 'default ratio and rank': replace(m, r_c=.8, rank=40)}

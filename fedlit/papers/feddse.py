@@ -81,7 +81,7 @@ def depth(s):
 OF_WIDTH = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'FjORD', 'FedDSE'
 
 def rolling(s):
-    "The change of a setting to FedRolex, with a window that goes around as often as at paper scale."
+    "What makes a setting one of FedRolex, with a window that goes around as often as at paper scale."
     return cutting('FedRolex', step=strides(s, of=_dse.rounds))(s)
 
 BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
@@ -97,7 +97,7 @@ BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
 def named(*names): return {n: BY_NAME[n] for n in names}
 
 def almost_whole(row):
-    "The row in which the strongest clients keep 0.99 of every layer, rounded down (section 3.3.2)."
+    "A row changed so that the strongest clients keep 0.99 of every layer, rounded down (thesis, section 3.3.2)."
     def change(s):
         fields = row(s) if callable(row) else row
         return dict(fields, method=fields['method'].replace('rates=(1.0,', "rounding='down', rates=(0.99,"))

@@ -72,10 +72,10 @@ def _measured(s, run, f): # f: the Federation, or an object with its task, clien
 # %% ../../nbs/papers/settings.ipynb #7eac534d
 @threads(1) # several runs may go on at a time
 def run_alike(
-    settings,    # list of Settings that differ in their seeds
+    settings,    # list of Settings that differ only in their seeds
     checkpoints, # their checkpoints, see `federation_of`
     minutes=None, **kw, # as for `federation_of`
-) -> list:       # for each, its result as a dictionary for JSON; None if time ran out; or an Exception
+) -> list:       # a result per setting: a dictionary for JSON; None if time ran out; the Exception that ended it
     "Train settings side by side, and measure them."
     if bad := {k for s in settings for k in s.measure} - set(MEASURES):
         raise ValueError(f"measure={sorted(bad)[0]!r}, but it must be one of {', '.join(MEASURES)}")

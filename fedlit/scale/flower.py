@@ -450,13 +450,13 @@ def _pull(grid, waiting, round, end):
 MOST = 10**8 # most samples that a site may say it has
 
 class Book:
-    "Which node is which client, by what nodes have said about themselves, in the order in which they said it."
+    "Which node is which client, according to the nodes themselves; of several, the first to say so counts."
     def __init__(self, plan): self.plan, self.said, self.waiting, self.until, self.online = plan, {}, {}, {}, []
     def here(self):
-        "Client number -> connected node; if several say the same, the first."
+        "Client number -> connected node; if several claim one number, the first that did."
         return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
     def enter(self, node, content):
-        "Record what `node` says about itself, unless that cannot be right."
+        "Record what `node` says about itself; what cannot be true is refused."
         self.said[node], plan = None, self.plan
         try:
             number, samples = content['site']['number'], content['site']['samples']

@@ -255,7 +255,7 @@ def _home(out, state):
 # %% ../../nbs/scale/torchrun.ipynb #9bf68f20
 @patch(as_prop=True)
 def follows(self:Ranks):
-    "Does another rank lead?"
+    "Is this a rank that follows, led by rank 0?"
     return self.rank > 0
 
 @patch
