@@ -165,8 +165,8 @@ def sums_of(
     y,      # (N,) int64 labels, or other targets as `target` says
     batch=1000, # samples that are added up together
     target='class', # one of `fedlit.data.TARGETS`
-):          # (2,) float64: number of correct predictions and sum of losses, in nats; on the device, not synchronised
-    "The sums that `evaluate` divides by the number of samples; for targets other than classes, other sums."
+):          # (2,) float64 for classes: correct predictions, sum of losses in nats; on the device, not synchronised
+    "The sums that `evaluate` divides by the number of samples; other targets have others, one to four."
     if not doubles(logits.device): logits = logits.cpu() # read once, exact here
     y, sums = y.to(logits.device), 0
     for z, yb in zip(logits.split(batch), y.split(batch)):

@@ -84,7 +84,7 @@ class Method(Summand):
     def init(self, params): return params, {}, {}             # before round 0: parameters, server's and client's memory
     def keep(self, name): return False                        # does this tensor stay on its client?
     def begin(self, params, client): return params, client    # where a client's training starts; what it remembers
-    def mask(self): return {}                                 # what this client trains, or has of an axis; absent: all
+    def mask(self): return {}                                 # which entries of tensors or axes it trains; default: all
     def use(self, params): return params                      # the parameters that the forward pass sees
     def output(self, logits): return logits                   # the logits that the criterion sees
     def frozen(self): return {}                               # what fixed networks return for `x`: name -> (B, ...)

@@ -144,8 +144,8 @@ def build(
 
 # %% ../nbs/03_models.ipynb #sh06rebu
 @contextmanager
-def modest(most=10**4): # most layers and parameters
-    "A context in which networks are built without memory; a ValueError once more than `most` parts have been built."
+def modest(most=10**4): # largest number of layers and parameter tensors together
+    "A context that builds networks without allocating memory; a ValueError once they have more than `most` parts."
     made = itertools.count()
     def one(*_):
         if next(made) >= most: raise ValueError(f"a network of more than {most} layers and parameters is not made here")

@@ -106,7 +106,7 @@ class Available(_Share):
 
 # %% ../nbs/11_participation.ipynb #c3784bb9
 class PowerOfChoice(_Share):
-    "A share of all clients: among candidates drawn by size, those of the largest loss (Cho et al., AISTATS 2022)."
+    "Among candidates drawn in proportion to data, the clients with the largest loss (Cho et al., AISTATS 2022)."
     share: float = .1   # of all clients, in (0, 1]
     candidates: int = 0 # d; 0: twice as many as take part
     def right(self):

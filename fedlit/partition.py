@@ -197,7 +197,7 @@ def dirichlet(
     clients=10, # Number of clients K, 1 to N
     alpha=0.05, # Concentration, above 0: small values are uneven, float("inf") is homogeneous
     seed=0, # Seed of every draw
-    min_size=10, # Fewest samples of a client, at most N / clients; form "paper" has no such limit
+    min_size=10, # Minimum number of samples per client, at most N / clients; form "paper" ignores it
     form="released", # "released": cap and restart, as in MOON's code; "rebalanced": cap and loan; "paper": neither
     restarts=10_000, # Tables to try before giving up ("released" only)
 )->list: # One sorted int64 index tensor per client; every index once; "paper" may leave clients empty
@@ -318,7 +318,7 @@ def quantity_skew(
     clients=10, # Number of clients K, 1 to N
     alpha=0.5, # Concentration of the sizes, above 0: small values are uneven, float("inf") makes them equal up to one
     seed=0, # Seed of the sizes and of the deal
-    min_size=10, # Fewest samples of a client, at most N / clients
+    min_size=10, # Minimum number of samples per client, at most N / clients
 )->list: # One sorted int64 index tensor per client; every index once
     "Dirichlet sizes and labels at random (NIID-Bench, sec. 4.3). ValueError: bad argument."
     y, clients, rng = _start(y, clients, seed)
@@ -351,8 +351,8 @@ def by_domain(
 # %% ../nbs/02_partition.ipynb #ow01cell
 def by_owner(
     owner, # (N,) owner of each sample: whole numbers or names
-    clients=None, # Number of owners to draw at random, at most as many as there are; None: all
-    least=1, # Fewest samples of an owner that becomes a client
+    clients=None, # Number of owners to draw at random from those with at least `least` samples; None: all of these
+    least=1, # Minimum number of samples for an owner to become a client
     seed=0, # Seed of the choice
 )->list: # One sorted int64 index tensor per client, in the sorted order of the owners
     "Each client holds the samples of one owner. ValueError: no owner has `least` samples, or fewer than `clients` do."
@@ -381,7 +381,7 @@ def concept_shift(
     task, # Task without domains
     concepts=2, # Number of ways to label the classes, 2 to the number of classes
     classes=None, # Number of classes whose labels differ, `concepts` to all of them; None: all
-    seed=0, # Seed of the labellings, and of which samples belong to which
+    seed=0, # Seed of the labellings, and of the concept that each sample gets
 ): # Task whose domains are the concepts, for `by_domain`; each concept has an equal share of every class's samples
     "Make groups of samples that disagree on the labels of classes (Sattler et al., 2020). ValueError: bad argument."
     _check_readable(task)

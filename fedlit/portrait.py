@@ -47,7 +47,7 @@ def trial_networks():
 
 # %% ../nbs/portrait.ipynb #1ffc9932
 def trial(method, model):
-    "Run a round on random samples: states before and after, what clients sent, FedAvg's state, was anything drawn?"
+    "Run a round on random samples: states before and after, clients' results, FedAvg's state, does the seed matter?"
     g, who = torch.Generator().manual_seed(0), list(range(CLIENTS))
     x = torch.randn(CLIENTS, 2, 4, 8, 4, 4, generator=g)
     y = (torch.randint(2, (CLIENTS, 2, 4), generator=g) + torch.arange(CLIENTS)[:, None, None]) % 4
@@ -68,8 +68,8 @@ class Layer:
     "A layer of the trial network, as a method treats it."
     kind: str           # 'body', 'norm' or 'head'
     has: tuple          # which of its neurons a weak client has, booleans
-    shared: float = 1.  # numbers that clients have in common, relative to those of the weight
-    own: float = 0.     # numbers that a client has for itself, likewise
+    shared: float = 1.  # number of entries that clients have in common, relative to those of the weight
+    own: float = 0.     # number of entries that each client has for itself, likewise
     home: bool = False  # does the weight stay at home?
     server: bool = True # does the server have a copy that a round may change?
 

@@ -183,10 +183,10 @@ def _column(self:Run, name):
 # %% ../nbs/18_result.ipynb #fc9be31b
 @patch
 def best(self:Run,
-    column=None,  # of the history; None: `validation`, or `accuracy` if the task has no validation samples
+    column=None,  # of the history; None: `validation` if it is there, else the main measure, such as `accuracy`
     lowest=None,  # is lower better? None: only for a mean squared error
 ):                # the numbers of that round, by column name; {} if no round has measured the column
-    "The best round by a column, the first of several. Warns if you named no column and test samples decide."
+    "The best round by a column; the first if several are equal. Warns if you named no column and test samples decide."
     first, _ = first_of(self.history)
     if column is None:
         column = 'validation' if 'validation' in self.history else first
@@ -492,7 +492,7 @@ def _network(spec, state):
 @patch(cls_method=True)
 def load(cls:Run,
     path,         # file that `Run.save` wrote
-    model=None,   # network to hold the parameters; needed unless the run's network was made by `fedlit.models.build`
+    model=None,   # network for the parameters; None: rebuild it if `fedlit.models.build` made it, else none
     device='cpu', # where the tensors go
     method=None,  # the Method, if its class cannot be imported
 ) -> Run:

@@ -178,7 +178,7 @@ def check_choices(self:Federation):
 # %% ../nbs/19_run.ipynb #068793b3
 @patch
 def check_data(self:Federation):
-    "Refuse an object that is not a task, and clients or tests that do not fit it; returns these two as index tensors."
+    "Refuse a bad task, or clients or tests that do not fit it; returns both as index tensors (or None for tests)."
     task, tests = self.task, self.tests
     if not all(hasattr(task, k) for k in ('x_train', 'y_train', 'x_test', 'normalise')):
         raise TypeError(f"task is {str(task)[:60]!r}, a {type(task).__name__}; "
@@ -268,7 +268,7 @@ def choose_executor(
     model,  # the network
     device, # where it trains
 ) -> str:   # a name in `EXECUTORS`
-    "`vmap` on a GPU and for small dense networks; else `extract` for methods that cut the network; else `threads`."
+    "`vmap` off the CPU and for small dense networks; else `extract` for methods that cut the network; else `threads`."
     return ('vmap' if not keeps_core_busy(model) or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
@@ -278,7 +278,7 @@ def choose_threads(
     device,   # where it trains
     executor, # the executor that was asked for
 ) -> int:     # threads for each of PyTorch's operations; or clients at a time, for executors with a thread per client
-    "The number of threads: one on a CPU if operations are small, else as many as PyTorch has now."
+    "One, on a CPU with small operations and an executor without threads of its own; else as many as PyTorch has now."
     small = torch.device(device).type == 'cpu' and not keeps_core_busy(model)
     return 1 if small and executor not in ('threads', 'extract') else torch.get_num_threads()
 
@@ -516,7 +516,7 @@ def part_columns(
 def protected(
     method, # a Method
 ):          # set of 'clients' and 'samples'
-    "What the parts of `method` protect: 'clients' or 'samples'."
+    "What the parts of `method` protect: clients, samples, both or neither."
     return {p.protects for p in method.parts} - {''}
 
 # %% ../nbs/19_run.ipynb #aeb80bfb

@@ -29,7 +29,7 @@ def tests_of(
     task,    # Task
     clients, # list of index tensors into the training set, one per client
     seed=0,  # int
-    part='test', # or 'val', the validation samples
+    part='test', # 'test', or 'val' for the validation samples
     most=None, # test at most this many clients, drawn by the seed; the others have no test samples. None: all
 ) -> list:   # one index tensor into the test set per client
     "Each client's own test set: its domain's samples if each has one domain, else samples with its label proportions."
@@ -55,7 +55,7 @@ class Tester:
         task,          # Task, on the device of the network
         channels_last, # store a pixel's channels together?
         metrics=None,  # name -> function of (logits, y)
-        part='test',   # or 'val', the validation samples
+        part='test',   # 'test', or 'val' for the validation samples
         criterion=None, # loss by which a client makes its own network, see `deploy_network`; None: that of the targets
     ):
         self.criterion = criterion or CRITERIA[task.target]
@@ -74,7 +74,7 @@ def ask(self:Tester,
     at=slice(None), # which test samples to use, an index of the test set
     answer=None,    # as for `fedlit.measure.logits_of`
 ):
-    "Sums and logits that measure how good the network is, as tensors on its device, without synchronising."
+    "Sums, and logits for metrics, as tensors on their device, without synchronising; [] if there are no samples."
     x, y = self.x[at], self.y[at]
     if not len(y): return []
     with Seeded(('test',)) if self.draws else nullcontext() as drawn:

@@ -58,7 +58,7 @@ def _mean(moved, share=None):
 
 # %% ../nbs/10_server.ipynb #aa07e4a0
 def holders(
-    mask,         # name -> (K, ...), masks of K clients; names of tensors that all train in full are absent
+    mask,         # name -> (K, ...), masks of K clients; without the tensors that every client trains in full
     tensors,      # name -> tensor
     participants, # int, K
 ):                # name -> number of clients per entry, with the leading dimensions of the tensor or all of them

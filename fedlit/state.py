@@ -89,7 +89,7 @@ def split_state(model):
     return tuple({k: v.detach().clone() for k, v in tree if k not in fixed} for tree in own)
 
 def fixed_tensors(model):
-    "Copies of the tensors that training does not change, which all have and nobody sends."
+    "Copies of the tensors that training does not change, which every client has and nobody sends."
     fixed, own = fixed_names(model), (*model.named_parameters(), *model.named_buffers())
     return {k: v.detach().clone() for k, v in own if k in fixed}
 

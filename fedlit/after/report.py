@@ -117,7 +117,7 @@ def each_client(
     origin,    # Federation
     again=True,# train every client once more?
     most=100,  # the largest number of clients to examine
-):             # client -> what is known of it; spectra of the server's network and of the clients'
+):             # client -> its accuracies, drift, ...; and the spectra of the server's network and of the clients'
     "Accuracies, drift and spectra of single clients."
     executor = run.settings.get('executor') if again else 'loop' # the executor was tried at the time
     origin = replace(origin, executor=executor if executor in EXECUTORS else origin.executor,

@@ -74,7 +74,7 @@ def same_federation(
 def same_bits(
     run,   # Run
     origin, # Federation of that run
-) -> bool: # False: replay the run itself too
+) -> bool: # False: for a fair comparison, replay the run itself too
     "Would a replay on this machine give the recorded run bit for bit?"
     if run.origin is not None: return True
     device = origin.checked().device
