@@ -25,7 +25,7 @@ class CutCohort(MaskedCohort):
 
 @patch
 def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already known
-    "The only client of this cohort on the network it has, with tensors that really are smaller."
+    "The cohort of this one client on its own part of the network, cut out as smaller tensors."
     axes, part, home = self.axes, self.part, self.sent.state.personal
     on, small = on or self.cuts(), copy.copy(self)
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
@@ -56,7 +56,7 @@ def cuts(self:CutCohort):
 # %% ../../nbs/engine/extract.ipynb #70eaeda3
 @patch
 def train_small(self:CutCohort):
-    "`train` for one client on the smaller network it has; the results have the full network's shapes."
+    "`train` for one client on its cut-out part of the network; the results have the full network's shapes."
     if not (on := self.cuts()): return self.train()
     back = lambda big, small: paste(self.axes, big, small, on, 1)
     out, sizes, memory = self.cut_out(on).train(), {**self.params, **self.buffers}, self.mine['client']
@@ -78,7 +78,7 @@ class Halved(Method):
         device = next(iter(params.values())).device
         return {a: torch.arange(n, device=device) < (n + 1)//2 for a, n in axes.size.items()}
 
-def try_cut(sent, x, y, same=True): # same: must the numbers agree? Not if the step draws
+def try_cut(sent, x, y, same=True): # same: must the numbers agree? False if the step draws random numbers
     "Try a step on half of the network: '' if it matches the masked step, else the difference or the error."
     state, x, y = start(Halved(), sent.model, 1, sent.state.statistics), x[:8], y[:8]
     step = trial_step(replace(sent, method=Halved(), state=state), x, y, [len(x)], CutCohort)

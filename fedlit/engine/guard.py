@@ -109,11 +109,11 @@ def magnitudes(guard, out, before):
     return names, seen, expected(guard, seen, least)
 
 # %% ../../nbs/engine/guard.ipynb #201a2af1
-ODD = 100 # a client this many times as large as the middle one is odd
-UNIT = 'are its data in another unit?' # the question in the warning about it
+ODD = 100 # a client this many times as large as the median client is odd
+UNIT = 'are its data in another unit?' # a question that warnings about such clients ask
 
 def bad_rows(guard, out, before, guess):
-    "(K,) which clients are bad; (K,) which are over `ODD` times as large as the middle one; (K,) lengths of updates."
+    "(K,) which clients are bad; (K,) which are over `ODD` times as large as the median; (K,) lengths of updates."
     moved, (_, seen, most) = lengths(out['params'], before.params), magnitudes(guard, out, before)
     good = ((moved <= guard.update*_yardstick(before.params, moved)) & moved.isfinite()
             & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite())
@@ -175,8 +175,8 @@ def check_clients(
     out,     # what `fedlit.round.local_phase` returned
     before,  # State before the round
     guess=math.inf, # the loss of a guess, ln(classes)
-    advice=f'{UNIT} If not, a smaller lr or a smaller penalty would help', # or a function of (client -> what is wrong)
-):           # `out` of the clients that count; (K,) on the CPU: `who`, `loss`, `drift` (the update's length), `bad`
+    advice=f'{UNIT} If not, a smaller lr or a smaller penalty would help', # or (client -> what is wrong) -> advice
+):           # `out` without skipped clients; plus (K,) on the CPU: `who`, `loss`, `drift` (the update's length), `bad`
     "Check each client's result and act as `guard` says. FloatingPointError names client, round and first bad layer."
     help_for = advice if callable(advice) else lambda wrong: advice
     bad, odd, drift, loss = to_host(*bad_rows(guard, out, before, guess), out['loss'])

@@ -80,7 +80,7 @@ def within(mask, new, old):
 
 @patch
 def mask_results(self:MaskedCohort, out):
-    "The clients' memory and uploads in `out`: outside their parts, the old memory and zeros."
+    "The clients' memory and uploads in `out`, with the old memory and uploads of zero outside their parts."
     if not self.part.get('chosen'): return out
     mask, memory, uploads = self.part['mask'], self.mine['client'], out['uploads']
     return dict(client=within(mask, out['client'], memory), uploads=within(mask, uploads, zeros(uploads)))

@@ -29,7 +29,7 @@ class RaggedCohort(Cohort):
             else: yield from ((t, n, ks) for n, ks in groups(moving[:, t]*full))
 
     def batch(self, t, ks, n):
-        "The batch of the clients at positions `ks` in step `t`, with `valid` (len(ks), n) if it matters."
+        "The batch of the clients at positions `ks` in step `t`, with `valid` (len(ks), n) if `short_steps()[t]`."
         batch = super().batch(t, ks, n)
         if 'short' not in self.memo: self.memo['short'] = self.short_steps()
         if any(self.memo['short']) and 'valid' not in self.memo: # moved to a device once a round

@@ -54,7 +54,7 @@ def _join_batches(each): # list of TaskBatches of one task, with equal batch wid
 # %% ../../nbs/engine/runs.ipynb #aa9e8862
 def train_runs(
     asks,       # list of (Broadcast, list of client numbers, TaskBatches), one per run
-    tapes=None, # Tapes to play steps from; None runs every step without
+    tapes=None, # Tapes to play steps from; None: run every step without tapes
 ) -> list:      # for each run, what `fedlit.round.local_phase` returns
     "Train the clients of several runs, all in one stack."
     sent = asks[0][0]

@@ -29,7 +29,7 @@ def step_from(
     cohort,  # class of the cohort
     each,    # `single` or `stacked`
     fill=False, # pad the short batch?
-    cast=torch.Tensor.double, # to the precision of the trial, for floating-point tensors
+    cast=torch.Tensor.double, # function that converts a floating-point tensor to the precision of the trial
     train=Cohort.train, # how to train: `train`, or `train_small`
 ):           # name -> (K, ...): changes of the clients' parameters and buffers, their loss, memory and uploads
     "Run one step of the clients from weights near those of `sent`."
@@ -57,7 +57,7 @@ def _first_difference(one, many, tolerance): # relative to a tensor's largest nu
     return ''
 
 # %% ../../nbs/engine/trial.ipynb #trial009
-PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # of the trial, with their tolerances
+PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # precisions to try, with their tolerances
 
 def compare_ways(plain, other):
     "Compare two ways to take a step: '' if they agree, else what differs or the error of the other way."

@@ -225,7 +225,7 @@ def _both(mean, std): # as tuples of floats; None, None if nothing is normalised
 
 # %% ../../nbs/ground/arrays.ipynb #6b6d0628
 def as_constants(mean, std, x):
-    "Means and deviations as tuples of floats, if they fit the samples `x`; None, None for none."
+    "Means and deviations as tuples of floats, if they fit the samples `x`, else ValueError; None, None for none."
     mean, std = _both(mean, std)
     if mean is None: return mean, std
     if x.ndim not in (2, 4) or x.dtype == torch.int64:
@@ -250,8 +250,8 @@ def _some_rows(x, most=2**24): # the bytes of at most 4096 samples or 16 MB, eve
 def repeated(
     x, # (N, ...) training samples
     z, # (M, ...) test samples
-): # the share of the test samples that are training samples too; 0 if it may well be chance
-    "The share of the test samples that a network has trained on."
+): # a share from 0 to 1; 0 if it may well be chance, or if the samples cannot be compared
+    "The share of test samples that are also training samples, counted among at most 4096 of each."
     if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return 0
     train, test = _some_rows(x), _some_rows(z)
     known = set(train)

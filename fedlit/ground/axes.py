@@ -117,7 +117,7 @@ class Axes:
     "The axes of a network. A segment is (axis, length, repeat); its axis is None if it must stay whole."
     of: dict        # name of a parameter or buffer -> a tuple of segments for each of its leading dimensions
     size: dict      # axis -> number of its coordinates; only these axes can be cut
-    makes: dict     # weight or bias of a convolution or linear layer -> the axis that it makes
+    makes: dict     # weight or bias of a convolution or linear layer -> the axis of the layer's outputs
     features: tuple # segments of the features
     logits: str     # the axis of the classes, which is never cut
     classes: int    # length of that axis
@@ -221,7 +221,7 @@ def axes_of(model) -> Axes: # module whose forward returns (features, logits)
 
 # %% ../../nbs/ground/axes.ipynb #ca7176c5
 def along(axes, segs, chosen):
-    "0/1 vector for one dimension: ones where no axis is chosen, repeats spelt out; None if nothing on it is chosen."
+    "0/1 vector for one dimension, with repeats; ones for axes not in `chosen`; None if no axis on it is in `chosen`."
     if not any(a in chosen for a, _, _ in segs): return None
     like = next(iter(chosen.values()))
     return torch.cat([
@@ -240,7 +240,7 @@ def masks(axes, chosen):
 
 # %% ../../nbs/ground/axes.ipynb #0aa972c4
 def coordinates(axes, name, chosen, device=None):
-    "Positions of the small tensor's entries in the big one, for each leading dimension; None for all."
+    "Positions of the small tensor's entries in the big one, for each leading dimension; None where all are kept."
     vectors = [along(axes, segs, chosen) for segs in axes.of.get(name, ())]
     return [None if v is None else v.nonzero()[:, 0].to(device) for v in vectors]
 
@@ -307,7 +307,7 @@ def _is_relu(node, graph):
             and 'relu' in (node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')))
 
 def watched(axes, at='relu'):
-    "Point -> axis: after ReLUs, else the layer that makes the axis (`at='relu'`), or after those layers (`'layer'`)."
+    "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."
     made = {k.rsplit('.', 1)[0] for k in axes.makes}
     makers = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
               if n.name in axes.points and n.op == 'call_module' and n.target in made}

@@ -21,11 +21,11 @@ def _words(what, numbers):
     return [len(numbers), zlib.crc32(what.encode()), *(w for n in map(int, numbers) for w in (n & 0xffffffff, n >> 32))]
 
 def rng(what, *numbers):
-    "A NumPy generator for this draw and no other, named by a word and numbers such as seed, round, client."
+    "A NumPy generator that depends only on a word for what is drawn and on numbers such as seed, round, client."
     return np.random.default_rng(np.random.SeedSequence(_words(what, numbers)))
 
 def seed_of(what, *numbers):
-    "A seed below 2**63 for this draw and no other, for generators of PyTorch."
+    "A seed below 2**63 for a PyTorch generator; it depends only on the word and the numbers, as for `rng`."
     return int(np.random.SeedSequence(_words(what, numbers)).generate_state(1, np.uint64)[0]) >> 1
 
 # %% ../../nbs/ground/draws.ipynb #352cd1a6
@@ -77,7 +77,7 @@ def _drawn(op, args, kwargs, seed):
 
 # %% ../../nbs/ground/draws.ipynb #cfd5f19e
 class Dispatch(TorchDispatchMode):
-    "A mode that spares torch the import of its compiler, only to exclude the class from it: that takes seconds."
+    "A mode that torch does not exclude from compilation: to do so, torch imports its compiler, which takes seconds."
     @classmethod
     def _should_skip_dynamo(cls): return False
 
@@ -116,9 +116,9 @@ def _each(self:Seeded, op, args, kwargs, seeds):
 # %% ../../nbs/ground/draws.ipynb #d7ebcd29
 @contextmanager
 def undrawn(
-    devices=None, # devices whose generators to keep besides the CPU's; [] for none, None for all GPUs
+    devices=None, # devices whose generators to restore, besides the CPU's; [] for none, None for all GPUs
 ):
-    "A context that restores the process's PyTorch generators at its end; meanwhile no other federation draws."
+    "A context that restores the process's PyTorch generators when it ends; only one thread at a time can be in it."
     with _one_at_a_time, torch.random.fork_rng(devices): yield
 
 @contextmanager

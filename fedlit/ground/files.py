@@ -74,7 +74,7 @@ _SYNCED = {} # checkpoint -> time of its last sync, and whether the file there i
 
 # %% ../../nbs/ground/files.ipynb #1a98abcd
 def last(path):
-    "The path where the checkpoint before the one at `path` is kept."
+    "The path at which the previous version of the checkpoint at `path` is kept."
     return Path(path).with_name(Path(path).name + '.last')
 
 def _copy(path, to):
@@ -314,7 +314,7 @@ def read_tensors(
 def newest(
     path, # path of the checkpoint
     read, # function that reads a path; ValueError if it cannot
-):        # what `read` returned; None if there is no checkpoint
+):        # what `read` returned; None if there is no checkpoint; Damaged if no version of it can be read
     "Read a checkpoint; if it is damaged, the previous one."
     path, said = Path(path), []
     if not os.path.lexists(path): return _begin_again(path)
@@ -370,8 +370,8 @@ def fetch(
     url,    # https address
     path,   # where to write
     sha256, # its SHA-256, 64 hexadecimal digits
-):           # the path; Damaged if another file came
-    "Download a file and check its checksum; does nothing if the file is there already."
+):           # the path; Damaged if the download has another checksum, ValueError if the address is not https
+    "Download a file and check its checksum; does nothing if the file is there already, with this checksum."
     from tqdm import tqdm
     from urllib.request import urlopen
     if not url.startswith('https://'): raise ValueError(f"{url} is not an https address")

@@ -89,7 +89,7 @@ def _some(x, most=2**30): # most: bytes
     return x[::max(1, -(-x.numel()*x.element_size()//most))]
 
 def weight_of(v): # (...) tensor
-    "A checksum; of floats a number that rounding moves by at most a millionth, and a checksum if not all are finite."
+    "A checksum; for floats, a weighted sum that rounding hardly changes, with a checksum if some are not finite."
     v = v.detach().cpu()
     if not (v.is_floating_point() or v.is_complex()): return checksum(v)
     v = (torch.view_as_real(v) if v.is_complex() else v).double().flatten()
@@ -100,7 +100,7 @@ def weight_of(v): # (...) tensor
 
 # %% ../../nbs/ground/fingerprint.ipynb #16e87025
 def fingerprint(model, task, clients, criterion, tests=None, method=None, proxy=None, metrics=None) -> dict:
-    "What identifies a run to its checkpoint, as name -> checksum, name or numbers; of more than a gigabyte, a sample."
+    "What identifies a run to its checkpoint, as name -> checksum, name or numbers; samples over 1 GiB are thinned out."
     indices = lambda parts: checksum(*([torch.cat([torch.as_tensor(p).long() for p in parts])] if parts else []))
     lengths = torch.tensor([len(t) for t in tests or ()])
     brief = lambda text: f'{zlib.crc32(text.encode()):08x}'
@@ -124,12 +124,12 @@ GIVEN = dict(partition='another partition', start='other first weights', labels=
              proxy='other public samples', metric='another metric of the same name')
 
 def differences(was, now, *but) -> list:
-    "How two runs differ, in words, where both fingerprints have an entry, except for the names in `but`."
+    "How two runs differ, in words: entries that both fingerprints have but that are not alike, except those in `but`."
     return list(dict.fromkeys(GIVEN[name] for k in was if (name := k.partition(' ')[0]) in GIVEN and k in now
                               and k not in but and not alike(was[k], now[k])))
 
 def alike(a, b) -> bool:
-    "Are they the same, with numbers equal up to the rounding of another processor?"
+    "Are `a` and `b` the same, with floats equal up to the rounding of another processor?"
     if isinstance(a, dict) and isinstance(b, dict): return a.keys() == b.keys() and all(alike(a[k], b[k]) for k in a)
     if isinstance(a, list) and isinstance(b, list): return len(a) == len(b) and all(map(alike, a, b))
     return a == b or isinstance(a, float) and isinstance(b, float) and math.isclose(a, b, rel_tol=1e-5)

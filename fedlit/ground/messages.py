@@ -131,7 +131,7 @@ def check_values(
 def coerce_fields(
     init, # the `__init__` of a method
 ):        # the same, after which every number has the type that its field declares
-    "Let a method print and compare alike however its numbers were written, and refuse those that are not finite."
+    "Make a method print and compare alike however its numbers were written, and refuse numbers that are not finite."
     @wraps(init)
     def made(self, *args, **kw):
         init(self, *args, **kw)
@@ -148,9 +148,9 @@ CLASS_SETTINGS = 'excludes', 'of_classes', 'alone', 'helpers', 'idle', 'endless'
 NOTICE = 'notice' # a function of the features of a batch that returns a warning, see `federate`
 EXTRA_METHODS = ( # other functions that a method may have, though they are not hooks
     NOTICE,
-    'refuses', # of another part, and whether it comes first: why the two cannot be added, or ''
-    'columns', # of what `fedlit.run.part_columns` offers: columns for the history
-    'wire')    # of a `fedlit.scale.capacity.Wire`: how many bits of an update are sent
+    'refuses', # takes another part, and whether it comes first; returns why the two cannot be added, or ''
+    'columns', # takes what `fedlit.run.part_columns` offers; returns columns for the history
+    'wire')    # takes a `fedlit.scale.capacity.Wire`; returns the Wire of what this part sends
 
 # %% ../../nbs/ground/messages.ipynb #msgcls02
 def check_class(
@@ -177,13 +177,13 @@ def check_class(
 class Answer:
     "What a hook must return."
     right: str          # what the hook must return, in words
-    form: Callable = lambda out, offer: True # of an answer and its offer: does the answer have the right form?
-    like: str = ''      # name of an offered tree whose names the first value must have
-    more: bool = False  # may it have further names?
+    form: Callable = lambda out, offer: True # (answer, offer) -> does the answer have the right form?
+    like: str = ''      # name of a tree in the offer whose keys the first value must have
+    more: bool = False  # may the first value have other keys too?
     memory: int = None  # index of the value that is the client's memory
-    sends: tuple = ()   # indices of values that are sent or kept otherwise
+    sends: tuple = ()   # indices of values whose leaves must be tensors, as they are sent or kept
     buffers: int = None # index of the value that sets buffers, if there is one
-    check: Callable = lambda out, offer: '' # of the same: what else is wrong, in words
+    check: Callable = lambda out, offer: '' # (answer, offer) -> what else is wrong, in words
 
     def wrong(self, out, offer):
         "What is wrong with the result `out` of a hook that had this `offer`; '' if nothing."
@@ -209,11 +209,11 @@ def is_weights(out, offer): return getattr(out, 'shape', None) == offer['weights
 def is_stack(out, offer): return isinstance(out, tuple) and len(out) == 2 and isinstance(out[0], dict)
 
 def are_dicts(*n): # n: the allowed numbers of dictionaries
-    "A check that a result is a tuple of that many dictionaries."
+    "A check that a result is a tuple of dictionaries, of an allowed length."
     return lambda out, offer: isinstance(out, tuple) and len(out) in n and all(isinstance(v, dict) for v in out)
 
 def or_buffers(form): # form: the check of the first value
-    "A check for one value, or for it and a dictionary of buffers."
+    "A check for one value, or for a pair of that value and a dictionary of buffers."
     return lambda out, offer: form(out, offer) or (
         isinstance(out, tuple) and len(out) == 2 and form(out[0], offer) and isinstance(out[1], dict))
 
@@ -251,7 +251,7 @@ def _no_tensor(tree, path=''):
 def _no_tensors(values, places): return next(filter(None, (_no_tensor(values[i]) for i in places if values[i:])), '')
 
 def other_rows(out, offer):
-    "Say which change does not have a row for each weight; '' if all do."
+    "Say which of the deltas does not have one row per weight; '' if all do."
     deltas, weights = out
     rows = len(weights) if getattr(weights, 'ndim', 0) == 1 else 0
     shapes = {k: (rows, *offer['deltas'][k].shape[1:]) for k in deltas}

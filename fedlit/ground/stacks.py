@@ -131,7 +131,7 @@ def _batch_norm(asked, among=None):
 def has_batchnorm(
     model, # a network
 ):         # bool
-    "Does any layer look across a batch as BatchNorm does?"
+    "Does the network have a BatchNorm layer?"
     return any(isinstance(m, _BatchNorm) for m in model.modules())
 
 def masked_batchnorm(

@@ -28,7 +28,7 @@ class Pages:
 
 # %% ../../nbs/ground/table.ipynb #9c49d9a4
 def free_memory():
-    "Bytes of memory left on this machine or in this container; 8 GiB if the system (not Linux) does not tell."
+    "Bytes of memory free on this machine or in this container; 8 GiB where there is no /proc/meminfo, as on a Mac."
     try:
         with open('/proc/meminfo') as f:
             free = next(int(l.split()[1])*1024 for l in f if l.startswith('MemAvailable'))
@@ -38,7 +38,7 @@ def free_memory():
     return free if limit == 'max' else max(0, min(free, int(limit)-int(used)))
 
 def memory_budget():
-    "Bytes of memory that a table's rows may take: FEDLIT_MEMORY if it is set, else half of what is free."
+    "Bytes of memory that a table's rows may take: FEDLIT_MEMORY if it is set, else half of `free_memory()`."
     said = os.environ.get('FEDLIT_MEMORY')
     return int(float(said)) if said else free_memory()//2
 
@@ -218,10 +218,10 @@ def pack(
 
 def unpack(
     held,         # (1 + W, ...), the default row first
-    numbers,      # (W,) the numbers of the other rows
+    numbers,      # (W,) indices of the written rows
     clients,      # int, how many rows the table has
     device='cpu', # where rows are read to
-    store=None,   # Store
+    store=None,   # Store; None: one of its own
 ) -> Table:
     "The table whose content `pack` returned."
     table = Table(held[0], clients, store)

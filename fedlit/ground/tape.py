@@ -22,7 +22,7 @@ from .tree import tmap, leaves
 # %% ../../nbs/ground/tape.ipynb #e149a416
 @dataclass(frozen=True)
 class Dial:
-    "A number that is recorded as code, which computes it from the numbers that a recording is bound to, such as `-lr`."
+    "A number that is recorded as code, such as `-lr`, and computed from the numbers that a recording is bound to."
     code: str
 
 _turned = threading.local()
@@ -32,7 +32,7 @@ def dial(
     code,   # how the number is computed, such as '-lr'
     number, # its current value
 ):
-    "A context in which the argument of an operation that equals `number` is recorded as `code`."
+    "A context in which an operation's argument that equals `number` is recorded as `code`."
     _turned.now = code, number
     try: yield
     finally: _turned.now = None
@@ -342,12 +342,12 @@ def _for_any(one, two, *rows): # recordings for stacks of two sizes, and the num
 
 # %% ../../nbs/ground/tape.ipynb #2421bdb1
 class Tapes:
-    "Runs functions by a key: first as they are, then recorded, then played back as long as that does the same."
+    "Runs functions by a key: at first plainly, then recorded, then played back as long as the results agree."
     def __init__(self,
         graphs=False, # on CUDA, launch a recording as one graph?
         state=None,   # function that returns Python's state; a step that changes it is not played back
-        compiles=False, # compile kernels for functions that `bind` is to expect often?
-        lasting=False, # can nothing change between rounds? Then a kind of step is checked only once
+        compiles=False, # compile kernels for functions bound with `often=True`?
+        lasting=False, # can nothing change between rounds? Then each kind of step is checked only once
     ):
         self.kept, self.graphs, self.state, self.compiles, self.lasting = {}, graphs, state, compiles, lasting
         self.stopped, self.one = '', threading.RLock() # why nothing is played any more
@@ -368,7 +368,7 @@ def bind(self:Tapes,
     rows=None, # number of rows, if it is a stack; not part of the key
     kind=None,   # hashable; calls of one kind run the same Python code. None: the key
     often=False, # will it recur so often that compiling pays?
-    **numbers, # numbers that `f` uses in `dial`, by name: the same until it is bound again
+    **numbers, # values, by name, of the numbers that `f` uses in `dial`; fixed until `bind` is called again
 ):           # function of the other trees
     "`f(*steady, ...)`, played back if possible."
     if rows: numbers = dict(numbers, rows=rows)
@@ -674,8 +674,8 @@ def compiled(
     f,         # as for `record`
     trees,     # as for `record`, but they are not written to
     steady=0,  # as for `record`
-    watched=lambda f, *args: f(*args), # runs the step: a compiler may change Python's state, a step may not
-    **numbers, # name=current value, of the numbers that `dial` computes with
+    watched=lambda f, *args: f(*args), # runs the step, and may check that Python's state is unchanged
+    **numbers, # current values, by name, of the numbers that `dial` computes with
 ):             # `bind`, as from `record`; None if `f` is not repeatable; an Exception if it cannot be compiled
     "A recording of `f` that runs kernels compiled for it."
     same = lambda: [tmap(torch.clone, t) for t in trees]

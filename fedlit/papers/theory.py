@@ -17,7 +17,7 @@ def product(ws): # weight matrices, first layer first, each (..., out, in)
 
 # %% ../../nbs/theory/gradient_flow.ipynb #61077ac9
 def pull(ws, x, y, form='exact'): # (..., samples, inputs); (..., samples), integers; form: 'means' as in the paper
-    "G of FedDecorr's Theorem 1: $-1/N$ times the gradient of the summed cross-entropy in the product of all layers."
+    "G of FedDecorr's Theorem 1: $-1/N$ times the summed cross-entropy's gradient w.r.t. the product of all layers."
     p = torch.softmax(x @ product(ws).mT, -1)
     e = F.one_hot(y, p.shape[-1]).to(p.dtype)
     if form == 'exact': return (e - p).mT @ x / x.shape[-2]
@@ -39,7 +39,7 @@ def descent(ws, x, y): # ws: all layers, the classifier last; x, y: as for `pull
 
 # %% ../../nbs/theory/gradient_flow.ipynb #a9cf1ccb
 def flow(ws, x, y, dt, steps, every=1): # dt times the number of samples corresponds to a learning rate on the mean loss
-    "Gradient flow of a deep linear network, by fourth-order Runge-Kutta steps."
+    "Gradient flow of a deep linear network by fourth-order Runge-Kutta steps: for each layer, (times, ..., out, in)."
     f = lambda k, h: descent([w + h*v for w, v in zip(ws, k)], x, y)
     out = [ws]
     for t in range(1, steps + 1):

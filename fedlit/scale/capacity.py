@@ -45,7 +45,7 @@ class Wire:
     full: float     # bits of a number that is sent unchanged
     numbers: float  # count of the numbers that are sent
     bits: float     # bits of each number that is sent
-    beside: float = 0. # extra bits that say which they are, and in what unit
+    beside: float = 0. # extra bits: which numbers are sent, and their scale
     @property
     def bytes(self): return np.ceil((self.numbers*self.bits + self.beside)/8)
 

@@ -19,7 +19,7 @@ from ..methods.submodels import top
 from ..models import count, macs
 
 # %% ../../nbs/scale/costs.ipynb #37fa75b9
-RATES = 1., 1/2, 1/4, 1/8, 1/16 # the capacities of HeteroFL and of the thesis
+RATES = 1., 1/2, 1/4, 1/8, 1/16 # the capacities in HeteroFL and in the thesis behind FedDSE and FedGSE
 
 def narrow(
     model, # network that returns (features, logits); it is not changed
@@ -54,7 +54,7 @@ def trainer(
 # %% ../../nbs/scale/costs.ipynb #8cbb363f
 def take_turns(
     jobs,      # dict name -> function without arguments
-    repeats=5, # how often each is timed, after one call to warm up
+    repeats=5, # how many times each is timed, after one call to warm up
     device='cpu', # a GPU is synchronised before a clock is read
 ):             # dict name -> (repeats, 2) array: wall-clock seconds, and processor seconds of this process
     "Time several jobs in turn."
@@ -110,7 +110,7 @@ def costs(
     nets,          # dict label -> network that returns (features, logits); they are trained in place
     shape,         # shape of one sample
     batch_size=32, # samples per step
-    repeats=5,     # how often a step is timed
+    repeats=5,     # how many times a step is timed
     device='cpu',
 ) -> pd.DataFrame: # one row per network; bytes and seconds
     "What one training step costs for each of several networks, timed in turn."
@@ -163,7 +163,7 @@ def readable(
 
 # %% ../../nbs/scale/costs.ipynb #da37c98e
 def read(
-    path, # a file that one of the two wrote
+    path, # file that one of these two programs wrote
 ):        # its rows as a table, indexed by the first column, and the whole content
     "Read a result of `python -m bench.costs` or `python -m bench.capacity`."
     content = read_json(path)

@@ -52,12 +52,12 @@ from ..parse import local as read_local, method as parse, value
 # %% ../../nbs/scale/flower.ipynb #b30bec70
 @dataclass(frozen=True, eq=False)
 class Plan(Federation):
-    "What server and sites have agreed on: a federation whose task has no images, and how long the server waits."
+    "What server and sites have agreed on: a federation whose task holds no samples, and how long the server waits."
     least: int = 1          # good answers that a round needs; with fewer the run stops
     wait: float = 60.       # seconds that sites have to connect and say who they are
     timeout: float = 600.   # seconds that sites have to answer in a round
     sites: str = 'sites'    # folder of the sites' folders, in a simulation
-    nodes: str = ''         # the nodes of client 0, 1, ..., whose keys the server knows; '' is whoever says it first
+    nodes: str = ''         # node ids of clients 0, 1, ..., spaces between; '': the first node to claim a client
     test: str = ''          # safetensors file with x and y for the server to evaluate on; '' for none
     def __post_init__(self): _agreeable(self)
     @property
@@ -218,7 +218,7 @@ def fixed_as_text(state):
     return json.dumps({k: weight_of(v) for k, v in state.fixed.items()})
 
 def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fixed_as_text` of the server
-    "A round of local training: a tree to send, dict(steps, loss) of what may be told, and a tree to remember."
+    "A round of local training: a tree to send, dict(steps, loss) without what is protected, and a tree to remember."
     state = begin(plan)
     if not alike(json.loads(fixed), json.loads(fixed_as_text(state))):
         raise ValueError("what is frozen in the network is not the same here as at the server; "
@@ -355,7 +355,7 @@ def quoted(
     return shown[:most] + ' ...' if len(line) > most or len(shown) > most else shown
 
 def blank(plan, state):
-    "A client's result on two empty samples: the names, types and shapes that answers must have."
+    "A client's result on two samples of zeros: the names, types and shapes that answers must have."
     x, y = torch.zeros(1, 1, 2, *plan.task.x_train.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
     return local_phase(Broadcast(plan.method, plan.model, state, plan.local), [0], Batches(x, y),
                        _executor(plan.method))
@@ -390,7 +390,7 @@ def _stacked(state, answers, form):
 
 # %% ../../nbs/scale/flower.ipynb #4fc8a4ce
 def believed(plan, state, answers, form):
-    "`answers` without implausible ones, judged together as `federate` does; client number -> why it is left out."
+    "`answers` without implausible ones, judged together as `federate` does; and client number -> why it is left out."
     if not answers: return {}, {}
     who, out = _stacked(state, answers, form)
     shared = lambda tree: {k: v for k, v in tree.items() if k not in state.personal}
@@ -450,13 +450,13 @@ def _pull(grid, waiting, round, end):
 MOST = 10**8 # most samples that a site may say it has
 
 class Book:
-    "Which node is which client, according to the nodes themselves; of several, the first to say so counts."
+    "Which node is which client, as the nodes themselves say; if several claim one client, the first to do so counts."
     def __init__(self, plan): self.plan, self.said, self.waiting, self.until, self.online = plan, {}, {}, {}, []
     def here(self):
-        "Client number -> connected node; if several claim one number, the first that did."
+        "Client number -> connected node; if several nodes claim one number, the first to have done so."
         return {self.said[n][0]: n for n in reversed(self.said) if self.said[n] and n in self.online}
     def enter(self, node, content):
-        "Record what `node` says about itself; what cannot be true is refused."
+        "Record which client `node` says it is, and how many samples it has; impossible claims are logged and ignored."
         self.said[node], plan = None, self.plan
         try:
             number, samples = content['site']['number'], content['site']['samples']
@@ -596,7 +596,7 @@ def serve(
     plan, # Plan
     metrics=None, # name -> function of (logits, y) -> number, on the server's test file
 ) -> Run: # as `federate` returns it; the state's tables of clients are empty
-    "Run the server: all rounds, with a checkpoint after each."
+    "Run all rounds on the server, saving checkpoints if the plan names one; RuntimeError if too few answers are good."
     test, run = _try_out(plan, metrics), _begun(plan)
     form, history, book, end = (
         blank(plan, run.state), run.history.to_dict('records'), Book(plan), time.monotonic() + plan.wait)

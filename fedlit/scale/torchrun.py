@@ -255,17 +255,17 @@ def _home(out, state):
 # %% ../../nbs/scale/torchrun.ipynb #9bf68f20
 @patch(as_prop=True)
 def follows(self:Ranks):
-    "Is this a rank that follows, led by rank 0?"
+    "Does this rank follow rank 0?"
     return self.rank > 0
 
 @patch
 def named(self:Ranks, executor):
-    "The name of `executor` in the settings of a run on these ranks."
+    "What the settings of a run on these ranks call its `executor`."
     return f'torchrun:{executor} x {self.size}'
 
 @patch
 def begin(self:Ranks, sim, run):
-    "Check that all ranks were given the same run, and lead: `train`, `sums` and `test_clients` are of all ranks."
+    "Check that all ranks have the same run, and lead them: `train`, `sums` and `test_clients` then use all ranks."
     self.open, self.sim, self.round, sim.single_process = True, sim, run.state.round + 1, False
     self.reads = bool(server_readers(run.method))
     self._say('begin', given=_given(sim, run), round=self.round)
@@ -411,7 +411,7 @@ def end(self:Ranks, run):
 
 @patch
 def follow(self:Ranks, sim, run):
-    "Follow rank 0, on another rank; returns the Run after its last round, without what clients keep."
+    "On a rank other than 0, do what rank 0 says; returns the Run after its last round, without what clients keep."
     self.open = self.ready = True
     self.sim, self.out, sim.single_process = sim, None, False
     while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
