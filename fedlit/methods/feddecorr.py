@@ -23,7 +23,7 @@ class FedDecorr(Method):
     "Decorrelate the features of each batch (Shi et al., ICLR 2023, eq. 8 and 9)."
     beta: float = .1       # weight of the penalty
     form: str = 'released' # 'released' reproduces the published numbers, 'paper' is eq. (8) as printed
-    floor: float = field(default=1e-8, repr=False) # added to each feature's variance, in its units; .1 for no BatchNorm
+    floor: float = field(default=1e-8, repr=False) # added to each feature's variance; use .1 if there is no BatchNorm
     def __post_init__(self):
         require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
                 form=(self.form in ('released', 'paper'), "'released' or 'paper'"))

@@ -19,7 +19,7 @@ def not_true(
     tau,     # temperature, positive
     valid=None, # (B,) booleans: which rows are samples; None: all
 ): # () mean over the batch
-    "KL divergence of `logits` from the teacher over all classes except the true one (Lee et al., section 4)."
+    "KL(teacher || student) over all classes except the true one; the student is `logits` (Lee et al., section 4)."
     true = y[:, None] == torch.arange(logits.shape[1], device=y.device)
     q, p = (F.log_softmax(v.masked_fill(true, -torch.inf)/tau, 1) for v in (teacher, logits))
     return valid_mean((q.exp()*(q - p).masked_fill(true, 0.)).sum(1), valid)

@@ -143,7 +143,7 @@ def _norms_at_home(model, keeps):
 class DP(Method):
     "Clip every client's update and add Gaussian noise: user-level privacy (McMahan et al., ICLR 2018)."
     clip: float = 1.     # C, maximum length of a client's update
-    noise: float = 1.    # z: the noise's standard deviation over C, on the sum of the updates or on each of them
+    noise: float = 1.    # z: the noise has standard deviation zC, on the sum of the updates or on each of them
     at: str = 'server'   # who adds the noise: the 'server' to the mean, or every 'client' to what it sends
     per: str = 'update'  # what is clipped: the whole 'update', or each 'tensor' to its share of C
     delta: float = field(default=1e-5, repr=False)   # delta of the column `epsilon`
@@ -279,8 +279,8 @@ class DPSGD(Method):
 def looks(
     passes,  # (N,) number of epochs each client has done, e
     indices, # list of N index tensors into the training set, one per client
-) -> int:    # T
-    "The most Gaussian mechanisms of multiplier z/2 that any sample has gone through, counting all of its copies."
+) -> int:    # the number T
+    "The most Gaussian mechanisms with multiplier z/2 that any sample has gone through; m copies of it count m^2 times."
     who = passes.nonzero()[:, 0].tolist()
     if not who: return 0
     each = [indices[k].cpu().unique(return_counts=True) for k in who]

@@ -72,7 +72,7 @@ def reproduce(
 
 # %% ../../nbs/papers/catalogue.ipynb #6d5a486d
 def until_decided(
-    names, max_seeds=30, # stop at this number
+    names, max_seeds=30, # maximum number of seeds
     scale='embedded', only='', out=None, # see `entries`, `select`
     **kw, # for `reproduce`
 ):        # number of results that are still missing

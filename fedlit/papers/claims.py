@@ -21,8 +21,8 @@ from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_int
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
-def ends(values, name, percent=100): # shares of that name, one per round; None for rounds without a test
-    "Three summaries of a curve's end: last, mean over the last third, best; NaN if those rounds were not tested."
+def ends(values, name, percent=100): # values: shares, one per round, None if untested
+    "A curve's last value, its mean over the last third and its best, times `percent`; NaN where a test is missing."
     late, tested = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
     three = {name: values[-1], f'{name}_late': None if None in late else float(np.mean(late)),
              f'{name}_best': max(tested, default=None)}
@@ -63,7 +63,7 @@ def with_columns(rows, **columns):
 
 # %% ../../nbs/papers/claims.ipynb #b4bf9d02
 def by_test(differences, test):
-    "The rule of most claims: the test decides."
+    "The rule for most claims: the result of `test`, such as `paired`, on the differences."
     return test(differences)
 
 def by_sign(differences, test):
@@ -185,7 +185,7 @@ def levels_off(rises, flat, axis, **where): # axis: a label, such as 'participat
 
 # %% ../../nbs/papers/claims.ipynb #rt000001
 def rounds_to(rows):
-    "Add the rounds that each run needs to reach FedAvg's last accuracy for that seed, or its mean over the last third."
+    "Add columns: rounds to reach FedAvg's last and late accuracy for that seed, all plus one if never; and `early`."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
     def needed(value):
         goals = pick(rows, dict(method='FedAvg'), value)

@@ -125,7 +125,7 @@ GAINS = {
 }
 
 # %% ../../nbs/papers/collapse.ipynb #a40f82a0
-def main_job(seeds=SEEDS, rounds=None): # None: as many as the scale has
+def main_job(seeds=SEEDS, rounds=None): # rounds: None for as many as the scale has
     "Put the main job into the catalogue, with other seeds or another number of rounds if you like."
     which = ' '.join(map(str, seeds)) + ','*(len(seeds) == 1) # a lone number would be read as a count
     options = [f'--seeds {which}']*(tuple(seeds) != SEEDS) + [f'--rounds {rounds}']*bool(rounds)
@@ -147,7 +147,7 @@ def _without_length(setting):
     return json.dumps({k: v for k, v in setting.items() if k not in ('seed', 'rounds')}, sort_keys=True) if good else ''
 
 def runs_in(out):
-    "The seeds and rounds of the main job's runs in a folder, as arguments for `main_job`."
+    "The seeds and rounds of the main job's runs in a folder, for `main_job`; its defaults if there are no runs."
     usual = [plain(s) for _, s in collapse_runs('embedded')]
     known = set(map(_without_length, usual))
     read = [r.get('setting') for task in {s['task'] for s in usual} for r in all_results(Path(out)/task).values()]
@@ -179,12 +179,12 @@ def left_out(out, rounds):
             yield f"of another length: {file} has {r['setting']['rounds']} rounds, not {rounds}"
 
 # %% ../../nbs/papers/collapse.ipynb #cb5d6fcc
-def committed_runs(scale='embedded'): # or 'short': real images
+def committed_runs(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's committed runs, including those still to be done, and the folder of their results."
     if scale == 'short': return collapse_runs(scale, range(10)), shipped('catalogue')
     return collapse_runs(scale, *runs_in(shipped('digits'))), shipped('digits')
 
-def committed(scale='embedded'): # or 'short': real images
+def committed(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's results that come with fedlit, see `results`."
     return results(*committed_runs(scale))
 
@@ -200,7 +200,7 @@ def gains_by_alpha(rows, missing=()):
     return gains[['measured', 'seeds', 'interval']].rename(columns=dict(measured='gain')).rename_axis('alpha')
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
-def committed_verdicts(scale='embedded'): # or 'short': real images
+def committed_verdicts(scale='embedded'): # 'embedded': digits; 'short': real images
     "The verdicts based on the results that come with fedlit."
     e, out = CATALOGUE['collapse'], shipped('digits' if scale == 'embedded' else 'catalogue')
     return e.judge(*committed(scale), repeated if looks(e, scale, out)[1] else paired)

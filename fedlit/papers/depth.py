@@ -26,7 +26,7 @@ DRIFT = {'as usual': {}, 'lr=0.01': local_field('lr', .01)[.01], 'epochs=2': loc
          'momentum=0': local_field('momentum', 0.)[0.]}
 
 def perceptron(depth, width=64): # number of hidden layers before the features; width of all layers
-    "The change of a setting to a perceptron with BatchNorm, all layers equally wide."
+    "The fields that make a setting's network a perceptron with BatchNorm, all layers equally wide."
     return dict(options=(('hidden', (width,)*depth), ('features', width), ('norm', 'batch')))
 
 # %% ../../nbs/papers/depth.ipynb #de000061

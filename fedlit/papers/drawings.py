@@ -17,7 +17,7 @@ def by_seed(rows, value):
     return rows.groupby('seed')[value].mean()
 
 def cell(rows, value, digits=1):
-    "The mean over seeds and half the width of its 95 % interval, as text."
+    "The mean over seeds and half the width of its 95 % interval, as text; a remark instead if a value is NaN."
     if rows[value].isna().any(): return 'produced NaN or infinity'
     return mean_and_margin(by_seed(rows, value), digits)
 

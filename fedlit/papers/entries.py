@@ -124,7 +124,7 @@ class Entry:
 
 # %% ../../nbs/papers/entries.ipynb #680a56d7
 @patch
-def judge(self:Entry, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.weigh`
+def judge(self:Entry, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.evaluate`
     "The verdicts on this entry's claims from these results, judged on their own: a DataFrame."
     return judge_claims(self.claims, rows, missing, self.derive, test)
 
@@ -150,7 +150,7 @@ def remarks(entry, scale):
 
 # %% ../../nbs/papers/entries.ipynb #e8306dc6
 def with_seeds(grid, n): # number of seeds; None: the grid's own
-    "A grid with n seeds, counted from its first one."
+    "A grid with n seeds, counted from its first one; the same grid if nothing is trained."
     if n is None or not any(s.rounds for _, s in grid): return grid
     start = grid[0][0]['seed']
     first = [(labels, s) for labels, s in grid if labels['seed'] == start]
@@ -242,7 +242,7 @@ def remember(out, key, **new): # key: id of an entry, scale and part
     write_json(file, known | {key: known.get(key, {}) | new})
 
 def looks(entry, scale, out, only=''):
-    "The numbers of seeds requested so far, in order (None: the entry's own); and does the sequential test judge?"
+    "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
     seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
     seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']

@@ -52,7 +52,7 @@ def subset_means(d): # (n,)
     return np.sort(chosen@d/chosen.sum(1).clip(1))
 
 def interval(differences, level=LEVEL): # level: how often the interval may miss
-    "The lowest and the highest centre that the test of `paired` does not reject; NaN for a single seed."
+    "The lowest and the highest centre that `paired` does not reject, possibly infinite; NaN for a single seed."
     d = np.asarray(differences, float)
     if len(d) < 2: return math.nan, math.nan
     if len(d) < FEW and not equal(d):

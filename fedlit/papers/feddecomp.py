@@ -42,7 +42,7 @@ def mixtures(*values):
     return {a: mixture(a) for a in values}
 
 def decomp(s):
-    "The change of a setting to FedDecomp, with the released ratio and rank."
+    "The fields that switch a setting to FedDecomp, with the released ratio and rank."
     r_c, rank = (.6, 4) if s.data in ('cifar10', 'digits') else (.8, 40)
     return dict(method=f'FedDecomp(lora_epochs=2, r_c={r_c}, rank={rank})')
 
@@ -54,7 +54,7 @@ def other_forms(s):
     return {name: replace(s, method=repr(other)) for name, other in ways.items()}
 
 def critical(s):
-    "The change of a setting to FedCAC, with `beta` the same share of the rounds as at paper scale."
+    "The fields that switch a setting to FedCAC, with `beta` the same share of the rounds as at paper scale."
     return dict(method=f'FedCAC(beta={in_proportion(100, s, of=_decomp.rounds)})')
 
 HOME = ({n: dict(method=f'{n}()') for n in ('FedAvg', 'SOLO', 'FedBN', 'FedPer', 'FedRep')}
@@ -93,7 +93,7 @@ ORDERS = {'in turn': dict(lora_epochs=2), 'at the same time': dict(order='togeth
 FORMS = 'released', 'paper'
 
 def method_fields(**fields):
-    "The change of a setting that sets fields of its method; to be crossed after the method."
+    "A change that sets fields of a setting's method; in `cross`, its axis must come after that of the method."
     return lambda s: dict(method=repr(replace(parse(s.method), **fields)))
 
 entry('feddecomp/order', 'sections 1 and 4.4',

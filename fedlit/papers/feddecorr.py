@@ -43,7 +43,7 @@ DECORR = dict(
 
 # %% ../../nbs/papers/feddecorr.ipynb #f7f406ab
 def decorr_row(name):
-    "The change of a setting that makes a row such as 'MOON+FedDecorr', with the printed hyperparameters."
+    "A change that turns a setting into a row such as 'MOON+FedDecorr', with the printed hyperparameters."
     def change(s):
         published, ends_alike = s.model in ('mobilenetv2', 'alexnet_bn'), s.model in ('mobilenetv2', 'cnn_bn')
         own = dict(FedProx='FedProx(mu=0.001)', MOON='MOON(mu=1.0)', Scaffold='SCAFFOLD()',
@@ -80,7 +80,7 @@ FOUR = .05, .1, .5, float('inf')
 
 # %% ../../nbs/papers/feddecorr.ipynb #d75bc505
 def helps(base='FedAvg', value='accuracy_late', unit='points', **where):
-    "The claim's numbers: what FedDecorr adds."
+    "The claim's numbers: how far `base` with FedDecorr is ahead of `base` alone."
     return ahead(f'{base}+FedDecorr', base, value, unit, **where)
 
 EVEN, UNEVEN = float('inf'), .05
@@ -400,7 +400,7 @@ entry('feddecorr/fig5', 'ICLR Fig. 5, TPAMI Fig. 9', 'Accuracy against the weigh
 
 # %% ../../nbs/papers/feddecorr.ipynb #0853fac4
 def many_clients(n, **fields):
-    "The change of a setting to n clients; on digits, a client may have as few as two images."
+    "A change that gives a setting n clients; on digits, unless n is 10, a client may have as few as two images."
     def change(s):
         few = s.task == 'digits' and n != 10
         return dict(clients=n, partition=s.partition.replace(')', ', min_size=2)') if few else s.partition, **fields)

@@ -51,7 +51,7 @@ FOUR_SETS = 'mnist', 'cifar10', 'cifar100', 'tiny_imagenet'
 CLASSES = dict(high=dict(cifar100=8, tiny_imagenet=16), low=dict(cifar100=16, tiny_imagenet=32))
 
 def labels_of(*levels):
-    "Degrees of unevenness: 2 or 4 of ten classes per client, 8 or 16 of a hundred, 16 or 32 of two hundred; or all."
+    "A change per level: 'high' is 2, 'low' 4 of ten classes per client (of 100: 8, 16; of 200: 16, 32); or 'iid'."
     def classes(level):
         return lambda s: dict(partition=f"classes_per_client(classes="
                                         f"{CLASSES[level].get(s.data, dict(high=2, low=4)[level])})")
@@ -59,7 +59,7 @@ def labels_of(*levels):
 
 # %% ../../nbs/papers/feddse.ipynb #0929ddc7
 def cutting(name, rates=RATES, **kw):
-    "The change of a setting that makes a row of the thesis' tables."
+    "A change that turns a setting into a row of the thesis' tables."
     def change(s):
         size = dict(pool=200, samples=64) if s.model == 'mlp' else dict(pool=1024, samples=128)
         more = dict(size, **kw) if name == 'FedGSE' else kw
@@ -69,7 +69,7 @@ def cutting(name, rates=RATES, **kw):
 
 # %% ../../nbs/papers/feddse.ipynb #4e2b78d6
 def depth(s):
-    "DepthFL on the network with exits that is closest to the setting's network."
+    "The fields that switch a setting to DepthFL, on the network with exits that is closest to its own."
     model, options = dict(
         mlp=('exits_mlp', ()), cnn_bn=('exits_cnn', (('channels', (32, 64)), ('hidden', 256))),
         cnn4=('exits_cnn4', ()), feddse_resnet18=('exits_resnet18', ()),
@@ -81,7 +81,7 @@ def depth(s):
 OF_WIDTH = 'HeteroFL', 'Federated Dropout', 'FedRolex', 'FjORD', 'FedDSE'
 
 def rolling(s):
-    "What makes a setting one of FedRolex, with a window that goes around as often as at paper scale."
+    "The fields that switch a setting to FedRolex, whose window goes around as often as at paper scale."
     return cutting('FedRolex', step=strides(s, of=_dse.rounds))(s)
 
 BY_NAME = {n: cutting(n.replace(' ', '')) for n in OF_WIDTH} | {
@@ -106,7 +106,7 @@ def almost_whole(row):
 def as_in_chapter_3(*names): return {n: almost_whole(BY_NAME[n]) for n in names}
 
 def with_rates(*rates):
-    "The change of a setting to other capacities of the clients; to be crossed after the method."
+    "A change that gives clients other capacities; in `cross`, its axis must come after that of the method."
     return lambda s: dict(method=re.sub(r'rates=\([^)]*\)', f'rates={rates}', s.method))
 
 # %% ../../nbs/papers/feddse.ipynb #84b1e6f9
@@ -176,7 +176,7 @@ def activation_figure(rows):
 
 # %% ../../nbs/papers/feddse.ipynb #07fc1015
 def five_clients(s):
-    "The change of a setting to Figure 3.2's perceptron, trained by plain FedAvg."
+    "The fields that switch a setting to Figure 3.2: five clients, its perceptron, at most 100 rounds."
     return dict(model='mlp', options=(('hidden', (50,)), ('features', 24)),
                 clients=5, participation=1., rounds=min(s.rounds, 100),
                 public='', statistics='averaged', measure=('activations',))
@@ -215,11 +215,11 @@ entry('feddse/table3.5', 'Table 3.5', 'Sub-models, low heterogeneity', like='fed
 
 # %% ../../nbs/papers/feddse.ipynb #1b73b8c4
 def easier(**where):
-    "The claim's numbers: how far low heterogeneity lies above high."
+    "The claim's numbers: how far accuracy under low heterogeneity lies above that under high."
     return ahead(dict(heterogeneity='low'), dict(heterogeneity='high'), **where)
 
 def gain(axis, start, to, **where):
-    "The claim's numbers: how far one place on an axis lies above another; 0 is the first place, -1 the last."
+    "The claim's numbers: how far position `to` on an axis lies above position `start`; 0 is the first, -1 the last."
     return ahead({axis: nth(to)}, {axis: nth(start)}, **where)
 
 def spread_of(level):
@@ -242,7 +242,7 @@ entry('feddse/fig3.5', 'Fig. 3.5', 'High beside low heterogeneity',
 
 # %% ../../nbs/papers/feddse.ipynb #a45faa7d
 def strong_share(capacity, *shares):
-    "Capacities of ten groups of clients, a share strong, the others a sixteenth; to be crossed after the method."
+    "For each share, a change: that share of ten client groups gets `capacity`, the rest 1/16; see `with_rates`."
     groups = lambda share: (capacity,)*round(10*share) + (.0625,)*(10 - round(10*share))
     return {share: with_rates(*groups(share)) for share in shares}
 

@@ -48,8 +48,8 @@ LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 def _looked(family): return {data: replace(s, measure=LOOKS) for data, s in family.items()}
 LANDSCAPE = {scale: _looked(family) for scale, family in dict(DEPTH, short=dict(small_cifar10=IMAGES)).items()}
 
-def map_row(name, end=''): # end: what is added to the method, as text
-    "The change of a setting to a method with its own defaults."
+def map_row(name, end=''): # end: text to add to the method
+    "A change that sets a setting's method, with its own defaults; a perceptron gets three hidden layers."
     deep = lambda s: perceptron(3) if s.model == 'mlp' else {}
     alone = OTHERWISE.get(name, lambda s: dict(method=f'{name}()'))
     return lambda s: dict(deep(s), method=alone(s)['method'] + end, public=PUBLIC.get(name, ''))

@@ -37,7 +37,7 @@ PARTIES = dict(
 SHORT_WEIGHTS = dict(MOON=1., FedProx=.001) # the best of `moon/tuning`
 
 def solo_change(s):
-    "The change of a setting to parties that train on their own, tested on the whole test set."
+    "The fields that make a setting's parties train on their own, tested on the whole test set."
     if s.data == 'digits': long = {}
     elif s.model == 'cnn_bn': long = dict(rounds=1, local=replace(s.local, epochs=s.rounds*s.local.epochs))
     else: long = dict(rounds=30, local=replace(s.local, epochs=10, optimizer=SGD(kept=True)))
@@ -50,7 +50,7 @@ def weight(s, name):
     return used[name]
 
 def moon_row(name, mu=None):
-    "The change of a setting that makes a row of MOON's tables."
+    "A change that turns a setting into a row of MOON's tables."
     def change(s):
         term = lambda name: float(mu or weight(s, name))
         own = dict(Scaffold='SCAFFOLD()', FedProx=f"FedProx(mu={term('FedProx')})", MOON=f"MOON(mu={term('MOON')})",

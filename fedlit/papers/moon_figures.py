@@ -43,17 +43,17 @@ entry('moon/fig5', 'Fig. 5', 'How many images of each class a party has, at alph
 SEEN = {'all data': '', 'a party alone': 'local_', 'FedAvg, the average': '', 'FedAvg, a party': 'local_'}
 
 def everything(s):
-    "The change of a setting to one client that has all data and trains for as long as a single party."
+    "The fields that give one client all data, and train it for as long as a single party."
     long = {k: v for k, v in solo_change(s).items() if k in ('rounds', 'local')}
     return dict(method='FedAvg()', clients=1, partition='iid()', **long)
 
 def mapped(s):
-    "The change of a setting that measures the maps; on digits, with shorter training."
+    "The fields that make a setting measure the maps; on digits, with shorter training."
     short = dict(rounds=4, local=replace(s.local, epochs=2)) if s.task == 'digits' else {}
     return dict(measure=('curve', 'feature_maps'), **short)
 
 def seen(rows):
-    "Add columns: the map and its separation, of the one of a run's two networks that the row is about."
+    "Add columns: the map and its separation, from the network that the row is about, global or local."
     look = lambda column: [row[SEEN[row.network] + column] for _, row in rows.iterrows()]
     return with_columns(rows, map=look('map'), separated=look('separated'))
 

@@ -15,7 +15,7 @@ from ..partition import dirichlet
 
 # %% ../../nbs/papers/moving.ipynb #9bce7792
 def clients_by_alpha(alphas, clients=10, classes=10, samples=1000, seed=0):
-    "For each alpha (clients, classes): the share of a class's samples that a client holds, for the left drawing."
+    "For each alpha, the share of each class's samples per client, (clients, classes); for the left drawing."
     y = torch.arange(classes).repeat_interleave(samples)
     held = lambda a: [np.bincount(y[k], minlength=classes)/samples for k in dirichlet(y, clients, a, seed=seed)]
     return [np.round(held(a), 4).tolist() for a in alphas]
