@@ -153,10 +153,10 @@ def local(
 # %% ../nbs/15_parse.ipynb #sd14code
 def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
     "The seeds as a list of ints. A ValueError says what is wrong with them."
-    if many := hasattr(seeds, '__iter__') and not isinstance(seeds, str): found = list(seeds)
-    else: found = [seeds]
+    many = hasattr(seeds, '__iter__') and not isinstance(seeds, str)
+    found, least = (list(seeds), 0) if many else ([seeds], 1)
     for s in found:
-        if not hasattr(s, '__index__') or isinstance(s, bool) or not (not many) <= s < 2**64:
+        if not hasattr(s, '__index__') or isinstance(s, bool) or not least <= s < 2**64:
             raise ValueError(f"seeds={seeds!r}, but it must be a number of seeds, at least 1, or the seeds themselves, "
                              "from 0 to 2**64 - 1, such as (3, 5) or (7,)")
         if found.count(s) > 1: raise ValueError(f"seeds={seeds!r}: {s} is there twice, and once is enough")

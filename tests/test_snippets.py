@@ -128,7 +128,7 @@ def test_every_command_of_fedlit_can_be_parsed():
 def test_every_target_of_make_exists():
     made = {m[1] for text in TEXTS.values() for m in re.finditer(r'(?:^|`)make ([a-z-]+)', text, re.M)}
     there = set(re.findall(r'^([\w-]+):', (ROOT/'Makefile').read_text(encoding='utf-8'), re.M))
-    assert {'test', 'reproduce'} <= made <= there
+    assert {'bench', 'reproduce', 'test', 'test-slow'} <= made <= there
 
 def test_every_script_that_a_page_names_exists():
     named = {m[0] for text in TEXTS.values() for m in re.finditer(r'(?<=python )[\w/]+\.py\b', text)}

@@ -91,8 +91,7 @@ def _check_loss(asked, v, logits):
                          "make it a part of the network, which then gives other logits, or call "
                          "requires_grad_(False) on it")
     if logits.isfinite().all() and not v.isfinite(): raise ValueError(f"{asked} returned {v.item()}")
-    [gradient] = torch.autograd.grad(v, logits, retain_graph=True, allow_unused=True)
-    if gradient is None or not gradient.any():
+    if not torch.autograd.grad(v, logits, materialize_grads=True)[0].any():
         warn(f"{asked} has a gradient of zero, so clients learn nothing from it; a cross-entropy of one output, "
              "for instance, is always 0, and mse_loss or binary_cross_entropy_with_logits is not")
 
