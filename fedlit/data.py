@@ -18,6 +18,7 @@ from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_q
                                   frame_columns, in_numbers, in_order, repeated, to_tensor)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
+from .ground.draws import generator_of
 from .ground.messages import match_name, warn
 from .ground.readers import READERS, folders_in, not_there, pictures_in, read_pictures
 from .ground.tree import finest
@@ -25,7 +26,7 @@ from .ground.tree import finest
 # %% ../nbs/01_data.ipynb #22d9af13
 def _stratified(y, n, seed=0): # (N,) int64, the group of each sample -> (n,) int64, sorted indices
     "A seeded random choice of `n` samples that keeps the proportions of the groups."
-    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
+    order = torch.randperm(len(y), generator=generator_of(seed))
     group = y.cpu()[order]
     count = torch.bincount(group)
     by_group = group.argsort(stable=True)

@@ -5,6 +5,8 @@ import pytest, torch, torch.nn.functional as F
 from fastcore.test import test_close as close
 from torch import nn
 from torch.func import functional_call, grad_and_value, stack_module_state, vmap
+from fedlit.data import load
+from fedlit.methods import FedDecomp, FedPara
 from fedlit.models import Net, build, count, macs, models, register, unwrap, wrap
 from fedlit import models as M
 
@@ -117,6 +119,14 @@ def test_global_seed_without_seed():
         torch.manual_seed(5)
         return build('mlp', task((1, 8, 8)))
     assert torch.equal(one().head.weight, one().head.weight)
+
+@pytest.mark.parametrize('seed', [2**64, -1, 1.5, 'x'])
+def test_impossible_seeds_are_named(seed):
+    t = load('digits')
+    net = build('mlp', t, seed=0)
+    for draw in (lambda: build('mlp', t, seed=seed), lambda: t.subset(9, seed=seed),
+                 *(lambda m=m: m(seed=seed).init(dict(net.named_parameters()), net) for m in (FedDecomp, FedPara))):
+        with pytest.raises((ValueError, TypeError), match=f'seed.*{seed}.*must be a whole number'): draw()
 
 def test_trial_moves_nothing():
     net = build('small_cnn', task((1, 8, 8)), norm='batch')

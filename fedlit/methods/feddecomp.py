@@ -10,6 +10,7 @@ import torch
 from dataclasses import field
 from fastcore.basics import patch
 from torch import nn
+from ..ground.draws import generator_of
 from ..method import Method, require
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #ecf7902d
@@ -57,7 +58,7 @@ class FedDecomp(Method):
                 order=(self.order in ('in turn', 'together'), "'in turn' or 'together'"))
     def inner(self, shape): return inner(shape, self.form, self.rank, self.r_l, self.r_c)
     def init(self, params, model):
-        g, new = torch.Generator().manual_seed(self.seed), {}
+        g, new = generator_of(self.seed), {}
         weights = {f'{n}.weight'.lstrip('.') for n, m in model.named_modules() if isinstance(m, (nn.Linear, nn.Conv2d))}
         for k, w in params.items():
             if k in weights: new |= _factors(k, w, self.inner(w.shape)[0], self.form, g)

@@ -11,6 +11,7 @@ from fastcore.basics import patch
 from math import ceil
 from torch import nn
 from torch.nn import functional as F
+from ..ground.draws import generator_of
 from ..local import is_whole
 from ..method import Method, require
 from .submodels import entry
@@ -62,7 +63,7 @@ class FedPara(Method):
     helpers, alone = ('split', 'join'), ('mask',)
     def __post_init__(self): require(self, gamma=(0 <= self.gamma <= 1, 'in [0, 1]'))
     def init(self, params, model):
-        layers, g, new = _composable(model), torch.Generator().manual_seed(self.seed), {}
+        layers, g, new = _composable(model), generator_of(self.seed), {}
         for k, w in params.items():
             r = factors(w.shape, self.gamma) if k in layers else 0
             new.update(self.split(k, w, r, g) if r else {k: w})

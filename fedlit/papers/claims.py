@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'with_columns', 'by_test', 'by_sign', 'within', 'Numbers', 'ours', 'pick',
-           'nth', 'above_zero', 'reached', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'beyond',
-           'level', 'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete',
+           'nth', 'above_zero', 'reached', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'least_of',
+           'beyond', 'level', 'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete',
            'evaluate', 'decide', 'verdict_view', 'judge', 'tally', 'hanging', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
@@ -118,7 +118,8 @@ def nth(i):
 # %% ../../nbs/papers/claims.ipynb #db804123
 def above_zero(value, unit='', **where):
     "The claim that `value` is above zero, averaged to one number per seed."
-    return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit, whole=False)
+    return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit,
+                   whole=any(map(callable, where.values())))
 
 def reached(method, **where):
     "The final accuracy that a method reaches, averaged to one number per seed."
@@ -151,6 +152,7 @@ def seedwise(how, *each): # how: function of (numbers of claims, seeds) -> (seed
 def minus(f, g): return seedwise(lambda sides: sides[0] - sides[1], f, g)
 def mean_of(*each): return seedwise(lambda sides: sides.mean(0), *each)
 def best_of(*each): return seedwise(lambda sides: sides.max(0), *each)
+def least_of(*each): return seedwise(lambda sides: sides.min(0), *each)
 
 def beyond(numbers, margin): # in their unit
     "Subtract `margin` from a difference, for claims that name a size."
@@ -175,13 +177,13 @@ def rising(axis, value='accuracy_late', sign=1, **where): # sign: -1 for falling
         groups = part.groupby([k for k in rows.attrs['labels'] if k not in (axis, *where)])
         taus = groups[[axis, value]].apply(lambda g: kendall(*g.sort_values(axis)[[axis, value]].to_numpy(float).T))
         return sign*taus.groupby('seed').mean().to_numpy()
-    return Numbers(differences, 'tau', whole=False)
+    return Numbers(differences, 'tau', whole=any(map(callable, where.values())))
 
 # %% ../../nbs/papers/claims.ipynb #6f9cede0
-def levels_off(rises, flat, axis, **where): # axis: a label, such as 'participation'
-    "Two claims: the second value along `axis` beats the first, and by more than the last value beats the second."
+def levels_off(rises, flat, even, axis, **where): # axis: a label, such as 'participation'
+    "Three claims: a gain up to the second value along `axis`, less than that beyond it, less than a point beyond it."
     step = lambda to, start: ahead({axis: nth(to)}, {axis: nth(start)}, **where)
-    return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1))}
+    return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1)), even: level(step(-1, 1))}
 
 # %% ../../nbs/papers/claims.ipynb #rt000001
 def rounds_to(rows):
@@ -195,8 +197,10 @@ def rounds_to(rows):
     return started(with_columns(rows, rounds=needed('accuracy'), rounds_late=needed('accuracy_late')))
 
 def started(rows):
-    "Add a column `early`: the mean accuracy over the first third of the rounds."
-    return with_columns(rows, early=[100*float(np.mean(v[:math.ceil(len(v)/3)])) for v in rows.curve])
+    "Add columns: `early`, the mean accuracy over the first third of the rounds, and `falls`, its mean fall per round."
+    fall = lambda v: float(np.maximum(-np.diff(v), 0).mean()) if len(v) > 1 else math.nan
+    return with_columns(rows, early=[100*float(np.mean(v[:math.ceil(len(v)/3)])) for v in rows.curve],
+                        falls=[100*fall(v) for v in rows.curve])
 
 # %% ../../nbs/papers/claims.ipynb #02580b43
 class Weighed(NamedTuple):

@@ -103,7 +103,9 @@ leads = partial(wins, named={'Scaffold': CORRECTED, 'SOLO': 'training alone'})
 
 SIZES = {'MOON leads FedAvg by at least two points': beyond(ahead('MOON', 'FedAvg'), 2.),
          'FedProx is level with FedAvg, to within a point': level(ahead('FedProx', 'FedAvg')),
-         f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'Scaffold')}
+         f'{CORRECTED} falls behind FedAvg': ahead('FedAvg', 'Scaffold'),
+         **{f'{said} gains at most a point on FedAvg (a point minus its gain)': beyond(ahead('FedAvg', m), -1.)
+            for m, said in (('FedProx', 'FedProx'), ('Scaffold', CORRECTED))}}
 
 def half_the_rounds(rows):
     "The claim's numbers: how far MOON stays below half of FedAvg's rounds."
@@ -146,7 +148,9 @@ entry('moon/table5', 'Table 5', 'No term, the distance to the global features, t
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows('FedAvg', 'l2', 'MOON')),
       draw=table('method', 'data'),
       claims={**leads('MOON', 'FedAvg'), 'and of the distance': ahead('MOON', 'l2'),
-              'the distance gains nothing over FedAvg': ahead('FedAvg', 'l2')})
+              'the distance gains nothing over FedAvg': ahead('FedAvg', 'l2', data=nth(0)),
+              'the distance gains at most a point over FedAvg (a point minus its gain)':
+                  beyond(ahead('FedAvg', 'l2', data=nth(0)), -1.)})
 
 # %% ../../nbs/papers/moon.ipynb #716272e6
 def more_epochs(more, fewer):
@@ -167,7 +171,7 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
                 'a single local epoch is too few (5 above 1, mean of FedAvg and MOON)': more_epochs(5, 1),
                 'and 20 are too many (10 above 20, mean of FedAvg and MOON)': more_epochs(10, 20),
                 **{f'20 are too many for {said} (10 above 20)': loses(m)
-                   for m, said in (('FedProx', 'FedProx'), ('Scaffold', CORRECTED))},
+                   for m, said in zip(FEDERATED, ('FedAvg', 'FedProx', CORRECTED, 'MOON'))},
                 'FedAvg loses more than MOON by 20 local epochs instead of 10': minus(loses('FedAvg'), loses('MOON'))},
       note='Of the numbers of epochs, only 1 is known.')
 
