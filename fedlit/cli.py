@@ -279,7 +279,8 @@ def _partition(a, text):
     asked = a.partition or a.concepts and 'by_domain'
     if asked and '(' in asked: name, kw = call(asked)
     elif asked and asked != name: name, kw = asked, {}
-    if name == 'by_owner' and a.clients is None: kw['every'] = True
+    if name == 'by_owner' and a.clients is not None: kw.pop('every', None)
+    elif name == 'by_owner' and asked: kw['every'] = True # not of a file's run, which has its own number of clients
     for option, places in OWN.items():
         given = getattr(a, option)
         if name in places:

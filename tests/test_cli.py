@@ -9,7 +9,7 @@ from fedlit.result import Run
 from fedlit.papers.collapse import collapse_runs
 from fedlit import cli
 from fedlit.compare import compare
-from fedlit.setting import PARTITIONS
+from fedlit.setting import PARTITIONS, plain
 from conftest import DATA
 
 @pytest.mark.parametrize('args,word', [
@@ -262,6 +262,29 @@ def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(tmp
     of = lambda *args: dict(asked_for('--from', str(tmp_path/'run.json'), *args).options)
     assert of()['features'] == 8
     assert of('--model', 'small_cnn') == {}
+
+@pytest.fixture
+def repeated(tmp_path):
+    "The setting of a run that begins from one with these options, and has others beside it."
+    def of(*first, beside=()):
+        said = dict(setting=plain(asked_for(*first)), asked={})
+        (tmp_path/'run.json').write_text(json.dumps(dict(settings=said)))
+        return asked_for('--from', str(tmp_path/'run.json'), *beside)
+    return of
+
+OWNERS = ['--data', 'wards.csv', '--y', 'days', '--owner', 'clinic', '--partition', 'by_owner']
+
+@pytest.mark.parametrize('first, beside, partition', [
+    ([*OWNERS, '--clients', '3'], [], 'by_owner()'),
+    ([*OWNERS, '--clients', '3'], ['--clients', '2'], 'by_owner()'),
+    ([*OWNERS, '--clients', '3'], ['--partition', 'by_owner'], 'by_owner(every=True)'),
+    (OWNERS, [], 'by_owner(every=True)'),
+    (OWNERS, ['--clients', '3'], 'by_owner()'),
+    ([], OWNERS, 'by_owner(every=True)')], ids=str)
+def test_a_repeated_run_has_the_owners_it_had(repeated, first, beside, partition):
+    made = repeated(*first, beside=beside)
+    assert made.partition == partition
+    if not beside: assert made == asked_for(*first)
 
 def test_a_grid_is_a_row_for_every_combination(tmp_path):
     ask = ['compare', '--rounds', '1', '--epochs', '1', '--seeds', '1', '--train-samples', '600', '--quiet']
