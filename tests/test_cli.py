@@ -286,6 +286,10 @@ def test_a_repeated_run_has_the_owners_it_had(repeated, first, beside, partition
     assert made.partition == partition
     if not beside: assert made == asked_for(*first)
 
+def test_epochs_beside_a_file_replace_its_steps(repeated):
+    assert repeated('--steps', '7').local.steps == repeated('--epochs', '3', beside=['--steps', '7']).local.steps == 7
+    assert repeated('--steps', '7', beside=['--epochs', '3']).local == asked_for('--epochs', '3').local
+
 def test_a_grid_is_a_row_for_every_combination(tmp_path):
     ask = ['compare', '--rounds', '1', '--epochs', '1', '--seeds', '1', '--train-samples', '600', '--quiet']
     main([*ask, '--methods', 'FedAvg()', 'MOON() + FedDecorr()', '--grid', 'mu=.1,1', 'beta=.05,.1', '--json',
