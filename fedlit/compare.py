@@ -201,8 +201,9 @@ def _rows_of(rounds, columns, history, **named):
     seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
     return [dict(named, **row) for row in (seen if history else seen.tail(1)).to_dict('records')]
 
-def _check_columns(columns, history):
-    if columns and not {*columns} & {*history}:
+def _check_columns(columns, histories): # those of `_histories_of`
+    history = next((h for each in histories.values() for h in each if h is not None), None)
+    if columns and history is not None and not {*columns} & {*history}:
         raise ValueError(f"columns={(*columns,)!r}, but these runs have none of them; there are {', '.join(history)}")
 
 # %% ../nbs/20_compare.ipynb #69c1ab75
@@ -210,19 +211,22 @@ def _compared(histories, seeds, columns, history): # histories: method -> one pe
     "The table that `compare` returns, with the runs that are finished."
     import pandas as pd
     each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
-    return pd.DataFrame([row for m, seed, h in each if h is not None
-                         for row in _rows_of(h, columns, history, method=repr(m), seed=seed)])
+    rows = [row for m, seed, h in each if h is not None
+            for row in _rows_of(h, columns, history, method=repr(m), seed=seed)]
+    return pd.DataFrame(rows or dict(method=[], seed=[]))
 
 def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a method; seen: of histories
     "Method -> the histories of its runs; an interrupt has what `seen` makes of the finished ones."
-    histories = {}
+    histories, many = {}, len(methods)*seeds
+    finished = lambda runs: [run.history if _is_over(run) else None for run in runs]
+    over = lambda: sum(h is not None for each in histories.values() for h in each)
     try:
-        for m in methods: histories[m] = [run.history for run in run_together(asked(m))]
+        for m in methods: histories[m] = finished(run_together(asked(m)))
     except KeyboardInterrupt as e:
-        histories[m] = [run.history if _is_over(run) else None for run in getattr(e, 'runs', [None]*seeds)]
-        over = sum(h is not None for each in histories.values() for h in each)
+        histories[m] = finished(getattr(e, 'runs', [None]*seeds))
         more = '; the same call goes on' if folder else '; with folder= the same call would go on'
-        raise _interrupted(e, seen(histories), over, len(methods)*seeds, more) from None
+        raise _interrupted(e, seen(histories), over(), many, more) from None
+    if left := many - over(): warn(f"{left} of {many} runs are not finished; the same call goes on") # after `minutes`
     return histories
 
 # %% ../nbs/20_compare.ipynb #comparec
@@ -248,7 +252,7 @@ def compare(
     asked = lambda m: [made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds]
     seen = lambda histories: _compared(histories, seeds, columns, history)
     histories = _histories_of(methods, asked, len(seeds), seen, folder)
-    _check_columns(columns, histories[methods[0]][0])
+    _check_columns(columns, histories)
     return seen(histories)
 
 # %% ../nbs/20_compare.ipynb #comparet
