@@ -175,7 +175,7 @@ def experiment(
     task='digits',  # Task, or text that describes one, as in a Setting
     alpha=.5,       # concentration of the Dirichlet partition
     partition=None, # text for another partition; or a function (task, clients, seed) -> list of index tensors
-    tests=False,    # does every client have test samples of its own?
+    tests=False,    # does every client have test samples of its own, whatever the partition?
     **given,        # fields of a Setting, such as clients, model and rounds; arguments of `federate`; root and download
 ):                  # function (method, seed, checkpoint) -> Federation
     "A function that makes the federations of a comparison; the seed determines partition, initial weights and batches."
@@ -189,7 +189,7 @@ def experiment(
     def request(seed):
         data = dict(clients=partition(task, words.clients, seed)) if callable(partition) else {}
         made = Federation.of(replace(words, seed=seed), task=task, **{'progress': False, **data, **given})
-        return replace(made, tests=tests_of(task, made.clients, seed)) if tests else made
+        return replace(made, tests=made.tests or tests_of(task, made.clients, seed)) if tests else made
     return lambda method, seed, checkpoint=None: replace(request(seed), method=method, checkpoint=checkpoint)
 
 # %% ../nbs/20_compare.ipynb #858c1de3

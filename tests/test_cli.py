@@ -4,7 +4,8 @@ from pathlib import Path
 import pandas as pd, pytest
 from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
 from fedlit.data import datasets
-from fedlit.methods import MOON, FedAvg, FedDecorr
+from fedlit.local import Local
+from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer
 from fedlit.result import Run
 from fedlit.papers.collapse import collapse_runs
 from fedlit import cli
@@ -299,3 +300,15 @@ def test_a_grid_is_a_row_for_every_combination(tmp_path):
     for grid, why in dict(mu='cannot be read', **{'tau=': 'cannot be read', 'lam=1': 'no method here has it',
                                                   'mu=exec(1)': 'cannot be read'}).items():
         with pytest.raises(SystemExit, match=why): main([*ask, '--methods', 'MOON()', '--grid', grid])
+
+def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
+    mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples
+    main(['compare', '--quiet', '--methods', 'FedPer()', '--seeds', '2', '--rounds', '2', '--epochs', '1', '--clients',
+          '6', '--partition', mixture, '--json', str(tmp_path/'all.json')])
+    theirs = pd.DataFrame([dict(r, seed=run['seed']) for run in json.loads((tmp_path/'all.json').read_text())['runs']
+                           for r in run['history']])
+    ours = compare([FedPer()], partition=mixture, seeds=2, clients=6, rounds=2, local=Local(epochs=1), history=True,
+                   options=asked_for().options)
+    same = [c for c in ours if c in theirs]
+    assert {'accuracy', 'personal', 'round', 'seed'} <= {*same}
+    pd.testing.assert_frame_equal(ours[same], theirs[same])
