@@ -258,7 +258,7 @@ def compare(
 # %% ../nbs/20_compare.ipynb #comparet
 def table(
     runs,         # what `compare` returned
-    against=None, # the Method to compare all others with, seed by seed; None: no differences
+    against=None, # the Method to compare all others with, over the seeds that both have; None: no differences
 ): # DataFrame with one row per method: mean ± half the width of its 95 % interval over seeds
     "A comparison as a readable table."
     import pandas as pd
@@ -270,8 +270,10 @@ def table(
     if repr(against) not in seen:
         raise ValueError(f"against={against!r}, but these runs are of {', '.join(seen)}")
     base = seen[repr(against)]
-    less = {f'{c} - {against.name}': {m: '' if g is base else format(spread(g[c] - base[c]), '+.3f')
-                                      for m, g in seen.items()} for c in columns}
+    def above(g, c): # how far its mean is above that of `against`
+        both = g.index.intersection(base.index)
+        return format(spread(g[c][both] - base[c][both]), '+.3f') if g is not base and len(both) else ''
+    less = {f'{c} - {against.name}': {m: above(g, c) for m, g in seen.items()} for c in columns}
     return pd.DataFrame({**means, **less})
 
 # %% ../nbs/20_compare.ipynb #96b439c4

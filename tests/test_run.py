@@ -244,6 +244,13 @@ def test_a_comparison_takes_nothing_that_belongs_to_one_run(one, several):
     with pytest.raises(ValueError, match=f'belongs to a single run.*{several}'):
         compare([FedAvg()], rounds=1, seeds=1, clients=3, local=Local(epochs=1), **one)
 
+def test_a_difference_is_that_of_the_seeds_both_have():
+    runs = pd.DataFrame([dict(method=m, seed=s, accuracy=a) for m, s, a in (
+        ('FedAvg()', 0, .5), ('FedAvg()', 1, .6), ('FedAvg()', 2, .1), ('FedProx(mu=0.1)', 1, .7),
+        ('FedProx(mu=0.1)', 0, .6), ('FedProx(mu=0.5)', 7, .7))])
+    seen = table(runs, against=FedAvg())['accuracy - FedAvg']
+    assert seen['FedProx(mu=0.1)'].startswith('+0.100 ± 0.000') and seen['FedProx(mu=0.5)'] == ''
+
 def test_a_comparison_of_nothing_or_with_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match='methods is empty'): compare([], rounds=1)
     runs = pd.DataFrame(dict(method=['FedAvg()']*2, seed=[0, 1], accuracy=[.5, .6]))
