@@ -6,7 +6,7 @@
 __all__ = ['FORMAT', 'LONG', 'BESIDE', 'ROWS', 'FREE', 'Run', 'data_spec', 'records', 'resume']
 
 # %% ../nbs/18_result.ipynb #34006c7f
-import copy, json
+import copy, json, tempfile
 import torch
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +15,9 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from math import nan, prod
+from pathlib import Path
 from typing import TYPE_CHECKING
-from .engine.card import upload, write_folder
+from .engine.card import card
 from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
@@ -294,14 +295,11 @@ def state_dict(self:Run, client=None):
     return {k: v.detach().cpu().clone() for k, v in self.network(client).state_dict().items()}
 
 @patch
-def _packed(self:Run, client): # bytes of a safetensors file
-    from safetensors.torch import save
-    return save({k: v.contiguous() for k, v in self.state_dict(client).items()}, metadata=dict(format='pt'))
-
-@patch
 def save_model(self:Run, path, client=None):
     "Write the tensors of `network(client)`, under its own names, to a safetensors file for other programs."
-    return write_file(path, self._packed(client))
+    from safetensors.torch import save
+    tensors = {k: v.contiguous() for k, v in self.state_dict(client).items()}
+    return write_file(path, save(tensors, metadata=dict(format='pt')))
 
 # %% ../nbs/18_result.ipynb #sh04card
 @patch
@@ -322,8 +320,14 @@ def to_folder(self:Run,
     name=None,   # name of the network; None: that of the method
 ):               # path of the folder
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
-    return write_folder(folder, name or self.method.name, self._about(client), self._packed(client))
+    folder, facts = Path(folder), self._about(client)
+    config = {**{k: v for k, v in facts.items() if k != 'settings'}, **facts['settings']}
+    self.save_model(folder/'model.safetensors', client)
+    write_file(folder/'config.json', json.dumps(config, indent=1).encode())
+    write_file(folder/'README.md', card(name or self.method.name, facts).encode())
+    return folder
 
+# %% ../nbs/18_result.ipynb #hubpush2
 @patch
 def push_to_hub(self:Run,
     repo,         # "user/name"
@@ -332,7 +336,14 @@ def push_to_hub(self:Run,
     **kw,         # arguments of `huggingface_hub.HfApi`, such as token
 ):
     "Upload the network and its card to the Hugging Face Hub."
-    return upload(repo, partial(self.to_folder, client=client, name=repo), private, **kw)
+    try: import huggingface_hub
+    except ImportError as e:
+        raise ImportError("push_to_hub needs huggingface_hub: pip install 'fedlit[hub]'") from e
+    api = huggingface_hub.HfApi(**kw)
+    with tempfile.TemporaryDirectory() as folder:
+        self.to_folder(folder, client, repo)
+        api.create_repo(repo, private=private, exist_ok=True)
+        return api.upload_folder(repo_id=repo, folder_path=folder)
 
 # %% ../nbs/18_result.ipynb #82a138b0
 FORMAT = 5 # version of a run's file; other versions are refused
