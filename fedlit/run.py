@@ -407,13 +407,13 @@ def _tapes(self:Simulation, x, shared):
              "its steps are not recorded, and the same seed may give another result")
         return None
     a = self.federation
-    state = partial(python_state, network=self.model, criterion=a.criterion, method=a.method)
+    own = partial(python_state, network=self.model, criterion=a.criterion, method=a.method, optimizer=a.local.optimizer)
     given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
              type(a.task), a.task.augment)
     why = self._uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
     lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
-    return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
+    return Tapes(how == 'graph', own, how == 'compile' and not why, lasting) if how else None
 
 @patch
 def _uncompiled(self:Simulation):
