@@ -40,7 +40,7 @@ from .measure import SCORED, feature_layer
 from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
 from .parse import method as parse
-from .ground.fingerprint import fingerprint
+from .ground.fingerprint import code_of, fingerprint
 from .result import Run, data_spec, resume
 from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
                            scores_of, tests_of, with_spread)
@@ -448,8 +448,9 @@ def settings(self:Simulation, executor):
                 without=sorted(a.without) or None,
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
-                fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests, a.method,
-                                        a.proxy, a.metrics),
+                fingerprint={**fingerprint(self.model, self.task, a.clients, a.criterion, a.tests, a.method,
+                                           a.proxy, a.metrics),
+                             **code_of(local=a.local, participation=a.participation)},
                 **data_spec(self.task), **more)
 
 # %% ../nbs/19_run.ipynb #c1af3153
