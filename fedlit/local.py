@@ -140,6 +140,7 @@ def sgd(
 # %% ../nbs/06_local.ipynb #521bab36
 class Optimizer(Value):
     "What a client remembers between steps, and how it takes a step."
+    kept = False # does a client keep it for its next round? SGD and Adam have a field for this
     def begin(self, local, params, *clients): raise NotImplementedError # clients: their number, if stacked
     def step(self, local, params, state, grads): raise NotImplementedError # changes `params` and `state` in place
 
@@ -214,7 +215,7 @@ def _each(v, good): return isinstance(v, Effort) or (v != () and all(map(good, v
 def _flag(v): return isinstance(v, (bool, np.bool_)), 'True or False'
 
 def _momentum(v, optimizer):
-    if isinstance(optimizer, Optimizer) and not isinstance(optimizer, SGD):
+    if isinstance(optimizer, Adam):
         return is_number(v) and v in (0, .9), f'left out, since {type(optimizer).__name__} has betas'
     ahead = getattr(optimizer, 'nesterov', False) is True
     return (is_number(v) and 0 <= v < 1 and (v > 0 or not ahead),

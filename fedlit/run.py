@@ -40,7 +40,7 @@ from .measure import SCORED, feature_layer
 from .method import FedAvg, Method, ask, asks_for, overrides, part_view, part_names, varies_with
 from .engine.extract import try_cut
 from .parse import method as parse
-from .ground.fingerprint import fingerprint
+from .ground.fingerprint import code_of, fingerprint
 from .result import Run, data_spec, resume
 from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
                            scores_of, tests_of, with_spread)
@@ -407,13 +407,13 @@ def _tapes(self:Simulation, x, shared):
              "its steps are not recorded, and the same seed may give another result")
         return None
     a = self.federation
-    state = partial(python_state, network=self.model, criterion=a.criterion, method=a.method)
+    own = partial(python_state, network=self.model, criterion=a.criterion, method=a.method, optimizer=a.local.optimizer)
     given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
              type(a.task), a.task.augment)
     why = self._uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
     lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
-    return Tapes(how == 'graph', state, how == 'compile' and not why, lasting) if how else None
+    return Tapes(how == 'graph', own, how == 'compile' and not why, lasting) if how else None
 
 @patch
 def _uncompiled(self:Simulation):
@@ -448,8 +448,9 @@ def settings(self:Simulation, executor):
                 without=sorted(a.without) or None,
                 channels_last=self.channels_last, bad_clients=repr(a.bad_clients), record=a.record,
                 **versions(a.device),
-                fingerprint=fingerprint(self.model, self.task, a.clients, a.criterion, a.tests, a.method,
-                                        a.proxy, a.metrics),
+                fingerprint={**fingerprint(self.model, self.task, a.clients, a.criterion, a.tests, a.method,
+                                           a.proxy, a.metrics),
+                             **code_of(local=a.local, participation=a.participation)},
                 **data_spec(self.task), **more)
 
 # %% ../nbs/19_run.ipynb #c1af3153

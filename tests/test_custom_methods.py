@@ -12,7 +12,8 @@ from fedlit.methods import FedAvg, FedDF, FedProto, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.batches import cross_entropy
-from fedlit.local import Local
+from fedlit.local import Local, Optimizer, Schedule, Value
+from fedlit.participation import Participation
 from fedlit.result import Run
 from fedlit.run import federate, federating
 from fedlit import scores
@@ -145,6 +146,18 @@ class Scaled(nn.Module):
 
 def smoothed(logits, y, by=.1): return torch.nn.functional.cross_entropy(logits, y, label_smoothing=by)
 
+def an(base, signature, answer, name='__call__'):
+    "An object of a class of the user's with one function."
+    space = dict(base=base, cross_entropy=cross_entropy, torch=torch)
+    exec(f'class Mine(base):\n    def {name}(self, {signature}): return {answer}\n', space)
+    return space['Mine']()
+
+class Doubled(Optimizer):
+    by: object = None
+    def begin(self, local, params, *clients): return {}
+    def step(self, local, params, state, grads):
+        for k, v in params.items(): v.sub_(self.by.of(grads[k]), alpha=local.lr)
+
 MOVED = [torch.arange(0, 50), torch.arange(50, 60), torch.arange(60, 80), torch.arange(80, 100)]
 BOUNDS = [torch.arange(0, 10), torch.arange(10, 60), *MOVED[2:]]
 
@@ -175,7 +188,20 @@ BOUNDS = [torch.arange(0, 10), torch.arange(10, 60), *MOVED[2:]]
     (dict(method=FedDF(steps=1), proxy=TASK.x_test[:20]), dict(method=FedDF(steps=1), proxy=TASK.x_test[20:40]),
      'other public samples'),
     (dict(metrics=dict(half=lambda z, y: z.mean()/2)), dict(metrics=dict(half=lambda z, y: z.mean()/3)),
-     'another metric of the same name')])
+     'another metric of the same name'),
+    *[(dict(criterion=of('1.')), dict(criterion=of('3.')), 'another criterion')
+      for of in (lambda by: an(object, 'logits, y', f'cross_entropy({by}*logits, y)'),
+                 lambda by: partial(an(object, 'logits, y, s', f'cross_entropy({by}*s*logits, y)'), s=2.),
+                 lambda by: an(object, 'logits, y', f'cross_entropy({by}*logits, y)', 'loss').loss)],
+    (dict(task=replace(TASK, augment=(an(Crop, 'x, drawn', '1.*x'),))),
+     dict(task=replace(TASK, augment=(an(Crop, 'x, drawn', '0.*x'),))), 'another augmentation'),
+    (dict(metrics=dict(half=an(object, 'z, y', 'z.mean()/2'))),
+     dict(metrics=dict(half=an(object, 'z, y', 'z.mean()/3'))), 'another metric of the same name'),
+    (dict(participation=an(Participation, 'clients, round', '[0, 1]', 'draw')),
+     dict(participation=an(Participation, 'clients, round', '[2, 3]', 'draw')), 'other code of who takes part'),
+    *[(dict(local=of('.1')), dict(local=of('.2')), 'other code of a schedule')
+      for of in (lambda lr: Local(epochs=1, lr=an(Schedule, 'round', lr)),
+                 lambda by: Local(epochs=1, optimizer=Doubled(an(Value, 'v', f'{by}*v', 'of'))))]])
 def test_resume_knows_what_a_run_was_given(tmp_path, first, then, said):
     go(**first, rounds=1, checkpoint=tmp_path/'run')
     with pytest.raises(ValueError, match=said) as e: go(**then, checkpoint=tmp_path/'run')

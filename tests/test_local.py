@@ -5,8 +5,8 @@ from fedlit import laws
 from fedlit.cohort import Broadcast, check_local
 from fedlit.data import load
 from fedlit.ground import tape
-from fedlit.local import (Adam, AdamW, Between, Cosine, Decay, Effort, Local, Milestones, Rates, Schedule, SGD,
-                          Stragglers, Warmup)
+from fedlit.local import (Adam, AdamW, Between, Cosine, Decay, Effort, Local, Milestones, Optimizer, Rates, Schedule,
+                          SGD, Stragglers, Warmup)
 from fedlit.batches import Batches, batches_of, plan
 from fedlit.ground.tape import Tapes
 from fedlit.methods import (FedALA, FedAvg, FedBN, FedDSE, FedDyn, FedNova, FedProto, FedProx, FedRep, HeteroFL,
@@ -61,6 +61,16 @@ def test_a_local_prints_as_the_call_that_makes_it():
     local = Local(epochs=(.5, 2), lr=Warmup(Decay(.1, .9), 3), steps=Between(2, 4), optimizer=AdamW())
     assert eval(repr(local)) == local
     assert json.loads(json.dumps(local.plain())) == local.plain()
+
+class Bare(Optimizer):
+    "The two functions of an optimiser, and no more."
+    def begin(self, local, params, *clients): return {}
+    def step(self, local, params, state, grads):
+        for k, v in params.items(): v.sub_(grads[k], alpha=local.lr*(1 - local.momentum))
+
+def test_an_optimiser_needs_no_more_than_its_two_functions():
+    one, two = (trained(local=replace(TWO, lr=.1, momentum=.5, optimizer=Bare()), record=r) for r in (True, False))
+    assert same(one, two) and gap(one, trained(local=replace(TWO, momentum=0.))) < 1e-6
 
 @pytest.mark.parametrize('make,word', [
     *((lambda k=k, v=v: Local(**{k: v}), f'Local: {k}=.* but it must be') for k, v in (

@@ -13,7 +13,7 @@ from fedlit.methods import DeCov, FedAvg, FedDecorr, FederatedDropout, FedProx, 
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.batches import Batches, cross_entropy, occupied
-from fedlit.local import Local
+from fedlit.local import Local, Optimizer
 from fedlit.round import fed_round
 from fedlit.state import pure, start
 from fedlit.run import federate, federating
@@ -468,8 +468,8 @@ def two_ways(method=None, change=None, **kw):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter('always')
             begin, between = change() if change else (dict, lambda: None)
-            for run in federating(build('mlp', TASK, seed=0), TASK, THREE, method or FedAvg(), 4, # noqa: B007, the last is used
-                                  Local(epochs=2, batch_size=20), record=plays, progress=False, **kw, **begin()):
+            given = dict(local=Local(epochs=2, batch_size=20), record=plays, progress=False, **kw) | begin()
+            for run in federating(build('mlp', TASK, seed=0), TASK, THREE, method or FedAvg(), 4, **given): # noqa: B007, the last is used
                 between()
         ends.append(run.state)
         told.append([str(w.message) for w in said])
@@ -537,6 +537,20 @@ def test_a_hook_that_counts_is_run_every_time():
         return dict, lambda: None
     apart, (said, _) = two_ways(Counting(), change, executor='loop')
     assert apart == 0 and sum('changes what Python remembers' in s for s in said) == 1
+
+class Late(Optimizer):
+    "An optimiser with a counter, which acts late."
+    def begin(self, local, params, *clients): return {}
+    def step(self, local, params, state, grads):
+        COUNTS[0] += 1
+        for k, v in params.items(): v.sub_(grads[k], alpha=local.lr*(1 + (COUNTS[0] > 9)))
+
+def test_an_optimiser_that_counts_is_run_every_time():
+    def change():
+        COUNTS[0] = 0
+        return lambda: dict(local=Local(epochs=2, batch_size=20, momentum=.5, optimizer=Late())), lambda: None
+    apart, (said, _) = two_ways(change=change, executor='loop')
+    assert apart == 0 and sum('what Python remembers (optimizer)' in s for s in said) == 1
 
 def test_a_round_compares_one_stack_of_a_kind():
     "However many sizes the stacks have: the step is run once more than it has to be."
