@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
-                                  frame_columns, in_numbers, in_order, repeated, to_tensor)
+                                  check_scale, frame_columns, in_numbers, in_order, repeated, to_tensor,
+                                  top_level)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of
@@ -121,6 +122,7 @@ def _must_match(task, name, x): # refuse samples of another kind than those of t
     if tokens != (x.dtype == torch.int64):
         raise ValueError(f"x_train holds {str(task.x_train.dtype)[6:]} and {name} {str(x.dtype)[6:]}, "
                          "but tokens are whole numbers in both; a table is x.float()")
+    check_scale(name, x, "x_train holds", task.x_train.dtype == torch.uint8, top_level(task.x_train))
 
 # %% ../nbs/01_data.ipynb #2c98715c
 def _read_targets(task): # converts y and determines the number of a network's outputs
