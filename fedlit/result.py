@@ -18,6 +18,7 @@ from math import nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 from .engine.card import card
+from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
@@ -220,6 +221,7 @@ def data_spec(
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
     if task.columns: said['columns'] = list(task.columns)
+    if most := top_level(task.x_train): said['most'] = most
     more = {} if task.target == 'class' else dict(target=task.target)
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
 
@@ -254,6 +256,7 @@ def _asked(self:Run, x, task):
     if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")
+    check_scale('x', x, 'the network was trained on', said.get('dtype') == 'uint8', said.get('most'))
     return x, partial(standardised, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
 
 # %% ../nbs/18_result.ipynb #logitsc1

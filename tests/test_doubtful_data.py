@@ -115,6 +115,36 @@ def test_floats_beyond_one_under_autoaugment():
         task(DIGITS.x_train*255, xt=DIGITS.x_test*255, augment=(AutoAugment(),))
     assert task(DIGITS.x_train*255, xt=DIGITS.x_test*255, augment=(Flip(),)).x_train.max() == 255
 
+def levels(x): return (255*x).round()
+
+def test_bytes_and_floats_of_0_to_255_do_not_mix():
+    train, test = (levels(x) for x in (DIGITS.x_train, DIGITS.x_test))
+    with pytest.raises(ValueError, match='x_train holds bytes, .* divided by 255, but x_test holds floats up to 255'):
+        task(train.byte(), xt=test)
+    with pytest.raises(ValueError, match=r'x_train holds floats up to 255, but x_test holds bytes, .*x_test.float\(\)'):
+        task(train, xt=test.byte())
+    task(train, xt=test), task(train.byte(), xt=test.byte()), task(DIGITS.x_train, xt=test.byte())
+    task(train.byte(), xt=DIGITS.x_test*1.05) # a picture enlarged by splines exceeds 1 a little
+    normal = replace(task(train.byte(), xt=test.byte()), mean=(.3,), std=(.05,)).normalise(train.byte())
+    assert normal.max() > 10 and task(normal, xt=test.byte()).mean is None # what a federation makes for itself
+    task(train, xt=torch.full_like(test, torch.nan)), task(train.byte(), xt=test[:0], yt=DIGITS.y_test[:0])
+
+@pytest.mark.parametrize('kept', [False, True])
+def test_a_network_is_asked_about_pictures_of_the_scale_it_knows(kept, tmp_path):
+    def trained(x, xt):
+        t = task(x, xt=xt)
+        run = federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), FedAvg(), **{**QUICK, 'local': Local(lr=1e-6)})
+        return Run.load(run.save(tmp_path/'run')) if kept else run
+    test = levels(DIGITS.x_test)
+    of_bytes, of_levels = trained(levels(DIGITS.x_train).byte(), test.byte()), trained(levels(DIGITS.x_train), test)
+    with pytest.raises(ValueError, match='the network was trained on bytes.*but x holds floats up to 255'):
+        of_bytes.predict(test)
+    with pytest.raises(ValueError, match=r'was trained on floats up to 255, but x holds bytes.*give x.float\(\)'):
+        of_levels.predict(test.byte())
+    assert torch.equal(of_bytes.predict(test.byte()), of_bytes.predict(test/255))
+    assert torch.equal(of_levels.predict(test), of_levels.predict(test.double()))
+    assert 'most' not in of_bytes.settings['input']
+
 @pytest.mark.parametrize('n', [.5, '9', None])
 def test_a_share_is_no_size(n):
     with pytest.raises(ValueError, match='samples of the train set; give a whole number'): DIGITS.subset(n)

@@ -115,6 +115,18 @@ def test_folders(pictures):
     with pytest.raises(ValueError, match='has no folders; it must have one for each class'):
         Task.from_folder(pictures/'ann'/'dark')
 
+def test_folders_of_a_published_split_are_its_halves(pictures):
+    for a, b in (('ann', 'Train'), ('bob', 'test')): (pictures/a).rename(pictures/b)
+    (pictures/'test'/'light'/'0.png').unlink()
+    task = Task.from_folder(pictures, size=8)
+    assert task.domains is None and task.labels == ('dark', 'light')
+    assert task.y_train.bincount().tolist() == [10, 10] and task.y_test.bincount().tolist() == [10, 9]
+    (pictures/'test').rename(pictures/'val')
+    with pytest.raises(ValueError, match='the folders Train, val.* train and test.*task.validation'):
+        Task.from_folder(pictures, size=8)
+    (pictures/'val').rename(pictures/'bob')
+    with pytest.raises(ValueError, match='Train, bob'): Task.from_folder(pictures, size=8)
+
 def fed(*words): # what it ends with: 0, or what is wrong
     try: main(['run', *map(str, words), '--quiet', '--rounds', '2', '--epochs', '1'])
     except SystemExit as e: return e.code
