@@ -39,7 +39,7 @@ def circles(
 # %% ../../nbs/methods/45_fedcac.ipynb #6bd1e609
 class FedCAC(Method):
     "Average critical parameters with similar clients only (Wu et al., ICCV 2023, algorithm 1)."
-    alone = ('keep',)
+    alone = ('keep', 'mask')
     endless = 'beta',
     share: float = .5 # share of each tensor that is critical, tau
     beta: float = 100. # number of rounds after which critical parameters stay at home

@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    CoordinateMedian, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer, FedRep,
-    FFALoRA, FlexLoRA, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    CoordinateMedian, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer,
+    FedRep, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, SCAFFOLD, pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -436,6 +436,8 @@ def test_feddbe_refuses_a_head_without_a_bias():
 
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
+                                       (lambda: FedCAC() + HeteroFL(), 'decide `mask` alone'),
+                                       (lambda: FIARSE() + FedAMP(), 'decide `mask` alone'),
                                        (lambda: FedDecomp() + FedRep(), 'decide `mask` alone'),
                                        (lambda: FedRep() + FedPara(), 'decide `mask` alone')])
 def test_impossible_sums_are_refused(make, word):
