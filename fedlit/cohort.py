@@ -61,6 +61,10 @@ def check_local(
         if local.optimizer.kept and local.momentum:
             raise ValueError(f"{left} reckons with a velocity that is zero when a round begins; "
                              f"with {local.optimizer!r} it is not: take kept=False or momentum=0.")
+    phases = lambda p: asks_for(p, 'mask', 'step')
+    counts = lambda p: wants(p, 'momentum') and any(asks_for(p, hook, 'steps') for hook in ('done', 'weigh'))
+    if (some := who(phases)) and (left := who(lambda p: counts(p) and not phases(p))):
+        raise ValueError(f"{left} reckons with all steps of a round, but with {some} a tensor takes only some of them")
     if 'epochs' not in local.offers() and (left := who(lambda p: wants(p, 'epochs'))):
         how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
         raise ValueError(f"{left} counts or divides a client's epochs, which needs one number of epochs "
