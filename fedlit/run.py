@@ -99,6 +99,9 @@ _fields = [(p.name, p.annotation) if p.default is p.empty else (p.name, p.annota
 class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=False)):
     "A request to run a federation: a value with the arguments of `federate` as its fields."
     setting: Setting = None # the Setting that it was made from, if any; a run writes it down
+    def __post_init__(self):
+        for k in ('clients', 'tests'): # a generator can be read only once
+            if isinstance(v := getattr(self, k), Iterator): object.__setattr__(self, k, list(v))
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
                 f"{self.rounds} rounds of {self.method!r}")
