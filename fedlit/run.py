@@ -43,7 +43,7 @@ from .parse import method as parse
 from .ground.fingerprint import code_of, fingerprint
 from .result import Run, data_spec, resume
 from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
-                           scores_of, tests_of, with_spread)
+                           read_watch, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
@@ -758,7 +758,7 @@ def rounds(self:Simulation, run, team, stop):
         self.notice(after, out['who'].tolist())
         if look:
             row.update(self.tested(history, before, out, after, team, seen))
-            if a.watch: row.update(a.watch(self.model, self.task, after.clone(), _locals(out)))
+            if a.watch: row |= read_watch(a.watch(self.model, self.task, after.clone(), _locals(out)), row)
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.state, run.history = after, history[:] # together, so that nobody sees only one of them; a table on demand
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
