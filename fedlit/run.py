@@ -43,7 +43,7 @@ from .parse import method as parse
 from .ground.fingerprint import code_of, fingerprint
 from .result import Run, data_spec, resume
 from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
-                           scores_of, tests_of, with_spread)
+                           read_watch, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
@@ -99,6 +99,9 @@ _fields = [(p.name, p.annotation) if p.default is p.empty else (p.name, p.annota
 class Federation(make_dataclass('Request', _fields, frozen=True, eq=False, repr=False)):
     "A request to run a federation: a value with the arguments of `federate` as its fields."
     setting: Setting = None # the Setting that it was made from, if any; a run writes it down
+    def __post_init__(self):
+        for k in ('clients', 'tests'): # a generator can be read only once
+            if isinstance(v := getattr(self, k), Iterator): object.__setattr__(self, k, list(v))
     def __repr__(self):
         return (f"Federation of {len(self.clients)} clients on {getattr(self.task, 'name', self.task)}: "
                 f"{self.rounds} rounds of {self.method!r}")
@@ -758,7 +761,7 @@ def rounds(self:Simulation, run, team, stop):
         self.notice(after, out['who'].tolist())
         if look:
             row.update(self.tested(history, before, out, after, team, seen))
-            if a.watch: row.update(a.watch(self.model, self.task, after.clone(), _locals(out)))
+            if a.watch: row |= read_watch(a.watch(self.model, self.task, after.clone(), _locals(out)), row)
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.state, run.history = after, history[:] # together, so that nobody sees only one of them; a table on demand
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))

@@ -4,16 +4,17 @@
 
 # %% auto #0
 __all__ = ['MANY', 'STAGES', 'SEEN', 'tests_of', 'Tester', 'differ', 'queue_scores', 'read_scores', 'scores_of', 'needs_samples',
-           'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'first_of', 'less_is_better',
-           'check_metrics']
+           'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'first_of', 'less_is_better', 'check_name',
+           'check_metrics', 'read_watch']
 
 # %% ../nbs/17_scores.ipynb #scoresim
-import torch
+import json, torch
 from contextlib import nullcontext
 from fastcore.basics import patch
 from math import nan
 from .batches import CRITERIA
 from .ground.draws import Seeded, rng
+from .ground.messages import as_python
 from .measure import LESS, SCORED, logits_of, score_of, scored, spread, sums_of
 from .method import asks_for, overrides
 from .partition import match
@@ -219,6 +220,16 @@ def less_is_better(
     return less and column in (first, 'validation', *STAGES)
 
 # %% ../nbs/17_scores.ipynb #52d356c7
+def check_name(
+    whose, # 'metrics' or 'watch', for the error
+    name,  # of a new column
+    taken, # names of the others
+):
+    "Refuse what cannot be the name of a new column of a history."
+    if not isinstance(name, str) or not name: raise ValueError(f"{whose}: {name!r} is no name of a column")
+    if name in taken: raise ValueError(f"{whose}: {name!r} is a column of the history already; choose another name")
+
+# %% ../nbs/17_scores.ipynb #521f2495
 def check_metrics(
     metrics, # name -> function of (logits, y), or None
     target='class', # one of `fedlit.data.TARGETS`
@@ -231,12 +242,29 @@ def check_metrics(
     ends = {'before', 'validation', *STAGES, *(f'{k}_sd' for k in STAGES)}
     columns = {f'{name}_{k}': name for name in metrics for k in ends}
     for name, f in metrics.items():
-        if not isinstance(name, str) or not name: raise ValueError(f"metrics: {name!r} is no name of a column")
+        check_name('metrics', name, columns_of(target))
         if not callable(f):
             raise TypeError(f"metrics: {name!r} is {f!r}, "
                             "but it must be a function of (logits, y) that returns a number")
-        if name in columns_of(target):
-            raise ValueError(f"metrics: {name!r} is a column of the history already; choose another name")
         if name in columns:
             raise ValueError(f"metrics: {name!r} is a column of the metric {columns[name]!r}; choose another name")
     return metrics
+
+# %% ../nbs/17_scores.ipynb #fc30dbe4
+def _fits(v): return v is None or isinstance(v, (bool, int, float, str)) or isinstance(v, tuple) and all(map(_fits, v))
+
+def read_watch(
+    said, # what the function `watch` returned
+    row,  # dict, the other columns of this round
+) -> dict: # name -> number, text, or list of these
+    "Columns for a row of the history, in a form that a file can hold; what cannot be a column is refused."
+    if said is None: return {}
+    if not isinstance(said, dict):
+        raise TypeError(f"watch returned a {type(said).__name__}, but it must return a dict, name -> number")
+    new = {k: as_python(v) for k, v in said.items()}
+    for name, v in new.items():
+        check_name('watch', name, {*SEEN, *row})
+        if not _fits(v):
+            raise TypeError(f"watch: {name!r} is a {type(said[name]).__name__}, "
+                            "but it must be a number, a text, or a list or an array of numbers")
+    return json.loads(json.dumps(new)) # tuples as lists

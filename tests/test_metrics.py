@@ -104,6 +104,29 @@ def test_what_is_no_metric_is_refused_before_training(metrics, message, monkeypa
     monkeypatch.setattr(Simulation, 'rounds', lambda *_: pytest.fail('training began'))
     with pytest.raises((ValueError, TypeError), match=message): go(metrics=metrics)
 
+def test_what_watch_returns_is_a_part_of_the_history(tmp_path):
+    said = dict(one=torch.tensor(.5), two=np.float32(.25), each=torch.ones(3), rows=(np.arange(2), [torch.tensor(7)]),
+                none=None, word='yes')
+    run = go(rounds=1, checkpoint=tmp_path/'run', watch=lambda *_: said)
+    seen = run.history.iloc[0][list(said)].to_dict()
+    assert seen == dict(one=.5, two=.25, each=[1.]*3, rows=[[0, 1], [7]], none=None, word='yes')
+    back = Run.load(tmp_path/'run').history.iloc[0]
+    assert all(back[k] == v for k, v in seen.items() if v is not None) and 'one' in run.last
+    assert plain(go(watch=lambda *_: None)).equals(plain(go()))
+
+@pytest.mark.parametrize('said,message', [
+    (dict(accuracy=5.), "watch: 'accuracy' is a column of the history already"),
+    (dict(round=77), "watch: 'round' is a column"), (dict(hits=1.), "watch: 'hits' is a column"),
+    ({1: 2.}, 'watch: 1 is no name'), ([1., 2.], 'watch returned a list, but it must return a dict'),
+    (dict(a=dict(b=1)), "watch: 'a' is a dict, but it must be a number, a text"),
+    (dict(a=[1, object()]), "watch: 'a' is a list, but it must be"), (dict(a=1j), "watch: 'a' is a complex")],
+    ids=lambda v: v if isinstance(v, str) else 'given')
+def test_what_is_no_column_of_watch_is_refused_after_the_first_round(said, message):
+    rounds = []
+    with pytest.raises((ValueError, TypeError), match=message):
+        go(metrics=dict(hits=hits), watch=lambda *_: rounds.append(1) or said)
+    assert rounds == [1]
+
 def test_a_metric_that_fails_on_one_client_is_named_before_training(monkeypatch):
     monkeypatch.setattr(Simulation, 'rounds', lambda *_: pytest.fail('training began'))
     def several(logits, y):

@@ -1,6 +1,6 @@
 "Clients that nobody trained, the worst tenth, and rounds to a target, each against a loop of its own."
 from dataclasses import replace
-import numpy as np, pytest, torch
+import warnings, numpy as np, pytest, torch
 from fedlit.data import load
 from fedlit.local import Local
 from fedlit.methods import FedAvg, FedBN, FedPer, FedProx
@@ -42,6 +42,24 @@ def test_the_run_stays_as_it_was_and_more_steps_help(method, tmp_path):
     back = Run.load(run.save(tmp_path/'run'))
     again = back.newcomers(60, task=TASK, clients=CLIENTS, local=LOCAL)
     assert again.equals(many)
+
+def smooth(logits, y): return torch.nn.functional.cross_entropy(logits, y, label_smoothing=.9)
+
+def test_what_a_file_does_not_hold_is_asked_for(tmp_path):
+    run = go(rounds=1, criterion=smooth, tests=TESTS[::-1])
+    back = Run.load(run.save(tmp_path/'run'))
+    with pytest.warns(UserWarning, match='another criterion.*pass criterion=.*pass tests=') as seen:
+        back.newcomers(1, task=TASK, clients=CLIENTS)
+    assert len(seen) == 1
+    with pytest.warns(UserWarning, match='another criterion'): back.federation(task=TASK, clients=CLIENTS, tests=TESTS)
+    with pytest.warns(UserWarning, match='another partition'):
+        back.newcomers(1, task=TASK, clients=CLIENTS[::-1], criterion=smooth, tests=TESTS[::-1])
+    with pytest.raises(ValueError, match='another criterion; pass criterion='):
+        back.without(3, task=TASK, clients=CLIENTS, tests=TESTS)
+    as_lists = dict(clients=(c.tolist() for c in CLIENTS), tests=[t.tolist() for t in TESTS[::-1]])
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert back.newcomers(5, task=TASK, criterion=smooth, **as_lists).equals(run.newcomers(5))
 
 def test_who_is_not_left_out_is_no_newcomer():
     with pytest.raises(ValueError, match=r'all clients of this run took part; federate\(..., without='):

@@ -49,6 +49,11 @@ def test_round_by_round_is_the_same_run(tmp_path):
     assert [len(r.history) for r in federating(net(), TASK, CLIENTS, ALL, rounds=3, participation=.5,
                                                checkpoint=file, **FAST)] == [3] # nothing to do
 
+def test_clients_and_tests_may_come_one_by_one():
+    tests = [torch.arange(20*k, 20*k + 20) for k in range(6)]
+    one_by_one = federate(net(), TASK, iter(CLIENTS), FedAvg(), 1, tests=(t.tolist() for t in tests), **FAST)
+    assert same(one_by_one, federate(net(), TASK, CLIENTS, FedAvg(), 1, tests=tests, **FAST))
+
 def test_the_source_of_federate_has_every_argument_with_a_note():
     from fastcore.docments import docments
     names = list(inspect.signature(federate).parameters)

@@ -13,7 +13,8 @@ from tqdm import tqdm
 from ..engine.guard import Guard
 from ..batches import CRITERIA
 from ..measure import UNITS, exactly
-from ..ground.fingerprint import fingerprint, differences
+from ..ground.fingerprint import GIVEN, fingerprint, differences
+from ..ground.messages import warn
 from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run
@@ -33,13 +34,24 @@ def _words(s, given): # given: arguments of `federate`
         raise ValueError(f"this run comes from a file; pass model=..., the {spec} before the first round")
     return {}
 
+# %% ../../nbs/after/without.ipynb #15141b52
+_OF = dict(criterion=['criterion'], tests=['own'], proxy=['proxy'], metrics=['metric'], method=['method'],
+           model=['start', 'network'], seed=['start', 'partition']) # arguments, and what of a fingerprint they change
+_REMEDIES = dict(criterion='pass criterion=..., the loss of the run', own='pass tests=..., those of the run',
+                 proxy='pass proxy=..., the public samples of the run',
+                 start='the network must be as it was before round 1')
+
+def _differing(run, asked, *but): # asked: Federation
+    "How a request differs from that of a run, in words, and what would help; '' if only in `but`."
+    clients, tests = asked.check_data()
+    now = fingerprint(asked.model, asked.task, clients, asked.criterion or CRITERIA[asked.task.target], tests,
+                      asked.method, asked.proxy, asked.metrics)
+    differ = differences(run.settings.get('fingerprint', {}), now, *but)
+    return '; '.join([', '.join(differ), *(v for k, v in _REMEDIES.items() if GIVEN[k] in differ)])
+
 # %% ../../nbs/after/without.ipynb #wofeder1
-def federation(
-    run,       # Run
-    root=None, # folder of the data, as for `fedlit.data.load`
-    **given,   # arguments of `federate` that replace known ones, such as `task` and `clients`
-) -> Federation:
-    "The request that led to a run."
+def _request(run, root=None, **given): # as for `federation`
+    "The request that led to a run, or one made from its settings and from what is given."
     if run.origin is not None: return replace(run.origin, **given)
     s, tested = run.settings, run.history.dropna(subset=first_of(run.history)[0])
     same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
@@ -49,6 +61,17 @@ def federation(
                record=s.get('record', True), bad_clients=Guard(**call(s['bad_clients'])[1]),
                evaluate_every=int(tested['round'].iloc[0]))
     return Federation.of(words, root, **{**how, **given})
+
+def federation(
+    run,       # Run
+    root=None, # folder of the data, as for `fedlit.data.load`
+    **given,   # arguments of `federate` that replace known ones, such as `task` and `clients`
+) -> Federation:
+    "The request that led to a run; of a run from a file, a warning says what is not as it was."
+    made, told = _request(run, root, **given), [k for name, of in _OF.items() if name in given for k in of]
+    if run.origin is None and (said := _differing(run, made, *told)):
+        warn(f"what is asked for differs from the run in this file: {said}")
+    return made
 
 # %% ../../nbs/after/without.ipynb #6cac4eda
 def same_federation(
@@ -61,13 +84,9 @@ def same_federation(
     if executor.startswith('torchrun'):
         raise ValueError(f"this run was trained by several processes ({executor}), and sums are added up otherwise "
                          "here; give `federate` the same arguments and without=(3,) on the same ranks")
-    origin = replace(federation(run, **{'executor': executor, **given}),
+    origin = replace(_request(run, **{'executor': executor, **given}),
                     rounds=run.state.round, checkpoint=None, minutes=None)
-    was = run.settings.get('fingerprint', {})
-    criterion = origin.criterion or CRITERIA[origin.task.target]
-    now = fingerprint(origin.model, origin.task, origin.clients, criterion, None, origin.method, origin.proxy)
-    if differ := differences(was, now, 'own'):
-        raise ValueError(f"this is another run: {', '.join(differ)}; the network must be as it was before round 1")
+    if said := _differing(run, origin, 'own'): raise ValueError(f"this is another run: {said}")
     return origin
 
 # %% ../../nbs/after/without.ipynb #6cb942e2
@@ -200,11 +219,12 @@ def newcomers(
     **given,  # fields of the `Federation` that replace known ones; see `federation`
 ) -> pd.DataFrame: # one row per client: client, samples, test samples, before, after
     "Test the server's network on clients that were left out, before and after fine-tuning on their own samples."
-    f = federation(run, **given)
-    who = sorted(f.check_without())
+    run._client(None) # refuses a run without a network
+    f = federation(run, **{'model': run.model, **given})
+    who, (clients, tests) = sorted(f.check_without()), f.check_data()
     if not who: raise ValueError("all clients of this run took part; federate(..., without=(8, 9)) holds two out")
-    tests = f.tests or tests_of(f.task, f.clients, f.seed)
-    clients, tests = [f.clients[k] for k in who], [tests[k] for k in who]
+    tests = tests or tests_of(f.task, clients, f.seed)
+    clients, tests = [clients[k] for k in who], [tests[k] for k in who]
     alone = Federation(copy.deepcopy(run.model), f.task, clients, SOLO(), 1, replace(f.local or Local(), steps=steps),
                        seed=f.seed, device=f.device, criterion=f.criterion, tests=tests, progress=False).run()
     seen = alone.per_client(f.task, tests)

@@ -147,7 +147,7 @@ GIVEN = dict(partition='another partition', start='other first weights', labels=
 def differences(was, now, *but) -> list:
     "How two runs differ, in words: entries that both fingerprints have but that are not alike, except those in `but`."
     return list(dict.fromkeys(GIVEN[name] for k in was if (name := k.partition(' ')[0]) in GIVEN and k in now
-                              and k not in but and not alike(was[k], now[k])))
+                              and name not in but and not alike(was[k], now[k])))
 
 def alike(a, b) -> bool:
     "Are `a` and `b` the same, with floats equal up to the rounding of another processor?"
