@@ -5,6 +5,7 @@ from dataclasses import replace
 from PIL import Image
 from torch import nn
 from fedlit.data import AutoAugment, Flip, Task, load
+from fedlit.ground.arrays import in_numbers, repeated
 from fedlit.ground.readers import _pictures, folders_in
 from fedlit.methods import FedAvg
 from fedlit.models import build, wrap
@@ -230,6 +231,28 @@ def test_test_samples_among_the_training_samples():
     assert not said(lambda: replace(leaky, augment=(Flip(),)))
     few = torch.arange(120)[:, None] % 2 # a table that repeats itself
     assert not said(lambda: task(few[:80].float(), few[:80, 0], few[80:].float(), few[80:, 0], 2))
+
+def split(x): # a fifth of the rows, drawn at random, is for testing
+    x = torch.as_tensor(x)[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    return repeated(x[len(x)//5:], x[:len(x)//5])
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(dict(a=RNG.normal(size=200), b=RNG.integers(0, 5, 200), c=RNG.choice(['x', 'y', 'z'], 200)))
+PICTURES = RNG.integers(0, 256, (500, 1, 8, 8), dtype=np.uint8)
+
+@pytest.mark.parametrize('times', [2, 3, 5])
+@pytest.mark.parametrize('x', [in_numbers(FRAME).to_numpy(), in_numbers(FRAME[['a', 'c']]).to_numpy(), PICTURES,
+                               in_numbers(pd.DataFrame(PICTURES[:, 0, 0])).to_numpy()], ids=range(4))
+def test_copies_of_every_sample_are_seen(x, times):
+    assert split(np.concatenate([x]*times)) > .9*(1 - .2**(times - 1)) and not split(x)
+
+@pytest.mark.parametrize('x', [
+    RNG.integers(0, 100, (1000, 1)), RNG.integers(0, [100, 2, 1, 1], (1000, 4)), RNG.integers(0, 5, (1000, 3)),
+    np.eye(40)[RNG.integers(0, 40, 1000)], np.eye(3)[RNG.integers(0, 3, 1000)], RNG.random((1000, 30)) < .05,
+    np.c_[RNG.integers(20, 90, 1000), np.eye(3)[RNG.integers(0, 3, 1000)]], RNG.integers(0, 2, (1000, 1, 3, 3)),
+    np.c_[RNG.integers(0, 2, 1000), RNG.integers(0, 12, 1000)/4], RNG.random((1000, 2)).round(1)], ids=range(10))
+def test_a_table_of_few_different_rows_may_repeat_itself(x):
+    assert not split(np.asarray(x, 'float32'))
 
 def test_labels_that_are_counted_from_one():
     (text, where), = said(lambda: task(y=DIGITS.y_train + 1, yt=DIGITS.y_test + 1, classes=11))

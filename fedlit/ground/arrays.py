@@ -264,10 +264,17 @@ def as_constants(mean, std, x):
     return mean, std
 
 # %% ../../nbs/ground/arrays.ipynb #bd03b77f
-def _some_rows(x, most=2**24): # the bytes of at most 4096 samples or 16 MB, evenly spread
+def _some_rows(x, most=2**24): # at most 4096 samples or 16 MB, evenly spread, as rows
     step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
-    rows = x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may be stored as a row
-    return [v.tobytes() for v in rows.view(torch.uint8).numpy()]
+    return x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may be stored as a row
+
+def _copied(rows, known): # known: the different rows, as bytes; were they copied, rather than equal by chance?
+    half, n = len(next(iter(known))) // 2, 1
+    own = max(len({v[:half] for v in known}), len({v[half:] for v in known}))
+    if len(known) < 16 or own < .9 * len(known): return False
+    for column in rows.T:
+        if (n := n * len(column.unique())) > len(rows): return True
+    return False
 
 def repeated(
     x, # (N, ...) training samples
@@ -275,7 +282,9 @@ def repeated(
 ): # a share from 0 to 1; 0 if it may well be chance, or if the samples cannot be compared
     "The share of test samples that are also training samples, counted among at most 4096 of each."
     if not (len(x) and len(z) and x.is_cpu and z.is_cpu and x.dtype == z.dtype and x.shape[1:] == z.shape[1:]): return 0
-    train, test = _some_rows(x), _some_rows(z)
+    rows = _some_rows(x)
+    train, test = ([v.tobytes() for v in r.view(torch.uint8).numpy()] for r in (rows, _some_rows(z)))
     known = set(train)
     share = sum(v in known for v in test) / len(test)
-    return share if share >= .01 * len(train) / len(x) and share > 2 * (1 - len(known) / len(train)) else 0
+    if share < .01 * len(train) / len(x): return 0
+    return share if share > 2 * (1 - len(known) / len(train)) or _copied(rows, known) else 0
