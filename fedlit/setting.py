@@ -174,7 +174,9 @@ def _generated(task, clients, n, gen):
 
 # %% ../nbs/16_setting.ipynb #1cc92507
 def public_set(
-    task, clients, how, n, # 'held', 'uploaded', 'broader' or 'generated'; number of samples
+    task, clients,
+    how, # 'held', 'uploaded', 'broader' or 'generated'
+    n,   # number of samples
     seed=0,
 ):           # inputs (n, ...) as the network takes them, labels (n,), and the remaining parts of the clients
     "Make the server's samples in one of the thesis' three ways (section 4.2.1), or hold them out from the beginning."
