@@ -133,6 +133,12 @@ def test_fedcac_masks_and_circles_by_hand():
         want = (o >= level - 1e-9) & ~torch.eye(4, dtype=torch.bool) | torch.eye(4, dtype=torch.bool)
         assert torch.equal(circles(masks, r, beta), want), (r, level)
 
+@pytest.mark.parametrize('K', [2, 3])
+def test_after_beta_rounds_circles_are_closed_even_among_equals(K):
+    "All overlaps are equal, so each is the mean and the maximum."
+    alike = {'w': torch.tensor([[1., 1, 0], [0, 1, 1], [1, 0, 1]])[:K]}
+    assert [circles(alike, r, 3.).sum().item() for r in range(5)] == [K*K]*3 + [K]*2
+
 def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
     net, m = model(norm=False), FedCAC(beta=5.)
     data = dict(batches(0), x=batches(0)['x'].double())
