@@ -5,7 +5,7 @@ from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
     CoordinateMedian, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer,
-    FedRep, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    FedRep, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, SCAFFOLD, SOLO, pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -439,6 +439,11 @@ def test_feddbe_refuses_a_head_without_a_bias():
             self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
         def forward(self, x): return (z := self.body(x)), self.head(z)
     with pytest.raises(ValueError, match='the linear layer on the features, with a bias'): start(FedDBE(), Bare(), 2)
+
+@pytest.mark.parametrize('other', [SOLO(), LGFedAvg()], ids=repr)
+def test_feddbe_refuses_to_leave_the_mean_feature_at_home(other):
+    with pytest.raises(ValueError, match='the mean feature of all clients, but feature_mean stays at home'):
+        start(FedDBE() + other, classifier(False), 2)
 
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
