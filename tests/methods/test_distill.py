@@ -70,6 +70,17 @@ def test_dsfl_sends_no_weights_and_uses_the_opinions():
     assert max((two.personal[k] - weightless.personal[k]).abs().max().item() for k in two.params) > 1e-6
     assert two.server['DSFL']['said'].shape == (12, 3)
 
+@pytest.mark.parametrize('steps,rounds', [(2, 3), (5, 1)])
+def test_clients_of_dsfl_see_all_shared_samples_however_short_their_rounds(steps, rounds):
+    seen, m = set(), DSFL(batch_size=4)
+    def forward(params, buffers, x):
+        seen.update(x[:, 0].tolist())
+        return x, x, buffers
+    x = torch.arange(20.)[:, None].expand(20, 3)
+    for r in range(7, 7 + rounds):
+        for t in range(steps): m.loss({}, {}, forward, x, dict(said=x), t, torch.tensor(steps), r)
+    assert len(seen) == 20
+
 @pytest.mark.parametrize('m', [FedDBE() + FedDF(steps=2), FedET(steps=2) + FedDBE()], ids=repr)
 def test_a_student_leaves_other_methods_tensors_alone(m):
     assert train(m, norm=False).server['FedDBE']['mean'].abs().max() > 0
