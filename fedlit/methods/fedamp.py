@@ -31,6 +31,7 @@ class FedAMP(Method):
                                      lam=(self.lam >= 0, 'at least 0'))
     def init(self, params): return params, {}, {}, {f'cloud.{k}': v for k, v in params.items()}
     def keep(self, name): return True
+    def use(self, params): return {k: v for k, v in params.items() if not k.startswith('cloud.')}
     def grad(self, grads, params, buffers):
         spring = lambda k: self.lam/self.alpha*(params[k] - buffers[f'cloud.{k}'])
         return {k: g + spring(k) if f'cloud.{k}' in buffers else g for k, g in grads.items()}

@@ -34,7 +34,8 @@ def circles(
     if len(flat) == 1: return ~other
     pairs = overlap.flatten()[1:].view(len(flat)-1, -1)[:, :-1].flatten() # off the diagonal; no mask, no counting
     mean, most = pairs.mean(), pairs.max()
-    return (overlap >= mean + (round + 1)/beta*(most - mean)) & other | ~other
+    near = overlap >= mean + (round + 1)/beta*(most - mean) # even later, if all overlaps are equal
+    return near & other & (round + 1 <= beta) | ~other
 
 # %% ../../nbs/methods/45_fedcac.ipynb #6bd1e609
 class FedCAC(Method):

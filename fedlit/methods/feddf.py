@@ -92,4 +92,5 @@ class FedDF(Method):
         teacher = self.teach(opinions(forward, pick(params), pick(buffers), x, peers))
         new = distill(forward, (moved(params), moved(buffers)), x, teacher,
                       self.steps, self.lr, self.batch_size, seed=round)
-        return {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if k in delta}, server
+        step = {k: v - {**params, **buffers}[k] for tree in new for k, v in tree.items() if k in delta}
+        return {**delta, **step}, server

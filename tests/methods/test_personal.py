@@ -10,7 +10,7 @@ from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedNova, FedPAC, FedPer, FedProto, FedProx,
-    FedDBE, FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe, SOLO)
+    FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe, SOLO)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -575,6 +575,10 @@ def test_fedamp(alpha, sigma, lam, executor):
         assert torch.equal(deployed(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
     apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
     assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
+
+@pytest.mark.parametrize('other', [MOON(), FedNTD()], ids=repr)
+def test_what_a_client_of_fedamp_received_is_a_network(other):
+    assert all(train(m, rounds=2).round == 2 for m in (FedAMP() + other, other + FedAMP()))
 
 # ---- IFCA ----
 
