@@ -239,17 +239,18 @@ def clients_said(who):
     return "the server's own" if not who else f"{len(who)} client{'s'*(len(who) > 1)}"
 
 # %% ../nbs/21_networks.ipynb #net00020
-SUMMED = 'participants', 'bad', 'seconds' # added up over networks
-OF_THE_ROUND = re.compile('train_loss|drift|.*_(before|after)') # means over the clients that took part in the round
+SUMMED = 'participants', 'participants_tested', 'bad', 'seconds' # added up over networks
+OF_THE_ROUND = re.compile('train_loss|drift|(.*_)?(global|personal)_(before|after)') # means over participants
 UNJOINED = re.compile('.*_sd|peak_mb') # columns that cannot be joined over networks; each run has its own
 
 def _joined(column, tables, clients, tested):
-    "A column for all networks; means are weighted by numbers of clients: of the round, with test samples, or all."
+    "A column for all networks; means are weighted by the numbers of clients over which they are taken."
     there = [t for t in tables if column in t]
     values = np.stack([t[column] for t in there], 1)
     if column in SUMMED: return values.sum(1)
     count = tested if 'personal' in column else clients
-    weights = np.stack([t['participants'] if OF_THE_ROUND.fullmatch(column) else 0*t['participants'] + n
+    name = 'participants' if column in ('train_loss', 'drift') else 'participants_tested'
+    weights = np.stack([t.get(name, t['participants']) if OF_THE_ROUND.fullmatch(column) else 0*t['participants'] + n
                         for t, n in zip(tables, count) if column in t], 1)
     with np.errstate(invalid='ignore'): # if no client took part
         return np.where(weights > 0, values*weights, 0).sum(1)/weights.sum(1)

@@ -675,6 +675,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     tested, own = self.of_each('personal', self.test, after, self.tests)
     self.notice_undefined(own, tested)
     trained = team.test_clients(who, before, out, after) if who else {}
+    if self.meets: row['participants_tested'] = sum(len(self.tests[k]) > 0 for k in who)
     return {**row, **with_spread({**trained, **own})}
 
 # %% ../nbs/19_run.ipynb #96ce3cd3

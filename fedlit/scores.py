@@ -199,8 +199,8 @@ STAGES = 'global_before', 'global_after', 'personal_before', 'personal_after', '
 def columns_of(target): # one of `fedlit.data.TARGETS`
     "The columns that a history may have without metrics."
     said = {f'{name}{end}' for name in SCORED[target] for end in ('', '_before')}
-    return {'round', 'train_loss', 'drift', 'participants', 'time', 'staleness', 'bad', 'bad_clients', 'why',
-            'validation', 'seconds', 'peak_mb', *said, *STAGES, *(f'{k}_sd' for k in STAGES)}
+    return {'round', 'train_loss', 'drift', 'participants', 'participants_tested', 'time', 'staleness', 'bad',
+            'bad_clients', 'why', 'validation', 'seconds', 'peak_mb', *said, *STAGES, *(f'{k}_sd' for k in STAGES)}
 
 SEEN = frozenset().union(*map(columns_of, SCORED)) # for any target
 

@@ -237,6 +237,17 @@ def test_the_history_has_the_columns_of_the_runs():
     assert abs(h.right[1] - sum(len(w)*r.right[1] for w, r in zip(got.who, runs))/6) < 1e-9
     assert (h['right'] == h.accuracy).all() and h.participants.tolist() == [3, 3]
 
+def test_a_mean_over_participants_is_over_those_with_tests():
+    "Every client takes part, so it is what `per_client` says; and what one round ends with, the next begins with."
+    tests = [torch.arange(0, 60), *[torch.arange(0)]*2, torch.arange(60, 80), torch.arange(80, 200), torch.arange(9)]
+    with pytest.warns(UserWarning, match='no test samples'):
+        got = run(three(), SOLO(), rounds=2, tests=tests)
+        some = run(three(), DSFL(steps=5), rounds=2, tests=tests, participation=.34)
+    h, each = got.history, got.per_client(TASK, tests)
+    assert h.personal_after.iloc[-1] == pytest.approx(h.personal.iloc[-1])
+    assert h.personal.iloc[-1] == pytest.approx(each.personal.mean())
+    for of in (h, some.history): assert of.accuracy_before[1] == pytest.approx(of.accuracy[0])
+
 @pytest.mark.parametrize('first', [SCAFFOLD(), FedAsync(), FedNova(), FedAdam(), CoordinateMedian(), FedPer(), MOON()],
                          ids=repr)
 def test_parts_that_do_not_ask_about_others_rest_where_nobody_takes_part(first):
