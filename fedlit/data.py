@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
-                                  check_scale, frame_columns, in_numbers, in_order, repeated, to_tensor,
-                                  top_level)
+                                  check_digits, check_scale, frame_columns, in_numbers, in_order, repeated,
+                                  to_tensor, top_level)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of
@@ -601,6 +601,7 @@ def from_table(cls: Task,
     (whose,), people = coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
     group = whose if whose is not None else _alike(values, target)
     held = _held("test", group, test, seed)
+    check_digits(frame[used + wanted*(target == "numbers")])
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)
     part = lambda v: (None, None) if v is None else (v[~held], v[held])
