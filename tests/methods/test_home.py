@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    CoordinateMedian, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer, FedRep,
-    FFALoRA, FlexLoRA, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    APFL, CoordinateMedian, Ditto, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara,
+    FedPer, FedRep, FedRoD, FFALoRA, FlexLoRA, LGFedAvg, MOON, SCAFFOLD, pFedMe, pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -433,6 +433,13 @@ def test_feddbe_refuses_a_head_without_a_bias():
             self.body, self.head = nn.Linear(3, 4), nn.Linear(4, 2, bias=False)
         def forward(self, x): return (z := self.body(x)), self.head(z)
     with pytest.raises(ValueError, match='the linear layer on the features, with a bias'): start(FedDBE(), Bare(), 2)
+
+@pytest.mark.parametrize('early,late', [(Ditto(), FedBABU()), (pFedMe(), FedBABU()), (FedRoD(), FFALoRA()),
+                                        (APFL(), FFALoRA()), (FedDBE(), FFALoRA()), (FedDecomp(), FedBABU())])
+def test_a_part_that_takes_tensors_away_comes_first(early, late):
+    "Another part would build on tensors that are gone; the other order runs."
+    with pytest.raises(ValueError, match=f'write {late.name} . {early.name}$'): start(early + late, model(), 2)
+    assert train(late + early, rounds=1).params
 
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
