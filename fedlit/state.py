@@ -160,6 +160,15 @@ def _fit_to(one): # a tensor of the network
     double = {torch.float32: torch.double} if one.dtype == torch.double else {}
     return lambda v: v.to(one.device, double.get(v.dtype, v.dtype))
 
+# %% ../nbs/07_state.ipynb #cfc9b79c
+def _check_names(name, before, now, added): # added: tensor -> the earlier part that added it
+    "Refuse a part whose `init` takes away what an earlier part builds on; returns the names that are there `now`."
+    if gone := [(k, new) for k in sorted(before - now) for new in added if k in new]:
+        k, new = gone[0]
+        raise ValueError(f"{name} takes {k!r} away, which {added[new]} builds on: write {name} + {added[new]}")
+    added.update(dict.fromkeys(now - before, name))
+    return now
+
 # %% ../nbs/07_state.ipynb #cfcae318
 def start(
     method,  # a Method
@@ -173,16 +182,16 @@ def start(
     "The state before round 0: all clients begin with the parameters of `model`."
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
     kept, kept_whole = _homes(method, model, statistics)
-    fit = _fit_to(next(iter({**params, **fixed}.values())))
+    fit, store = _fit_to(next(iter({**params, **fixed}.values()))), Store()
+    names, added = {*params, *buffers}, {}
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
         with Seeded(('init', seed)):
             params, server[name], client[name], *more = map(partial(tmap, fit), ask(part.init, dict(
                 params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
                 keeps=partial(kept_whole, params=params, buffers=buffers))))
             for tree, extra in zip((buffers, fixed), more): tree.update(extra)
+            names = _check_names(name, names, {*params, *buffers}, added)
     if local and local.optimizer.kept: client[OPTIMIZER] = local.optimizer.begin(local, params)
-    store = Store()
     everyone = lambda tree: tmap(lambda v: Table(v, clients, store), tree)
-    return State(params, buffers, server, everyone(client),
-                 everyone({k: v for k, v in {**params, **buffers}.items() if kept(k, params, buffers)}),
-                 clients, statistics=statistics, seed=seed, fixed=fixed)
+    home = {k: v for k, v in {**params, **buffers}.items() if kept(k, params, buffers)}
+    return State(params, buffers, server, everyone(client), everyone(home), clients, 0, statistics, seed, fixed)

@@ -4,8 +4,9 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    CoordinateMedian, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer,
-    FedRep, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, SCAFFOLD, SOLO, pFedPara)
+    APFL, CoordinateMedian, Ditto, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova,
+    FedPara, FedPer, FedRep, FedRoD, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, pFedMe, pFedPara,
+    SCAFFOLD, SOLO)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -444,6 +445,13 @@ def test_feddbe_refuses_a_head_without_a_bias():
 def test_feddbe_refuses_to_leave_the_mean_feature_at_home(other):
     with pytest.raises(ValueError, match='the mean feature of all clients, but feature_mean stays at home'):
         start(FedDBE() + other, classifier(False), 2)
+
+@pytest.mark.parametrize('early,late', [(Ditto(), FedBABU()), (pFedMe(), FedBABU()), (FedRoD(), FFALoRA()),
+                                        (APFL(), FFALoRA()), (FedDBE(), FFALoRA()), (FedDecomp(), FedBABU())])
+def test_a_part_that_takes_tensors_away_comes_first(early, late):
+    "Another part would build on tensors that are gone; the other order runs."
+    with pytest.raises(ValueError, match=f'write {late.name} . {early.name}$'): start(early + late, model(), 2)
+    assert train(late + early, rounds=1).params
 
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
