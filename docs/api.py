@@ -68,8 +68,15 @@ def returned(f, notes):
     kind = ast.unparse(f.returns) if f.returns else ''
     return note if note and (not kind or kind in note) else ', '.join(filter(None, (f'`{kind}`' if kind else '', note)))
 
+def default(value):
+    "The default of a field: what `field(...)` says it is, else the value itself."
+    if not value: return ''
+    if not (isinstance(value, ast.Call) and ast.unparse(value.func) == 'field'): return ast.unparse(value)
+    said = {k.arg: ast.unparse(k.value) for k in value.keywords}
+    return said.get('default') or (f"{said['default_factory']}()" if 'default_factory' in said else '')
+
 def of_class(c, notes):
-    fields = [(n.target.id, ast.unparse(n.value) if n.value else '', notes.get(n.lineno, ''))
+    fields = [(n.target.id, default(n.value), notes.get(n.lineno, ''))
               for n in c.body if isinstance(n, ast.AnnAssign)]
     inits = [n for n in c.body if isinstance(n, ast.FunctionDef) and n.name == '__init__']
     whole = of_function(inits[0], notes, c.name) if inits and not fields else Entry(c.name, '', '', fields)

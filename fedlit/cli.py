@@ -279,7 +279,8 @@ def _partition(a, text):
     asked = a.partition or a.concepts and 'by_domain'
     if asked and '(' in asked: name, kw = call(asked)
     elif asked and asked != name: name, kw = asked, {}
-    if name == 'by_owner' and a.clients is None: kw['every'] = True
+    if name == 'by_owner' and a.clients is not None: kw.pop('every', None)
+    elif name == 'by_owner' and asked: kw['every'] = True # not of a file's run, which has its own number of clients
     for option, places in OWN.items():
         given = getattr(a, option)
         if name in places:
@@ -329,7 +330,8 @@ def setting(a):
         raise ValueError(f'--steps {a.steps} beside --epochs {a.epochs}: clients count one or the other')
     own = {k: given[k] for k in _FIELDS if k in given}
     options = dict(base.options) if own.get('model', base.model) == base.model else {} # not for other networks
-    trained = local(**{**base.local.plain(), **{k: given[k] for k in _LOCAL if k in given}})
+    counts = dict(steps=None) if 'epochs' in given else {} # instead of the steps of a file's run
+    trained = local(**{**base.local.plain(), **counts, **{k: given[k] for k in _LOCAL if k in given}})
     n, public = a.proxy_samples, base.public
     if n is not None: public = written('withheld', dict(samples=n)) if n else ''
     return replace(base, task=_task(a, base.task), options=tuple({**options, **dict(a.option)}.items()),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fastcore.basics import patch
 from functools import cached_property, partial
 from .ground.axes import axes_of, watch
-from .batches import cross_entropy, groups
+from .batches import beside, cross_entropy, groups
 from .ground.draws import Seeded
 from .ground.messages import warn
 from .ground.stacks import masked_batchnorm, single, stacked
@@ -61,6 +61,10 @@ def check_local(
         if local.optimizer.kept and local.momentum:
             raise ValueError(f"{left} reckons with a velocity that is zero when a round begins; "
                              f"with {local.optimizer!r} it is not: take kept=False or momentum=0.")
+    phases = lambda p: asks_for(p, 'mask', 'step')
+    counts = lambda p: wants(p, 'momentum') and any(asks_for(p, hook, 'steps') for hook in ('done', 'weigh'))
+    if (some := who(phases)) and (left := who(lambda p: counts(p) and not phases(p))):
+        raise ValueError(f"{left} reckons with all steps of a round, but with {some} a tensor takes only some of them")
     if 'epochs' not in local.offers() and (left := who(lambda p: wants(p, 'epochs'))):
         how = f'epochs={local.epochs!r}' if local.steps is None else f'steps={local.steps!r}'
         raise ValueError(f"{left} counts or divides a client's epochs, which needs one number of epochs "
@@ -177,7 +181,7 @@ def gradients(self:Cohort, losses, params):
 def correct(self:Cohort, grads, batch):
     "The gradients after the `grad` hooks, and the buffers that these set."
     if not overrides(self.sent.method, 'grad'): return grads, {}
-    out = self.apply(partial(corrected, self.sent.method), grads=grads, **batch)
+    out = self.apply(partial(corrected, self.sent.method), grads=grads, mask=self.part.get('mask', {}), **batch)
     return out['grads'], out['buffers']
 
 def corrected(
@@ -185,11 +189,13 @@ def corrected(
     offer,  # values that hooks may ask for at one client
 ):          # dict(grads, buffers)
     "Apply the `grad` hooks: first the part that computes the gradient anew, then those that correct it, left to right."
-    here, grads, buffers = dict(offer), offer['grads'], {}
+    mask, grads, buffers = offer.pop('mask'), offer['grads'], {}
+    here, trained = dict(offer), {k: beside(m, grads[k]).to(grads[k]) for k, m in mask.items() if k in grads}
     offer.pop('frozen', None)
     offer['objective'] = partial(elsewhere, method, here)
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not replaces(np[1])):
         if not overrides(part, 'grad'): continue
+        grads = {k: g*trained[k] if k in trained else g for k, g in grads.items()} # in the memory layout of `g`
         said = ask(part.grad, part_view({**offer, 'grads': grads}, name))
         grads, more = said if isinstance(said, tuple) else (said, {})
         buffers.update(more)
@@ -285,15 +291,15 @@ def begin(self:Cohort):
 
 # %% ../nbs/09_cohort.ipynb #83a0369f
 @patch
-def per_client(self:Cohort, hook, f, *step):
+def per_client(self:Cohort, hook, f, *step, **more): # more: further values, with a row for each client
     "Apply `f` to the values of each client; one by one and with the client's samples, if `hook` asks for `data`."
     state, each = self.sent.state, []
     if not asks_for(self.sent.method, hook, 'data'):
-        with self.draws(hook, *step): return self.apply(f)
+        with self.draws(hook, *step): return self.apply(f, **more)
     for k, number in enumerate(self.who):
         epochs, _ = self.sent.local.work(number, self.seeds[k], state.round)
         one, data = self.at(slice(k, k+1)), self.batches.data(k, epochs)
-        with one.draws(hook, *step): each.append(one.apply(lambda offer: f(offer, data=data)))
+        with one.draws(hook, *step): each.append(one.apply(partial(f, data=data), **rows(more, slice(k, k+1))))
     def together(*of):
         if len(shapes := {tuple(v.shape[1:]) for v in of}) == 1: return torch.cat(of)
         raise TypeError(f"what `{hook}` of {self.sent.method!r} returns has another shape at each client, "
@@ -365,7 +371,7 @@ def results(self:Cohort):
         return dict(client={k: said[k][0] if k in said else v for k, v in offer['client'].items()},
                     uploads={k: v[1] for k, v in said.items()})
     method, out = self.sent.method, dict(client=self.mine['client'], uploads={})
-    if overrides(method, 'done'): out = self.per_client('done', of_one)
+    if overrides(method, 'done'): out = self.per_client('done', of_one, mask=self.part.get('mask', {}))
     out = self.mask_results(out)
     if self.sent.local.optimizer.kept: out['client'] = {**out['client'], OPTIMIZER: self.velocity}
     return dict(params=self.params, buffers=self.buffers, steps=self.mine['steps'], loss=self.loss,

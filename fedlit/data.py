@@ -15,7 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
-                                  frame_columns, in_numbers, in_order, repeated, to_tensor)
+                                  check_digits, check_scale, frame_columns, in_numbers, in_order, repeated,
+                                  to_tensor, top_level)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of
@@ -121,6 +122,7 @@ def _must_match(task, name, x): # refuse samples of another kind than those of t
     if tokens != (x.dtype == torch.int64):
         raise ValueError(f"x_train holds {str(task.x_train.dtype)[6:]} and {name} {str(x.dtype)[6:]}, "
                          "but tokens are whole numbers in both; a table is x.float()")
+    check_scale(name, x, "x_train holds", task.x_train.dtype == torch.uint8, top_level(task.x_train))
 
 # %% ../nbs/01_data.ipynb #2c98715c
 def _read_targets(task): # converts y and determines the number of a network's outputs
@@ -599,6 +601,7 @@ def from_table(cls: Task,
     (whose,), people = coded([frame[owner].tolist()]) if owner is not None else ((None,), None)
     group = whose if whose is not None else _alike(values, target)
     held = _held("test", group, test, seed)
+    check_digits(frame[used + wanted*(target == "numbers")])
     seen = inputs[(~held).numpy()]
     spread = seen.std(ddof=0)
     part = lambda v: (None, None) if v is None else (v[~held], v[held])
@@ -608,18 +611,28 @@ def from_table(cls: Task,
                domain_train=mine, domain_test=theirs, domains=people)
 
 # %% ../nbs/01_data.ipynb #88eac639
+_HALVES = dict(train=False, training=False, test=True, testing=True) # folder -> does it hold test pictures?
+
+def _split_of(base, owners): # whether each folder holds test pictures, if they are a split; None if they are owners
+    names = [o.lower() for o in owners or ()]
+    if not {*names} & {*_HALVES, "val", "valid", "validation"}: return None
+    if sorted(map(_HALVES.get, names), key=str) == [False, True]: return [_HALVES[k] for k in names]
+    raise ValueError(f"{base} has the folders {', '.join(owners)[:200]}, but a split is train and test and nothing "
+                     "else; move validation pictures to train, from which task.validation(.1) sets some aside")
+
 def _pictured(name, base, owned, size, test, seed): # folder of classes; owned: of owners, each with classes -> Task
     rows, labels, owners = pictures_in(base, owned)
-    held = _held("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
+    if halves := _split_of(base, owners): held, owned, owners = [halves[k] for *_, k in rows], False, None
+    else: held = _held("test", torch.tensor([y + len(labels)*k for _, y, k in rows]), test, seed).tolist()
     train, rest = ([r[:2 + owned] for r, h in zip(rows, held) if h == part] for part in (False, True))
     return Task(name, **read_pictures(train, rest, size, labels, owners))
 
 # %% ../nbs/01_data.ipynb #993e978e
 @patch(cls_method=True)
 def from_folder(cls: Task,
-    path, # folder of <class>/*.jpg or .png, or of <owner>/<class>/*.jpg
+    path, # folder of <class>/*.jpg or .png, of <owner>/<class>/*.jpg, or of train/<class>/*.jpg and test/<class>/*.jpg
     size=64, # side in pixels to which pictures are resized
-    test=.2, # share of the pictures to test on, for each class and owner
+    test=.2, # share of the pictures to test on, for each class and owner; a folder test takes its place
     seed=0, # determines which pictures are test pictures
 ) -> Task: # Task of colour images as bytes, normalised by the means and deviations of the training set
     "Make a task from a folder of pictures."

@@ -476,13 +476,28 @@ def alexnet_bn(
     return Net(nn.Sequential(*layers), nn.Linear(features, classes))
 
 # %% ../nbs/03_models.ipynb #ef55a13d
+@contextmanager
+def _in_steps():
+    "Layers compute by products and convolutions in this context, not by kernels for whole layers."
+    mha,mkldnn,cudnn = (getattr(torch.backends, k) for k in ("mha", "mkldnn", "cudnn"))
+    was = mha.get_fastpath_enabled(),mkldnn.enabled,cudnn.enabled
+    mha.set_fastpath_enabled(False)
+    mkldnn.enabled = cudnn.enabled = False
+    try: yield
+    finally:
+        mha.set_fastpath_enabled(was[0])
+        mkldnn.enabled,cudnn.enabled = was[1:]
+
+def _of_bilinear(x, w, *more, out_shape, **kw): return 2*math.prod(out_shape)*math.prod(w[1:]) # arguments are shapes
+
 def macs(
     model:nn.Module, # any network
     shape:tuple, # shape of one sample
 )->int: # multiply-accumulate operations for one sample; norms, activations and pooling are not counted
     "The number of multiply-accumulate operations that `model` needs for one sample."
     from torch.utils.flop_counter import FlopCounterMode
-    with FlopCounterMode(display=False) as seen: _trial(model, shape)
+    more = {torch.ops.aten._trilinear: _of_bilinear}
+    with _in_steps(), FlopCounterMode(display=False, custom_mapping=more) as seen: _trial(model, shape)
     return seen.get_total_flops()//2
 
 # %% ../nbs/03_models.ipynb #84ff374a

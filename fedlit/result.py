@@ -6,7 +6,7 @@
 __all__ = ['FORMAT', 'LONG', 'BESIDE', 'ROWS', 'FREE', 'Run', 'data_spec', 'records', 'resume']
 
 # %% ../nbs/18_result.ipynb #34006c7f
-import copy, json
+import copy, json, tempfile
 import torch
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -15,8 +15,10 @@ from functools import partial
 from importlib import import_module
 from itertools import chain
 from math import nan, prod
+from pathlib import Path
 from typing import TYPE_CHECKING
-from .engine.card import upload, write_folder
+from .engine.card import card
+from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
@@ -219,6 +221,7 @@ def data_spec(
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
     if task.columns: said['columns'] = list(task.columns)
+    if most := top_level(task.x_train): said['most'] = most
     more = {} if task.target == 'class' else dict(target=task.target)
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
 
@@ -253,6 +256,7 @@ def _asked(self:Run, x, task):
     if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")
+    check_scale('x', x, 'the network was trained on', said.get('dtype') == 'uint8', said.get('most'))
     return x, partial(standardised, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
 
 # %% ../nbs/18_result.ipynb #logitsc1
@@ -294,14 +298,11 @@ def state_dict(self:Run, client=None):
     return {k: v.detach().cpu().clone() for k, v in self.network(client).state_dict().items()}
 
 @patch
-def _packed(self:Run, client): # bytes of a safetensors file
-    from safetensors.torch import save
-    return save({k: v.contiguous() for k, v in self.state_dict(client).items()}, metadata=dict(format='pt'))
-
-@patch
 def save_model(self:Run, path, client=None):
     "Write the tensors of `network(client)`, under its own names, to a safetensors file for other programs."
-    return write_file(path, self._packed(client))
+    from safetensors.torch import save
+    tensors = {k: v.contiguous() for k, v in self.state_dict(client).items()}
+    return write_file(path, save(tensors, metadata=dict(format='pt')))
 
 # %% ../nbs/18_result.ipynb #sh04card
 @patch
@@ -322,8 +323,14 @@ def to_folder(self:Run,
     name=None,   # name of the network; None: that of the method
 ):               # path of the folder
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
-    return write_folder(folder, name or self.method.name, self._about(client), self._packed(client))
+    folder, facts = Path(folder), self._about(client)
+    config = {**{k: v for k, v in facts.items() if k != 'settings'}, **facts['settings']}
+    self.save_model(folder/'model.safetensors', client)
+    write_file(folder/'config.json', json.dumps(config, indent=1).encode())
+    write_file(folder/'README.md', card(name or self.method.name, facts).encode())
+    return folder
 
+# %% ../nbs/18_result.ipynb #hubpush2
 @patch
 def push_to_hub(self:Run,
     repo,         # "user/name"
@@ -332,7 +339,14 @@ def push_to_hub(self:Run,
     **kw,         # arguments of `huggingface_hub.HfApi`, such as token
 ):
     "Upload the network and its card to the Hugging Face Hub."
-    return upload(repo, partial(self.to_folder, client=client, name=repo), private, **kw)
+    try: import huggingface_hub
+    except ImportError as e:
+        raise ImportError("push_to_hub needs huggingface_hub: pip install 'fedlit[hub]'") from e
+    api = huggingface_hub.HfApi(**kw)
+    with tempfile.TemporaryDirectory() as folder:
+        self.to_folder(folder, client, repo)
+        api.create_repo(repo, private=private, exist_ok=True)
+        return api.upload_folder(repo_id=repo, folder_path=folder)
 
 # %% ../nbs/18_result.ipynb #82a138b0
 FORMAT = 5 # version of a run's file; other versions are refused

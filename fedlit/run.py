@@ -490,6 +490,9 @@ def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is 
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
         if odd := first_nonfinite('x_train', self.task.x_train, self.federation.clients[k]):
             return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
+    if p := next((p for p in self.federation.method.parts if p.protects and getattr(p, 'noise', 0)), None):
+        return (f"{p.name} may add too much noise: less noise, a smaller clip or more {p.protects} at once would help; "
+                f"if not, {UNIT}")
     short = min(batch_sizes(self.lengths[next(iter(wrong))], self.federation.local, self.min_batch))
     if self.min_batch > 1 and short < SHORT:
         return (f"an epoch of it ends with a batch of {short}, over which BatchNorm's deviation may be "

@@ -174,17 +174,21 @@ def _generated(task, clients, n, gen):
 
 # %% ../nbs/16_setting.ipynb #1cc92507
 def public_set(
-    task, clients, how, n, # 'held', 'uploaded', 'broader' or 'generated'; number of samples
+    task, clients,
+    how, # 'held', 'uploaded', 'broader' or 'generated'
+    n,   # number of samples
     seed=0,
 ):           # inputs (n, ...) as the network takes them, labels (n,), and the remaining parts of the clients
     "Make the server's samples in one of the thesis' three ways (section 4.2.1), or hold them out from the beginning."
     gen = torch.Generator().manual_seed(seed)
     pick = lambda i, m: i[torch.randperm(len(i), generator=gen)[:m]]
     if how in ('held', 'uploaded'):
-        m = max(1, n//len(clients))
-        each = [pick(c, m if how == 'uploaded' or len(c) > m + 1 else len(c)//2) for c in clients]
-        i = torch.cat(each)
-        left = [c[~torch.isin(c, g)] for c, g in zip(clients, each)] if how == 'held' else clients
+        (m, more), i = divmod(n, len(clients)), torch.zeros(0, dtype=torch.long)
+        for k, c in enumerate(clients):
+            if how == 'held': c = c[~torch.isin(c, i)]
+            few = m + (k < more)
+            i = torch.cat([i, pick(c, few if how == 'uploaded' or len(c) > few + 1 else len(c)//2)])
+        left = [c[~torch.isin(c, i)] for c in clients] if how == 'held' else clients
         return task.normalise(task.x_train[i]), task.y_train[i], left
     if how == 'broader':
         other = load('digits_domains')

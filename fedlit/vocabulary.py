@@ -49,7 +49,7 @@ HOOKS.update(
                      or_buffers(is_dict), like='grads', buffers=1), 'y valid forward grads objective'),
     done=Hook('client', 'remembers, sends', 'MOON remembers its network',
               Answer("two dictionaries: the client's memory, and what it sends besides `delta`",
-                     are_dicts(2), memory=0, sends=(1,)), 'forward delta data'),
+                     are_dicts(2), memory=0, sends=(1,)), 'forward delta data mask'),
     send=Hook('client', 'remembers, sends', 'TopK sends the largest entries',
               Answer('two dictionaries, the update and the memory, and perhaps a third, of buffers', are_dicts(2, 3),
                      like='delta', memory=1, buffers=2), 'forward delta others mask model'))
@@ -155,7 +155,7 @@ offers(CLIENT,
        counts=('(classes,)', 'how many samples of each class it visits in this round'))
 offers(SERVER,
        mask=('name -> (K, ...)', 'the entries that each client trained; a name is absent if all of them trained it '
-                                 'in full. `send` sees those of one client'),
+                                 'in full. `done` and `send` see those of one client'),
        uploads=('tree of (K, ...)', "what this part's clients sent besides `delta`, stacked"),
        weights=('(K,)', 'how much each client counts, $p_k$'),
        participants=('int', 'how many clients take part in the round, $K$'),

@@ -72,7 +72,7 @@ SUMS = [MOON() + FedDecorr(), FedAvgM() + MOON() + FedDecorr(), FedProx(mu=.1) +
         FedNova() + TrimmedMean(trim=.25) + FedAvgM(), SCAFFOLD() + FedBN() + CoordinateMedian(),
         FedBN() + FedDecorr(), SCAFFOLD() + FedProx() + FedAvgM(), FedPer() + MOON(),
         FedDecomp() + FedDecorr(), FedBN() + FedPer() + SCAFFOLD(), pFedPara() + MOON(),
-        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), FedDecomp() + SCAFFOLD() + FedNova(),
+        FedProx() + FedDF(steps=3), FedPara() + FedDF(steps=3), pFedPara() + SCAFFOLD() + FedNova(),
         FedYogi() + MOON() + FedBN(), SCAFFOLD() + FedAdam(), FedBN() + TopK(share=.1) + DP(clip=.1),
         Ditto() + MOON() + FedBN(), SCAFFOLD() + PerFedAvg(alpha=.1) + MOON(),
         FedALA() + FedPer() + FedProx(mu=.1), *TRIMMED]

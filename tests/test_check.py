@@ -56,6 +56,17 @@ def test_a_network_that_was_received_is_asked_without_training():
             return .1*(features - forward(received, {}, x, train=False)[0]).square().mean()
     assert laws.executors(Right(), laws.small()).holds
 
+def test_a_loss_that_draws_has_a_slope():
+    "The same draws at either side of a difference; what is cut by float() is caught all the same."
+    class Noisy(Method):
+        cut: bool = False
+        def loss(self, features, generator):
+            noise = torch.randn(features.shape, generator=generator).to(features)
+            noisy = torch.dropout(features, .5, True) + noise*torch.rand_like(features) + random.random()
+            value = .1*noisy.square().mean()
+            return float(value) if self.cut else value
+    assert laws.slope(Noisy(), laws.small()).holds and laws.slope(Noisy(cut=True), laws.small()).holds is False
+
 def test_a_tie_is_no_order():
     report = laws.check(Krum()) # of four clients, two are nearest to each other
     assert report.ok and 'a tie' in report.rows['order'].said, report

@@ -4,12 +4,13 @@ from pathlib import Path
 import pandas as pd, pytest
 from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
 from fedlit.data import datasets
-from fedlit.methods import MOON, FedAvg, FedDecorr
+from fedlit.local import Local
+from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer
 from fedlit.result import Run
 from fedlit.papers.collapse import collapse_runs
 from fedlit import cli
 from fedlit.compare import compare
-from fedlit.setting import PARTITIONS
+from fedlit.setting import PARTITIONS, plain
 from conftest import DATA
 
 @pytest.mark.parametrize('args,word', [
@@ -263,6 +264,33 @@ def test_a_file_that_is_gone_on_from_with_another_network_leaves_its_options(tmp
     assert of()['features'] == 8
     assert of('--model', 'small_cnn') == {}
 
+@pytest.fixture
+def repeated(tmp_path):
+    "The setting of a run that begins from one with these options, and has others beside it."
+    def of(*first, beside=()):
+        said = dict(setting=plain(asked_for(*first)), asked={})
+        (tmp_path/'run.json').write_text(json.dumps(dict(settings=said)))
+        return asked_for('--from', str(tmp_path/'run.json'), *beside)
+    return of
+
+OWNERS = ['--data', 'wards.csv', '--y', 'days', '--owner', 'clinic', '--partition', 'by_owner']
+
+@pytest.mark.parametrize('first, beside, partition', [
+    ([*OWNERS, '--clients', '3'], [], 'by_owner()'),
+    ([*OWNERS, '--clients', '3'], ['--clients', '2'], 'by_owner()'),
+    ([*OWNERS, '--clients', '3'], ['--partition', 'by_owner'], 'by_owner(every=True)'),
+    (OWNERS, [], 'by_owner(every=True)'),
+    (OWNERS, ['--clients', '3'], 'by_owner()'),
+    ([], OWNERS, 'by_owner(every=True)')], ids=str)
+def test_a_repeated_run_has_the_owners_it_had(repeated, first, beside, partition):
+    made = repeated(*first, beside=beside)
+    assert made.partition == partition
+    if not beside: assert made == asked_for(*first)
+
+def test_epochs_beside_a_file_replace_its_steps(repeated):
+    assert repeated('--steps', '7').local.steps == repeated('--epochs', '3', beside=['--steps', '7']).local.steps == 7
+    assert repeated('--steps', '7', beside=['--epochs', '3']).local == asked_for('--epochs', '3').local
+
 def test_a_grid_is_a_row_for_every_combination(tmp_path):
     ask = ['compare', '--rounds', '1', '--epochs', '1', '--seeds', '1', '--train-samples', '600', '--quiet']
     main([*ask, '--methods', 'FedAvg()', 'MOON() + FedDecorr()', '--grid', 'mu=.1,1', 'beta=.05,.1', '--json',
@@ -272,3 +300,15 @@ def test_a_grid_is_a_row_for_every_combination(tmp_path):
     for grid, why in dict(mu='cannot be read', **{'tau=': 'cannot be read', 'lam=1': 'no method here has it',
                                                   'mu=exec(1)': 'cannot be read'}).items():
         with pytest.raises(SystemExit, match=why): main([*ask, '--methods', 'MOON()', '--grid', grid])
+
+def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
+    mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples
+    main(['compare', '--quiet', '--methods', 'FedPer()', '--seeds', '2', '--rounds', '2', '--epochs', '1', '--clients',
+          '6', '--partition', mixture, '--json', str(tmp_path/'all.json')])
+    theirs = pd.DataFrame([dict(r, seed=run['seed']) for run in json.loads((tmp_path/'all.json').read_text())['runs']
+                           for r in run['history']])
+    ours = compare([FedPer()], partition=mixture, seeds=2, clients=6, rounds=2, local=Local(epochs=1), history=True,
+                   options=asked_for().options)
+    same = [c for c in ours if c in theirs]
+    assert {'accuracy', 'personal', 'round', 'seed'} <= {*same}
+    pd.testing.assert_frame_equal(ours[same], theirs[same])

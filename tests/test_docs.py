@@ -305,6 +305,11 @@ def test_docments_of_lines_with_several_parameters():
     assert g.params == [('task', '', ''), ('way', '', 'there')] and not g.returns
     assert not h.params and h.module == 'a.b'
 
+def test_a_default_inside_field_is_the_default():
+    [c] = api.entries('__all__ = ["C"]\nclass C:\n    a: float = field(default=1e-5, repr=False) # small\n'
+                      '    b: dict = field(default_factory=dict)\n    c: int = field(repr=False)\n')
+    assert c.call == 'C(a=1e-05, b=dict(), c)' and c.params[0] == ('a', '1e-05', 'small')
+
 def test_names_yml_knows_words_by_place(monkeypatch):
     monkeypatch.setattr(api, 'COMMON', dict(a='anywhere'))
     monkeypatch.setattr(api, 'PLACES', {'x.f': dict(a='at f'), 'x.*': dict(a='in x', b='too')})

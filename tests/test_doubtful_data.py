@@ -5,6 +5,7 @@ from dataclasses import replace
 from PIL import Image
 from torch import nn
 from fedlit.data import AutoAugment, Flip, Task, load
+from fedlit.ground.arrays import in_numbers, repeated
 from fedlit.ground.readers import _pictures, folders_in
 from fedlit.methods import FedAvg
 from fedlit.models import build, wrap
@@ -115,6 +116,36 @@ def test_floats_beyond_one_under_autoaugment():
         task(DIGITS.x_train*255, xt=DIGITS.x_test*255, augment=(AutoAugment(),))
     assert task(DIGITS.x_train*255, xt=DIGITS.x_test*255, augment=(Flip(),)).x_train.max() == 255
 
+def levels(x): return (255*x).round()
+
+def test_bytes_and_floats_of_0_to_255_do_not_mix():
+    train, test = (levels(x) for x in (DIGITS.x_train, DIGITS.x_test))
+    with pytest.raises(ValueError, match='x_train holds bytes, .* divided by 255, but x_test holds floats up to 255'):
+        task(train.byte(), xt=test)
+    with pytest.raises(ValueError, match=r'x_train holds floats up to 255, but x_test holds bytes, .*x_test.float\(\)'):
+        task(train, xt=test.byte())
+    task(train, xt=test), task(train.byte(), xt=test.byte()), task(DIGITS.x_train, xt=test.byte())
+    task(train.byte(), xt=DIGITS.x_test*1.05) # a picture enlarged by splines exceeds 1 a little
+    normal = replace(task(train.byte(), xt=test.byte()), mean=(.3,), std=(.05,)).normalise(train.byte())
+    assert normal.max() > 10 and task(normal, xt=test.byte()).mean is None # what a federation makes for itself
+    task(train, xt=torch.full_like(test, torch.nan)), task(train.byte(), xt=test[:0], yt=DIGITS.y_test[:0])
+
+@pytest.mark.parametrize('kept', [False, True])
+def test_a_network_is_asked_about_pictures_of_the_scale_it_knows(kept, tmp_path):
+    def trained(x, xt):
+        t = task(x, xt=xt)
+        run = federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), FedAvg(), **{**QUICK, 'local': Local(lr=1e-6)})
+        return Run.load(run.save(tmp_path/'run')) if kept else run
+    test = levels(DIGITS.x_test)
+    of_bytes, of_levels = trained(levels(DIGITS.x_train).byte(), test.byte()), trained(levels(DIGITS.x_train), test)
+    with pytest.raises(ValueError, match='the network was trained on bytes.*but x holds floats up to 255'):
+        of_bytes.predict(test)
+    with pytest.raises(ValueError, match=r'was trained on floats up to 255, but x holds bytes.*give x.float\(\)'):
+        of_levels.predict(test.byte())
+    assert torch.equal(of_bytes.predict(test.byte()), of_bytes.predict(test/255))
+    assert torch.equal(of_levels.predict(test), of_levels.predict(test.double()))
+    assert 'most' not in of_bytes.settings['input']
+
 @pytest.mark.parametrize('n', [.5, '9', None])
 def test_a_share_is_no_size(n):
     with pytest.raises(ValueError, match='samples of the train set; give a whole number'): DIGITS.subset(n)
@@ -200,6 +231,28 @@ def test_test_samples_among_the_training_samples():
     assert not said(lambda: replace(leaky, augment=(Flip(),)))
     few = torch.arange(120)[:, None] % 2 # a table that repeats itself
     assert not said(lambda: task(few[:80].float(), few[:80, 0], few[80:].float(), few[80:, 0], 2))
+
+def split(x): # a fifth of the rows, drawn at random, is for testing
+    x = torch.as_tensor(x)[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
+    return repeated(x[len(x)//5:], x[:len(x)//5])
+
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(dict(a=RNG.normal(size=200), b=RNG.integers(0, 5, 200), c=RNG.choice(['x', 'y', 'z'], 200)))
+PICTURES = RNG.integers(0, 256, (500, 1, 8, 8), dtype=np.uint8)
+
+@pytest.mark.parametrize('times', [2, 3, 5])
+@pytest.mark.parametrize('x', [in_numbers(FRAME).to_numpy(), in_numbers(FRAME[['a', 'c']]).to_numpy(), PICTURES,
+                               in_numbers(pd.DataFrame(PICTURES[:, 0, 0])).to_numpy()], ids=range(4))
+def test_copies_of_every_sample_are_seen(x, times):
+    assert split(np.concatenate([x]*times)) > .9*(1 - .2**(times - 1)) and not split(x)
+
+@pytest.mark.parametrize('x', [
+    RNG.integers(0, 100, (1000, 1)), RNG.integers(0, [100, 2, 1, 1], (1000, 4)), RNG.integers(0, 5, (1000, 3)),
+    np.eye(40)[RNG.integers(0, 40, 1000)], np.eye(3)[RNG.integers(0, 3, 1000)], RNG.random((1000, 30)) < .05,
+    np.c_[RNG.integers(20, 90, 1000), np.eye(3)[RNG.integers(0, 3, 1000)]], RNG.integers(0, 2, (1000, 1, 3, 3)),
+    np.c_[RNG.integers(0, 2, 1000), RNG.integers(0, 12, 1000)/4], RNG.random((1000, 2)).round(1)], ids=range(10))
+def test_a_table_of_few_different_rows_may_repeat_itself(x):
+    assert not split(np.asarray(x, 'float32'))
 
 def test_labels_that_are_counted_from_one():
     (text, where), = said(lambda: task(y=DIGITS.y_train + 1, yt=DIGITS.y_test + 1, classes=11))

@@ -6,7 +6,7 @@ from fedlit.cli import main
 from fedlit.data import load
 from fedlit.engine.guard import Guard, bad_rows, _finite_rows, lengths, client_columns, check_server, check_clients
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
+from fedlit.methods import DP, DPSGD, FedAvg, FedAvgM, FedBN, FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.batches import Batches
@@ -346,6 +346,11 @@ def test_images_in_another_unit_do_not_pass_without_a_word(factor, said):
                            Local(epochs=1), bad_clients='skip', progress=False)
     with pytest.warns(UserWarning, match='client 3 (returned|made) .*another unit'): done = run()
     assert done.history['bad_clients'].tolist() == ['3' if said == 'skipped' else '']
+
+@pytest.mark.parametrize('method, more', [(DP(noise=50.), 'clients'), (DPSGD(noise=500.), 'samples')], ids=lambda m: m)
+def test_noise_that_breaks_a_run_is_named(method, more):
+    said = rf'{type(method).__name__} may add too much noise: less noise, a smaller clip or more {more} at once'
+    with pytest.raises(FloatingPointError, match=said): federate(net(), TASK, PARTS, method, 10, **FAST)
 
 def test_a_short_last_batch_is_named_and_so_is_the_remedy():
     "Three layers with BatchNorm, and clients whose epoch ends with a batch of two: what helps is not another unit."

@@ -9,8 +9,8 @@ from fedlit.local import (Adam, AdamW, Between, Cosine, Decay, Effort, Local, Mi
                           SGD, Stragglers, Warmup)
 from fedlit.batches import Batches, batches_of, plan
 from fedlit.ground.tape import Tapes
-from fedlit.methods import (FedALA, FedAvg, FedBN, FedDSE, FedDyn, FedNova, FedProto, FedProx, FedRep, HeteroFL,
-                            SCAFFOLD)
+from fedlit.methods import (FedALA, FedAvg, FedBN, FedDecomp, FedDSE, FedDyn, FedNova, FedProto, FedProx, FedRep,
+                            HeteroFL, SCAFFOLD)
 from fedlit.models import Net, build
 from fedlit.partition import dirichlet
 from fedlit.round import fed_round, local_phase
@@ -291,6 +291,8 @@ def test_a_state_without_room_for_what_is_kept_is_refused():
     (SCAFFOLD(), Local(optimizer=Adam()), 'SCAFFOLD reckons with.*Adam'),
     (FedProx() + FedNova(), Local(optimizer=AdamW()), 'FedNova reckons with.*AdamW'),
     (FedNova(), Local(optimizer=SGD(kept=True)), 'FedNova.*kept=False'),
+    (SCAFFOLD() + FedRep(), Local(epochs=5), 'SCAFFOLD reckons with all steps.*FedRep'),
+    (FedDecomp() + FedProx() + FedNova(), Local(epochs=5), 'FedNova reckons with all steps.*FedDecomp'),
     (FedRep(), Local(steps=3), 'FedRep.*steps=3'), (FedRep(), Local(epochs=Between(2, 3)), 'FedRep.*Between')])
 def test_what_a_method_cannot_rely_on_is_refused_before_the_first_round(method, local, word):
     with pytest.raises(ValueError, match=word): trained(method, local=local)

@@ -208,6 +208,21 @@ def test_macs_of_attention_count_the_products_of_queries_keys_and_values():
     net.forward = lambda x, f=net.forward: f(x, x, x, need_weights=False)[0]
     assert macs(net, (5, 8)) == 5*8*24 + 2*5*5*8 + 5*8*8
 
+FUSED = dict(encoder=(nn.TransformerEncoderLayer(16, 4, 32, batch_first=True), 10*(4*256 + 2*512) + 2*10*10*16),
+             attention=(nn.MultiheadAttention(16, 4, batch_first=True), 10*4*256 + 2*10*10*16),
+             lstm=(nn.LSTM(16, 16, batch_first=True), 10*4*2*256), gru=(nn.GRU(16, 16, batch_first=True), 10*3*2*256),
+             bilinear=(nn.Bilinear(16, 16, 16), 10*16**3))
+
+@pytest.mark.parametrize('name', FUSED)
+def test_macs_of_layers_that_run_as_one_kernel(name, recwarn):
+    layer, known = FUSED[name]
+    given = dict(attention=3, bilinear=2).get(name, 1)
+    layer.forward = lambda x: type(layer).forward(layer, *[x]*given)
+    before = torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled, torch.backends.cudnn.enabled
+    assert macs(layer, (10, 16)) == known and not recwarn.list
+    assert (torch.backends.mha.get_fastpath_enabled(), torch.backends.mkldnn.enabled,
+            torch.backends.cudnn.enabled) == before
+
 class Bottom(nn.Module):
     def __init__(self):
         super().__init__()

@@ -115,6 +115,18 @@ def test_folders(pictures):
     with pytest.raises(ValueError, match='has no folders; it must have one for each class'):
         Task.from_folder(pictures/'ann'/'dark')
 
+def test_folders_of_a_published_split_are_its_halves(pictures):
+    for a, b in (('ann', 'Train'), ('bob', 'test')): (pictures/a).rename(pictures/b)
+    (pictures/'test'/'light'/'0.png').unlink()
+    task = Task.from_folder(pictures, size=8)
+    assert task.domains is None and task.labels == ('dark', 'light')
+    assert task.y_train.bincount().tolist() == [10, 10] and task.y_test.bincount().tolist() == [10, 9]
+    (pictures/'test').rename(pictures/'val')
+    with pytest.raises(ValueError, match='the folders Train, val.* train and test.*task.validation'):
+        Task.from_folder(pictures, size=8)
+    (pictures/'val').rename(pictures/'bob')
+    with pytest.raises(ValueError, match='Train, bob'): Task.from_folder(pictures, size=8)
+
 def fed(*words): # what it ends with: 0, or what is wrong
     try: main(['run', *map(str, words), '--quiet', '--rounds', '2', '--epochs', '1'])
     except SystemExit as e: return e.code
@@ -211,6 +223,31 @@ def test_numbers_as_text_and_infinity(wards):
     with pytest.raises(ValueError, match="'fixed' holds infinity"):
         Task.from_table(wards.assign(fixed=np.inf), y='days')
     assert Task.from_table(wards, y='days', x='age').columns == ('age',)
+
+MINUTES = 1_700_000_000_000 + 60_000*np.arange(120) # Unix time in milliseconds
+@pytest.mark.parametrize('column', [MINUTES, 2**40 + np.arange(120), MINUTES.astype(float), 1e300*np.arange(120),
+                                    1e-300*np.arange(120), 2**53 + np.arange(120)], ids=range(6))
+def test_a_column_whose_digits_float32_cannot_hold_is_named(wards, column):
+    wards['time'] = column
+    with pytest.raises(ValueError, match=r"'time' needs more digits than float32 has.*- frame\['time'\].min\(\)"):
+        Task.from_table(wards, y='kind', x=['age', 'time'])
+    with pytest.raises(ValueError, match="'time' needs more digits"): Task.from_table(wards, y='time', target='numbers')
+    Task.from_table(wards, y='time', x=['age'], target='class') # labels are numbered
+    wards['time'] = (wards.time - wards.time.min())/np.ptp(wards.time)
+    assert len(Task.from_table(wards, y='kind', x=['time']).x_train.unique()) == 96
+
+EVEN = np.arange(120)
+@pytest.mark.parametrize('column', [2**40*(EVEN % 2), [2.**40]*120, 1990 + EVEN % 30, 1_700_000_000 + 86_400*EVEN,
+                                    52.52 + .001*np.random.default_rng(0).normal(size=120), 10.**(EVEN - 80.)/1e6,
+                                    np.random.default_rng(0).random(120), 16_000_000 + EVEN], ids=range(8))
+def test_ordinary_columns_are_rounded_without_harm(wards, column):
+    Task.from_table(wards.assign(time=column), y='kind', x=['age', 'time'])
+
+def test_a_column_of_times_is_no_text(wards):
+    day = pd.Timestamp('2026-01-01') + pd.to_timedelta(wards.age, 'D')
+    for times in day, day.dt.tz_localize('UTC'), day - day.min():
+        with pytest.raises(ValueError, match=r"'day' holds times.*\(frame\['day'\] - frame\['day'\].min\(\)\).dt.tot"):
+            Task.from_table(wards.assign(day=times), y='days', x=['age', 'day'])
 
 def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
     task = Task.from_table(wards, y='days', x=['age', 'kind', 'late'])

@@ -7,13 +7,14 @@ from fedlit.cli import parser
 from fedlit.data import load
 from fedlit.ground.files import shipped
 from fedlit.local import SGD, Local
+from fedlit.measure import effective_rank, features_of, spectrum
 from fedlit.methods import SOLO, Ditto, FedALA, FedAvg, FedPara, PerFedAvg
 from fedlit.models import build
 from fedlit.papers.catalogue import CATALOGUE, plan
 from fedlit.papers.claims import evaluate
 from fedlit.papers.entries import SCALES, entry_runs, found_rows, judged, row_name, select, complete_seeds
 from fedlit.papers.evidence import repeated
-from fedlit.papers.measures import layer_ranks, own_rank
+from fedlit.papers.measures import activations, layer_ranks, own_rank
 from fedlit.papers.settings import address, found
 from fedlit.partition import dirichlet
 from fedlit.run import federate
@@ -179,6 +180,18 @@ def test_a_verdict_from_the_stored_runs_by_hand(id, start, by_hand):
             most[sign] = max(most.get(sign, 0), sum(money)/3)
     assert math.isclose(weighed.evidence.p, min(1, 2/max(most.values())), rel_tol=1e-9)
     assert weighed.evidence.side == (1 if most[1] > most[-1] else -1)
+
+@pytest.mark.parametrize('name, calls', [('resnet20', 19), ('feddecomp_resnet8', 7)])
+def test_a_relu_that_is_called_twice_counts_as_two_layers(name, calls):
+    digits = load('digits')
+    task = replace(digits.subset(60), x_test=.9*digits.x_train, y_test=digits.y_train) # two batches
+    net, clients = build(name, task, seed=0), dirichlet(task.y_train, 2, 5., seed=0)
+    run = federate(net, task, clients, FedAvg(), 1, Local(epochs=1), keep_locals=True, progress=False)
+    last = effective_rank(spectrum(features_of(run.model, task.x_test, prepare=task.normalise)))
+    ranks = layer_ranks(run, task, clients, None, None)['layer_rank']
+    assert len(ranks) == calls and ranks[-1] == pytest.approx(last, rel=1e-4)
+    assert own_rank(run, task, clients, None, None) == pytest.approx(last, rel=1e-4)
+    assert [len(layers) for layers in activations(run, task, clients, None, None)] == [calls + 1]*2 # and the head
 
 def test_ranks_of_a_network_that_has_diverged_and_of_networks_that_a_method_makes():
     task = load('digits')

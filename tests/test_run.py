@@ -3,7 +3,7 @@ import contextlib, inspect, platform, subprocess, sys
 from dataclasses import replace, fields
 from functools import partial
 import pandas as pd, pytest, torch
-from fedlit.data import load, Crop, Flip
+from fedlit.data import load, recipe, Crop, Flip
 from fedlit.ground import messages
 from fedlit.method import FedAvg, Method
 from fedlit.methods import HeteroFL, FedAvgM, FedDecorr, FedProx, MOON
@@ -244,6 +244,28 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
 def test_a_comparison_takes_no_tests():
     with pytest.raises(ValueError, match="tests belong to one partition.*'personal' among columns"):
         compare([FedAvg()], tests=[[0]]*len(CLIENTS), seeds=1)
+
+def test_a_comparison_uses_the_recipe_it_is_asked_for():
+    given = dict(rounds=1, seeds=1, clients=3, columns=('accuracy', 'loss'), local=Local(epochs=1))
+    raw = compare([FedAvg()], recipe(load('digits'), 'none'), **given)
+    assert compare([FedAvg()], recipe='none', **given).equals(raw) and not compare([FedAvg()], **given).equals(raw)
+    with pytest.raises(ValueError, match="no recipe 'nonsense'"): compare([FedAvg()], recipe='nonsense', **given)
+    with pytest.raises(ValueError, match=r"task=fedlit.data.recipe\(task, 'none'\)"):
+        compare([FedAvg()], TASK, recipe='none', **given)
+    with pytest.raises(FileNotFoundError, match='nowhere'): compare([FedAvg()], 'cifar10', root='nowhere', **given)
+
+@pytest.mark.parametrize('one, several', [(dict(seed=5), 'seeds='), (dict(method='MOON()'), 'methods='),
+                                          (dict(checkpoint='c.safetensors'), 'folder=')], ids=str)
+def test_a_comparison_takes_nothing_that_belongs_to_one_run(one, several):
+    with pytest.raises(ValueError, match=f'belongs to a single run.*{several}'):
+        compare([FedAvg()], rounds=1, seeds=1, clients=3, local=Local(epochs=1), **one)
+
+def test_a_difference_is_that_of_the_seeds_both_have():
+    runs = pd.DataFrame([dict(method=m, seed=s, accuracy=a) for m, s, a in (
+        ('FedAvg()', 0, .5), ('FedAvg()', 1, .6), ('FedAvg()', 2, .1), ('FedProx(mu=0.1)', 1, .7),
+        ('FedProx(mu=0.1)', 0, .6), ('FedProx(mu=0.5)', 7, .7))])
+    seen = table(runs, against=FedAvg())['accuracy - FedAvg']
+    assert seen['FedProx(mu=0.1)'].startswith('+0.100 ± 0.000') and seen['FedProx(mu=0.5)'] == ''
 
 def test_a_comparison_of_nothing_or_with_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match='methods is empty'): compare([], rounds=1)

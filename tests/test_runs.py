@@ -274,3 +274,13 @@ def test_a_comparison_that_ctrl_c_ends_has_what_is_finished(pressed, tmp_path):
     with pytest.raises(KeyboardInterrupt, match='0 of 4 runs are finished; .* the same call goes on') as e:
         run_module.compare([FedAvg(), MOON()], folder=tmp_path, **kw)
     assert not len(e.value.runs)
+
+def test_a_comparison_that_minutes_end_has_what_is_finished(tmp_path):
+    kw = dict(clients=4, seeds=2, local=Local(epochs=1), columns=('accuracy',), folder=tmp_path)
+    whole = run_module.compare([FedAvg()], rounds=2, **kw)
+    with pytest.warns(UserWarning, match='2 of 4 runs are not finished; the same call goes on'):
+        seen = run_module.compare([FedProx(mu=.1), FedAvg()], rounds=2, minutes=0, **kw)
+    assert seen.equals(whole)
+    with pytest.warns(UserWarning, match='2 of 2 runs are not finished'): # none of them was tested
+        none = run_module.compare([MOON()], rounds=3, minutes=0, evaluate_every=3, **kw)
+    assert len(none) == len(run_module.table(none)) == 0

@@ -10,7 +10,7 @@ from fedlit.papers import settings
 from fedlit.participation import BySize
 from fedlit.run import Federation, federate
 from fedlit.result import Run
-from fedlit.setting import PARTITIONS, Setting, call, parts_of, plain, read_setting, written
+from fedlit.setting import PARTITIONS, Setting, call, parts_of, plain, public_set, read_setting, written
 
 VARIED = [Setting(), Setting('MOON() + FedDecorr()', options=(), without=(3, 1), participation=BySize(.5)),
           Setting(local=Local(epochs=Between(1, 3), lr=Cosine(.1, 5)), partition='dirichlet(alpha=inf)'),
@@ -46,6 +46,20 @@ def test_every_partition_may_have_images_withheld_from_it(name):
     order = torch.randperm(len(made['task'].y_train), generator=torch.Generator().manual_seed(0))
     assert not {*order[:30].tolist()} & {int(i) for c in made['clients'] for i in c} and len(made['proxy']) == 30
     if name not in ('dirichlet_mixture', 'classes_per_client'): assert sum(map(len, made['clients'])) == len(order) - 30
+
+def test_no_client_trains_on_what_the_server_holds():
+    "Even where clients share samples."
+    task, clients = load('digits'), [torch.arange(0, 60), torch.arange(30, 90), torch.arange(0, 90)]
+    x, _, left = public_set(task, clients, 'held', 30)
+    rows = lambda x: {*map(bytes, x.numpy())}
+    assert len(x) == len(rows(x)) == 30
+    of = lambda c: rows(task.normalise(task.x_train[c]))
+    for c, now in zip(clients, left): assert of(now) == of(c) - rows(x)
+
+@pytest.mark.parametrize('n', [5, 23])
+@pytest.mark.parametrize('how', ['held', 'uploaded'])
+def test_the_server_has_as_many_samples_as_asked(how, n):
+    assert len(parts_of(Setting(public=f'{how}(samples={n})'))['proxy'][1]) == n
 
 def test_a_run_from_a_file_knows_its_federation(tmp_path):
     s = Setting('SCAFFOLD()', rounds=2, local=Local(epochs=.2), clients=4, without=(1,), participation=.5, seed=2)

@@ -8,7 +8,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT/'docs'))
 from convert import directives
 import pages
-from fedlit.cli import main, parser
+from fedlit.cli import main, parser, setting, _names, _varied
 
 def fences(text):
     "(language, code) of the blocks between three backticks."
@@ -86,7 +86,9 @@ def test_a_block_of_python_runs_by_itself(code, empty):
     if made: made['folder'].cleanup()
 
 def test_every_recipe_is_a_program_that_is_run():
-    assert sum('recipes' in p.id for p in PYTHON) == sum('hide' not in said for said, _ in RECIPES) >= 5
+    shown = [code for said, code in RECIPES if 'hide' not in said]
+    assert sum('recipes' in p.id for p in PYTHON) == len(shown) >= 5
+    assert all(ast.unparse(ast.parse(code).body[-1]).startswith('print(') for code in shown) # in a file too
 
 # -- commands
 
@@ -103,9 +105,9 @@ def fedlit_words(words):
         return words[words.index('-m') + 2:]
 
 def inline(text):
-    "Commands in the middle of a sentence that can be typed as they stand: no `...`, no word in capitals."
+    "Commands in the middle of a sentence that can be typed as they stand: no `...`, no word in capitals but a method."
     for code in re.findall(r'(?<!`)`((?:fedlit|torchrun) [^`\n]*)`', text):
-        if '...' not in code and not re.search(r'\b[A-Z]{4,}\b|[{}]| [A-Z] ', code): yield shlex.split(code)
+        if '...' not in code and not re.search(r'\b[A-Z]{4,}\b(?!\()|[{}]| [A-Z] ', code): yield shlex.split(code)
 
 BLOCKED = {(p, tuple(asked)) for p, _, language, code in BLOCKS if language == 'bash' for words in commands(code)
            if (asked := fedlit_words(words)) is not None}
@@ -123,6 +125,18 @@ def test_every_command_of_fedlit_can_be_parsed():
                 parser().parse_args(asked)
         except SystemExit as e:
             if e.code: wrong.append((p, asked, said.getvalue().splitlines()[-1]))
+    assert not wrong
+
+def test_every_command_of_fedlit_asks_for_what_there_is():
+    "Its methods, the hyperparameters of its grid, and options that go together; no data are read."
+    wrong, theirs = [], {'--from', 'pictures/', 'Agree() + FedDecorr()'} # what a reader has or wrote
+    for p, asked in sorted(TYPED):
+        if asked in ONLY_NAMED or asked[0] not in ('run', 'compare', 'interactions') or theirs & {*asked}: continue
+        a = parser().parse_args(asked)
+        try:
+            _varied(_names(a, *(a.methods if 'methods' in a else [a.method or 'FedAvg()'])), getattr(a, 'grid', []))
+            setting(a)
+        except ValueError as e: wrong.append((p, shlex.join(asked), str(e)))
     assert not wrong
 
 def test_every_target_of_make_exists():
@@ -219,7 +233,6 @@ def test_a_cell_needs_no_name_that_is_hidden(page):
 
 def test_a_program_and_the_command_beside_it_are_one_setting():
     from types import SimpleNamespace
-    from fedlit.cli import _names, setting
     from fedlit.local import Local
     from fedlit.methods import FedDecorr, MOON
     text = (ROOT/'README.md').read_text(encoding='utf-8').partition('## MOON + FedDecorr on CIFAR-10')[2]

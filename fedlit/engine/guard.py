@@ -225,6 +225,6 @@ def check_server(guard, before, after, seen):
     what = (f"produced NaN or infinity in round {after.round}, first in {first.split('/', 1)[1]}" if first
             else f"was of length {size:.3g} in round {after.round}")
     act(guard, f"the server's step {what}, though every client's update was sound; "
-                "look at the method's own part in it: momentum, learning rate, distillation")
+                "look at the method's own part in it: momentum, learning rate, distillation, noise")
     if guard.then == 'skip': after = replace(before, round=after.round)
     return after, dict(seen, bad_clients=f"{seen['bad_clients']} server".strip())

@@ -46,6 +46,10 @@ def fed_back(
     sent = compress(wanted)
     return sent, dict(residual={k: there(k, wanted[k] - v, old[k]) for k, v in sent.items()})
 
+class _Sparse(dict): "An update of which only the entries that are not zero are sent."
+
+def _sent(delta, mask): return {k: v != 0 for k, v in delta.items()} if isinstance(delta, _Sparse) else mask
+
 def _residual(params, keeps): return dict(residual=zeros({k: v for k, v in params.items() if not keeps(k)}))
 
 # %% ../../nbs/methods/81_compression.ipynb #7100000f
@@ -70,7 +74,11 @@ class TopK(Method):
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}
     def send(self, delta, client, mask):
         if self.share == 1: return delta, client
-        return fed_back(lambda v: largest(v, self.share, mask), delta, client, mask)
+        mask = _sent(delta, mask)
+        return fed_back(lambda v: _Sparse(largest(v, self.share, mask)), delta, client, mask)
+    def refuses(self, other, before):
+        if not (before and isinstance(other, Quantize) and self.feedback and self.share < 1): return ''
+        return f"what it held back would be added to rounded numbers, which takes more bits; write {self!r} + {other!r}"
     def wire(self, wire):
         few = -(-wire.numbers*self.share//1)
         return replace(wire, numbers=few, beside=wire.beside + _which(few, wire.whole)*(few < wire.whole))
@@ -90,5 +98,5 @@ class Quantize(Method):
     def send(self, delta, client, mask):
         levels = 2**(self.bits - 1) - 1
         few = lambda tree: {k: rounded(v, levels, self.feedback) for k, v in tree.items()}
-        return fed_back(few, delta, client, mask)
+        return fed_back(few, delta, client, _sent(delta, mask))
     def wire(self, wire): return replace(wire, bits=self.bits, beside=wire.beside + 32*wire.tensors)

@@ -8,7 +8,7 @@ __all__ = ['sharpened', 'DSFL']
 # %% ../../nbs/methods/61_dsfl.ipynb #13ec3353
 import torch, torch.nn.functional as F
 from ..method import Method, require
-from .feddf import distill, opinions, unlabelled
+from .feddf import distill, opinions, unlabelled, want_whole
 
 # %% ../../nbs/methods/61_dsfl.ipynb #b7b386e1
 def sharpened(
@@ -28,15 +28,15 @@ class DSFL(Method):
     lr: float = 1e-3      # learning rate of the student's Adam
     batch_size: int = 32  # shared inputs in a client's step
     def __post_init__(self):
-        require(self,
-                T=(self.T > 0, 'positive'), weight=(self.weight >= 0, 'at least 0'),
+        require(self, T=(self.T > 0, 'positive'), weight=(self.weight >= 0, 'at least 0'),
                 steps=(self.steps >= 0, 'at least 0'))
+    def refuses(self, other, before): return want_whole(other)
     def keep(self, name): return True
-    def loss(self, params, buffers, forward, proxy, server, step):
+    def loss(self, params, buffers, forward, proxy, server, step, steps, round):
         if not server: return 0.                                             # first round: no opinions yet
-        x, n = unlabelled(self, proxy), len(server['said'])
-        i = torch.arange(self.batch_size, device=x.device)
-        i = (step*self.batch_size + i) % n
+        x, n, B = unlabelled(self, proxy), len(server['said']), self.batch_size
+        first = torch.where(steps*B < n, round*steps, 0) # a round too short for all goes on where the last one stopped
+        i = ((first + step)*B + torch.arange(B, device=x.device)) % n
         return self.weight*F.cross_entropy(forward(params, buffers, x[i])[1], server['said'][i].softmax(-1))
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):
         x, pick = unlabelled(self, proxy), lambda tree: {k: trained[k] for k in tree}

@@ -18,7 +18,7 @@ def higher(
 ):          # list of names
     "The parameters of the last `layers` layers; a ValueError if there are fewer."
     each = list(dict.fromkeys(k.rpartition('.')[0] for k in names))
-    if layers > len(each): raise ValueError(f"FedALA: layers={layers}, but the network has {len(each)} with parameters")
+    if layers > len(each): raise ValueError(f"FedALA: layers={layers}, but the clients have {len(each)} in common")
     return [k for k in names if k.rpartition('.')[0] in each[-layers:]]
 
 def settled(
@@ -55,8 +55,9 @@ class FedALA(Method):
         require(self, layers=(self.layers >= 1, 'at least 1'), eta=(self.eta >= 0, 'at least 0'),
                 share=(0 < self.share <= 1, 'in (0, 1]'), batch=(self.batch >= 1, 'at least 1'),
                 threshold=(self.threshold > 0, 'positive'), most=(self.most >= 1, 'at least 1'))
-    def init(self, params):
-        never, last = next(iter(params.values())).new_zeros(()), {k: params[k] for k in higher(params, self.layers)}
+    def init(self, params, keeps):
+        never, common = next(iter(params.values())).new_zeros(()), [k for k in params if not keeps(k)]
+        last = {k: params[k] for k in higher(common, self.layers)}
         ones = {k: torch.ones_like(v) for k, v in last.items()}
         return params, {}, dict(last=last, weights=ones, trained=never, learned=never)
     def done(self, params, client):

@@ -26,11 +26,12 @@ class FedAMP(Method):
     alpha: float = 1.  # size of the server's step; alpha/sigma times the number of other clients should be at most 1
     sigma: float = 10. # squared distance of two networks at which attention falls to 1/e
     lam: float = .1    # weight of the attraction; a client is pulled to its mixture with strength lam/alpha
-    alone = ('keep',)
+    alone = ('keep', 'mask')
     def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'), sigma=(self.sigma > 0, 'positive'),
                                      lam=(self.lam >= 0, 'at least 0'))
     def init(self, params): return params, {}, {}, {f'cloud.{k}': v for k, v in params.items()}
     def keep(self, name): return True
+    def use(self, params): return {k: v for k, v in params.items() if not k.startswith('cloud.')}
     def grad(self, grads, params, buffers):
         spring = lambda k: self.lam/self.alpha*(params[k] - buffers[f'cloud.{k}'])
         return {k: g + spring(k) if f'cloud.{k}' in buffers else g for k, g in grads.items()}

@@ -8,6 +8,7 @@ __all__ = ['FedBuff', 'FedAsync']
 # %% ../../nbs/methods/34_fedbuff.ipynb #9ae0f765
 from ..batches import beside
 from ..method import Method, require
+from .robust import CoordinateMedian, TrimmedMean
 
 # %% ../../nbs/methods/34_fedbuff.ipynb #7e3c1896
 class FedBuff(Method):
@@ -37,6 +38,9 @@ class FedAsync(Method):
         require(self, alpha=(0 < self.alpha <= 1, 'in (0, 1]'), a=(self.a >= 0, 'at least 0'),
                 b=(self.b >= 0, 'at least 0'),
                 form=(self.form in ('constant', 'polynomial', 'hinge'), "'constant', 'polynomial' or 'hinge'"))
+    def refuses(self, other, before):
+        merged = before and isinstance(other, (CoordinateMedian, TrimmedMean))
+        return f'it leaves no update of a client to mix in; write {self.name} + {other.name}' if merged else ''
     def share(self,
         staleness, # (K,) number of server steps since each client received its network
     ): # (K,) share of each client's network

@@ -34,12 +34,13 @@ def circles(
     if len(flat) == 1: return ~other
     pairs = overlap.flatten()[1:].view(len(flat)-1, -1)[:, :-1].flatten() # off the diagonal; no mask, no counting
     mean, most = pairs.mean(), pairs.max()
-    return (overlap >= mean + (round + 1)/beta*(most - mean)) & other | ~other
+    near = overlap >= mean + (round + 1)/beta*(most - mean) # even later, if all overlaps are equal
+    return near & other & (round + 1 <= beta) | ~other
 
 # %% ../../nbs/methods/45_fedcac.ipynb #6bd1e609
 class FedCAC(Method):
     "Average critical parameters with similar clients only (Wu et al., ICCV 2023, algorithm 1)."
-    alone = ('keep',)
+    alone = ('keep', 'mask')
     endless = 'beta',
     share: float = .5 # share of each tensor that is critical, tau
     beta: float = 100. # number of rounds after which critical parameters stay at home

@@ -21,8 +21,10 @@ class FedDBE(Method):
     excludes, alone = "which vector a client adds to its features", ('mask',)
     def __post_init__(self): require(self, kappa=(self.kappa >= 0, 'at least 0'),
                                      momentum=(0 < self.momentum <= 1, 'in (0, 1]'))
-    def init(self, params, model):
+    def init(self, params, model, keeps):
         w = linear_head(self, params, model, bias=True)
+        if keeps('feature_mean'): raise ValueError("FedDBE wants the mean feature of all clients, "
+                                                   "but feature_mean stays at home")
         zero = w.new_zeros(w.shape[1])
         return {**params, 'own_shift': zero}, dict(mean=zero, known=w.new_zeros(())), {}, dict(feature_mean=zero)
     def keep(self, name): return name == 'own_shift'

@@ -7,8 +7,9 @@ __all__ = ['narrow', 'FjORD']
 
 # %% ../../nbs/methods/54_fjord.ipynb #bfc33f67
 import torch, torch.nn.functional as F
+from fastcore.basics import patch
 from ..ground.axes import masked, masks
-from ..method import require
+from ..method import Method, hook_of, require
 from .heterofl import HeteroFL
 from .submodels import uniform, entry
 from ..ground.tree import finest
@@ -59,3 +60,9 @@ class FjORD(HeteroFL):
         if not self.distill: return 0.
         small = forward(narrow(self.width(number, clients, round, step), params, axes, chosen, share), buffers, x)[1]
         return F.cross_entropy(small, logits.detach().softmax(1))
+
+# %% ../../nbs/methods/54_fjord.ipynb #c8032c0b
+@patch
+def refuses(self:FjORD, other, before):
+    lost = before and not self.distill and hook_of(other, 'output') is not Method.output
+    return f'without distillation it computes the logits anew; write {self.name} + {other.name}' if lost else ''

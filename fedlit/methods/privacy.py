@@ -67,7 +67,10 @@ def _of_one_round(noise, clients, drawn, sampling):
     else: raise ValueError(f"sampling={sampling!r}, but it must be 'fixed' or 'poisson'")
     accountant = dp.rdp.RdpAccountant(neighboring_relation=kind)
     with _quiet(): accountant.compose(event)
-    return accountant._orders, accountant._rdp
+    orders, rdp, q = accountant._orders, accountant._rdp, drawn/clients
+    if sampling == 'poisson' or q == 1: return orders, rdp
+    whole = (orders - 1)*_of_one_round(noise, clients, clients, sampling)[1] # is drawn with probability q
+    return orders, np.minimum(rdp, np.logaddexp(np.log1p(-q), np.log(q) + whole)/(orders - 1))
 
 # %% ../../nbs/methods/80_privacy.ipynb #ca8fe5da
 def epsilon_of(

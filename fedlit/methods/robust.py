@@ -7,10 +7,11 @@ __all__ = ['trimmed', 'CoordinateMedian', 'TrimmedMean', 'NormClipping', 'Krum']
 
 # %% ../../nbs/methods/33_robust.ipynb #e5e325b1
 import torch
+from fastcore.basics import patch
 from ..batches import beside
 from ..engine.guard import lengths
 from ..ground.messages import warn
-from ..method import Method, require
+from ..method import Method, asks_for, overrides, require
 from ..ground.tree import finest
 
 # %% ../../nbs/methods/33_robust.ipynb #3423c018
@@ -104,3 +105,9 @@ class Krum(Method):
         middle = lambda v: trimmed(v, _half).expand_as(v) # for running statistics, whose lengths mean nothing
         return {k: torch.where(beside(chosen, v) > 0, v if k in params else middle(v), 0)
                 for k, v in deltas.items()}, chosen/chosen.sum()
+
+# %% ../../nbs/methods/33_robust.ipynb #fb75c3e2
+@patch
+def refuses(self:Krum, other, before):
+    if not overrides(other, 'mask') or asks_for(other, 'mask', 'step'): return ''
+    return "an entry that a client does not train would count as a change of zero, as if the client were near to others"

@@ -7,6 +7,7 @@ __all__ = ['response', 'SCAFFOLD']
 
 # %% ../../nbs/methods/20_scaffold.ipynb #ad71d56d
 import torch
+from ..batches import beside
 from ..method import Method, require
 from ..ground.tree import finest, tmap, sub, zeros
 
@@ -40,11 +41,12 @@ class SCAFFOLD(Method):
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
     def grad(self, grads, server, client, kept):
         return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
-    def done(self, params, received, server, client, steps, lr, momentum, weight_decay, nesterov=False):
+    def done(self, params, received, server, client, mask, steps, lr, momentum, weight_decay, nesterov=False):
         a, b = (response(steps, lr, momentum, weight_decay, nesterov) if self.form == 'corrected'
                 else (1., steps.to(next(iter(params.values())))*lr))
         moved = {k: (a*received[k] - y)/b for k, y in params.items()}
         new = {k: (client['c'][k] - server['c'][k] + v).to(client['c'][k]) for k, v in moved.items()}
+        new = {k: torch.where(beside(mask[k], v).bool(), v, client['c'][k]) if k in mask else v for k, v in new.items()}
         return dict(c=new), dict(change=sub(new, client['c']))
     def merge(self, delta, server, uploads, clients):
         return delta, dict(c=tmap(lambda c, d: c + d.sum(0)/clients, server['c'], uploads['change']))

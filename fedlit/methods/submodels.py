@@ -110,7 +110,7 @@ class OwnLabels(Method):
 
 # %% ../../nbs/methods/50_submodels.ipynb #d190fa3f
 class Clip(Method):
-    """Scale the gradient down to `norm` if its norm over all entries is larger (Pascanu et al., ICML 2013).
+    """Scale the gradient down to `norm` if its norm over all trained entries is larger (Pascanu et al., ICML 2013).
     The entries include those of a client's second network (Ditto, APFL)."""
     norm: float = 1. # largest norm allowed, positive
     endless = 'norm',

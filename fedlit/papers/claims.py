@@ -21,7 +21,11 @@ from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_int
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
-def ends(values, name, percent=100): # values: shares, one per round, None if untested
+def ends(
+    values,      # shares, one per round, None if untested
+    name,        # of the first column
+    percent=100, # factor
+):               # dict of three columns
     "A curve's last value, its mean over the last third and its best, times `percent`; NaN where a test is missing."
     late, tested = values[-math.ceil(len(values)/3):], [v for v in values if v is not None]
     three = {name: values[-1], f'{name}_late': None if None in late else float(np.mean(late)),

@@ -25,7 +25,10 @@ DEPTH = LONG | dict(embedded={data: replace(s, measure=('curve', 'layer_ranks'))
 DRIFT = {'as usual': {}, 'lr=0.01': local_field('lr', .01)[.01], 'epochs=2': local_field('epochs', 2)[2],
          'momentum=0': local_field('momentum', 0.)[0.]}
 
-def perceptron(depth, width=64): # number of hidden layers before the features; width of all layers
+def perceptron(
+    depth,    # number of hidden layers before the features
+    width=64, # width of all layers
+):
     "The fields that make a setting's network a perceptron with BatchNorm, all layers equally wide."
     return dict(options=(('hidden', (width,)*depth), ('features', width), ('norm', 'batch')))
 
@@ -34,7 +37,11 @@ def layers(*depths, **how): # how: for `perceptron`
     "The axis of depth, as a function of the scale."
     return lambda scale: {d: perceptron(d, **how) for d in depths} if scale == 'embedded' else {'its own': {}}
 
-def plan_grid(uneven, method=PAIR, **axes): # uneven: alphas; axes: as for `grid`
+def plan_grid(
+    uneven, # alphas
+    method=PAIR, # axis of methods
+    **axes, # as for `grid`
+):
     "The runs of an entry of the plan, as a function of the scale."
     return grid(DEPTH, 'cifar10', seeds=lambda scale: PLAN_SEEDS if scale == 'embedded' else (0, 1, 2),
                 alpha=alphas(*uneven), method=method, **axes)
@@ -87,7 +94,12 @@ def rank_columns(rows):
     return with_columns(rows, rank=of(last, 'layer_rank'), local_rank=of(last, 'local_layer_rank'),
                         fall=of(fall, 'layer_rank'), local_fall=of(fall, 'local_layer_rank'))
 
-def raises(depths, uneven, base='FedAvg', **where): # uneven: alphas
+def raises(
+    depths,        # numbers of hidden layers
+    uneven,        # alphas
+    base='FedAvg', # method without FedDecorr
+    **where,       # labels of the runs
+):
     "The claims that FedDecorr raises the accuracy, or, with even labels, leaves it within a point."
     out, named = {}, '' if base == 'FedAvg' else f' of {base}'
     for depth, alpha in product(depths, uneven):
@@ -194,7 +206,10 @@ IMAGES = replace(DECORR['short']['small_cifar10'], rounds=6, local=DEPTH['embedd
 def _depths(scale): return {6: {}} if scale == 'short' else layers(3)(scale)
 def _seeds(scale): return dict(embedded=PLAN_SEEDS, short=PLAN_SEEDS[:10]).get(scale, (0, 1, 2))
 
-def image_grid(uneven, method): # alphas; {row: change of a Setting}
+def image_grid(
+    uneven, # alphas
+    method, # {row: change of a Setting}
+):
     "The runs of an entry on images, as a function of the scale; at other scales, those of three hidden layers."
     return grid(DEPTH | dict(short=dict(small_cifar10=IMAGES)), 'cifar10', seeds=_seeds, alpha=alphas(*uneven),
                 depth=_depths, method=method)

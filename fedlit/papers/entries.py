@@ -38,7 +38,8 @@ def changed(s, change): # change: dict of fields, or function of the Setting tha
 def seeds_at_short(n): return lambda scale: tuple(range(n)) if scale == 'short' else SEEDS
 
 def cross(
-    bases, seeds=SEEDS, # bases: data set -> Setting; seeds: ints
+    bases,       # data set -> Setting
+    seeds=SEEDS, # ints
     **axes, # for each axis, {label: change of the Setting}
 ):          # list of (labels, Setting)
     "All combinations of bases, axes and seeds."
@@ -274,7 +275,9 @@ def complete_seeds(rows, missing):
     if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
     return with_columns(rows[~rows.seed.isin(lacking)])
 
-def judged(entries, scale, only='', out=None): # only: a part of an entry is judged without the rest of its paper
+def judged(entries, scale,
+    only='', # see `select`; a part of an entry is judged without the rest of its paper
+    out=None):
     "The verdicts on the claims of entries, judged together with all claims of their papers."
     wanted, papers = {e.id: e for e in entries}, {e.paper for e in entries}
     family = wanted if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **wanted}
@@ -308,7 +311,9 @@ def command(entry, scale, out, only=''):
 
 # %% ../../nbs/papers/entries.ipynb #3dddf396
 def file_of(
-    entry, name, end, # name: of a drawing, 'beside', 'claims', or '' for the only drawing; end: '.png' or '.csv'
+    entry, # Entry
+    name,  # of a drawing, 'beside', 'claims', or '' for the only drawing
+    end,   # '.png' or '.csv'
     scale='embedded', only='', out=None, # None: the entry's own folder
     to=None, # folder of all drawings and tables; None: next to the results
 ):

@@ -91,7 +91,8 @@ def next_run(
 
 # %% ../../nbs/papers/evidence.ipynb #ec84a8cb
 def seeds_needed(
-    differences, level=LEVEL, # level: rate of false alarms
+    differences,
+    level=LEVEL, # rate of false alarms
     power=.8,    # probability of finding the observed effect
     most=1000,   # maximum number of seeds
     null=0.,     # the value to exclude

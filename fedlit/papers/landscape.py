@@ -58,7 +58,11 @@ ROWS = {n: map_row(n) for n in SHARED + OWN}
 ROWS |= {f'{n}+FedDecorr': map_row(n, ' + FedDecorr()') for n in ROWS if n not in PENALTIES}
 
 # %% ../../nbs/papers/landscape.ipynb #map00010
-def by_method(rows, value, methods=SHARED, end='', **where): # end: '+FedDecorr' for the runs with it
+def by_method(
+    rows, value, methods=SHARED,
+    end='',  # '+FedDecorr' for the runs with it
+    **where, # labels of the runs
+):
     "One column of the rows with certain labels: methods x seeds."
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])]
     if value not in part: raise LookupError(f'{value} was not measured')
@@ -70,7 +74,11 @@ def gain(rows, value='accuracy_late', methods=SHARED, **where):
     return (by_method(rows, value, methods, '+FedDecorr', **where)
             - by_method(rows, value, methods, **where))
 
-def correlation(x, y, sign=1): # x, y: functions of rows -> methods x seeds; sign: -1 for the claim that one falls
+def correlation(
+    x,      # function of rows -> methods x seeds
+    y,      # another
+    sign=1, # -1 for the claim that one falls
+):
     "The claim's numbers: Kendall's tau of two quantities across methods that have both, one per seed."
     def numbers(rows):
         pairs = [(a[s], b[s], a[s].notna() & b[s].notna()) for a, b in [(x(rows), y(rows))] for s in a]
@@ -84,8 +92,8 @@ def method_address(name):
     "The address of a method's page, relative to this page."
     return f'../methods/{page_of(methods_by_name()[name])}'
 
-def write_names(ax, points, size=6): # points: name of a method -> (x, y)
-    "Label points with linked names, each where it covers the least; a line connects a name that is far from its point."
+def write_names(ax, points, size=6):
+    "Label `points`, name -> (x, y), with linked names, each where it covers the least; a line leads to a far point."
     ax.figure.draw_without_rendering() # the layout decides where a point is
     at = {n: ax.transData.transform(p)*72/ax.figure.dpi for n, p in points.items()}
     taken = [(*(v - 2.5), *(v + 2.5)) for v in at.values()]
@@ -109,8 +117,8 @@ ACCURACY = 'test accuracy (%)'
 
 SCALES = {'accuracy': (5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 98, 99), 'rank': (3, 4, 5, 6, 8, 10, 15, 20, 30)}
 
-def spread_axis(ax, axis, label): # axis: 'x' or 'y'
-    "Scale an axis: accuracies by their log odds, which spreads out both ends, and ranks by their logarithm."
+def spread_axis(ax, axis, label):
+    "Scale axis 'x' or 'y': accuracies by their log odds, which spreads out both ends, and ranks by their logarithm."
     from matplotlib.ticker import FixedLocator, NullLocator
     def odds(v): return np.log((p := np.clip(v, .1, 99.9))/(100 - p))
     kind, each = 'accuracy' if label.startswith(ACCURACY) else 'rank', getattr(ax, f'{axis}axis')

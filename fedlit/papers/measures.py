@@ -84,10 +84,11 @@ WATCHES = dict(spectra_by_round=watch_spectra) # measurement -> function that wa
 
 # %% ../../nbs/papers/measures.ipynb #lr000002
 @contextmanager
-def _passed_on(layers, look):
-    "Record `look` of each layer's outputs while this context is open: one list per layer, one item per batch."
-    kept = [[] for _ in layers]
-    hooks = [m.register_forward_hook(lambda m, _, h, k=k: k.append(look(h))) for m, k in zip(layers, kept)]
+def _passed_on(model, layers, look):
+    "Record `look` of each output of these layers while this context is open: a list per batch, in order of the calls."
+    kept = []
+    hooks = [model.register_forward_pre_hook(lambda *_: kept.append([])),
+             *(m.register_forward_hook(lambda m, _, h: kept[-1].append(look(h))) for m in layers)]
     try: yield kept
     finally: [h.remove() for h in hooks]
 
@@ -96,9 +97,9 @@ def _relus(model): return [m for m in model.modules() if isinstance(m, nn.ReLU)]
 def _rank_of_each(run, task, net):
     "Effective rank of the outputs of every ReLU for the test images, by layer."
     pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
-    with _passed_on(_relus(run.model), pooled) as kept:
+    with _passed_on(run.model, _relus(run.model), pooled) as kept:
         features_of(run.model, task.x_test, prepare=task.normalise, state=net)
-    layers = [torch.cat(k) for k in kept] # a network that has diverged has no rank
+    layers = map(torch.cat, zip(*kept)) # a network that has diverged has no rank
     return [effective_rank(spectrum(z)) if z.isfinite().all() else np.nan for z in layers]
 
 def layer_ranks(run, task, clients, tests, s):
@@ -185,10 +186,10 @@ def activations(run, task, clients, tests, s):
     "Mean activation of every neuron, by client and layer: of the client's last model, on its own images."
     out, layers = [], [*_relus(run.model), run.model.head]
     for i, k in enumerate(run.locals['who']):
-        with _passed_on(layers, lambda h: _clip(h.mean(0).flatten(), 4)) as seen:
+        with _passed_on(run.model, layers, lambda h: _clip(h.mean(0).flatten(), 4)) as seen:
             features_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
                         state=_kept(run.locals, i))
-        out.append([v for [v] in seen])
+        out += seen # one batch
     return out
 
 # %% ../../nbs/papers/measures.ipynb #af332d4a

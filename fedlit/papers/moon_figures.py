@@ -16,7 +16,11 @@ from .moon import ALL_SETS, PARTIES, solo_change
 from ..partition import show_partition
 
 # %% ../../nbs/papers/moon_figures.ipynb #7450e3eb
-def of_first_seed(draw, width, height): # draw: function of Axes and a row
+def of_first_seed(
+    draw,   # function of Axes and a row
+    width,  # of a panel, in inches
+    height, # of all of them
+):
     "A function of rows that draws a panel for each row of the first seed."
     import matplotlib.pyplot as plt
     def drawn(rows):

@@ -133,8 +133,10 @@ def _in_processes(n, work, todo, wait):
         pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
         pool.join()
 
+# %% ../../nbs/papers/settings.ipynb #c7a0509f
 def work_off(
-    work, todo,     # function of one item, which other processes can import; list of items
+    work,           # function of one item, which other processes can import
+    todo,           # list of items
     processes=None, # number of processes; None: one per core
     progress=True,
     total=None,     # number of runs in all; None: one per item
@@ -181,7 +183,8 @@ def _groups(todo, processes, kw):
 
 # %% ../../nbs/papers/settings.ipynb #02fef38b
 def run_settings(
-    settings, out, processes=None, # processes: runs at a time; None: one per core
+    settings, out,
+    processes=None,   # runs at a time; None: one per core
     checkpoints=True, # write one after every round? Not worth it for runs of a second
     minutes=None,     # stop after the first round that ends later than this
     progress=True,

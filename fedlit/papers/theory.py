@@ -16,7 +16,12 @@ def product(ws): # weight matrices, first layer first, each (..., out, in)
     return reduce(lambda p, w: w @ p, ws)
 
 # %% ../../nbs/theory/gradient_flow.ipynb #61077ac9
-def pull(ws, x, y, form='exact'): # (..., samples, inputs); (..., samples), integers; form: 'means' as in the paper
+def pull(
+    ws, # list of matrices (..., out, in): all layers, the classifier last
+    x,  # (..., samples, inputs)
+    y,  # (..., samples), integers
+    form='exact', # or 'means', as in the paper
+):
     "G of FedDecorr's Theorem 1: $-1/N$ times the summed cross-entropy's gradient w.r.t. the product of all layers."
     p = torch.softmax(x @ product(ws).mT, -1)
     e = F.one_hot(y, p.shape[-1]).to(p.dtype)
@@ -27,7 +32,9 @@ def pull(ws, x, y, form='exact'): # (..., samples, inputs); (..., samples), inte
     return (eye - e.mT @ p/n).mT @ (e.mT @ x / x.shape[-2])
 
 # %% ../../nbs/theory/gradient_flow.ipynb #2233b9d5
-def descent(ws, x, y): # ws: all layers, the classifier last; x, y: as for `pull`
+def descent(
+    ws, x, y, # as for `pull`
+):
     "The velocity of every layer under gradient flow."
     before = [None]
     for w in ws[:-1]: before.append(w if before[-1] is None else w @ before[-1])
@@ -38,7 +45,12 @@ def descent(ws, x, y): # ws: all layers, the classifier last; x, y: as for `pull
     return out[::-1]
 
 # %% ../../nbs/theory/gradient_flow.ipynb #a9cf1ccb
-def flow(ws, x, y, dt, steps, every=1): # dt times the number of samples corresponds to a learning rate on the mean loss
+def flow(
+    ws, x, y, # as for `pull`
+    dt,       # times the number of samples, it corresponds to a learning rate on the mean loss
+    steps,    # how many
+    every=1,  # steps between two entries of the result
+):
     "Gradient flow of a deep linear network by fourth-order Runge-Kutta steps: for each layer, (times, ..., out, in)."
     f = lambda k, h: descent([w + h*v for w, v in zip(ws, k)], x, y)
     out = [ws]
@@ -52,7 +64,12 @@ def flow(ws, x, y, dt, steps, every=1): # dt times the number of samples corresp
     return [torch.stack(w) for w in zip(*out)]
 
 # %% ../../nbs/theory/gradient_flow.ipynb #e07eb13c
-def balanced(widths, values, M=0., seed=0): # widths from inputs to classes; singular values of every layer but the last
+def balanced(
+    widths, # from inputs to classes
+    values, # singular values of every layer but the last
+    M=0.,   # how much larger their squares are in the last layer
+    seed=0,
+):
     "Layers that satisfy Assumptions 1 and 2 of FedDecorr's appendix A.3 at the start."
     if min(widths) < len(values): raise ValueError(f'{len(values)} singular values do not fit width {min(widths)}')
     if M and len(values) != widths[-2]:

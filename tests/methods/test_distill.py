@@ -2,7 +2,7 @@
 import copy
 import pytest, torch, torch.nn.functional as F
 from fedlit.method import FedAvg
-from fedlit.methods import DSFL, FedDF, FedET, SOLO
+from fedlit.methods import DSFL, DepthFL, FedDBE, FedDF, FedET, FedRep, HeteroFL, IFCA, SOLO
 from fedlit.methods.dsfl import sharpened
 from fedlit.methods.feddf import distill
 from fedlit.methods.fedet import consensus, diversity
@@ -69,3 +69,24 @@ def test_dsfl_sends_no_weights_and_uses_the_opinions():
     weightless = train(DSFL(steps=3, weight=0.), rounds=2)
     assert max((two.personal[k] - weightless.personal[k]).abs().max().item() for k in two.params) > 1e-6
     assert two.server['DSFL']['said'].shape == (12, 3)
+
+@pytest.mark.parametrize('steps,rounds', [(2, 3), (5, 1)])
+def test_clients_of_dsfl_see_all_shared_samples_however_short_their_rounds(steps, rounds):
+    seen, m = set(), DSFL(batch_size=4)
+    def forward(params, buffers, x):
+        seen.update(x[:, 0].tolist())
+        return x, x, buffers
+    x = torch.arange(20.)[:, None].expand(20, 3)
+    for r in range(7, 7 + rounds):
+        for t in range(steps): m.loss({}, {}, forward, x, dict(said=x), t, torch.tensor(steps), r)
+    assert len(seen) == 20
+
+@pytest.mark.parametrize('m', [FedDBE() + FedDF(steps=2), FedET(steps=2) + FedDBE()], ids=repr)
+def test_a_student_leaves_other_methods_tensors_alone(m):
+    assert train(m, norm=False).server['FedDBE']['mean'].abs().max() > 0
+
+@pytest.mark.parametrize('server,part', [(FedDF(), HeteroFL()), (FedDF(), IFCA()), (FedET(), DepthFL()),
+                                         (DSFL(), HeteroFL())], ids=lambda m: m.name)
+def test_servers_that_ask_clients_networks_want_whole_ones(server, part):
+    with pytest.raises(ValueError, match='asks the network of every client, .* train only a part'): part + server
+    assert (FedRep() + server).parts == (FedRep(), server) # trains all, one part after the other

@@ -2,8 +2,8 @@
 import copy
 import pytest, torch
 from torch import nn
-from fedlit.method import FedAvg
-from fedlit.methods import FedAvgM, FedDyn, FedProx, FedSAM, HeteroFL, PerFedAvg, SCAFFOLD
+from fedlit.method import FedAvg, Method
+from fedlit.methods import FedAvgM, FedDyn, FedProx, FedRep, FedSAM, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
@@ -118,6 +118,20 @@ def test_feddyn_executors(m):
     loop, *rest = (train(m, e, rounds=2) for e in ('loop', 'vmap', 'extract'))
     assert all(gap(loop, r) < 1e-9 for r in rest)
 
+class HeadAtOne(Method):
+    "Client 1 trains the head alone."
+    def mask(self, params, number):
+        return {k: torch.ones_like(v)*((number != 1) | k.startswith('head.')) for k, v in params.items()}
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_a_control_variate_is_of_what_a_client_trains(executor):
+    "What a client never trains adds nothing to c, which stays the mean of all."
+    method = HeadAtOne() + SCAFFOLD()
+    s = train(method, executor, rounds=3)
+    c = s.client[SCAFFOLD().name]['c']
+    assert not any(c[k][1].any() for k in c if not k.startswith('head.')) and c['head.weight'][1].any()
+    assert all(torch.allclose(v[:].mean(0), s.server[SCAFFOLD().name]['c'][k], atol=1e-9) for k, v in c.items())
+
 # ---- FedSAM ----
 
 def uphill(rho):
@@ -139,6 +153,23 @@ def test_fedsam_is_the_plain_loop(rho, norm, executor):
     state, want = classify(FedSAM(rho), 3, net, executor=executor), by_torch(3, model=net, grad=uphill(rho))
     assert apart(want, {**state.params, **{k: v for k, v in state.buffers.items() if v.is_floating_point()}}) < 1e-6
     assert apart(state.params, classify(FedAvg(), 3, net).params) > 1e-3
+
+class Watch(Method):
+    "Writes down the gradients that it sees."
+    def grad(self, grads):
+        self.seen.append({k: v.detach() for k, v in grads.items()})
+        return grads
+    seen = []
+
+@pytest.mark.parametrize('before', [FedAvg(), FedSAM(.1), SCAFFOLD()], ids=repr)
+def test_a_gradient_is_of_what_is_trained(before):
+    "Each hook in its turn sees zeros where this step trains nothing."
+    held = HeadAtOne() if before == SCAFFOLD() else FedRep()
+    Watch.seen.clear()
+    train(before + held + Watch(), rounds=2)
+    zero = [{k for k, g in seen.items() if not g.any()} for seen in Watch.seen]
+    body = {k for k in Watch.seen[0] if not k.startswith('head.')}
+    assert body in zero and all(z in (body, {'head.weight', 'head.bias'}, set()) for z in zero)
 
 def test_fedsam_comes_before_what_corrects_the_gradient():
     assert (FedSAM() + SCAFFOLD()).parts == (FedSAM(), SCAFFOLD())

@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    CoordinateMedian, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer, FedRep,
-    FFALoRA, FlexLoRA, LGFedAvg, MOON, SCAFFOLD, pFedPara)
+    CoordinateMedian, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova, FedPara, FedPer,
+    FedRep, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, SCAFFOLD, SOLO, pFedPara)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
 from fedlit.models import alexnet_bn
@@ -132,6 +132,12 @@ def test_fedcac_masks_and_circles_by_hand():
         o = torch.tensor([[0, .5, 0, 1], [.5, 0, .5, .5], [0, .5, 0, 0], [1, .5, 0, 0]])
         want = (o >= level - 1e-9) & ~torch.eye(4, dtype=torch.bool) | torch.eye(4, dtype=torch.bool)
         assert torch.equal(circles(masks, r, beta), want), (r, level)
+
+@pytest.mark.parametrize('K', [2, 3])
+def test_after_beta_rounds_circles_are_closed_even_among_equals(K):
+    "All overlaps are equal, so each is the mean and the maximum."
+    alike = {'w': torch.tensor([[1., 1, 0], [0, 1, 1], [1, 0, 1]])[:K]}
+    assert [circles(alike, r, 3.).sum().item() for r in range(5)] == [K*K]*3 + [K]*2
 
 def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
     net, m = model(norm=False), FedCAC(beta=5.)
@@ -434,8 +440,15 @@ def test_feddbe_refuses_a_head_without_a_bias():
         def forward(self, x): return (z := self.body(x)), self.head(z)
     with pytest.raises(ValueError, match='the linear layer on the features, with a bias'): start(FedDBE(), Bare(), 2)
 
+@pytest.mark.parametrize('other', [SOLO(), LGFedAvg()], ids=repr)
+def test_feddbe_refuses_to_leave_the_mean_feature_at_home(other):
+    with pytest.raises(ValueError, match='the mean feature of all clients, but feature_mean stays at home'):
+        start(FedDBE() + other, classifier(False), 2)
+
 @pytest.mark.parametrize('make,word', [(lambda: FedCAC() + FedPer(), 'decide `keep` alone'),
                                        (lambda: FedBN() + FedCAC(), 'decide `keep` alone'),
+                                       (lambda: FedCAC() + HeteroFL(), 'decide `mask` alone'),
+                                       (lambda: FIARSE() + FedAMP(), 'decide `mask` alone'),
                                        (lambda: FedDecomp() + FedRep(), 'decide `mask` alone'),
                                        (lambda: FedRep() + FedPara(), 'decide `mask` alone')])
 def test_impossible_sums_are_refused(make, word):

@@ -10,7 +10,7 @@ from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedNova, FedPAC, FedPer, FedProto, FedProx,
-    FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe)
+    FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe, SOLO)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -530,7 +530,16 @@ def test_an_idle_hook_is_as_if_it_were_not_there():
     assert FedAvg() + Half(on=False) == Half(on=False)
 
 def test_fedala_has_no_more_layers_than_the_network():
-    with pytest.raises(ValueError, match='layers=99, but the network has'): train(FedALA(layers=99), rounds=1)
+    with pytest.raises(ValueError, match='layers=99, but the clients have'): train(FedALA(layers=99), rounds=1)
+
+@pytest.mark.parametrize('other,last', [(Ditto(), 'head'), (APFL(), 'head'), (FedDBE(), 'head'), (FedPer(), 'body')],
+                         ids=lambda v: v if isinstance(v, str) else v.name)
+def test_fedala_mixes_the_last_layer_that_is_common(other, last):
+    "What stays at home comes from nobody else, so mixing it would change nothing."
+    net = classifier(False)
+    each = start(FedALA() + other, net, 3).client['FedALA']['last']
+    assert each.keys() == {k for k in net.state_dict() if k.startswith(last)}
+    with pytest.raises(ValueError, match='layers=1, but the clients have 0 in common'): start(FedALA() + SOLO(), net, 3)
 
 def test_words_are_no_truth():
     with pytest.raises(TypeError, match="APFL: learn='no', but it must be True or False"): APFL(learn='no')
@@ -566,6 +575,10 @@ def test_fedamp(alpha, sigma, lam, executor):
         assert torch.equal(deployed(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
     apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
     assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
+
+@pytest.mark.parametrize('other', [MOON(), FedNTD()], ids=repr)
+def test_what_a_client_of_fedamp_received_is_a_network(other):
+    assert all(train(m, rounds=2).round == 2 for m in (FedAMP() + other, other + FedAMP()))
 
 # ---- IFCA ----
 

@@ -3,7 +3,8 @@ import pytest, torch, warnings
 from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.methods import (
-    CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO, TrimmedMean)
+    CoordinateMedian, DP, FedAvg, FedNova, FedProto, FedRep, HeteroFL, IFCA, Krum, NormClipping, SCAFFOLD, SOLO,
+    TrimmedMean)
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.server import aggregate
@@ -139,6 +140,12 @@ def test_too_few_clients_for_krums_guarantee_are_said():
 def test_two_that_decide_alone_are_refused(text):
     from fedlit.parse import method
     with pytest.raises(ValueError, match='both decide how the clients are combined'): method(text)
+
+def test_krum_refuses_parts_of_a_network():
+    "The shortest update, of the narrowest client, would be nearest to all."
+    for part in HeteroFL(), IFCA():
+        with pytest.raises(ValueError, match='an entry that a client does not train would count as'): Krum() + part
+    assert (FedRep() + Krum()).parts == (FedRep(), Krum()) # all of it is trained, one part after the other
 
 @pytest.mark.parametrize('kw', [dict(attackers=-1), dict(best=0)])
 def test_krum_refuses(kw):

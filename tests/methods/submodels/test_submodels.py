@@ -3,7 +3,8 @@ import pytest, torch, torch.nn.functional as F
 from math import exp, log
 from types import SimpleNamespace
 from fedlit.ground.axes import along, extract, find_axes, masked, masks
-from fedlit.methods import Clip, FedDecorr, HeteroFL, MaskedCE, OwnLabels, Scaler
+from fedlit.methods import (Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedLC, FedPAC, FjORD, HeteroFL, Krum,
+                            MaskedCE, OwnLabels, Scaler, TrimmedMean)
 from fedlit.models import build
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -129,3 +130,17 @@ def test_feddecorr_on_live_features():
                                   lambda: MaskedCE(fill='one'), lambda: Clip(norm=0.)])
 def test_bad_hyperparameters_are_named(make):
     with pytest.raises(ValueError, match='but it must be'): make()
+
+@pytest.mark.parametrize('left,right,why', [
+    (DepthFL(), MaskedCE(), 'MaskedCE.* DepthFL'), (DepthFL(ramp=1), FedLC(), 'FedLC.* DepthFL'),
+    (MaskedCE(), FjORD(distill=False), 'FjORD.* MaskedCE'), (CoordinateMedian(), FedAsync(), 'FedAsync.* Coordinate'),
+    (TrimmedMean(), FedAsync(), 'FedAsync.* TrimmedMean')])
+def test_an_order_without_effect_is_refused_with_the_right_one(left, right, why):
+    with pytest.raises(ValueError, match=f'write {why}'): left + right
+    assert (right + left).parts == (right, left)
+    assert DepthFL() + Clip() and MaskedCE() + FjORD() and Krum() + FedAsync()
+
+def test_fedpac_mixes_whole_heads():
+    for part in (HeteroFL(), OwnLabels()):
+        for one, other in ((FedPAC(), part), (part, FedPAC())):
+            with pytest.raises(ValueError, match='mixes whole heads'): one + other
