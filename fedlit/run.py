@@ -71,6 +71,7 @@ def federate(
     progress: bool = True,      # show a progress bar?
     evaluate_every: int = 1,    # rounds between evaluations; the last round is always evaluated
     keep_locals: bool = False,  # keep the clients' models of the last round in `Run.locals`?
+                                # (no file has them, so a checkpoint then ends one round earlier)
     criterion: Callable = None, # function of (logits, y); None: `CRITERIA[task.target]`
     tests: list = None,         # test indices of each client; None: by `tests_of` if clients have networks of their own
     weighting: str = "samples", # how much a client counts: by its "samples", or "uniform"
@@ -820,6 +821,8 @@ def begin(self:Federation, team, shared):
     if run.state.round > self.rounds:
         warn(f"{self.checkpoint} has {run.state.round} rounds, and rounds={self.rounds} asks for fewer; "
              f"this is the run after {run.state.round}")
+    if self.keep_locals and run.state.round >= self.rounds:
+        warn(f"{self.checkpoint} has the last round, and no file has the clients' models, so `locals` is None")
     if new := [k for k in self.metrics or () if run.state.round and k not in run.history]:
         warn(f"{self.checkpoint}: {new[0]} was not measured in the first {run.state.round} rounds")
     own = run.state.personal or overrides(self.method, 'deploy') # do clients have networks of their own?

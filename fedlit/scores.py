@@ -215,9 +215,9 @@ def less_is_better(
     column,  # name of the column
     columns, # names of all columns, such as those of a history
 ):           # bool
-    "Is the column a mean squared error, on whichever samples?"
-    first, less = first_of(columns)
-    return less and column in (first, 'validation', *STAGES)
+    "Is the column a loss or a mean squared error, on whichever samples?"
+    (first, less), name = first_of(columns), column.removesuffix('_before')
+    return name in ('loss', 'train_loss') or less and (name == first or column in ('validation', *STAGES))
 
 # %% ../nbs/17_scores.ipynb #52d356c7
 def check_name(

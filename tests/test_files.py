@@ -253,6 +253,19 @@ def test_symbolic_links_are_not_written_through(tmp_path):
     # a folder that is a link is the user's own arrangement
     assert write_json(tmp_path/'here'/'r.json', dict(a=1)).exists()
 
+@pytest.mark.skipif(not hasattr(os, 'mkfifo'), reason='Windows has no such pipes')
+def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
+    "As a device is: /dev/stdout, a link to a pipe, and /dev/null."
+    pipe, link = tmp_path/'pipe', tmp_path/'link'
+    os.mkfifo(pipe)
+    link.symlink_to(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    for path in (pipe, link):
+        assert write_file(path, iter([b'all ', memoryview(b'of it')])) == path
+        assert os.read(reader, 99) == b'all of it' and pipe.is_fifo() and link.is_symlink()
+    os.close(reader)
+    assert sorted(f.name for f in tmp_path.iterdir()) == ['link', 'pipe']
+
 # ---- from elsewhere ----
 
 def tar(path, name, kind=tarfile.REGTYPE, to=''):

@@ -12,6 +12,7 @@ from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
 from fedlit.compare import compare, plot, table
+from fedlit.result import Run
 from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
 from fedlit.state import start
 
@@ -150,6 +151,16 @@ def test_a_checkpoint_with_more_rounds_than_were_asked_for_says_so(tmp_path):
     whole = federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, checkpoint=file, **FAST)
     with pytest.warns(UserWarning, match='has 3 rounds, and rounds=2 asks for fewer; this is the run after 3'):
         assert same(whole, federate(net(), TASK, CLIENTS, FedAvg(), rounds=2, checkpoint=file, **FAST))
+
+def test_kept_locals_are_those_of_the_last_round_or_missed_aloud(tmp_path):
+    file, ask = tmp_path/'c.safetensors', dict(keep_locals=True, checkpoint=tmp_path/'c.safetensors', **FAST)
+    first = federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, **ask)
+    assert Run.load(file).state.round == 2 # so that the same command makes them again
+    again = federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, **ask)
+    assert all(torch.equal(v, again.locals['params'][k]) for k, v in first.locals['params'].items())
+    first.save(file)
+    with pytest.warns(UserWarning, match='has the last round, .* `locals` is None'):
+        assert federate(net(), TASK, CLIENTS, FedAvg(), rounds=3, **ask).locals is None
 
 def test_two_parts_with_one_column_are_refused_before_anybody_trains():
     class Count(Method):

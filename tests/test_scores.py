@@ -51,6 +51,15 @@ def test_the_history_is_what_each_network_says(method):
              for k, at in enumerate(tests)]
     assert abs(torch.stack(right).mean() - run.history.personal.iloc[-1]) < 1e-9
 
+def test_less_is_better_of_losses_and_squared_errors():
+    less = lambda column, first='accuracy': scores.less_is_better(column, {first, 'loss', 'validation', 'personal'})
+    assert all(map(less, ('loss', 'train_loss', 'loss_before')))
+    assert not any(map(less, ('accuracy', 'accuracy_before', 'validation', 'personal', 'drift')))
+    assert all(less(k, 'mse') for k in ('mse', 'mse_before', 'validation', 'personal', 'personal_before', 'loss'))
+    run = federate(build('mlp', TASK, seed=0), TASK, [torch.arange(300)], FedAvg(), 4, progress=False)
+    assert run.best('loss')['loss'] == run.history.loss.min() < run.history.loss.iloc[0] - .1
+    assert run.rounds_to(run.history.loss.iloc[0] - .1, 'loss') > 1
+
 def test_of_many_clients_a_sample_is_tested():
     "By default a thousand; the columns are means over those, and the same as if the others were there."
     task = load('digits')

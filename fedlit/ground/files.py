@@ -95,11 +95,17 @@ def _mode(path):
     "The permissions of the file at `path`; None if there is none."
     with suppress(FileNotFoundError): return stat.S_IMODE(path.stat().st_mode) & 0o777
 
+def _pieces(content): return [content] if isinstance(content, bytes) else content
+
+def _is_stream(path):
+    "Is there a pipe or a device at `path`? It has no old content that could be lost, and renaming would remove it."
+    return path.exists() and not (path.is_file() or path.is_dir())
+
 def _fill(part, content, mode, sync):
     "Write the bytes to the new file `part`, and wait for the disk if `sync`."
     def private(name, flags): return os.open(name, flags, 0o666 if mode is None else mode & 0o600)
     with open(part, 'xb', opener=private) as f:
-        for piece in [content] if isinstance(content, bytes) else content: f.write(piece)
+        f.writelines(_pieces(content))
         f.flush()
         if mode is not None: os.chmod(part, mode)
         if sync:
@@ -111,8 +117,11 @@ def write_file(
     content,    # bytes, or an iterable of bytes
     keep=False, # keep the existing file as `last(path)`, and sync sparingly?
 ):              # the path; OSError if the disk is full, ValueError if the path is a symbolic link
-    "Write a file, all of it or nothing."
+    "Write a file, all of it or nothing; into a pipe or a device, such as /dev/stdout, write directly."
     given, path = path, Path(path).absolute()
+    if _is_stream(path):
+        with open(path, 'wb') as f: f.writelines(_pieces(content))
+        return Path(given)
     if path.is_symlink(): raise ValueError(f"{path} is a symbolic link to {os.readlink(path)}; name the file itself")
     if path.is_dir(): raise IsADirectoryError(errno.EISDIR, f"{given} is a folder; name a file in it")
     path.parent.mkdir(parents=True, exist_ok=True)
