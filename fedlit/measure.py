@@ -23,9 +23,11 @@ def spectrum(
 ):            # (min(d, top),) float64 tensor on the CPU, descending, in squared units of the features
     "Singular values of the representation covariance (FedDecorr, sec. 3.1). ValueError unless (N >= 2, d) and finite"
     z = _checked(features)
+    eps = torch.finfo(z.dtype).eps
+    least = 8 * eps * z.abs().max() * z.numel()**.5 # what rounding leaves of constant features
     z = z - z.mean(0)
     s = torch.linalg.svdvals(z)
-    s = torch.where(s > s.max() * max(z.shape) * torch.finfo(z.dtype).eps, s, 0)
+    s = torch.where((s > s.max() * max(z.shape) * eps) & (s.max() > least), s, 0)
     return F.pad(s**2 / len(z), (0, z.shape[1] - len(s)))[:top].cpu()
 
 # %% ../nbs/13_measure.ipynb #03c3a022
@@ -53,7 +55,7 @@ def significant(
 def effective_rank(s): # (d,) a spectrum
     "Exponential of the entropy of the normalised spectrum (Roy and Vetterli 2007, eq. 4); 0 if all values are 0"
     p = torch.as_tensor(s).double()
-    p = p[p > 0] / p.sum()
+    p = p[~(p <= 0)] / p.sum() # with NaN
     return torch.exp(-(p * p.log()).sum()).item() if len(p) else 0.
 
 # %% ../nbs/13_measure.ipynb #991d298e
@@ -68,7 +70,8 @@ def local_global_gap(
     if l.shape != g.shape or l.ndim != 1:
         raise ValueError(f"two spectra of one length expected, got {tuple(l.shape)} and {tuple(g.shape)}")
     floor = eps * max(l.max(), g.max())
-    return (l[:top].clamp(min=floor).log() - g[:top].clamp(min=floor).log()).mean().item() if floor > 0 else 0.
+    if floor <= 0: return 0.
+    return (l[:top].clamp(min=floor).log() - g[:top].clamp(min=floor).log()).mean().item()
 
 # %% ../nbs/13_measure.ipynb #de04acb4
 def drift(stacked, params):
@@ -97,7 +100,7 @@ def accuracy(logits, y):
     if y.shape != logits.shape[:1]:
         raise ValueError(f"logits {tuple(logits.shape)} need labels of shape {tuple(logits.shape[:1])}, "
                          f"got {tuple(y.shape)}")
-    return exactly(logits.argmax(1) == y).mean().item()
+    return math.nan if logits.isnan().any() else exactly(logits.argmax(1) == y).mean().item()
 
 # %% ../nbs/13_measure.ipynb #304f1568
 @torch.no_grad()
@@ -171,7 +174,8 @@ def sums_of(
     y, sums = y.to(logits.device), 0
     for z, yb in zip(logits.split(batch), y.split(batch)):
         sums = sums + torch.stack([v.double() for v in _SUMS[target](z, yb)])
-    return torch.cat([sums, average_precision(logits, y)[None].double()]) if target == 'labels' else sums
+    if target == 'labels': sums = torch.cat([sums, average_precision(logits, y)[None].double()])
+    return torch.where(logits.isnan().any(), math.nan, sums) # comparisons with NaN are no predictions
 
 # %% ../nbs/13_measure.ipynb #mt04scor
 def scored(

@@ -76,6 +76,15 @@ def test_constant_features_have_no_dimension():
     assert ((s == 0).all() and effective_rank(s) == significant(s) == 0
             and local_global_gap(s, s) == 0)
 
+@pytest.mark.parametrize('n, d', [(3, 4), (1000, 8), (9973, 3), (2, 500)])
+@pytest.mark.parametrize('v', [.1, -1/3, 1e5/7, 1e-30])
+def test_what_rounding_leaves_of_constant_features_is_no_dimension(n, d, v):
+    s = spectrum(torch.full((n, d), v, dtype=torch.float64))
+    assert (s == 0).all() and effective_rank(s) == 0
+    z = torch.full((n, d), v) # the least that float32 can vary
+    z[0, 0] = torch.nextafter(z[0, 0], torch.tensor(torch.inf))
+    assert effective_rank(spectrum(z)) == pytest.approx(1)
+
 def test_top_keeps_the_largest():
     z = cloud(30, 9)
     assert torch.equal(spectrum(z, top=3), spectrum(z)[:3]) and len(spectrum(z, top=100)) == 9
@@ -119,6 +128,11 @@ def test_gap_cuts_at_top():
 
 # ---- drift
 
+def test_nan_is_no_gap_and_no_rank():
+    bad, good = torch.tensor([2., math.nan, 1]), torch.tensor([2., 1, 0])
+    assert all(map(math.isnan, (local_global_gap(bad, good), local_global_gap(good, bad), local_global_gap(bad, bad),
+                                effective_rank(bad), effective_rank(bad*math.nan))))
+
 def test_drift_and_agreement_against_a_loop():
     g = torch.Generator().manual_seed(0)
     K = 4
@@ -151,6 +165,19 @@ def test_evaluate_against_plain_torch(net, xy, batch, device):
     f = features_of(net, x, batch=batch)
     assert f.device.type == 'cpu' and not f.requires_grad
     torch.testing.assert_close(f, z, rtol=1e-3, atol=1e-3)
+
+@pytest.mark.parametrize('target, shape, y', [
+    ('class', (6, 3), torch.zeros(6).long()), ('dense', (6, 3, 4), torch.zeros(6, 4).long()),
+    ('labels', (6, 3), torch.ones(6, 3)), ('numbers', (6, 3), torch.ones(6, 3))])
+@pytest.mark.parametrize('bad', [slice(0, 1), slice(None)])
+def test_what_a_network_says_is_nan_and_so_are_its_scores(target, shape, y, bad):
+    class Said(nn.Module):
+        def forward(self, x): return x, x
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    assert all(map(math.isfinite, evaluate(Said(), x, y, target=target).values()))
+    x[bad] = math.nan
+    assert all(map(math.isnan, evaluate(Said(), x, y, target=target, batch=2).values()))
+    if target == 'class': assert math.isnan(accuracy(x, y))
 
 def test_nothing_is_left_behind(net, xy):
     net.norm.eval()
