@@ -347,6 +347,13 @@ def test_the_readme_is_short():
     printed = re.findall(r'(?:^    \S.*\n)+', re.sub(r'^```.*?^```', '', text, flags=re.S | re.M), re.M)
     assert len(printed) == 1 and printed[0].count('accuracy') == 3
 
+def test_the_row_that_the_readme_repeats_is_one_row(capsys):
+    "With its three seeds, and no other method or mixture of labels."
+    from fedlit.cli import main
+    command = re.search('`fedlit (reproduce .*? --only .*?)`', (ROOT/'README.md').read_text(encoding='utf-8'))[1]
+    main([*command.split(), '--list'])
+    assert re.search(r' \d/3 ', capsys.readouterr().out)
+
 # -- what a language model reads
 
 def test_llms_txt_lists_every_page_once_with_its_subtitle():
