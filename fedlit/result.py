@@ -370,7 +370,7 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, in addition to th
     tensors = {k: v for k, v in flat.items() if k not in tables}
     tensors.update({k+end: v for k, both in tables.items() for end, v in zip(('', ROWS), both)})
     header = dict(format=FORMAT, method=repr(self.method), classes=import_paths(self.method), settings=self.settings,
-                  history=records(self.history), round=s.round, clients=s.clients,
+                  history=records(self.history), columns=list(self.history), round=s.round, clients=s.clients,
                   order=list(flat), tables=list(tables))
     if len(text := json.dumps(header['history'])) > LONG:
         tensors['history'] = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
@@ -402,15 +402,17 @@ def _check_kinds(header):
 # %% ../nbs/18_result.ipynb #histchk1
 _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'personal', 'personal_sd', 'peak_mb'
 
-def _check_history(history):
+def _check_history(history, columns):
     "Refuse a history that is not a table, or one that would be mostly empty."
     if not all(type(row) is dict for row in history): raise ValueError('its history is no list of rows')
+    if type(columns) is not list or not all(isinstance(c, str) for c in columns):
+        raise ValueError(f'columns is {columns!r:.60}, but it must be a list of names')
     number = lambda v: type(v) is float and v == v or type(v) is int and abs(v) < 2**63
     for row in history:
         if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
         if odd := [k for k in _NUMBERS if k in row and not number(row[k])]:
             raise ValueError(f'its history has {row[odd[0]]!r:.40} as {odd[0]}')
-    cells, given = len(history)*len({k for row in history for k in row}), sum(map(len, history))
+    cells, given = len(history)*len({*columns, *chain(*history)}), sum(map(len, history))
     if cells > 100*given + 10**6: raise ValueError(f'its history of {given} numbers would be a table of {cells} cells')
 
 # %% ../nbs/18_result.ipynb #tenschk1
@@ -457,7 +459,9 @@ def _read(path, device='cpu'):
     with _whole(path):
         if header.get('history') == BESIDE: header['history'] = json.loads(tensors.pop('history').numpy().tobytes())
         _check_kinds(header)
-        _check_history(header['history'])
+        columns = header.get('columns') or [] # older files do not say
+        _check_history(header['history'], columns)
+        header['history'] = [{**dict.fromkeys(columns, nan), **row} for row in header['history']]
         _check_tensors(header, tensors)
         trees, said = _trees(header, tensors, device), header['settings']
     return header, State(**{k: trees.get(k, {}) for k in TREES}, clients=header['clients'], round=header['round'],

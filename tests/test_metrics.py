@@ -7,6 +7,7 @@ import numpy as np, pandas as pd, pytest, torch
 import test_distributed as ranks
 from sklearn.metrics import f1_score
 from fedlit.data import Task, load
+from fedlit.ground.files import read_tensors, write_tensors
 from fedlit.measure import evaluate
 from fedlit.method import FedAvg
 from fedlit.methods import DP, FedBN, FedPer, HeteroFL
@@ -14,7 +15,7 @@ from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit import run as running
-from fedlit.result import Run
+from fedlit.result import FORMAT, Run
 from fedlit.compare import compare
 from fedlit.run import Federation, Simulation, federate, federating
 from federation import sites
@@ -238,6 +239,23 @@ def test_predict_goes_with_the_file(personal, tmp_path):
     with pytest.raises(ValueError, match='does not say how its samples were normalised; pass task='):
         back.predict(BYTES.x_test)
     assert torch.equal(back.predict(BYTES.x_test, task=BYTES), personal.predict(BYTES.x_test))
+
+def test_a_column_that_is_nan_in_every_round_goes_with_the_file(tmp_path):
+    ask = lambda rounds, **kw: federate(build('mlp', BYTES, seed=0), BYTES, CLIENTS, FedAvg(), rounds, Local(epochs=1),
+                                        progress=False, metrics=dict(never=lambda z, y: math.nan), **kw)
+    run = ask(2)
+    back = Run.load(run.save(tmp_path/'run'))
+    pd.testing.assert_frame_equal(back.history, run.history)
+    assert back.history.never.isna().all() and 'never' not in back.last
+    ask(1, checkpoint=tmp_path/'half')
+    assert list(ask(2, checkpoint=tmp_path/'half').history) == list(run.history)
+    header, tensors = read_tensors(tmp_path/'run', FORMAT)
+    for columns, words in ((None, ''), ([3], 'columns'), ('ab', 'columns'), (list(map(str, range(10**6))), 'cells')):
+        write_tensors(tmp_path/'other', tensors, {**header, 'columns': columns})
+        if columns is None: # a file from before this version
+            assert 'never' not in Run.load(tmp_path/'other').history
+        else:
+            with pytest.raises(ValueError, match=words): Run.load(tmp_path/'other')
 
 def test_a_run_without_a_network_says_so(personal, tmp_path):
     personal.save(tmp_path/'run')
