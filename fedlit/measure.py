@@ -121,9 +121,13 @@ def _outputs(model, x, batch, prepare, state):
 
 # %% ../nbs/13_measure.ipynb #1d64d667
 def logits_of(
-    model, x, batch=1000, prepare=None, state=None, # as for `evaluate`
-    answer=None, # function of (logits, features, x) -> logits, see `deploy_network`
-): # (N, C), on the device, without synchronising
+    model,        # module that returns (features, logits)
+    x,            # (N, ...) inputs
+    batch=1000,   # samples per forward pass
+    prepare=None, # function of a batch, such as `task.normalise`
+    state=None,   # (parameters, buffers) to use instead of the model's own
+    answer=None,  # function of (logits, features, x) -> logits, see `deploy_network`
+):                # (N, C), on the device, without synchronising
     "The scores of every sample, in evaluation mode, without gradients"
     outputs = _outputs(model, x, batch, prepare, state)
     return torch.cat([answer(logits, z, xb) if answer else logits for (z, logits), xb in outputs])
@@ -216,7 +220,8 @@ def score_of(
 # %% ../nbs/13_measure.ipynb #3f3307c7
 def evaluate(
     model,        # module that returns (features, logits)
-    x, y,         # (N, ...) inputs; (N,) int64 labels, or other targets as `target` says
+    x,            # (N, ...) inputs
+    y,            # (N,) int64 labels, or other targets as `target` says
     metrics=None, # name -> function of (logits, y) that returns a number; in addition to accuracy and loss
     target='class', # one of `fedlit.data.TARGETS`
     **how,        # arguments of `logits_of`: batch, prepare, state, answer
@@ -229,8 +234,12 @@ def evaluate(
 
 # %% ../nbs/13_measure.ipynb #192d34eb
 def features_of(
-    model, x, batch=1000, prepare=None, state=None, # as for `evaluate`
-): # (N, d) on the CPU
+    model,        # module that returns (features, logits)
+    x,            # (N, ...) inputs
+    batch=1000,   # samples per forward pass
+    prepare=None, # function of a batch, such as `task.normalise`
+    state=None,   # (parameters, buffers) to use instead of the model's own
+):                # (N, d) on the CPU
     "The representation of every sample, in evaluation mode, without gradients"
     return torch.cat([features.cpu() for (features, _), _ in _outputs(model, x, batch, prepare, state)])
 

@@ -275,7 +275,10 @@ def logits(self:Run,
 
 @patch
 def predict(self:Run,
-    x, client=None, batch=1000, task=None, # as for `logits`
+    x,           # as for `logits`
+    client=None, # whose network: the number of a client, or None for the server's
+    batch=1000,  # samples per forward pass
+    task=None,   # Task whose normalisation to use; None: the one recorded in the run
 ):
     "The class of every sample, (N,) int64 on the CPU; for other targets, classes of places, booleans or quantities."
     said, target = self.logits(x, client, batch, task), self.settings.get('target') if task is None else task.target

@@ -48,7 +48,10 @@ def both_spectra(model, task, state, locals): # locals: as in `Run.locals`
     return (look((state.params, state.buffers)),
             torch.stack([look(_kept(locals, i)) for i in range(len(locals['who']))]))
 
-def spectral_numbers(whole, local): # whole: (d,); local: (clients, d)
+def spectral_numbers(
+    whole, # (d,) spectrum of the global model
+    local, # (clients, d) spectra of the clients' models
+):
     "Summarise the spectra: significant values, effective ranks, and how far averaging lowers the curve."
     mean = lambda number: float(np.mean([number(v) for v in local]))
     return dict(significant=significant(whole), local_significant=mean(significant),
@@ -164,7 +167,10 @@ def class_counts(run, task, clients, tests, s):
     return dict(counts=seen.tolist(), lacking=few.double().mean().item())
 
 # %% ../../nbs/papers/measures.ipynb #07df14df
-def separated(z, y): # (N, d) features, (N,) classes
+def separated(
+    z, # (N, d) features
+    y, # (N,) classes
+):
     "How often the nearest class centre is the right one, 0 to 1; the centres are the means of these same features."
     from sklearn.neighbors import NearestCentroid
     return NearestCentroid().fit(z.numpy(), y).score(z.numpy(), y)
