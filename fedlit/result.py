@@ -186,7 +186,7 @@ def _column(self:Run, name):
 @patch
 def best(self:Run,
     column=None,  # of the history; None: `validation` if it is there, else the main measure, such as `accuracy`
-    lowest=None,  # is lower better? None: only for a mean squared error
+    lowest=None,  # is lower better? None: for losses and mean squared errors
 ):                # the numbers of that round, by column name; {} if no round has measured the column
     "The best round by a column; the first if several are equal. Warns if you named no column and test samples decide."
     first, _ = first_of(self.history)
@@ -204,7 +204,7 @@ def best(self:Run,
 def rounds_to(self:Run,
     target,       # such as .9
     column=None,  # of the history; None: accuracy, or the first measure in `fedlit.measure.SCORED` that it has
-    lowest=None,  # is lower better, as for a loss? None: only for a mean squared error
+    lowest=None,  # is lower better, as for a loss? None: for losses and mean squared errors
 ) -> int:         # None if no round has reached it
     "The number of rounds until a column first reached a target."
     column = column or first_of(self.history)[0]
