@@ -150,4 +150,5 @@ def set_tables(html):
     form = (r'(?:<div>\s*(?:<style scoped>.*?</style>\s*)?)?<table border="1" class="dataframe">(.*?)</table>'
             r'(?:\s*<p>\d+ rows × \d+ columns</p>)?(?:\s*</div>)?')
     html = re.sub(r'<table (?:id="T_|class="sentences").*?</table>', lambda m: named(m[0]), html, flags=re.S) # by hand
-    return re.sub(form, lambda m: set_table(m[1]), html, flags=re.S)
+    html = re.sub(form, lambda m: set_table(m[1]), html, flags=re.S)
+    return re.sub('(?<=</t[dh]>)(?=<t[dh])', ' ', html) # else Sphinx's search joins what two cells say to a word

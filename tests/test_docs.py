@@ -235,6 +235,11 @@ def test_what_a_figure_stands_on_is_text_below_it():
     line = '<p class="here">Drawn from: &lt;b&gt;; 1 seed.</p>'
     assert told(figure, text('*Drawn from:* <b>; 1 seed.')) == ['', line]
 
+def test_cells_are_words_of_their_own_to_the_search():
+    table = DataFrame(dict(a=['left'], b=['right']), index=['row']).to_html()
+    for html in (table, '<table id="T_1"><tr><td>left</td><td>right</td></tr></table>'):
+        assert 'left right' in re.sub('<[^<]+?>', '', set_tables(html))
+
 def test_labels_of_runs_have_the_names_of_the_site():
     told = rows(DataFrame(dict(data=['small_cifar10'], claim=['MOON is ahead of Scaffold'])).set_index('data'))
     assert told == [['data', 'claim'], ['CIFAR-10 (small)', 'MOON is ahead of SCAFFOLD']]
@@ -553,7 +558,9 @@ FOUND = {'FedDecorr': 'methods/feddecorr', 'dimensional collapse': 'guides/seven
          'speed', 'install', 'multiple GPUs', 'hyperparameter', 'learning rate'), 'guides/recipes'),
          'personalized federated learning': 'methods/personal',
          'own dataset': 'guides/recipes|guides/own_data', 'reproduced': 'papers/results',
-         'which method is best': 'papers/landscape', 'my own loss': 'guides/recipes'}
+         'which method is best': 'papers/landscape', 'my own loss': 'guides/recipes',
+         **dict.fromkeys(('FedDecorr Table 1', 'MOON fig. 6', 'Table 3'), 'papers/results'),
+         'citation': 'guides/recipes', 'bibtex': 'guides/recipes', 'dataset': 'guides/own_data'}
 ASKED = yaml.safe_load((ROOT/'docs'/'asked.yml').read_text(encoding='utf-8'))
 FOUND |= {said[0]: page for page, said in ASKED.items()}
 
@@ -617,6 +624,15 @@ def test_no_figure_is_shown_at_less_than_60_percent_of_its_size(tab):
             assert shown >= .6*768*columns(png) - 1, (name, src)
 
 @browsed
+@pytest.mark.parametrize('name', ['methods/feddecorr', 'papers/landscape'])
+def test_a_figure_on_a_telephone_is_wide_enough_to_be_read(tab, name):
+    "It scrolls in its own place."
+    show(tab, name, 375)
+    wide = tab.eval_on_selector_all('.cell_output img', 'es => es.map(e => [e.clientWidth, e.naturalWidth])')
+    assert wide and all(shown == 560 for shown, own in wide if own > 1120)
+    assert tab.evaluate('document.documentElement.scrollWidth') == 375
+
+@browsed
 @pytest.mark.parametrize('width', [1280, 375])
 def test_a_name_on_the_map_is_a_link_to_its_page(tab, width):
     show(tab, 'papers/landscape', width)
@@ -660,10 +676,12 @@ def test_the_verdict_is_always_on_screen_and_a_heading_sorts(tab, width):
     assert not tab.faults
 
 @browsed
-@pytest.mark.parametrize('name', ['cli', 'run', 'partition', 'methods/fedgse', 'papers/catalogue', 'engine/speed'])
+@pytest.mark.parametrize('name', ['cli', 'run', 'partition', 'methods/fedgse', 'methods/feddecorr', 'papers/catalogue',
+                                  'engine/speed'])
 def test_no_line_of_code_is_cut_off_at_1280_pixels(tab, name):
     show(tab, name)
-    assert not tab.eval_on_selector_all('div.cell_input pre, div.highlight-bash pre, div.highlight-python pre', """es =>
+    lines = 'div.cell_input pre, div.cell_output pre, div.highlight-bash pre, div.highlight-python pre'
+    assert not tab.eval_on_selector_all(lines, """es =>
         es.filter(e => e.scrollWidth > e.clientWidth + 1).map(e => e.innerText.slice(0, 80))""")
 
 @built
