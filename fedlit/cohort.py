@@ -291,8 +291,8 @@ def begin(self:Cohort):
 
 # %% ../nbs/09_cohort.ipynb #83a0369f
 @patch
-def per_client(self:Cohort, hook, f, *step, **more): # more: further values, with a row for each client
-    "Apply `f` to the values of each client; one by one and with the client's samples, if `hook` asks for `data`."
+def per_client(self:Cohort, hook, f, *step, **more):
+    "Apply `f` to each client's values and row of `more`; one by one and with its samples, if `hook` asks for `data`."
     state, each = self.sent.state, []
     if not asks_for(self.sent.method, hook, 'data'):
         with self.draws(hook, *step): return self.apply(f, **more)
