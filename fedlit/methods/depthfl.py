@@ -10,7 +10,7 @@ import math, torch, torch.nn.functional as F
 from dataclasses import field
 from fastcore.basics import patch
 from torch import nn
-from ..method import Method, hook_of, require
+from ..method import Method, overrides, require
 from .submodels import SubModel, entry
 from ..models import (Net, average_pool, basic_block, colours, conv_block, kaiming, register, stages_of, stem_of,
                            thinned)
@@ -200,5 +200,5 @@ def loss(self:DepthFL, logits): return -logits.logsumexp(1).mean()
 
 @patch
 def refuses(self:DepthFL, other, before):
-    late = not before and hook_of(other, 'output') is not Method.output
+    late = not before and overrides(other, 'output')
     return f'it leaves no logits of an exit to change; write {other.name} + {self.name}' if late else ''

@@ -7,7 +7,8 @@ __all__ = ['ensemble', 'distill', 'unlabelled', 'opinions', 'want_whole', 'FedDF
 
 # %% ../../nbs/methods/60_feddf.ipynb #b28c4d40
 import torch, torch.nn.functional as F
-from ..method import Method, asks_for, overrides, require
+from ..method import Method, require
+from .submodels import is_partial
 
 # %% ../../nbs/methods/60_feddf.ipynb #e3ebbb88
 def ensemble(
@@ -69,8 +70,8 @@ def want_whole(
     other, # another part of the method
 ):         # text, the end of an error message; '' if there is nothing against it
     "Why `other` cannot be beside a part that asks the clients' networks."
-    if not overrides(other, 'mask') or asks_for(other, 'mask', 'step'): return ''
-    return "the server asks the network of every client, but clients would train only a part of it"
+    said = "the server asks the network of every client, but clients would train only a part of it"
+    return said if is_partial(other) else ''
 
 # %% ../../nbs/methods/60_feddf.ipynb #5555cb99
 class FedDF(Method):

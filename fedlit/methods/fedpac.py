@@ -9,7 +9,7 @@ __all__ = ['statistics', 'mixtures', 'FedPAC']
 import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
-from ..method import Method, hook_of, require
+from ..method import overrides, require
 from .fedper import linear_head
 from .fedproto import class_means, from_means, prototypes
 from .fedrep import FedRep
@@ -59,8 +59,8 @@ class FedPAC(FedRep):
         super().__post_init__()
         require(self, lam=(self.lam >= 0, 'at least 0'), least=(0 <= self.least < 1, 'at least 0 and below 1'))
     def refuses(self, other, before):
-        cut = hook_of(other, 'mask') is not Method.mask
-        return f'FedPAC mixes whole heads, of which {other.name} may leave a client only a part' if cut else ''
+        if not overrides(other, 'mask'): return ''
+        return f'FedPAC mixes whole heads, of which {other.name} may leave a client only a part'
     def init(self, params, model):
         w = linear_head(self, params, model)
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}

@@ -7,7 +7,7 @@ __all__ = ['FedSAM']
 
 # %% ../../nbs/methods/11_fedsam.ipynb #1f147331
 import torch
-from ..method import Method, hook_of, replaces, require
+from ..method import Method, overrides, replaces, require
 
 # %% ../../nbs/methods/11_fedsam.ipynb #c6d40aac
 class FedSAM(Method):
@@ -17,7 +17,7 @@ class FedSAM(Method):
     def __post_init__(self): require(self, rho=(self.rho >= 0, 'at least 0'))
     def refuses(self, other, before):
         if replaces(other): return 'both make the gradient anew'
-        late = before and hook_of(other, 'grad') is not Method.grad
+        late = before and overrides(other, 'grad')
         return 'it must come before what corrects the gradient' if late else ''
     def grad(self, grads, params, objective):
         length = sum(v.square().sum() for v in grads.values()).sqrt()

@@ -9,7 +9,7 @@ __all__ = ['narrow', 'FjORD']
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from ..ground.axes import masked, masks
-from ..method import Method, hook_of, require
+from ..method import overrides, require
 from .heterofl import HeteroFL
 from .submodels import uniform, entry
 from ..ground.tree import finest
@@ -64,5 +64,5 @@ class FjORD(HeteroFL):
 # %% ../../nbs/methods/54_fjord.ipynb #c8032c0b
 @patch
 def refuses(self:FjORD, other, before):
-    lost = before and not self.distill and hook_of(other, 'output') is not Method.output
+    lost = before and not self.distill and overrides(other, 'output')
     return f'without distillation it computes the logits anew; write {self.name} + {other.name}' if lost else ''

@@ -11,7 +11,8 @@ from fastcore.basics import patch
 from ..batches import beside
 from ..engine.guard import lengths
 from ..ground.messages import warn
-from ..method import Method, asks_for, overrides, require
+from ..method import Method, require
+from .submodels import is_partial
 from ..ground.tree import finest
 
 # %% ../../nbs/methods/33_robust.ipynb #3423c018
@@ -109,5 +110,5 @@ class Krum(Method):
 # %% ../../nbs/methods/33_robust.ipynb #fb75c3e2
 @patch
 def refuses(self:Krum, other, before):
-    if not overrides(other, 'mask') or asks_for(other, 'mask', 'step'): return ''
-    return "an entry that a client does not train would count as a change of zero, as if the client were near to others"
+    said = "an entry that a client does not train would count as a change of zero, as if the client were near to others"
+    return said if is_partial(other) else ''
