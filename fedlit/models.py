@@ -17,7 +17,7 @@ from contextlib import contextmanager, nullcontext, suppress
 from torch import nn
 from torch.nn.modules import module
 from types import MethodType, SimpleNamespace
-from .ground.draws import check_seeds, undrawn
+from .ground.draws import generator_of, undrawn
 from .ground.messages import check_names, match_name
 
 # %% ../nbs/03_models.ipynb #936dbce0
@@ -125,10 +125,9 @@ def build(
 )->nn.Module: # a network that returns (features, logits)
     "Build the network `name`, sized for `task`; a ValueError says which names or image sizes are possible."
     name = match_name(name, _shelf, "model", .4)
-    if seed is not None: check_seeds(seed)
     shape = tuple(task.x_train.shape[1:])
     with undrawn([]) if seed is not None else nullcontext():
-        if seed is not None: torch.default_generator.manual_seed(int(seed))
+        if seed is not None: torch.default_generator.set_state(generator_of(seed).get_state())
         try: model = _shelf[name](shape, task.classes, **options)
         except (TypeError, RuntimeError) as e:
             if odd := re.search(r"(\w+)\(\) got an unexpected keyword argument '(\w+)'", str(e)):

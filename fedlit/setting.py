@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from . import partition as split
 from .data import Crop, load, prepare, recipe
+from .ground.draws import generator_of
 from .local import Local
 from .models import build
 from .parse import local, method as parse, value
@@ -180,7 +181,7 @@ def public_set(
     seed=0,
 ):           # inputs (n, ...) as the network takes them, labels (n,), and the remaining parts of the clients
     "Make the server's samples in one of the thesis' three ways (section 4.2.1), or hold them out from the beginning."
-    gen = torch.Generator().manual_seed(seed)
+    gen = generator_of(seed)
     pick = lambda i, m: i[torch.randperm(len(i), generator=gen)[:m]]
     if how in ('held', 'uploaded'):
         (m, more), i = divmod(n, len(clients)), torch.zeros(0, dtype=torch.long)
@@ -206,7 +207,7 @@ def _withheld(s, task, n):
     if not 0 < n < total:
         raise ValueError(f"public={s.public!r} (--proxy-samples {n} of {total} training images) "
                          "must leave some to the clients")
-    order = torch.randperm(total, generator=torch.Generator().manual_seed(s.seed))
+    order = torch.randperm(total, generator=generator_of(s.seed))
     held, free = order[:n], order[n:].sort().values
     domains = None if task.domain_train is None else task.domain_train[free]
     groups = dict(train=task.strata()[free], test=task.strata('test'))
