@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from functools import lru_cache, partial, wraps
 from pathlib import Path
-from types import CellType, CodeType, FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -27,6 +27,7 @@ from .method import FedAvg, Method, Sum, asks_for, overrides
 from .vocabulary import BETWEEN, HOOKS
 from .ground.axes import axes_of
 from .batches import Batches
+from .engine.inputs import named_in
 from .local import Local
 from .cohort import Broadcast
 from .round import fed_round, local_phase
@@ -377,10 +378,6 @@ def finer(method, world):
     return seen or (_yes('no hook rounds what it was given') if witness(method, world)[0] else _skip('it has no hooks'))
 
 # %% ../nbs/laws.ipynb #0a7c51de
-def _names(code):
-    "The names that a piece of code, or a function in it, looks up."
-    return {*code.co_names, *(n for c in code.co_consts if isinstance(c, CodeType) for n in _names(c))}
-
 def _ours(v): return getattr(v, '__module__', '').split('.')[0] not in ('fedlit', 'torch', 'builtins')
 
 def _own(v, seen): # seen: id -> copy, of what was copied before
@@ -394,7 +391,7 @@ def _own(v, seen): # seen: id -> copy, of what was copied before
     space = seen.setdefault(id(v.__globals__), dict(v.__globals__))
     cells = [seen.setdefault(id(c), CellType()) for c in v.__closure__ or ()]
     new = seen[id(v)] = FunctionType(v.__code__, space, v.__name__, closure=tuple(cells) or None)
-    for k in _names(v.__code__) & space.keys(): space[k] = _own(v.__globals__[k], seen)
+    for k in named_in(v.__code__) & space.keys(): space[k] = _own(v.__globals__[k], seen)
     for cell, c in zip(cells, v.__closure__ or ()): cell.cell_contents = _own(c.cell_contents, seen)
     new.__defaults__, new.__kwdefaults__ = _own(v.__defaults__, seen), _own(v.__kwdefaults__, seen)
     return new

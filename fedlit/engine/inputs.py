@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['indices', 'parts', 'check_step', 'check_hooks', 'probe_forward', 'check_network', 'check_proxy', 'attempt',
-           'check_extremes', 'python_state', 'has_own_code', 'held_besides', 'find_side_effects', 'least_batch',
-           'convolves', 'prefers_channels_last', 'writable', 'best_device', 'check_device', 'first_nonfinite']
+           'check_extremes', 'named_in', 'python_state', 'has_own_code', 'held_besides', 'find_side_effects',
+           'least_batch', 'convolves', 'prefers_channels_last', 'writable', 'best_device', 'check_device',
+           'first_nonfinite']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
 import copy, random, sys, tempfile, zlib
@@ -18,7 +19,7 @@ from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
 from ..data import in_words
 from ..ground.draws import keep_generators, undrawn
-from ..ground.fingerprint import checksum
+from ..ground.fingerprint import LIBRARIES, checksum
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
 from ..method import needs
@@ -216,20 +217,17 @@ def check_extremes(model, task):
 _MUCH = 10**7 # bytes of one array that are read
 # attributes of modules that change in every step
 _WEIGHTS = 'training', '_parameters', '_buffers', '_flat_weights', '_flat_weight_refs'
-_LIBRARIES = {'torch', 'torchvision', 'numpy', 'fedlit', 'pandas', 'matplotlib',
-              *sys.stdlib_module_names} - {'__main__'}
-
 def _of_library(v):
     home = v.__name__ if isinstance(v, ModuleType) else getattr(v, '__module__', '')
-    return str(home or '').partition('.')[0] in _LIBRARIES
+    return str(home or '').partition('.')[0] in LIBRARIES
 
-def _named_in(code):
+def named_in(code): # a code object
     "The names that a code object may look up, including those in functions inside it."
-    return {*code.co_names, *(n for c in code.co_consts if hasattr(c, 'co_names') for n in _named_in(c))}
+    return {*code.co_names, *(n for c in code.co_consts if hasattr(c, 'co_names') for n in named_in(c))}
 
 def _in_function(f):
     "What a function can reach: its attributes, closure and defaults, and the global names in its code."
-    names = _named_in(f.__code__)
+    names = named_in(f.__code__)
     near = {n: f.__globals__[n] for n in sorted(names & f.__globals__.keys())}
     modules = [vars(m) for m in near.values() if isinstance(m, ModuleType) and not _of_library(m)]
     far = [{n: m[n] for n in sorted(names & m.keys())} for m in modules]
