@@ -117,6 +117,12 @@ def test_every_sentence_is_judged_or_says_why_not():
         assert bool(r.entry) != bool(r.why), r
         assert not r.entry or r.claim in CATALOGUE[r.entry].claims, (r.entry, r.claim)
 
+def test_every_claim_of_a_paper_is_a_sentence_of_it():
+    "What no sentence says is a question of ours, or nobody's."
+    said = {*SENTENCES.claim}
+    idle = [(id, text) for id, text, numbers in claims() if not numbers.ours and text not in said]
+    assert not [v for v in idle if v[0] != 'collapse'], idle # whose claims have the names of their figures
+
 def raw(id):
     "Rows of an entry as committed: labels and the curve of accuracies in percent."
     e, out = CATALOGUE[id], []
