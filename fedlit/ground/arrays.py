@@ -194,11 +194,11 @@ def check_scale(
     name,  # of the samples, for messages
     x,     # (N, ...) samples
     other, # what others hold, such as "x_train holds"
-    bytes_, # are they bytes?
+    in_bytes, # are they bytes?
     most,  # `top_level` of them
 ):
     "Refuse bytes beside floats of 0 to 255, of which only the bytes are divided by 255."
-    if bytes_ and (mine := top_level(x)):
+    if in_bytes and (mine := top_level(x)):
         raise ValueError(f"{other} bytes, which are divided by 255, but {name} holds floats up to {mine:g}; "
                          "give bytes, or floats from 0 to 1")
     if most and x.dtype == torch.uint8:

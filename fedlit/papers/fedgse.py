@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GSE', 'RIVALS', 'PLAIN', 'COLOURED', 'MANY', 'NETWORKS', 'BOTH_WIN', 'DROPOUT_LOSES', 'LEAD', 'LARGE_LEAD', 'GAPS',
-           'LARGEST_FIRST', 'NEXT', 'SMALLEST', 'LEAD_GROWS', 'networks', 'size_table', 'larger', 'added_up',
+           'LARGEST_FIRST', 'NEIGHBOURS', 'LOWEST', 'LEAD_GROWS', 'networks', 'size_table', 'larger', 'added_up',
            'gap_figure', 'fifths', 'differences_in_order', 'accuracies_in_order', 'opposed', 'gap_table', 'in_the_mix',
            'whole_client_runs', 'whole_clients', 'mixed_rounds', 'most_rounds', 'similar_samples', 'accuracy_range',
            'sources']
@@ -149,9 +149,9 @@ def opposed(value):
         return [-kendall(*(part[c][s].to_numpy() for c in ('added', value))) for s in part['added']]
     return Numbers(taus, 'tau')
 
-NEXT = {f'the differences of {a} add up to more than those of {b}': ahead(a, b, 'added', '')
+NEIGHBOURS = {f'the differences of {a} add up to more than those of {b}': ahead(a, b, 'added', '')
         for a, b in zip(LARGEST_FIRST, LARGEST_FIRST[1:])}
-SMALLEST = minus(least_of(*(above_zero('added', method=m) for m in RIVALS)), above_zero('added', method='FedGSE-CSL'))
+LOWEST = minus(least_of(*(above_zero('added', method=m) for m in RIVALS)), above_zero('added', method='FedGSE-CSL'))
 
 def gap_table(rows):
     "The cumulative difference after every fifth of the rounds, and the accuracy, of every method."
@@ -166,8 +166,8 @@ entry('fedgse/fig4.4', 'Fig. 4.4', 'Accumulated difference and accuracy',
                   Numbers(differences_in_order, 'tau'),
               'and the accuracies tend to have the opposite one': Numbers(accuracies_in_order, 'tau'),
               'a larger difference tends to go with a lower accuracy': opposed('accuracy_late'),
-              'and tends to go with a lower one in the first third of the rounds': opposed('early'), **NEXT,
-              'the differences of FedGSE add up to the least (least of the others minus its own)': SMALLEST})
+              'and tends to go with a lower one in the first third of the rounds': opposed('early'), **NEIGHBOURS,
+              'the differences of FedGSE add up to the least (least of the others minus its own)': LOWEST})
 
 # %% ../../nbs/papers/fedgse.ipynb #86c8da85
 entry('fedgse/fig4.5', 'Fig. 4.5', 'FedGSE with more whole clients, high beside low heterogeneity',
