@@ -22,7 +22,7 @@ from ..methods import MOON, SCAFFOLD, FedAvg, FedAvgM, FedDecorr, FedProx
 from .claims import (Numbers, above_zero, ahead, best_of, beyond, level, mean_of, minus, nth, ours, pick,
                                   reached, rising, rounds_to, seedwise, started, with_columns)
 from .drawings import axis_figure, rounds_figure, spectrum_figure, table
-from .entries import (SEEDS, alphas, entry, grid, holding, local_field, measuring, seeds_at_short)
+from .entries import alphas, entry, grid, holding, local_field, measuring
 from .evidence import mean_and_margin
 from .settings import Setting
 from ..parse import method as parse
@@ -111,7 +111,7 @@ def fewer_dimensions(who, prefix=''):
 COLLAPSE, LOCAL_COLLAPSE = fewer_dimensions('global model'), fewer_dimensions('local models', 'local_')
 def spectra_alphas(scale): return alphas(*FOUR) if scale == 'short' else alphas(.01, .05, .25, float('inf'))
 def strongest(scale): return alphas(.05, .1) if scale == 'short' else alphas(.01, .05)
-TEN_SEEDS, FIVE_SEEDS = seeds_at_short(10), seeds_at_short(5)
+TEN_SEEDS, FIVE_SEEDS = dict(short=range(10)), dict(short=range(5))
 
 def most_uneven(*values): return lambda scale: alphas(.05) if scale == 'short' else alphas(*values)
 def by_round(s): return measuring('spectra_by_round')(s) if s.model == 'cnn_bn' else {}
@@ -567,7 +567,7 @@ def lost_to_domains(method):
 entry('feddecorr/domain-spectra', 'TPAMI section V-C',
       'Effective rank of the clients\' features, with one domain per client and with an even division',
       grid=grid(DOMAINS, 'office_caltech10', every=measuring('spectra'), division=DIVIDED, method=PAIR,
-                seeds=lambda scale: tuple(range(20, 40)) if scale == 'embedded' else SEEDS),
+                seeds=dict(embedded=range(20, 40))),
       draw=table('division', 'method', 'local_rank'),
       claims={'domains leave the clients\' models fewer dimensions (effective rank)': lost_to_domains('FedAvg'),
               'FedDecorr raises it': helps(value='local_rank', unit='dimensions', division='by domain')}
