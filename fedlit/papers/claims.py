@@ -70,9 +70,10 @@ def by_test(differences, test):
     "The rule for most claims: the result of `test`, such as `paired`, on the differences."
     return test(differences)
 
-def by_sign(differences, test):
+def by_sign(differences, test, tie=False): # tie: is zero enough?
     "The rule for claims without randomness: they hold if every difference is positive."
-    return Evidence(math.nan, 1 if np.min(differences) > 0 else -1, 'counted')
+    least = np.min(differences)
+    return Evidence(math.nan, 1 if least > 0 or tie and least == 0 else -1, 'counted')
 
 # %% ../../nbs/papers/claims.ipynb #ea97d68c
 def within(margin): # in the unit of the differences
@@ -261,7 +262,6 @@ def evaluate(
 # %% ../../nbs/papers/claims.ipynb #7e13aa91
 def _needs(w, level):
     "The seeds that would decide a claim, in words."
-    if w.numbers.by is by_sign: return ''
     margin = getattr(w.numbers.by, 'margin', 0.)
     null = math.copysign(margin, np.mean(w.differences))
     n = (repeated_needed if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
