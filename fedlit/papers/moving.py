@@ -34,6 +34,7 @@ WIDTH, LEFT, RIGHT, TOP, BOTTOM = 720, 285, 12, 26, 216 # width and position of 
 LOW, HIGH = -3., 1.5 # range of the logarithmic axis
 DOT = 8. # radius of a client that holds all of a class
 
+def _x(i, n): return LEFT + (WIDTH - RIGHT - LEFT)*i/(n - 1)
 def _y(v): return TOP + (BOTTOM - TOP)*(HIGH - min(max(v, LOW), HIGH))/(HIGH - LOW)
 def _path(values): return 'M' + 'L'.join(f'{_x(i, len(values)):.1f} {_y(v):.1f}' for i, v in enumerate(values))
 
