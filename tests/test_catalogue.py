@@ -739,7 +739,7 @@ def test_the_claims_of_a_paper_are_judged_together():
     assert one.adjusted.tolist() == part.adjusted.tolist() and one.verdict.tolist() == part.verdict.tolist()
     e = CATALOGUE['feddecorr/table6']
     test = repeated if looks(e, 'embedded', 'results/catalogue')[1] else paired
-    alone = e.judge(*found_rows(e, 'embedded'), test)
+    alone = judge(e.claims, *found_rows(e, 'embedded'), e.derive, test)
     assert alone.p.tolist() == part.p.tolist() and alone.adjusted.tolist() != part.adjusted.tolist()
     pairs = [('fig2a', 'fig9'), ('table1', 'table2'), ('table8', 'table9')]
     for a, b in pairs:

@@ -203,7 +203,7 @@ def gains_by_alpha(rows, missing=()):
 def committed_verdicts(scale='embedded'): # 'embedded': digits; 'short': real images
     "The verdicts based on the results that come with fedlit."
     e, out = CATALOGUE['collapse'], shipped('digits' if scale == 'embedded' else 'catalogue')
-    return e.judge(*committed(scale), repeated if looks(e, scale, out)[1] else paired)
+    return judge(e.claims, *committed(scale), e.derive, repeated if looks(e, scale, out)[1] else paired)
 
 def verdicts_beside(tables): # name -> DataFrame of `decide`, for the main job
     "Verdicts from several sets of runs on the same claims: verdict, effect and seeds in words, one column per set."

@@ -14,13 +14,12 @@ __all__ = ['SCALES', 'RESULTS', 'SEEDS', 'CATALOGUE', 'changed', 'cross', 'alpha
 import functools, math, re, pandas as pd, numpy as np
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from fastcore.basics import patch
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from ..ground.files import result, shipped, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown, warn
-from .claims import decide, judge as judge_claims, results, verdict_view, evaluate, with_columns
+from .claims import decide, results, verdict_view, evaluate, with_columns
 from .drawings import display_linked, table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
@@ -121,12 +120,6 @@ class Entry:
         "The drawings as pairs of (name, function of rows); a single one has no name."
         pairs = self.draw if isinstance(self.draw, tuple) else (('', self.draw),)
         return [(name, lambda rows, draw=draw: draw(self.derive(rows))) for name, draw in pairs]
-
-# %% ../../nbs/papers/entries.ipynb #680a56d7
-@patch
-def judge(self:Entry, rows, missing=(), test=paired): # test: see `fedlit.papers.claims.evaluate`
-    "The verdicts on this entry's claims from these results, judged on their own: a DataFrame."
-    return judge_claims(self.claims, rows, missing, self.derive, test)
 
 # %% ../../nbs/papers/entries.ipynb #aade9d93
 CATALOGUE = {}
