@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'with_columns', 'by_test', 'by_sign', 'within', 'Numbers', 'ours', 'pick',
-           'nth', 'above_zero', 'reached', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'best_of', 'least_of',
-           'beyond', 'level', 'kendall', 'rising', 'levels_off', 'rounds_to', 'started', 'Weighed', 'Noted', 'complete',
-           'evaluate', 'decide', 'verdict_view', 'judge', 'tally', 'hanging', 'verdict_lines']
+           'nth', 'above_zero', 'reached', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'beyond', 'level', 'all_of',
+           'best', 'weigh', 'shown', 'along', 'close', 'best_minus_worst', 'kendall', 'rising', 'levels_off', 'sooner',
+           'rounds_to', 'started', 'Weighed', 'Noted', 'complete', 'evaluate', 'decide', 'verdict_view', 'judge',
+           'tally', 'hanging', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -70,10 +71,9 @@ def by_test(differences, test):
     "The rule for most claims: the result of `test`, such as `paired`, on the differences."
     return test(differences)
 
-def by_sign(differences, test, tie=False): # tie: is zero enough?
+def by_sign(differences, test):
     "The rule for claims without randomness: they hold if every difference is positive."
-    least = np.min(differences)
-    return Evidence(math.nan, 1 if least > 0 or tie and least == 0 else -1, 'counted')
+    return Evidence(math.nan, 1 if np.min(differences) > 0 else -1, 'counted')
 
 # %% ../../nbs/papers/claims.ipynb #ea97d68c
 def within(margin): # in the unit of the differences
@@ -91,7 +91,7 @@ def within(margin): # in the unit of the differences
 @dataclass(frozen=True)
 class Numbers:
     "The numbers of a claim: one per seed, positive if the claim holds."
-    of: object           # function of rows -> one number per seed
+    of: object           # function of rows -> (seeds,); (differences, seeds), see `all_of`; (candidates, others, seeds)
     unit: str = ''
     by: object = by_test # the rule that judges them: `by_test`, `by_sign` or `within(margin)`
     ours: bool = False   # is this a question of ours and not a claim of the paper?
@@ -156,8 +156,6 @@ def seedwise(how, *each): # how: function of (numbers of claims, seeds) -> (seed
 
 def minus(f, g): return seedwise(lambda sides: sides[0] - sides[1], f, g)
 def mean_of(*each): return seedwise(lambda sides: sides.mean(0), *each)
-def best_of(*each): return seedwise(lambda sides: sides.max(0), *each)
-def least_of(*each): return seedwise(lambda sides: sides.min(0), *each)
 
 def beyond(numbers, margin): # in their unit
     "Subtract `margin` from a difference, for claims that name a size."
@@ -166,6 +164,52 @@ def beyond(numbers, margin): # in their unit
 def level(numbers, margin=1.):
     "The claim that there is no difference, to within `margin` in the unit of the numbers."
     return replace(numbers, by=within(margin))
+
+# %% ../../nbs/papers/claims.ipynb #cadb2fa2
+def all_of(*each):
+    "Several differences, each of which must speak for the claim: (differences, seeds)."
+    return seedwise(lambda sides: sides, *each)
+
+def best(candidates, others): # lists of Numbers
+    "The claim that the best of the candidates is ahead of the best of the others: (candidates, others, seeds)."
+    return all_of(*(all_of(*(minus(a, b) for b in others)) for a in candidates))
+
+def weigh(numbers, d, test): # d: as `numbers` returns them
+    "The evidence of a claim: all of its differences must speak for it, and of several candidates one."
+    if d.ndim == 1: return numbers.by(d, test)
+    found, all_must = [weigh(numbers, v, test) for v in d], 1 if d.ndim == 2 else -1
+    apart = [e.p for e in found if e.side != all_must]
+    if not apart: return Evidence(max(e.p for e in found), all_must, found[0].test)
+    return Evidence(min(1., len(d)*min(apart)), -all_must, found[0].test)
+
+def shown(numbers, d):
+    "Of several differences the one to show, (seeds,): the least lead of the best candidate, or the largest difference."
+    if d.ndim == 1: return d
+    if d.ndim == 3: d = d[d.mean(-1).min(-1).argmax()]
+    if not hasattr(numbers.by, 'margin'): return d[d.mean(-1).argmin()]
+    return max(d*np.sign(d.mean(-1, keepdims=True)), key=np.mean)
+
+# %% ../../nbs/papers/claims.ipynb #53e1fcd1
+def along(axis, value='accuracy_late', unit='points', **where):
+    "A column at every value of an axis, averaged over the other labels: (values, seeds)."
+    def numbers(rows):
+        table = pick(rows, where, value).groupby([axis, 'seed']).mean().unstack('seed')
+        if len(table) < 2: raise LookupError(f'there is only one {axis} here')
+        return table.to_numpy()
+    return Numbers(numbers, unit, whole=any(map(callable, where.values())))
+
+def close(numbers, margin): # numbers: (values, seeds), as from `all_of` or `along`
+    "The claim that the values lie close together: every pair is level, to within `margin`."
+    pairs = lambda rows: np.stack([a - b for a, b in itertools.combinations(numbers(rows), 2)])
+    return replace(numbers, of=pairs, by=within(margin))
+
+def best_minus_worst(numbers): # as for `close`
+    "How far the best value lies above the worst in each seed, if the means of the other seeds say which these are."
+    def apart(rows):
+        v = numbers(rows)
+        others, seeds = v.sum(1, keepdims=True) - v, np.arange(v.shape[1])
+        return v[others.argmax(0), seeds] - v[others.argmin(0), seeds]
+    return replace(numbers, of=apart)
 
 # %% ../../nbs/papers/claims.ipynb #1233426a
 def kendall(x, y):
@@ -191,15 +235,26 @@ def levels_off(rises, flat, even, axis, **where): # axis: a label, such as 'part
     return {rises: step(1, 0), flat: minus(step(1, 0), step(-1, 1)), even: level(step(-1, 1))}
 
 # %% ../../nbs/papers/claims.ipynb #rt000001
+def _first(curve, goal): # goal: a share
+    return next((i+1 for i, v in enumerate(curve) if v >= goal - 1e-11), len(curve)+1)
+
+def sooner(a, b, **where):
+    "How many rounds earlier method `a` reaches an accuracy than `b`: the last of `a` and the last of `b`, averaged."
+    def numbers(rows):
+        left, right = (pick(rows, dict(method=m, **where), 'curve') for m in (a, b))
+        if set(left.index) != set(right.index): raise LookupError('the two sides have different runs')
+        earlier = [np.mean([_first(u, end) - _first(v, end) for end in (u[-1], v[-1])])
+                   for u, v in zip(right.reindex(left.index), left)]
+        return pd.Series(earlier, left.index).groupby('seed').mean().to_numpy()
+    return Numbers(numbers, 'rounds')
+
 def rounds_to(rows):
-    "Add columns: rounds to reach FedAvg's last and late accuracy for that seed, all plus one if never; and `early`."
+    "Add columns: rounds to FedAvg's last accuracy in that seed, one more than all if never; and those of `started`."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
-    def needed(value):
-        goals = pick(rows, dict(method='FedAvg'), value)
-        goal = [goals[tuple(row[k] for k in keys)] - 1e-9 for _, row in rows.iterrows()]
-        return [next((i+1 for i, v in enumerate(curve) if 100*v >= at), len(curve)+1)
-                for curve, at in zip(rows.curve, goal)]
-    return started(with_columns(rows, rounds=needed('accuracy'), rounds_late=needed('accuracy_late')))
+    ends = pick(rows, dict(method='FedAvg'), 'accuracy')
+    needed = [len(r.curve) if r.method == 'FedAvg' else _first(r.curve, ends[tuple(r[k] for k in keys)]/100)
+              for _, r in rows.iterrows()]
+    return started(with_columns(rows, rounds=needed))
 
 def started(rows):
     "Add columns: `early`, the mean accuracy over the first third of the rounds, and `falls`, its mean fall per round."
@@ -213,14 +268,15 @@ class Weighed(NamedTuple):
     entry: str
     claim: str
     numbers: Numbers
-    differences: object = None # (n,), one per seed, or None
+    differences: object = None # (n,), one per seed, or None; of several, those of `shown`
     evidence: object = None    # Evidence
     read: frozenset = frozenset() # (run, column) pairs behind the differences
     why: str = ''              # why there are no differences
     @property
     def same(self):
         "A key that is equal for claims with the same numbers from the same runs."
-        return (self.entry, self.claim) if self.why else (self.read, tuple(self.differences), self.numbers.ours)
+        if self.why: return self.entry, self.claim
+        return self.read, tuple(self.differences), self.evidence, self.numbers.ours
 
 class Noted(set):
     "A set that remains the same object when pandas copies a table's attributes."
@@ -228,12 +284,12 @@ class Noted(set):
 
 # %% ../../nbs/papers/claims.ipynb #45a50ee5
 def complete(rows, missing, numbers, derive=lambda rows: rows):
-    "The rows of the seeds that have every run that the claim reads."
+    "The rows of the first seeds, up to the first one that lacks a run that the claim reads."
     if not missing: return rows
     said, lacking = f'{len(missing)} results are missing', Noted()
     if numbers.whole or not len(rows): raise LookupError(said)
     for _ in range(rows.seed.nunique()):
-        before, part = len(lacking), with_columns(rows[~rows.seed.isin(lacking)])
+        before, part = len(lacking), with_columns(rows[rows.seed < min(lacking, default=math.inf)])
         part.attrs.update(rows.attrs, gaps=[labels for labels, _ in missing], lacking=lacking)
         with suppress(LookupError): numbers(derive(part))
         if len(lacking) == before: break
@@ -254,8 +310,8 @@ def evaluate(
             seen.attrs['read'] = read = Noted()
             d = numbers(seen)
             read = read or {(run, '') for run in seen.get('run', seen.index)}
-            evidence = numbers.by(d, repeated if seen.attrs.get('lacking') else test)
-            out.append(Weighed(entry, text, numbers, d, evidence, frozenset(read)))
+            evidence = weigh(numbers, d, repeated if seen.attrs.get('lacking') else test)
+            out.append(Weighed(entry, text, numbers, shown(numbers, d), evidence, frozenset(read)))
         except LookupError as e: out.append(Weighed(entry, text, numbers, why=str(e.args[0])))
     return out
 

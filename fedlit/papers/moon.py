@@ -8,11 +8,10 @@ __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 
            'best_used', 'moon_rows', 'loses', 'many_parties']
 
 # %% ../../nbs/papers/moon.ipynb #8559805d
-import numpy as np
 from dataclasses import replace
 from functools import partial
-from .claims import (Numbers, above_zero, ahead, best_of, beyond, by_sign, level, mean_of, minus, nth, ours,
-                                  pick, reached, rising, rounds_to, seedwise, started, wins)
+from .claims import (Numbers, above_zero, ahead, along, best, beyond, close, level, mean_of, minus, nth,
+                                  ours, pick, reached, rising, rounds_to, seedwise, started, wins)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import alphas, entry, grid, local_field, measuring
 from .feddecorr import CORRECTED, DECORR, FIVE_SEEDS, many_clients
@@ -71,7 +70,7 @@ def best_used(name):
         seen = pick(rows, {}, 'accuracy_late').groupby('method').mean()
         others = [v for k, v in seen.items() if k.startswith(f'{name},') and k != used]
         return [seen[used] - max(others)]
-    return Numbers(lead, 'points', partial(by_sign, tie=True))
+    return Numbers(lead, 'points')
 
 # %% ../../nbs/papers/moon.ipynb #d6a81ee7
 entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds that no table uses',
@@ -144,8 +143,7 @@ entry('moon/table5', 'Table 5', 'No term, the distance to the global features, t
 MORE_EPOCHS = mean_of(*(ahead(dict(epochs=5), dict(epochs=1), method=m) for m in ('FedAvg', 'MOON')))
 
 def loses(m): return ahead(dict(epochs=10), dict(epochs=20), method=m)
-CLOSE = seedwise(lambda sides: 2 - np.ptp(sides, 0),
-                 *(reached(m, epochs=1) for m in FEDERATED))
+CLOSE = close(along('method', epochs=1), 2.)
 
 entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, ways=as_printed,
@@ -154,7 +152,7 @@ entry('moon/fig7', 'Fig. 7', 'Accuracy against the number of local epochs',
       draw=axis_figure('epochs', xlabel='local epochs'), claims=leads('MOON', 'FedAvg')
              | leads('MOON', *REST, sentence='with 20 local epochs {} is ahead of {}', epochs=20)
              | leads('MOON', *REST, sentence='with a single local epoch {} is ahead of {}', epochs=1)
-             | {'with a single local epoch the methods lie close together (best minus worst below two points)': CLOSE,
+             | {'with a single local epoch the methods lie close together (each pair level to two points)': CLOSE,
                 'a single local epoch is too few (5 above 1, mean of FedAvg and MOON)': MORE_EPOCHS,
                 **{f'20 are too many for {said} (10 above 20)': loses(m)
                    for m, said in zip(FEDERATED, ('FedAvg', 'FedProx', CORRECTED, 'MOON'))},
@@ -177,7 +175,7 @@ most = partial(reached, parties=nth(1))
 MOON_LEADS = {f'MOON, mu={mu}, leads {m} by at least {said} points': beyond(ahead(f'MOON mu={mu}', m), points)
               for mu, said, points in ((10, 'five', 5.), (1, 'two', 2.)) for m in ('FedAvg', 'FedProx')}
 MOON_LEADS |= {'among the most parties MOON, mu=10, is ahead of the best of the others':
-                   minus(most('MOON mu=10'), best_of(*map(most, REST)))}
+                   best([most('MOON mu=10')], list(map(most, REST)))}
 
 entry('moon/table3', 'Table 3', 'More parties',
       grid=CROWD, draw=table('method', 'parties'),
@@ -197,7 +195,7 @@ entry('moon/table4', 'Table 4', 'Three degrees of heterogeneity',
       grid=grid(PARTIES, 'cifar100', alpha=alphas(.1, .5, 5.), method=moon_rows(*FEDERATED), ways=as_printed),
       claims={**leads('MOON', *REST),
               **{f'MOON is ahead of the best of the others (alpha {a})':
-                     minus(reached('MOON', alpha=a), best_of(*(reached(m, alpha=a) for m in REST)))
+                     best([reached('MOON', alpha=a)], [reached(m, alpha=a) for m in REST])
                  for a in (.1, .5, 5.)},
               'uneven labels tend to lower the accuracy of FedAvg (accuracy against alpha)':
                   rising('alpha', method='FedAvg'),
