@@ -180,7 +180,7 @@ def over_networks(
     steps = [sim.rounds(run, sim, inf) for sim, run in begun]
     bar = tqdm(range(mixed.round, federation.rounds), initial=mixed.round, total=federation.rounds, unit='round',
                disable=not federation.progress, desc=federation.method.name)
-    kept = None
+    kept = []
     try:
         for _ in bar:
             _one_round([sim for sim, _ in begun], steps, federation.method)
@@ -189,17 +189,11 @@ def over_networks(
             if federation.progress: bar.set_postfix_str('{} {:.3f}'.format(*mixed.first))
             if federation.checkpoint: mixed.save(federation.checkpoint)
             if time.monotonic() > stop: break
-    except KeyboardInterrupt as e: raise _interrupted(e, kept, parts, federation.rounds) from None
+    except KeyboardInterrupt as e:
+        for run, (f, _) in zip(kept, parts): f.give_network(run)
+        raise interrupted(e, MixedRun(kept, mixed.who) if kept else None, federation.rounds) from None
     for sim, run in begun: sim.end(run)
     return mixed
-
-# %% ../nbs/21_networks.ipynb #e1b3449b
-def _interrupted(e, kept, parts, rounds):
-    "The interrupt, with the run after the last round that all groups have finished."
-    if not kept: return interrupted(e, None, 0, rounds)
-    for run, (f, _) in zip(kept, parts): f.give_network(run)
-    mixed = MixedRun(kept, [who for _, who in parts])
-    return interrupted(e, mixed, mixed.round, rounds)
 
 # %% ../nbs/21_networks.ipynb #net00019
 @dataclass

@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'MOST_THREADS', 'KINDS', 'HEAVY', 'SHORT', 'federate', 'Federation', 'several',
            'keeps_core_busy', 'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation',
-           'versions', 'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'move_out', 'shield',
-           'interrupted', 'federating', 'centralised']
+           'versions', 'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'shield', 'interrupted',
+           'federating', 'centralised']
 
 # %% ../nbs/19_run.ipynb #52729faf
 import copy, inspect, math, platform, sys, threading, time
@@ -833,7 +833,7 @@ def begin(self:Federation, team, shared):
 # %% ../nbs/19_run.ipynb #05f71da9
 @patch
 def running(self:Federation, team=None, shared=True): # shared: will the caller look at runs before the last?
-    "Run the federation: yields the run after every round, and the network for its parameters; at least once."
+    "Run the federation: yields the run after every round, at least once; after the last, with its network."
     if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
@@ -841,29 +841,22 @@ def running(self:Federation, team=None, shared=True): # shared: will the caller 
     with memory_held(federation.device):
         sim, run = federation.begin(team, shared)
         if team.follows:
-            yield team.follow(sim, run), sim.model
+            yield sim.end(team.follow(sim, run))
             return
         at_work = team.begin(sim, run)
         for _ in sim.by_rounds(run, at_work, stop):
-            with memory_lent(federation.device): yield run, sim.model
+            with memory_lent(federation.device): yield run
         team.end(run)
-    net, sim, at_work = sim.model, None, None
-    if federation.device == 'cpu': move_out(run, net)
-    yield run, net
+    run, sim, at_work = sim.end(run), None, None # it may wait here for long
+    yield run
 
 # %% ../nbs/19_run.ipynb #212c3f72
-def move_out(
-    run, # finished Run
-    net, # the network that it trained
-):
-    "Move what outlives a federation into memory of its own, see `Run.move_out`."
-    run.move_out()
-    for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
-
 @patch
 def end(self:Simulation, run): # finished Run
-    "The run, with the network that holds its final parameters."
-    if self.federation.device == 'cpu': move_out(run, self.model)
+    "The run, with the network that holds its final parameters; on a CPU, both in memory of their own."
+    if self.federation.device == 'cpu':
+        run.move_out()
+        for v in (*self.model.parameters(), *self.model.buffers()): v.data = moved_out(v.data)
     return run.put_into(self.model, checked=False)
 
 @patch
@@ -901,56 +894,46 @@ def shield():
         if torch.get_default_device().type != 'cpu': undone.enter_context(torch.device('cpu'))
         yield
 
+# %% ../nbs/19_run.ipynb #endscel1
+def interrupted(
+    e,      # KeyboardInterrupt
+    run,    # Run or MixedRun so far, or None
+    rounds, # how many were asked for
+):
+    "The interrupt, with the run so far."
+    if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
+    e.run = run
+    e.args = (f"interrupted after round {run.last['round']:.0f} of {rounds}; "
+              'this exception has the run so far, as sys.last_value.run or e.run',)
+    return e
+
 # %% ../nbs/19_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
     "Run to the last round, and return the run; if Ctrl-C interrupts it, the exception has the run so far."
     with shield():
         if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
-        return self._to_the_end(team)
-
-# %% ../nbs/19_run.ipynb #endscel1
-def interrupted(
-    e,      # KeyboardInterrupt
-    run,    # Run so far, or None
-    round,  # the round after which it was interrupted
-    rounds, # how many were asked for
-):
-    "The interrupt, with the run so far."
-    if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
-    e.run = run
-    e.args = (f'interrupted after round {round} of {rounds}; '
-              'this exception has the run so far, as sys.last_value.run or e.run',)
-    return e
-
-@patch
-def _to_the_end(self:Federation, team):
-    kept = None
-    try:
-        for run, net in self.running(team, shared=False): kept = copy.copy(run) # noqa: B007, as it is after this round
-    except KeyboardInterrupt as e:
-        if kept: self.give_network(kept)
-        raise interrupted(e, kept, kept and kept.state.round, self.rounds) from None
-    kept = None
-    trim_memory()
-    return run.put_into(net, checked=False)
+        kept = None
+        try:
+            for run in self.running(team, shared=False): kept = copy.copy(run) # as it is after this round
+        except KeyboardInterrupt as e:
+            if kept: self.give_network(kept)
+            raise interrupted(e, kept, self.rounds) from None
+        trim_memory()
+        return run
 
 # %% ../nbs/19_run.ipynb #8c704e48
 @patch
 def each_round(self:Federation):
     "The run after every round, each a Run of its own; leaving the loop ends the federation."
-    with closing(self._copies()) as runs:
+    with closing(self.running()) as runs:
         while True:
-            with shield(): run = next(runs, None)
-            if run is None: return
-            yield run # in the caller's loop, the caller's own defaults hold
-
-@patch
-def _copies(self:Federation):
-    for run, _ in self.running(): # the network in use may hold tensors that cannot be copied
-        own = copy.copy(run)
-        own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
-        yield self.give_network(own)
+            with shield():
+                if not (run := next(runs, None)): return
+                own = copy.copy(run) # the network in use may hold tensors that cannot be copied
+                own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
+                self.give_network(own)
+            yield own # in the caller's loop, the caller's own defaults hold
 
 # %% ../nbs/19_run.ipynb #b55384b4
 @patch
