@@ -102,7 +102,8 @@ def _check(federation):
 # %% ../nbs/21_networks.ipynb #7e52173d
 def _begun(parts, checkpoint, team):
     "Simulations and runs of the groups, started, or resumed from a checkpoint."
-    files, begun = _newest(checkpoint, len(parts)), []
+    there, begun = _rounds_in(checkpoint, len(parts)) if checkpoint else [], []
+    files = _files(checkpoint, there[-1], len(parts)) if there else [None]*len(parts)
     for (f, who), file in zip(parts, files):
         sim, run = replace(f, checkpoint=file).begin(team, shared=False)
         sim.federation, sim.meets, run.origin = replace(f, checkpoint=None), True, None
@@ -276,11 +277,6 @@ def _rounds_in(folder, n):
     "The rounds for which a folder has all files."
     found = {int(f.name.split('-')[1]) for f in Path(folder).glob(f'round-*-network-0-of-{n}.safetensors')}
     return sorted(r for r in found if all(f.exists() for f in _files(folder, r, n)))
-
-def _newest(folder, n):
-    "The files to resume from; None for each network if there are none."
-    there = _rounds_in(folder, n) if folder else []
-    return _files(folder, there[-1], n) if there else [None]*n
 
 # %% ../nbs/21_networks.ipynb #d3bdeefc
 @patch
