@@ -7,7 +7,7 @@ __all__ = ['Participation', 'many', 'Uniform', 'draw_clients', 'check_participat
            'PowerOfChoice', 'Answers', 'Clock', 'needs', 'plain']
 
 # %% ../nbs/11_participation.ipynb #e6003326
-import math
+import inspect, math
 import numpy as np
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -197,10 +197,7 @@ def needs(
     name,          # name of a value, such as 'losses'
 ):                 # bool
     "Does the rule for participation ask for this value?"
-    return isinstance(participation, Participation) and name in _asked(type(participation))
-
-def _asked(cls):
-    return cls.draw.__code__.co_varnames[1:cls.draw.__code__.co_argcount]
+    return isinstance(participation, Participation) and name in inspect.signature(participation.draw).parameters
 
 def plain(participation): # a number, or a Participation
     "A participation in a form that JSON can hold: a number unchanged, an object as its text."
