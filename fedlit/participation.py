@@ -68,12 +68,9 @@ def check_participation(
     "Refuse anything that is neither a share nor a Participation, or that does not suit the number of clients."
     if isinstance(participation, Participation):
         if clients is not None and (said := participation.suits(clients)): raise ValueError(said)
-        return
-    if not is_number(participation):
-        raise ValueError(f"participation={participation!r}, but it must be a number, the share of clients in a round, "
-                         "or a value such as RoundRobin(0.1)")
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation={participation}, but it must be in (0, 1]: the share of clients in a round")
+    elif not (is_number(participation) and 0 < participation <= 1):
+        raise ValueError(f"participation={participation!r}, but it must be a number in (0, 1], the share of clients in "
+                         "a round, or a value such as RoundRobin(0.1)")
 
 # %% ../nbs/11_participation.ipynb #d6b46c06
 class BySize(_Share):
