@@ -63,13 +63,12 @@ def local_global_gap(
     local,     # (d,) spectrum of a client's model
     global_,   # (d,) spectrum of the global model on the same samples
     top=None,  # compare only this many of the largest values
-    eps=1e-12, # values below eps times the largest of both spectra count as that floor
 ):             # float, 0 if the spectra agree, positive if the global one lies below
     "Mean log ratio of local over global singular values (FedDecorr, TPAMI eq. 1), natural logarithm"
     l, g = torch.as_tensor(local).double(), torch.as_tensor(global_).double()
     if l.shape != g.shape or l.ndim != 1:
         raise ValueError(f"two spectra of one length expected, got {tuple(l.shape)} and {tuple(g.shape)}")
-    floor = eps * max(l.max(), g.max())
+    floor = 1e-12 * max(l.max(), g.max()) # smaller values count as this one
     if floor <= 0: return 0.
     return (l[:top].clamp(min=floor).log() - g[:top].clamp(min=floor).log()).mean().item()
 
