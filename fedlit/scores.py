@@ -106,7 +106,7 @@ def scores(self:Tester,
     "dict(accuracy, loss, and the metrics) from the tensors of `ask`, moved to the CPU; NaN if there are no samples."
     if not read: return dict.fromkeys((*SCORED[self.target], *self.metrics), nan)
     (sums, *logits), y = read, self.labels[at]
-    return {**score_of(sums, len(y), self.target), **(scored(self.metrics, *logits, y) if logits else {})}
+    return {**score_of(sums, self.target), **(scored(self.metrics, *logits, y) if logits else {})}
 
 # %% ../nbs/17_scores.ipynb #a447c18d
 def queue_scores(
