@@ -9,7 +9,7 @@ __all__ = ['indices', 'parts', 'check_step', 'check_hooks', 'probe_forward', 'ch
            'first_nonfinite']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
-import copy, random, sys, tempfile, zlib
+import copy, os, random, sys, tempfile, zlib
 import numpy as np, torch
 from contextlib import suppress
 from pathlib import Path
@@ -19,6 +19,7 @@ from types import FunctionType, GeneratorType, ModuleType
 from torch.overrides import TorchFunctionMode
 from ..data import in_words
 from ..ground.draws import keep_generators, undrawn
+from ..ground.files import is_stream
 from ..ground.fingerprint import LIBRARIES, checksum
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
@@ -341,6 +342,7 @@ def writable(
 ):        # the path; a ValueError or OSError says why it cannot be written
     "Check before training that a file can be written after it."
     file = Path(path).absolute()
+    if is_stream(file) and os.access(file, os.W_OK): return path
     if file.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
     try:
