@@ -20,7 +20,6 @@ from functools import lru_cache, partial, wraps
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
 from torch import nn
-from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from .ground.draws import Seeded, draws, keep_generators
 from .method import FedAvg, Method, Sum, asks_for, overrides
@@ -34,7 +33,7 @@ from .round import fed_round, local_phase
 from .server import aggregate, deploy_network, holders
 from .state import TREES, pure, start
 from .ground.table import Table
-from .ground.tape import Tapes
+from .ground.tape import Lookout, Tapes
 from .ground.tree import flatten, tmap
 
 # %% ../nbs/laws.ipynb #c085ecaa
@@ -674,13 +673,9 @@ def resumed(method, world):
     return _within(0, 'after an interruption', gap(trained(method, world), train(method, world, state=state)))
 
 # %% ../nbs/laws.ipynb #98723d30
-class _Stops(TorchFunctionMode):
-    "Notices where a gradient is stopped on purpose."
-    stopped = False
-    def __torch_function__(self, f, types, args=(), kwargs=None):
-        names = 'detach', 'detach_', '_set_grad_enabled', 'set_grad_enabled'
-        self.stopped |= getattr(f, '__name__', '') in names or f is torch.Tensor.data.__get__
-        return f(*args, **(kwargs or {}))
+# functions that stop a gradient on purpose
+_STOPS = (torch.detach, torch.detach_, torch.Tensor.detach, torch.Tensor.detach_, torch.Tensor.data.__get__,
+          torch._C._set_grad_enabled)
 
 def _slopes(call):
     "The slope of a loss term in a random direction, by autograd and by difference; and is a gradient stopped?"
@@ -692,13 +687,13 @@ def _slopes(call):
         moved = {k: tmap(lambda v, d: v + t*d, given[k], along[k]) for k in names}
         with seeded(0), Seeded(('slope',)): return torch.as_tensor(_first(hook(**{**given, **moved})))
     t = torch.zeros((), dtype=torch.double, requires_grad=True)
-    with _Stops() as seen: value = loss(t)
+    with Lookout(_STOPS.__contains__) as stops: value = loss(t)
     auto = torch.autograd.grad(value, t, allow_unused=True)[0] if value.requires_grad else None
     auto = 0. if auto is None else auto.item()
     for step in (1e-6, 1e-7): # the kink of a ReLU may lie within the first, hardly within both
         with torch.no_grad(): quotient = (loss(t + step) - loss(t - step)).item()/(2*step)
         if _agree(auto, quotient): break
-    return auto, quotient, seen.stopped or not names
+    return auto, quotient, stops.seen or not names
 
 def _agree(auto, quotient): return abs(auto - quotient) <= 1e-3*abs(quotient) + 1e-6
 

@@ -9,20 +9,21 @@ __all__ = ['indices', 'parts', 'check_step', 'check_hooks', 'probe_forward', 'ch
            'first_nonfinite']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
-import copy, os, random, sys, tempfile, zlib
+import copy, os, random, tempfile, zlib
 import numpy as np, torch
 from contextlib import suppress
 from pathlib import Path
 from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
-from torch.overrides import TorchFunctionMode
+from traceback import walk_stack
 from ..data import in_words
 from ..ground.draws import keep_generators, undrawn
 from ..ground.files import is_stream
 from ..ground.fingerprint import LIBRARIES, checksum
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
+from ..ground.tape import Lookout
 from ..method import needs
 from ..state import fixed_names, pure, split_state, start
 
@@ -67,27 +68,18 @@ def parts(name, parts, n) -> list:
     if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
 
-# %% ../../nbs/engine/inputs.ipynb #4ab06ac0
-class _Callers(TorchFunctionMode):
-    "Record whether an operation is called from torch.utils.checkpoint."
-    checkpoints = False
-    def __torch_function__(self, f, types, args=(), kwargs=None):
-        frame = sys._getframe(1)
-        while frame and not self.checkpoints:
-            self.checkpoints = frame.f_globals.get('__name__') == 'torch.utils.checkpoint'
-            frame = frame.f_back
-        return f(*args, **(kwargs or {}))
-
 # %% ../../nbs/engine/inputs.ipynb #onestep2
 def check_step(model, x):
     "Refuse a network whose forward writes to frozen tensors, or that recomputes activations in the backward pass."
     net, name, fixed = copy.deepcopy(model).to(x.device), type(model).__name__, fixed_names(model)
     before = {k: (v, v._version) for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
-    with undrawn(), _Callers() as seen, suppress(Exception): pure(net)(*split_state(net), x) # other checks report it
+    within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
+    with undrawn(), Lookout(within) as checkpoints, suppress(Exception): # other checks report it
+        pure(net)(*split_state(net), x)
     if moved := [k for k, (v, version) in before.items() if v._version != version]:
         raise ValueError(f"{moved[0]} of {name} is a parameter without gradient, which clients do not send, "
                          "but its forward writes to it; make it a buffer, which they do: self.register_buffer")
-    if seen.checkpoints:
+    if checkpoints.seen:
         raise ValueError(f"{name} uses activation checkpointing (torch.utils.checkpoint), which would compute with "
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "
                          "batch_size where memory is short")
