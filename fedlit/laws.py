@@ -149,9 +149,7 @@ def _between(a, b):
 
 def _network(state): return {**state.params, **state.buffers}
 
-def _full(v): return v[:] if isinstance(v, Table) else v
-
-def _infinite(state): return [k for k, v in contents(state).items() if not _full(v).isfinite().all()]
+def _infinite(state): return [k for k, v in contents(state).items() if not v.isfinite().all()]
 
 # %% ../nbs/laws.ipynb #0bcea4da
 HOLDS = {True: 'holds', False: 'BROKEN', None: 'does not apply', 'look': 'LOOK'}
@@ -339,7 +337,7 @@ def untouched(method, world):
     state, data, net = world.begin(method), world.data(0), world.model
     def everything():
         trees = {**contents(state), **flatten({'the batches': data, 'the network': net.state_dict()})}
-        return {**{k: _full(v).clone() for k, v in trees.items()}, 'whether the network trains': net.training}
+        return {**{k: torch.clone(v) for k, v in trees.items()}, 'whether the network trains': net.training}
     before = everything()
     fed_round(Broadcast(method, net, state, world.local, proxy=world.proxy), world.who(0), data, world.sizes)
     after = everything()
@@ -838,7 +836,7 @@ def acts(method, world):
     first, state = world.begin(method), trained(method, world)
     if c := next((c for c in witness(method, world)[0] if c.heard.empty), None):
         return _no(f"{c.part}.{c.hook} asks a network whose parameters are all zero; `init` may begin with `params`")
-    whole = lambda tree: {k: _full(v) for k, v in flatten(tree).items() if v.numel()}
+    whole = lambda tree: {k: v for k, v in flatten(tree).items() if v.numel()}
     for where, part in ((w, p) for w in ('server', 'client') for p in getattr(first, w)):
         old, new = (whole(getattr(s, where)[part]) for s in (first, state))
         if not old or not all(k in new and torch.equal(v, new[k]) for k, v in old.items()): continue
