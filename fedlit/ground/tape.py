@@ -242,15 +242,19 @@ def _invariant(lines, steady, touched):
     return once, again
 
 # %% ../../nbs/ground/tape.ipynb #fb6432f6
-def _needed(lines, live, keep=frozenset()):
-    "The code of the lines that are needed, in order; names not in `live` or `keep` are deleted after their last use."
-    code = []
+def _needed(lines, live):
+    "The lines that are needed, in order, and the names that nothing uses after each; `live` grows by all they use."
+    needed = []
     for line in reversed(lines):
         if not (line.made & live or _acts(line.op)): continue
-        last = sorted(n for n in (line.made | line.used) - live - keep if n[0] == 't')
-        code.append(line.code + (f"; del {', '.join(last)}" if last else ''))
+        needed.append((line, (line.made | line.used) - live))
         live |= line.used
-    return code[::-1]
+    return needed[::-1]
+
+def _texts(lines, live, keep=frozenset()):
+    "The code of the lines that are needed; names not in `live` or `keep` are deleted after their last use."
+    each = ((line.code, sorted(n for n in last - keep if n[0] == 't')) for line, last in _needed(lines, live))
+    return [code + (f"; del {', '.join(last)}" if last else '') for code, last in each]
 
 # %% ../../nbs/ground/tape.ipynb #3e43f564
 @dataclass
@@ -280,8 +284,8 @@ def _source(step, numbers=()):
     "The source of a function of the steady inputs that returns a function of the other inputs."
     ins, live = step.ins, set(step.outs)
     stay = frozenset([*ins, *step.names.given, *(n for line in step.once for n in line.made)])
-    inner = _needed(step.again, live, stay)
-    code = [f"def bind({', '.join([*ins[:step.steady], *numbers])}):", *_needed(step.once, live),
+    inner = _texts(step.again, live, stay)
+    code = [f"def bind({', '.join([*ins[:step.steady], *numbers])}):", *_texts(step.once, live),
             f"def tape({', '.join(ins[step.steady:])}):", *('    ' + c for c in inner),
             f"    return [{', '.join(step.outs)}]", 'return tape']
     return '\n    '.join(code)
@@ -559,15 +563,6 @@ def _graphed(bind, steady, trees): # trees to capture it with, on a CUDA device
     return bound
 
 # %% ../../nbs/ground/tape.ipynb #ef97cfe8
-def _alive(lines, live):
-    "The lines that are needed."
-    kept = []
-    for line in reversed(lines):
-        if line.made & live or _acts(line.op):
-            kept.append(line)
-            live = live | line.used
-    return kept[::-1]
-
 def _told(op, args):
     "The operation, or one with the same arguments whose schema says what it writes."
     if not _silent(op): return op
@@ -623,7 +618,7 @@ def _laid(v, stride): # `v` in the layout that the compiled code assumes
 
 def _once(step, numbers, made, dials):
     "A function of the steady inputs: the results named `made`, which need not be repeated, and the values of dials."
-    exec('\n    '.join([f"def bind({', '.join([*step.ins[:step.steady], *numbers])}):", *_needed(step.once, set(made)),
+    exec('\n    '.join([f"def bind({', '.join([*step.ins[:step.steady], *numbers])}):", *_texts(step.once, set(made)),
                        f"return [{', '.join(made)}], [{', '.join(d.code for d in dials)}]"]), step.names.given)
     return step.names.given['bind']
 
@@ -632,7 +627,7 @@ def _with_kernels(step, shape, numbers, examples, tape):
     "The step with kernels of its own, bound like `tape`; `examples`: its inputs, `numbers`: their current values."
     ins, n, names = step.ins, step.steady, step.names
     views = [line for line in step.once if not line.memory] # views of what is written; they cost nothing
-    lines = _alive(views + step.again, set(step.outs))
+    lines = [line for line, _ in _needed(views + step.again, set(step.outs))]
     ready = {k for line in step.once if line.memory for k in line.made} # results that need not be repeated
     made = sorted(ready & {k for line in lines for k in line.used})
     constant = [k for k, v in names.given.items() if isinstance(v, torch.Tensor)]
