@@ -291,10 +291,6 @@ def _source(step, numbers=()):
     return '\n    '.join(code)
 
 # %% ../../nbs/ground/tape.ipynb #5b8fffcc
-def _rebuilt(tree, values):
-    "`tree` with its leaves taken in order from the iterator `values`."
-    return {k: _rebuilt(v, values) for k, v in tree.items()} if isinstance(tree, dict) else next(values)
-
 def _flat(trees): return leaves(dict(enumerate(trees)))
 
 def record(
@@ -321,7 +317,8 @@ def _player(source, given, shape):
     def bound(*steady, **numbers):
         with torch.no_grad(): tape = bind(*_flat(steady), **numbers)
         def play(*trees):
-            with torch.no_grad(): return _rebuilt(shape, iter(tape(*_flat(trees))))
+            with torch.no_grad(): values = iter(tape(*_flat(trees)))
+            return tmap(lambda _: next(values), shape)
         return play
     bound.source, bound.given, bound.shape = source, given, shape
     return bound
@@ -643,8 +640,8 @@ def _with_kernels(step, shape, numbers, examples, tape):
         if any(w and v.stride() != s for v, s, w in zip(flat, strides, written)): return tape(*trees, **numbers)
         with torch.no_grad(): held, rest = [_laid(v, s) for v, s in zip(flat, strides)], more(flat, numbers)
         def play(*trees):
-            with torch.no_grad():
-                return _rebuilt(shape, iter(code(*held, *map(_laid, _flat(trees), strides[n:]), *rest)))
+            with torch.no_grad(): values = iter(code(*held, *map(_laid, _flat(trees), strides[n:]), *rest))
+            return tmap(lambda _: next(values), shape)
         return play
     return bound
 
