@@ -20,7 +20,7 @@ from traceback import walk_stack
 from ..data import in_words
 from ..ground.draws import keep_generators, undrawn
 from ..ground.files import is_stream
-from ..ground.fingerprint import LIBRARIES, checksum
+from ..ground.fingerprint import LIBRARIES, checksum, reached
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
 from ..ground.tape import Lookout
@@ -224,10 +224,7 @@ def _in_function(f):
     near = {n: f.__globals__[n] for n in sorted(names & f.__globals__.keys())}
     modules = [vars(m) for m in near.values() if isinstance(m, ModuleType) and not _of_library(m)]
     far = [{n: m[n] for n in sorted(names & m.keys())} for m in modules]
-    cells = []
-    for cell in f.__closure__ or ():
-        with suppress(ValueError): cells.append(cell.cell_contents) # it may still be empty
-    return vars(f), cells, f.__defaults__, f.__kwdefaults__, near, far
+    return vars(f), reached(f), near, far
 
 # %% ../../nbs/engine/inputs.ipynb #956cf7aa
 def _in_tensor(v):
