@@ -52,9 +52,8 @@ def targets_of(frame, y, target):
     if target is None and kind in "iu" and many > 20:
         raise ValueError(f"column {y!r} holds {many} different whole numbers; say target='numbers' if they are "
                          "a quantity, target='class' if each is a class of its own")
-    if target == "numbers" or target is None and kind == "f":
-        return torch.tensor(frame[y].to_numpy("float32")), (str(y),), "numbers"
-    if target == "labels": return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target
+    if target in ("numbers", "labels") or target is None and kind == "f":
+        return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target or "numbers"
     (codes,), names = coded([[int(v) if kind == "i" else v for v in frame[y].tolist()]])
     return codes, names, "class"
 
