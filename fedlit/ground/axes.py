@@ -125,7 +125,7 @@ class Axes:
     points: dict = field(repr=False, default=None)  # node -> the axis of its channels, if it is one axis with repeat 1
 
 # %% ../../nbs/ground/axes.ipynb #ac4532e8
-_tracing = threading.Lock()
+_one_at_a_time = threading.Lock() # all threads share a graph, and torch is another while a graph is traced
 
 class _Tracer(fx.Tracer):
     "A tracer that leaves calls of modules by other threads alone."
@@ -142,7 +142,7 @@ class _Tracer(fx.Tracer):
 def _trace(model):
     "The graph of a copy of the network in evaluation mode: in training, it may return more, such as all exits' logits."
     try:
-        with _tracing:
+        with _one_at_a_time:
             tracer = _Tracer()
             graph = tracer.trace(copy.deepcopy(model).eval())
         return fx.GraphModule(tracer.root, graph, type(model).__name__)
@@ -317,8 +317,6 @@ def watched(axes, at='relu'):
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
 # %% ../../nbs/ground/axes.ipynb #cb2c6d97
-_one_at_a_time = threading.Lock() # all threads share one graph
-
 class _Watch(fx.Interpreter):
     def __init__(self, graph, points, taps):
         super().__init__(graph)
