@@ -249,10 +249,12 @@ def _inside(v):
 # %% ../../nbs/engine/inputs.ipynb #53de8e16
 class _Writer(Pickler):
     "A checksum of what Python would pickle of an object."
-    def __init__(self, in_tensor=_in_tensor): # in_tensor: what to write for a tensor
+    def __init__(self, v, in_tensor=_in_tensor): # in_tensor: what to write for a tensor
         super().__init__(self, protocol=5)
-        self.in_tensor, self.sum, self.size = in_tensor, 0, 0
+        self.in_tensor, self.sum, self.size, self.failed = in_tensor, 0, 0, False
         self.foreign = False # is there code that is neither Python's own nor a library's?
+        try: self.dump(v)
+        except Exception: self.failed = True # too large, too deep, or impossible to pickle
     def write(self, data):
         data = PickleBuffer(data).raw()[:_MUCH]
         self.sum, self.size = zlib.crc32(data, self.sum), self.size + len(data)
@@ -268,21 +270,15 @@ def python_state(
     **roots, # name -> a network, a criterion, or anything else that runs in a step
 ) -> dict:   # name -> checksum, including those of the two global generators
     "Checksums of the Python state that these objects can reach."
-    found = {}
-    for name, v in dict(roots, random=random.getstate(), numpy=np.random.get_state()).items():
-        writer = _Writer()
-        with suppress(Exception): writer.dump(v) # too large, too deep, or impossible to pickle
-        found[name] = writer.sum
-    return found
+    roots |= dict(random=random.getstate(), numpy=np.random.get_state())
+    return {name: _Writer(v).sum for name, v in roots.items()}
 
 def has_own_code(
     *roots, # objects that run in a round
 ):          # bool
     "Might these objects reach code outside of libraries? True if that cannot be excluded."
-    writer = _Writer()
-    try: writer.dump(roots)
-    except Exception: return True # it cannot be ruled out
-    return writer.foreign
+    writer = _Writer(roots)
+    return writer.foreign or writer.failed
 
 # %% ../../nbs/engine/inputs.ipynb #33decdab
 def held_besides(
@@ -291,10 +287,8 @@ def held_besides(
     "A checksum of all that a network holds besides its parameters and buffers, including tensors and numbers."
     own = {id(v) for v in (*model.parameters(), *model.buffers())}
     def in_tensor(v): return '' if id(v) in own or not v.is_leaf else f'{v.dtype} {tuple(v.shape)} {checksum(v)}'
-    writer = _Writer(in_tensor)
-    try: writer.dump(model)
-    except Exception: return None
-    return writer.sum
+    writer = _Writer(model, in_tensor)
+    return None if writer.failed else writer.sum
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def find_side_effects(model, x):
