@@ -309,11 +309,10 @@ def _is_relu(node, graph):
 def watched(axes, at='relu'):
     "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."
     made = {k.rsplit('.', 1)[0] for k in axes.makes}
-    makers = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
-              if n.name in axes.points and n.op == 'call_module' and n.target in made}
+    here = [n for n in axes.graph.graph.nodes if n.name in axes.points]
+    makers = {n.name: axes.points[n.name] for n in here if n.op == 'call_module' and n.target in made}
     if at == 'layer': return makers
-    relus = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
-             if n.name in axes.points and _is_relu(n, axes.graph)}
+    relus = {n.name: axes.points[n.name] for n in here if _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
 # %% ../../nbs/ground/axes.ipynb #cb2c6d97
