@@ -530,22 +530,17 @@ def _lend(self:Tapes, key, rows):
     _shelf[place] = made
     for old in [*_shelf][:-PLACES]: _shelf.pop(old, None)
 
-# %% ../../nbs/ground/tape.ipynb #7d45ac27
+# %% ../../nbs/ground/tape.ipynb #f0d34db8
 def _copy(to, trees): torch._foreach_copy_(_flat(to), _flat(trees))
 
-def _rehearsed(f):
-    "Run `f` as CUDA requires before it captures: a few times, on another stream."
-    with torch.cuda.stream(aside := torch.cuda.Stream()):
-        aside.wait_stream(torch.cuda.default_stream())
-        for _ in range(3): f()
-    torch.cuda.current_stream().wait_stream(aside)
-
-# %% ../../nbs/ground/tape.ipynb #f0d34db8
 def _graphed(bind, steady, trees): # trees to capture it with, on a CUDA device
     "A recording that writes only to its first tree, as a CUDA graph."
     mine, new, graph, inside = ([tmap(torch.clone, t) for t in steady], [tmap(torch.clone, t) for t in trees],
                                 torch.cuda.CUDAGraph(), None)
-    _rehearsed(lambda: bind(*mine)(*new))
+    with torch.cuda.stream(aside := torch.cuda.Stream()): # CUDA wants rehearsals on another stream before it captures
+        aside.wait_stream(torch.cuda.default_stream())
+        for _ in range(3): bind(*mine)(*new)
+    torch.cuda.current_stream().wait_stream(aside)
     with torch.cuda.graph(graph): out = bind(*mine)(*new)
     def bound(*steady, **numbers):
         def replay(*trees):
