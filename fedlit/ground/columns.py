@@ -104,12 +104,6 @@ def hub_columns(features, x, y, owner):
             _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels")))
 
 # %% ../../nbs/ground/columns.ipynb #b8d8af6d
-def _classes_of(splits, y): # -> labels of each split, and the names of the classes
-    feature, columns = splits[0].features[y], [s[y][:] for s in splits]
-    check_groups(y, columns)
-    if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names)
-    return coded(columns)
-
 def hub_targets(splits, y):
     "The targets of each split in a list, their names, and the kind of target."
     kind = lambda c: str(getattr(splits[0].features[c], "dtype", ""))
@@ -120,7 +114,10 @@ def hub_targets(splits, y):
         check_columns(frame, names)
         values, *said = targets_of(frame, y, None)
         return values.split(list(map(len, splits))), *said
-    return *_classes_of(splits, y), "class"
+    feature, columns = splits[0].features[y], [s[y][:] for s in splits]
+    check_groups(y, columns)
+    if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names), "class"
+    return *coded(columns), "class"
 
 # %% ../../nbs/ground/columns.ipynb #9b101767
 def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None
