@@ -77,16 +77,14 @@ def last(path):
     "The path at which the previous version of the checkpoint at `path` is kept."
     return Path(path).with_name(Path(path).name + '.last')
 
-def _copy(path, to):
-    shutil.copy(path, to)
-    with open(to, 'rb') as f, _syncing(): os.fsync(f.fileno())
-
 def _keep(path):
     "Keep the file at `path` as `last(path)` too."
     spare = _part(path)
     try:
         try: os.link(path, spare)
-        except OSError: _copy(path, spare) # no hard links here
+        except OSError: # no hard links here
+            shutil.copy(path, spare)
+            with open(spare, 'rb') as f, _syncing(): os.fsync(f.fileno())
         os.replace(spare, last(path))
     finally: spare.unlink(missing_ok=True) # a rename to the same file does nothing
 
