@@ -11,8 +11,8 @@ __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 
 import numpy as np
 from dataclasses import replace
 from functools import partial
-from .claims import (Numbers, above_zero, ahead, best_of, beyond, by_sign, level, mean_of, minus, nth, ours,
-                                  pick, reached, rising, rounds_to, seedwise, started, wins)
+from .claims import (Numbers, above_zero, ahead, best_of, beyond, by_sign, level, mean_of, minus, nth,
+                                  ours, pick, reached, rising, rounds_to, seedwise, started, wins)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import alphas, entry, grid, local_field, measuring
 from .feddecorr import CORRECTED, DECORR, FIVE_SEEDS, many_clients
