@@ -133,14 +133,7 @@ def widest(self:Batches):
     return self.y.shape[2]
 
 @patch
-def labels(self:Batches,
-    classes, # int
-):
-    "The classes that each client has samples of in this round: (K, classes), booleans."
-    return self.label_counts(classes) > 0
-
-@patch
-def label_counts(self:Batches, classes):
+def label_counts(self:Batches, classes): # classes: int
     "The number of samples of each class that the clients visit in this round: (K, classes), whole numbers."
     y = self.targets().flatten(1) + 1 # 0 where there is no sample
     return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(

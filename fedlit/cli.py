@@ -568,14 +568,6 @@ def _there(path):
     "Raise the error of `laws.imported` for a missing file, before PyTorch is imported."
     if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
 
-def _tried(a):
-    "The network and the task given by the options, or None for both."
-    if not (a.data or a.model): return None, None
-    from fedlit.data import load
-    from fedlit.models import build
-    task = load(a.data or 'digits', root=a.root)
-    return build(a.model or 'mlp', task, seed=0, **dict(a.option)), task
-
 # %% ../nbs/cli.ipynb #894340c8
 def check(a):
     "Try the laws on the methods of a Python file: which hold, which are broken"
@@ -586,8 +578,12 @@ def check(a):
     if a.method: found, unmade = [method(a.method, laws.classes_in(module))], {}
     if not found and not unmade:
         raise ValueError(f"{a.file} defines no method; a method is a subclass of fedlit.method.Method")
-    model, task = _tried(a)
-    reports = []
+    model, task, reports = None, None, []
+    if a.data or a.model:
+        from fedlit.data import load
+        from fedlit.models import build
+        task = load(a.data or 'digits', root=a.root)
+        model = build(a.model or 'mlp', task, seed=0, **dict(a.option))
     for m in found:
         reports.append(laws.check(m, model, task))
         print(reports[-1], flush=True)

@@ -131,7 +131,7 @@ def receive(self:Cohort, state):
     steps = (self.batches.counts > 0).sum(1).to(like.device)
     self.loss = like.new_zeros(len(who))
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
-    if wants(self.sent.method, 'labels'): self.mine['labels'] = self.batches.labels(self.axes.classes)
+    if wants(self.sent.method, 'labels'): self.mine['labels'] = self.batches.label_counts(self.axes.classes) > 0
     if wants(self.sent.method, 'counts'): self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like)
 
 # %% ../nbs/09_cohort.ipynb #b9d36278

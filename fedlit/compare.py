@@ -169,6 +169,13 @@ def _task(task, recipe='', root=None, download=False):
                                 f"give task=fedlit.data.recipe(task, {recipe!r})")
     return task
 
+def _alpha(alpha, partition):
+    "The concentration of the Dirichlet partition; another partition would ignore it, and is refused beside it."
+    if alpha is not None and partition is not None:
+        raise ValueError(f"alpha={alpha!r} belongs to the Dirichlet partition, but partition={partition!r}; "
+                         "what this one takes is written in its text, such as 'quantity_skew(alpha=0.1)'")
+    return .5 if alpha is None else alpha
+
 # %% ../nbs/20_compare.ipynb #b62042f9
 def experiment(
     task='digits',  # Task, or text that describes one, as in a Setting
@@ -195,11 +202,6 @@ def experiment(
 COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
            'personal', 'validation', 'validation_personal') # those to look at first
 
-def _rows_of(rounds, columns, history, **named):
-    "The rows that a history adds to a comparison: its last round, or with `history` all of them."
-    seen = rounds[[c for c in (*['round'][:history], *columns) if c in rounds]]
-    return [dict(named, **row) for row in (seen if history else seen.tail(1)).to_dict('records')]
-
 def _check_columns(columns, histories): # those of `_histories_of`
     history = next((h for each in histories.values() for h in each if h is not None), None)
     if columns and history is not None and not {*columns} & {*history}:
@@ -210,8 +212,9 @@ def _compared(histories, seeds, columns, history): # histories: method -> one pe
     "The table that `compare` returns, with the runs that are finished."
     import pandas as pd
     each = [(m, seed, histories[m][i]) for i, seed in enumerate(seeds) for m in histories]
-    rows = [row for m, seed, h in each if h is not None
-            for row in _rows_of(h, columns, history, method=repr(m), seed=seed)]
+    kept = lambda h: h[[c for c in (*['round'][:history], *columns) if c in h]].iloc[0 if history else -1:]
+    rows = [dict(method=repr(m), seed=seed, **row) for m, seed, h in each if h is not None
+            for row in kept(h).to_dict('records')]
     return pd.DataFrame(rows or dict(method=[], seed=[]))
 
 def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a method; seen: of histories
@@ -231,9 +234,9 @@ def _histories_of(methods, asked, seeds, seen, folder): # asked: function of a m
 # %% ../nbs/20_compare.ipynb #comparec
 def compare(
     methods,     # list of Methods
-    task='digits', alpha=.5, partition=None, # as for `experiment`
+    task='digits', alpha=None, partition=None, # as for `experiment`; alpha None: 0.5, or that of the partition
     seeds=3,     # how many, or a list of them, see `fedlit.parse.list_seeds`
-    columns=COLUMNS, # columns of the history to keep, where it has them; `metrics` are added
+    columns=COLUMNS, # column of the history to keep, or several, where it has them; `metrics` are added
     history=False, # a row for each round, instead of only for the last?
     folder=None, # where to write every run, round by round; the same call continues from there
     **given,     # arguments of `experiment`: clients, model, rounds, local, ...; and of `federate`, such as metrics
@@ -246,8 +249,8 @@ def compare(
                          "as it is, clients have tests of their own")
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    columns = dict.fromkeys([*columns, *(given.get('metrics') or ())])
-    made = experiment(task, alpha, partition, 'personal' in columns, **given)
+    columns = dict.fromkeys([*([columns] if isinstance(columns, str) else columns), *(given.get('metrics') or ())])
+    made = experiment(task, _alpha(alpha, partition), partition, 'personal' in columns, **given)
     asked = lambda m: [made(m, seed, folder and file_of(folder, m, seed)) for seed in seeds]
     seen = lambda histories: _compared(histories, seeds, columns, history)
     histories = _histories_of(methods, asked, len(seeds), seen, folder)

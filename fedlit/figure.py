@@ -36,10 +36,9 @@ def ordered(n): # number of curves
     return [colors.to_hex(colormaps['viridis'](v)) for v in np.linspace(0, .62, n)]
 
 # %% ../nbs/14_figure.ipynb #9bb1face
-def _axes(ax, width=6, height=3):
-    if ax is not None: return ax
+def _axes(ax):
     import matplotlib.pyplot as plt
-    return plt.subplots(figsize=(width, height), layout='constrained')[1]
+    return plt.subplots(layout='constrained')[1] if ax is None else ax # its size is that of `style`
 
 def colours_of(labels, accent): # accent: one of the labels; None: the colours of an ordered scale
     "A (colour, line style) per label: accent and greys, or the ordered scale if there is no accent"

@@ -22,7 +22,8 @@ class Value:
     def __init_subclass__(cls): dataclass(frozen=True, repr=False)(cls)
     def __post_init__(self):
         for f in fields(self): object.__setattr__(self, f.name, as_declared(f, as_python(getattr(self, f.name))))
-        for name, (ok, right) in self.right().items():
+        flags = [f.name for f in fields(self) if f.type is bool and not isinstance(getattr(self, f.name), bool)]
+        for name, (ok, right) in {**self.right(), **dict.fromkeys(flags, (False, 'True or False'))}.items():
             if not ok:
                 raise ValueError(f"{type(self).__name__}: {name}={getattr(self, name)!r}, but it must be {right}")
     def right(self): return {} # name of a field -> (is it valid?, what would be right)
@@ -148,7 +149,6 @@ class SGD(Optimizer):
     "Stochastic gradient descent; its momentum and weight decay are those of `Local`."
     nesterov: bool = False # Nesterov's momentum?
     kept: bool = False     # does a client keep its velocity for its next round?
-    def right(self): return {k: (isinstance(getattr(self, k), bool), 'True or False') for k in ('nesterov', 'kept')}
     def begin(self, local, params, *clients): return zeros(params) if local.momentum else {}
     def step(self, local, params, state, grads): sgd(local, params, state, grads, self.nesterov)
 
@@ -161,8 +161,7 @@ class Adam(Optimizer):
     def right(self): return dict(
         betas=(isinstance(self.betas, tuple) and len(self.betas) == 2 and all(map(is_number, self.betas))
                and all(0 <= b < 1 for b in self.betas), 'two numbers in [0, 1)'),
-        eps=_rate(self.eps),
-        kept=(isinstance(self.kept, bool), 'True or False'))
+        eps=_rate(self.eps))
     def begin(self, local, params, *clients):
         return {'.mean': zeros(params), '.square': zeros(params),
                 '.steps': next(iter(params.values())).new_zeros(clients)}
@@ -212,7 +211,6 @@ class Local(Value):
 
 # %% ../nbs/06_local.ipynb #locright2
 def _each(v, good): return isinstance(v, Effort) or (v != () and all(map(good, v)) if isinstance(v, tuple) else good(v))
-def _flag(v): return isinstance(v, (bool, np.bool_)), 'True or False'
 
 def _momentum(v, optimizer):
     if isinstance(optimizer, Adam):
@@ -229,9 +227,8 @@ def _right(local):
         lr=(isinstance(local.lr, Schedule) or _positive(local.lr), 'a positive number or a Schedule'),
         momentum=_momentum(local.momentum, local.optimizer),
         weight_decay=(is_number(local.weight_decay) and 0 <= local.weight_decay < math.inf, 'a number, at least 0'),
-        drop_last=_flag(local.drop_last),
-        equal_batches=(_flag(local.equal_batches)[0] and not (local.equal_batches and local.drop_last),
-                       'True or False, and False with drop_last=True: equal batches leave no short one to drop'),
+        equal_batches=(not (local.equal_batches and local.drop_last),
+                       'False with drop_last=True: equal batches leave no short one to drop'),
         steps=(local.steps is None or _each(local.steps, _counts), f'a whole number{one}'),
         optimizer=(isinstance(local.optimizer, Optimizer), 'an optimiser such as SGD(nesterov=True) or Adam()'))
 

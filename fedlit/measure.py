@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['SCORED', 'LESS', 'UNITS', 'spectrum', 'exactly', 'significant', 'effective_rank', 'local_global_gap', 'drift',
-           'agreement', 'accuracy', 'logits_of', 'average_precision', 'sums_of', 'scored', 'score_of', 'evaluate',
+           'agreement', 'accuracy', 'logits_of', 'average_precision', 'scored', 'sums_of', 'score_of', 'evaluate',
            'features_of', 'feature_layer', 'Spread', 'spread', 'Rounding', 'rounding']
 
 # %% ../nbs/13_measure.ipynb #7566420b
@@ -63,13 +63,12 @@ def local_global_gap(
     local,     # (d,) spectrum of a client's model
     global_,   # (d,) spectrum of the global model on the same samples
     top=None,  # compare only this many of the largest values
-    eps=1e-12, # values below eps times the largest of both spectra count as that floor
 ):             # float, 0 if the spectra agree, positive if the global one lies below
     "Mean log ratio of local over global singular values (FedDecorr, TPAMI eq. 1), natural logarithm"
     l, g = torch.as_tensor(local).double(), torch.as_tensor(global_).double()
     if l.shape != g.shape or l.ndim != 1:
         raise ValueError(f"two spectra of one length expected, got {tuple(l.shape)} and {tuple(g.shape)}")
-    floor = eps * max(l.max(), g.max())
+    floor = 1e-12 * max(l.max(), g.max()) # smaller values count as this one
     if floor <= 0: return 0.
     return (l[:top].clamp(min=floor).log() - g[:top].clamp(min=floor).log()).mean().item()
 
@@ -138,18 +137,20 @@ SCORED = {'class': ('accuracy', 'loss'), 'dense': ('accuracy', 'loss'), # what a
 LESS = 'mse', # those for which less is better
 UNITS = dict(accuracy='test accuracy (share)', average_precision='average precision (share)', mse='mean squared error')
 
-def _class_sums(z, y): return (z.argmax(1) == y).sum(), F.cross_entropy(z.double(), y, reduction='sum')
+def _class_sums(z, y):
+    return ((z.argmax(1) == y).sum(), F.cross_entropy(z.double(), y, reduction='sum')), (len(y),)*2
 
 def _dense_sums(z, y):
     loss = F.cross_entropy(z.double(), y, ignore_index=-1, reduction='sum')
-    return (z.argmax(1) == y).sum(), loss, (y >= 0).sum()
+    return ((z.argmax(1) == y).sum(), loss), ((y >= 0).sum(),)*2
 
 def _label_sums(z, y):
     loss = F.binary_cross_entropy_with_logits(z.double(), y.double(), reduction='none').mean(1).sum()
     said, true = z > 0, y > 0
-    return (said & true).sum(), (said != true).sum(), loss
+    hits = 2*(said & true).sum()
+    return (hits, loss), (hits + (said != true).sum(), len(y))
 
-def _number_sums(z, y): return (z.double() - y).square().mean(1).sum(),
+def _number_sums(z, y): return ((z.double() - y).square().mean(1).sum(),)*2, (len(y),)*2 # the loss is the error itself
 
 _SUMS = {'class': _class_sums, 'dense': _dense_sums, 'labels': _label_sums, 'numbers': _number_sums}
 
@@ -166,20 +167,6 @@ def average_precision(
     before = torch.cat([torch.zeros_like(total), has.cumsum(1)], 1).gather(1, lower) # how many of those have the label
     precision = (total - before) / (logits.shape[0] - lower)
     return ((precision*has).sum(1) / total[:, 0]).nanmean()
-
-def sums_of(
-    logits, # (N, C), or (N, C, ...)
-    y,      # (N,) int64 labels, or other targets as `target` says
-    batch=1000, # samples that are added up together
-    target='class', # one of `fedlit.data.TARGETS`
-):          # (2,) float64 for classes: correct predictions, sum of losses in nats; on the device, not synchronised
-    "The sums that `evaluate` divides by the number of samples; other targets have others, one to four."
-    if not doubles(logits.device): logits = logits.cpu() # read once, exact here
-    y, sums = y.to(logits.device), 0
-    for z, yb in zip(logits.split(batch), y.split(batch)):
-        sums = sums + torch.stack([v.double() for v in _SUMS[target](z, yb)])
-    if target == 'labels': sums = torch.cat([sums, average_precision(logits, y)[None].double()])
-    return torch.where(logits.isnan().any(), math.nan, sums) # comparisons with NaN are no predictions
 
 # %% ../nbs/13_measure.ipynb #mt04scor
 def scored(
@@ -201,21 +188,29 @@ def _number(name, f, logits, y):
                          "of several numbers, make a metric each") from None
 
 # %% ../nbs/13_measure.ipynb #mt02eval
+def sums_of(
+    logits, # (N, C), or (N, C, ...)
+    y,      # (N,) int64 labels, or other targets as `target` says
+    batch=1000, # samples that are added up together
+    target='class', # one of `fedlit.data.TARGETS`
+):          # (2, measures) float64; on the device, not synchronised
+    "Two sums for each measure in `SCORED`, of which one is divided by the other: correct predictions, and samples."
+    if not doubles(logits.device): logits = logits.cpu() # read once, exact here
+    y, sums = y.to(logits.device), 0
+    for z, yb in zip(logits.split(batch), y.split(batch)):
+        one = lambda v: v.double() if torch.is_tensor(v) else torch.full((), v, dtype=torch.double, device=z.device)
+        sums = sums + torch.stack([torch.stack(list(map(one, vs))) for vs in _SUMS[target](z, yb)])
+    if target == 'labels': # average precision is no sum
+        sums = F.pad(sums, (1, 0), value=1.)
+        sums[0, 0] = average_precision(logits, y)
+    return torch.where(logits.isnan().any(), math.nan, sums) # comparisons with NaN are no predictions
+
 def score_of(
     sums, # from `sums_of`, on the CPU
-    n,    # int, number of samples
     target='class', # one of `fedlit.data.TARGETS`
 ):        # dict(accuracy=share, loss=mean cross-entropy in nats), or the measures in `SCORED` for the target
-    "Accuracy and loss from their sums."
-    first, *more = sums.tolist()
-    if target == 'numbers': said = first/n, first/n # the loss is the error itself
-    elif target == 'labels':
-        wrong, loss, precision = more
-        said = precision, 2*first/(2*first + wrong) if first + wrong else math.nan, loss/n
-    else:
-        loss, n = more[0], more[1] if target == 'dense' else n
-        said = (first/n, loss/n) if n else (math.nan, math.nan)
-    return dict(zip(SCORED[target], said))
+    "Accuracy and loss from their sums; NaN where there is nothing to divide by."
+    return {k: a/b if b else math.nan for k, a, b in zip(SCORED[target], *sums.tolist())}
 
 # %% ../nbs/13_measure.ipynb #3f3307c7
 def evaluate(
@@ -229,7 +224,7 @@ def evaluate(
     "Accuracy, loss and metrics in evaluation mode, without gradients"
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
     logits = logits_of(model, x, **how)
-    scores = score_of(sums_of(logits, y, how.get('batch', 1000), target).cpu(), len(y), target)
+    scores = score_of(sums_of(logits, y, how.get('batch', 1000), target).cpu(), target)
     return {**scores, **scored(metrics, logits.cpu(), y.cpu())} if metrics else scores
 
 # %% ../nbs/13_measure.ipynb #192d34eb

@@ -132,12 +132,11 @@ def _value(node, names):
 
 # %% ../nbs/15_parse.ipynb #pa14valu
 def value(
-    text,         # such as "Milestones(.1, at=(800, 1250))", "adam" or ".1"
-    longest=10**5, # int, the most characters that are accepted
-):                # a number, a tuple, or a `fedlit.local.Value`
+    text, # such as "Milestones(.1, at=(800, 1250))", "adam" or ".1"
+):        # a number, a tuple, or a `fedlit.local.Value`
     "The value that a text describes, for local training or participation. A bare name is called without arguments."
     if not isinstance(text, str): return text
-    return _read(text, 'a value', 'Milestones(.1, at=(800, 1250))', longest, lambda node: _value(node, values()))
+    return _read(text, 'a value', 'Milestones(.1, at=(800, 1250))', 10**5, lambda node: _value(node, values()))
 
 # %% ../nbs/15_parse.ipynb #pa14locl
 def local(

@@ -7,7 +7,7 @@ __all__ = ['Participation', 'many', 'Uniform', 'draw_clients', 'check_participat
            'PowerOfChoice', 'Answers', 'Clock', 'needs', 'plain']
 
 # %% ../nbs/11_participation.ipynb #e6003326
-import math
+import inspect, math
 import numpy as np
 from heapq import heappop, heappush
 from itertools import count, islice
@@ -68,12 +68,9 @@ def check_participation(
     "Refuse anything that is neither a share nor a Participation, or that does not suit the number of clients."
     if isinstance(participation, Participation):
         if clients is not None and (said := participation.suits(clients)): raise ValueError(said)
-        return
-    if not is_number(participation):
-        raise ValueError(f"participation={participation!r}, but it must be a number, the share of clients in a round, "
-                         "or a value such as RoundRobin(0.1)")
-    if not 0 < participation <= 1:
-        raise ValueError(f"participation={participation}, but it must be in (0, 1]: the share of clients in a round")
+    elif not (is_number(participation) and 0 < participation <= 1):
+        raise ValueError(f"participation={participation!r}, but it must be a number in (0, 1], the share of clients in "
+                         "a round, or a value such as RoundRobin(0.1)")
 
 # %% ../nbs/11_participation.ipynb #d6b46c06
 class BySize(_Share):
@@ -197,10 +194,7 @@ def needs(
     name,          # name of a value, such as 'losses'
 ):                 # bool
     "Does the rule for participation ask for this value?"
-    return isinstance(participation, Participation) and name in _asked(type(participation))
-
-def _asked(cls):
-    return cls.draw.__code__.co_varnames[1:cls.draw.__code__.co_argcount]
+    return isinstance(participation, Participation) and name in inspect.signature(participation.draw).parameters
 
 def plain(participation): # a number, or a Participation
     "A participation in a form that JSON can hold: a number unchanged, an object as its text."

@@ -413,12 +413,6 @@ def by_flower(
     partitioner.dataset = Dataset.from_dict({"label": y, "sample": np.arange(len(y)), **columns})
     return _pack([partitioner.load_partition(k)["sample"][:] for k in range(partitioner.num_partitions)])
 
-# %% ../nbs/02_partition.ipynb #c8e3c94c
-def _room(row, have):
-    "The largest test size at which no class needs more samples than `have`, in the proportions of `row`."
-    on = row > 0
-    return int((have[on] * row.sum() // row[on]).min()) if on.any() else 0
-
 # %% ../nbs/02_partition.ipynb #b20b5ca0
 def match(
     parts, # One index tensor per client, into y
@@ -431,8 +425,9 @@ def match(
     have = np.bincount(y_test, minlength=table.shape[1])[:table.shape[1]]
     out = []
     for k, (row, stream) in enumerate(zip(table, np.random.SeedSequence(_whole("seed", seed, 0)).spawn(len(table)))):
-        rng, m = np.random.default_rng(stream), _room(row, have)
-        for c in np.flatnonzero((row > 0) & (have == 0)):
+        rng, on = np.random.default_rng(stream), row > 0
+        for c in np.flatnonzero(on & (have == 0)):
             raise ValueError(f"client {k} holds class {c}, of which y_test has no sample")
+        m = (have[on] * row.sum() // row[on]).min() if on.any() else 0
         out += _deal(_decks(y_test, rng)[:len(row)], _apportion(row, m, rng)[None]) if m else _pack([[]])
     return out

@@ -18,6 +18,7 @@ from math import nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 from .engine.card import card
+from .engine.inputs import parts
 from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
@@ -154,7 +155,8 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
     if len(tests) != self.state.clients:
         raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
                          f"{self.state.clients} clients")
-    state, task = self.state, task.to(next(self.model.parameters()).device)
+    state, tests = self.state, parts('tests', tests, len(task.y_test))
+    task = task.to(next(self.model.parameters()).device)
     test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
                   criterion=self.origin and self.origin.criterion)
     everyone = list(range(state.clients))

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['PRECISION', 'WEIGHTING', 'MOST_THREADS', 'KINDS', 'HEAVY', 'SHORT', 'federate', 'Federation', 'several',
-           'keeps_core_busy', 'choose_executor', 'choose_threads', 'draws_numbers', 'normalised', 'there', 'Simulation',
-           'versions', 'part_columns', 'protected', 'no_one', 'clients_named', 'SingleProcess', 'move_out', 'shield',
-           'interrupted', 'federating', 'centralised']
+           'keeps_core_busy', 'choose_executor', 'normalised', 'there', 'Simulation', 'versions', 'part_columns',
+           'protected', 'no_one', 'clients_named', 'SingleProcess', 'shield', 'interrupted', 'federating',
+           'centralised']
 
 # %% ../nbs/19_run.ipynb #52729faf
 import copy, inspect, math, platform, sys, threading, time
@@ -49,7 +49,7 @@ from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
 from .state import pure, start
 from .ground.tape import Tapes, no_compiler
-from .ground.tree import tmap, to_host
+from .ground.tree import rows, tmap, to_host
 from .vocabulary import STEP
 
 # %% ../nbs/19_run.ipynb #32432558
@@ -134,15 +134,12 @@ def check_numbers(self:Federation):
     for name, low in dict(rounds=1, evaluate_every=1, seed=0, chunk=1, threads=1).items():
         v = getattr(self, name)
         if name in ('chunk', 'threads') and v is None: continue
-        whole = isinstance(v, (int, np.integer)) and not isinstance(v, bool)
-        if not whole or v < low:
-            raise ValueError(f"{name}={v!r}, but it must be {'' if whole else 'a whole number, '}at least {low}")
+        if not is_whole(v) or v < low:
+            raise ValueError(f"{name}={v!r}, but it must be {'' if is_whole(v) else 'a whole number, '}at least {low}")
     if (self.threads or 0) > MOST_THREADS:
         raise ValueError(f"threads={self.threads}, but it must be at most {MOST_THREADS}")
-    if self.minutes is not None and not is_number(self.minutes):
-        raise ValueError(f"minutes={self.minutes!r}, but it must be a number")
-    if self.minutes is not None and not self.minutes >= 0:
-        raise ValueError(f"minutes={self.minutes}, but it must be at least 0")
+    if self.minutes is not None and not (is_number(self.minutes) and self.minutes >= 0):
+        raise ValueError(f"minutes={self.minutes!r}, but it must be a number, at least 0")
     check_participation(self.participation)
 
 # %% ../nbs/19_run.ipynb #eb5e7034
@@ -276,25 +273,6 @@ def choose_executor(
     return ('vmap' if not keeps_core_busy(model) or torch.device(device).type != 'cpu'
             else 'extract' if asks_for(method, 'mask', 'axes') else 'threads')
 
-# %% ../nbs/19_run.ipynb #36b16451
-def choose_threads(
-    model,    # the network
-    device,   # where it trains
-    executor, # the executor that was asked for
-) -> int:     # threads for each of PyTorch's operations; or clients at a time, for executors with a thread per client
-    "One, on a CPU with small operations and an executor without threads of its own; else as many as PyTorch has now."
-    small = torch.device(device).type == 'cpu' and not keeps_core_busy(model)
-    return 1 if small and executor not in ('threads', 'extract') else torch.get_num_threads()
-
-def draws_numbers(
-    model, # the network
-    x,     # (B, ...) samples
-):         # bool
-    "Does the network draw random numbers in training, as dropout does?"
-    with torch.no_grad(), undrawn(), Seeded(('look',)) as drawn, suppress(Exception): # reported elsewhere
-        copy.deepcopy(model).train()(x)
-    return drawn.count > 0
-
 # %% ../nbs/19_run.ipynb #a7dfd072
 def normalised(
     task, # Task
@@ -329,7 +307,9 @@ class Simulation:
         self.federation = replace(federation, proxy=there(federation.proxy, federation.device))
         self.model = copy.deepcopy(federation.model).to(federation.device)
         self.task = federation.task.to(federation.device)
-        self.threads = federation.threads or choose_threads(self.model, federation.device, federation.executor)
+        small = torch.device(federation.device).type == 'cpu' and not keeps_core_busy(self.model)
+        one = small and federation.executor not in ('threads', 'extract') # these give a core to each client
+        self.threads = federation.threads or (1 if one else torch.get_num_threads())
         torch.set_num_threads(self.threads) # until `shield` ends
         self.source, self.min_batch = normalised(self.task), least_batch(self.model)
         self.chance_loss = loss_of_guess(federation.criterion, self.task.classes)
@@ -390,7 +370,9 @@ def _executor(self:Simulation, x):
 
 @patch
 def _cut_or_not(self:Simulation, x, auto, name):
-    draws = draws_numbers(self.model, x)
+    with torch.no_grad(), undrawn(), Seeded(('look',)) as drawn, suppress(Exception): # reported elsewhere
+        copy.deepcopy(self.model).train()(x)
+    draws = drawn.count > 0 # in training, as dropout does
     if said := try_cut(*self._first_step(), same=not draws):
         if not auto:
             raise ValueError(f"executor='extract' cannot cut {name} to half of its width ({said}); "
@@ -634,19 +616,13 @@ def test_clients(self:Simulation, who, before, out, after):
     who = [who[i] for i in at]
     own, none = [self.tests[k] for k in who], [None]*len(who)
     ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
-    samples = self.own_samples(who)
+    samples = own_samples(self.federation.method, self.task, self.federation.clients, who)
     nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
                 personal_before=(before, who, samples), personal_after=(ended, at, samples))
     queued = [v for state, whose, more in nets.values()
              for v in queue_scores(self.federation.method, self.test, state, own, whose, **more)]
     scores, m = read_scores(self.test, queued, own*len(nets)), len(who)
     return {k: v for i, name in enumerate(nets) for k, v in by_name(name, scores[i*m:(i+1)*m]).items()}
-
-@patch
-def own_samples(self:Simulation, who):
-    "`fedlit.scores.own_samples` of the clients `who`."
-    a = self.federation
-    return own_samples(a.method, self.task, a.clients, who)
 
 # %% ../nbs/19_run.ipynb #22539e56
 @patch
@@ -657,9 +633,9 @@ def of_each(self:Simulation,
     tests, # one index tensor per client into the samples of `test`
 ):         # numbers of the clients that have any; name -> a number for each of them
     "The scores of each client's own network on the client's own samples."
-    tested = [k for k, at in enumerate(tests) if len(at)]
-    scores = scores_of(self.federation.method, test, state, [tests[k] for k in tested], tested,
-                       **self.own_samples(tested))
+    tested, f = [k for k, at in enumerate(tests) if len(at)], self.federation
+    scores = scores_of(f.method, test, state, [tests[k] for k in tested], tested,
+                       **own_samples(f.method, self.task, f.clients, tested))
     return tested, by_name(name, scores)
 
 # %% ../nbs/19_run.ipynb #tstdcel1
@@ -674,24 +650,14 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
            **self.validated(after)}
     if self.tests is None or not (who or self.meets): return row
     tested, own = self.of_each('personal', self.test, after, self.tests)
-    self.notice_undefined(own, tested)
+    for name, values in own.items():
+        if (none := [k for k, v in zip(tested, values) if v != v]) and name not in self.noticed:
+            self.noticed.append(name)
+            warn(f"`{name}` is undefined (NaN) for {clients_named(none)}; "
+                 "such columns are means over clients for whom it is defined")
     trained = team.test_clients(who, before, out, after) if who else {}
     if self.meets: row['participants_tested'] = sum(len(self.tests[k]) > 0 for k in who)
     return {**row, **with_spread({**trained, **own})}
-
-# %% ../nbs/19_run.ipynb #96ce3cd3
-@patch
-def notice_undefined(self:Simulation,
-    own,    # name -> a number for each of the clients `tested`
-    tested, # numbers of the clients
-):
-    "Warn, once for each column, if it is undefined for clients that have test samples."
-    for name, values in own.items():
-        none = [k for k, v in zip(tested, values) if v != v]
-        if none and name not in self.noticed:
-            self.noticed.append(name)
-            warn(f"`{name}` is undefined (NaN) for {clients_named(none)}; "
-                 f"such columns are means over clients for whom it is defined")
 
 # %% ../nbs/19_run.ipynb #650c4765
 @patch
@@ -738,8 +704,8 @@ def notice(self:Simulation, state, who):
     if len(first) < self.min_batch: return
     x = self.task.normalise(train[first])
     with torch.no_grad(), undrawn():
-        own = {n: v[0] for n, v in self.own_samples(who[:1]).items()}
-        net = deployed(a.method, state, who[0], model=self.model, criterion=a.criterion, **own)
+        own = own_samples(a.method, self.task, a.clients, who[:1])
+        net = deployed(a.method, state, who[0], model=self.model, criterion=a.criterion, **rows(own, 0))
         features = pure(self.model)(*net, x)[0]
     for p in parts:
         if said := ask(p.notice, dict(features=features, layer=feature_layer(self.model, x))):
@@ -833,7 +799,7 @@ def begin(self:Federation, team, shared):
 # %% ../nbs/19_run.ipynb #05f71da9
 @patch
 def running(self:Federation, team=None, shared=True): # shared: will the caller look at runs before the last?
-    "Run the federation: yields the run after every round, and the network for its parameters; at least once."
+    "Run the federation: yields the run after every round, at least once; after the last, with its network."
     if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
@@ -841,29 +807,22 @@ def running(self:Federation, team=None, shared=True): # shared: will the caller 
     with memory_held(federation.device):
         sim, run = federation.begin(team, shared)
         if team.follows:
-            yield team.follow(sim, run), sim.model
+            yield sim.end(team.follow(sim, run))
             return
         at_work = team.begin(sim, run)
         for _ in sim.by_rounds(run, at_work, stop):
-            with memory_lent(federation.device): yield run, sim.model
+            with memory_lent(federation.device): yield run
         team.end(run)
-    net, sim, at_work = sim.model, None, None
-    if federation.device == 'cpu': move_out(run, net)
-    yield run, net
+    run, sim, at_work = sim.end(run), None, None # it may wait here for long
+    yield run
 
 # %% ../nbs/19_run.ipynb #212c3f72
-def move_out(
-    run, # finished Run
-    net, # the network that it trained
-):
-    "Move what outlives a federation into memory of its own, see `Run.move_out`."
-    run.move_out()
-    for v in (*net.parameters(), *net.buffers()): v.data = moved_out(v.data)
-
 @patch
 def end(self:Simulation, run): # finished Run
-    "The run, with the network that holds its final parameters."
-    if self.federation.device == 'cpu': move_out(run, self.model)
+    "The run, with the network that holds its final parameters; on a CPU, both in memory of their own."
+    if self.federation.device == 'cpu':
+        run.move_out()
+        for v in (*self.model.parameters(), *self.model.buffers()): v.data = moved_out(v.data)
     return run.put_into(self.model, checked=False)
 
 @patch
@@ -901,56 +860,46 @@ def shield():
         if torch.get_default_device().type != 'cpu': undone.enter_context(torch.device('cpu'))
         yield
 
+# %% ../nbs/19_run.ipynb #endscel1
+def interrupted(
+    e,      # KeyboardInterrupt
+    run,    # Run or MixedRun so far, or None
+    rounds, # how many were asked for
+):
+    "The interrupt, with the run so far."
+    if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
+    e.run = run
+    e.args = (f"interrupted after round {run.last['round']:.0f} of {rounds}; "
+              'this exception has the run so far, as sys.last_value.run or e.run',)
+    return e
+
 # %% ../nbs/19_run.ipynb #b89be045
 @patch
 def run(self:Federation, team=None):
     "Run to the last round, and return the run; if Ctrl-C interrupts it, the exception has the run so far."
     with shield():
         if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
-        return self._to_the_end(team)
-
-# %% ../nbs/19_run.ipynb #endscel1
-def interrupted(
-    e,      # KeyboardInterrupt
-    run,    # Run so far, or None
-    round,  # the round after which it was interrupted
-    rounds, # how many were asked for
-):
-    "The interrupt, with the run so far."
-    if run is None: return KeyboardInterrupt('interrupted in the first round; nothing is finished')
-    e.run = run
-    e.args = (f'interrupted after round {round} of {rounds}; '
-              'this exception has the run so far, as sys.last_value.run or e.run',)
-    return e
-
-@patch
-def _to_the_end(self:Federation, team):
-    kept = None
-    try:
-        for run, net in self.running(team, shared=False): kept = copy.copy(run) # noqa: B007, as it is after this round
-    except KeyboardInterrupt as e:
-        if kept: self.give_network(kept)
-        raise interrupted(e, kept, kept and kept.state.round, self.rounds) from None
-    kept = None
-    trim_memory()
-    return run.put_into(net, checked=False)
+        kept = None
+        try:
+            for run in self.running(team, shared=False): kept = copy.copy(run) # as it is after this round
+        except KeyboardInterrupt as e:
+            if kept: self.give_network(kept)
+            raise interrupted(e, kept, self.rounds) from None
+        trim_memory()
+        return run
 
 # %% ../nbs/19_run.ipynb #8c704e48
 @patch
 def each_round(self:Federation):
     "The run after every round, each a Run of its own; leaving the loop ends the federation."
-    with closing(self._copies()) as runs:
+    with closing(self.running()) as runs:
         while True:
-            with shield(): run = next(runs, None)
-            if run is None: return
-            yield run # in the caller's loop, the caller's own defaults hold
-
-@patch
-def _copies(self:Federation):
-    for run, _ in self.running(): # the network in use may hold tensors that cannot be copied
-        own = copy.copy(run)
-        own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
-        yield self.give_network(own)
+            with shield():
+                if not (run := next(runs, None)): return
+                own = copy.copy(run) # the network in use may hold tensors that cannot be copied
+                own.state, own.settings = run.state.clone(), copy.deepcopy(run.settings)
+                self.give_network(own)
+            yield own # in the caller's loop, the caller's own defaults hold
 
 # %% ../nbs/19_run.ipynb #b55384b4
 @patch

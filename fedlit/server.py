@@ -213,7 +213,7 @@ def _merged(method, state, who, out, offer, moved):
                    server=server, **kept, round=state.round+1)
 
 # %% ../nbs/10_server.ipynb #8fadea9c
-def _between(method, state, client, given):
+def _between(state, client, given):
     "The values that hooks may ask for between rounds, about the server's network or a client's."
     mine = lambda tree: {k: state.personal[k][client] if client is not None and k in state.personal else v
                          for k, v in tree.items()}
@@ -244,8 +244,8 @@ def deploy_network(
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
     use = lambda params, buffers, train: used(method, state, params, buffers, train, memory)
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
-    offer = _between(method, state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
-                                                 number=client))
+    offer = _between(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
+                                         number=client))
     if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):

@@ -187,11 +187,11 @@ def test_a_verdict_from_the_stored_runs_by_hand(id, start, by_hand):
     assert math.isclose(weighed.evidence.p, min(1, 2/max(most.values())), rel_tol=1e-9)
     assert weighed.evidence.side == (1 if most[1] > most[-1] else -1)
 
-@pytest.mark.parametrize('name, calls', [('resnet20', 19), ('feddecomp_resnet8', 7)])
-def test_a_relu_that_is_called_twice_counts_as_two_layers(name, calls):
+@pytest.mark.parametrize('name, calls', [('resnet20', 19), ('feddecomp_resnet8', 7), ('preact_resnet18', 17)])
+def test_every_relu_is_a_layer_whether_a_module_or_a_function_and_twice_if_called_twice(name, calls):
     digits = load('digits')
     task = replace(digits.subset(60), x_test=.9*digits.x_train, y_test=digits.y_train) # two batches
-    net, clients = build(name, task, seed=0), dirichlet(task.y_train, 2, 5., seed=0)
+    net, clients = build(name, task, seed=0, width=.25), dirichlet(task.y_train, 2, 5., seed=0)
     run = federate(net, task, clients, FedAvg(), 1, Local(epochs=1), keep_locals=True, progress=False)
     last = effective_rank(spectrum(features_of(run.model, task.x_test, prepare=task.normalise)))
     ranks = layer_ranks(run, task, clients, None, None)['layer_rank']

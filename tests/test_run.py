@@ -2,7 +2,7 @@
 import contextlib, inspect, platform, subprocess, sys
 from dataclasses import replace, fields
 from functools import partial
-import pandas as pd, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fedlit.data import load, recipe, Crop, Flip
 from fedlit.ground import messages
 from fedlit.method import FedAvg, Method
@@ -271,3 +271,11 @@ def test_a_comparison_of_nothing_or_with_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match='methods is empty'): compare([], rounds=1)
     runs = pd.DataFrame(dict(method=['FedAvg()']*2, seed=[0, 1], accuracy=[.5, .6]))
     with pytest.raises(ValueError, match=r'against=MOON\(.*, but these runs are of FedAvg'): table(runs, against=MOON())
+
+def test_clients_are_tested_on_samples_given_in_any_form():
+    task = load('digits').subset(60, test=20)
+    run = federate(build('mlp', task, seed=0), task, [range(30), range(30, 60)], FedAvg(), 1, progress=False)
+    tensors = run.per_client(task, [torch.arange(4), torch.arange(4, 9)])
+    assert run.per_client(task, [list(np.arange(4)), range(4, 9)]).equals(tensors)
+    with pytest.raises(ValueError, match=r'tests\[1\] has the index 20, but there are 20 samples'):
+        run.per_client(task, [[0], [20]])

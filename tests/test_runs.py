@@ -284,3 +284,9 @@ def test_a_comparison_that_minutes_end_has_what_is_finished(tmp_path):
     with pytest.warns(UserWarning, match='2 of 2 runs are not finished'): # none of them was tested
         none = run_module.compare([MOON()], rounds=3, minutes=0, evaluate_every=3, **kw)
     assert len(none) == len(run_module.table(none)) == 0
+
+def test_what_a_comparison_is_asked_is_not_lost_in_silence():
+    kw = dict(clients=4, rounds=1, seeds=1, local=Local(steps=1))
+    with pytest.raises(ValueError, match=r"alpha=0.1 belongs to the Dirichlet partition, but partition='iid\(\)'"):
+        run_module.compare([FedAvg()], alpha=.1, partition='iid()', **kw)
+    assert list(run_module.compare([FedAvg()], columns='accuracy', **kw)) == ['method', 'seed', 'accuracy']

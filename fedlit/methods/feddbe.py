@@ -10,7 +10,8 @@ import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
 from ..method import Method, require
-from .fedper import linear_head
+from .ditto import OwnNetwork
+from .fedper import FedBABU, linear_head
 
 # %% ../../nbs/methods/48_feddbe.ipynb #b3fa5b32
 class FedDBE(Method):
@@ -21,6 +22,9 @@ class FedDBE(Method):
     excludes, alone = "which vector a client adds to its features", ('mask',)
     def __post_init__(self): require(self, kappa=(self.kappa >= 0, 'at least 0'),
                                      momentum=(0 < self.momentum <= 1, 'in (0, 1]'))
+    def refuses(self, other, before):
+        if isinstance(other, FedBABU): return 'FedBABU takes away the head, whose bias a vector changes'
+        if before and isinstance(other, OwnNetwork): return f'both networks need a vector: write FedDBE + {other.name}'
     def init(self, params, model, keeps):
         w = linear_head(self, params, model, bias=True)
         if keeps('feature_mean'): raise ValueError("FedDBE wants the mean feature of all clients, "

@@ -16,7 +16,7 @@ from pathlib import Path
 from ..ground.files import all_results, result, shipped
 from ..figure import bars, spectra, style
 from ..measure import significant
-from .claims import above_zero, ahead, hanging, judge, level, ours, results, with_columns
+from .claims import above_zero, ahead, hanging, judge, level, ours, results
 from .depth import LONG, perceptron
 from .drawings import axis_figure, rounds_figure, table
 from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, remember)
@@ -92,7 +92,7 @@ def at_natural(rows):
     "Add a column: how many singular values of the global model exceed `NATURAL`."
     if 'spectrum' not in rows: return rows
     count = [significant(v, NATURAL) if isinstance(v, list) else np.nan for v in rows.spectrum]
-    return with_columns(rows, above_natural=count)
+    return rows.assign(above_natural=count)
 
 # %% ../../nbs/papers/collapse.ipynb #cla00001
 COLLAPSE = {

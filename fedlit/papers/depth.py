@@ -12,7 +12,7 @@ import numpy as np
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from .claims import above_zero, ahead, ends, kendall, level, minus, ours, pick, rising, with_columns
+from .claims import above_zero, ahead, ends, kendall, level, minus, ours, pick, rising
 from .entries import alphas, entry, grid, local_field
 from .drawings import axis_figure, rounds_figure, table
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, with_and_without
@@ -85,8 +85,8 @@ def rank_columns(rows):
     def of(f, column): return [f(v) if isinstance(v, list) else np.nan for v in rows[column]] # a run may have failed
     def last(v): return v[-1]
     def fall(v): return -kendall(range(len(v)), v)
-    return with_columns(rows, rank=of(last, 'layer_rank'), local_rank=of(last, 'local_layer_rank'),
-                        fall=of(fall, 'layer_rank'), local_fall=of(fall, 'local_layer_rank'))
+    return rows.assign(rank=of(last, 'layer_rank'), local_rank=of(last, 'local_layer_rank'),
+                       fall=of(fall, 'layer_rank'), local_fall=of(fall, 'local_layer_rank'))
 
 def raises(
     depths,        # numbers of hidden layers
@@ -155,7 +155,7 @@ entry('depth/methods', 'not in the papers',
 def _with_six(rows):
     "Add a column: the accuracy after the first six rounds, as if the run had ended there."
     if 'curve' not in rows: return rows
-    return with_columns(rows, accuracy_6=[ends(c[:6], 'a')['a_late'] for c in rows.curve])
+    return rows.assign(accuracy_6=[ends(c[:6], 'a')['a_late'] for c in rows.curve])
 
 entry('depth/rounds', 'not in the papers',
       'The same over twenty rounds',

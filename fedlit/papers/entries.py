@@ -19,7 +19,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from ..ground.files import result, shipped, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown, warn
-from .claims import decide, results, verdict_view, evaluate, with_columns
+from .claims import decide, results, verdict_view, evaluate
 from .drawings import display_linked, table
 from .evidence import margin, next_run, paired, repeated
 from .settings import address
@@ -265,7 +265,7 @@ def complete_seeds(rows, missing):
     "The rows of the seeds with all of their runs; all rows if fewer than two seeds are complete."
     lacking = {labels['seed'] for labels, _ in missing}
     if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
-    return with_columns(rows[~rows.seed.isin(lacking)])
+    return rows[~rows.seed.isin(lacking)]
 
 def judged(entries, scale,
     only='', # see `select`; a part of an entry is judged without the rest of its paper

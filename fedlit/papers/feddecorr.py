@@ -20,7 +20,7 @@ from dataclasses import replace
 from ..measure import significant
 from ..methods import MOON, SCAFFOLD, FedAvg, FedAvgM, FedDecorr, FedProx
 from .claims import (Numbers, above_zero, ahead, along, best, beyond, close, level, mean_of, minus, nth,
-                                  ours, pick, reached, rising, sooner, started, with_columns)
+                                  ours, pick, reached, rising, sooner, started)
 from .drawings import axis_figure, rounds_figure, spectrum_figure, table
 from .entries import alphas, entry, grid, holding, local_field, measuring
 from .evidence import mean_and_margin
@@ -135,7 +135,7 @@ AVERAGED_PART = minus(fallen('spectrum'), LOCAL_PART)
 def causes(rows):
     "How much of the collapse at alpha 0.05 is already in the clients' models, and how much averaging adds."
     parts = dict(all=fallen('spectrum'), local=LOCAL_PART, averaging=AVERAGED_PART)
-    return pd.DataFrame({d: {k: mean_and_margin(f(with_columns(part)), 2) for k, f in parts.items()}
+    return pd.DataFrame({d: {k: mean_and_margin(f(part), 2) for k, f in parts.items()}
                          for d, part in rows.groupby('data', sort=False)}).T
 
 # %% ../../nbs/papers/feddecorr.ipynb #02dd1835
@@ -171,7 +171,7 @@ OTHER_CLIENTS = 1, 2, 3
 def with_counts(rows):
     "Add columns `count_1` and so on: how many values of one client's spectrum are significant; NaN if not measured."
     count = lambda v: significant(v) if isinstance(v, list) else np.nan
-    return with_columns(rows, **{f'count_{k}': rows[str(k)].map(count) for k in OTHER_CLIENTS if str(k) in rows})
+    return rows.assign(**{f'count_{k}': rows[str(k)].map(count) for k in OTHER_CLIENTS if str(k) in rows})
 
 entry('feddecorr/fig10', 'ICLR Fig. 10', 'The same for other clients', like='feddecorr/fig2b',
       derive=with_counts, draw=client_figure(*OTHER_CLIENTS),
@@ -265,7 +265,7 @@ LINEAR = dict(model='mlp', options=(('hidden', ()), ('features', 64), ('represen
 def first_pair(rows):
     "Add columns: mean alignment of the first two layers' leading directions, and how much training has added to it."
     first = lambda column: np.array([np.mean(pairs[0]) for pairs in column])
-    return with_columns(rows, first=first(rows.aligned), gain=first(rows.aligned) - first(rows.aligned_at_start))
+    return rows.assign(first=first(rows.aligned), gain=first(rows.aligned) - first(rows.aligned_at_start))
 
 entry('feddecorr/fig6', 'ICLR Fig. 6',
       'Are consecutive layers aligned? |u_k . v_k| of a linear representation and its classifier',
@@ -298,7 +298,7 @@ def loss_by_client(rows):
 
 def fall(rows):
     "Add a column: how far the loss falls during the phase, averaged over clients."
-    return with_columns(rows, fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.training_decorr])
+    return rows.assign(fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.training_decorr])
 
 # %% ../../nbs/papers/feddecorr.ipynb #5458ec33
 entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local phase, all clients',

@@ -17,7 +17,7 @@ from dataclasses import replace
 from ..figure import palette, style
 from ..methods import FedDSE, FedGSE, OldCounts
 from .claims import (above_zero, ahead, all_of, best, best_minus_worst, beyond, level, levels_off, mean_of,
-                                  minus, nth, ours, reached, rising, started, wins, with_columns)
+                                  minus, nth, ours, reached, rising, started, wins)
 from .drawings import axis_figure, table
 from .entries import entry, grid, holding, in_proportion, setting_field, strides
 from .feddecorr import FIVE_SEEDS
@@ -156,7 +156,7 @@ def alike(rows):
     def apart(clients):
         means = [np.mean([np.mean(a[l]) for a in clients]) for l in (0, 1)]
         return float(abs(np.log2(means[0]/means[1])))
-    return with_columns(rows, alike=[one(v) for v in rows.activations], apart=[apart(v) for v in rows.activations])
+    return rows.assign(alike=[one(v) for v in rows.activations], apart=[apart(v) for v in rows.activations])
 
 # %% ../../nbs/papers/feddse.ipynb #e4eaae2a
 def activation_figure(rows):

@@ -9,10 +9,10 @@ __all__ = ['MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spe
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
 import numpy as np, torch
-from contextlib import contextmanager
 from dataclasses import replace
 from torch import nn
-from ..measure import effective_rank, exactly, features_of, local_global_gap, significant, spectrum
+from torch.utils._python_dispatch import TorchDispatchMode
+from ..measure import effective_rank, exactly, features_of, local_global_gap, logits_of, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
 from ..methods.submodels import SubModel
@@ -84,22 +84,23 @@ def spectra_by_round(run, task, clients, tests, s):
     return {k.replace('_now', '_curve'): _clip(run.history[k].tolist()) for k in watched}
 
 # %% ../../nbs/papers/measures.ipynb #lr000002
-@contextmanager
-def _passed_on(model, layers, look):
-    "Record `look` of each output of these layers while this context is open: a list per batch, in order of the calls."
-    kept = []
-    hooks = [model.register_forward_pre_hook(lambda *_: kept.append([])),
-             *(m.register_forward_hook(lambda m, _, h: kept[-1].append(look(h))) for m in layers)]
-    try: yield kept
-    finally: [h.remove() for h in hooks]
-
-def _relus(model): return [m for m in model.modules() if isinstance(m, nn.ReLU)]
+class _ReLUs(TorchDispatchMode):
+    "While active, keeps `look` of the result of every ReLU, in the order of the calls."
+    def __init__(self, look):
+        super().__init__()
+        self.look, self.seen = look, []
+    def __torch_dispatch__(self, f, types, args=(), kwargs=None):
+        out = f(*args, **(kwargs or {}))
+        if f in (torch.ops.aten.relu.default, torch.ops.aten.relu_.default): self.seen.append(self.look(out))
+        return out
 
 def _rank_of_each(run, task, net):
     "Effective rank of the outputs of every ReLU for the test images, by layer."
     pooled = lambda h: h.mean(tuple(range(2, h.dim()))) if h.dim() > 2 else h
-    with _passed_on(run.model, _relus(run.model), pooled) as kept:
-        features_of(run.model, task.x_test, prepare=task.normalise, state=net)
+    kept = []
+    for x in task.x_test.split(1000):
+        with _ReLUs(pooled) as relus: features_of(run.model, x, prepare=task.normalise, state=net)
+        kept.append(relus.seen)
     layers = map(torch.cat, zip(*kept)) # a network that has diverged has no rank
     return [effective_rank(spectrum(z)) if z.isfinite().all() else np.nan for z in layers]
 
@@ -188,12 +189,12 @@ def feature_maps(run, task, clients, tests, s):
 # %% ../../nbs/papers/measures.ipynb #db1521e9
 def activations(run, task, clients, tests, s):
     "Mean activation of every neuron, by client and layer: of the client's last model, on its own images."
-    out, layers = [], [*_relus(run.model), run.model.head]
+    out, mean = [], lambda h: _clip(h.mean(0).flatten(), 4)
     for i, k in enumerate(run.locals['who']):
-        with _passed_on(run.model, layers, lambda h: _clip(h.mean(0).flatten(), 4)) as seen:
-            features_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
-                        state=_kept(run.locals, i))
-        out += seen # one batch
+        with _ReLUs(mean) as relus:
+            logits = logits_of(run.model, task.x_train[clients[k]], batch=10**6, prepare=task.normalise,
+                               state=_kept(run.locals, i))
+        out.append([*relus.seen, mean(logits)])
     return out
 
 # %% ../../nbs/papers/measures.ipynb #af332d4a

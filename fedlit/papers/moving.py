@@ -46,10 +46,10 @@ KEY = f'''<g class="key">\
 <text class="gone" x="{WIDTH - 160}" y="98">without FedDecorr</text></g>'''
 
 # %% ../../nbs/papers/moving.ipynb #9b6c297c
-def drawing(data, stop, cure): # cure: with FedDecorr?
-    "Draw the picture at one alpha: two <svg> elements, with the class names that the script looks for."
-    now, even = data['stops'][stop], data['stops'][0]['runs'][0]
-    run, n = now['runs'][cure], len(even['client'])
+def drawing(data):
+    "Draw the picture at the last stop, without FedDecorr: two <svg> elements, with the class names for the script."
+    now, even = data['stops'][-1], data['stops'][0]['runs'][0]
+    run, n = now['runs'][0], len(even['client'])
     dots = ''.join(f'<circle cx="{62 + 17*k}" cy="{40 + 17*c}" r="{DOT*v**.5:.2f}"/>'
                    for k, client in enumerate(now['held']) for c, v in enumerate(client))
     ticks = ''.join(f'<text x="{LEFT - 8}" y="{_y(v) + 4:.1f}" text-anchor="end">{10.**v:g}</text>'
@@ -153,7 +153,7 @@ class Moving:
 <div class="controls"><label>labels: even <input type="range" min="0" max="{last}" value="{last}"
  aria-label="how uneven the labels are"> very uneven</label>
 <label><input type="checkbox"> train with FedDecorr</label></div>
-{drawing(self.data, last, False)}
+{drawing(self.data)}
 <p class="said" aria-live="polite"></p><small>{self.about}</small>
 <script type="application/json">{data}</script></div><script>{SCRIPT}</script>'''
     def _repr_png_(self): return png_of(self.still(), dpi=160) if self.still else None

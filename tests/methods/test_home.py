@@ -458,6 +458,9 @@ def test_a_part_that_takes_tensors_away_comes_first(early, late):
                                        (lambda: FedCAC() + HeteroFL(), 'decide `mask` alone'),
                                        (lambda: FIARSE() + FedAMP(), 'decide `mask` alone'),
                                        (lambda: FedDecomp() + FedRep(), 'decide `mask` alone'),
-                                       (lambda: FedRep() + FedPara(), 'decide `mask` alone')])
+                                       (lambda: FedRep() + FedPara(), 'decide `mask` alone'),
+                                       (lambda: FedBABU() + FedDBE(), 'takes away the head'),
+                                       (lambda: FedDBE() + FedBABU(), 'takes away the head'),
+                                       (lambda: APFL() + FedDBE(), 'write FedDBE . APFL')])
 def test_impossible_sums_are_refused(make, word):
     with pytest.raises(ValueError, match=word): make()
