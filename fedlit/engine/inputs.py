@@ -17,7 +17,7 @@ from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
-from ..data import in_words
+from ..data import check_augment, in_words
 from ..ground.draws import Dispatch, keep_generators, undrawn
 from ..ground.files import is_stream
 from ..ground.fingerprint import LIBRARIES, checksum, reached
@@ -178,6 +178,7 @@ def check_network(model, task, method, device):
         raise ValueError(f"{odd} of {name} is a parameter of complex numbers, which cannot be trained here; "
                          "keep its real and imaginary part as two, and join them with torch.complex in forward")
     check_hooks(model)
+    check_augment(task)
     outputs = probe_forward(model, x)
     _check_outputs(name, task, len(x), *outputs)
     _check_training(model, x, outputs)
