@@ -17,8 +17,8 @@ from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
-from ..data import in_words
-from ..ground.draws import keep_generators, undrawn
+from ..data import check_augment, in_words
+from ..ground.draws import Dispatch, keep_generators, undrawn
 from ..ground.files import is_stream
 from ..ground.fingerprint import LIBRARIES, checksum, reached
 from ..ground.messages import first_line
@@ -68,17 +68,40 @@ def parts(name, parts, n) -> list:
     if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
 
+# %% ../../nbs/engine/inputs.ipynb #60574984
+class _Writes(Dispatch):
+    "Record which of the tensors in `held`, a dictionary, operations write to."
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.at, self.names = held, {self._place(v): k for k, v in held.items() if v.numel()}, []
+    def _place(self, v): return v.untyped_storage().data_ptr()
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        slots = op._schema.arguments
+        given = {**dict(zip((a.name for a in slots), args)), **(kwargs or {})}
+        written = [given.get(a.name) for a in slots if a.alias_info and a.alias_info.is_write]
+        self.names += [self.at[p] for v in written if isinstance(v, torch.Tensor) and (p := self._place(v)) in self.at]
+        return op(*args, **(kwargs or {}))
+    def first(self):
+        "The name of the first, '' if there is none; one whose `.data` has been replaced counts too."
+        return next(iter(self.names + [k for p, k in self.at.items() if self._place(self.held[k]) != p]), '')
+
 # %% ../../nbs/engine/inputs.ipynb #onestep2
 def check_step(model, x):
-    "Refuse a network whose forward writes to frozen tensors, or that recomputes activations in the backward pass."
+    "Refuse a network whose forward writes to its parameters, or that recomputes activations in the backward pass."
     net, name, fixed = copy.deepcopy(model).to(x.device), type(model).__name__, fixed_names(model)
-    before = {k: (v, v._version) for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
+    params, buffers = split_state(net)
+    held = {k: v for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
     within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
-    with undrawn(), Lookout(within) as checkpoints, suppress(Exception): # other checks report it
-        pure(net)(*split_state(net), x)
-    if moved := [k for k, (v, version) in before.items() if v._version != version]:
-        raise ValueError(f"{moved[0]} of {name} is a parameter without gradient, which clients do not send, "
+    with undrawn(), Lookout(within) as checkpoints, _Writes({**held, **params}) as writes:
+        with suppress(Exception): # other checks report it
+            for train in (True, False): pure(net)(params, buffers, x, train)
+    if (k := writes.first()) in fixed:
+        raise ValueError(f"{k} of {name} is a parameter without gradient, which clients do not send, "
                          "but its forward writes to it; make it a buffer, which they do: self.register_buffer")
+    if k:
+        raise ValueError(f"{k} of {name} is a parameter, but its forward writes to it, and what remains of that "
+                         "depends on how clients are run; compute what is used from it, as torch.nn.utils.parametrize "
+                         "does, or if only the first call writes, make one before training")
     if checkpoints.seen:
         raise ValueError(f"{name} uses activation checkpointing (torch.utils.checkpoint), which would compute with "
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "
@@ -155,6 +178,7 @@ def check_network(model, task, method, device):
         raise ValueError(f"{odd} of {name} is a parameter of complex numbers, which cannot be trained here; "
                          "keep its real and imaginary part as two, and join them with torch.complex in forward")
     check_hooks(model)
+    check_augment(task)
     outputs = probe_forward(model, x)
     _check_outputs(name, task, len(x), *outputs)
     _check_training(model, x, outputs)
@@ -292,15 +316,20 @@ def held_besides(
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def find_side_effects(model, x):
-    "Run a copy twice and say in words what the second run changed; '' if nothing is left behind in Python."
-    net, states = copy.deepcopy(model), []
-    with keep_generators(), torch.no_grad(), undrawn():
+    "Run a copy, and say in words what this leaves behind in Python; '' if nothing."
+    net, fresh, states = copy.deepcopy(model), copy.deepcopy(model), []
+    def run(net, x):
+        with undrawn([] if x.is_cpu else None): return pure(net)(*split_state(net), x)[:2] # each draws the same
+    with keep_generators(), torch.no_grad():
         for _ in range(2):
-            pure(net)(*split_state(net), x)
+            run(net, x[[0]*len(x)])
             states.append(python_state(network=net))
-    changed = {k for k in states[0] if states[0][k] != states[1][k]}
+        changed = {k for k in states[0] if states[0][k] != states[1][k]}
+        same = changed or all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+                              for a, b in zip(run(net, x), run(fresh, x)))
     return ('changes attributes of its modules' if 'network' in changed
-            else 'draws from the random numbers of Python or NumPy' if changed else '')
+            else 'draws from the random numbers of Python or NumPy' if changed
+            else '' if same else 'gives other results once it has run')
 
 # %% ../../nbs/engine/inputs.ipynb #8075f183
 def least_batch(model):

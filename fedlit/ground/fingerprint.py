@@ -25,7 +25,7 @@ def checksum(
 # %% ../../nbs/ground/fingerprint.ipynb #806c3102
 def _constant(v): return v is None or isinstance(v, (bool, float, str)) or callable(v)
 
-def reached(f):
+def reached(f): # a function
     "What a function holds besides its code: the values of its closure, and defaults."
     cells = [c.cell_contents for c in getattr(f, '__closure__', None) or () if c != type(c)()]
     named = (getattr(f, '__kwdefaults__', None) or {}).values()
