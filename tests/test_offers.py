@@ -4,7 +4,7 @@ import pytest, torch
 import fedlit.methods
 from federation import model
 from fedlit.laws import small
-from fedlit.method import Method
+from fedlit.method import Method, needs, wants
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import deploy_network, deployed
@@ -79,6 +79,9 @@ def test_every_hook_has_an_example_a_neutral_version_and_names_that_there_are(ho
 def test_a_hook_without_a_row_is_refused():
     with pytest.raises(TypeError, match='rest is not a hook'):
         type('Mine', (Method,), {'rest': lambda self: 0})
+
+def test_hooks_that_a_method_leaves_neutral_ask_for_nothing():
+    assert not [n for n in OFFERS if wants(Method(), n) or needs(Method(), n)]
 
 def test_every_name_is_offered_to_a_hook():
     assert [n for n, o in OFFERS.items() if not o.hooks] == []
