@@ -758,10 +758,10 @@ def by_rounds(self:Simulation, run, team, stop):
     "Run the rounds, with clients trained by `team`; pauses after each round but the last."
     steps, out = self.rounds(run, team, stop), None
     while True:
-        try: ask = steps.send(out)
+        try: job = steps.send(out)
         except StopIteration: return
-        out = team.train(*ask) if ask else None
-        if not ask: yield
+        out = team.train(*job) if job else None
+        if not job: yield
 
 # %% ../nbs/19_run.ipynb #0edc5305
 class SingleProcess:
