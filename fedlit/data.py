@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['TARGETS', 'samples', 'in_words', 'Task', 'standardised', 'Crop', 'Flip', 'Rotate', 'AutoAugment', 'recipe', 'prepare',
-           'datasets', 'load']
+           'check_augment', 'datasets', 'load']
 
 # %% ../nbs/01_data.ipynb #41ec1344
 import copy, math, operator, os, torch, numpy as np, torch.nn.functional as F
@@ -19,7 +19,7 @@ from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_q
                                   to_tensor, top_level)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
-from .ground.draws import generator_of
+from .ground.draws import generator_of, keep_generators, undrawn
 from .ground.messages import match_name, warn
 from .ground.readers import READERS, folders_in, not_there, pictures_in, read_pictures
 from .ground.tree import finest
@@ -545,6 +545,25 @@ def prepare(
             raise ValueError(f"{len(draws)} draws for {len(task.augment)} augmentations")
         for augment, drawn in zip(task.augment, draws): x = augment(x, drawn)
     return task.normalise(x)
+
+# %% ../nbs/01_data.ipynb #4d61ab67
+def check_augment(
+    task, # Task
+):
+    "Refuse augmentations whose results depend on more than a sample and the draws for it."
+    def tried(a, n): # the first `n` samples of a batch
+        d, x = a.draw((1, len(few)), generator_of(0)), few[:n].clone()
+        return a(x, {k: v[0, :n].to(x.device) for k, v in d.items()}).double()
+    few, name = task.x_train[:16], lambda a: type(a).__name__
+    near = partial(torch.allclose, rtol=1e-3, atol=1. if few.dtype == torch.uint8 else 1e-4, equal_nan=True)
+    for a in [a for a in task.augment if type(a) not in (Crop, Flip, Rotate, AutoAugment)]:
+        with keep_generators(), undrawn(): whole, again, part = (tried(a, n) for n in (16, 16, 5))
+        if not near(whole, again):
+            raise ValueError(f"{name(a)} changes the same samples in two ways for one seed; let draw(shape, generator) "
+                             "take all random numbers from its generator, and __call__(x, draws) none")
+        if not near(whole[:5], part):
+            raise ValueError(f"{name(a)} makes something else of a sample when others are in the batch, but clients "
+                             "share batches; let __call__(x, draws) treat every sample by itself")
 
 # %% ../nbs/01_data.ipynb #4525f180
 def _tilted(x):

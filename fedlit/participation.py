@@ -7,12 +7,13 @@ __all__ = ['Participation', 'many', 'Uniform', 'draw_clients', 'check_participat
            'PowerOfChoice', 'Answers', 'Clock', 'needs', 'plain']
 
 # %% ../nbs/11_participation.ipynb #e6003326
-import inspect, math
+import copy, inspect, math
 import numpy as np
 from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
-from .ground.draws import rng
+from .ground.draws import keep_generators, rng, undrawn
+from .ground.messages import warn
 from fastcore.basics import patch
 from .local import Value, is_number, is_whole
 from .method import ask
@@ -39,6 +40,15 @@ class Uniform(_Share):
     "A share of the clients, drawn with equal probability; a number as participation means the same."
     def draw(self, clients, rng): return rng.choice(clients, many(self.share, clients), replace=False)
 
+# %% ../nbs/11_participation.ipynb #7cb37f37
+def _ask_again(how, asked, who): # asked: function of a Participation -> the clients that it draws, at first `who`
+    how = copy.deepcopy(how)
+    with keep_generators(), undrawn(): # of few clients, the same may be drawn by chance
+        again = next((other for _ in range(4) if (other := asked(how)) != who), who)
+    if again != who:
+        warn(f"{how!r} drew the clients {who}, and asked again {again}, so the same seed may give another result; "
+             "let draw(self, clients, rng) take random numbers from rng only, and count nothing")
+
 # %% ../nbs/11_participation.ipynb #e02b3e98
 def draw_clients(
     n,             # int, how many clients exist
@@ -51,10 +61,13 @@ def draw_clients(
 ) -> list:         # list of client numbers, sorted
     "The clients of a round."
     how = Uniform(participation) if is_number(participation) else participation
-    offer = dict(clients=n, sizes=sizes, round=round, rng=rng('clients', seed, round), losses=losses, steps=steps,
-                 seed=seed)
-    drawn = ask(how.draw, {k: v for k, v in offer.items() if v is not None})
-    who = sorted(k.item() if hasattr(k, 'item') else k for k in drawn)
+    def asked(how):
+        offer = dict(clients=n, sizes=sizes, round=round, rng=rng('clients', seed, round), losses=losses, steps=steps,
+                     seed=seed)
+        drawn = ask(how.draw, {k: v for k, v in offer.items() if v is not None})
+        return sorted(k.item() if hasattr(k, 'item') else k for k in drawn)
+    who = asked(how)
+    if not round and type(how).__module__ != __name__: _ask_again(how, asked, who)
     if not all(map(is_whole, who)) or not who or who[0] < 0 or who[-1] >= n or len(set(who)) < len(who):
         raise ValueError(f"{how!r} drew the clients {who}; they must be different numbers from 0 to {n-1}, "
                          "and at least one")

@@ -55,7 +55,7 @@ def exits():
     torch.manual_seed(0)
     return laws.World(exits_mlp((5,), 3, hidden=6, depth=3), data, 8, torch.ones(4))
 
-def there(state): return {k: laws._full(v).cpu() for k, v in laws.contents(state).items()}
+def there(state): return {k: v.cpu() for k, v in laws.contents(state).items()}
 
 def apart(a, b):
     "The largest difference of two states, wherever they lie; their names must agree."

@@ -67,6 +67,12 @@ def test_a_loss_that_draws_has_a_slope():
             return float(value) if self.cut else value
     assert laws.slope(Noisy(), laws.small()).holds and laws.slope(Noisy(cut=True), laws.small()).holds is False
 
+@pytest.mark.parametrize('stop', [lambda v: v.data, torch.Tensor.detach, torch.detach])
+def test_a_gradient_may_be_stopped_on_purpose(stop):
+    class Stops(Method):
+        def loss(self, features): return (features*stop(features)).mean()
+    assert 'on purpose' in laws.slope(Stops(), laws.small()).said
+
 def test_a_tie_is_no_order():
     report = laws.check(Krum()) # of four clients, two are nearest to each other
     assert report.ok and 'a tie' in report.rows['order'].said, report

@@ -110,6 +110,31 @@ def test_images_of_other_channels_are_refused():
 def test_augmentations_that_do_not_draw(augment, words):
     with pytest.raises(ValueError, match=words): task(augment=(augment(),))
 
+class Own:
+    "An augmentation of one's own: what it draws, and what it does."
+    def __init__(self, act, draw=lambda shape, g: torch.rand(shape, generator=g)): self.act, self.drawn = act, draw
+    def draw(self, shape, generator=None): return dict(d=self.drawn(shape, generator))
+    def __call__(self, x, draws): return self.act(x, draws['d'].view(-1, 1, 1, 1))
+
+def trained(augment, x=DIGITS.x_train):
+    t = task(x, xt=DIGITS.x_test.to(x.dtype), augment=(augment,))
+    return federate(build('mlp', t, seed=0), t, iid(t.y_train, 2), FedAvg(), 1, Local(steps=1), progress=False)
+
+@pytest.mark.parametrize('augment,words', [
+    (Own(lambda x, d: .7*x + .3*x.roll(1, 0)), 'Own makes something else of a sample'),
+    (Own(lambda x, d: x/x.max()*d.sum()), 'Own makes something else of a sample'),
+    (Own(lambda x, d: x + .1*torch.randn_like(x)), 'Own changes the same samples in two ways'),
+    (Own(lambda x, d: x*np.random.rand()), 'Own changes the same samples in two ways'),
+    (Own(lambda x, d: x*d, lambda shape, g: torch.rand(shape)), 'Own changes the same samples in two ways')])
+def test_augmentations_see_a_sample_and_its_draws_only(augment, words):
+    with pytest.raises(ValueError, match=words): trained(augment)
+
+@pytest.mark.parametrize('act', [lambda x, d: x*d, lambda x, d: x.mul_(d), lambda x, d: torch.where(d < .5, 1 - x, x)])
+def test_a_right_augmentation_is_tried_without_a_trace(act):
+    before, same = torch.get_rng_state(), DIGITS.x_train.clone()
+    assert len(trained(Own(act)).history) == 1
+    assert torch.equal(torch.get_rng_state(), before) and torch.equal(DIGITS.x_train, same)
+
 def test_floats_beyond_one_under_autoaugment():
     assert task(augment=(AutoAugment(),)).augment == (AutoAugment(),)
     with pytest.raises(ValueError, match=r'x_train holds 255, but AutoAugment is for floats from 0 to 1.*x / 255'):

@@ -5,6 +5,7 @@ import pytest, torch
 from bench.pack import pack
 from fedlit.ground import files
 from fedlit.data import load
+from fedlit.engine.inputs import writable
 from fedlit.ground.files import (Damaged, fetch, forget, last, newest, read_json, read_tensors, result, unpack,
                                  write_file, write_json, write_tensors)
 from fedlit.methods import FedAvgM, MOON
@@ -265,6 +266,14 @@ def test_a_pipe_is_written_into_and_stays_a_pipe(tmp_path):
         assert os.read(reader, 99) == b'all of it' and pipe.is_fifo() and link.is_symlink()
     os.close(reader)
     assert sorted(f.name for f in tmp_path.iterdir()) == ['link', 'pipe']
+
+@pytest.mark.skipif(not os.path.exists('/dev/fd'), reason='no such folder on this system')
+def test_a_result_may_go_to_a_pipe_or_device_in_a_folder_that_takes_no_files():
+    "Such as --json /dev/null for a user who is not root, and --csv >(gzip > out.gz), which bash turns into /dev/fd/63."
+    reader, writer = os.pipe()
+    assert writable(f'/dev/fd/{writer}') == f'/dev/fd/{writer}'
+    for end in reader, writer: os.close(end)
+    with pytest.raises(OSError, match='/dev/fd/none cannot be written'): writable('/dev/fd/none')
 
 # ---- from elsewhere ----
 

@@ -3,6 +3,7 @@ import dataclasses, json, math, warnings
 import numpy as np, pandas as pd, pytest, torch
 from functools import partial
 from torch import nn
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
 from fedlit import methods
 from fedlit.engine.inputs import best_device
 from fedlit.data import Flip, Task, load
@@ -332,7 +333,32 @@ class Codebook(Plain):
         if self.training: self.codes.lerp_(z.detach().mean(0), .5)
         return z - self.codes, logits
 
+class Bounded(Plain):
+    "Its weights are kept small by `bound`, which writes to them, in training or in evaluation."
+    def __init__(self, bound, train=True):
+        super().__init__()
+        self.bound, self.when = bound, train
+    def forward(self, x):
+        if self.training == self.when: self.bound(self.a)
+        return super().forward(x)
+
+def ball(a): a.weight.data = a.weight.data.renorm(2, 0, .3)
+
+class ActNorm(Plain):
+    "It sets its bias in its first call."
+    ready = False
+    def forward(self, x):
+        if not self.ready:
+            with torch.no_grad(): self.a.bias.sub_(self.a(x.flatten(1)).mean(0))
+            self.ready = True
+        return super().forward(x)
+
 @pytest.mark.parametrize('net,words', [
+    (lambda: Bounded(lambda a: a.weight.data.clamp_(-9, 9)), ['a.weight of Bounded', 'but its forward writes to it']),
+    (lambda: Bounded(lambda a: a.weight.data.renorm_(2, 0, 9.), train=False), ['a.weight of Bounded']),
+    (lambda: Bounded(lambda a: torch.clamp(a.bias.data, max=9, out=a.bias.data)), ['a.bias of Bounded']),
+    (lambda: Bounded(ball), ['a.weight of Bounded', 'parametrize']),
+    (ActNorm, ['a.bias of ActNorm', 'only the first call writes']),
     (lambda: Plain(lambda z, l: (l, z)), [r'Plain returns \(2, 10\) and \(2, 32\).*other way round']),
     (lambda: Plain(lambda z, l: (z[:, :10], l), out=3), [r'Plain returns \(2, 10\) and \(2, 3\).*layer 10 outputs']),
     (lambda: Plain(out=7), ['Plain', '7 logits', '10 classes']),
@@ -354,6 +380,17 @@ class Codebook(Plain):
     (lambda: nn.Identity(), ['no parameter of Identity|must return'])])
 def test_a_network_that_does_not_fit(net, words):
     with refused(*words): go(net=net())
+
+@pytest.mark.parametrize('bound', [weight_norm, spectral_norm, orthogonal])
+def test_weights_bounded_by_parametrization_are_no_writes(bound):
+    net = Plain()
+    bound(net.a)
+    assert len(go(net=net, executor='loop').history) == 1
+
+def test_a_table_with_a_largest_norm_writes_to_itself():
+    x, y = tokens()
+    (net := Words()).e.max_norm = 1.
+    with refused('e.weight of Words is a parameter'): go(task=(t := cut(x, y)), clients=iid(t.y_train, 2), net=net)
 
 def test_a_network_for_tables_is_given_tokens():
     x, y = tokens()

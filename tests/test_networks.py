@@ -332,6 +332,24 @@ def test_a_forward_that_remembers_is_run_every_time(how, why):
         assert net.n == net.held[0] == 0 # the user's own network is not touched
     assert how == 'elsewhere' or same(*runs)    # there the trial counts too
 
+class First(Net):
+    "It keeps what `what` makes of the first batch."
+    kept = None
+    def __init__(self, what):
+        super().__init__()
+        self.what = what
+    def forward(self, x):
+        if self.kept is None: self.kept = self.what(x)
+        return super().forward(x + self.kept)
+
+@pytest.mark.parametrize('what, said', [
+    (lambda x: x.mean(0), True), (lambda x: x.new_ones(()), False), (lambda x: torch.tril(x.new_ones(8, 8)), False)])
+def test_a_forward_may_keep_a_mask_but_not_the_mean_of_its_first_batch(what, said):
+    with warnings.catch_warnings(record=True) as all_said:
+        warnings.simplefilter('always')
+        go(First(what), executor='loop')
+    assert said == any('gives other results once it has run' in str(w.message) for w in all_said)
+
 # ---- activation checkpointing ----
 
 class Thrifty(Net):

@@ -1,4 +1,5 @@
 "Who takes part: drawn from the seed, resumed exactly, the same in all executors, refused where it does not fit."
+import warnings
 import numpy as np, pytest, torch
 from fedlit.after.report import took_part
 from fedlit.data import load
@@ -115,6 +116,29 @@ def test_what_is_drawn_must_be_whole_numbers():
     class Tensors(Participation):
         def draw(self, clients): return torch.tensor([3, 1])
     assert draw_clients(6, Tensors(), 0, 0) == [1, 3]
+
+CALLS = []
+
+class Elsewhere(Participation):
+    "It is asked with the numbers that `source` names."
+    source: str = 'torch'
+    def draw(self, clients, rng, round):
+        CALLS.append(round)
+        many = dict(torch=lambda: torch.randperm(clients).numpy(), numpy=lambda: np.random.permutation(clients),
+                    calls=lambda: np.roll(range(clients), len(CALLS)), rng=lambda: rng.permutation(clients))
+        return many[self.source]()[:3]
+
+@pytest.mark.parametrize('source', ['torch', 'numpy', 'calls', 'rng'])
+def test_a_rule_that_draws_from_elsewhere_is_noticed(source):
+    torch.manual_seed(0)
+    np.random.seed(0)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter('always')
+        drawn = [draw_clients(20, Elsewhere(source), 0, r) for r in range(2)]
+        draw_clients(4, Elsewhere(source), 0, 0)
+    assert sum('from rng only' in str(w.message) for w in said) == (0 if source == 'rng' else 2)
+    torch.manual_seed(0)
+    if source == 'torch': assert drawn[:2] == [sorted(torch.randperm(20)[:3].tolist()) for _ in range(2)] # as it was
 
 class Short(Participation):
     "Those who have least to do, and one that the seed picks."

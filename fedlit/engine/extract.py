@@ -52,7 +52,6 @@ def cuts(self:CutCohort):
     on = {a: v[0] for a, v in self.part.get('chosen', {}).items() if a in self.axes.size}
     return dict(zip(on, to_host(*on.values()))) # on the CPU, as shapes depend on it
 
-
 # %% ../../nbs/engine/extract.ipynb #70eaeda3
 @patch
 def train_small(self:CutCohort):

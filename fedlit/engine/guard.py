@@ -10,20 +10,13 @@ __all__ = ['THEN', 'CHECKED', 'ODD', 'UNIT', 'lengths', 'length', 'Guard', 'larg
 import math
 import torch
 from dataclasses import field, replace
-from functools import reduce
 from ..local import Value, is_number
 from ..ground.messages import warn
 from ..ground.tree import finest, flatten, leaves, rows, tmap, to_host
 
-# %% ../../nbs/engine/guard.ipynb #7aea4898
+# %% ../../nbs/engine/guard.ipynb #2c37675c
 def _flat(v): return v.reshape(len(v), v[0].numel())
 
-def _finite_rows(tree, like): # stacked tree of K rows; (K,) tensor on the device of the result
-    "Which rows are finite in every tensor of `tree`."
-    each = (_flat(v).isfinite().all(1) for v in leaves(tree))
-    return reduce(torch.logical_and, each, torch.ones_like(like, dtype=torch.bool))
-
-# %% ../../nbs/engine/guard.ipynb #2c37675c
 def lengths(
     stacked, # name -> (K, ...), the parameters of K clients
     params,  # name -> (...), the parameters that the server sent
@@ -213,7 +206,7 @@ def server_sound(guard, before, after, seen):
     if guard.then == 'report' and seen['bad']: return torch.tensor(True) # the warning has been given
     step = lengths({k: v[None] for k, v in after.params.items()}, before.params)
     near = step <= guard.update*_yardstick(before.params, step.new_tensor(seen['drift']))
-    return (near & _finite_rows(_held(before, after), step))[0]
+    return near[0] & torch.stack([v.isfinite().all() for v in _held(before, after).values()]).all()
 
 # %% ../../nbs/engine/guard.ipynb #e4155607
 def check_server(guard, before, after, seen):

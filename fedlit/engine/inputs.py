@@ -9,19 +9,21 @@ __all__ = ['indices', 'parts', 'check_step', 'check_hooks', 'probe_forward', 'ch
            'first_nonfinite']
 
 # %% ../../nbs/engine/inputs.ipynb #02912d3d
-import copy, random, sys, tempfile, zlib
+import copy, os, random, tempfile, zlib
 import numpy as np, torch
 from contextlib import suppress
 from pathlib import Path
 from pickle import PickleBuffer, Pickler
 from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
-from torch.overrides import TorchFunctionMode
-from ..data import in_words
-from ..ground.draws import keep_generators, undrawn
-from ..ground.fingerprint import LIBRARIES, checksum
+from traceback import walk_stack
+from ..data import check_augment, in_words
+from ..ground.draws import Dispatch, keep_generators, undrawn
+from ..ground.files import is_stream
+from ..ground.fingerprint import LIBRARIES, checksum, reached
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
+from ..ground.tape import Lookout
 from ..method import needs
 from ..state import fixed_names, pure, split_state, start
 
@@ -66,27 +68,41 @@ def parts(name, parts, n) -> list:
     if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
 
-# %% ../../nbs/engine/inputs.ipynb #4ab06ac0
-class _Callers(TorchFunctionMode):
-    "Record whether an operation is called from torch.utils.checkpoint."
-    checkpoints = False
-    def __torch_function__(self, f, types, args=(), kwargs=None):
-        frame = sys._getframe(1)
-        while frame and not self.checkpoints:
-            self.checkpoints = frame.f_globals.get('__name__') == 'torch.utils.checkpoint'
-            frame = frame.f_back
-        return f(*args, **(kwargs or {}))
+# %% ../../nbs/engine/inputs.ipynb #60574984
+class _Writes(Dispatch):
+    "Record which of the tensors in `held`, a dictionary, operations write to."
+    def __init__(self, held):
+        super().__init__()
+        self.held, self.at, self.names = held, {self._place(v): k for k, v in held.items() if v.numel()}, []
+    def _place(self, v): return v.untyped_storage().data_ptr()
+    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        slots = op._schema.arguments
+        given = {**dict(zip((a.name for a in slots), args)), **(kwargs or {})}
+        written = [given.get(a.name) for a in slots if a.alias_info and a.alias_info.is_write]
+        self.names += [self.at[p] for v in written if isinstance(v, torch.Tensor) and (p := self._place(v)) in self.at]
+        return op(*args, **(kwargs or {}))
+    def first(self):
+        "The name of the first, '' if there is none; one whose `.data` has been replaced counts too."
+        return next(iter(self.names + [k for p, k in self.at.items() if self._place(self.held[k]) != p]), '')
 
 # %% ../../nbs/engine/inputs.ipynb #onestep2
 def check_step(model, x):
-    "Refuse a network whose forward writes to frozen tensors, or that recomputes activations in the backward pass."
+    "Refuse a network whose forward writes to its parameters, or that recomputes activations in the backward pass."
     net, name, fixed = copy.deepcopy(model).to(x.device), type(model).__name__, fixed_names(model)
-    before = {k: (v, v._version) for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
-    with undrawn(), _Callers() as seen, suppress(Exception): pure(net)(*split_state(net), x) # other checks report it
-    if moved := [k for k, (v, version) in before.items() if v._version != version]:
-        raise ValueError(f"{moved[0]} of {name} is a parameter without gradient, which clients do not send, "
+    params, buffers = split_state(net)
+    held = {k: v for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
+    within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
+    with undrawn(), Lookout(within) as checkpoints, _Writes({**held, **params}) as writes:
+        with suppress(Exception): # other checks report it
+            for train in (True, False): pure(net)(params, buffers, x, train)
+    if (k := writes.first()) in fixed:
+        raise ValueError(f"{k} of {name} is a parameter without gradient, which clients do not send, "
                          "but its forward writes to it; make it a buffer, which they do: self.register_buffer")
-    if seen.checkpoints:
+    if k:
+        raise ValueError(f"{k} of {name} is a parameter, but its forward writes to it, and what remains of that "
+                         "depends on how clients are run; compute what is used from it, as torch.nn.utils.parametrize "
+                         "does, or if only the first call writes, make one before training")
+    if checkpoints.seen:
         raise ValueError(f"{name} uses activation checkpointing (torch.utils.checkpoint), which would compute with "
                          "other parameters than the client's in the backward pass; turn it off, and take a smaller "
                          "batch_size where memory is short")
@@ -162,6 +178,7 @@ def check_network(model, task, method, device):
         raise ValueError(f"{odd} of {name} is a parameter of complex numbers, which cannot be trained here; "
                          "keep its real and imaginary part as two, and join them with torch.complex in forward")
     check_hooks(model)
+    check_augment(task)
     outputs = probe_forward(model, x)
     _check_outputs(name, task, len(x), *outputs)
     _check_training(model, x, outputs)
@@ -231,10 +248,7 @@ def _in_function(f):
     near = {n: f.__globals__[n] for n in sorted(names & f.__globals__.keys())}
     modules = [vars(m) for m in near.values() if isinstance(m, ModuleType) and not _of_library(m)]
     far = [{n: m[n] for n in sorted(names & m.keys())} for m in modules]
-    cells = []
-    for cell in f.__closure__ or ():
-        with suppress(ValueError): cells.append(cell.cell_contents) # it may still be empty
-    return vars(f), cells, f.__defaults__, f.__kwdefaults__, near, far
+    return vars(f), reached(f), near, far
 
 # %% ../../nbs/engine/inputs.ipynb #956cf7aa
 def _in_tensor(v):
@@ -259,10 +273,12 @@ def _inside(v):
 # %% ../../nbs/engine/inputs.ipynb #53de8e16
 class _Writer(Pickler):
     "A checksum of what Python would pickle of an object."
-    def __init__(self, in_tensor=_in_tensor): # in_tensor: what to write for a tensor
+    def __init__(self, v, in_tensor=_in_tensor): # in_tensor: what to write for a tensor
         super().__init__(self, protocol=5)
-        self.in_tensor, self.sum, self.size = in_tensor, 0, 0
+        self.in_tensor, self.sum, self.size, self.failed = in_tensor, 0, 0, False
         self.foreign = False # is there code that is neither Python's own nor a library's?
+        try: self.dump(v)
+        except Exception: self.failed = True # too large, too deep, or impossible to pickle
     def write(self, data):
         data = PickleBuffer(data).raw()[:_MUCH]
         self.sum, self.size = zlib.crc32(data, self.sum), self.size + len(data)
@@ -278,21 +294,15 @@ def python_state(
     **roots, # name -> a network, a criterion, or anything else that runs in a step
 ) -> dict:   # name -> checksum, including those of the two global generators
     "Checksums of the Python state that these objects can reach."
-    found = {}
-    for name, v in dict(roots, random=random.getstate(), numpy=np.random.get_state()).items():
-        writer = _Writer()
-        with suppress(Exception): writer.dump(v) # too large, too deep, or impossible to pickle
-        found[name] = writer.sum
-    return found
+    roots |= dict(random=random.getstate(), numpy=np.random.get_state())
+    return {name: _Writer(v).sum for name, v in roots.items()}
 
 def has_own_code(
     *roots, # objects that run in a round
 ):          # bool
     "Might these objects reach code outside of libraries? True if that cannot be excluded."
-    writer = _Writer()
-    try: writer.dump(roots)
-    except Exception: return True # it cannot be ruled out
-    return writer.foreign
+    writer = _Writer(roots)
+    return writer.foreign or writer.failed
 
 # %% ../../nbs/engine/inputs.ipynb #33decdab
 def held_besides(
@@ -301,22 +311,25 @@ def held_besides(
     "A checksum of all that a network holds besides its parameters and buffers, including tensors and numbers."
     own = {id(v) for v in (*model.parameters(), *model.buffers())}
     def in_tensor(v): return '' if id(v) in own or not v.is_leaf else f'{v.dtype} {tuple(v.shape)} {checksum(v)}'
-    writer = _Writer(in_tensor)
-    try: writer.dump(model)
-    except Exception: return None
-    return writer.sum
+    writer = _Writer(model, in_tensor)
+    return None if writer.failed else writer.sum
 
 # %% ../../nbs/engine/inputs.ipynb #0cf37782
 def find_side_effects(model, x):
-    "Run a copy twice and say in words what the second run changed; '' if nothing is left behind in Python."
-    net, states = copy.deepcopy(model), []
-    with keep_generators(), torch.no_grad(), undrawn():
+    "Run a copy, and say in words what this leaves behind in Python; '' if nothing."
+    net, fresh, states = copy.deepcopy(model), copy.deepcopy(model), []
+    def run(net, x):
+        with undrawn([] if x.is_cpu else None): return pure(net)(*split_state(net), x)[:2] # each draws the same
+    with keep_generators(), torch.no_grad():
         for _ in range(2):
-            pure(net)(*split_state(net), x)
+            run(net, x[[0]*len(x)])
             states.append(python_state(network=net))
-    changed = {k for k in states[0] if states[0][k] != states[1][k]}
+        changed = {k for k in states[0] if states[0][k] != states[1][k]}
+        same = changed or all(torch.allclose(a, b, rtol=1e-3, atol=1e-5, equal_nan=True)
+                              for a, b in zip(run(net, x), run(fresh, x)))
     return ('changes attributes of its modules' if 'network' in changed
-            else 'draws from the random numbers of Python or NumPy' if changed else '')
+            else 'draws from the random numbers of Python or NumPy' if changed
+            else '' if same else 'gives other results once it has run')
 
 # %% ../../nbs/engine/inputs.ipynb #8075f183
 def least_batch(model):
@@ -341,6 +354,7 @@ def writable(
 ):        # the path; a ValueError or OSError says why it cannot be written
     "Check before training that a file can be written after it."
     file = Path(path).absolute()
+    if is_stream(file) and os.access(file, os.W_OK): return path
     if file.is_dir():
         raise ValueError(f"{path} is a folder; name a file in it, such as {Path(path)/'run'}")
     try:

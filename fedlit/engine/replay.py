@@ -27,13 +27,6 @@ def trees(self:ReplayedCohort):
     return {k: getattr(self, k) for k in WORK}, self.received, self.mine, self.part, \
         dict(server=self.server, fixed=self.fixed)
 
-@patch
-def on(self:ReplayedCohort, work, received, mine, part, same):
-    "A copy of the cohort with these trees as its own."
-    new = copy.copy(self)
-    vars(new).update(work, received=received, mine=mine, part=part, **same)
-    return new
-
 # %% ../../nbs/engine/replay.ipynb #18a4677f
 def _order(v): # memory layout of a client, and does the next client follow directly in memory?
     return v.stride()[1:], v.dim() == 0 or len(v) == 1 or v.stride(0)*len(v) == v.numel()
@@ -81,8 +74,9 @@ def step_group(self:ReplayedCohort, t, ks, batch):
 def bind(self:ReplayedCohort, t, ks, batch):
     "The step of the clients at positions `ks`, as a function of batches like this one."
     some, clock, sent = self.at(ks, step=t), self.memo['clock'], self.sent
-    def step(*trees):
-        here, batch = some.on(*trees[:-1]), trees[-1]
+    def step(work, received, mine, part, same, batch):
+        here = copy.copy(some) # with these trees as its own
+        vars(here).update(work, received=received, mine=mine, part=part, **same)
         if clock['draws'] is False: here.step(batch)
         else:
             with here.draws('step', clock['step']) as drawn: here.step(batch)

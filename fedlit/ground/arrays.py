@@ -54,9 +54,8 @@ def _frame(name, v): # pandas -> array; a frame of numbers and booleans, or one 
     if (names := frame_columns(v)) is not None:
         twice = next((c for c in names if names.count(c) > 1), None)
         if twice is not None: raise ValueError(f"{name} has two columns of the name {twice!r}; give each its own")
-        for c in v.columns:
-            if getattr(v[c].dtype, "kind", "f") not in "biuf":
-                raise ValueError(f"{name}: column {c!r} holds text or other objects; a table is made of numbers")
+        if odd := texts_of(v):
+            raise ValueError(f"{name}: column {odd[0]!r} holds text or other objects; a table is made of numbers")
         flags = [c for c in v.columns if v[c].dtype == bool]
         if len(flags) < len(v.columns): v = v.astype(dict.fromkeys(flags, "int8"))
     a = v.to_numpy()

@@ -125,7 +125,7 @@ class Axes:
     points: dict = field(repr=False, default=None)  # node -> the axis of its channels, if it is one axis with repeat 1
 
 # %% ../../nbs/ground/axes.ipynb #ac4532e8
-_tracing = threading.Lock()
+_one_at_a_time = threading.Lock() # all threads share a graph, and torch is another while a graph is traced
 
 class _Tracer(fx.Tracer):
     "A tracer that leaves calls of modules by other threads alone."
@@ -142,7 +142,7 @@ class _Tracer(fx.Tracer):
 def _trace(model):
     "The graph of a copy of the network in evaluation mode: in training, it may return more, such as all exits' logits."
     try:
-        with _tracing:
+        with _one_at_a_time:
             tracer = _Tracer()
             graph = tracer.trace(copy.deepcopy(model).eval())
         return fx.GraphModule(tracer.root, graph, type(model).__name__)
@@ -309,16 +309,13 @@ def _is_relu(node, graph):
 def watched(axes, at='relu'):
     "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."
     made = {k.rsplit('.', 1)[0] for k in axes.makes}
-    makers = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
-              if n.name in axes.points and n.op == 'call_module' and n.target in made}
+    here = [n for n in axes.graph.graph.nodes if n.name in axes.points]
+    makers = {n.name: axes.points[n.name] for n in here if n.op == 'call_module' and n.target in made}
     if at == 'layer': return makers
-    relus = {n.name: axes.points[n.name] for n in axes.graph.graph.nodes
-             if n.name in axes.points and _is_relu(n, axes.graph)}
+    relus = {n.name: axes.points[n.name] for n in here if _is_relu(n, axes.graph)}
     return {**relus, **{p: a for p, a in makers.items() if a not in relus.values()}}
 
 # %% ../../nbs/ground/axes.ipynb #cb2c6d97
-_one_at_a_time = threading.Lock() # all threads share one graph
-
 class _Watch(fx.Interpreter):
     def __init__(self, graph, points, taps):
         super().__init__(graph)

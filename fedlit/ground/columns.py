@@ -52,9 +52,8 @@ def targets_of(frame, y, target):
     if target is None and kind in "iu" and many > 20:
         raise ValueError(f"column {y!r} holds {many} different whole numbers; say target='numbers' if they are "
                          "a quantity, target='class' if each is a class of its own")
-    if target == "numbers" or target is None and kind == "f":
-        return torch.tensor(frame[y].to_numpy("float32")), (str(y),), "numbers"
-    if target == "labels": return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target
+    if target in ("numbers", "labels") or target is None and kind == "f":
+        return torch.tensor(frame[y].to_numpy("float32")), (str(y),), target or "numbers"
     (codes,), names = coded([[int(v) if kind == "i" else v for v in frame[y].tolist()]])
     return codes, names, "class"
 
@@ -105,12 +104,6 @@ def hub_columns(features, x, y, owner):
             _column(features, y, "ClassLabel", ("label", "labels"), ("y", "labels")))
 
 # %% ../../nbs/ground/columns.ipynb #b8d8af6d
-def _classes_of(splits, y): # -> labels of each split, and the names of the classes
-    feature, columns = splits[0].features[y], [s[y][:] for s in splits]
-    check_groups(y, columns)
-    if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names)
-    return coded(columns)
-
 def hub_targets(splits, y):
     "The targets of each split in a list, their names, and the kind of target."
     kind = lambda c: str(getattr(splits[0].features[c], "dtype", ""))
@@ -121,7 +114,10 @@ def hub_targets(splits, y):
         check_columns(frame, names)
         values, *said = targets_of(frame, y, None)
         return values.split(list(map(len, splits))), *said
-    return *_classes_of(splits, y), "class"
+    feature, columns = splits[0].features[y], [s[y][:] for s in splits]
+    check_groups(y, columns)
+    if type(feature).__name__ == "ClassLabel": return [torch.tensor(c) for c in columns], tuple(feature.names), "class"
+    return *coded(columns), "class"
 
 # %% ../../nbs/ground/columns.ipynb #9b101767
 def _decoded(pictures, size): # PIL images -> (N, C, H, W) uint8; size: (height, width) or None

@@ -99,14 +99,10 @@ def _listed(f, v):
     return (f" is {'an array' if many else 'a list'}; write it as a tuple, "
             f"{f.name}={plain if isinstance(plain, tuple) else (plain,)!r}")
 
-def _hashes(v):
-    try: hash(v)
-    except TypeError: return False
-    return True
-
 def _unlike(f, v):
     "What is wrong with the value of a field, by its declared type; '' if nothing."
-    if not _hashes(v):
+    try: hash(v)
+    except TypeError:
         return (f" is a {type(v).__name__}, but a method is a value that can be compared and stored as text; "
                 "take numbers, texts, or tuples of them")
     if _kind(f) not in _RIGHT or v is f.default or f.default is None and v is None: return ''

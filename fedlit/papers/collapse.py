@@ -16,7 +16,7 @@ from pathlib import Path
 from ..ground.files import all_results, result, shipped
 from ..figure import bars, spectra, style
 from ..measure import significant
-from .claims import above_zero, ahead, hanging, judge, level, ours, results, with_columns
+from .claims import above_zero, ahead, hanging, judge, level, ours, results
 from .depth import LONG, perceptron
 from .drawings import axis_figure, rounds_figure, table
 from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, remember)
@@ -92,7 +92,7 @@ def at_natural(rows):
     "Add a column: how many singular values of the global model exceed `NATURAL`."
     if 'spectrum' not in rows: return rows
     count = [significant(v, NATURAL) if isinstance(v, list) else np.nan for v in rows.spectrum]
-    return with_columns(rows, above_natural=count)
+    return rows.assign(above_natural=count)
 
 # %% ../../nbs/papers/collapse.ipynb #cla00001
 COLLAPSE = {
@@ -203,7 +203,7 @@ def gains_by_alpha(rows, missing=()):
 def committed_verdicts(scale='embedded'): # 'embedded': digits; 'short': real images
     "The verdicts based on the results that come with fedlit."
     e, out = CATALOGUE['collapse'], shipped('digits' if scale == 'embedded' else 'catalogue')
-    return e.judge(*committed(scale), repeated if looks(e, scale, out)[1] else paired)
+    return judge(e.claims, *committed(scale), e.derive, repeated if looks(e, scale, out)[1] else paired)
 
 def verdicts_beside(tables): # name -> DataFrame of `decide`, for the main job
     "Verdicts from several sets of runs on the same claims: verdict, effect and seeds in words, one column per set."

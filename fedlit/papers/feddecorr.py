@@ -20,9 +20,9 @@ from dataclasses import replace
 from ..measure import significant
 from ..methods import MOON, SCAFFOLD, FedAvg, FedAvgM, FedDecorr, FedProx
 from .claims import (Numbers, above_zero, ahead, best_of, beyond, level, mean_of, minus, nth, ours, pick,
-                                  reached, rising, rounds_to, seedwise, started, with_columns)
+                                  reached, rising, rounds_to, seedwise, started)
 from .drawings import axis_figure, rounds_figure, spectrum_figure, table
-from .entries import (SEEDS, alphas, entry, grid, holding, local_field, measuring, seeds_at_short)
+from .entries import alphas, entry, grid, holding, local_field, measuring
 from .evidence import mean_and_margin
 from .settings import Setting
 from ..parse import method as parse
@@ -111,7 +111,7 @@ def fewer_dimensions(who, prefix=''):
 COLLAPSE, LOCAL_COLLAPSE = fewer_dimensions('global model'), fewer_dimensions('local models', 'local_')
 def spectra_alphas(scale): return alphas(*FOUR) if scale == 'short' else alphas(.01, .05, .25, float('inf'))
 def strongest(scale): return alphas(.05, .1) if scale == 'short' else alphas(.01, .05)
-TEN_SEEDS, FIVE_SEEDS = seeds_at_short(10), seeds_at_short(5)
+TEN_SEEDS, FIVE_SEEDS = dict(short=range(10)), dict(short=range(5))
 
 def most_uneven(*values): return lambda scale: alphas(.05) if scale == 'short' else alphas(*values)
 def by_round(s): return measuring('spectra_by_round')(s) if s.model == 'cnn_bn' else {}
@@ -135,7 +135,7 @@ AVERAGED_PART = minus(fallen('spectrum'), LOCAL_PART)
 def causes(rows):
     "How much of the collapse at alpha 0.05 is already in the clients' models, and how much averaging adds."
     parts = dict(all=fallen('spectrum'), local=LOCAL_PART, averaging=AVERAGED_PART)
-    return pd.DataFrame({d: {k: mean_and_margin(f(with_columns(part)), 2) for k, f in parts.items()}
+    return pd.DataFrame({d: {k: mean_and_margin(f(part), 2) for k, f in parts.items()}
                          for d, part in rows.groupby('data', sort=False)}).T
 
 # %% ../../nbs/papers/feddecorr.ipynb #02dd1835
@@ -171,7 +171,7 @@ OTHER_CLIENTS = 1, 2, 3
 def with_counts(rows):
     "Add columns `count_1` and so on: how many values of one client's spectrum are significant; NaN if not measured."
     count = lambda v: significant(v) if isinstance(v, list) else np.nan
-    return with_columns(rows, **{f'count_{k}': rows[str(k)].map(count) for k in OTHER_CLIENTS if str(k) in rows})
+    return rows.assign(**{f'count_{k}': rows[str(k)].map(count) for k in OTHER_CLIENTS if str(k) in rows})
 
 entry('feddecorr/fig10', 'ICLR Fig. 10', 'The same for other clients', like='feddecorr/fig2b',
       derive=with_counts, draw=client_figure(*OTHER_CLIENTS),
@@ -265,7 +265,7 @@ LINEAR = dict(model='mlp', options=(('hidden', ()), ('features', 64), ('represen
 def first_pair(rows):
     "Add columns: mean alignment of the first two layers' leading directions, and how much training has added to it."
     first = lambda column: np.array([np.mean(pairs[0]) for pairs in column])
-    return with_columns(rows, first=first(rows.aligned), gain=first(rows.aligned) - first(rows.aligned_at_start))
+    return rows.assign(first=first(rows.aligned), gain=first(rows.aligned) - first(rows.aligned_at_start))
 
 entry('feddecorr/fig6', 'ICLR Fig. 6',
       'Are consecutive layers aligned? |u_k . v_k| of a linear representation and its classifier',
@@ -298,7 +298,7 @@ def loss_by_client(rows):
 
 def fall(rows):
     "Add a column: how far the loss falls during the phase, averaged over clients."
-    return with_columns(rows, fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.training_decorr])
+    return rows.assign(fall=[float(np.mean([c[0]-c[-1] for c in v])) for v in rows.training_decorr])
 
 # %% ../../nbs/papers/feddecorr.ipynb #5458ec33
 entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local phase, all clients',
@@ -567,7 +567,7 @@ def lost_to_domains(method):
 entry('feddecorr/domain-spectra', 'TPAMI section V-C',
       'Effective rank of the clients\' features, with one domain per client and with an even division',
       grid=grid(DOMAINS, 'office_caltech10', every=measuring('spectra'), division=DIVIDED, method=PAIR,
-                seeds=lambda scale: tuple(range(20, 40)) if scale == 'embedded' else SEEDS),
+                seeds=dict(embedded=range(20, 40))),
       draw=table('division', 'method', 'local_rank'),
       claims={'domains leave the clients\' models fewer dimensions (effective rank)': lost_to_domains('FedAvg'),
               'FedDecorr raises it': helps(value='local_rank', unit='dimensions', division='by domain')}

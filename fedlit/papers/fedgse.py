@@ -14,7 +14,7 @@ import numpy as np, pandas as pd
 from scipy.stats import gaussian_kde
 from ..figure import colours_of, style
 from .claims import (Numbers, above_zero, ahead, best_of, beyond, by_sign, kendall, least_of, level, minus,
-                                  nth, ours, pick, reached, rising, started, wins, with_columns)
+                                  nth, ours, pick, reached, rising, started, wins)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import entry, grid, holding, measuring, published
 from .feddecorr import FIVE_SEEDS
@@ -98,9 +98,9 @@ GAPS = grid(THESIS, 'mnist', every=lambda s: dict(rounds=min(s.rounds, 100), mea
 
 def added_up(rows):
     "Add columns: the gaps' running sum, their sum, their median as that of a typical round, and those of `started`."
-    return with_columns(started(rows), added=[float(np.sum(v)) for v in rows.update_gap],
-                        typical=[float(np.median(v)) for v in rows.update_gap],
-                        gaps=[list(np.cumsum(v)) for v in rows.update_gap])
+    return started(rows).assign(added=[float(np.sum(v)) for v in rows.update_gap],
+                                typical=[float(np.median(v)) for v in rows.update_gap],
+                                gaps=[list(np.cumsum(v)) for v in rows.update_gap])
 
 def gap_figure(rows):
     "Draw the differences of all rounds and seeds: their density, and each against its round."
@@ -156,7 +156,7 @@ LOWEST = minus(least_of(*(above_zero('added', method=m) for m in RIVALS)), above
 def gap_table(rows):
     "The cumulative difference after every fifth of the rounds, and the accuracy, of every method."
     at = {f'AD after {r}': [v[r-1] for v in rows.gaps] for r in fifths(len(rows.gaps.iloc[0]))}
-    one = lambda value, digits: table('method', 'data', value, digits)(with_columns(rows, **at)).iloc[:, 0]
+    one = lambda value, digits: table('method', 'data', value, digits)(rows.assign(**at)).iloc[:, 0]
     return pd.DataFrame({**{name: one(name, 1) for name in at}, 'accuracy, %': one('accuracy_late', 1)})
 
 # %% ../../nbs/papers/fedgse.ipynb #c41ac8e9

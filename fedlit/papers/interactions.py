@@ -51,7 +51,11 @@ class Interactions:
     asked: dict    # the other settings that decide the results
 
 def _curve_or_error(train, m, seed, checkpoint):
-    try: return _curve(train(m, seed, checkpoint))
+    try:
+        h = train(m, seed, checkpoint).history
+        if bad := h['round'][~np.isfinite(h['loss'])].tolist():
+            raise FloatingPointError(f"the server's test loss is not a number after round {bad[0]}")
+        return h['accuracy'].tolist()
     except (ValueError, TypeError, FloatingPointError) as e:
         if type(m) is FedAvg: raise
         return f'{type(e).__name__}: {e}'
@@ -84,13 +88,6 @@ def interactions(
     return Interactions(list(methods), seeds, runs, asked)
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
-def _curve(run):
-    "The accuracies of a run; a FloatingPointError if a test loss is not finite."
-    h = run.history
-    if bad := h['round'][~np.isfinite(h['loss'])].tolist():
-        raise FloatingPointError(f"the server's test loss is not a number after round {bad[0]}")
-    return h['accuracy'].tolist()
-
 def _continued(file, asked):
     there = Interactions.load(file)
     if differ := [f'{k}: {there.asked.get(k)} there, {asked.get(k)} here' for k in {**there.asked, **asked}

@@ -185,7 +185,7 @@ def across_own(a):
 # %% ../../nbs/papers/landscape.ipynb #map00013
 entry('landscape/methods', 'not in the papers',
       'Every method alone and with FedDecorr: dimensions and accuracy',
-      grid=grid(LANDSCAPE, 'cifar10', seeds=lambda scale: MAP_SEEDS if scale == 'embedded' else MAP_SEEDS[:3],
+      grid=grid(LANDSCAPE, 'cifar10', seeds=dict(embedded=MAP_SEEDS, short=MAP_SEEDS[:3], paper=MAP_SEEDS[:3]),
                 alpha=alphas(*THREE), method=ROWS),
       draw=tuple(MAPS.items()), derive=rank_columns,
       claims=ours({k: v for a in THREE for k, v in (across(a) | across_own(a)).items()}))
@@ -195,7 +195,7 @@ FEW = ('FedAvg', 'ExactDecorr', 'TopK', 'FedDyn', 'Krum', 'DeCov', 'FedAdam', 'F
 entry('landscape/images', 'not in the papers',
       'The ten methods that differ most, alone and with FedDecorr',
       grid=grid(LANDSCAPE | dict(short=dict(small_cifar10=IMAGES)), 'cifar10', alpha=alphas(.05),
-                seeds=lambda scale: PLAN_SEEDS[:3] if scale == 'short' else MAP_SEEDS,
+                seeds=dict(embedded=MAP_SEEDS, short=PLAN_SEEDS[:3], paper=MAP_SEEDS),
                 method={k: v for k, v in ROWS.items() if k.split('+')[0] in FEW}),
       draw=map_figure('local_rank', 'accuracy_late', FEW, 'effective rank of local features', ACCURACY),
       derive=rank_columns, claims=ours(across(.05, FEW)))

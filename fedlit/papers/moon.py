@@ -4,18 +4,17 @@
 
 # %% auto #0
 __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 'REST', 'leads', 'SIZES', 'MORE_EPOCHS', 'CLOSE',
-           'CROWD', 'STRONG_MOON', 'most', 'MOON_LEADS', 'solo_change', 'weight', 'moon_row', 'as_printed',
-           'weight_grid', 'not_behind', 'best_used', 'moon_rows', 'half_the_rounds', 'loses', 'many_parties']
+           'CROWD', 'STRONG_MOON', 'most', 'MOON_LEADS', 'solo_change', 'moon_row', 'as_printed', 'weight_grid',
+           'best_used', 'moon_rows', 'loses', 'many_parties']
 
 # %% ../../nbs/papers/moon.ipynb #8559805d
-import math, numpy as np
+import numpy as np
 from dataclasses import replace
 from functools import partial
-from .claims import (Numbers, ahead, best_of, beyond, level, mean_of, minus, nth, ours, pick, reached,
-                                  rising, rounds_to, seedwise, started, wins)
+from .claims import (Numbers, above_zero, ahead, best_of, beyond, by_sign, level, mean_of, minus, nth,
+                                  ours, pick, reached, rising, rounds_to, seedwise, started, wins)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import alphas, entry, grid, local_field, measuring
-from .evidence import Evidence
 from .feddecorr import CORRECTED, DECORR, FIVE_SEEDS, many_clients
 from .settings import Setting
 from ..local import SGD, Local
@@ -44,15 +43,11 @@ def solo_change(s):
     return dict(method='SOLO()', **measuring('everywhere')(s), **long)
 
 # %% ../../nbs/papers/moon.ipynb #f1ac594d
-def weight(s, name):
-    "The weight of a method's term: tuned at short scale; on digits, that reported for CIFAR-100."
-    used = dict(MOON=5., FedProx=.01) if s.data == 'cifar10' and s.model != 'cnn_bn' else SHORT_WEIGHTS
-    return used[name]
-
-def moon_row(name, mu=None):
+def moon_row(name, mu=None): # mu: weight of the method's term; None: tuned at short scale, else as reported
     "A change that turns a setting into a row of MOON's tables."
     def change(s):
-        term = lambda name: float(mu or weight(s, name))
+        used = dict(MOON=5., FedProx=.01) if s.data == 'cifar10' and s.model != 'cnn_bn' else SHORT_WEIGHTS
+        term = lambda name: float(mu or used[name])
         own = dict(Scaffold='SCAFFOLD()', FedProx=f"FedProx(mu={term('FedProx')})", MOON=f"MOON(mu={term('MOON')})",
                    l2=f"MOON(mu={term('MOON')}, variant='l2')")
         return dict(method=own.get(name, f'{name}()'))
@@ -68,10 +63,6 @@ SCAFFOLD_ROW = ('Scaffold is fedlit\'s corrected form, which allows for momentum
 # %% ../../nbs/papers/moon.ipynb #8882a197
 def weight_grid(name, *values): return {f'{name}, mu={v:g}': moon_row(name, v) for v in values}
 
-def not_behind(differences, test):
-    "The rule for claims without randomness where a tie is enough."
-    return Evidence(math.nan, 1 if np.min(differences) >= 0 else -1, 'counted')
-
 def best_used(name):
     "The claim's numbers: how far the weight in use is ahead of the best other weight, at short scale."
     def lead(rows):
@@ -80,7 +71,7 @@ def best_used(name):
         seen = pick(rows, {}, 'accuracy_late').groupby('method').mean()
         others = [v for k, v in seen.items() if k.startswith(f'{name},') and k != used]
         return [seen[used] - max(others)]
-    return Numbers(lead, 'points', not_behind)
+    return Numbers(lead, 'points', partial(by_sign, tie=True))
 
 # %% ../../nbs/papers/moon.ipynb #d6a81ee7
 entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds that no table uses',
@@ -107,11 +98,6 @@ SIZES = {'MOON leads FedAvg by at least two points': beyond(ahead('MOON', 'FedAv
          **{f'{said} gains at most a point on FedAvg (a point minus its gain)': beyond(ahead('FedAvg', m), -1.)
             for m, said in (('FedProx', 'FedProx'), ('Scaffold', CORRECTED))}}
 
-def half_the_rounds(rows):
-    "The claim's numbers: how far MOON stays below half of FedAvg's rounds."
-    needs = lambda method: pick(rows, dict(method=method), 'rounds').groupby('seed').mean()
-    return (needs('FedAvg')/2 - needs('MOON')).to_numpy()
-
 # %% ../../nbs/papers/moon.ipynb #3f625acc
 entry('moon/table1', 'Table 1', 'Final accuracy of five methods',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows('SOLO', *FEDERATED), ways=as_printed),
@@ -131,7 +117,9 @@ entry('moon/table2', 'Table 2', 'Rounds to reach FedAvg\'s final accuracy',
       derive=rounds_to, draw=table('method', 'data', 'rounds'),
       claims={**{f'MOON needs fewer rounds than {said}': ahead(m, 'MOON', 'rounds', 'rounds')
                  for m, said in zip(REST, ('FedAvg', 'FedProx', CORRECTED))},
-              'and at most half as many as FedAvg': Numbers(half_the_rounds, 'rounds', whole=False)})
+              'and at most half as many as FedAvg':
+                  seedwise(lambda sides: sides[0]/2 - sides[1],
+                           *(above_zero('rounds', 'rounds', method=m) for m in ('FedAvg', 'MOON')))})
 
 # %% ../../nbs/papers/moon.ipynb #8d735bdb
 entry('moon/fig6', 'Fig. 6', 'Accuracy against rounds',

@@ -9,7 +9,7 @@ __all__ = ['SEEN', 'of_first_seed', 'draw_partition', 'everything', 'mapped', 's
 import numpy as np
 from dataclasses import replace
 from ..figure import style
-from .claims import above_zero, ahead, by_sign, with_columns
+from .claims import above_zero, ahead, by_sign
 from .drawings import table
 from .entries import alphas, entry, grid
 from .moon import ALL_SETS, PARTIES, solo_change
@@ -59,7 +59,7 @@ def mapped(s):
 def seen(rows):
     "Add columns: the map and its separation, from the network that the row is about, global or local."
     look = lambda column: [row[SEEN[row.network] + column] for _, row in rows.iterrows()]
-    return with_columns(rows, map=look('map'), separated=look('separated'))
+    return rows.assign(map=look('map'), separated=look('separated'))
 
 # %% ../../nbs/papers/moon_figures.ipynb #b48e1880
 def draw_map(ax, row):

@@ -16,7 +16,7 @@ import fedlit.setting
 from ..ground.files import forget, result, write_json
 from ..ground.messages import warn
 from ..laws import threads
-from .measures import MEASURES, WATCHES
+from .measures import MEASURES, watch_spectra
 from ..parse import method as parse
 from ..compare import run_together
 from ..run import Federation
@@ -37,20 +37,15 @@ def address(s):
     return Path(s.data)/f'{canonical(s.method)[1]}-{digest}.json'
 
 # %% ../../nbs/papers/settings.ipynb #5cafe224
-def _watched(s):
-    "The `watch` function for `federate` that a setting's measurements need; None if they need none."
-    watches = [WATCHES[k] for k in s.measure if k in WATCHES]
-    return (lambda *now: {k: v for w in watches for k, v in w(*now).items()}) if watches else None
-
 def federation_of(
     s, checkpoint=None, # file to continue from, written after every round
     minutes=None, # stop after the round in which this many have passed; needs a checkpoint
     **kw,         # for `federate`: device, executor
 ) -> Federation:
     "The federation of a setting, with everything that its measurements need."
-    every = 1 if {'curve', *WATCHES} & {*s.measure} else s.rounds
+    every = 1 if {'curve', 'spectra_by_round'} & {*s.measure} else s.rounds
     f = Federation.of(s, progress=False, checkpoint=checkpoint, minutes=minutes, evaluate_every=every,
-                      keep_locals=True, watch=_watched(s), **kw)
+                      keep_locals=True, watch=watch_spectra if 'spectra_by_round' in s.measure else None, **kw)
     own = 'own_accuracy' in s.measure and f.tests is None
     return replace(f, tests=tests_of(f.task, f.clients, s.seed)) if own else f
 

@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import replace
 from datetime import timedelta
 from fastcore.basics import patch
-from functools import reduce
 from math import prod
 from pathlib import Path
 from ..ground.tree import flatten, unflatten, leaves, tmap, put, rows
@@ -189,21 +188,17 @@ class Share(Table):
     "The rows (K, ...) of a round's clients, on rank 0: a sum is sent as one tensor, rows are fetched when read."
     def __init__(self,
         ranks, # Ranks
-        path,  # keys that lead to the tensor in the clients' results
+        name,  # of the tensor in the clients' results, as in `flatten`
         mine,  # (k, ...), the rows of the clients that were trained here
     ):
-        self.ranks, self.path, self.mine, self.all = ranks, path, mine, None
+        self.ranks, self.name, self.mine, self.all = ranks, name, mine, None
         self.row, self.device, self.clients = mine.new_empty(mine.shape[1:]), mine.device, sum(map(len, ranks.shares))
     def __repr__(self): return f'Share of {self.clients} rows {tuple(self.row.shape)}, {len(self.mine)} of them here'
     def __getitem__(self, i):
-        if self.all is None: self.all = self.ranks._fetched(self.path, self.mine)
+        if self.all is None: self.all = self.ranks._fetched(self.name, self.mine)
         return self.all[i]
     def sum(self, dim=None, **kw):
-        return self.ranks._summed(self.path, self.mine) if dim == 0 and not kw else self[:].sum(dim, **kw)
-
-def _spread(ranks, tree, path=()):
-    return ({k: _spread(ranks, v, (*path, k)) for k, v in tree.items()} if isinstance(tree, dict)
-            else Share(ranks, path, tree))
+        return self.ranks._summed(self.name, self.mine) if dim == 0 and not kw else self[:].sum(dim, **kw)
 
 # %% ../../nbs/scale/torchrun.ipynb #e82bc010
 @patch
@@ -220,18 +215,18 @@ def _collect(self:Ranks, mine):
     return tmap(lambda *v: self._joined(v), *parts)
 
 @patch
-def _fetched(self:Ranks, path, mine):
-    "All rows of the tensor at `path` in the clients' results."
-    self._say('rows', path=path)
+def _fetched(self:Ranks, name, mine):
+    "All rows of the tensor `name` in the clients' results."
+    self._say('rows', name=name)
     return self._collect(mine)
 
 # %% ../../nbs/scale/torchrun.ipynb #f654b0c3
 def _summand(v): return v.sum(0, dtype=torch.double).reshape(-1)
 
 @patch
-def _summed(self:Ranks, path, mine):
-    "The sum over clients of the tensor at `path`."
-    self._say('sum', path=path)
+def _summed(self:Ranks, name, mine):
+    "The sum over clients of the tensor `name`."
+    self._say('sum', name=name)
     return self._total(_summand(mine)).view(mine.shape[1:]).to(mine.dtype if mine.is_floating_point() else torch.int64)
 
 # %% ../../nbs/scale/torchrun.ipynb #03f0bb04
@@ -328,9 +323,9 @@ def train(self:Ranks, who, state):
     if leaves(home := _home(self.out, state)):
         self._say('home')
         home = self._collect(home)
-    return {**numbers,
-            **{k: {**v, **home.get(k, {})}
-               for k, v in _spread(self, {k: v for k, v in self.out.items() if isinstance(v, dict)}).items()}}
+    trees = flatten({k: v for k, v in self.out.items() if isinstance(v, dict)})
+    shares = unflatten({k: Share(self, k, v) for k, v in trees.items()})
+    return {**numbers, **{k: {**v, **home.get(k, {})} for k, v in shares.items()}}
 
 # %% ../../nbs/scale/torchrun.ipynb #0ad934ee
 @patch
@@ -462,15 +457,13 @@ def _on_sums(self:Ranks, run, said, tree):
     q, p = (torch.tensor(said[k], dtype=torch.double, device=self.device)[self.at] for k in 'qp')
     self._total(self._line(flatten(client_sums(self.state, self.out, q, p))) if self.out else None)
 
-def _at(tree, path): return reduce(lambda t, k: t[k], path, tree)
-
 @patch
 def _on_sum(self:Ranks, run, said, tree):
-    self._total(_summand(_at(self.out, said['path'])) if self.out else None)
+    self._total(_summand(flatten(self.out)[said['name']]) if self.out else None)
 
 @patch
 def _on_rows(self:Ranks, run, said, tree):
-    if self.out: self._give(dict(rows=_at(self.out, said['path'])), 0)
+    if self.out: self._give(dict(rows=flatten(self.out)[said['name']]), 0)
 
 @patch
 def _on_home(self:Ranks, run, said, tree):
