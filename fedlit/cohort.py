@@ -231,7 +231,7 @@ def hold(self:Cohort):
 @patch
 def offer(self:Cohort, own):
     "The values that a hook may ask for at one client, by name; `part_view` gives each part its own memory."
-    mine, part, y = own.pop('mine'), own.pop('part'), {k: own.pop(k) for k in ('y',) if k in own}
+    mine, part, y = own.pop('mine'), own.pop('part'), dict(y=own.pop('y')) if 'y' in own else {}
     valid = own.pop('valid', None) # which places of the batch hold a sample, if some are empty
     offer = {**self.sent.offers, **self.now, 'axes': self.axes, 'server': self.server, 'fixed': self.fixed,
              **mine, **own, **self.part_offer(part, own), **({} if valid is None else dict(valid=valid))}
@@ -318,7 +318,8 @@ def at(self:Cohort, ks, **now):
     some = (lambda v: v[ks]) if isinstance(ks, slice) else (lambda v: [v[k] for k in ks])
     new.who, new.seeds = some(self.who), some(self.seeds)
     new.received = {k: v[ks] if k in self.home else v for k, v in self.received.items()}
-    new.vectorise, new.now = single if len(new.loss) == 1 else self.vectorise, now
+    if len(new.loss) == 1: new.vectorise = single
+    new.now = now
     return new.take_part(now['step']) if 'step' in now else new
 
 @patch
@@ -366,11 +367,11 @@ def train(self:Cohort):
 @patch
 def results(self:Cohort):
     "What clients end with: what they send, and what they remember after the `done` hooks."
+    method, out = self.sent.method, dict(client=self.mine['client'], uploads={})
     def of_one(offer, **more):
         said = each_part(method, 'done', dict(offer, **more, delta=sub(offer['params'], offer['received'])))
         return dict(client={k: said[k][0] if k in said else v for k, v in offer['client'].items()},
                     uploads={k: v[1] for k, v in said.items()})
-    method, out = self.sent.method, dict(client=self.mine['client'], uploads={})
     if overrides(method, 'done'): out = self.per_client('done', of_one, mask=self.part.get('mask', {}))
     out = self.mask_results(out)
     if self.sent.local.optimizer.kept: out['client'] = {**out['client'], OPTIMIZER: self.velocity}
@@ -414,7 +415,7 @@ def as_sent(
     trained, # name -> (K, ...), buffers after training
     instead, # name -> (K, ...), the `send` hooks' replacements for some of them
 ):           # name -> (K, ...)
-    "The buffers that leave the clients; a warning names those that changed but are not sent."
+    "The buffers that leave the clients; a warning names the first that changed but is not sent."
     moved = torch.stack([(v != trained[k]).any() for k, v in instead.items()]).tolist() if instead else []
     if lost := [k for k, far in zip(instead, moved) if far]: # one wait for a device
         more = f' and {len(lost) - 1} more' if lost[1:] else ''

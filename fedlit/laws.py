@@ -885,7 +885,7 @@ CAUSES = 'text', 'whole', 'untouched' # may say why a method does not run
 AFTER = {'sealed': ('repeats',)} # a law says nothing of its own where one of these is broken
 AFTER |= {law: ('untouched', 'repeats', 'sealed') for law in ('executors', 'recorded', 'order', 'equal', 'statistics',
                                                               'resumed', 'batch', 'near', 'acts')}
-AFTER |= {law: (*AFTER['order'], 'order') for law in [*TWINS][1:]}
+AFTER |= {law: (*AFTER['order'], 'order') for law in TWINS if law != 'order'}
 AFTER |= {'sums': (*AFTER['order'], 'executors'), 'shares': (*AFTER['shares'], 'participants')}
 
 def _ask(law, method, world):

@@ -134,13 +134,10 @@ def logits_of(
 # %% ../nbs/13_measure.ipynb #1e192d04
 SCORED = {'class': ('accuracy', 'loss'), 'dense': ('accuracy', 'loss'), # what a test measures, the main measure first
           'labels': ('average_precision', 'f1', 'loss'), 'numbers': ('mse', 'loss')}
-LESS = 'mse', # those for which less is better
+LESS = ('mse',) # those for which less is better
 UNITS = dict(accuracy='test accuracy (share)', average_precision='average precision (share)', mse='mean squared error')
 
 def _class_sums(z, y):
-    return ((z.argmax(1) == y).sum(), F.cross_entropy(z.double(), y, reduction='sum')), (len(y),)*2
-
-def _dense_sums(z, y):
     loss = F.cross_entropy(z.double(), y, ignore_index=-1, reduction='sum')
     return ((z.argmax(1) == y).sum(), loss), ((y >= 0).sum(),)*2
 
@@ -152,7 +149,7 @@ def _label_sums(z, y):
 
 def _number_sums(z, y): return ((z.double() - y).square().mean(1).sum(),)*2, (len(y),)*2 # the loss is the error itself
 
-_SUMS = {'class': _class_sums, 'dense': _dense_sums, 'labels': _label_sums, 'numbers': _number_sums}
+_SUMS = {'class': _class_sums, 'dense': _class_sums, 'labels': _label_sums, 'numbers': _number_sums}
 
 # %% ../nbs/13_measure.ipynb #6f3238ae
 def average_precision(

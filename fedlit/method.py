@@ -211,7 +211,7 @@ def asks_for(
     name,   # name of a value that hooks may ask for, see `OFFERS`
 ):          # bool
     "Does `hook` of any part of `method` ask for `name`?"
-    return any(name in _wants(hook_of(p, hook))[0] for p in method.parts)
+    return any(name in _wants(hook_of(p, hook))[0] for _, p in _overriding(method, hook))
 
 @remembered
 def varies_with(
@@ -219,7 +219,7 @@ def varies_with(
     hooks,  # tuple of names of hooks
 ):          # frozenset of str
     "Which of 'round', 'first' and 'step' change the values that these hooks ask for."
-    names = {name for part in method.parts for hook in hooks for name in _wants(hook_of(part, hook))[0]}
+    names = {name for hook in hooks for _, part in _overriding(method, hook) for name in _wants(hook_of(part, hook))[0]}
     return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
 
 # %% ../nbs/05_method.ipynb #cf6149f6
@@ -228,7 +228,7 @@ def needs(
     name,   # name of a value that hooks may ask for
 ):          # bool
     "Does any hook of `method` ask for `name` without a default?"
-    return any(name in _wants(hook_of(p, hook))[1] for p in method.parts for hook in HOOKS)
+    return any(name in _wants(hook_of(p, hook))[1] for hook in HOOKS for _, p in _overriding(method, hook))
 
 def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"

@@ -62,7 +62,8 @@ class EngineCohort(CutCohort, FrozenCohort, RaggedCohort, ReplayedCohort):
 # %% ../nbs/12_round.ipynb #f655d3b2
 def _trainer(sent, who, batches, executor, tapes):
     "A function that trains the clients at some positions as one cohort, with the network or a copy of it."
-    each, _ = EXECUTORS[executor], sent.offers # what all cohorts share is made here, once
+    each = EXECUTORS[executor]
+    _ = sent.offers # what all cohorts share is made here, once
     fill = each is stacked and can_pad(sent, batches, EngineCohort)
     def train(at, model=sent.model):
         cohort = EngineCohort(sent, [int(who[k]) for k in at], batches.of(at), each, fill, tapes)

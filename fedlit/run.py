@@ -222,7 +222,7 @@ def check_without(self:Federation):
 
 # %% ../nbs/19_run.ipynb #e2583e2a
 @patch
-def check_target(self:Federation):
+def checked_criterion(self:Federation):
     "Refuse a method or metrics that do not fit the targets; returns the criterion."
     check_metrics(self.metrics, self.task.target)
     check_target(self.method, self.task.target)
@@ -236,8 +236,8 @@ def check_target(self:Federation):
 def checked(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that is not possible."
     device = best_device() if self.device == 'auto' else str(self.device)
-    plain = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
-    federation = replace(self, device=device, **plain)
+    numbers = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
+    federation = replace(self, device=device, **numbers)
     federation.check_choices()
     federation.check_numbers()
     check_device(device)
@@ -246,7 +246,7 @@ def checked(self:Federation):
                          "precision='float32' needs none")
     if federation.checkpoint: writable(federation.checkpoint)
     clients, tests = federation.check_data()
-    criterion = federation.check_target()
+    criterion = federation.checked_criterion()
     without = federation.check_without()
     check_network(federation.model, federation.task, federation.method, device)
     check_proxy(federation.model, federation.method, federation.proxy)
@@ -310,7 +310,7 @@ class Simulation:
         small = torch.device(federation.device).type == 'cpu' and not keeps_core_busy(self.model)
         one = small and federation.executor not in ('threads', 'extract') # these give a core to each client
         self.threads = federation.threads or (1 if one else torch.get_num_threads())
-        torch.set_num_threads(self.threads) # until `shield` ends
+        torch.set_num_threads(self.threads) # until `running` ends
         self.source, self.min_batch = normalised(self.task), least_batch(self.model)
         self.chance_loss = loss_of_guess(federation.criterion, self.task.classes)
         check_extremes(self.model, self.task)
@@ -644,7 +644,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     "The columns that a test adds to the row of a round."
     first, *others, _ = (*SCORED[self.task.target][:-1], *self.test.metrics, 'loss')
     past, who = history[-1] if history else {}, out['who'].tolist()
-    known = past.get(first) is not None and past[first] == past[first]
+    known = (v := past.get(first)) is not None and not math.isnan(v)
     if not known or any(k not in past for k in others): past = self.measured(before)
     row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
            **self.validated(after)}
@@ -758,10 +758,10 @@ def by_rounds(self:Simulation, run, team, stop):
     "Run the rounds, with clients trained by `team`; pauses after each round but the last."
     steps, out = self.rounds(run, team, stop), None
     while True:
-        try: ask = steps.send(out)
+        try: job = steps.send(out)
         except StopIteration: return
-        out = team.train(*ask) if ask else None
-        if not ask: yield
+        out = team.train(*job) if job else None
+        if not job: yield
 
 # %% ../nbs/19_run.ipynb #0edc5305
 class SingleProcess:
@@ -804,7 +804,8 @@ def running(self:Federation, team=None, shared=True): # shared: will the caller 
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
     federation, team, stop = self.checked(), team or SingleProcess(), time.monotonic() + 60*(self.minutes or 0)
-    with memory_held(federation.device):
+    with memory_held(federation.device), ExitStack() as undone:
+        undone.callback(torch.set_num_threads, torch.get_num_threads())
         sim, run = federation.begin(team, shared)
         if team.follows:
             yield sim.end(team.follow(sim, run))

@@ -1,5 +1,6 @@
 "The command line: what it runs, what it says is wrong, and that its help does not load PyTorch."
 import json, os, re, shlex, subprocess, sys, time
+from inspect import signature
 from pathlib import Path
 import pandas as pd, pytest
 from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
@@ -8,7 +9,7 @@ from fedlit.local import Local
 from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer
 from fedlit.result import Run
 from fedlit.papers.collapse import collapse_runs
-from fedlit import cli
+from fedlit import cli, partition
 from fedlit.compare import compare
 from fedlit.setting import PARTITIONS, plain
 from conftest import DATA
@@ -75,7 +76,8 @@ def test_every_partition_trains(args, tmp_path):
     assert 0 < json.loads(file.read_text())['history'][0]['accuracy'] < 1
 
 def test_the_partitions_of_the_command_line_are_those_of_a_setting():
-    assert set(CHOICES['partition']) == set(PARTITIONS)
+    assert set(CHOICES['partition']) == set(PARTITIONS) == {
+        n for n in partition.__all__ if 'clients' in signature(getattr(partition, n)).parameters}
 
 def test_nothing_is_compared_with_itself():
     with pytest.raises(SystemExit, match=r'the methods: MOON\(mu=1\.0.* is there twice'):

@@ -15,7 +15,7 @@ from fedlit.partition import dirichlet
 from fedlit.round import fed_round, local_phase
 from fedlit.state import pure, start
 from fedlit.run import federate
-from fedlit.vocabulary import OFFERS, offers
+from fedlit.vocabulary import OFFERS, STEP, offers
 from dataclasses import replace
 
 TASK = load('digits').subset(200, seed=0)
@@ -120,6 +120,15 @@ def test_a_hook_that_uses_samples_keeps_batches_as_they_are():
             return params if x is None else {k: v*(1 + .1*x.mean()) for k, v in params.items()}
     network, local = net(norm='none'), Local(batch_size=16)
     sent = Broadcast(Scaled(), network, start(Scaled(), network, 4), local)
+    assert not can_pad(sent, batches_of(TASK, CLIENTS, WHO, local))
+
+def test_a_hook_that_the_table_adds_to_a_step_is_asked_about_empty_places(monkeypatch):
+    class Looks(Method):
+        def done(self, client, forward): return client, {}
+    network, local = net(norm='none'), Local(batch_size=16)
+    sent = Broadcast(Looks(), network, start(Looks(), network, 4), local)
+    assert can_pad(sent, batches_of(TASK, CLIENTS, WHO, local))
+    monkeypatch.setattr('fedlit.engine.ragged.STEP', (*STEP, 'done')) # as if it ran in every step
     assert not can_pad(sent, batches_of(TASK, CLIENTS, WHO, local))
 
 def test_clients_of_a_filled_cohort_stand_in_any_order():

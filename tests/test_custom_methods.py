@@ -78,6 +78,8 @@ def one(hook, signature, answer, **others):
     ('merge', 'delta, server', 'delta', 'Mine.merge returned .*, but it must return two dictionaries'),
     ('merge', 'delta, server', "({'head.weight': delta['head.weight']}, server)",
      'Mine.merge returned nothing for body.1.bias'),
+    ('merge', 'delta, server', 'delta, dict(n=3)',
+     'Mine.merge returned 3 as n, but what is remembered or sent must be a tensor'),
     ('weigh', 'weights', 'None', 'Mine.weigh returned None, but it must return'),
     ('weigh', 'weights', 'weights.sum()', 'Mine.weigh returned .*, but it must return'),
     ('init', 'params', 'params', 'Mine.init returned .*, but it must return three dictionaries'),

@@ -10,7 +10,7 @@ from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAda
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
-from fedlit.networks import MixedRun, groups
+from fedlit.networks import MixedRun, by_network
 from fedlit.participation import Clock
 from fedlit.partition import dirichlet
 from fedlit.run import federate, federating
@@ -85,7 +85,7 @@ def test_students_of_all(method, executor):
     "Weights are averaged among clients with one network, opinions among all; the server's own network only listens."
     nets, own = three(), Dense(32, 32)
     got = run([*nets, own], method, executor=executor)
-    kinds = groups([*nets, own], 6)
+    kinds = by_network([*nets, own], 6)
     for r in range(2):
         after = {k: trained(net, k, r) for net, who in kinds for k in who}
         teacher = TEACHERS[method](opinions(after.values()))
@@ -154,7 +154,7 @@ def test_a_server_hears_of_others_when_none_of_its_own_takes_part(method):
     nets = [*three(), Dense(32)]
     got = run(nets, method, rounds=1, participation=.17) # one client
     assert got.history.participants.tolist() == [1]
-    for (before, _), one in zip(groups(nets, 6), got.runs):
+    for (before, _), one in zip(by_network(nets, 6), got.runs):
         if isinstance(method, FedProto): assert one.state.server['FedProto']['known'].any()
         else: assert apart(one.model, before) > 0
 
@@ -310,7 +310,7 @@ def test_a_representation_goes_from_the_server_to_all():
     "FedET as its paper has it: a class is taught to the server's own network, whose head the others take over."
     nets, own = three(), Dense(32, 32)
     method = FedET(steps=20, form='paper', shared='head')
-    got, kinds = run([*nets, own], method), groups([*nets, own], 6)
+    got, kinds = run([*nets, own], method), by_network([*nets, own], 6)
     for r in range(2):
         after = {k: trained(net, k, r) for net, who in kinds for k in who}
         said = opinions(after.values())

@@ -1,5 +1,5 @@
 "The laws that every method obeys by existing."
-import pytest, torch, torch.nn.functional as F
+import importlib, pkgutil, pytest, torch, torch.nn.functional as F
 import fedlit.laws as laws
 import fedlit.methods as methods
 from fedlit.ground.table import Table
@@ -21,7 +21,15 @@ ids = lambda m: repr(m)
 WORLD = {norm: laws.small(norm, bias=True) for norm in (True, False)}
 
 def test_every_exported_method_is_under_the_laws():
-    assert {type(m).__name__ for m in METHODS + ELSEWHERE} == set(methods_by_name())
+    odd = {type(m).__name__ for m in METHODS + ELSEWHERE} ^ set(methods_by_name())
+    assert not odd, f'{odd}: a method needs an instance in METHODS of tests/federation.py'
+
+def test_every_public_method_is_exported():
+    found = {n for m in pkgutil.iter_modules(methods.__path__) for n, c in
+             vars(importlib.import_module(f'fedlit.methods.{m.name}')).items()
+             if isinstance(c, type) and issubclass(c, Method) and not n.startswith('_')}
+    odd = found - set(methods_by_name()) - {'Method', 'Sum', 'OwnNetwork', 'SubModel'} # which methods are made of
+    assert not odd, f'{odd}: in nbs/methods, but not in `_all_` of nbs/methods/index.ipynb'
 
 @pytest.mark.parametrize('norm', [True, False], ids=['batchnorm', 'plain'])
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)

@@ -54,6 +54,14 @@ def test_lint_sees_a_cell_that_is_too_long(monkeypatch):
     assert found(('a', table.replace('a = ', 'a = f(') + ')')) == ['a']
     signature = 'def f(\n' + '    a,\n'*30 + '):\n    "All of these."\n    return g(**locals())\n'
     assert found(('a', signature), ('b', signature + 'f(1)\n'), ('c', 2*signature)) == ['b', 'c']
+    hooks = 'class Method(Summand):\n' + '    def loss(self): return 0.   # a term\n'*25
+    assert found(('a', hooks), ('b', hooks.replace('Method(', 'Other(')), ('c', hooks + code)) == ['b', 'c']
+
+def test_lint_sees_a_citation_of_no_paper(monkeypatch):
+    cell = dict(cell_type='markdown', source='[@mcmahan2017; @nobody2020, table 1]')
+    monkeypatch.setattr(lint.pages, 'notebooks', lambda: ['a'])
+    monkeypatch.setattr(lint.pages, 'read', lambda p: dict(cells=[cell]))
+    assert [*lint.every_citation_has_a_paper()] == ['a[0]: nbs/references.bib has no nobody2020']
 
 def test_lint_sees_a_cell_that_quarto_runs_without_what_it_needs():
     right = ['#| export\nimport os', 'a = 1', 'import re\nf = lambda b: a + b', 'import re\nx = [os.name for k in "a"]']

@@ -4,7 +4,8 @@ import pytest, torch
 import fedlit.methods
 from federation import model
 from fedlit.laws import small
-from fedlit.method import Method
+from fedlit.method import Method, needs, wants
+from fedlit.methods import DPSGD
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.server import deploy_network, deployed
@@ -80,6 +81,9 @@ def test_a_hook_without_a_row_is_refused():
     with pytest.raises(TypeError, match='rest is not a hook'):
         type('Mine', (Method,), {'rest': lambda self: 0})
 
+def test_hooks_that_a_method_leaves_neutral_ask_for_nothing():
+    assert not [n for n in OFFERS if wants(Method(), n) or needs(Method(), n)]
+
 def test_every_name_is_offered_to_a_hook():
     assert [n for n, o in OFFERS.items() if not o.hooks] == []
 
@@ -87,3 +91,14 @@ def test_a_wrong_name_is_answered_by_the_table():
     for hook, name, said in (('grad', 'logits', "'logits' is offered to output, loss"),
                              ('loss', 'feature', 'did you mean features')):
         with pytest.raises(TypeError, match=re.escape(said)): one_round(probe(hook, name))
+
+COVERED = { # by DPSGD's noise, or nothing that a sample decides; whoever adds a name decides where it belongs
+    'params', 'buffers', 'fixed', 'received', 'criterion', 'valid', 'features', 'logits', 'frozen', 'forward', 'train',
+    'model', 'keeps', 'name', 'module', 'grads', 'delta', 'others', 'deltas', 'trained', 'peers', 'peer_uploads',
+    'server', 'proxy', 'client', 'mask', 'uploads', 'weights', 'participants', 'staleness', 'clients', 'generator',
+    'steps', 'kept', 'lr', 'momentum', 'nesterov', 'weight_decay', 'number', 'epochs', 'seed', 'round', 'first', 'step',
+    'axes', 'watch', 'chosen', 'share', 'live_features'}
+
+def test_what_DPSGD_lets_other_methods_see_was_decided():
+    seen = {n for n, o in OFFERS.items() if not DPSGD().refuses(probe(o.hooks[0], n), before=False)}
+    assert seen == COVERED

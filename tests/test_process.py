@@ -8,7 +8,9 @@ from fedlit.methods import FedAvg, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
+from fedlit.partition import iid
 from fedlit.round import fed_round
+from fedlit.run import Federation
 from fedlit.state import start
 import test_draws
 from test_networks import EXECUTORS, TASK, go, same
@@ -27,6 +29,17 @@ def test_the_search_for_axes_leaves_other_threads_alone():
         done.set()
         other.join()
     assert not errors and all(map(same, alone, beside))
+
+def test_rounds_that_are_left_early_give_the_threads_back():
+    old = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        runs = Federation(build('mlp', TASK, seed=0), TASK, iid(TASK.y_train, 3), FedAvg(), progress=False).running()
+        next(runs)
+        assert torch.get_num_threads() == 1 # in a small network's rounds
+        runs.close()
+        assert torch.get_num_threads() == 2
+    finally: torch.set_num_threads(old)
 
 @pytest.mark.parametrize('executor', [
     'threads', 'vmap', *(pytest.param(e, marks=pytest.mark.slow) for e in ('loop', 'extract'))])

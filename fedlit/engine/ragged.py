@@ -48,7 +48,7 @@ _filled = WeakKeyDictionary() # network -> (method, batch size, first round?) ->
 
 def _looks_across(part):
     "Does a hook see samples of a batch without knowing which are real?"
-    hooks = [h for h in ('use', 'output', 'loss', 'grad') if overrides(part, h)]
+    hooks = [h for h in STEP if h != 'frozen' and overrides(part, h)] # `frozen` is evaluated sample by sample
     unaware = lambda h: not asks_for(part, h, 'valid') and any(asks_for(part, h, n) for n in ACROSS)
     return any(unaware(h) or asks_for(part, h, 'objective') for h in hooks)
 
