@@ -667,10 +667,12 @@ def test_the_four_verdicts():
     assert t.test.tolist()[:3] == ['sign flips']*3 and t.measured[3] == 'there is no method=D here'
     needs = t['seeds to decide'].tolist()
     assert needs == ['', '', needs[2], ''] and 50 < int(needs[2]) < 200
-    lost = [(dict(method='B', seed=0), None)]
-    left = labelled(rows[(rows.method != 'B') | (rows.seed != 0)])
+    lost = [(dict(method='B', seed=7), None)]
+    left = labelled(rows[(rows.method != 'B') | (rows.seed != 7)])
     part = judge({'B': gain('B', 'A'), 'C': gain('C', 'A')}, left, lost)
     assert part.seeds.tolist() == [7, 8] and part.test.tolist() == ['sequential', 'sign flips'] # C lacks nothing
+    early = [(dict(method='B', seed=2), None)] # the order of the bets must not change when this seed arrives
+    assert judge({'B': gain('B', 'A')}, labelled(rows[(rows.method != 'B') | (rows.seed != 2)]), early).seeds[0] == 2
     counts = {'B': replace(gain('B', 'A'), by=by_sign, whole=True)}
     assert judge(counts, rows, lost).verdict[0] == 'not evaluated'
     few = [(dict(method=m, seed=i), None) for m in 'AB' for i in range(7)]
