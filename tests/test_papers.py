@@ -197,7 +197,7 @@ def test_the_best_of_four_by_hand():
     ours = [f'{m}+FedDecorr' for m in four]
     best = lambda names: wide[wide[names].mean().idxmax()]
     assert abs(w.differences - (best(ours) - best(four))).max() < 1e-9 and w.evidence.side == -1
-    behind = lambda a: min((p for p, side in (bets((wide[a] - wide[b]).to_numpy()) for b in four) if side < 0), default=1)
+    behind = lambda a: min((p for b in four for p, side in [bets((wide[a] - wide[b]).to_numpy())] if side < 0), default=1)
     assert math.isclose(w.evidence.p, max(min(1, 4*behind(a)) for a in ours), rel_tol=1e-9)
 
 @pytest.mark.parametrize('name, calls', [('resnet20', 19), ('feddecomp_resnet8', 7), ('preact_resnet18', 17)])
