@@ -7,7 +7,7 @@ __all__ = ['CHOICES', 'BASE', 'TAKES', 'OWN', 'COMMANDS', 'setting', 'result_opt
            'report', 'report_run', 'interactions', 'check', 'parser', 'main']
 
 # %% ../nbs/cli.ipynb #061c3b79
-import argparse, ast, contextlib, errno, os, statistics, sys, time
+import argparse, ast, contextlib, errno, os, statistics, sys, time, traceback
 from dataclasses import replace
 from pathlib import Path
 from . import __version__
@@ -393,6 +393,20 @@ def _federate(a, setting, **given):
     return run
 
 # %% ../nbs/cli.ipynb #d6fed0b4
+_MISTAKES = ValueError, TypeError, OSError, FloatingPointError # told in one line; others keep their traceback
+
+def _finish(shown, *files): # shown: what to print; files: (path or None, function that writes it), the cheapest first
+    "Write every file that can be written, print, and end with an error that names those that could not."
+    wrote, failed = [], []
+    for path, write in files:
+        if not path: continue
+        try: wrote.append(f'wrote {write(path)}')
+        except (Exception, KeyboardInterrupt) as e:
+            failed.append(f'{path} was not written: {str(e) or type(e).__name__}')
+            if not isinstance(e, (*_MISTAKES, KeyboardInterrupt)): traceback.print_exc()
+    print(shown, *wrote, sep='\n')
+    if failed: raise OSError('; '.join(failed))
+
 def run(a):
     "Train one method and print its history"
     _names(a, *filter(None, [a.method]))
@@ -400,14 +414,10 @@ def run(a):
     done = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
     done.settings['asked'] = result_options(a)
-    files = []
-    if a.save: files.append(f'saved {done.save(a.save)}')
-    if a.report: files.append(f'wrote {done.report(a.report)}')
-    if a.json:
-        said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
-        files.append(f'wrote {write_json(a.json, said)}')
-    print(done.history.to_string(index=False, float_format='{:.4g}'.format))
-    print(done, *files, sep='\n')
+    said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
+    table = done.history.to_string(index=False, float_format='{:.4g}'.format)
+    _finish(f'{table}\n{done}', (a.json, lambda path: write_json(path, said)), (a.save, done.save),
+            (a.report, done.report))
 
 # %% ../nbs/cli.ipynb #0199b8b6
 def _varied(methods, grid):
@@ -450,9 +460,8 @@ def compare(a):
         every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
         rows.append({'method': repr(m), **_row_of(runs)})
     if _follows(): return
-    print(pd.DataFrame(rows).to_string(index=False))
-    if not a.json: return
-    print('wrote', write_json(a.json, dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)))
+    said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
+    _finish(pd.DataFrame(rows).to_string(index=False), (a.json, lambda path: write_json(path, said)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
 def _folder(option, path):
@@ -557,11 +566,9 @@ def interactions(a):
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
     seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
     if _follows(): return
-    print(seen)
-    if a.out: print('wrote', write_figure(Path(a.out)/'interactions.png', seen.plot().figure))
-    if a.json:
-        said = dict(result_options(a), setting=plain(what))
-        print('wrote', write_json(a.json, dict(asked=said, **seen.content())))
+    said = dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
+    _finish(seen, (a.json, lambda path: write_json(path, said)),
+            (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, seen.plot().figure)))
 
 # %% ../nbs/cli.ipynb #4f551b53
 def _there(path):
@@ -665,5 +672,5 @@ def _command(a):
     if _follows() and a.command not in ('run', 'compare', 'interactions'): return
     try: COMMANDS[a.command][-1](a)
     except ConnectionError as e: sys.exit(f'fedlit: {e}') # from another rank, which may be the one that prints
-    except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(1 if _follows() else f'fedlit: {e}')
+    except _MISTAKES as e: sys.exit(1 if _follows() else f'fedlit: {e}')
     except KeyboardInterrupt as e: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a, e)}')

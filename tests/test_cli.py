@@ -186,6 +186,23 @@ def test_a_file_that_cannot_be_written_is_refused_before_training(tmp_path, opti
     monkeypatch.setattr(f'fedlit.run.{later}', lambda *_: pytest.fail('it goes on'))
     with pytest.raises(SystemExit, match=f'{tmp_path} is a folder; name a file'): main([*RUN, option, str(tmp_path)])
 
+SMALL = ['--clients', '4', '--epochs', '.1', '--train-samples', '200', '--test-samples', '100', '--quiet']
+
+def test_a_file_that_fails_takes_no_other_with_it(tmp_path, capsys, monkeypatch):
+    "Neither the table, nor the other files; each that failed is named."
+    def fail(e):
+        def failing(self, *args, **kw): raise e
+        return failing
+    monkeypatch.setattr(Run, 'save', fail(OSError(28, 'No space left on device')))
+    monkeypatch.setattr(Run, 'report', fail(IndexError('a mistake of ours')))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match='fedlit: full/a was not written: .*No space.*; r.html was not .*of ours') as e:
+        main(['run', *SMALL, '--rounds', '1', '--save', 'full/a', '--report', 'r.html', '--json', 'r.json'])
+    said = capsys.readouterr()
+    assert 'accuracy' in said.out and 'wrote r.json' in said.out
+    assert len(json.loads(Path('r.json').read_text())['history']) == 1
+    assert 'Traceback' in said.err and 'ours' in said.err and 'No space' not in said.err and '\n' not in str(e.value)
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
 def test_a_log_survives_a_kill(tmp_path, capsys):
