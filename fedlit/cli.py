@@ -368,14 +368,27 @@ def _shared(a):
     return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}",
                 ranks=Ranks(a.device, a.timeout))
 
+# %% ../nbs/cli.ipynb #8a951e0a
+_READ, _WRITTEN = ('data', 'source', 'file'), ('checkpoint', 'log_csv', 'json', 'save', 'report', 'to')
+
+def _check_files(a):
+    "Refuse a file that cannot be written later, or only over another that the same command reads or writes."
+    from fedlit.engine.inputs import writable
+    names, seen = dict(file='the file', source='--from'), {}
+    for k in (*_READ, *_WRITTEN):
+        path = getattr(a, k, None)
+        if not path or k == 'data' and not _is_own(path): continue
+        if k in _WRITTEN: writable(path)
+        option = names.get(k, f"--{k.replace('_', '-')}")
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option and (os.path.isfile(path) or not os.path.exists(path)): # devices and pipes may be shared
+            raise ValueError(f"{option} {path} would be written over {other} {path}; name another file")
+
 # %% ../nbs/cli.ipynb #2c411899
 def _federation(a, setting, **given):
     from fedlit.run import Federation
-    from fedlit.engine.inputs import writable
     from fedlit.ground.memory import hold_memory
-    log = getattr(a, 'log_csv', None)
-    for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
-        if path and not _follows(): writable(path)
+    if not _follows(): _check_files(a)
     hold_memory() # without a limit, before any thread asks for memory
     if a.deterministic:
         import torch
@@ -545,12 +558,14 @@ def report_run(a):
     "A page of what happened in a saved run, for a browser"
     from fedlit.result import Run
     from fedlit.setting import parts_of, read_setting
+    a.to = a.to or Path(a.file).with_suffix('.html')
+    _check_files(a)
     run, given = Run.load(a.file), {}
     if said := run.settings.get('setting'):
         try: given = parts_of(read_setting(said), a.root)
         except (OSError, ValueError) as e: print(f'fedlit: {e}; the page goes without the data', file=sys.stderr)
     given.pop('model', None) # the run has the trained network
-    print('wrote', run.report(a.to or Path(a.file).with_suffix('.html'), again=a.again, **given))
+    print('wrote', run.report(a.to, again=a.again, **given))
 
 # %% ../nbs/cli.ipynb #2c892513
 def interactions(a):

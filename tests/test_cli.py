@@ -203,6 +203,24 @@ def test_a_file_that_fails_takes_no_other_with_it(tmp_path, capsys, monkeypatch)
     assert len(json.loads(Path('r.json').read_text())['history']) == 1
     assert 'Traceback' in said.err and 'ours' in said.err and 'No space' not in said.err and '\n' not in str(e.value)
 
+@pytest.mark.parametrize('command, over', [
+    ('run --save d.json --json ./d.json', '--save d.json would be written over --json'),
+    ('run --checkpoint k --json k', '--json k would be written over --checkpoint'),
+    ('run --data t.csv --y a --log-csv t.csv', '--log-csv t.csv would be written over --data'),
+    ('run --from r.json --json r.json', '--json r.json would be written over --from'),
+    ('report-run m.st --to m.st', '--to m.st would be written over the file'),
+    ('report-run m.html', '--to m.html would be written over the file')])
+def test_no_file_is_written_over_another_of_the_same_command(command, over, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path('r.json').write_text(json.dumps(dict(settings=dict(setting=plain(asked_for()), asked={}))))
+    for name in ('m.st', 'm.html', 't.csv'): Path(name).write_text('kept')
+    with pytest.raises(SystemExit, match=f'fedlit: {over}'): main(command.split())
+    assert {Path(name).read_text() for name in ('m.st', 'm.html', 't.csv')} == {'kept'}
+
+def test_a_data_set_of_a_name_is_no_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2): main(['run', *SMALL, '--rounds', '1', '--data', 'digits', '--checkpoint', 'digits'])
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
 def test_a_log_survives_a_kill(tmp_path, capsys):
