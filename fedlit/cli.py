@@ -402,7 +402,7 @@ def _federation(a, setting, **given):
 def _federate(a, setting, **given):
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
-    for run in federation.each_round(): write_file(log, run.history.to_csv(index=False).encode())
+    for run in federation.each_round(): a.kept = write_file(log, run.history.to_csv(index=False).encode())
     return run
 
 # %% ../nbs/cli.ipynb #d6fed0b4
@@ -459,22 +459,21 @@ def compare(a):
     "Train several methods over several seeds and print a table"
     rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
     import pandas as pd
-    from fedlit.compare import file_of, run_together
+    from fedlit.compare import file_of, run_methods
     from fedlit.result import records
     from fedlit.setting import plain
     what = setting(a)
-    for m in methods:
-        try: runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
-                                              checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
-        except KeyboardInterrupt as e:
-            e.shown = bool(rows)
-            if rows and not _follows(): print(pd.DataFrame(rows).to_string(index=False))
-            raise
-        every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
-        rows.append({'method': repr(m), **_row_of(runs)})
-    if _follows(): return
-    said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
-    _finish(pd.DataFrame(rows).to_string(index=False), (a.json, lambda path: write_json(path, said)))
+    def asked(m, s):
+        return _federation(a, replace(what, method=repr(m), seed=s), checkpoint=a.out and str(file_of(a.out, m, s)))
+    try:
+        for m, runs in run_methods(methods, a.seeds, asked):
+            every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
+            rows.append({'method': repr(m), **_row_of(runs)})
+            a.kept = f"this table{a.json and f' and {a.json}' or ''}"
+    finally:
+        if rows and not _follows():
+            said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
+            _finish(pd.DataFrame(rows).to_string(index=False), (a.json, lambda path: write_json(path, said)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
 def _folder(option, path):
@@ -663,12 +662,12 @@ def _parsed(argv):
     except (ValueError, OSError) as e: sys.exit(f'fedlit: {e}')
     return p.parse_args(argv)
 
-def _interrupted(a, e):
+def _interrupted(a):
     "What is kept if Ctrl-C interrupts a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     option = dict(run='checkpoint', compare='out', interactions='out').get(a.command)
     if not option: return 'interrupted; nothing is kept'
-    what = 'nothing but this table' if getattr(e, 'shown', False) else 'nothing'
+    what = f'nothing but {a.kept}' if getattr(a, 'kept', '') else 'nothing'
     if not (place := getattr(a, option)): return f'interrupted; {what} is kept without --{option}'
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
@@ -688,4 +687,4 @@ def _command(a):
     try: COMMANDS[a.command][-1](a)
     except ConnectionError as e: sys.exit(f'fedlit: {e}') # from another rank, which may be the one that prints
     except _MISTAKES as e: sys.exit(1 if _follows() else f'fedlit: {e}')
-    except KeyboardInterrupt as e: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a, e)}')
+    except KeyboardInterrupt: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a)}')

@@ -221,6 +221,15 @@ def test_a_data_set_of_a_name_is_no_file(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     for _ in range(2): main(['run', *SMALL, '--rounds', '1', '--data', 'digits', '--checkpoint', 'digits'])
 
+def test_ctrl_c_says_that_the_log_is_kept(tmp_path, monkeypatch):
+    whole, left = cli.write_file, iter(range(1))
+    def write(*args):
+        if next(left, None) is None: raise KeyboardInterrupt
+        return whole(*args)
+    monkeypatch.setattr(cli, 'write_file', write)
+    with pytest.raises(SystemExit, match='interrupted; nothing but .*log.csv is kept without --checkpoint'):
+        main(['run', *SMALL, '--rounds', '2', '--log-csv', str(tmp_path/'log.csv')])
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
 def test_a_log_survives_a_kill(tmp_path, capsys):
@@ -337,6 +346,14 @@ def test_a_grid_is_a_row_for_every_combination(tmp_path):
     for grid, why in dict(mu='cannot be read', **{'tau=': 'cannot be read', 'lam=1': 'no method here has it',
                                                   'mu=exec(1)': 'cannot be read'}).items():
         with pytest.raises(SystemExit, match=why): main([*ask, '--methods', 'MOON()', '--grid', grid])
+
+def test_a_comparison_that_breaks_prints_and_writes_what_is_finished(tmp_path, capsys):
+    ask = ['compare', *SMALL, '--epochs', '1', '--rounds', '1', '--seeds', '2', '--json', str(tmp_path/'c.json')]
+    with pytest.raises(SystemExit, match='fedlit: client 0 made .* in round 1'):
+        main([*ask, '--methods', 'FedAvg()', 'FedProx(mu=1e9)'])
+    said = json.loads((tmp_path/'c.json').read_text())
+    assert [r['method'] for r in said['table']] == ['FedAvg()'] and len(said['runs']) == 2
+    assert 'FedAvg()' in capsys.readouterr().out
 
 def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
     mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples
