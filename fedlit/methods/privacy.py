@@ -271,11 +271,9 @@ class DPSGD(Method):
         return params, {}, dict(passes=torch.tensor(0.))
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
-        real = torch.ones_like(y, dtype=torch.bool) if y.is_floating_point() else y >= 0
-        each = _each_clipped(of_one, params, x, torch.where(real, y, 0), self.clip)
-        total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
+        total = tmap(lambda v: v.sum(0), _each_clipped(of_one, params, x, y, self.clip))
         total = _noisy(total, self.noise*self.clip, self.source)
-        return tmap(lambda v: v/real.sum(), total), buffers # the forward pass of the whole batch updates none
+        return tmap(lambda v: v/len(y), total), buffers # the forward pass of the whole batch updates none
     def done(self, client, epochs): return dict(passes=client['passes'] + math.ceil(epochs)), {}
 
 # %% ../../nbs/methods/80_privacy.ipynb #e40looks
