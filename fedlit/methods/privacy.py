@@ -102,12 +102,13 @@ def noise_for(
     if not (is_whole(rounds) and rounds >= 1): raise ValueError(f"rounds={rounds!r}, but it must be at least 1")
     epsilon_of(1., rounds, **kw) # are the others valid?
     from scipy.optimize import brentq
-    over = lambda z: math.log(epsilon_of(math.exp(z), rounds, **kw)/epsilon)
+    over = lambda z: math.log(max(epsilon_of(math.exp(z), rounds, **kw)/epsilon, 1e-9)) # much noise makes it 0
     low, high = -3., 3.
     while over(high) > 0: high += 2
     while over(low) < 0: low -= 2
     z = math.ceil(1000*math.exp(brentq(over, low, high, xtol=1e-6)))/1000
-    return z if epsilon_of(z, rounds, **kw) <= epsilon else z + .001
+    while epsilon_of(z, rounds, **kw) > epsilon: z = math.ceil(1000*z*(1 + 1e-6))/1000
+    return z
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000010
 @torch.library.custom_op('fedlit::system_normal', mutates_args=())

@@ -403,6 +403,13 @@ def test_epsilon_is_a_column_and_goes_on_after_a_stop(digits, tmp_path):
     assert all(torch.equal(v, again.state.params[k]) for k, v in whole.state.params.items())
 
 @counted
+@pytest.mark.parametrize('epsilon, kw', [(.001, dict(rounds=10)), (.0025, dict(rounds=1)),
+                                         (.1, dict(rounds=1, delta=.1))], ids=str)
+def test_noise_for_a_budget_however_small(epsilon, kw):
+    z = noise_for(epsilon, **kw)
+    assert epsilon_of(z, **kw) <= epsilon < epsilon_of(.9*z, **kw)
+
+@counted
 def test_a_client_spends_only_when_it_takes_part(digits):
     from fedlit.participation import draw_clients
     took, most = [0]*8, []
