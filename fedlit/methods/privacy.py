@@ -20,7 +20,7 @@ from ..method import Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
 from ..state import is_stopped
 from ..ground.tree import finest, sqnorm, tmap
-from ..vocabulary import HOOKS, OFFERS, SERVER
+from ..vocabulary import CLIENT, HOOKS, OFFERS, SERVER
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000e
 def clipped(
@@ -186,6 +186,11 @@ def _hidden(participation, clients):
     how = Uniform(participation) if is_number(participation) else participation
     return many(how.share, clients) if type(how) is Uniform else clients
 
+def _remembers(part):
+    "May an update depend on when its client was drawn before? A memory that only `done` reads is in no update."
+    reads = any(overrides(part, h) and asks_for(part, h, 'client') for h in CLIENT if h != 'done')
+    return (reads or overrides(part, 'keep')) and not isinstance(part, DP)
+
 def _column(method, participation, times, own, name='epsilon', **kw): # own: what participation must not depend on
     "The column `epsilon`; no column if its package is missing."
     if not method.noise or any(needs(participation, k) for k in own): return {name: math.inf}
@@ -195,10 +200,11 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
     return {name: epsilon_of(method.noise, times, method.delta, **kw)}
 
 @patch
-def columns(self:DP, round, clients, participation, client):
+def columns(self:DP, round, clients, participation, client, method):
     own, times = ('losses', 'sizes', 'steps'), round
     if self.at == 'server':
-        return _column(self, participation, times, own, clients=clients, drawn=_hidden(participation, clients))
+        drawn = clients if any(map(_remembers, method.parts)) else _hidden(participation, clients)
+        return _column(self, participation, times, own, clients=clients, drawn=drawn)
     if client: times = int(client['times'][:].max()) # sites keep counts
     return _column(self, participation, times, own)
 
