@@ -7,7 +7,7 @@ __all__ = ['CHOICES', 'BASE', 'TAKES', 'OWN', 'COMMANDS', 'setting', 'result_opt
            'report', 'report_run', 'interactions', 'check', 'parser', 'main']
 
 # %% ../nbs/cli.ipynb #061c3b79
-import argparse, ast, contextlib, errno, os, statistics, sys, time
+import argparse, ast, contextlib, errno, os, statistics, sys, time, traceback
 from dataclasses import replace
 from pathlib import Path
 from . import __version__
@@ -368,14 +368,27 @@ def _shared(a):
     return dict(executor=f"torchrun:{a.executor.removeprefix('torchrun').lstrip(':')}",
                 ranks=Ranks(a.device, a.timeout))
 
+# %% ../nbs/cli.ipynb #8a951e0a
+_READ, _WRITTEN = ('data', 'source', 'file'), ('checkpoint', 'log_csv', 'json', 'save', 'report', 'to')
+
+def _check_files(a):
+    "Refuse a file that cannot be written later, or only over another that the same command reads or writes."
+    from fedlit.engine.inputs import writable
+    names, seen = dict(file='the file', source='--from'), {}
+    for k in (*_READ, *_WRITTEN):
+        path = getattr(a, k, None)
+        if not path or k == 'data' and not _is_own(path): continue
+        if k in _WRITTEN: writable(path)
+        option = names.get(k, f"--{k.replace('_', '-')}")
+        other = seen.setdefault(os.path.realpath(path), option)
+        if other != option and (os.path.isfile(path) or not os.path.exists(path)): # devices and pipes may be shared
+            raise ValueError(f"{option} {path} would be written over {other} {path}; name another file")
+
 # %% ../nbs/cli.ipynb #2c411899
 def _federation(a, setting, **given):
     from fedlit.run import Federation
-    from fedlit.engine.inputs import writable
     from fedlit.ground.memory import hold_memory
-    log = getattr(a, 'log_csv', None)
-    for path in (a.json, getattr(a, 'save', None), getattr(a, 'report', None), log):
-        if path and not _follows(): writable(path)
+    if not _follows(): _check_files(a)
     hold_memory() # without a limit, before any thread asks for memory
     if a.deterministic:
         import torch
@@ -389,10 +402,24 @@ def _federation(a, setting, **given):
 def _federate(a, setting, **given):
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
-    for run in federation.each_round(): write_file(log, run.history.to_csv(index=False).encode())
+    for run in federation.each_round(): a.kept = write_file(log, run.history.to_csv(index=False).encode())
     return run
 
 # %% ../nbs/cli.ipynb #d6fed0b4
+_MISTAKES = ValueError, TypeError, OSError, FloatingPointError # told in one line; others keep their traceback
+
+def _finish(shown, *files): # shown: what to print; files: (path or None, function that writes it), the cheapest first
+    "Write every file that can be written, print, and end with an error that names those that could not."
+    wrote, failed = [], []
+    for path, write in files:
+        if not path: continue
+        try: wrote.append(f'wrote {write(path)}')
+        except (Exception, KeyboardInterrupt) as e:
+            failed.append(f'{path} was not written: {str(e) or type(e).__name__}')
+            if not isinstance(e, (*_MISTAKES, KeyboardInterrupt)): traceback.print_exc()
+    print(shown, *wrote, sep='\n')
+    if failed: raise OSError('; '.join(failed))
+
 def run(a):
     "Train one method and print its history"
     _names(a, *filter(None, [a.method]))
@@ -400,14 +427,10 @@ def run(a):
     done = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
     done.settings['asked'] = result_options(a)
-    files = []
-    if a.save: files.append(f'saved {done.save(a.save)}')
-    if a.report: files.append(f'wrote {done.report(a.report)}')
-    if a.json:
-        said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
-        files.append(f'wrote {write_json(a.json, said)}')
-    print(done.history.to_string(index=False, float_format='{:.4g}'.format))
-    print(done, *files, sep='\n')
+    said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
+    table = done.history.to_string(index=False, float_format='{:.4g}'.format)
+    _finish(f'{table}\n{done}', (a.json, lambda path: write_json(path, said)), (a.save, done.save),
+            (a.report, done.report))
 
 # %% ../nbs/cli.ipynb #0199b8b6
 def _varied(methods, grid):
@@ -436,23 +459,21 @@ def compare(a):
     "Train several methods over several seeds and print a table"
     rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
     import pandas as pd
-    from fedlit.compare import file_of, run_together
+    from fedlit.compare import file_of, run_methods
     from fedlit.result import records
     from fedlit.setting import plain
     what = setting(a)
-    for m in methods:
-        try: runs = run_together([_federation(a, replace(what, method=repr(m), seed=s),
-                                              checkpoint=a.out and str(file_of(a.out, m, s))) for s in a.seeds])
-        except KeyboardInterrupt as e:
-            e.shown = bool(rows)
-            if rows and not _follows(): print(pd.DataFrame(rows).to_string(index=False))
-            raise
-        every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
-        rows.append({'method': repr(m), **_row_of(runs)})
-    if _follows(): return
-    print(pd.DataFrame(rows).to_string(index=False))
-    if not a.json: return
-    print('wrote', write_json(a.json, dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)))
+    def asked(m, s):
+        return _federation(a, replace(what, method=repr(m), seed=s), checkpoint=a.out and str(file_of(a.out, m, s)))
+    try:
+        for m, runs in run_methods(methods, a.seeds, asked):
+            every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
+            rows.append({'method': repr(m), **_row_of(runs)})
+            a.kept = f"this table{a.json and f' and {a.json}' or ''}"
+    finally:
+        if rows and not _follows():
+            said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
+            _finish(pd.DataFrame(rows).to_string(index=False), (a.json, lambda path: write_json(path, said)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
 def _folder(option, path):
@@ -536,12 +557,14 @@ def report_run(a):
     "A page of what happened in a saved run, for a browser"
     from fedlit.result import Run
     from fedlit.setting import parts_of, read_setting
+    a.to = a.to or Path(a.file).with_suffix('.html')
+    _check_files(a)
     run, given = Run.load(a.file), {}
     if said := run.settings.get('setting'):
         try: given = parts_of(read_setting(said), a.root)
         except (OSError, ValueError) as e: print(f'fedlit: {e}; the page goes without the data', file=sys.stderr)
     given.pop('model', None) # the run has the trained network
-    print('wrote', run.report(a.to or Path(a.file).with_suffix('.html'), again=a.again, **given))
+    print('wrote', run.report(a.to, again=a.again, **given))
 
 # %% ../nbs/cli.ipynb #2c892513
 def interactions(a):
@@ -557,11 +580,9 @@ def interactions(a):
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
     seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
     if _follows(): return
-    print(seen)
-    if a.out: print('wrote', write_figure(Path(a.out)/'interactions.png', seen.plot().figure))
-    if a.json:
-        said = dict(result_options(a), setting=plain(what))
-        print('wrote', write_json(a.json, dict(asked=said, **seen.content())))
+    said = dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
+    _finish(seen, (a.json, lambda path: write_json(path, said)),
+            (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, seen.plot().figure)))
 
 # %% ../nbs/cli.ipynb #4f551b53
 def _there(path):
@@ -641,12 +662,12 @@ def _parsed(argv):
     except (ValueError, OSError) as e: sys.exit(f'fedlit: {e}')
     return p.parse_args(argv)
 
-def _interrupted(a, e):
+def _interrupted(a):
     "What is kept if Ctrl-C interrupts a command."
     if a.command in ('reproduce', 'report'): return 'interrupted; what was finished is kept'
     option = dict(run='checkpoint', compare='out', interactions='out').get(a.command)
     if not option: return 'interrupted; nothing is kept'
-    what = 'nothing but this table' if getattr(e, 'shown', False) else 'nothing'
+    what = f'nothing but {a.kept}' if getattr(a, 'kept', '') else 'nothing'
     if not (place := getattr(a, option)): return f'interrupted; {what} is kept without --{option}'
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
@@ -665,5 +686,5 @@ def _command(a):
     if _follows() and a.command not in ('run', 'compare', 'interactions'): return
     try: COMMANDS[a.command][-1](a)
     except ConnectionError as e: sys.exit(f'fedlit: {e}') # from another rank, which may be the one that prints
-    except (ValueError, TypeError, OSError, FloatingPointError) as e: sys.exit(1 if _follows() else f'fedlit: {e}')
-    except KeyboardInterrupt as e: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a, e)}')
+    except _MISTAKES as e: sys.exit(1 if _follows() else f'fedlit: {e}')
+    except KeyboardInterrupt: sys.exit(1 if _follows() else f'fedlit: {_interrupted(a)}')

@@ -186,6 +186,50 @@ def test_a_file_that_cannot_be_written_is_refused_before_training(tmp_path, opti
     monkeypatch.setattr(f'fedlit.run.{later}', lambda *_: pytest.fail('it goes on'))
     with pytest.raises(SystemExit, match=f'{tmp_path} is a folder; name a file'): main([*RUN, option, str(tmp_path)])
 
+SMALL = ['--clients', '4', '--epochs', '.1', '--train-samples', '200', '--test-samples', '100', '--quiet']
+
+def test_a_file_that_fails_takes_no_other_with_it(tmp_path, capsys, monkeypatch):
+    "Neither the table, nor the other files; each that failed is named."
+    def fail(e):
+        def failing(self, *args, **kw): raise e
+        return failing
+    monkeypatch.setattr(Run, 'save', fail(OSError(28, 'No space left on device')))
+    monkeypatch.setattr(Run, 'report', fail(IndexError('a mistake of ours')))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match='fedlit: full/a was not written: .*No space.*; r.html was not .*of ours') as e:
+        main(['run', *SMALL, '--rounds', '1', '--save', 'full/a', '--report', 'r.html', '--json', 'r.json'])
+    said = capsys.readouterr()
+    assert 'accuracy' in said.out and 'wrote r.json' in said.out
+    assert len(json.loads(Path('r.json').read_text())['history']) == 1
+    assert 'Traceback' in said.err and 'ours' in said.err and 'No space' not in said.err and '\n' not in str(e.value)
+
+@pytest.mark.parametrize('command, over', [
+    ('run --save d.json --json ./d.json', '--save d.json would be written over --json'),
+    ('run --checkpoint k --json k', '--json k would be written over --checkpoint'),
+    ('run --data t.csv --y a --log-csv t.csv', '--log-csv t.csv would be written over --data'),
+    ('run --from r.json --json r.json', '--json r.json would be written over --from'),
+    ('report-run m.st --to m.st', '--to m.st would be written over the file'),
+    ('report-run m.html', '--to m.html would be written over the file')])
+def test_no_file_is_written_over_another_of_the_same_command(command, over, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    Path('r.json').write_text(json.dumps(dict(settings=dict(setting=plain(asked_for()), asked={}))))
+    for name in ('m.st', 'm.html', 't.csv'): Path(name).write_text('kept')
+    with pytest.raises(SystemExit, match=f'fedlit: {over}'): main(command.split())
+    assert {Path(name).read_text() for name in ('m.st', 'm.html', 't.csv')} == {'kept'}
+
+def test_a_data_set_of_a_name_is_no_file(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2): main(['run', *SMALL, '--rounds', '1', '--data', 'digits', '--checkpoint', 'digits'])
+
+def test_ctrl_c_says_that_the_log_is_kept(tmp_path, monkeypatch):
+    whole, left = cli.write_file, iter(range(1))
+    def write(*args):
+        if next(left, None) is None: raise KeyboardInterrupt
+        return whole(*args)
+    monkeypatch.setattr(cli, 'write_file', write)
+    with pytest.raises(SystemExit, match='interrupted; nothing but .*log.csv is kept without --checkpoint'):
+        main(['run', *SMALL, '--rounds', '2', '--log-csv', str(tmp_path/'log.csv')])
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
 def test_a_log_survives_a_kill(tmp_path, capsys):
@@ -302,6 +346,14 @@ def test_a_grid_is_a_row_for_every_combination(tmp_path):
     for grid, why in dict(mu='cannot be read', **{'tau=': 'cannot be read', 'lam=1': 'no method here has it',
                                                   'mu=exec(1)': 'cannot be read'}).items():
         with pytest.raises(SystemExit, match=why): main([*ask, '--methods', 'MOON()', '--grid', grid])
+
+def test_a_comparison_that_breaks_prints_and_writes_what_is_finished(tmp_path, capsys):
+    ask = ['compare', *SMALL, '--epochs', '1', '--rounds', '1', '--seeds', '2', '--json', str(tmp_path/'c.json')]
+    with pytest.raises(SystemExit, match='fedlit: client 0 made .* in round 1'):
+        main([*ask, '--methods', 'FedAvg()', 'FedProx(mu=1e9)'])
+    said = json.loads((tmp_path/'c.json').read_text())
+    assert [r['method'] for r in said['table']] == ['FedAvg()'] and len(said['runs']) == 2
+    assert 'FedAvg()' in capsys.readouterr().out
 
 def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
     mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples

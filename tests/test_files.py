@@ -156,6 +156,16 @@ def test_files_of_others_and_newer_ones_are_refused(tmp_path, calm):
     (tmp_path/'r.json').write_text(json.dumps(dict(told, format=files.JSON+1)))
     with pytest.raises(ValueError, match='a newer one wrote it'): result(tmp_path/'r.json')
 
+def test_a_file_of_another_kind_is_named_and_not_called_damaged(tmp_path, calm):
+    told = write_json(tmp_path/'r.json', dict(a=1)).read_bytes()
+    kinds = {'a JSON file': told, 'a safetensors file': calm.read_bytes(), 'an HTML page': b'<!doctype html>',
+             'a zip archive': b'PK\3\4'}
+    for read, right in (read_json, 'a JSON file'), (lambda p: read_tensors(p, FORMAT), 'a safetensors file'):
+        for kind, raw in kinds.items():
+            (tmp_path/'x').write_bytes(raw if kind != right else raw[:-9]) # which is damaged
+            said = 'damaged: ' if kind == right else f'{kind}.*, but it must be {right}'
+            with pytest.raises(Damaged, match=f'x is {said}'): read(tmp_path/'x')
+
 def test_results_without_a_checksum_are_taken_as_they_are(tmp_path):
     (tmp_path/'r.json').write_text('{"accuracy": 0.5}')
     assert result(tmp_path/'r.json') == dict(accuracy=.5) and result(tmp_path/'none.json') is None

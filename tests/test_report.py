@@ -91,6 +91,15 @@ def test_who_took_part_and_why_not(skipping):
         other = replace(skipping, settings={**skipping.settings, k: v})
         assert took_part(other) is None and 'do not agree' in str(facts(other, again=False)['missing'])
 
+def test_a_run_that_diverged_has_a_report_too(tmp_path):
+    "Also from a file; it says that there are no spectra."
+    with pytest.warns(UserWarning): lost = run(rounds=2, bad_clients='report', local=Local(epochs=1, lr=1e30))
+    lost.save(tmp_path/'run')
+    for r, given in ((lost, {}), (Run.load(tmp_path/'run'), dict(task=TASK, clients=CLIENTS))):
+        f = facts(r, **given)
+        assert not f['spectra'] and any('features of test samples are not finite' in what for what, _ in f['missing'])
+        assert len(f['clients']) == 6 and '</html>' in page(f)
+
 def test_bytes_are_those_of_the_traffic_table():
     for m in (FedPer(), HeteroFL(rates=(1., .5))):
         f, there = facts(run(m, rounds=1)), traffic(m, net(), (1, 8, 8), 10, 6)

@@ -13,7 +13,7 @@ from fedlit.ground.tape import Tapes
 from fedlit import compare as run_module
 from fedlit.local import AdamW, Between, Local
 from fedlit.method import FedAvg, Method
-from fedlit.methods import DPSGD, FedAvgM, FedDecorr, FedProx, MOON
+from fedlit.methods import DPSGD, FedAvgM, FedDecorr, FedMD, FedProx, MOON
 from fedlit.participation import Available
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
@@ -274,6 +274,17 @@ def test_a_comparison_that_ctrl_c_ends_has_what_is_finished(pressed, tmp_path):
     with pytest.raises(KeyboardInterrupt, match='0 of 4 runs are finished; .* the same call goes on') as e:
         run_module.compare([FedAvg(), MOON()], folder=tmp_path, **kw)
     assert not len(e.value.runs)
+
+def test_a_comparison_that_breaks_has_what_is_finished():
+    kw = dict(clients=4, rounds=1, seeds=2, local=Local(epochs=1), columns=('accuracy',))
+    with pytest.raises(FloatingPointError) as e, pytest.warns(UserWarning, match='2 of 6 runs are finished; .* e.runs'):
+        run_module.compare([FedAvg(), FedProx(mu=1e9), MOON()], **kw)
+    assert e.value.runs.equals(run_module.compare([FedAvg()], **kw))
+
+def test_a_method_that_cannot_start_is_refused_before_another_trains(pressed):
+    pressed(0)
+    with pytest.raises(ValueError, match='FedMD.* with proxy=None'):
+        run_module.compare([FedAvg(), FedMD()], clients=4, rounds=1, seeds=1)
 
 def test_a_comparison_that_minutes_end_has_what_is_finished(tmp_path):
     kw = dict(clients=4, seeds=2, local=Local(epochs=1), columns=('accuracy',), folder=tmp_path)

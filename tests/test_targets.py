@@ -9,7 +9,7 @@ from fedlit.data import TARGETS, Task, load
 from fedlit.local import Local
 from fedlit.measure import SCORED, average_precision, evaluate
 from fedlit.method import FedAvg
-from fedlit.methods import FedDF, FedLC, FedPer, FedProx, FjORD, MOON, SOLO
+from fedlit.methods import DPSGD, FedDF, FedLC, FedPer, FedProx, FjORD, MOON, SOLO
 from fedlit.models import Net, build
 from fedlit.partition import dirichlet, iid, concept_shift
 from fedlit.result import Run
@@ -138,6 +138,13 @@ def test_every_method_trains_or_says_that_it_needs_classes(method, name):
     assert math.isfinite(a.last['loss'])
     near = .3 if 'FedCAC' in repr(method) else 1e-5 # it ranks entries, and rounding may swap two
     assert a.last['loss'] == pytest.approx(b.last['loss'], rel=near)
+
+@pytest.mark.parametrize('name', NAMES)
+def test_gradients_that_no_clip_reaches_are_those_of_sgd(name):
+    task = task_of(name)
+    if name == 'dense': task.y_train[:, 0] = -1 # in all of them: samples count equally, not their places
+    a, b = (trained(task, m, 1) for m in (FedAvg(), DPSGD(clip=1e6, noise=0.)))
+    for k, v in a.state.params.items(): torch.testing.assert_close(b.state.params[k], v, atol=1e-5, rtol=1e-4)
 
 @pytest.mark.parametrize('name', NAMES)
 def test_a_method_that_needs_classes_is_refused_by_name(name):

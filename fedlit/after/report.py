@@ -117,7 +117,7 @@ def each_client(
     origin,    # Federation
     again=True,# train every client once more?
     most=100,  # the largest number of clients to examine
-):             # client -> its accuracies, drift, ...; and the spectra of the server's network and of the clients'
+):             # client -> its accuracies, drift, ...; and spectra of the server's network and the clients', if finite
     "Accuracies, drift and spectra of single clients."
     executor = run.settings.get('executor') if again else 'loop' # the executor was tried at the time
     origin = replace(origin, executor=executor if executor in EXECUTORS else origin.executor,
@@ -128,15 +128,15 @@ def each_client(
     who = [who[int(i)] for i in np.linspace(0, len(who)-1, min(most, len(who)))]
     home = bool(run.state.personal) or overrides(run.method, 'deploy')
     look = sim.task.x_test[::max(1, len(sim.task.x_test)//1000)]
-    def curve(net):
-        s = spectrum(features_of(sim.model, look, prepare=sim.task.normalise, state=net))
+    def curve(net): # {} if it has diverged
+        z = features_of(sim.model, look, prepare=sim.task.normalise, state=net)
+        if not (z.isfinite().all() and (s := spectrum(z)).isfinite().all()): return {}
         return dict(rank=effective_rank(s), values=s[:100].tolist())
-    seen = _tested(sim, run, who, tests, home)
-    spectra = dict(server=curve(deployed(run.method, run.state)), clients={})
+    seen, server, clients = _tested(sim, run, who, tests, home), curve(deployed(run.method, run.state)), {}
     for k, net, more in _once_more(sim, run, who, tests) if again else ():
-        spectra['clients'][k] = curve(net)
-        seen[k].update(more, rank=spectra['clients'][k]['rank'])
-    return seen, spectra
+        if found := curve(net): clients[k] = found
+        seen[k].update(more, rank=found.get('rank'))
+    return seen, dict(server=server, clients=clients) if server else {}
 
 # %% ../../nbs/after/report.ipynb #345c13d5
 def plain(value):
@@ -159,7 +159,7 @@ def _bytes(run, origin):
     return {k: [int(found[k].iloc[i % some]) for i in range(n)] for k in ('down', 'up')}, ''
 
 # %% ../../nbs/after/report.ipynb #7c1d20af
-def _lacking(run, origin, again, drawn, no_bytes):
+def _lacking(run, origin, again, drawn, no_bytes, spectra):
     "What the run did not record: (what is missing, how to get it)."
     h = run.history
     if origin is None:
@@ -173,6 +173,7 @@ def _lacking(run, origin, again, drawn, no_bytes):
            'for run in federating(...): print(run.per_client(task, tests))')
     if h[first_of(h)[0]].isna().any(): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
     if drawn is None: yield ('Who took part in which round: the seed and the history do not agree.', '')
+    if spectra == {}: yield ('Spectra: the features of test samples are not finite, the network has diverged.', '')
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
 # %% ../../nbs/after/report.ipynb #7c1d20ba
@@ -199,7 +200,8 @@ def facts(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
         labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history)[0],
         clients=clients, spectra=spectra,
-        source=AGAIN if again and spectra else '', missing=list(_lacking(run, origin, again, drawn, no_bytes))))
+        source=AGAIN if again and spectra is not None else '',
+        missing=list(_lacking(run, origin, again, drawn, no_bytes, spectra))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
 class Html(str):

@@ -59,7 +59,7 @@ def _request(run, root=None, **given): # as for `federation`
                           'rounds': run.state.round, 'without': s.get('without') or []})
     how = dict({k: s[k] for k in ('executor', 'device', 'channels_last')}, method=run.method, progress=False,
                record=s.get('record', True), bad_clients=Guard(**call(s['bad_clients'])[1]),
-               evaluate_every=int(tested['round'].iloc[0]))
+               evaluate_every=int(next(iter(tested['round']), 1)))
     return Federation.of(words, root, **{**how, **given})
 
 def federation(

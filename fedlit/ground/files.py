@@ -197,7 +197,15 @@ def _bytes(path):
         return Path(path).read_bytes()
 
 # %% ../../nbs/ground/files.ipynb #c87578bc
-def _sound(text, where): # JSON as str or bytes, and where it was read
+_KINDS = {'a JSON file': rb'\s*[{[]', 'a safetensors file': rb'(?s).{6}\0\0{', 'an HTML page': rb'\s*<',
+          'a zip archive, as of torch.save': rb'PK\x03\x04'} # kind of a file -> how it begins
+
+def _fault(raw, right, e): # right: the kind that it should be; e: the error of its reader
+    "Is a file of another kind, which is not its fault, or damaged?"
+    kind = next((k for k, form in _KINDS.items() if re.match(form, raw)), right)
+    return f'damaged: {e}' if kind == right else f'{kind}, but it must be {right}'
+
+def _sound(text, where): # JSON as bytes, and where it was read
     "The content that was given to `write_json`; `Damaged` if its checksum differs."
     try:
         content = json.loads(text)
@@ -205,7 +213,7 @@ def _sound(text, where): # JSON as str or bytes, and where it was read
         sound = _sum(content) == told if told or form != 1 else True
         if type(form) is not int: raise ValueError(f'its format is {form!r:.40}, and no number')
     except (ValueError, TypeError, AttributeError, RecursionError) as e:
-        raise Damaged(f"{where} is damaged: {e}") from None
+        raise Damaged(f"{where} is {_fault(text, 'a JSON file', e)}") from None
     if not sound: raise Damaged(f"{where} is damaged: its content does not have the checksum {told}")
     if form > JSON:
         raise ValueError(f"{where} has format {form}, and this fedlit reads up to {JSON}; a newer one wrote it")
@@ -308,7 +316,7 @@ def read_tensors(
         other = about and about['format'] != form
         with unharmed(path): tensors = load(raw) if about and not other else {}
     except OSError: raise
-    except Exception as e: raise Damaged(f"{path} is damaged: {e}") from None
+    except Exception as e: raise Damaged(f"{path} is {_fault(raw, 'a safetensors file', e)}") from None
     if not about:
         raise ValueError(f"{path} is a safetensors file, but not one of fedlit: its header has no 'fedlit' entry")
     if other:

@@ -20,7 +20,7 @@ from ..method import Method, asks_for, overrides, require
 from ..participation import Uniform, many, needs
 from ..state import is_stopped
 from ..ground.tree import finest, sqnorm, tmap
-from ..vocabulary import HOOKS, OFFERS, SERVER
+from ..vocabulary import CLIENT, HOOKS, OFFERS, SERVER
 
 # %% ../../nbs/methods/80_privacy.ipynb #7000000e
 def clipped(
@@ -102,12 +102,13 @@ def noise_for(
     if not (is_whole(rounds) and rounds >= 1): raise ValueError(f"rounds={rounds!r}, but it must be at least 1")
     epsilon_of(1., rounds, **kw) # are the others valid?
     from scipy.optimize import brentq
-    over = lambda z: math.log(epsilon_of(math.exp(z), rounds, **kw)/epsilon)
+    over = lambda z: math.log(max(epsilon_of(math.exp(z), rounds, **kw)/epsilon, 1e-9)) # much noise makes it 0
     low, high = -3., 3.
     while over(high) > 0: high += 2
     while over(low) < 0: low -= 2
     z = math.ceil(1000*math.exp(brentq(over, low, high, xtol=1e-6)))/1000
-    return z if epsilon_of(z, rounds, **kw) <= epsilon else z + .001
+    while epsilon_of(z, rounds, **kw) > epsilon: z = math.ceil(1000*z*(1 + 1e-6))/1000
+    return z
 
 # %% ../../nbs/methods/80_privacy.ipynb #70000010
 @torch.library.custom_op('fedlit::system_normal', mutates_args=())
@@ -185,6 +186,11 @@ def _hidden(participation, clients):
     how = Uniform(participation) if is_number(participation) else participation
     return many(how.share, clients) if type(how) is Uniform else clients
 
+def _remembers(part):
+    "May an update depend on when its client was drawn before? A memory that only `done` reads is in no update."
+    reads = any(overrides(part, h) and asks_for(part, h, 'client') for h in CLIENT if h != 'done')
+    return (reads or overrides(part, 'keep')) and not isinstance(part, DP)
+
 def _column(method, participation, times, own, name='epsilon', **kw): # own: what participation must not depend on
     "The column `epsilon`; no column if its package is missing."
     if not method.noise or any(needs(participation, k) for k in own): return {name: math.inf}
@@ -194,10 +200,11 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
     return {name: epsilon_of(method.noise, times, method.delta, **kw)}
 
 @patch
-def columns(self:DP, round, clients, participation, client):
+def columns(self:DP, round, clients, participation, client, method):
     own, times = ('losses', 'sizes', 'steps'), round
     if self.at == 'server':
-        return _column(self, participation, times, own, clients=clients, drawn=_hidden(participation, clients))
+        drawn = clients if any(map(_remembers, method.parts)) else _hidden(participation, clients)
+        return _column(self, participation, times, own, clients=clients, drawn=drawn)
     if client: times = int(client['times'][:].max()) # sites keep counts
     return _column(self, participation, times, own)
 
@@ -271,11 +278,9 @@ class DPSGD(Method):
         return params, {}, dict(passes=torch.tensor(0.))
     def grad(self, grads, params, buffers, x, y, forward, criterion):
         def of_one(params, x, y): return criterion(forward(params, buffers, x[None])[1], y[None])
-        real = torch.ones_like(y, dtype=torch.bool) if y.is_floating_point() else y >= 0
-        each = _each_clipped(of_one, params, x, torch.where(real, y, 0), self.clip)
-        total = tmap(lambda v: torch.tensordot(real.to(v), v, 1), each)
+        total = tmap(lambda v: v.sum(0), _each_clipped(of_one, params, x, y, self.clip))
         total = _noisy(total, self.noise*self.clip, self.source)
-        return tmap(lambda v: v/real.sum(), total), buffers # the forward pass of the whole batch updates none
+        return tmap(lambda v: v/len(y), total), buffers # the forward pass of the whole batch updates none
     def done(self, client, epochs): return dict(passes=client['passes'] + math.ceil(epochs)), {}
 
 # %% ../../nbs/methods/80_privacy.ipynb #e40looks

@@ -11,8 +11,8 @@ from fedlit.cohort import Broadcast, as_sent
 from fedlit.ground.tape import Tapes
 from fedlit.laws import COUNTS
 from fedlit.method import Method
-from fedlit.methods import (CoordinateMedian, DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedNova,
-                            FedProx, HeteroFL, MOON, PerFedAvg, SCAFFOLD, SOLO, TopK, pFedMe)
+from fedlit.methods import (CoordinateMedian, DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedDyn,
+                            FedNova, FedPer, FedProx, HeteroFL, MOON, PerFedAvg, SCAFFOLD, SOLO, TopK, pFedMe)
 from fedlit.methods import privacy
 from fedlit.methods.privacy import clipped, epsilon_of, looks, noise_for, system_normal
 from fedlit.models import freeze
@@ -401,6 +401,22 @@ def test_epsilon_is_a_column_and_goes_on_after_a_stop(digits, tmp_path):
     again = run(digits, m, **kw)
     assert again.history.epsilon.tolist() == whole.history.epsilon.tolist()
     assert all(torch.equal(v, again.state.params[k]) for k, v in whole.state.params.items())
+
+@counted
+def test_clients_that_remember_have_no_amplification(digits):
+    "What they send depends on when they were drawn, so that the bounds of subsampled rounds do not add up."
+    said = lambda m: run(digits, m, 2, participation=.5).history.epsilon.tolist()
+    spent = lambda drawn: [epsilon_of(3., t, 1e-5, 8, drawn) for t in (1, 2)]
+    for m in DP(clip=.5, noise=3.) + FedDyn(), TopK() + DP(clip=.5, noise=3.), FedPer() + DP(clip=.5, noise=3.):
+        assert said(m) == spent(8)
+    for m in FedProx(mu=.1), DPSGD(): assert said(m + DP(clip=.5, noise=3.)) == spent(4)
+
+@counted
+@pytest.mark.parametrize('epsilon, kw', [(.001, dict(rounds=10)), (.0025, dict(rounds=1)),
+                                         (.1, dict(rounds=1, delta=.1))], ids=str)
+def test_noise_for_a_budget_however_small(epsilon, kw):
+    z = noise_for(epsilon, **kw)
+    assert epsilon_of(z, **kw) <= epsilon < epsilon_of(.9*z, **kw)
 
 @counted
 def test_a_client_spends_only_when_it_takes_part(digits):
