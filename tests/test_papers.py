@@ -197,8 +197,8 @@ def test_the_best_of_four_by_hand():
     ours = [f'{m}+FedDecorr' for m in four]
     best = lambda names: wide[wide[names].mean().idxmax()]
     assert abs(w.differences - (best(ours) - best(four))).max() < 1e-9 and w.evidence.side == -1
-    behind = lambda a: min((p for b in four for p, side in [bets((wide[a] - wide[b]).to_numpy())] if side < 0), default=1)
-    assert math.isclose(w.evidence.p, max(min(1, 4*behind(a)) for a in ours), rel_tol=1e-9)
+    against = lambda a: [p for p, side in (bets((wide[a] - wide[b]).to_numpy()) for b in four) if side < 0]
+    assert math.isclose(w.evidence.p, max(min(1, 4*min(against(a))) for a in ours), rel_tol=1e-9)
 
 @pytest.mark.parametrize('name, calls', [('resnet20', 19), ('feddecomp_resnet8', 7), ('preact_resnet18', 17)])
 def test_every_relu_is_a_layer_whether_a_module_or_a_function_and_twice_if_called_twice(name, calls):
