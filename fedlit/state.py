@@ -47,12 +47,12 @@ def pure(
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
-    has = names_of(model)
+    has, held = names_of(model), {k for k, _ in model.named_buffers()}
     def forward(params, buffers, x, train=True):
         model.train(train)
-        buffers = {k: v.clone() if train else v for k, v in buffers.items() if k in has}
+        buffers = {k: v for k, v in buffers.items() if k in has}
+        own = {k: v.clone() if k in held else last(v) for k, v in {**params, **buffers}.items()} # gets what is assigned
         with torch.autocast(x.device.type, precision, enabled=precision is not None):
-            own = {**tmap(last, params), **buffers} # functional_call leaves here what forward assigns
             try: out = functional_call(model, own, (pixel_by_pixel(x) if channels_last else x.clone(),))
             except (AttributeError, TypeError) as e:
                 if odd := _no_tensor(e, {*params} - has): raise TypeError(f"{type(model).__name__} {odd}") from e

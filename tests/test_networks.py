@@ -407,3 +407,18 @@ class Cache(Net):
 def test_a_buffer_of_another_shape_is_made_anew_every_time(executor):
     run = go(Cache(), executor=executor)
     assert same(run, go(executor=executor)) and len(run.state.buffers['ones']) == 0
+
+class Calls(Net):
+    "Counts its calls, in evaluation too, and divides by their number."
+    def __init__(self): super().__init__(n=torch.zeros(()))
+    def forward(self, x):
+        self.n += 1
+        z = self.a(x.flatten(1)).relu()/(1 + .1*self.n)
+        return z, self.b(z)
+
+def test_what_forward_writes_in_evaluation_leaves_the_state_alone():
+    run = go(Calls())
+    assert torch.equal(run.logits(TASK.x_test), run.logits(TASK.x_test))
+    assert same(run, go(Calls(), evaluate_every=3)) and run.state.buffers['n'] == 9
+    looped, stacked = (go(Calls(), MOON(), executor).state.params for executor in ('loop', 'vmap'))
+    assert all(torch.allclose(v, stacked[k], atol=1e-5) for k, v in looped.items())
