@@ -129,10 +129,12 @@ def receive(self:Cohort, state):
     self.received = {k: begins(k, v) for k, v in {**state.params, **state.buffers}.items()}
     like, memory = next(iter(self.params.values())), {k: v for k, v in state.client.items() if k != OPTIMIZER}
     steps = (self.batches.counts > 0).sum(1).to(like.device)
-    self.loss = like.new_zeros(len(who))
+    counting = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
+    self.loss = like.new_zeros(len(who), dtype=counting)
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
     if wants(self.sent.method, 'labels'): self.mine['labels'] = self.batches.label_counts(self.axes.classes) > 0
-    if wants(self.sent.method, 'counts'): self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like)
+    if wants(self.sent.method, 'counts'):
+        self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like.device, counting)
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch

@@ -281,6 +281,21 @@ def test_the_kept_state_may_be_larger_than_the_memory(monkeypatch):
     monkeypatch.setenv('FEDLIT_MEMORY', '1000')
     assert same(whole, trained(local=local))
 
+class HalfPrecise(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = torch.nn.Linear(64, 8).bfloat16(), torch.nn.Linear(8, 10)
+    def forward(self, x):
+        z = self.a(x.flatten(1).bfloat16()).relu().float()
+        return z, self.head(z)
+
+def test_bfloat16_does_not_stop_a_count_or_a_mean_of_losses():
+    torch.manual_seed(0)
+    local = Local(steps=600, batch_size=4, lr=1e-5, optimizer=Adam(kept=True))
+    run = federate(HalfPrecise(), TASK, [torch.arange(240)], PLAIN, 1, local, progress=False, executor='loop')
+    assert abs(run.history.train_loss[0] - 2.3) < .2
+    assert run.state.client['optimizer']['.steps'][:] == 600
+
 def test_a_state_without_room_for_what_is_kept_is_refused():
     local = Local(batch_size=16, optimizer=Adam(kept=True))
     batches = batches_of(TASK, CLIENTS, [0], local, 0, 0, 2)
