@@ -93,6 +93,8 @@ class Dispatch(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls): return False
 
+_READS = {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape}
+
 class Seeded(Dispatch):
     "A mode in which PyTorch's draws depend only on `names` and on the number of draws before."
     def __init__(self,
@@ -101,7 +103,9 @@ class Seeded(Dispatch):
     ):
         super().__init__()
         self.names, self.stacked, self.count = names, stacked, 0
+        self.reads = False # has Python seen numbers of tensors, so that another call may draw more?
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.reads |= not _READS.isdisjoint(op.tags)
         if not draws(op, args, kwargs): return op(*args, **(kwargs or {}))
         seeds = [seed_of(*name, self.count) for name in self.names]
         self.count += 1
