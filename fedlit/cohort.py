@@ -7,7 +7,7 @@ __all__ = ['WORK', 'OWN', 'Broadcast', 'check_local', 'check_target', 'Cohort', 
            'frozen_outputs', 'sent_by', 'as_sent']
 
 # %% ../nbs/09_cohort.ipynb #970f8869
-import copy, torch
+import copy, operator, torch
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fastcore.basics import patch
@@ -20,7 +20,7 @@ from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
 from .method import Method, ask, asks_for, each_part, overrides, part_view, part_names, replaces, through, wants
 from .state import OPTIMIZER, State, pure
-from .ground.tree import rows, sub, tmap
+from .ground.tree import leaves, rows, sub, tmap
 
 # %% ../nbs/09_cohort.ipynb #1ae7f355
 @dataclass(frozen=True)
@@ -220,8 +220,11 @@ def elsewhere(
 @patch
 def descend(self:Cohort, grads, buffers):
     "Take the optimiser's step and write the new buffers over the old ones."
-    local = self.sent.local
+    local, held = self.sent.local, leaves({**self.params, '.state': self.velocity})
     local.optimizer.step(local, self.params, self.velocity, grads)
+    if not all(map(operator.is_, held, leaves({**self.params, '.state': self.velocity}))):
+        raise ValueError(f"{type(local.optimizer).__name__}.step must change `params` and `state` in place, such as by "
+                         "params[k].copy_(...); what it assigns is lost")
     for k, v in buffers.items(): self.buffers[k].copy_(v)
 
 @patch

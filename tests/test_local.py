@@ -72,6 +72,22 @@ def test_an_optimiser_needs_no_more_than_its_two_functions():
     one, two = (trained(local=replace(TWO, lr=.1, momentum=.5, optimizer=Bare()), record=r) for r in (True, False))
     assert same(one, two) and gap(one, trained(local=replace(TWO, momentum=0.))) < 1e-6
 
+class Assigns(Optimizer):
+    what = 'params'
+    def begin(self, local, params, *clients): return dict(m={k: torch.zeros_like(v) for k, v in params.items()})
+    def step(self, local, params, state, grads):
+        tree = params if self.what == 'params' else state['m']
+        for k in params: tree[k] = tree[k] - local.lr*grads[k]
+
+class AssignsState(Assigns):
+    what = 'state'
+
+@pytest.mark.parametrize('optimizer', [Assigns(), AssignsState()])
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_an_optimiser_that_assigns_is_refused(optimizer, executor):
+    with pytest.raises(ValueError, match=r"Assigns.*\.step must change `params` and `state` in place"):
+        trained(local=replace(TWO, optimizer=optimizer), executor=executor)
+
 @pytest.mark.parametrize('make,word', [
     *((lambda k=k, v=v: Local(**{k: v}), f'Local: {k}=.* but it must be') for k, v in (
         ('lr', '0.1'), ('lr', None), ('lr', lambda r: .1), ('lr', float('nan')), ('lr', float('inf')), ('lr', 0.),
