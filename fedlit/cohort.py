@@ -225,7 +225,7 @@ def descend(self:Cohort, grads, buffers):
     if not all(map(operator.is_, held, leaves({**self.params, '.state': self.velocity}))):
         raise ValueError(f"{type(local.optimizer).__name__}.step must change `params` and `state` in place, such as by "
                          "params[k].copy_(...); what it assigns is lost")
-    for k, v in buffers.items(): self.buffers[k].copy_(v)
+    for k, v in buffers.items(): self.buffers[k].copy_(v.detach() if v.requires_grad else v)
 
 @patch
 def hold(self:Cohort):

@@ -62,8 +62,7 @@ def pure(
                             f"but it returned a {type(out).__name__}; see fedlit.models.wrap")
         # a tensor of another shape is a cache, which every call makes anew
         new = {k: own[k] if own[k] is not None and own[k].shape == v.shape else v for k, v in buffers.items()}
-        return *(v if precision is None else v.to(x if x.is_floating_point() else torch.float32) for v in out), \
-            tmap(torch.detach, new)
+        return *(v if precision is None else v.to(x if x.is_floating_point() else torch.float32) for v in out), new
     return forward
 
 # %% ../nbs/07_state.ipynb #79826f9d
