@@ -7,7 +7,7 @@ __all__ = ['WORK', 'OWN', 'Broadcast', 'check_local', 'check_target', 'Cohort', 
            'frozen_outputs', 'sent_by', 'as_sent']
 
 # %% ../nbs/09_cohort.ipynb #970f8869
-import copy, torch
+import copy, operator, torch
 from contextlib import nullcontext
 from dataclasses import dataclass
 from fastcore.basics import patch
@@ -20,7 +20,7 @@ from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
 from .method import Method, ask, asks_for, each_part, overrides, part_view, part_names, replaces, through, wants
 from .state import OPTIMIZER, State, pure
-from .ground.tree import rows, sub, tmap
+from .ground.tree import leaves, rows, sub, tmap
 
 # %% ../nbs/09_cohort.ipynb #1ae7f355
 @dataclass(frozen=True)
@@ -129,10 +129,12 @@ def receive(self:Cohort, state):
     self.received = {k: begins(k, v) for k, v in {**state.params, **state.buffers}.items()}
     like, memory = next(iter(self.params.values())), {k: v for k, v in state.client.items() if k != OPTIMIZER}
     steps = (self.batches.counts > 0).sum(1).to(like.device)
-    self.loss = like.new_zeros(len(who))
+    counting = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
+    self.loss = like.new_zeros(len(who), dtype=counting)
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
     if wants(self.sent.method, 'labels'): self.mine['labels'] = self.batches.label_counts(self.axes.classes) > 0
-    if wants(self.sent.method, 'counts'): self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like)
+    if wants(self.sent.method, 'counts'):
+        self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like.device, counting)
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch
@@ -218,9 +220,12 @@ def elsewhere(
 @patch
 def descend(self:Cohort, grads, buffers):
     "Take the optimiser's step and write the new buffers over the old ones."
-    local = self.sent.local
+    local, held = self.sent.local, leaves({**self.params, '.state': self.velocity})
     local.optimizer.step(local, self.params, self.velocity, grads)
-    for k, v in buffers.items(): self.buffers[k].copy_(v)
+    if not all(map(operator.is_, held, leaves({**self.params, '.state': self.velocity}))):
+        raise ValueError(f"{type(local.optimizer).__name__}.step must change `params` and `state` in place, such as by "
+                         "params[k].copy_(...); what it assigns is lost")
+    for k, v in buffers.items(): self.buffers[k].copy_(v.detach() if v.requires_grad else v)
 
 @patch
 def hold(self:Cohort):

@@ -163,8 +163,9 @@ class Adam(Optimizer):
                and all(0 <= b < 1 for b in self.betas), 'two numbers in [0, 1)'),
         eps=_rate(self.eps))
     def begin(self, local, params, *clients):
-        return {'.mean': zeros(params), '.square': zeros(params),
-                '.steps': next(iter(params.values())).new_zeros(clients)}
+        like = next(iter(params.values()))
+        return {'.mean': zeros(params), '.square': zeros(params), # in bfloat16, 256 + 1 is 256
+                '.steps': like.new_zeros(clients, dtype=torch.promote_types(like.dtype, torch.float32))}
     def decay(self, local, w, g): return torch._foreach_add(g, w, alpha=local.weight_decay)
     def step(self, local, params, state, grads): _adam(self, local, params, state, grads)
 

@@ -14,7 +14,7 @@ import torch
 from torch.nn import functional as F
 from torch.func import functional_call
 from .state import modes_kept, names_of
-from .ground.tree import doubles
+from .ground.tree import doubles, tmap
 
 # %% ../nbs/13_measure.ipynb #4cfea1bf
 def spectrum(
@@ -110,7 +110,7 @@ def _outputs(model, x, batch, prepare, state):
     if state is not None:
         has = names_of(model) # without tensors that a method has added
         state = state[0], {k: v for k, v in state[1].items() if k in has}
-    call = model if state is None else lambda xb: functional_call(model, tuple(state), (xb,))
+    call = model if state is None else lambda xb: functional_call(model, (state[0], tmap(torch.clone, state[1])), (xb,))
     with modes_kept(model):
         model.eval()
         for xb in x.split(batch):

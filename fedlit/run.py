@@ -387,11 +387,13 @@ def _cut_or_not(self:Simulation, x, auto, name):
 # %% ../nbs/19_run.ipynb #simtape1
 @patch
 def _tapes(self:Simulation, x, shared):
-    "Tapes for recorded steps; None if steps are not, or must not be, recorded."
+    "Tapes for recorded steps, stopped if steps must not be recorded; None if they are not to be."
     if self.federation.record and (said := find_side_effects(self.model, x)):
         warn(f"{type(self.model).__name__}'s forward {said}: "
              "its steps are not recorded, and the same seed may give another result")
-        return None
+        tapes = Tapes()
+        tapes.stopped = said
+        return tapes
     a = self.federation
     own = partial(python_state, network=self.model, criterion=a.criterion, method=a.method, optimizer=a.local.optimizer)
     given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
@@ -401,6 +403,7 @@ def _tapes(self:Simulation, x, shared):
     lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
     return Tapes(how == 'graph', own, how == 'compile' and not why, lasting) if how else None
 
+# %% ../nbs/19_run.ipynb #ce6d3dd0
 @patch
 def _uncompiled(self:Simulation):
     "Why no step of this federation will be compiled, or ''; see `ReplayedCohort.returns`."

@@ -47,20 +47,22 @@ def pure(
 ):
     "`model` as a function `forward(params, buffers, x, train=True) -> features, logits, buffers` that changes nothing."
     last = lambda v: v.contiguous(memory_format=torch.channels_last) if channels_last and v.dim() == 4 else v
-    has = names_of(model)
+    has, held = names_of(model), {k for k, _ in model.named_buffers()}
     def forward(params, buffers, x, train=True):
         model.train(train)
-        buffers = {k: v.clone() if train else v for k, v in buffers.items() if k in has}
+        buffers = {k: v for k, v in buffers.items() if k in has}
+        own = {k: v.clone() if k in held else last(v) for k, v in {**params, **buffers}.items()} # gets what is assigned
         with torch.autocast(x.device.type, precision, enabled=precision is not None):
-            try: out = functional_call(model, (tmap(last, params), buffers),
-                                       (pixel_by_pixel(x) if channels_last else x.clone(),))
+            try: out = functional_call(model, own, (pixel_by_pixel(x) if channels_last else x.clone(),))
             except (AttributeError, TypeError) as e:
                 if odd := _no_tensor(e, {*params} - has): raise TypeError(f"{type(model).__name__} {odd}") from e
                 raise
         if not (isinstance(out, tuple) and len(out) == 2):
             raise TypeError(f"{type(model).__name__} must return (features, logits), "
                             f"but it returned a {type(out).__name__}; see fedlit.models.wrap")
-        return *(v if precision is None else v.to(x if x.is_floating_point() else torch.float32) for v in out), buffers
+        # a tensor of another shape is a cache, which every call makes anew
+        new = {k: own[k] if own[k] is not None and own[k].shape == v.shape else v for k, v in buffers.items()}
+        return *(v if precision is None else v.to(x if x.is_floating_point() else torch.float32) for v in out), new
     return forward
 
 # %% ../nbs/07_state.ipynb #79826f9d

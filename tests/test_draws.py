@@ -51,6 +51,30 @@ def test_dropout_after_a_resume(tmp_path):
     torch.manual_seed(7)
     assert same(go('vmap', rounds=4, checkpoint=tmp_path/'run'), whole)
 
+class NowAndThen(nn.Module):
+    "Dropout, but not in the first step."
+    def __init__(self, when):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.a, self.head = nn.Linear(64, 16), nn.Linear(16, 10)
+        self.when, self.calls = when, 0
+    def forward(self, x):
+        z = self.a(x.flatten(1)).relu()
+        self.calls += self.when == 'calls'
+        here = dict(calls=self.calls > 3, size=len(x) < 16, value=self.when == 'value' and z.mean() > .24)
+        return (z := F.dropout(z, .5, self.training and bool(here[self.when]))), self.head(z)
+
+@pytest.mark.filterwarnings('ignore:NowAndThen.s forward changes')
+@pytest.mark.parametrize('when, record', [('calls', True), ('size', True), ('size', False), ('value', True),
+                                          ('value', False)])
+def test_draws_that_begin_after_the_first_step_depend_on_the_seed_only(when, record):
+    torch.manual_seed(1)
+    a = go(model=NowAndThen(when), record=record)
+    torch.manual_seed(2)
+    b = go(model=NowAndThen(when), record=record)
+    assert same(a, b) and not same(a, go(model=NowAndThen(when), record=record, seed=1))
+
 def test_networks_without_draws_are_recorded_and_those_with_are_not():
     assert record(lambda x: x*2, torch.ones(3))[1] is not None
     assert record(lambda x: F.dropout(x), torch.ones(3))[1] is None

@@ -72,6 +72,22 @@ def test_an_optimiser_needs_no_more_than_its_two_functions():
     one, two = (trained(local=replace(TWO, lr=.1, momentum=.5, optimizer=Bare()), record=r) for r in (True, False))
     assert same(one, two) and gap(one, trained(local=replace(TWO, momentum=0.))) < 1e-6
 
+class Assigns(Optimizer):
+    what = 'params'
+    def begin(self, local, params, *clients): return dict(m={k: torch.zeros_like(v) for k, v in params.items()})
+    def step(self, local, params, state, grads):
+        tree = params if self.what == 'params' else state['m']
+        for k in params: tree[k] = tree[k] - local.lr*grads[k]
+
+class AssignsState(Assigns):
+    what = 'state'
+
+@pytest.mark.parametrize('optimizer', [Assigns(), AssignsState()])
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_an_optimiser_that_assigns_is_refused(optimizer, executor):
+    with pytest.raises(ValueError, match=r"Assigns.*\.step must change `params` and `state` in place"):
+        trained(local=replace(TWO, optimizer=optimizer), executor=executor)
+
 @pytest.mark.parametrize('make,word', [
     *((lambda k=k, v=v: Local(**{k: v}), f'Local: {k}=.* but it must be') for k, v in (
         ('lr', '0.1'), ('lr', None), ('lr', lambda r: .1), ('lr', float('nan')), ('lr', float('inf')), ('lr', 0.),
@@ -280,6 +296,21 @@ def test_the_kept_state_may_be_larger_than_the_memory(monkeypatch):
     whole = trained(local=local)
     monkeypatch.setenv('FEDLIT_MEMORY', '1000')
     assert same(whole, trained(local=local))
+
+class HalfPrecise(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.head = torch.nn.Linear(64, 8).bfloat16(), torch.nn.Linear(8, 10)
+    def forward(self, x):
+        z = self.a(x.flatten(1).bfloat16()).relu().float()
+        return z, self.head(z)
+
+def test_bfloat16_does_not_stop_a_count_or_a_mean_of_losses():
+    torch.manual_seed(0)
+    local = Local(steps=600, batch_size=4, lr=1e-5, optimizer=Adam(kept=True))
+    run = federate(HalfPrecise(), TASK, [torch.arange(240)], PLAIN, 1, local, progress=False, executor='loop')
+    assert abs(run.history.train_loss[0] - 2.3) < .2
+    assert run.state.client['optimizer']['.steps'][:] == 600
 
 def test_a_state_without_room_for_what_is_kept_is_refused():
     local = Local(batch_size=16, optimizer=Adam(kept=True))

@@ -388,3 +388,55 @@ class Recurrent(nn.Module):
 @pytest.mark.parametrize('executor', ['loop', 'threads'])
 def test_what_is_made_of_parameters_is_no_memory(kind, executor):
     assert len(go(Recurrent(kind), executor=executor).history) == 3
+
+# ---- buffers that forward writes ----
+
+class Mean(Net):
+    "Subtracts a running mean of its features, which it keeps in a buffer."
+    def __init__(self, how):
+        super().__init__(m=torch.zeros(16), n=torch.zeros((), dtype=torch.long))
+        self.how = how
+    def forward(self, x):
+        z = self.a(x.flatten(1)).relu()
+        new = .9*self.m + .1*z.mean(0)
+        if self.training and self.how == 'assigned': self.m, self.n = new, self.n + 1
+        if self.training and self.how == 'in place':
+            self.m.copy_(new)
+            self.n += 1
+        return z, self.b(z - self.m)
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_a_buffer_may_be_assigned_or_written_in_place(executor):
+    runs = [go(Mean(how), executor=executor) for how in ('assigned', 'in place')]
+    assert same(*runs) and all(torch.equal(v, runs[1].state.buffers[k]) for k, v in runs[0].state.buffers.items())
+    for run in runs:
+        assert run.state.buffers['m'].any() and not run.state.buffers['m'].requires_grad
+        assert int(run.state.buffers['n']) == 9
+
+class Cache(Net):
+    "Makes a mask that is as long as the batch, and keeps it."
+    def __init__(self): super().__init__(ones=torch.ones(0))
+    def forward(self, x):
+        if len(self.ones) < len(x): self.ones = x.new_ones(len(x))
+        z = self.a(x.flatten(1)).relu()*self.ones[:len(x), None]
+        return z, self.b(z)
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_a_buffer_of_another_shape_is_made_anew_every_time(executor):
+    run = go(Cache(), executor=executor)
+    assert same(run, go(executor=executor)) and len(run.state.buffers['ones']) == 0
+
+class Calls(Net):
+    "Counts its calls, in evaluation too, and divides by their number."
+    def __init__(self): super().__init__(n=torch.zeros(()))
+    def forward(self, x):
+        self.n += 1
+        z = self.a(x.flatten(1)).relu()/(1 + .1*self.n)
+        return z, self.b(z)
+
+def test_what_forward_writes_in_evaluation_leaves_the_state_alone():
+    run = go(Calls())
+    assert torch.equal(run.logits(TASK.x_test), run.logits(TASK.x_test))
+    assert same(run, go(Calls(), evaluate_every=3)) and run.state.buffers['n'] == 9
+    looped, stacked = (go(Calls(), MOON(), executor).state.params for executor in ('loop', 'vmap'))
+    assert all(torch.allclose(v, stacked[k], atol=1e-5) for k, v in looped.items())

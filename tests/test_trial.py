@@ -85,6 +85,20 @@ def test_a_network_that_stacks_is_stacked_without_a_word():
             run = federate(around(middle()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
         assert run.settings['executor'] == 'vmap'
 
+class Masked(nn.Module):
+    "Makes a mask in its first call, from a tensor that belongs to a stack, and keeps it."
+    def forward(self, x):
+        if not hasattr(self, 'mask'): self.mask = torch.tril(x.new_ones(16, 16))
+        return x @ self.mask
+
+@pytest.mark.parametrize('middle, criterion', [
+    (Masked, None), (nn.Identity, nn.CrossEntropyLoss(weight=torch.arange(1., 11.), label_smoothing=.1))])
+def test_a_stack_that_fails_in_its_second_step_is_not_taken(middle, criterion):
+    with pytest.warns(UserWarning, match=r'cannot be stacked by vmap \(.*\); going on with executor=.loop'):
+        run = federate(around(middle()), TASK, RAGGED, FedAvg(), 2, LOCAL, progress=False, criterion=criterion,
+                       device='cpu')
+    assert run.settings['executor'] == 'loop' and len(run.history) == 2
+
 def test_targets_of_floating_point_are_tried_as_precisely_as_samples():
     "In single precision the loss of several labels is 7e-8 off now and then."
     task = Task('several', TASK.x_train, torch.rand(240, 2) > .5, TASK.x_test, torch.rand(60, 2) > .5)

@@ -62,7 +62,7 @@ def _plain(f):
 @patch
 def step_group(self:ReplayedCohort, t, ks, batch):
     "Let the clients at positions `ks` take step `t`, from a tape if there is one."
-    if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(draws=None, changes=changes(self.sent.method)))
+    if 'clock' not in self.memo: self.memo.update(bound={}, clock=dict(quiet={}, changes=changes(self.sent.method)))
     bound, clock = self.memo['bound'], self.memo['clock']
     clock['step'], again = t, isinstance(ks, slice) and not clock['changes']
     at = (ks.start, ks.stop, batch['x'].shape[1], 'valid' in batch) if again else None
@@ -73,21 +73,22 @@ def step_group(self:ReplayedCohort, t, ks, batch):
 @patch
 def bind(self:ReplayedCohort, t, ks, batch):
     "The step of the clients at positions `ks`, as a function of batches like this one."
-    some, clock, sent = self.at(ks, step=t), self.memo['clock'], self.sent
+    some, clock, sent, tapes = self.at(ks, step=t), self.memo['clock'], self.sent, self.tapes
+    quiet, (clients, samples) = clock['quiet'], batch['x'].shape[:2]
     def step(work, received, mine, part, same, batch):
         here = copy.copy(some) # with these trees as its own
         vars(here).update(work, received=received, mine=mine, part=part, **same)
-        if clock['draws'] is False: here.step(batch)
+        if quiet.get(samples) and not (tapes and tapes.stopped): here.step(batch)
         else:
             with here.draws('step', clock['step']) as drawn: here.step(batch)
-            clock['draws'] = drawn.count > 0 or clock['changes']
+            quiet[samples] = quiet.get(samples, not clock['changes']) and not (drawn.count or drawn.reads)
         return {}
-    if self.tapes:
-        kind, (clients, samples) = some.key(batch), batch['x'].shape[:2]
+    if tapes:
+        kind = some.key(batch)
         full, stack = samples == self.batches.widest(), some.vectorise is stacked
-        go = self.tapes.bind((stack, samples, kind), step, *some.trees(), of=(sent.model, sent.method, sent.criterion),
-                             rows=clients if stack else None, kind=(full, kind),
-                             often=some.returns(batch), lr=sent.local.lr)
+        go = tapes.bind((stack, samples, kind), step, *some.trees(), of=(sent.model, sent.method, sent.criterion),
+                        rows=clients if stack else None, kind=(full, kind),
+                        often=some.returns(batch), lr=sent.local.lr)
     else: go = partial(step, *some.trees())
     if isinstance(ks, slice): return go
     def scattered(batch):

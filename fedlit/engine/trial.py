@@ -8,8 +8,9 @@ __all__ = ['PRECISIONS', 'compare_ways', 'trial_step', 'try_stack']
 # %% ../../nbs/engine/trial.ipynb #trial003
 import copy, torch
 from dataclasses import replace
-from ..batches import Batches
+from ..batches import Batches, cross_entropy
 from ..cohort import Cohort
+from .inputs import has_own_code
 from ..ground.draws import keep_generators, undrawn
 from ..ground.messages import first_line
 from ..ground.stacks import single, stacked
@@ -74,4 +75,10 @@ def try_stack(sent, x, y, cohort, fill=False):
     def one_by_one(cast):
         each = [step([k], cast) for k in (0, 1)]
         return {k: torch.cat([v[k] for v in each]) for k in each[0]}
-    return compare_ways(one_by_one, lambda cast: step([0, 1], cast, each=stacked, fill=fill))
+    def twice(clients): # then three clients compute their loss without `Seeded`, as steps that draw nothing do
+        out, again = clients.train(), clients.at([0, 1, 1], step=0)
+        with torch.no_grad(): again.objective(again.params, clients.batch(0, [0, 1, 1], len(x)))
+        return out
+    known = sent.criterion is cross_entropy and not has_own_code(sent.model, sent.method)
+    train = Cohort.train if known else twice
+    return compare_ways(one_by_one, lambda cast: step([0, 1], cast, each=stacked, fill=fill, train=train))

@@ -10,6 +10,7 @@ import random, threading, zlib
 import numpy as np, torch
 from contextlib import contextmanager
 from fastcore.basics import patch
+from functools import cache
 from torch.utils._python_dispatch import TorchDispatchMode
 
 # %% ../../nbs/ground/draws.ipynb #a143340f
@@ -93,6 +94,9 @@ class Dispatch(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls): return False
 
+@cache
+def _reads(op): return torch.Tag.data_dependent_output in op.tags or torch.Tag.dynamic_output_shape in op.tags
+
 class Seeded(Dispatch):
     "A mode in which PyTorch's draws depend only on `names` and on the number of draws before."
     def __init__(self,
@@ -101,7 +105,9 @@ class Seeded(Dispatch):
     ):
         super().__init__()
         self.names, self.stacked, self.count = names, stacked, 0
+        self.reads = False # has Python seen numbers of tensors, so that another call may draw more?
     def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+        self.reads |= _reads(op)
         if not draws(op, args, kwargs): return op(*args, **(kwargs or {}))
         seeds = [seed_of(*name, self.count) for name in self.names]
         self.count += 1
