@@ -20,8 +20,8 @@ from functools import lru_cache, partial, wraps
 from pathlib import Path
 from types import CellType, FunctionType, ModuleType
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
-from .ground.draws import Seeded, draws, keep_generators
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+from .ground.draws import Dispatch, Seeded, draws, keep_generators
 from .method import FedAvg, Method, Sum, asks_for, overrides
 from .vocabulary import BETWEEN, HOOKS
 from .ground.axes import axes_of
@@ -244,7 +244,7 @@ def _counts(name, args, out, labels):
 # %% ../nbs/laws.ipynb #d60a7f1b
 _CHOICES = 'lt', 'le', 'gt', 'ge', 'sort', 'argsort', 'topk', 'bernoulli' # what makes a mask or an order of numbers
 
-class _Ears(TorchDispatchMode):
+class _Ears(Dispatch):
     "Hears what a hook draws, rounds, and counts with."
     def __init__(self,
         given, # name of an argument of the hook -> value

@@ -75,3 +75,9 @@ def test_a_class_that_is_changed_elsewhere_is_seen():
     assert not wrong(own)
     assert wrong(own + '@patch\ndef a(self:C): pass\n@patch\ndef b(self:C): pass') == ['a', 'b']
     assert wrong('@patch\ndef c(self:Far): pass\nFar.d = 1\n@patch(as_prop=True)\ndef e(self:Far): pass') == [*'cde']
+
+def test_only_one_mode_is_torchs_own():
+    "Any other would make torch import its compiler, see `Dispatch`."
+    own = [m for m, file in imports.modules(ROOT/'fedlit').items()
+           if '(TorchDispatchMode)' in file.read_text(encoding='utf-8')]
+    assert own == ['ground.draws']

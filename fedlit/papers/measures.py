@@ -11,7 +11,6 @@ __all__ = ['MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spe
 import numpy as np, torch
 from dataclasses import replace
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from ..measure import effective_rank, exactly, features_of, local_global_gap, logits_of, significant, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
@@ -26,6 +25,7 @@ from ..state import State, pure, start
 from ..batches import batches_of
 from ..engine.inputs import least_batch
 from ..participation import draw_clients
+from ..ground.draws import Dispatch
 from ..ground.tree import rows
 from ..run import WEIGHTING, choose_executor, there
 from ..scale.costs import narrow
@@ -84,7 +84,7 @@ def spectra_by_round(run, task, clients, tests, s):
     return {k.replace('_now', '_curve'): _clip(run.history[k].tolist()) for k in watched}
 
 # %% ../../nbs/papers/measures.ipynb #lr000002
-class _ReLUs(TorchDispatchMode):
+class _ReLUs(Dispatch):
     "While active, keeps `look` of the result of every ReLU, in the order of the calls."
     def __init__(self, look):
         super().__init__()
