@@ -183,7 +183,7 @@ def _alpha(alpha, partition):
 # %% ../nbs/20_compare.ipynb #b62042f9
 def experiment(
     task='digits',  # Task, or text that describes one, as in a Setting
-    alpha=.5,       # concentration of the Dirichlet partition
+    alpha=None,     # concentration of the Dirichlet partition; None: 0.5, or that of the partition
     partition=None, # text for another partition; or a function (task, clients, seed) -> list of index tensors
     tests=False,    # does every client have test samples of its own, whatever the partition?
     **given,        # fields of a Setting, such as clients, model and rounds; arguments of `federate`; root and download
@@ -193,6 +193,7 @@ def experiment(
         raise ValueError(f"{one}={given[one]!r} belongs to a single run; a comparison has {_INSTEAD[one]}")
     task = _task(task, **{k: given.pop(k) for k in ('recipe', 'root', 'download') if k in given})
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
+    alpha = _alpha(alpha, partition)
     own['partition'] = _partition_in_words(partition) or f'dirichlet(alpha={float(alpha)!r})'
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
@@ -266,7 +267,7 @@ def compare(
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
     columns = dict.fromkeys([*([columns] if isinstance(columns, str) else columns), *(given.get('metrics') or ())])
-    made = experiment(task, _alpha(alpha, partition), partition, 'personal' in columns, **given)
+    made = experiment(task, alpha, partition, 'personal' in columns, **given)
     asked = lambda m, seed: made(m, seed, folder and file_of(folder, m, seed))
     seen = lambda histories: _compared(histories, seeds, columns, history)
     histories = _histories_of(methods, seeds, asked, seen, folder)

@@ -1,5 +1,6 @@
 "A way of running clients is taken only if one step of it does what the plain way does."
 import copy, random, warnings
+from functools import partial
 import numpy as np, pytest, torch
 from torch import nn
 from fedlit.batches import CRITERIA
@@ -66,7 +67,28 @@ class CustomBackward(torch.autograd.Function):
 class Custom(nn.Module):
     def forward(self, x): return CustomBackward.apply(x)
 
-MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3)]
+class Count(nn.Module):
+    "Looks across the batch as soon as a buffer has left zero."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('gate', torch.zeros(1))
+    def forward(self, x):
+        out = x + self.gate*(x - x.mean(0, keepdim=True))
+        if self.training: self.gate = self.gate + .1
+        return out
+
+class Noise(nn.Module):
+    "Draws normal numbers, which PyTorch makes sixteen at a time, for vectors of another width."
+    def __init__(self, width):
+        super().__init__()
+        torch.manual_seed(0)
+        self.near, self.far = nn.Linear(16, width), nn.Linear(width, 16)
+    def forward(self, x):
+        z = self.near(x)
+        return self.far(z + torch.randn_like(z) if self.training else z)
+
+MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3), Count,
+           *(partial(Noise, width) for width in (1, 4, 8, 12, 16, 20))]
 
 @pytest.mark.parametrize('executor', ['auto', 'vmap'])
 @pytest.mark.parametrize('middle', MIDDLES, ids=lambda m: getattr(m, '__name__', '?'))

@@ -27,7 +27,8 @@ class pFedMe(OwnNetwork):
         require(self, lam=(self.lam > 0, 'positive'), steps=(self.steps >= 1, 'at least 1'),
                 lr=(self.lr > 0, 'positive'), beta=(self.beta > 0, 'positive'))
     def init(self, params, buffers):
-        count = next(iter(params.values())).new_zeros(())
+        like = next(iter(params.values()))
+        count = like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32)) # bfloat16 counts to 256
         return params, {}, {}, {**second({**params, **buffers}), 'own:steps': count}
     def keep(self, name): return name.startswith(('own.', 'own:'))
     def deploy(self, params, buffers): return {**params, **mine(buffers)}

@@ -316,6 +316,13 @@ def test_pfedme(lam, inner, lr, beta, executor):
     same(state, w, own)
     assert state.personal['own:steps'][:].tolist() == [6, 6, 3]
 
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_pfedme_counts_on_in_bfloat16(executor): # whose next number after 256 is 258
+    net, data = classifier(False).bfloat16(), batches(steps=(258,), samples=1)
+    told = Broadcast(pFedMe(steps=1), net, start(pFedMe(), net, 1), LOCAL)
+    state = fed_round(told, [0], {**data, 'x': data['x'].bfloat16()}, SIZES[:1], executor)
+    assert state.personal['own:steps'][:].tolist() == [258]
+
 def test_the_inner_problem_of_pfedme_has_the_terms_of_other_methods():
     class Tame(Method):
         def loss(self, features): return .3*features.square().mean()
