@@ -44,7 +44,7 @@ def _panels(rows, by, draw, width=4.6):
 
 # %% ../../nbs/papers/drawings.ipynb #9a2c535b
 TITLES = dict(cifar10='CIFAR-10', small_cifar10='CIFAR-10 (small)', mnist='MNIST', # titles of panels
-              office_caltech10='Office-Caltech10', digits_domains='digits of three domains')
+              office_caltech10='Office-Caltech10', digits_domains='digits of four domains')
 
 def _said(label, v):
     if label == 'data': return TITLES.get(v, str(v))
