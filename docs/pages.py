@@ -99,14 +99,16 @@ def own():
 # -- names
 
 def names(images=None):
-    "A table a module: every public name, and the first sentence it says of itself."
+    "A table a module: every public name, and the first sentence it says of itself; of internals only the names."
     out = ['# All names\n> Every public function, class and method of the package, by module']
+    internals = {p for captions, p in sidebar() if captions[:1] == ('Internals',)}
     for p in notebooks():
         if found := entries(p):
+            link = lambda e: f'[`{e.name}`]({p}#{slug(e.name)})'
             first = lambda e: api.cell(api.escape(re.split(r'(?<=[.]) (?=[A-Z`])|\n', e.doc)[0]))
             out += [f'## fedlit.{module_of(read(p))}', f'[{front(NBS/p)[0]}]({p}): {front(NBS/p)[1]}.',
-                    '| name | what it does |\n|---|---|\n' +
-                    '\n'.join(f'| [`{e.name}`]({p}#{slug(e.name)}) | {first(e)} |' for e in found)]
+                    ', '.join(map(link, found)) + '.' if p in internals else
+                    '| name | what it does |\n|---|---|\n' + '\n'.join(f'| {link(e)} | {first(e)} |' for e in found)]
     return '\n\n'.join(out)
 
 # -- figures
@@ -136,7 +138,7 @@ def command(path):
     return named[0] if named else f'jupyter execute nbs/{path}'
 
 def gallery(images):
-    "Every figure as a thumbnail that leads to its page, with its data and network; the pictures go to `images`."
+    "Every figure as a thumbnail that leads to its section, with its data and network; the pictures go to `images`."
     images.mkdir(parents=True, exist_ok=True)
     out = ['# Gallery\n> Every figure of the site, with the page that explains it and the command that draws it']
     for p in notebooks():
@@ -146,7 +148,7 @@ def gallery(images):
             if not (svg := picture.startswith('<')): (images/name).write_bytes(base64.b64decode(picture))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
             shown = picture if svg else f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy">'
-            told = f"{alt.rstrip('.')}. Here: {here}." if here else alt
+            told = (heading or front(NBS/p)[0]) + f'. Here: {here}.'*bool(here)
             cards.append(f'<figure><a href="{href}">{shown}</a>'
                          f'<figcaption>{escape(told, quote=False)}</figcaption></figure>')
         title, says = front(NBS/p)

@@ -165,8 +165,7 @@ def test_the_gallery_says_what_a_figure_stands_on(monkeypatch, tmp_path):
     monkeypatch.setattr(pages, 'notebooks', lambda: ['x.ipynb'])
     monkeypatch.setattr(pages, 'front', lambda path: ('A page', 'about it'))
     captions = re.findall('<figcaption>(.*?)</figcaption>', pages.gallery(tmp_path))
-    assert captions == [*[f'What it shows. Here: {heres[0]}.']*2, 'What it shows.',
-                        'What it shows. Here: &lt;b&gt;; 1 seed.']
+    assert captions == [*[f'A page. Here: {heres[0]}.']*2, 'A page', 'A page. Here: &lt;b&gt;; 1 seed.']
 
 def test_the_gallery_knows_the_setting_of_every_figure_of_the_catalogue():
     "Cells that call `show` or `show_signed` keep it with the picture."
