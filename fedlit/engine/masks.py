@@ -92,5 +92,5 @@ def part_offer(self:MaskedCohort, part, own):
     if not part: return super(MaskedCohort, self).part_offer(part, own)
     chosen, shares, like = part['chosen'], part['share'], next(iter(own['params'].values()))
     share = {**shares, **{a: v.to(like).mean()*shares.get(a, 1) for a, v in chosen.items()}}
-    alive = dict(live_features=along(self.axes, self.axes.features, chosen)) if chosen else {}
+    alive = dict(live_features=along(self.axes.features, chosen)) if chosen else {}
     return dict(chosen=chosen, share=share, **alive)
