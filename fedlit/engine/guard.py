@@ -48,7 +48,7 @@ class Guard(Value):
            for k in ('update', 'loss', 'beyond')})
 
 # %% ../../nbs/engine/guard.ipynb #db58fcf3
-CHECKED = 'params', 'buffers', 'uploads', 'client' # what the server uses, and what the client keeps
+CHECKED = 'buffers', 'uploads', 'client' # what the server uses besides parameters, and what the client keeps
 
 def _was_sent(k, v, before):
     "The buffer that the server sent, if the stack `v` named `k` is that buffer or a client's memory of it."
@@ -75,7 +75,7 @@ def _sound(most, v, name, sent):
 # %% ../../nbs/engine/guard.ipynb #f6fdf11a
 def largest_entries(out, before):
     "Names; (K, T) the largest entries of what clients return besides parameters; (T,) of what was sent, at least 1."
-    held, like = flatten({k: out[k] for k in CHECKED[1:]}), out['loss']
+    held, like = flatten({k: out[k] for k in CHECKED}), out['loss']
     held = {k: v for k, v in held.items() if not k.endswith('/')}
     if not held: return [], like.new_zeros(len(like), 0), like.new_zeros(0)
     seen, least = [], []
@@ -116,7 +116,7 @@ def bad_rows(guard, out, before, guess):
 # %% ../../nbs/engine/guard.ipynb #6c1b7fe8
 def _of(out, name):
     "The stack called `name`."
-    return flatten({k: out[k] for k in CHECKED[1:]})[name]
+    return flatten({k: out[k] for k in CHECKED})[name]
 
 def _below(out, name, i):
     "Is the stack `name` in row `i` a finite variance with a negative entry?"
@@ -141,10 +141,9 @@ def blame(guard, out, before, moved, at) -> list:
 # %% ../../nbs/engine/guard.ipynb #1f0ae427
 def _blame(guard, out, before, moved, i, names, seen, most):
     params, round = before.params, before.round
-    inside = lambda k: k.removeprefix('params/').removeprefix('buffers/')
-    odd = [k for k, v in flatten(dict(params=rows(out['params'], i))).items() if not v.isfinite().all()]
-    odd += [k for k, v in zip(names, seen[i]) if not (v.isfinite() or _below(out, k, i))]
-    if odd: return f"produced NaN or infinity in round {round+1}, first in {inside(odd[0])}"
+    odd = [k for k, v in out['params'].items() if not v[i].isfinite().all()]
+    odd += [k.removeprefix('buffers/') for k, v in zip(names, seen[i]) if not (v.isfinite() or _below(out, k, i))]
+    if odd: return f"produced NaN or infinity in round {round+1}, first in {odd[0]}"
     if not out['loss'][i].isfinite(): return f"produced NaN or infinity in round {round+1}, first in the loss"
     for k, v, limit in zip(names, seen[i], most):
         if not v <= limit: return _incredible(out, before, k, i)
@@ -168,23 +167,22 @@ def check_clients(
     out,     # what `fedlit.round.local_phase` returned
     before,  # State before the round
     guess=math.inf, # the loss of a guess, ln(classes)
-    advice=f'{UNIT} If not, a smaller lr or a smaller penalty would help', # or (client -> what is wrong) -> advice
+    advice=lambda wrong: f'{UNIT} If not, a smaller lr or a smaller penalty would help', # wrong: client -> its fault
 ):           # `out` without skipped clients; plus (K,) on the CPU: `who`, `loss`, `drift` (the update's length), `bad`
     "Check each client's result and act as `guard` says. FloatingPointError names client, round and first bad layer."
-    help_for = advice if callable(advice) else lambda wrong: advice
     bad, odd, drift, loss = to_host(*bad_rows(guard, out, before, guess), out['loss'])
     at, moved = bad.nonzero()[:, 0].tolist(), drift.to(out['loss'].device)
     out = dict(out, who=torch.tensor(who), drift=drift, bad=bad, loss=loss)
     if at:
         more = f"; {len(at)-1} more of {len(who)} clients are bad too" if len(at) > 1 else ''
         wrong = dict(zip([who[i] for i in at], blame(guard, out, before, moved, at)))
-        act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {help_for(wrong)}")
+        act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice(wrong)}")
     suspects = (odd & ~bad).nonzero()[:, 0].tolist()
     if suspects: names, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)
     for i in suspects:
         name = names[(seen[i]/most).argmax()].removeprefix('buffers/')
         warn(f"client {who[i]} returned {name} more than {ODD} times as large as the middle client of the round; "
-             f"{help_for({who[i]: ''})}")
+             f"{advice({who[i]: ''})}")
     return rows(out, (~bad).nonzero()[:, 0].tolist()) if at and guard.then == 'skip' else out
 
 # %% ../../nbs/engine/guard.ipynb #731ee5a5

@@ -18,12 +18,12 @@ from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
 from ..data import check_augment, in_words
-from ..ground.draws import Dispatch, keep_generators, undrawn
+from ..ground.draws import keep_generators, undrawn
 from ..ground.files import is_stream
 from ..ground.fingerprint import LIBRARIES, checksum, reached
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
-from ..ground.tape import Lookout
+from ..ground.tape import Lookout, Recorder, written
 from ..method import needs
 from ..state import fixed_names, pure, split_state, start
 
@@ -68,34 +68,21 @@ def parts(name, parts, n) -> list:
     if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
 
-# %% ../../nbs/engine/inputs.ipynb #60574984
-class _Writes(Dispatch):
-    "Record which of the tensors in `held`, a dictionary, operations write to."
-    def __init__(self, held):
-        super().__init__()
-        self.held, self.at, self.names = held, {self._place(v): k for k, v in held.items() if v.numel()}, []
-    def _place(self, v): return v.untyped_storage().data_ptr()
-    def __torch_dispatch__(self, op, types, args=(), kwargs=None):
-        slots = op._schema.arguments
-        given = {**dict(zip((a.name for a in slots), args)), **(kwargs or {})}
-        written = [given.get(a.name) for a in slots if a.alias_info and a.alias_info.is_write]
-        self.names += [self.at[p] for v in written if isinstance(v, torch.Tensor) and (p := self._place(v)) in self.at]
-        return op(*args, **(kwargs or {}))
-    def first(self):
-        "The name of the first, '' if there is none; one whose `.data` has been replaced counts too."
-        return next(iter(self.names + [k for p, k in self.at.items() if self._place(self.held[k]) != p]), '')
-
 # %% ../../nbs/engine/inputs.ipynb #onestep2
 def check_step(model, x):
     "Refuse a network whose forward writes to its parameters, or that recomputes activations in the backward pass."
     net, name, fixed = copy.deepcopy(model).to(x.device), type(model).__name__, fixed_names(model)
     params, buffers = split_state(net)
-    held = {k: v for k, v in (*net.named_parameters(), *net.named_buffers()) if k in fixed}
+    held = {k: params.get(k, v) for k, v in net.named_parameters() if v.numel()}
+    place = lambda v: v.untyped_storage().data_ptr()
+    before = {k: place(v) for k, v in held.items()}
     within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
-    with undrawn(), Lookout(within) as checkpoints, _Writes({**held, **params}) as writes:
+    with undrawn(), Lookout(within) as checkpoints, Recorder() as recorder:
         with suppress(Exception): # other checks report it
             for train in (True, False): pure(net)(params, buffers, x, train)
-    if (k := writes.first()) in fixed:
+    touched = written(recorder.calls)
+    k = next((k for k, v in held.items() if before[k] in touched or place(v) != before[k]), '') # `.data` may be new
+    if k in fixed:
         raise ValueError(f"{k} of {name} is a parameter without gradient, which clients do not send, "
                          "but its forward writes to it; make it a buffer, which they do: self.register_buffer")
     if k:

@@ -21,10 +21,6 @@ def times(a, b):
     "Merge two dictionaries of masks; where both have a mask, their product."
     return {**a, **{k: beside(v, a[k])*beside(a[k], v) if k in a else v for k, v in b.items()}}
 
-def _mask_of(method, offer, per_step): # per_step: the parts that ask for `step`, or the others?
-    "The product of the parts' masks: name of a tensor or axis -> mask."
-    parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
-    return reduce(times, (ask(p.mask, part_view(offer, n)) for n, p in parts), {})
 
 # %% ../../nbs/engine/masks.ipynb #4002c519
 class MaskedCohort(Cohort):
@@ -33,9 +29,11 @@ class MaskedCohort(Cohort):
 @patch
 def per_client_masks(self:MaskedCohort, step):
     "The masks that the `mask` hooks return for every client: name of a tensor or axis -> (K, ...)."
-    method = self.sent.method
+    method, per_step = self.sent.method, step is not None
+    parts = [(n, p) for n, p in zip(part_names(method), method.parts) if asks_for(p, 'mask', 'step') == per_step]
     def ask_one(offer, **more):
-        return _mask_of(method, dict(offer, axes=self.sent.axes, step=step, **more), step is not None)
+        offer = dict(offer, axes=self.sent.axes, step=step, **more)
+        return reduce(times, (ask(p.mask, part_view(offer, n)) for n, p in parts), {})
     if step is None: return self.per_client('mask', ask_one, 0)
     with self.draws('mask', step): return self.apply(ask_one)
 
@@ -92,5 +90,5 @@ def part_offer(self:MaskedCohort, part, own):
     if not part: return super(MaskedCohort, self).part_offer(part, own)
     chosen, shares, like = part['chosen'], part['share'], next(iter(own['params'].values()))
     share = {**shares, **{a: v.to(like).mean()*shares.get(a, 1) for a, v in chosen.items()}}
-    alive = dict(live_features=along(self.axes, self.axes.features, chosen)) if chosen else {}
+    alive = dict(live_features=along(self.axes.features, chosen)) if chosen else {}
     return dict(chosen=chosen, share=share, **alive)

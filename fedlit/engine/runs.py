@@ -17,7 +17,7 @@ from ..ground.stacks import stacked
 from ..method import wants
 from ..round import EngineCohort, in_order, longest_first
 from ..state import modes_kept
-from ..ground.tree import flatten, repeat, rows, tmap
+from ..ground.tree import flatten, rows, tmap
 
 # %% ../../nbs/engine/runs.ipynb #80659215
 class RunsCohort(EngineCohort):
@@ -30,7 +30,7 @@ class RunsCohort(EngineCohort):
         self.who, self.seeds = (sum((getattr(c, k) for c in cohorts), []) for k in ('who', 'seeds'))
         join = lambda trees: tmap(lambda *v: torch.cat(v), *trees)
         for k in OWN: setattr(self, k, join([getattr(c, k) for c in cohorts]))
-        self.mine['server'] = join([repeat(c.server, len(c.who)) for c in cohorts])
+        self.mine['server'] = join([tmap(lambda v, c=c: v.expand(len(c.who), *v.shape), c.server) for c in cohorts])
         self.received = join([{k: v if k in c.home else v.expand(len(c.who), *v.shape)
                                for k, v in c.received.items()} for c in cohorts])
         self.home = frozenset(self.received)

@@ -284,9 +284,7 @@ def _copied(rows, known): # known: the different rows, as bytes; were they copie
     half, n = len(next(iter(known))) // 2, 1
     own = max(len({v[:half] for v in known}), len({v[half:] for v in known}))
     if len(known) < 16 or own < .9 * len(known): return False
-    for column in rows.T:
-        if (n := n * len(column.unique())) > len(rows): return True
-    return False
+    return any((n := n * len(column.unique())) > len(rows) for column in rows.T)
 
 def repeated(
     x, # (N, ...) training samples

@@ -98,9 +98,11 @@ def _pad(book, node, segs):
             *segs,
             *(book.new(f'{node.name}.after', after, full=True) if after else ()))
 
+def _named(node): return getattr(node.target, '__name__', str(node.target))
+
 def _function(book, node, seen):
     "The channels of what a function returns, or None if that is not a tensor with channels."
-    name = node.target if isinstance(node.target, str) else getattr(node.target, '__name__', str(node.target))
+    name = _named(node)
     given = [seen[n] for n in node.all_input_nodes if seen.get(n)]
     if not given or name in ('size', 'getattr', 'dim', 'numel'): return None
     if name == 'cat': return sum((seen[n] for n in node.args[0]), ())
@@ -220,7 +222,7 @@ def axes_of(model) -> Axes: # module whose forward returns (features, logits)
     return _found[model]
 
 # %% ../../nbs/ground/axes.ipynb #ca7176c5
-def along(axes, segs, chosen):
+def along(segs, chosen):
     "0/1 vector for one dimension, with repeats; ones for axes not in `chosen`; None if no axis on it is in `chosen`."
     if not any(a in chosen for a, _, _ in segs): return None
     like = next(iter(chosen.values()))
@@ -233,7 +235,7 @@ def masks(axes, chosen):
     "Tensor name -> mask of the sub-model that keeps what is chosen; it broadcasts to the leading dimensions."
     out = {}
     for name, dims in axes.of.items():
-        vectors = {i: v for i, segs in enumerate(dims) if (v := along(axes, segs, chosen)) is not None}
+        vectors = {i: v for i, segs in enumerate(dims) if (v := along(segs, chosen)) is not None}
         each = [v.reshape((1,)*i + (-1,) + (1,)*(len(dims)-i-1)) for i, v in vectors.items()]
         if each: out[name] = prod(each[1:], start=each[0])
     return out
@@ -241,7 +243,7 @@ def masks(axes, chosen):
 # %% ../../nbs/ground/axes.ipynb #0aa972c4
 def coordinates(axes, name, chosen, device=None):
     "Positions of the small tensor's entries in the big one, for each leading dimension; None where all are kept."
-    vectors = [along(axes, segs, chosen) for segs in axes.of.get(name, ())]
+    vectors = [along(segs, chosen) for segs in axes.of.get(name, ())]
     return [None if v is None else v.nonzero()[:, 0].to(device) for v in vectors]
 
 def cut(axes, tree, chosen, lead=0):
@@ -253,17 +255,16 @@ def cut(axes, tree, chosen, lead=0):
     return {k: cut(axes, v, chosen, lead) if isinstance(v, dict) else one(k, v) for k, v in tree.items()}
 
 # %% ../../nbs/ground/axes.ipynb #f1cf0338
+def _into(big, small, where): # where: a list of (dimension, positions)
+    if not where: return small
+    (d, i), *rest = where
+    return big.index_copy(d, i, _into(big.index_select(d, i), small, rest))
+
 def paste(axes, big, small, chosen, lead=0):
     "`big` with the chosen entries replaced by those of `small`."
     def one(k, b, s):
-        where = coordinates(axes, k, chosen, b.device)
-        if all(i is None for i in where): return s
-        full = ([torch.arange(n, device=b.device) for n in b.shape[:lead]]
-                + [torch.arange(n, device=b.device) if i is None else i for i, n in zip(where, b.shape[lead:])])
-        grid = tuple(i.reshape((1,)*d + (-1,) + (1,)*(len(full)-d-1)) for d, i in enumerate(full))
-        new = b.clone()
-        new[grid] = s
-        return new
+        where = enumerate(coordinates(axes, k, chosen, b.device), lead)
+        return _into(b, s, [(d, i) for d, i in where if i is not None])
     return {k: paste(axes, v, small[k], chosen, lead) if isinstance(v, dict) else one(k, v, small[k])
             for k, v in big.items()}
 
@@ -303,8 +304,7 @@ def masked(params, mask):
 # %% ../../nbs/ground/axes.ipynb #fa5e0aee
 def _is_relu(node, graph):
     if node.op == 'call_module': return isinstance(graph.get_submodule(node.target), (nn.ReLU, nn.ReLU6))
-    return (node.op != 'placeholder'
-            and 'relu' in (node.target if isinstance(node.target, str) else getattr(node.target, '__name__', '')))
+    return 'relu' in _named(node)
 
 def watched(axes, at='relu'):
     "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."
@@ -330,13 +330,10 @@ class _Watch(fx.Interpreter):
 def watch(axes, params, buffers, x, at='relu', taps=None, train=True):
     "Run the network: features, logits, and the values at its watched points, name -> (N, channels, ...)."
     spy = _Watch(axes.graph, watched(axes, at), taps or {})
-    class Run(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.net = axes.graph
-        def forward(self, x): return spy.run(x)
+    run = nn.Module()
+    run.net, run.forward = axes.graph, spy.run
     state = {f'net.{k}': v.clone() if k in buffers else v for k, v in {**params, **buffers}.items()}
     with _one_at_a_time:
         axes.graph.train(train)
-        features, logits = functional_call(Run(), state, (x,))
+        features, logits = functional_call(run, state, (x,))
     return features, logits, spy.got

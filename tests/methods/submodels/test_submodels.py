@@ -109,7 +109,7 @@ def test_feddecorr_on_live_features():
     on = HeteroFL(rates=(.5,)).mask(axes=axes, number=torch.tensor(0), clients=1, round=0)
     small = extract(net, axes, on).train()
     z = torch.func.functional_call(net, masked(dict(net.named_parameters()), masks(axes, on)), (x,))[0]
-    live = along(axes, axes.features, on)
+    live = along(axes.features, on)
     mine, true = FedDecorr(beta=1.).loss(z, live), hand(small(x)[0])
     assert live.sum() == 6 and abs((mine - true).item()) < 1e-6
     assert abs((FedDecorr(beta=1.).loss(z) - true).item()) > 1e-2 # dead columns counted
