@@ -270,3 +270,7 @@ def test_committed_runs_have_the_draws_of_today():
     trained = [r for r in runs if r['setting']['rounds']]
     assert len(trained) > 1000
     assert {r['file'] for r in trained if r['date'] < SINCE} == OLDER
+
+@pytest.mark.parametrize('seed', [-1, 1.5, float('nan'), float('inf'), 2**64, 'a', None])
+def test_a_seed_that_cannot_be_is_named(seed):
+    with pytest.raises(ValueError, match=f'seed {seed}: it must be a whole number'): rng('batches', seed)

@@ -18,7 +18,7 @@ def _check_seeds(numbers):
     "Raise a ValueError unless all of these are whole numbers from 0 to 2**64 - 1."
     for n in numbers:
         try: whole = int(n) == n
-        except (TypeError, ValueError): whole = False
+        except (TypeError, ValueError, OverflowError): whole = False
         if not whole or not 0 <= n < 2**64:
             raise ValueError(f"seed {n}: it must be a whole number from 0 to 2**64 - 1")
 
