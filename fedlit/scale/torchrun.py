@@ -72,6 +72,7 @@ class Ranks:
             dist.get_rank(), dist.get_world_size(), minutes, self.device if own else 'cpu')
         self.round, self.checkpoint, self.traffic, self.job, self.open, self.parted, self.failed = (
             1, None, Counter(), None, False, False, None)
+        self.follows = self.rank > 0
 
 # %% ../../nbs/scale/torchrun.ipynb #1a08266f
 def _like(tensors): return [[list(v.shape), str(v.dtype).removeprefix('torch.')] for v in tensors]
@@ -226,11 +227,6 @@ def _home(out, state):
                 **{k: {n: v for n, v in out[k].items() if n in state.personal} for k in ('params', 'buffers')})
 
 # %% ../../nbs/scale/torchrun.ipynb #9bf68f20
-@patch(as_prop=True)
-def follows(self:Ranks):
-    "Does this rank follow rank 0?"
-    return self.rank > 0
-
 @patch
 def named(self:Ranks, executor):
     "What the settings of a run on these ranks call its `executor`."
