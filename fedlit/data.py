@@ -48,7 +48,7 @@ def _held(name, group, share, seed): # (N,) groups -> (N,) booleans, true for a 
 # %% ../nbs/01_data.ipynb #b9234a6e
 TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # target -> values
 
-def _target_of(name, y, target, classes): # which of TARGETS the tensor y is
+def _target_of(y, target, classes): # which of TARGETS the tensor y is
     if target is not None and target not in TARGETS:
         raise ValueError(f"target={target!r}, but it must be one of {', '.join(map(repr, TARGETS))}")
     if target: return target
@@ -128,7 +128,7 @@ def _must_match(task, name, x): # refuse samples of another kind than those of t
 def _read_targets(task): # converts y and determines the number of a network's outputs
     for part in _parts(task):
         y = to_tensor(name := f"y_{part}", getattr(task, name))
-        task.target = _target_of(name, y, task.target, task.classes)
+        task.target = _target_of(y, task.target, task.classes)
         setattr(task, name, y := _READ[task.target](name, y))
         if task.target in ('labels', 'numbers'):
             if task.classes is None: task.classes = y.shape[1]
@@ -290,15 +290,13 @@ def __repr__(self: Task):
 def _stats(x): # (N, C, H, W), uint8 or float; -> mean and std per channel of images scaled to [0, 1]
     "Identical to the last bit on every machine: whole numbers are added exactly, others rounded to nine digits."
     def moments(c):
-        if x.dtype == torch.uint8: return _levels(c)
-        return [float(f"{v.item():.9g}") for v in (c.double().mean(), c.double().std(correction=0))]
+        if x.dtype != torch.uint8:
+            return [float(f"{v.item():.9g}") for v in (c.double().mean(), c.double().std(correction=0))]
+        many = torch.bincount(c.flatten(), minlength=256).tolist()
+        n, total, squares = (sum(k**p*m for k, m in enumerate(many)) for p in range(3))
+        return total/n/255, math.sqrt(n*squares - total**2)/n/255
     each = [moments(c) for c in x.unbind(1)]
     return dict(mean=tuple(m for m, _ in each), std=tuple(s for _, s in each))
-
-def _levels(c): # uint8
-    many = torch.bincount(c.flatten(), minlength=256).tolist()
-    n, total, squares = (sum(k**p*m for k, m in enumerate(many)) for p in range(3))
-    return total/n/255, math.sqrt(n*squares - total**2)/n/255
 
 # %% ../nbs/01_data.ipynb #54b4f135
 def _digits_table(): # (1797, 65): the 64 pixels of an image, and its label

@@ -79,19 +79,14 @@ def _name(ax, label, end, colour, right, up):
                 arrowprops=dict(arrowstyle='-', color=colour, lw=.6, shrinkA=0, shrinkB=1, relpos=(0, .5)))
 
 # %% ../nbs/14_figure.ipynb #6fc00399
-def _rows(v):
-    "(seeds, k) float array of one curve or of several; tensors are accepted"
-    a = np.atleast_2d(np.stack([np.asarray(r, float) for r in v]))
-    if a.ndim > 2: raise ValueError(f"a curve is (k,) or (seeds, k), got shape {a.shape}")
-    return a
-
 def _draw(ax, curves, accent, middle, x=None, threshold=None, **axes):
     "Draw a line and a band per label, named at the line's end; `middle`: (seeds, k) -> (line, low, high)"
     colours, lines = colours_of(list(curves), accent), {}
     ax = _axes(ax)
     if threshold: ax.axhline(threshold, color=palette['light'], lw=.8, ls='--', zorder=1)
     for label, v in curves.items():
-        rows, (c, dash) = _rows(v), colours[label]
+        rows, (c, dash) = np.atleast_2d(np.stack([np.asarray(r, float) for r in v])), colours[label] # of tensors, too
+        if rows.ndim > 2: raise ValueError(f"a curve is (k,) or (seeds, k), got shape {rows.shape}")
         y, low, high = middle(rows)
         xs = np.arange(1, len(y) + 1) if x is None else np.asarray(x)[:len(y)]
         ax.plot(xs, y, dash, color=c, zorder=3 if label == accent else 2)

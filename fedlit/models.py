@@ -172,7 +172,6 @@ def colours(
         raise ValueError(f"a convolutional network needs images (C, H, W); these samples have shape {tuple(shape)}")
     return shape[0]
 
-def _chain(**layers): return nn.Sequential(OrderedDict(layers))
 def average_pool():
     "A module that takes the mean over all positions: (N, C, H, W) to (N, C)."
     return nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())
@@ -325,10 +324,10 @@ def kaiming(
 def _resnet(shape, classes, block, channels, depths, projector=False, expansion=1, stem=stem_of, **end):
     "A stem, stages that halve the image except the first, the modules `end`, and the mean over positions."
     strides, out = (1,) + (2,)*(len(channels)-1), channels[-1]*expansion
-    body = _chain(stem=stem(colours(shape), channels[0]),
-                  stages=stages_of(block, channels[0], channels, depths, strides, expansion),
-                  **{k: f(out) for k,f in end.items()}, pool=average_pool())
-    return _net(body, out, classes, projector)
+    body = OrderedDict(stem=stem(colours(shape), channels[0]),
+                       stages=stages_of(block, channels[0], channels, depths, strides, expansion),
+                       **{k: f(out) for k,f in end.items()}, pool=average_pool())
+    return _net(nn.Sequential(body), out, classes, projector)
 
 # %% ../nbs/03_models.ipynb #74d1b290
 def _residual(name, doc, block, channels, depths, projector=False, init=None, **special):

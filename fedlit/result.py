@@ -309,17 +309,6 @@ def save_model(self:Run, path, client=None):
     tensors = {k: v.contiguous() for k, v in self.state_dict(client).items()}
     return write_file(path, save(tensors, metadata=dict(format='pt')))
 
-# %% ../nbs/18_result.ipynb #sh04card
-@patch
-def _about(self:Run, client):
-    "The content of a model card, see `fedlit.engine.card.card`."
-    own, names = type(self.network(client)), (*chain(*SCORED.values()), *self.settings.get('metrics', ()))
-    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
-    return dict(method=repr(self.method), rounds=self.state.round, client=client, settings=s,
-                own=None if isinstance(s.get('model'), dict) else own.__name__,
-                input=self.settings.get('input'), labels=self.settings.get('labels'),
-                scores={k: self.last[k] for k in dict.fromkeys(names) if k in self.last})
-
 # %% ../nbs/18_result.ipynb #cardcel1
 @patch
 def to_folder(self:Run,
@@ -328,11 +317,16 @@ def to_folder(self:Run,
     name=None,   # name of the network; None: that of the method
 ):               # path of the folder
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
-    folder, facts = Path(folder), self._about(client)
-    config = {**{k: v for k, v in facts.items() if k != 'settings'}, **facts['settings']}
+    folder, own = Path(folder), type(self.network(client)).__name__
+    names = dict.fromkeys((*chain(*SCORED.values()), *self.settings.get('metrics', ())))
+    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
+    facts = dict(method=repr(self.method), rounds=self.state.round, client=client,
+                 own=None if isinstance(s.get('model'), dict) else own,
+                 input=self.settings.get('input'), labels=self.settings.get('labels'),
+                 scores={k: self.last[k] for k in names if k in self.last})
     self.save_model(folder/'model.safetensors', client)
-    write_file(folder/'config.json', json.dumps(config, indent=1).encode())
-    write_file(folder/'README.md', card(name or self.method.name, facts).encode())
+    write_file(folder/'config.json', json.dumps({**facts, **s}, indent=1).encode())
+    write_file(folder/'README.md', card(name or self.method.name, dict(facts, settings=s)).encode())
     return folder
 
 # %% ../nbs/18_result.ipynb #hubpush2
@@ -489,26 +483,26 @@ def _text_of(header, method):
     except ValueError: return theirs
 
 # %% ../nbs/18_result.ipynb #sizecel1
-def _size(model): return sum(v.numel() for v in (*model.parameters(), *model.buffers()))
-
-def _check_size(size, state, what):
-    "Refuse anything far larger than the tensors of a file."
-    held = sum(v.numel() for v in leaves(dict(a=state.params, b=state.buffers, c=state.fixed)))
-    if size > 100*held + 2**20: raise ValueError(f'{what} has {size} numbers, and the file holds {held}')
+def _check_size(tensors, state):
+    "Refuse a network that is far larger than the tensors of a file."
+    size, held = (sum(v.numel() for v in some) for some in
+                  (tensors, leaves(dict(a=state.params, b=state.buffers, c=state.fixed))))
+    if size > 100*held + 2**20: raise ValueError(f'its network has {size} numbers, and the file holds {held}')
 
 def _check_use(run):
     "Apply the `use` hooks without memory first, to see how large a network they make."
     if not overrides(run.method, 'use'): return
     bare = replace(run.state, **tmap(lambda v: v.to('meta'), dict(params=run.state.params, buffers=run.state.buffers,
                                                                 fixed=run.state.fixed)))
-    _check_size(sum(v.numel() for v in deployed(run.method, bare)[0].values()), run.state, 'its network')
+    _check_size(deployed(run.method, bare)[0].values(), run.state)
 
 def _network(spec, state):
     "The network that `build` made from `spec`; a ValueError if it would be far larger than the content of the file."
     shape, options = spec['shape'], spec['options']
     if prod(shape) > 2**22 or len(json.dumps(options)) > 10**4:
         raise ValueError(f"its network is for samples {shape!r:.60}, with the options {options!r:.60}")
-    with modest(): _check_size(_size(rebuild(spec)), state, 'its network')
+    with modest(): net = rebuild(spec)
+    _check_size((*net.parameters(), *net.buffers()), state)
     return rebuild(spec)
 
 # %% ../nbs/18_result.ipynb #loadcel1

@@ -48,12 +48,6 @@ def known(
     return origin
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
-def _draws(s, how, n): # s: settings of a run
-    "The clients that are drawn, or that finish, in each of the first `n` rounds."
-    steps = lambda k, r: local(**s['local']).steps_of(s['sizes'][k], k, s['seed'], r)
-    if isinstance(how, Clock): return [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), n)]
-    return [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'), steps=steps) for r in range(n)]
-
 def took_part(
     run, # Run
 ):       # for each row of the history, the clients drawn; None if they cannot be drawn again, or do not agree with it
@@ -67,7 +61,9 @@ def took_part(
         how = run.origin.participation
     by_data = needs(how, 'sizes') or needs(how, 'steps')
     if needs(how, 'losses') or by_data and not s.get('sizes'): return None
-    draws = _draws(s, how, len(rows))
+    steps = lambda k, r: local(**s['local']).steps_of(s['sizes'][k], k, s['seed'], r)
+    if isinstance(how, Clock): draws = [a.who for a in islice(how.rounds(s['clients'], s['seed'], steps), len(rows))]
+    else: draws = [draw_clients(s['clients'], how, s['seed'], r, s.get('sizes'), steps=steps) for r in range(len(rows))]
     drawn = [[k for k in draws[int(row['round']) - 1] if k not in left] for row in rows]
     skips = s.get('bad_clients', '').startswith("Guard(then='skip'")
     bad = lambda row: {int(k) for k in str(row.get('bad_clients') or '').split() if k != 'server'}

@@ -272,30 +272,19 @@ def _answered(context, plan, content): # content: RecordDict, the server's quest
                          f"(answers so far: {last['count']}), and repeats that answer only if asked the same")
     return RecordDict({k: context.state[f'answer/{k}'] for k in ('arrays', 'said')})
 
-def _note_answer(context, content, answer): # RecordDicts
-    "Record the answer that is about to leave this site; no later message undoes that."
-    count = context.state.get('answers', dict(count=0))['count'] + 1
-    context.state['answers'] = ConfigRecord(dict(round=content['round']['round'], question=_question(content),
-                                                 count=count))
-    context.state.update({f'answer/{k}': type(v)(dict(v.items())) for k, v in answer.items()})
-
 # %% ../../nbs/scale/flower.ipynb #37d2f72b
 def folder(
     context, # Flower's Context
 ):           # x (N, C, H, W), y (N,)
     "This site's images and labels, from train.safetensors in its folder."
-    own = context.node_config.get('folder')
-    if not own and _simulated(): own = Path(context.run_config['sites'])/str(context.node_config['partition-id'])
+    own, ray = context.node_config.get('folder'), sys.modules.get('ray') # of Flower's simulation engine
+    if not own and ray is not None and ray.is_initialized():
+        own = Path(context.run_config['sites'])/str(context.node_config['partition-id'])
     if not own:
         raise ValueError("this site names no folder of its own; in --node-config, 'partition-id=0 folder=\"sites/0\"' "
                          "does, and the run config cannot")
     data = load_file(Path(own)/'train.safetensors')
     return data['x'], data['y']
-
-def _simulated():
-    "Is this a worker of Flower's simulation engine?"
-    ray = sys.modules.get('ray')
-    return ray is not None and ray.is_initialized()
 
 def allowed(
     context, # Flower's Context
@@ -318,7 +307,9 @@ def _new_answer(context, plan, number, content):
                            number, accepted)
     context.state[f'after round {round+1}'] = to_record(home)
     answer = RecordDict({'arrays': to_record(answer), 'said': MetricRecord(dict(said, forgot=forgot))})
-    _note_answer(context, content, answer)
+    count = context.state.get('answers', dict(count=0))['count'] + 1 # no later message undoes this
+    context.state['answers'] = ConfigRecord(dict(round=round, question=_question(content), count=count))
+    context.state.update({f'answer/{k}': type(v)(dict(v.items())) for k, v in answer.items()})
     return answer
 
 # %% ../../nbs/scale/flower.ipynb #9ac6d5f7

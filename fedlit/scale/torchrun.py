@@ -72,6 +72,7 @@ class Ranks:
             dist.get_rank(), dist.get_world_size(), minutes, self.device if own else 'cpu')
         self.round, self.checkpoint, self.traffic, self.job, self.open, self.parted, self.failed = (
             1, None, Counter(), None, False, False, None)
+        self.follows = self.rank > 0
 
 # %% ../../nbs/scale/torchrun.ipynb #1a08266f
 def _like(tensors): return [[list(v.shape), str(v.dtype).removeprefix('torch.')] for v in tensors]
@@ -128,51 +129,37 @@ def __exit__(self:Ranks, kind, error, trace):
     if self.before is not None and not self.parted: signal.signal(signal.SIGTERM, self.before)
     if self.open and isinstance(error, Exception):
         if self.rank == 0: self._say('end', error=_told(error))
-        elif not self.ready and self._hear()[0]['job'] == 'begin':
+        elif not self.ready and self._receive(dist.broadcast)[0]['job'] == 'begin':
             self._answer(error)
-            self._hear()
+            self._receive(dist.broadcast)
     self.open = False
 
 # %% ../../nbs/scale/torchrun.ipynb #8e7871e1
 @patch
-def _pass(self:Ranks, op, value=None, peer=0):
-    "Send or receive a JSON value, after its length."
-    text = b'' if value is None else json.dumps(value).encode()
-    n = int(self._do(op, torch.tensor([len(text)]), peer))
-    data = self._do(op, torch.frombuffer(bytearray(text or n), dtype=torch.uint8), peer)
-    return json.loads(bytes(data.tolist()))
+def _send(self:Ranks, op, said, tree=None, peer=0):
+    "Send a JSON value and a tree of tensors, after their form and its length."
+    flat = flatten(tree or {})
+    text = json.dumps([said, list(flat), _like(flat.values())]).encode()
+    self._do(op, torch.tensor([len(text)]), peer)
+    self._do(op, torch.frombuffer(bytearray(text), dtype=torch.uint8), peer)
+    if flat: self._do(op, _bytes(flat.values(), self.wire), peer)
+
+@patch
+def _receive(self:Ranks, op, peer=0):
+    "The value and the tree that another rank sent."
+    n = int(self._do(op, torch.tensor([0]), peer))
+    text = self._do(op, torch.empty(n, dtype=torch.uint8), peer)
+    said, names, like = json.loads(bytes(text.tolist()))
+    if not names: return said, {}
+    data = self._do(op, torch.empty(sum(_sizes(like)), dtype=torch.uint8, device=self.wire), peer)
+    return said, unflatten(dict(zip(names, _tensors(data, like, self.device))))
 
 # %% ../../nbs/scale/torchrun.ipynb #544ffd36
 @patch
 def _say(self:Ranks, job, tree=None, **said):
     "Tell all other ranks, from rank 0, what to do, and with which tensors."
-    self.job, flat = job, flatten(tree or {})
-    self._pass(dist.broadcast, dict(said, job=job, names=list(flat), like=_like(flat.values())))
-    if flat: self._do(dist.broadcast, _bytes(flat.values(), self.wire), 0)
-
-@patch
-def _hear(self:Ranks):
-    "Receive what rank 0 said, and the tensors."
-    said = self._pass(dist.broadcast)
-    self.job, like = said['job'], said['like']
-    data = (self._do(dist.broadcast, torch.empty(sum(_sizes(like)), dtype=torch.uint8, device=self.wire), 0)
-            if like else torch.empty(0))
-    return said, unflatten(dict(zip(said['names'], _tensors(data, like, self.device) if like else ())))
-
-# %% ../../nbs/scale/torchrun.ipynb #667d1fc8
-@patch
-def _give(self:Ranks, tree, peer):
-    "Send a tree to a rank that knows its shapes."
-    if each := leaves(tree): self._do(dist.send, _bytes(each, self.wire), peer)
-
-@patch
-def _take(self:Ranks, like, n, peer):
-    "Receive `n` rows of each stack of a tree with the shapes and types of `like`."
-    if not (each := leaves(like)): return like
-    kinds = [[[n, *v.shape[1:]], kind] for v, (_, kind) in zip(each, _like(each))]
-    data = self._do(dist.recv, torch.empty(sum(_sizes(kinds)), dtype=torch.uint8, device=self.wire), peer)
-    new = iter(_tensors(data, kinds, self.device))
-    return tmap(lambda v: next(new), like)
+    self.job = job
+    self._send(dist.broadcast, dict(said, job=job), tree)
 
 # %% ../../nbs/scale/torchrun.ipynb #bbcaae9d
 @patch
@@ -184,6 +171,8 @@ def _total(self:Ranks, part=None):
     return self._do(dist.reduce, part, 0).to(self.device)
 
 # %% ../../nbs/scale/torchrun.ipynb #06be49fb
+def _summand(v): return v.sum(0, dtype=torch.double).reshape(-1)
+
 class Share(Table):
     "The rows (K, ...) of a round's clients, on rank 0: a sum is sent as one tensor, rows are fetched when read."
     def __init__(self,
@@ -195,10 +184,15 @@ class Share(Table):
         self.row, self.device, self.clients = mine.new_empty(mine.shape[1:]), mine.device, sum(map(len, ranks.shares))
     def __repr__(self): return f'Share of {self.clients} rows {tuple(self.row.shape)}, {len(self.mine)} of them here'
     def __getitem__(self, i):
-        if self.all is None: self.all = self.ranks._fetched(self.name, self.mine)
+        if self.all is None:
+            self.ranks._say('rows', name=self.name)
+            self.all = self.ranks._collect(dict(rows=self.mine))['rows']
         return self.all[i]
     def sum(self, dim=None, **kw):
-        return self.ranks._summed(self.name, self.mine) if dim == 0 and not kw else self[:].sum(dim, **kw)
+        if dim != 0 or kw: return self[:].sum(dim, **kw)
+        self.ranks._say('sum', name=self.name)
+        total = self.ranks._total(_summand(self.mine)).view(self.row.shape)
+        return total.to(self.mine.dtype if self.mine.is_floating_point() else torch.int64)
 
 # %% ../../nbs/scale/torchrun.ipynb #e82bc010
 @patch
@@ -211,23 +205,8 @@ def _joined(self:Ranks, parts):
 @patch
 def _collect(self:Ranks, mine):
     "The rows of a tree from rank 0, together with those from all others."
-    parts = [self._take(mine, len(at), rank) if rank else mine for rank, at in enumerate(self.shares) if at]
+    parts = [self._receive(dist.recv, rank)[1] if rank else mine for rank, at in enumerate(self.shares) if at]
     return tmap(lambda *v: self._joined(v), *parts)
-
-@patch
-def _fetched(self:Ranks, name, mine):
-    "All rows of the tensor `name` in the clients' results."
-    self._say('rows', name=name)
-    return self._collect(mine)
-
-# %% ../../nbs/scale/torchrun.ipynb #f654b0c3
-def _summand(v): return v.sum(0, dtype=torch.double).reshape(-1)
-
-@patch
-def _summed(self:Ranks, name, mine):
-    "The sum over clients of the tensor `name`."
-    self._say('sum', name=name)
-    return self._total(_summand(mine)).view(mine.shape[1:]).to(mine.dtype if mine.is_floating_point() else torch.int64)
 
 # %% ../../nbs/scale/torchrun.ipynb #03f0bb04
 def _told(error):
@@ -248,11 +227,6 @@ def _home(out, state):
                 **{k: {n: v for n, v in out[k].items() if n in state.personal} for k in ('params', 'buffers')})
 
 # %% ../../nbs/scale/torchrun.ipynb #9bf68f20
-@patch(as_prop=True)
-def follows(self:Ranks):
-    "Does this rank follow rank 0?"
-    return self.rank > 0
-
 @patch
 def named(self:Ranks, executor):
     "What the settings of a run on these ranks call its `executor`."
@@ -288,7 +262,7 @@ def _differences(theirs, ours, rank):
 @patch
 def _agree(self:Ranks, error):
     "The numbers that the other ranks answer; raises `error`, that of rank 0, or else the first of theirs."
-    answers = [self._pass(dist.recv, peer=rank) for rank in range(1, self.size)]
+    answers = [self._receive(dist.recv, rank)[0] for rank in range(1, self.size)]
     if error: raise error
     for a in answers: _raise(a['error'])
     return [a['numbers'] for a in answers]
@@ -309,7 +283,7 @@ def train(self:Ranks, who, state):
     self._say('train', self._server(state), who=who, shares=self.shares, lent=lent, round=state.round)
     theirs = [[who[i] for i in at] for at in self.shares]
     for rank, ks in enumerate(theirs):
-        if rank and (out := [k for k in ks if k in lent]): self._give(rows(_kept(state), out), rank)
+        if rank and (out := [k for k in ks if k in lent]): self._send(dist.send, None, rows(_kept(state), out), rank)
     self.out, error = _try(self.sim.train, theirs[0], state)
     theirs = self._agree(error)
     if wrong := [pair for t in theirs for pair in t['why']]: self.sim.failures.setdefault(state.round, {}).update(wrong)
@@ -409,7 +383,8 @@ def follow(self:Ranks, sim, run):
     "On a rank other than 0, do what rank 0 says; returns the Run after its last round, without what clients keep."
     self.open = self.ready = True
     self.sim, self.out, sim.single_process = sim, None, False
-    while (heard := self._hear())[0]['job'] != 'end': getattr(self, f'_on_{self.job}')(run, *heard)
+    while (heard := self._receive(dist.broadcast))[0]['job'] != 'end':
+        getattr(self, f"_on_{heard[0]['job']}")(run, *heard)
     said, tree = heard
     self.open = False
     _raise(said['error'], self.failed)
@@ -420,7 +395,7 @@ def follow(self:Ranks, sim, run):
 @patch
 def _answer(self:Ranks, error=None, numbers=None):
     self.failed = error
-    self._pass(dist.send, dict(error=_told(error), numbers=numbers))
+    self._send(dist.send, dict(error=_told(error), numbers=numbers))
 
 @patch
 def _on_begin(self:Ranks, run, said, tree):
@@ -432,10 +407,10 @@ def _on_begin(self:Ranks, run, said, tree):
 # %% ../../nbs/scale/torchrun.ipynb #de4b493c
 @patch
 def _on_train(self:Ranks, run, said, tree):
-    self.round, self.shares, self.at = said['round'] + 1, said['shares'], said['shares'][self.rank]
-    self.who = who = [said['who'][i] for i in self.at]
+    self.round, self.shares = said['round'] + 1, said['shares']
+    self.who = who = [said['who'][i] for i in self.shares[self.rank]]
     lent, held = [k for k in who if k in said['lent']], _kept(run.state)
-    if lent: held = put(held, lent, self._take(held, len(lent), 0))
+    if lent: held = put(held, lent, self._receive(dist.recv)[1])
     self.state = replace(run.state, round=said['round'], **tree, **held)
     self.out, error = _try(self.sim.train, who, self.state)
     self._answer(error, dict(numbers=_numbers(self.out), why=list(self.sim.failures.get(said['round'], {}).items())))
@@ -443,8 +418,7 @@ def _on_train(self:Ranks, run, said, tree):
 @patch
 def _on_keep(self:Ranks, run, said, tree):
     self._keep(said['left'], said['shares'])
-    self.at = self.shares[self.rank]
-    self.who, self.out = (self.out['who'].tolist(), self.out) if self.at else ([], None)
+    self.who, self.out = (self.out['who'].tolist(), self.out) if self.shares[self.rank] else ([], None)
 
 @patch
 def _on_see(self:Ranks, run, said, tree):
@@ -454,7 +428,7 @@ def _on_see(self:Ranks, run, said, tree):
 # %% ../../nbs/scale/torchrun.ipynb #b0125daa
 @patch
 def _on_sums(self:Ranks, run, said, tree):
-    q, p = (torch.tensor(said[k], dtype=torch.double, device=self.device)[self.at] for k in 'qp')
+    q, p = (torch.tensor(said[k], dtype=torch.double, device=self.device)[self.shares[self.rank]] for k in 'qp')
     self._total(self._line(flatten(client_sums(self.state, self.out, q, p))) if self.out else None)
 
 @patch
@@ -463,11 +437,11 @@ def _on_sum(self:Ranks, run, said, tree):
 
 @patch
 def _on_rows(self:Ranks, run, said, tree):
-    if self.out: self._give(dict(rows=flatten(self.out)[said['name']]), 0)
+    if self.out: self._send(dist.send, None, dict(rows=flatten(self.out)[said['name']]))
 
 @patch
 def _on_home(self:Ranks, run, said, tree):
-    if self.out: self._give(_home(self.out, self.state), 0)
+    if self.out: self._send(dist.send, None, _home(self.out, self.state))
 
 # %% ../../nbs/scale/torchrun.ipynb #56131208
 def over_ranks(
