@@ -21,7 +21,7 @@ from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
 from .scores import first_of, less_is_better, tests_of
-from .setting import PARTITIONS, Setting, task_of
+from .setting import PARTITIONS, Setting, call, task_of, written
 
 # %% ../nbs/20_compare.ipynb #01fdf250
 TOGETHER = 128 # most clients in one stack of several runs; a larger stack takes more memory and is hardly faster
@@ -156,9 +156,13 @@ def file_of(
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/20_compare.ipynb #dc731e61
-def _partition_in_words(partition):
+def _partition_in_words(partition, counted): # counted: was the number of clients given?
     "The text that describes a partition; None if it is a function, or was not given."
-    if isinstance(partition, str): return f'{partition}()' if partition in PARTITIONS else partition
+    if isinstance(partition, str):
+        said = f'{partition}()' if partition in PARTITIONS else partition
+        if counted or not said.startswith('by_owner('): return said
+        name, kw = call(said)
+        return written(name, {'every': True, **kw})
     if partition is not None and not callable(partition):
         raise TypeError(f"partition is a {type(partition).__name__}, but it must be words, such as 'by_owner()', or a "
                         "function (task, clients, seed) -> list of index tensors, since every seed has its own")
@@ -185,6 +189,7 @@ def experiment(
     task='digits',  # Task, or text that describes one, as in a Setting
     alpha=None,     # concentration of the Dirichlet partition; None: 0.5, or that of the partition
     partition=None, # text for another partition; or a function (task, clients, seed) -> list of index tensors
+                    # (by_owner has all owners, unless clients is given)
     tests=False,    # does every client have test samples of its own, whatever the partition?
     **given,        # fields of a Setting, such as clients, model and rounds; arguments of `federate`; root and download
 ):                  # function (method, seed, checkpoint) -> Federation
@@ -194,7 +199,7 @@ def experiment(
     task = _task(task, **{k: given.pop(k) for k in ('recipe', 'root', 'download') if k in given})
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     alpha = _alpha(alpha, partition)
-    own['partition'] = _partition_in_words(partition) or f'dirichlet(alpha={float(alpha)!r})'
+    own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={float(alpha)!r})'
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
     def request(seed):
