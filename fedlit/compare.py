@@ -322,7 +322,7 @@ def plot(
     column=None,   # of the history; None: accuracy, or the first column of `fedlit.measure.SCORED` that it has
     accent=None,   # the Method to draw in colour, the others in grey; None: an ordered scale of colours
     ax=None,       # matplotlib Axes; None makes one
-    ylabel=None,   # quantity and unit; None: those of accuracy, or the name of the column
+    ylabel=None,   # quantity and unit; None: those of a main measure, such as accuracy, or the column's name
 ):                 # the Axes
     "Plot a comparison against rounds: one line per method, labelled at its end, with the mean's interval over seeds."
     from fedlit.figure import against_rounds
@@ -335,5 +335,4 @@ def plot(
     curves = {names[m]: g.pivot(index='seed', columns='round', values=column).to_numpy()
               for m, g in tested.groupby('method', sort=False)}
     accent = accent and names.get(repr(accent), repr(accent))
-    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, UNITS['accuracy']),
-                          sorted(tested['round'].unique()))
+    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), sorted(tested['round'].unique()))
