@@ -212,6 +212,11 @@ def experiment(
 COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
            'personal', 'validation', 'validation_personal') # those to look at first
 
+def _kept(columns, metrics):
+    "The columns to keep: those asked for, each metric's own, and beside those of validation samples, its own of these."
+    asked, own = [columns] if isinstance(columns, str) else [*columns], [*(metrics or ())]
+    return dict.fromkeys([*asked, *own, *(f'{m}_{k}' for m in own for k in asked if k.startswith('validation'))])
+
 def _check_columns(columns, histories): # those of `_histories_of`
     history = next((h for each in histories.values() for h in each if h is not None), None)
     if columns and history is not None and not {*columns} & {*history}:
@@ -271,7 +276,7 @@ def compare(
                          "as it is, clients have tests of their own")
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    columns = dict.fromkeys([*([columns] if isinstance(columns, str) else columns), *(given.get('metrics') or ())])
+    columns = _kept(columns, given.get('metrics'))
     made = experiment(task, alpha, partition, 'personal' in columns, **given)
     asked = lambda m, seed: made(m, seed, folder and file_of(folder, m, seed))
     seen = lambda histories: _compared(histories, seeds, columns, history)
@@ -304,17 +309,23 @@ def table(
 def choose(
     methods, # list of Methods
     runs,    # what `compare` returned for them
-    column='validation', # column of validation samples; more is better, unless it is a mean squared error
+    column='validation', # column of validation samples
+    lowest=None, # is lower better? None: for mean squared errors
 ): # the Method with the best mean over seeds in the last round; the first of them if several are equal
     "Choose a method, or a hyperparameter, by samples used neither for training nor for testing."
     if not re.search('(^|_)validation(_personal)?$', column):
         raise ValueError(f"column={column!r} is of test samples, and what they choose they cannot judge; "
                          "columns of validation samples are 'validation', 'validation_personal' and those of metrics")
-    if column not in runs or runs[column].isna().all():
-        raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1)")
-    mean = runs.groupby(['method', 'seed'], sort=False)[column].last().groupby('method').mean()
+    if column not in runs:
+        raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1), "
+                         "with this among columns")
+    last = runs[runs.method.isin(list(map(repr, methods)))].groupby(['method', 'seed'], sort=False).tail(1)
+    for name, seed in last.loc[last[column].isna(), ['method', 'seed']].itertuples(index=False):
+        raise ValueError(f"{column!r} of {name} with seed {seed} is not a number; choose among the other methods")
+    mean = last.groupby('method')[column].mean()
     if lost := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {lost[0]!r}")
-    return (min if less_is_better(column, runs) else max)(methods, key=lambda m: mean[repr(m)])
+    if lowest is None: lowest = less_is_better(column, runs)
+    return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
 
 # %% ../nbs/20_compare.ipynb #plotrun1
 def plot(
