@@ -7,7 +7,7 @@ from fedlit.cli import main
 from fedlit.compare import choose, compare
 from fedlit.data import Task, load
 from fedlit.local import Local
-from fedlit.measure import evaluate
+from fedlit.measure import evaluate, spread
 from fedlit.methods import FedAvg, FedBN, FedPer, FedProx
 from fedlit.models import build
 from fedlit.partition import by_domain, concept_shift, dirichlet
@@ -145,6 +145,18 @@ def test_words_have_them_and_so_has_the_command_line(tmp_path, capsys):
     assert all('validation' in row for row in json.loads(file.read_text())['history'])
     main(['compare', *args, '--methods', 'FedAvg()', '--seeds', '1'])
     assert 'best by validation' in capsys.readouterr().out
+
+def test_the_command_line_shows_what_to_choose_by(tmp_path, capsys):
+    ask = ['compare', '--quiet', '--rounds', '2', '--epochs', '1', '--seeds', '2', '--methods', 'FedPer()', 'FedProx()']
+    main([*ask, '--validation', '.2', '--json', str(file := tmp_path/'all.json')])
+    head, *lines = capsys.readouterr().out.splitlines()
+    said = json.loads(file.read_text())
+    last = [run['history'][-1]['validation'] for run in said['runs'] if 'FedPer' in run['method']]
+    assert said['table'][0]['validation'] == format(spread(last), '.4f') and said['table'][0]['validation'] in lines[0]
+    assert head.split()[:4] == ['method', 'accuracy', 'personal', 'validation']
+    assert max(map(len, [head, *lines[:2]])) <= 100
+    main([*ask[:-2], 'FedProx()'])
+    assert capsys.readouterr().out.split()[:4] == ['method', 'accuracy', 'best', 'by'] # without what nobody has
 
 x, y = torch.rand(20, 4), torch.arange(20) % 2
 mine = partial(Task, 'mine', x, y, x + 1, y, 2)
