@@ -402,7 +402,9 @@ def _federation(a, setting, **given):
 def _federate(a, setting, **given):
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
-    for run in federation.each_round(): a.kept = write_file(log, run.history.to_csv(index=False).encode())
+    for run in federation.each_round():
+        try: a.kept = write_file(log, run.history.to_csv(index=False).encode())
+        except OSError as e: raise OSError(f'--log-csv {log} was not written: {e}') from None
     return run
 
 # %% ../nbs/cli.ipynb #d6fed0b4
