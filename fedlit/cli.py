@@ -402,7 +402,9 @@ def _federation(a, setting, **given):
 def _federate(a, setting, **given):
     federation, log = _federation(a, setting, **given), getattr(a, 'log_csv', None)
     if not log or _follows(): return federation.run()
-    for run in federation.each_round(): a.kept = write_file(log, run.history.to_csv(index=False).encode())
+    for run in federation.each_round():
+        try: a.kept = write_file(log, run.history.to_csv(index=False).encode())
+        except OSError as e: raise OSError(f'--log-csv {log} was not written: {e}') from None
     return run
 
 # %% ../nbs/cli.ipynb #d6fed0b4
@@ -450,15 +452,21 @@ def _row_of(runs):
     last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
     first, _ = first_of(runs[0].history)
     by = 'validation' if 'validation' in runs[0].history else first
+    best = shown([r.best(by)[first] for r in runs])
     seconds = [s for r in runs for s in r.history['seconds']]
-    return {first: last(first), 'personal': last('personal'), f'best by {by}': shown([r.best(by)[first] for r in runs]),
+    return {first: last(first), 'personal': last('personal'), 'validation': last('validation'), f'best by {by}': best,
             'seconds_a_round': round(statistics.median(seconds), 3)}
+
+def _shown(rows):
+    "The table as it is printed, without columns that no method has."
+    import pandas as pd
+    table = pd.DataFrame(rows).rename(columns=dict(seconds_a_round='s a round'))
+    return table.loc[:, (table != '').any()].to_string(index=False)
 
 # %% ../nbs/cli.ipynb #ef5dcf0b
 def compare(a):
     "Train several methods over several seeds and print a table"
     rows, every, methods = [], [], _varied(_names(a, *a.methods), a.grid)
-    import pandas as pd
     from fedlit.compare import file_of, run_methods
     from fedlit.result import records
     from fedlit.setting import plain
@@ -473,7 +481,7 @@ def compare(a):
     finally:
         if rows and not _follows():
             said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
-            _finish(pd.DataFrame(rows).to_string(index=False), (a.json, lambda path: write_json(path, said)))
+            _finish(_shown(rows), (a.json, lambda path: write_json(path, said)))
 
 # %% ../nbs/cli.ipynb #f12f7a3d
 def _folder(option, path):

@@ -21,7 +21,7 @@ from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
 from .scores import first_of, less_is_better, tests_of
-from .setting import PARTITIONS, Setting, task_of
+from .setting import PARTITIONS, Setting, call, task_of, written
 
 # %% ../nbs/20_compare.ipynb #01fdf250
 TOGETHER = 128 # most clients in one stack of several runs; a larger stack takes more memory and is hardly faster
@@ -156,9 +156,13 @@ def file_of(
                          f"{hashlib.sha256(name.encode()).hexdigest()[:8]}_seed{seed}.safetensors")
 
 # %% ../nbs/20_compare.ipynb #dc731e61
-def _partition_in_words(partition):
+def _partition_in_words(partition, counted): # counted: was the number of clients given?
     "The text that describes a partition; None if it is a function, or was not given."
-    if isinstance(partition, str): return f'{partition}()' if partition in PARTITIONS else partition
+    if isinstance(partition, str):
+        said = f'{partition}()' if partition in PARTITIONS else partition
+        if counted or not said.startswith('by_owner('): return said
+        name, kw = call(said)
+        return written(name, {'every': True, **kw})
     if partition is not None and not callable(partition):
         raise TypeError(f"partition is a {type(partition).__name__}, but it must be words, such as 'by_owner()', or a "
                         "function (task, clients, seed) -> list of index tensors, since every seed has its own")
@@ -185,6 +189,7 @@ def experiment(
     task='digits',  # Task, or text that describes one, as in a Setting
     alpha=None,     # concentration of the Dirichlet partition; None: 0.5, or that of the partition
     partition=None, # text for another partition; or a function (task, clients, seed) -> list of index tensors
+                    # (by_owner has all owners, unless clients is given)
     tests=False,    # does every client have test samples of its own, whatever the partition?
     **given,        # fields of a Setting, such as clients, model and rounds; arguments of `federate`; root and download
 ):                  # function (method, seed, checkpoint) -> Federation
@@ -194,7 +199,7 @@ def experiment(
     task = _task(task, **{k: given.pop(k) for k in ('recipe', 'root', 'download') if k in given})
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     alpha = _alpha(alpha, partition)
-    own['partition'] = _partition_in_words(partition) or f'dirichlet(alpha={float(alpha)!r})'
+    own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={float(alpha)!r})'
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
     def request(seed):
@@ -206,6 +211,11 @@ def experiment(
 # %% ../nbs/20_compare.ipynb #858c1de3
 COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
            'personal', 'validation', 'validation_personal') # those to look at first
+
+def _kept(columns, metrics):
+    "The columns to keep: those asked for, each metric's own, and beside those of validation samples, its own of these."
+    asked, own = [columns] if isinstance(columns, str) else [*columns], [*(metrics or ())]
+    return dict.fromkeys([*asked, *own, *(f'{m}_{k}' for m in own for k in asked if k.startswith('validation'))])
 
 def _check_columns(columns, histories): # those of `_histories_of`
     history = next((h for each in histories.values() for h in each if h is not None), None)
@@ -266,7 +276,7 @@ def compare(
                          "as it is, clients have tests of their own")
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    columns = dict.fromkeys([*([columns] if isinstance(columns, str) else columns), *(given.get('metrics') or ())])
+    columns = _kept(columns, given.get('metrics'))
     made = experiment(task, alpha, partition, 'personal' in columns, **given)
     asked = lambda m, seed: made(m, seed, folder and file_of(folder, m, seed))
     seen = lambda histories: _compared(histories, seeds, columns, history)
@@ -299,17 +309,23 @@ def table(
 def choose(
     methods, # list of Methods
     runs,    # what `compare` returned for them
-    column='validation', # column of validation samples; more is better, unless it is a mean squared error
+    column='validation', # column of validation samples
+    lowest=None, # is lower better? None: for mean squared errors
 ): # the Method with the best mean over seeds in the last round; the first of them if several are equal
     "Choose a method, or a hyperparameter, by samples used neither for training nor for testing."
     if not re.search('(^|_)validation(_personal)?$', column):
         raise ValueError(f"column={column!r} is of test samples, and what they choose they cannot judge; "
                          "columns of validation samples are 'validation', 'validation_personal' and those of metrics")
-    if column not in runs or runs[column].isna().all():
-        raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1)")
-    mean = runs.groupby(['method', 'seed'], sort=False)[column].last().groupby('method').mean()
+    if column not in runs:
+        raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1), "
+                         "with this among columns")
+    last = runs[runs.method.isin(list(map(repr, methods)))].groupby(['method', 'seed'], sort=False).tail(1)
+    for name, seed in last.loc[last[column].isna(), ['method', 'seed']].itertuples(index=False):
+        raise ValueError(f"{column!r} of {name} with seed {seed} is not a number; choose among the other methods")
+    mean = last.groupby('method')[column].mean()
     if lost := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {lost[0]!r}")
-    return (min if less_is_better(column, runs) else max)(methods, key=lambda m: mean[repr(m)])
+    if lowest is None: lowest = less_is_better(column, runs)
+    return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
 
 # %% ../nbs/20_compare.ipynb #plotrun1
 def plot(
@@ -317,7 +333,7 @@ def plot(
     column=None,   # of the history; None: accuracy, or the first column of `fedlit.measure.SCORED` that it has
     accent=None,   # the Method to draw in colour, the others in grey; None: an ordered scale of colours
     ax=None,       # matplotlib Axes; None makes one
-    ylabel=None,   # quantity and unit; None: those of accuracy, or the name of the column
+    ylabel=None,   # quantity and unit; None: those of a main measure, such as accuracy, or the column's name
 ):                 # the Axes
     "Plot a comparison against rounds: one line per method, labelled at its end, with the mean's interval over seeds."
     from fedlit.figure import against_rounds
@@ -330,5 +346,4 @@ def plot(
     curves = {names[m]: g.pivot(index='seed', columns='round', values=column).to_numpy()
               for m, g in tested.groupby('method', sort=False)}
     accent = accent and names.get(repr(accent), repr(accent))
-    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, UNITS['accuracy']),
-                          sorted(tested['round'].unique()))
+    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), sorted(tested['round'].unique()))

@@ -85,7 +85,7 @@ def federate(
     threads: int = None,        # for PyTorch on a CPU; None: one for small dense networks, else PyTorch's own number
     proxy: object = None,       # data on the server, ready for the network: inputs (M, ...), or a pair (x, y)
     ranks: object = None,       # `fedlit.scale.torchrun.Ranks` that share the clients; "torchrun" makes it
-    watch: Callable = None,     # function of (network, task, state, clients' models) -> columns for a tested round
+    watch: Callable = None,     # function (server's network, task, state, clients' models) -> columns of tested rounds
     without: tuple = (),        # clients that exist but never take part, such as (3,); see `Run.without`
     metrics: dict = None,       # name -> function of (logits, y) -> number: columns in addition to accuracy
 ) -> Run: # after the last round
@@ -732,7 +732,7 @@ def rounds(self:Simulation, run, team, stop):
         self.notice(after, out['who'].tolist())
         if look:
             row.update(self.tested(history, before, out, after, team, seen))
-            if a.watch: row |= read_watch(a.watch(self.model, self.task, after.clone(), _locals(out)), row)
+            if a.watch: row |= read_watch(self.watched(run, after, out), row)
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.state, run.history = after, history[:] # together, so that nobody sees only one of them; a table on demand
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
@@ -755,6 +755,13 @@ def _alone(v): # without the other runs of a stack
 
 def _locals(out): # for `Run.locals`
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
+
+@patch
+def watched(self:Simulation, run, after, out):
+    "What `watch` says of a round; its network is a copy, which it may keep or change."
+    a, now = self.federation, copy.copy(run)
+    now.state = after
+    return a.watch(a.give_network(now).model, self.task, after.clone(), _locals(out))
 
 @patch
 def by_rounds(self:Simulation, run, team, stop):

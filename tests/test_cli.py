@@ -147,6 +147,11 @@ def test_a_log_has_every_round_once(tmp_path, capsys):
     assert both['round'].tolist() == [1, 2, 3, 4] and both['accuracy'].isna().tolist() == [False, False, True, False]
     pd.testing.assert_frame_equal(both, Run.load(tmp_path/'run').history, check_dtype=False, rtol=1e-12)
 
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='no /dev/full')
+def test_a_log_that_is_not_written_is_named():
+    with pytest.raises(SystemExit, match='fedlit: --log-csv /dev/full was not written: .*No space'):
+        main([*RUN, '--rounds', '1', '--log-csv', '/dev/full'])
+
 def at_a_shell(redirections, *argv, folder):
     "Exit status of fedlit, and what it said, at a POSIX shell with these redirections."
     words = ' '.join(map(shlex.quote, (sys.executable, '-m', 'fedlit', *argv)))

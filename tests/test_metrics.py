@@ -10,7 +10,7 @@ from fedlit.data import Task, load
 from fedlit.ground.files import read_tensors, write_tensors
 from fedlit.measure import evaluate
 from fedlit.method import FedAvg
-from fedlit.methods import DP, FedBN, FedPer, HeteroFL
+from fedlit.methods import DP, FedBN, FedPara, FedPer, HeteroFL
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
@@ -114,6 +114,20 @@ def test_what_watch_returns_is_a_part_of_the_history(tmp_path):
     back = Run.load(tmp_path/'run').history.iloc[0]
     assert all(back[k] == v for k, v in seen.items() if v is not None) and 'one' in run.last
     assert plain(go(watch=lambda *_: None)).equals(plain(go()))
+
+@pytest.mark.parametrize('kw', [
+    dict(), dict(executor='loop'), dict(method=FedPara()), dict(statistics='recomputed')], ids=str)
+def test_what_is_watched_is_the_network_of_its_round(kw):
+    seen = []
+    def watch(network, task, *_):
+        seen.append(network)
+        return dict(mine=evaluate(network, task.x_test, task.y_test, prepare=task.normalise)['accuracy'],
+                    learns=float(network.training))
+    run = go(rounds=3, watch=watch, **kw)
+    assert run.history.mine.tolist() == run.history.accuracy.tolist() and run.history.accuracy.nunique() == 3
+    assert not run.history.learns.any() and plain(go(rounds=3, **kw)).equals(plain(run, 'mine', 'learns'))
+    last = run.model.state_dict()
+    assert all(torch.equal(v, last[k]) for k, v in seen[-1].state_dict().items()) and seen[0] is not seen[-1]
 
 @pytest.mark.parametrize('said,message', [
     (dict(accuracy=5.), "watch: 'accuracy' is a column of the history already"),

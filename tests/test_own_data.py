@@ -6,7 +6,7 @@ from fedlit.data import Task, load, samples
 from fedlit.ground.readers import CHARACTERS
 from fedlit.result import Run
 from fedlit.setting import Setting, task_of
-from fedlit.compare import compare
+from fedlit.compare import compare, experiment
 from fedlit.scores import tests_of as own_tests
 from fedlit.run import federate
 from fedlit.partition import iid, dirichlet, by_owner
@@ -276,6 +276,17 @@ def test_a_partition_is_words_or_a_function(wards):
     assert a == b
     with pytest.raises(ValueError, match='these runs have none of them; there are round'):
         compare([FedAvg()], partition='by_owner', columns=('accuracy',), **given)
+
+@pytest.mark.parametrize('partition,given,many', [
+    ('by_owner', {}, 12), ('by_owner(least=1)', {}, 12), ('by_owner()', dict(clients=2), 2),
+    ('by_owner(every=False)', {}, 10)])
+def test_a_comparison_has_all_owners_unless_it_says_how_many(wards, partition, given, many):
+    task = Task.from_table(wards.assign(clinic=np.arange(len(wards)) % 12), y='days', owner='clinic')
+    run = experiment(task, partition=partition, rounds=1, **given)(FedAvg(), 0).run()
+    assert run.settings['clients'] == many
+
+def test_a_comparison_has_all_owners_even_if_they_are_few(wards):
+    assert len(compare([FedAvg()], Task.from_table(wards, y='days', owner='clinic'), partition='by_owner', rounds=1))
 
 def test_rounds_to_an_error(wards):
     task = Task.from_table(wards, y='days', x='age')

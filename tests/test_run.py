@@ -12,6 +12,7 @@ from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
 from fedlit.compare import compare, plot, table
+from fedlit.measure import UNITS
 from fedlit.result import Run
 from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
 from fedlit.state import start
@@ -240,6 +241,12 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
                         (dict(runs=every, accent=FedProx(mu=1.)), 'none of the labels')):
         with pytest.raises(ValueError, match=said): plot(**wrong)
     plt.close('all')
+
+def test_an_axis_has_the_name_of_what_is_drawn(monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    runs = pd.DataFrame(dict(method='FedAvg()', seed=0, round=[1, 2], accuracy=.5, loss=2., personal=.4, mine=5.))
+    assert plot(runs).get_ylabel() == UNITS['accuracy']
+    assert all(plot(runs, k).get_ylabel() == k for k in ('loss', 'personal', 'mine'))
 
 def test_a_comparison_takes_no_tests():
     with pytest.raises(ValueError, match="tests belong to one partition.*'personal' among columns"):

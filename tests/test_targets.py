@@ -7,7 +7,7 @@ from fedlit.batches import CRITERIA
 from fedlit.compare import choose, compare, plot, table
 from fedlit.data import TARGETS, Task, load
 from fedlit.local import Local
-from fedlit.measure import SCORED, average_precision, evaluate
+from fedlit.measure import SCORED, UNITS, average_precision, evaluate
 from fedlit.method import FedAvg
 from fedlit.methods import DPSGD, FedDF, FedLC, FedPer, FedProx, FjORD, MOON, SOLO
 from fedlit.models import Net, build
@@ -244,7 +244,7 @@ def test_a_comparison_of_errors_chooses_the_least():
     assert {'mse', 'validation', 'personal'} <= {*runs} and 'accuracy' not in runs
     last = runs.groupby(['method', 'seed'])['validation'].last().groupby('method').mean()
     assert repr(choose(methods, runs)) == last.idxmin()
-    plot(runs)
+    assert plot(runs).get_ylabel() == UNITS['mse'] and plot(runs, 'personal').get_ylabel() == 'personal'
     assert list(table(runs)['mse'].index) == list(map(repr, methods))
 
 def test_metrics_of_ones_own_beside():

@@ -2,12 +2,12 @@
 they were."""
 import json, warnings
 from functools import partial
-import numpy as np, pytest, torch
+import numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
 from fedlit.compare import choose, compare
 from fedlit.data import Task, load
 from fedlit.local import Local
-from fedlit.measure import evaluate
+from fedlit.measure import evaluate, spread
 from fedlit.methods import FedAvg, FedBN, FedPer, FedProx
 from fedlit.models import build
 from fedlit.partition import by_domain, concept_shift, dirichlet
@@ -104,6 +104,27 @@ def test_choose_goes_by_them_alone():
     with pytest.raises(ValueError, match=r"no column 'validation': compare them on task.validation\(.1\)"):
         choose(grid, runs.drop(columns='validation'))
 
+def test_choose_refuses_what_is_no_number_and_names_it():
+    a, b, c = grid = [FedProx(mu=m) for m in (.1, 1., 5.)]
+    runs = pd.DataFrame([dict(method=repr(m), seed=s, round=r, validation=.5 + m.mu/100)
+                         for m in grid for s in (0, 7) for r in (1, 2)])
+    assert choose(grid, runs) == c
+    runs.loc[3, 'validation'] = float('nan') # the last round of the first method's second seed
+    with pytest.raises(ValueError, match=r"'validation' of FedProx\(mu=0.1\) with seed 7 is not a number"):
+        choose(grid, runs)
+    assert choose([b, c], runs) == c
+
+def test_choose_is_told_what_a_metric_means():
+    grid, wrong = [FedProx(mu=m) for m in (.01, 5.)], lambda z, y: (z.argmax(1) != y).float().mean()
+    runs = compare(grid, TASK, rounds=2, seeds=2, clients=4, metrics=dict(wrong=wrong))
+    assert choose(grid, runs, 'wrong_validation', lowest=True) == grid[0] == choose(grid, runs)
+    assert choose(grid, runs, 'wrong_validation') == grid[1]
+    assert {'wrong', 'wrong_validation', 'wrong_validation_personal'} <= {*runs}
+    few = compare(grid[:1], TASK, rounds=1, seeds=1, clients=4, columns='accuracy', metrics=dict(wrong=wrong))
+    assert few.columns.tolist() == ['method', 'seed', 'accuracy', 'wrong']
+    with pytest.raises(ValueError, match="'wrong_validation'.*with this among columns"):
+        choose(grid[:1], few, 'wrong_validation')
+
 def test_domains_and_concepts_have_them_too():
     task = concept_shift(DIGITS, 2).validation(.2)
     for part in ('train', 'val'):
@@ -124,6 +145,18 @@ def test_words_have_them_and_so_has_the_command_line(tmp_path, capsys):
     assert all('validation' in row for row in json.loads(file.read_text())['history'])
     main(['compare', *args, '--methods', 'FedAvg()', '--seeds', '1'])
     assert 'best by validation' in capsys.readouterr().out
+
+def test_the_command_line_shows_what_to_choose_by(tmp_path, capsys):
+    ask = ['compare', '--quiet', '--rounds', '2', '--epochs', '1', '--seeds', '2', '--methods', 'FedPer()', 'FedProx()']
+    main([*ask, '--validation', '.2', '--json', str(file := tmp_path/'all.json')])
+    head, *lines = capsys.readouterr().out.splitlines()
+    said = json.loads(file.read_text())
+    last = [run['history'][-1]['validation'] for run in said['runs'] if 'FedPer' in run['method']]
+    assert said['table'][0]['validation'] == format(spread(last), '.4f') and said['table'][0]['validation'] in lines[0]
+    assert head.split()[:4] == ['method', 'accuracy', 'personal', 'validation']
+    assert max(map(len, [head, *lines[:2]])) <= 100
+    main([*ask[:-2], 'FedProx()'])
+    assert capsys.readouterr().out.split()[:4] == ['method', 'accuracy', 'best', 'by'] # without what nobody has
 
 x, y = torch.rand(20, 4), torch.arange(20) % 2
 mine = partial(Task, 'mine', x, y, x + 1, y, 2)
