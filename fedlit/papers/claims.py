@@ -124,13 +124,14 @@ def reached(method, **where):
     return above_zero('accuracy_late', 'points', method=method, **where)
 
 # %% ../../nbs/papers/claims.ipynb #46577c32
-def ahead(a, b, value='accuracy_late', unit='points', **where):
+def ahead(a, b, value='accuracy_late', unit='points', how=None, **where): # how: function of two values; None: a - b
     "How far `a` lies above `b`, methods or dicts of labels, paired by all other labels, as one number per seed."
     a, b = ({**(dict(method=side) if isinstance(side, str) else side), **where} for side in (a, b))
     def differences(rows):
         left, right = pick(rows, a, value), pick(rows, b, value)
         if set(left.index) != set(right.index): raise LookupError('the two sides have different runs')
-        return (left - right).groupby('seed').mean().to_numpy()
+        far = pd.Series(map(how, left, right.reindex(left.index)), left.index) if how else left - right
+        return far.groupby('seed').mean().to_numpy()
     return Numbers(differences, unit, whole=any(map(callable, (*a.values(), *b.values()))))
 
 def wins(first, *others, sentence='{} is ahead of {}', named=None, **kw): # named: method -> name in the sentence
@@ -233,13 +234,8 @@ def _first(curve, goal): # goal: a share
 
 def sooner(a, b, **where):
     "How many rounds earlier method `a` reaches an accuracy than `b`: the last of `a` and the last of `b`, averaged."
-    def numbers(rows):
-        left, right = (pick(rows, dict(method=m, **where), 'curve') for m in (a, b))
-        if set(left.index) != set(right.index): raise LookupError('the two sides have different runs')
-        earlier = [np.mean([_first(u, end) - _first(v, end) for end in (u[-1], v[-1])])
-                   for u, v in zip(right.reindex(left.index), left)]
-        return pd.Series(earlier, left.index).groupby('seed').mean().to_numpy()
-    return Numbers(numbers, 'rounds')
+    def earlier(u, v): return np.mean([_first(v, end) - _first(u, end) for end in (v[-1], u[-1])])
+    return ahead(a, b, 'curve', 'rounds', earlier, **where)
 
 def rounds_to(rows):
     "Add columns: rounds to FedAvg's last accuracy in that seed, one more than all if never; and those of `started`."

@@ -212,11 +212,7 @@ def mixed_rounds(rows):
 
 def most_rounds(a, b):
     "The claim's numbers: the share of rounds in which one method beats another, minus a half; a tie is half."
-    def share(rows):
-        above, below = (pick(rows, dict(method=m), 'curve') for m in (a, b))
-        over = {k: np.sign(np.subtract(above[k], below[k])).mean()/2 for k in above.index}
-        return pd.Series(over).groupby(level=list(above.index.names).index('seed')).mean().to_numpy()
-    return Numbers(share, 'of all rounds', whole=False)
+    return ahead(a, b, 'curve', 'of all rounds', lambda u, v: np.sign(np.subtract(u, v)).mean()/2)
 
 entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients',
       grid=grid(THESIS, 'mnist', every=measuring('curve'), heterogeneity=labels_of('high', 'low'),
