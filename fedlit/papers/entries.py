@@ -19,9 +19,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from ..ground.files import result, shipped, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown, warn
+from ..measure import spread
 from .claims import decide, results, verdict_view, evaluate
 from .drawings import display_linked, table
-from .evidence import margin, next_run, paired, repeated
+from .evidence import next_run, paired, repeated
 from .settings import address
 from ..setting import call, written
 
@@ -202,7 +203,7 @@ def means(entry, rows):
     least = 0 if (rows[value].dropna() >= 0).all() else -math.inf
     most = 100 if name in ('accuracy', 'personal') else math.inf
     end = lambda i: lambda v: next_run(v.dropna(), least=least, most=most)[i]
-    half = lambda v: margin(v.dropna()) if v.notna().any() else np.nan
+    half = lambda v: spread(v.dropna()).margin if v.notna().any() else np.nan
     out = part[value].agg(ours='mean', margin=half, seeds='count')
     out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
     return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['ALL_SIGNS', 'LEVEL', 'FEW', 'ASIDE', 'BETS', 'sign_flips', 'Evidence', 'equal', 'paired', 'subset_means', 'interval',
-           'margin', 'mean_and_margin', 'next_run', 'seeds_needed', 'together', 'capital', 'repeated',
-           'repeated_interval', 'repeated_needed']
+           'mean_and_margin', 'next_run', 'seeds_needed', 'together', 'capital', 'repeated', 'repeated_interval',
+           'repeated_needed']
 
 # %% ../../nbs/papers/evidence.ipynb #c60017a0
 import math, numpy as np
@@ -62,10 +62,6 @@ def interval(differences, level=LEVEL): # level: how often the interval may miss
     return (float(means[k-1]), float(means[-k])) if k else (-math.inf, math.inf)
 
 # %% ../../nbs/papers/evidence.ipynb #03cfe761
-def margin(values): # (n,), one per seed
-    "Half the width of the 95 % interval of the mean, by Student's t; NaN for a single value."
-    return spread(values).margin
-
 def mean_and_margin(values, digits=1): # digits: number of decimals
     "Mean and margin as text, such as `62.0 ± 5.0`."
     return format(spread(values), f'.{digits}f')

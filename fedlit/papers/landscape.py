@@ -11,10 +11,10 @@ __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PU
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
 from dataclasses import replace
+from ..measure import spread
 from .claims import Numbers, kendall, ours
 from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
 from .entries import alphas, entry, grid, strides
-from .evidence import margin
 from .feddecomp import critical
 from .feddse import THESIS
 from ..parse import methods_by_name, page_of
@@ -139,7 +139,7 @@ def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
     for name, p in points.items():
         if (more := f'{name}+FedDecorr') in group:
             ax.plot(*zip(p, mean(more)), color='.8', lw=.7, zorder=0)
-        ax.errorbar(*p, *(margin(group[name][v]) for v in (y, x)), fmt='o', ms=3, lw=.6, color='.3')
+        ax.errorbar(*p, *(spread(group[name][v]).margin for v in (y, x)), fmt='o', ms=3, lw=.6, color='.3')
     write_names(ax, points)
 
 # %% ../../nbs/papers/landscape.ipynb #c4c2d33c
