@@ -235,23 +235,24 @@ def remember(out, key, **new): # key: id of an entry, scale and part
     known = result(file) or {}
     write_json(file, known | {key: known.get(key, {}) | new})
 
-def looks(entry, scale, out, only=''):
+def looks(entry, scale, out, only='', field='seeds'): # field: 'asked' if the entry's own number of seeds has changed
     "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
     seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
-    seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
-    return seeds, any(v['repeated'] for v in seen.values())
+    record = seen.get(whole, {}) | seen.get(key, {})
+    return record.get(field, [None]), any(v['repeated'] for v in seen.values())
 
-def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
+def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field='seeds'): # field: as for `looks`
     "Record a request for this many seeds of an entry; more than before counts as another look."
     if seeds is None: return
-    before, again = looks(entry, scale, out, only)
+    before, again = looks(entry, scale, out, only, field)
     if before == [None]: # seeds with all of their runs count as a look
         grid, lacking = select(entry, scale, only), results(select(entry, scale, only), out)[1]
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    remember(out, _looked(entry, scale, only), seeds=now, repeated=again or until_decided or len(now) > 1)
+    repeated = again or until_decided or len(now) > 1
+    remember(out, _looked(entry, scale, only), **{field: now}, repeated=repeated)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
@@ -289,10 +290,9 @@ def note_seen(entry, scale, out, only=''):
     weighed = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
     key = _looked(entry, scale, only)
-    known = (result(Path(out)/'looks.json') or {}).get(key, dict(seeds=looks(entry, scale, out, only)[0]))
-    if seen <= set(known.get('seen', ())): return
-    seen = sorted(seen.union(known.get('seen', ())))
-    try: remember(out, key, seeds=known['seeds'], repeated=True, seen=seen)
+    known = {*(result(Path(out)/'looks.json') or {}).get(key, {}).get('seen', ())}
+    if seen <= known: return
+    try: remember(out, key, repeated=True, seen=sorted(seen | known))
     except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {first_line(e)}")
 
 # %% ../../nbs/papers/entries.ipynb #cba79883
