@@ -175,13 +175,12 @@ def select(
     return grid
 
 # %% ../../nbs/papers/entries.ipynb #279cef59
-_LABELS = 'data', 'alpha', 'clients', 'epochs', 'classes', 'heterogeneity', 'capacity', 'model'
+_GAPS = 'data', 'alpha', 'clients', 'epochs', 'classes', 'heterogeneity', 'capacity', 'model', 'std' # may be empty
 
 @functools.lru_cache
 def all_published():
-    t = pd.read_csv(files('fedlit.papers')/'published.csv', keep_default_na=False, na_values=dict.fromkeys(_LABELS, ''))
-    return t.assign(printed=t.value, value=pd.to_numeric(t.value, errors='coerce'),
-                    sd=pd.to_numeric(t['std'], errors='coerce'))
+    t = pd.read_csv(files('fedlit.papers')/'published.csv', keep_default_na=False, na_values=dict.fromkeys(_GAPS, ''))
+    return t.assign(printed=t.value, value=pd.to_numeric(t.value, errors='coerce'))
 
 # %% ../../nbs/papers/entries.ipynb #a523f674
 _PAPERS = dict(feddecorr='FedDecorr', moon='MOON', feddse='FedDSE/FedGSE thesis', fedgse='FedDSE/FedGSE thesis')
@@ -222,7 +221,7 @@ def compare_published(entry, rows):
         if (rows.data == data).any(): hits = [h if m else None for h, m in zip(hits, mine)]
         if not any(h is not None for h in hits): continue
         who = f"{by or 'paper'}, {data}"
-        out[who], out[f'sd, {data}'] = ([np.nan if h is None else h[c] for h in hits] for c in ('value', 'sd'))
+        out[who], out[f'sd, {data}'] = ([np.nan if h is None else h[c] for h in hits] for c in ('value', 'std'))
         if mine.any(): out.loc[mine, 'difference'] = out.ours[mine] - out[who][mine]
     return out.dropna(axis=1, how='all').round(3)
 
