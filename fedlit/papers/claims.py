@@ -92,7 +92,7 @@ def ours(claims):
     return {text: replace(numbers, ours=True) for text, numbers in claims.items()}
 
 # %% ../../nbs/papers/claims.ipynb #45616815
-def pick(rows, where, value): # a column
+def pick(rows, where, value, diverged=False): # value: a column; diverged: return its NaN, and raise no error?
     "One column of the rows with certain labels, such as dict(method='FedAvg'), indexed by the other labels."
     where = {k: v(rows[k]) if callable(v) else v for k, v in where.items()}
     part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])] if where else rows
@@ -101,7 +101,7 @@ def pick(rows, where, value): # a column
                                             if all(labels.get(k) == v for k, v in where.items()))
     if not len(part): raise LookupError(f'there is no {said} here')
     if value not in part: raise LookupError(f'{value} was not measured')
-    if part[value].isna().any(): raise LookupError(f'a run with {said} produced NaN or infinity')
+    if not diverged and part[value].isna().any(): raise LookupError(f'a run with {said} produced NaN or infinity')
     if 'read' in rows.attrs: rows.attrs['read'].update((run, value) for run in part.get('run', part.index))
     return part.set_index([k for k in rows.attrs['labels'] if k not in where])[value]
 

@@ -12,7 +12,7 @@ __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PU
 import numpy as np
 from dataclasses import replace
 from ..measure import spread
-from .claims import Numbers, kendall, ours
+from .claims import Numbers, kendall, ours, pick
 from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
 from .entries import alphas, entry, grid, strides
 from .feddecomp import critical
@@ -64,9 +64,7 @@ def by_method(
     **where, # labels of the runs
 ):
     "One column of the rows with certain labels: methods x seeds."
-    part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])]
-    if value not in part: raise LookupError(f'{value} was not measured')
-    rows.attrs.get('read', set()).update((run, value) for run in part.run)
+    part = pick(rows, where, value, diverged=True).reset_index()
     return part.pivot(index='method', columns='seed', values=value).loc[[m + end for m in methods]].set_axis(methods)
 
 def gain(rows, value='accuracy_late', methods=SHARED, **where):
