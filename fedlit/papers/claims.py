@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from ..ground.files import shipped
 from ..measure import spread
-from .evidence import (LEVEL, Evidence, interval, paired, repeated, repeated_interval, repeated_needed,
-                                    seeds_needed, together)
+from .evidence import (LEVEL, MOST, Evidence, interval, paired, repeated, repeated_interval,
+                                    repeated_needed, seeds_needed, together)
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
@@ -306,7 +306,7 @@ def _needs(w, level):
     margin = getattr(w.numbers.by, 'margin', 0.)
     null = math.copysign(margin, np.mean(w.differences))
     n = (repeated_needed if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
-    return 'one seed has no spread' if math.isnan(n) else '> 1000' if math.isinf(n) else f'{n:.0f}'
+    return 'one seed has no spread' if math.isnan(n) else f'> {MOST}' if math.isinf(n) else f'{n:.0f}'
 
 def _said(w):
     "The numbers of a claim as columns of a table."
