@@ -9,7 +9,7 @@ __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'BY_N
            'almost_whole', 'as_in_chapter_3', 'with_rates', 'as_released', 'last_is', 'leads_more', 'alike',
            'activation_figure', 'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of',
            'beyond_a_fifth', 'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low',
-           'samples_looked_at', 'by_capacity', 'leads_everywhere']
+           'samples_looked_at']
 
 # %% ../../nbs/papers/feddse.ipynb #0f3e6d3f
 import itertools, re, numpy as np
@@ -333,27 +333,19 @@ entry('feddse/fig3.10', 'Fig. 3.10', 'How many samples FedDSE looks at',
 # %% ../../nbs/papers/feddse.ipynb #always36
 CAPACITIES = {'all clients 1/4': with_rates(.25), 'all clients 1/2': with_rates(.5), 'mixed': {}}
 
-def by_capacity(rows):
-    "One row per capacity and method, one column per heterogeneity."
-    return table('row', 'heterogeneity')(rows.assign(row=rows.capacity + ', ' + rows.method))
-
 DRAWN, CHOSEN = 'FedDSE T=1', 'FedDSE T=0'
 SMALL = [c for c in CAPACITIES if c != 'mixed']
-
-def leads_everywhere(a, b, **where):
-    "The claim's numbers: the leads at the three heterogeneities."
-    return all_of(*(ahead(a, b, heterogeneity=h, **where) for h in ('high', 'low', 'iid')))
 
 # %% ../../nbs/papers/feddse.ipynb #204e86fe
 entry('feddse/table3.6', 'Table 3.6', 'Equally small clients',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=labels_of('high', 'low', 'iid'),
                 method=as_in_chapter_3('FedRolex', 'FedDSE T=0', 'FedDSE T=1'), capacity=CAPACITIES, ways=as_released),
-      draw=by_capacity,
+      draw=lambda rows: table('row', 'heterogeneity')(rows.assign(row=rows.capacity + ', ' + rows.method)),
       claims={f'{c}: drawing neurons is ahead of choosing the most active': ahead(DRAWN, CHOSEN, capacity=c)
               for c in SMALL}
              | {'mixed capacities: choosing is ahead of drawing': ahead(CHOSEN, DRAWN, capacity='mixed')}
              | {f'{c}: {said} is ahead of the rolling window at every heterogeneity (smallest of three leads)':
-                    leads_everywhere(best, 'FedRolex', capacity=key)
+                    all_of(*(ahead(best, 'FedRolex', heterogeneity=h, capacity=key) for h in ('high', 'low', 'iid')))
                 for c, key, said, best in (*((c, c, 'drawing', DRAWN) for c in SMALL),
                                            ('mixed capacities', 'mixed', 'choosing', CHOSEN))}
              | {f'{c}: drawing gains more over choosing under high heterogeneity than under low':
