@@ -264,9 +264,9 @@ def found_rows(entry, scale, only='', out=None):
 
 def complete_seeds(rows, missing):
     "The rows of the seeds with all of their runs; all rows if fewer than two seeds are complete."
-    lacking = {labels['seed'] for labels, _ in missing}
-    if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
-    return rows[~rows.seed.isin(lacking)]
+    if not len(rows): return rows
+    whole = rows[~rows.seed.isin({labels['seed'] for labels, _ in missing})]
+    return whole if whole.seed.nunique() > 1 else rows
 
 def judged(entries, scale,
     only='', # see `select`; a part of an entry is judged without the rest of its paper
