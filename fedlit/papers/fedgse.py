@@ -6,7 +6,7 @@
 __all__ = ['GSE', 'RIVALS', 'PLAIN', 'COLOURED', 'MANY', 'NETWORKS', 'BOTH_WIN', 'DROPOUT_LOSES', 'LEAD', 'LARGE_LEAD', 'GAPS',
            'LARGEST_FIRST', 'NEIGHBOURS', 'LOWEST', 'LEAD_GROWS', 'networks', 'size_table', 'larger', 'added_up',
            'gap_figure', 'fifths', 'in_fifths', 'over_methods', 'gap_table', 'in_the_mix', 'whole_client_runs',
-           'whole_clients', 'mixed_rounds', 'most_rounds', 'similar_samples', 'fewer_beat_most', 'sources']
+           'whole_clients', 'most_rounds', 'similar_samples', 'fewer_beat_most', 'sources']
 
 # %% ../../nbs/papers/fedgse.ipynb #00361c6e
 import numpy as np, pandas as pd
@@ -199,11 +199,6 @@ entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesi
 # %% ../../nbs/papers/fedgse.ipynb #a824bb6e
 def whole_clients(scale): return strong_share(1., *((.5,) if scale == 'embedded' else (.2, .4, .6, .8)))
 
-def mixed_rounds(rows):
-    "Draw accuracy against rounds, a panel for each heterogeneity and share of whole clients."
-    panels = [f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)]
-    return rounds_figure()(rows.assign(data=panels))
-
 def most_rounds(a, b):
     "The claim's numbers: the share of rounds in which one method beats another, minus a half; a tie is half."
     return ahead(a, b, 'curve', 'of all rounds', lambda u, v: np.sign(np.subtract(u, v)).mean()/2)
@@ -211,7 +206,8 @@ def most_rounds(a, b):
 entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients',
       grid=grid(THESIS, 'mnist', every=measuring('curve'), heterogeneity=labels_of('high', 'low'),
                 method=named(*RIVALS, *GSE), rho=whole_clients),
-      draw=mixed_rounds,
+      draw=lambda rows: rounds_figure()(rows.assign(
+          data=[f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)])), # a panel for each
       claims={f'{m} is ahead of {other} in most rounds (share of them minus a half)': most_rounds(m, other)
               for m in GSE for other in RIVALS}, note='On digits, a share of one half stands for all four.')
 
