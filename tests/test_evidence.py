@@ -124,7 +124,7 @@ def test_the_seeds_of_the_sequential_test_are_those_it_takes():
     n = repeated_needed(d)
     later = np.concatenate([np.tile(d, (2000, 1)), rng.normal(d.mean(), d.std(ddof=1), (2000, int(n) - 10))], 1)
     assert n > seeds_needed(d) and abs(np.mean((2/capital(later).max((0, -1))) <= LEVEL) - .8) < .06
-    assert math.isnan(repeated_needed([1.])) and repeated_needed([-1., 1.]*10, most=100) == math.inf
+    assert math.isnan(repeated_needed([1.])) and repeated_needed([-1., 1.]*10) == math.inf
 
 def test_where_a_new_run_lies_has_bounds_and_needs_a_spread():
     assert next_run([99., 98., 97.], least=0, most=100)[1] == 100 and next_run([1., 9., 3.], least=0)[0] == 0

@@ -93,13 +93,6 @@ def until_decided(
     return left
 
 # %% ../../nbs/papers/catalogue.ipynb #c41c41bc
-def _part(e, scale, only, folder):
-    "The requested runs of an entry; none if the entry has no such part."
-    try: return {address(s): s for _, s in entry_runs(e, scale, only, folder)}
-    except ValueError:
-        if not only: raise
-        return {}
-
 def listing(
     out=None,      # folder of the results; None: each entry's own, and those that come with fedlit
     names=(),      # names of entries, see `entries`; none: all
@@ -110,7 +103,10 @@ def listing(
     wanted, there = entries(*names), {} # entries share runs
     def count(e, scale):
         folders = [out] if out else [e.folder, shipped('catalogue'), shipped('digits')]
-        runs = {(folders[0], a): s for a, s in _part(e, scale, only, folders[0]).items()}
+        try: runs = {(folders[0], address(s)): s for _, s in entry_runs(e, scale, only, folders[0])}
+        except ValueError:
+            if only: return ''
+            raise
         there.update((k, any(found(f, s) for f in folders)) for k, s in runs.items() if k not in there)
         return f'{sum(map(there.get, runs))}/{len(runs)}' if runs else ''
     rows = [dict(entry=e.id, source=e.source, **{s: count(e, s) for s in scales}, caption=e.caption) for e in wanted]

@@ -19,7 +19,7 @@ from ..measure import significant
 from .claims import above_zero, ahead, hanging, judge, level, ours, results
 from .depth import LONG, perceptron
 from .drawings import axis_figure, rounds_figure, table
-from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, remember)
+from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, note_look)
 from .evidence import paired, repeated
 from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, helps, uneven, with_and_without
 from ..setting import plain
@@ -160,13 +160,9 @@ def runs_in(out):
 # %% ../../nbs/papers/collapse.ipynb #a26d660b
 def note_main_job(out):
     "Record how many seeds of the main job are run in a folder; more than before counts as another look."
-    grid, key = CATALOGUE['collapse'].grid('embedded'), 'collapse embedded'
-    seeds, lacking = ({labels['seed'] for labels, _ in runs} for runs in (grid, results(grid, out)[1]))
-    there = len(seeds - lacking)
-    before = dict(asked=[there]*(there > 1), repeated=False) | (result(Path(out)/'looks.json') or {}).get(key, {})
-    asked = before['asked'] + [len(seeds)]*(len(seeds) > max(before['asked'], default=0))
-    # the grid already has its seeds, so no number of seeds is requested
-    remember(out, key, seeds=[None], asked=asked, repeated=before['repeated'] or len(asked) > 1)
+    e = CATALOGUE['collapse']
+    seeds = {labels['seed'] for labels, _ in e.grid('embedded')}
+    note_look(e, 'embedded', out, seeds=len(seeds), field='asked') # of a grid that already has them
 
 def left_out(out, rounds):
     "Lines about the files in a folder that a report with this number of rounds does not use."

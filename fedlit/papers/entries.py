@@ -19,9 +19,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from ..ground.files import result, shipped, write_figure, write_file, write_json
 from ..ground.messages import first_line, unknown, warn
+from ..measure import spread
 from .claims import decide, results, verdict_view, evaluate
 from .drawings import display_linked, table
-from .evidence import margin, next_run, paired, repeated
+from .evidence import next_run, paired, repeated
 from .settings import address
 from ..setting import call, written
 
@@ -174,13 +175,12 @@ def select(
     return grid
 
 # %% ../../nbs/papers/entries.ipynb #279cef59
-_LABELS = 'data', 'alpha', 'clients', 'epochs', 'classes', 'heterogeneity', 'capacity', 'model'
+_GAPS = 'data', 'alpha', 'clients', 'epochs', 'classes', 'heterogeneity', 'capacity', 'model', 'std' # may be empty
 
 @functools.lru_cache
 def all_published():
-    t = pd.read_csv(files('fedlit.papers')/'published.csv', keep_default_na=False, na_values=dict.fromkeys(_LABELS, ''))
-    return t.assign(printed=t.value, value=pd.to_numeric(t.value, errors='coerce'),
-                    sd=pd.to_numeric(t['std'], errors='coerce'))
+    t = pd.read_csv(files('fedlit.papers')/'published.csv', keep_default_na=False, na_values=dict.fromkeys(_GAPS, ''))
+    return t.assign(printed=t.value, value=pd.to_numeric(t.value, errors='coerce'))
 
 # %% ../../nbs/papers/entries.ipynb #a523f674
 _PAPERS = dict(feddecorr='FedDecorr', moon='MOON', feddse='FedDSE/FedGSE thesis', fedgse='FedDSE/FedGSE thesis')
@@ -202,7 +202,7 @@ def means(entry, rows):
     least = 0 if (rows[value].dropna() >= 0).all() else -math.inf
     most = 100 if name in ('accuracy', 'personal') else math.inf
     end = lambda i: lambda v: next_run(v.dropna(), least=least, most=most)[i]
-    half = lambda v: margin(v.dropna()) if v.notna().any() else np.nan
+    half = lambda v: spread(v.dropna()).margin if v.notna().any() else np.nan
     out = part[value].agg(ours='mean', margin=half, seeds='count')
     out = out.assign(**{'a new run from': part[value].agg(end(0)), 'to': part[value].agg(end(1))})
     return out.assign(**{k: part[column].mean() for k, column in more.items()}).reset_index()
@@ -221,7 +221,7 @@ def compare_published(entry, rows):
         if (rows.data == data).any(): hits = [h if m else None for h, m in zip(hits, mine)]
         if not any(h is not None for h in hits): continue
         who = f"{by or 'paper'}, {data}"
-        out[who], out[f'sd, {data}'] = ([np.nan if h is None else h[c] for h in hits] for c in ('value', 'sd'))
+        out[who], out[f'sd, {data}'] = ([np.nan if h is None else h[c] for h in hits] for c in ('value', 'std'))
         if mine.any(): out.loc[mine, 'difference'] = out.ours[mine] - out[who][mine]
     return out.dropna(axis=1, how='all').round(3)
 
@@ -234,23 +234,24 @@ def remember(out, key, **new): # key: id of an entry, scale and part
     known = result(file) or {}
     write_json(file, known | {key: known.get(key, {}) | new})
 
-def looks(entry, scale, out, only=''):
+def looks(entry, scale, out, only='', field='seeds'): # field: 'asked' if the entry's own number of seeds has changed
     "The numbers of seeds requested so far, in order (None: the entry's own), and whether the sequential test judges."
     key, whole = _looked(entry, scale, only), _looked(entry, scale)
     seen = {k: v for k, v in (result(Path(out)/'looks.json') or {}).items() if f'{k} '.startswith(f'{whole} ')}
-    seeds = (seen.get(key) or seen.get(whole) or dict(seeds=[None]))['seeds']
-    return seeds, any(v['repeated'] for v in seen.values())
+    record = seen.get(whole, {}) | seen.get(key, {})
+    return record.get(field, [None]), any(v['repeated'] for v in seen.values())
 
-def note_look(entry, scale, out, only='', seeds=None, until_decided=False):
+def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field='seeds'): # field: as for `looks`
     "Record a request for this many seeds of an entry; more than before counts as another look."
     if seeds is None: return
-    before, again = looks(entry, scale, out, only)
+    before, again = looks(entry, scale, out, only, field)
     if before == [None]: # seeds with all of their runs count as a look
         grid, lacking = select(entry, scale, only), results(select(entry, scale, only), out)[1]
         there = {labels['seed'] for labels, _ in grid} - {labels['seed'] for labels, _ in lacking}
         before = [len(there)] if len(there) > 1 else []
     now = before + [seeds]*(seeds > max(before, default=0))
-    remember(out, _looked(entry, scale, only), seeds=now, repeated=again or until_decided or len(now) > 1)
+    repeated = again or until_decided or len(now) > 1
+    remember(out, _looked(entry, scale, only), **{field: now}, repeated=repeated)
 
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
@@ -263,9 +264,9 @@ def found_rows(entry, scale, only='', out=None):
 
 def complete_seeds(rows, missing):
     "The rows of the seeds with all of their runs; all rows if fewer than two seeds are complete."
-    lacking = {labels['seed'] for labels, _ in missing}
-    if not len(rows) or not lacking or rows.seed[~rows.seed.isin(lacking)].nunique() < 2: return rows
-    return rows[~rows.seed.isin(lacking)]
+    if not len(rows): return rows
+    whole = rows[~rows.seed.isin({labels['seed'] for labels, _ in missing})]
+    return whole if whole.seed.nunique() > 1 else rows
 
 def judged(entries, scale,
     only='', # see `select`; a part of an entry is judged without the rest of its paper
@@ -288,10 +289,9 @@ def note_seen(entry, scale, out, only=''):
     weighed = evaluate(entry.claims, rows, missing, entry.derive) if missing else []
     seen = {len(w.differences) for w in weighed if w.evidence and w.evidence.test == 'sequential'} - {1}
     key = _looked(entry, scale, only)
-    known = (result(Path(out)/'looks.json') or {}).get(key, dict(seeds=looks(entry, scale, out, only)[0]))
-    if seen <= set(known.get('seen', ())): return
-    seen = sorted(seen.union(known.get('seen', ())))
-    try: remember(out, key, seeds=known['seeds'], repeated=True, seen=seen)
+    known = {*(result(Path(out)/'looks.json') or {}).get(key, {}).get('seen', ())}
+    if seen <= known: return
+    try: remember(out, key, repeated=True, seen=sorted(seen | known))
     except OSError as e: warn(f"{Path(out)/'looks.json'} does not remember that {key} was looked at: {first_line(e)}")
 
 # %% ../../nbs/papers/entries.ipynb #cba79883

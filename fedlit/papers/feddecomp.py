@@ -38,8 +38,7 @@ DECOMP = dict(
 
 # %% ../../nbs/papers/feddecomp.ipynb #a8fe6280
 def mixtures(*values):
-    def mixture(alpha): return lambda s: dict(partition=re.sub(r'alpha=[\d.]+', f'alpha={alpha}', s.partition))
-    return {a: mixture(a) for a in values}
+    return {a: (lambda s, a=a: dict(partition=re.sub(r'alpha=[\d.]+', f'alpha={a}', s.partition))) for a in values}
 
 def decomp(s):
     "The fields that switch a setting to FedDecomp, with the released ratio and rank."

@@ -124,10 +124,8 @@ def nearly_all(rows):
 
 def fallen(column):
     "The claim's numbers: how far the mean log singular value at alpha 0.05 lies below that with even labels."
-    def of(rows):
-        height = lambda alpha: pick(rows, dict(alpha=alpha), column).map(lambda v: np.log(np.maximum(v, 1e-20)).mean())
-        return (height(EVEN) - height(UNEVEN)).groupby('seed').mean().to_numpy()
-    return Numbers(of, 'log units', whole=False)
+    def height(spectrum): return np.log(np.maximum(spectrum, 1e-20)).mean()
+    return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), column, 'log units', lambda u, v: height(u) - height(v))
 
 LOCAL_PART = fallen('local_spectrum')
 AVERAGED_PART = minus(fallen('spectrum'), LOCAL_PART)
@@ -198,11 +196,8 @@ STAND_INS = 'At the smaller scales, a wider and a narrower network take the plac
 
 def lost_share(model):
     "The claim's numbers: the share of a network's singular values that uneven labels push below the threshold."
-    def lost(rows):
-        share = lambda alpha: (pick(rows, dict(alpha=alpha, model=model), 'significant')
-                               / pick(rows, dict(alpha=alpha, model=model), 'spectrum').map(len))
-        return (share(EVEN) - share(UNEVEN)).groupby('seed').mean().to_numpy()
-    return Numbers(lost, 'of all values')
+    def lost(even, uneven): return significant(even)/len(even) - significant(uneven)/len(uneven)
+    return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), 'spectrum', 'of all values', lost, model=model)
 
 entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', like='feddecorr/fig7',
       grid=grid(DECORR, 'cifar100', model=lambda scale: dict(list(architectures(scale).items())[1:]),

@@ -5,16 +5,15 @@
 # %% auto #0
 __all__ = ['GSE', 'RIVALS', 'PLAIN', 'COLOURED', 'MANY', 'NETWORKS', 'BOTH_WIN', 'DROPOUT_LOSES', 'LEAD', 'LARGE_LEAD', 'GAPS',
            'LARGEST_FIRST', 'NEIGHBOURS', 'LOWEST', 'LEAD_GROWS', 'networks', 'size_table', 'larger', 'added_up',
-           'gap_figure', 'fifths', 'differences_in_order', 'accuracies_in_order', 'opposed', 'gap_table', 'in_the_mix',
-           'whole_client_runs', 'whole_clients', 'mixed_rounds', 'most_rounds', 'similar_samples', 'fewer_beat_most',
-           'sources']
+           'gap_figure', 'fifths', 'in_fifths', 'over_methods', 'gap_table', 'in_the_mix', 'whole_client_runs',
+           'whole_clients', 'most_rounds', 'similar_samples', 'fewer_beat_most', 'sources']
 
 # %% ../../nbs/papers/fedgse.ipynb #00361c6e
 import numpy as np, pandas as pd
 from scipy.stats import gaussian_kde
 from ..figure import colours_of, style
 from .claims import (Numbers, ahead, all_of, along, best, best_minus_worst, beyond, by_sign, close,
-                                  kendall, level, minus, nth, ours, pick, reached, rising, started, wins)
+                                  kendall, level, mean_of, minus, nth, ours, pick, reached, rising, started, wins)
 from .drawings import axis_figure, rounds_figure, table
 from .entries import entry, grid, holding, measuring, published
 from .feddecorr import FIVE_SEEDS
@@ -131,22 +130,16 @@ LARGEST_FIRST = 'Federated Dropout', 'FedRolex', 'HeteroFL', 'FedGSE-CSL'
 
 def fifths(rounds): return [max(1, round(rounds*k/5)) for k in range(1, 6)]
 
-def differences_in_order(rows):
-    "Kendall's tau between the thesis' order and the cumulative differences, averaged over the fifths, one per seed."
-    wide = rows.pivot(index='method', columns='seed', values='gaps').loc[list(LARGEST_FIRST)]
-    tau = lambda gaps, r: kendall(range(len(gaps)), [-v[r-1] for v in gaps])
-    return np.array([np.mean([tau(wide[s], r) for r in fifths(len(wide[s].iloc[0]))]) for s in wide])
+def in_fifths(rows):
+    "Add columns: a method's place in the thesis' order, and `after_0` to `after_4`, its gaps up to every fifth."
+    return rows.assign(place=rows.method.map(LARGEST_FIRST.index),
+                       **{f'after_{k}': [v[fifths(len(v))[k]-1] for v in rows.gaps] for k in range(5)})
 
-def accuracies_in_order(rows):
-    "Kendall's tau between the thesis' order and the accuracies, one per seed."
-    wide = pick(rows, {}, 'accuracy_late').reset_index().pivot(index='method', columns='seed', values='accuracy_late')
-    return np.array([kendall(range(len(wide)), wide[s].loc[list(LARGEST_FIRST)].tolist()) for s in wide])
-
-def opposed(value):
-    "The claim's numbers: minus Kendall's tau between the sum of differences and an accuracy, over methods."
+def over_methods(a, b, sign=1): # sign: -1 for columns of opposite order
+    "The claim's numbers: Kendall's tau of two columns over methods."
     def taus(rows):
-        part = rows.pivot_table(index='method', columns='seed', values=['added', value])
-        return [-kendall(*(part[c][s].to_numpy() for c in ('added', value))) for s in part['added']]
+        both = pd.DataFrame({column: pick(rows, {}, column) for column in (a, b)})
+        return sign*both.groupby('seed').apply(lambda g: kendall(*g.to_numpy(float).T)).to_numpy()
     return Numbers(taus, 'tau')
 
 NEIGHBOURS = {f'the differences of {a} add up to more than those of {b}': ahead(a, b, 'added', '')
@@ -155,18 +148,19 @@ LOWEST = all_of(*(ahead(m, 'FedGSE-CSL', 'added', '') for m in RIVALS))
 
 def gap_table(rows):
     "The cumulative difference after every fifth of the rounds, and the accuracy, of every method."
-    at = {f'AD after {r}': [v[r-1] for v in rows.gaps] for r in fifths(len(rows.gaps.iloc[0]))}
-    one = lambda value, digits: table('method', 'data', value, digits)(rows.assign(**at)).iloc[:, 0]
-    return pd.DataFrame({**{name: one(name, 1) for name in at}, 'accuracy, %': one('accuracy_late', 1)})
+    columns = {f'AD after {r}': f'after_{k}' for k, r in enumerate(fifths(len(rows.gaps.iloc[0])))}
+    return pd.DataFrame({name: table('method', 'data', value)(rows).iloc[:, 0]
+                         for name, value in (columns | {'accuracy, %': 'accuracy_late'}).items()})
 
 # %% ../../nbs/papers/fedgse.ipynb #c41ac8e9
 entry('fedgse/fig4.4', 'Fig. 4.4', 'Accumulated difference and accuracy',
-      grid=GAPS, derive=added_up, draw=gap_table,
+      grid=GAPS, derive=lambda rows: in_fifths(added_up(rows)), draw=gap_table,
       claims={'the differences tend to have the thesis\' order (mean over fifths of the rounds)':
-                  Numbers(differences_in_order, 'tau'),
-              'and the accuracies tend to have the opposite one': Numbers(accuracies_in_order, 'tau'),
-              'a larger difference tends to go with a lower accuracy': opposed('accuracy_late'),
-              'and tends to go with a lower one in the first third of the rounds': opposed('early'), **NEIGHBOURS,
+                  mean_of(*(over_methods('place', f'after_{k}', -1) for k in range(5))),
+              'and the accuracies tend to have the opposite one': over_methods('place', 'accuracy_late'),
+              'a larger difference tends to go with a lower accuracy': over_methods('added', 'accuracy_late', -1),
+              'and tends to go with a lower one in the first third of the rounds': over_methods('added', 'early', -1),
+              **NEIGHBOURS,
               'the differences of FedGSE add up to the least (least of the others minus its own)': LOWEST})
 
 # %% ../../nbs/papers/fedgse.ipynb #86c8da85
@@ -205,23 +199,15 @@ entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesi
 # %% ../../nbs/papers/fedgse.ipynb #a824bb6e
 def whole_clients(scale): return strong_share(1., *((.5,) if scale == 'embedded' else (.2, .4, .6, .8)))
 
-def mixed_rounds(rows):
-    "Draw accuracy against rounds, a panel for each heterogeneity and share of whole clients."
-    panels = [f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)]
-    return rounds_figure()(rows.assign(data=panels))
-
 def most_rounds(a, b):
     "The claim's numbers: the share of rounds in which one method beats another, minus a half; a tie is half."
-    def share(rows):
-        above, below = (pick(rows, dict(method=m), 'curve') for m in (a, b))
-        over = {k: np.sign(np.subtract(above[k], below[k])).mean()/2 for k in above.index}
-        return pd.Series(over).groupby(level=list(above.index.names).index('seed')).mean().to_numpy()
-    return Numbers(share, 'of all rounds', whole=False)
+    return ahead(a, b, 'curve', 'of all rounds', lambda u, v: np.sign(np.subtract(u, v)).mean()/2)
 
 entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients',
       grid=grid(THESIS, 'mnist', every=measuring('curve'), heterogeneity=labels_of('high', 'low'),
                 method=named(*RIVALS, *GSE), rho=whole_clients),
-      draw=mixed_rounds,
+      draw=lambda rows: rounds_figure()(rows.assign(
+          data=[f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)])), # a panel for each
       claims={f'{m} is ahead of {other} in most rounds (share of them minus a half)': most_rounds(m, other)
               for m in GSE for other in RIVALS}, note='On digits, a share of one half stands for all four.')
 

@@ -11,10 +11,10 @@ __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PU
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
 from dataclasses import replace
-from .claims import Numbers, kendall, ours
+from ..measure import spread
+from .claims import Numbers, kendall, ours, pick
 from .depth import DEPTH, IMAGES, PLAN_SEEDS, perceptron, rank_columns
 from .entries import alphas, entry, grid, strides
-from .evidence import margin
 from .feddecomp import critical
 from .feddse import THESIS
 from ..parse import methods_by_name, page_of
@@ -64,9 +64,7 @@ def by_method(
     **where, # labels of the runs
 ):
     "One column of the rows with certain labels: methods x seeds."
-    part = rows[np.logical_and.reduce([rows[k] == v for k, v in where.items()])]
-    if value not in part: raise LookupError(f'{value} was not measured')
-    rows.attrs.get('read', set()).update((run, value) for run in part.run)
+    part = pick(rows, where, value, diverged=True).reset_index()
     return part.pivot(index='method', columns='seed', values=value).loc[[m + end for m in methods]].set_axis(methods)
 
 def gain(rows, value='accuracy_late', methods=SHARED, **where):
@@ -139,7 +137,7 @@ def map_panel(ax, rows, x, y, methods, xlabel, ylabel):
     for name, p in points.items():
         if (more := f'{name}+FedDecorr') in group:
             ax.plot(*zip(p, mean(more)), color='.8', lw=.7, zorder=0)
-        ax.errorbar(*p, *(margin(group[name][v]) for v in (y, x)), fmt='o', ms=3, lw=.6, color='.3')
+        ax.errorbar(*p, *(spread(group[name][v]).margin for v in (y, x)), fmt='o', ms=3, lw=.6, color='.3')
     write_names(ax, points)
 
 # %% ../../nbs/papers/landscape.ipynb #c4c2d33c
