@@ -18,7 +18,7 @@ from math import nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 from .engine.card import card
-from .engine.inputs import parts
+from .engine.inputs import first_nonfinite, parts
 from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
@@ -251,7 +251,7 @@ def _net(self:Run, client):
 # %% ../nbs/18_result.ipynb #165445ea
 @patch
 def _asked(self:Run, x, task):
-    "Samples as tensors, and the function that normalises them."
+    "Samples as tensors, the function that normalises them, and the names of a table's columns."
     said = self.settings.get('input') if task is None else data_spec(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
     x = samples('x', x, said.get('columns'))
@@ -259,7 +259,8 @@ def _asked(self:Run, x, task):
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")
     check_scale('x', x, 'the network was trained on', said.get('dtype') == 'uint8', said.get('most'))
-    return x, partial(standardised, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
+    ready = partial(standardised, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
+    return x, ready, said.get('columns')
 
 # %% ../nbs/18_result.ipynb #logitsc1
 @patch
@@ -272,9 +273,13 @@ def logits(self:Run,
     "The network's scores for each class, in evaluation mode."
     if not (is_whole(batch) and batch >= 1): raise ValueError(f"batch={batch!r}, but it must be at least 1")
     self._client(client)
-    x, ready = self._asked(x, task)
-    return logits_of(self.model, x, batch, ready, *self._net(client)).cpu()
+    x, ready, columns = self._asked(x, task)
+    out = logits_of(self.model, x, batch, ready, *self._net(client)).cpu()
+    if odd := first_nonfinite('x', x, out.flatten(1).isnan().any(1).nonzero().flatten(), columns):
+        raise ValueError(f"{odd}, and the network answers NaN; fill it, or leave the sample out")
+    return out
 
+# %% ../nbs/18_result.ipynb #79c44b75
 @patch
 def predict(self:Run,
     x,           # as for `logits`
@@ -284,6 +289,8 @@ def predict(self:Run,
 ):
     "The class of every sample, (N,) int64 on the CPU; for other targets, classes of places, booleans or quantities."
     said, target = self.logits(x, client, batch, task), self.settings.get('target') if task is None else task.target
+    if target != 'numbers' and said.isnan().any():
+        raise ValueError("the network answers NaN, which is no class; the run has diverged")
     return said if target == 'numbers' else said > 0 if target == 'labels' else said.argmax(1)
 
 # %% ../nbs/18_result.ipynb #sh02netw

@@ -259,6 +259,23 @@ def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
     assert torch.equal(run.predict(few), run.predict(x))
     with pytest.raises(ValueError, match="'kind_z', a column and a value"): run.predict(few.assign(kind='z'))
 
+@pytest.mark.parametrize('change, said', [
+    (dict(kind=[None, 'a', 'b']), "x lacks a value in row 0 of column 'kind'"),
+    (dict(age=[1., np.nan, 2.]), "x lacks a value in row 1 of column 'age'")])
+def test_later_rows_that_lack_a_value_are_refused(wards, change, said):
+    task = Task.from_table(wards, y='late', x=['age', 'kind'])
+    run = federate(build('mlp', task, seed=0), task, iid(task.y_train, 3), FedAvg(), 1, progress=False)
+    few = wards.head(3).reset_index(drop=True)
+    with pytest.raises(ValueError, match=said): run.predict(few.assign(**change))
+    with pytest.raises(ValueError, match="x has the column 'age' missing"): run.predict(few.drop(columns='age'))
+    with pytest.raises(ValueError, match="x has the column 'kind_a' missing"): run.predict(few.drop(columns='kind'))
+    x = samples('x', few, task.columns)
+    x[2, 0] = np.nan
+    for v in x, pd.DataFrame(x.numpy(), columns=task.columns):
+        with pytest.raises(ValueError, match="sample 2 of x is nan in column 'age', .* fill it"): run.predict(v)
+    run.state.params['head.bias'] += np.nan
+    with pytest.raises(ValueError, match='NaN, which is no class; the run has diverged'): run.predict(x[:2])
+
 def test_clients_own_tests_of_a_table(wards):
     "Whatever the tenths that a client holds."
     for seed in range(20):

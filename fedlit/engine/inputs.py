@@ -367,12 +367,12 @@ def check_device(device): # such as "cuda:1"
         raise ValueError(f"device={device!r} cannot be used here ({why}); there is {', '.join(there)}") from None
 
 # %% ../../nbs/engine/inputs.ipynb #e7bfabb2
-def first_nonfinite(name, x, at):
+def first_nonfinite(name, x, at, columns=None): # columns: of a table, their names
     "The start of a sentence: which of the samples `at` is the first not finite, and where; '' if all are finite."
     for piece in at.split(1024) if x.is_floating_point() else ():
         odd = ~x[piece.to(x.device)].isfinite()
         if not odd.any(): continue
         k, *place = odd.nonzero()[0].tolist()
-        where = f'in column {place[0]}' if len(place) == 1 else f'at {place}'
+        where = f'in column {columns[place[0]] if columns else place[0]!r}' if len(place) == 1 else f'at {place}'
         return f'sample {int(piece[k])} of {name} is {x[int(piece[k])][tuple(place)].item()} {where}'
     return ''

@@ -92,10 +92,14 @@ def check_digits(frame):
 def _as_trained(name, v, columns): # a frame with its text turned into columns of 0 and 1, as in the training rows
     if columns is None or frame_columns(v) is None or {*map(str, texts_of(v))} <= {*columns}: return v
     known = [c for c in v.columns if str(c) in columns or any(k.startswith(f"{c}_") for k in columns)]
-    wide = in_numbers(v[known])
-    if new := [c for c in wide.columns if str(c) not in columns]:
+    for c in known:
+        if (gone := v[c].isna()).any():
+            raise ValueError(f"{name} lacks a value in row {gone.idxmax()} of column {c!r}; fill it or leave it out")
+    wide = in_numbers(v[known]).rename(columns=str)
+    if new := [c for c in wide.columns if c not in columns]:
         raise ValueError(f"{name} has {new[0]!r}, a column and a value in it that no training row had")
-    return wide.reindex(columns=list(columns), fill_value=0.)
+    texts = tuple(f"{c}_" for c in texts_of(v[known])) # of their columns, some may be absent today
+    return wide.reindex(columns=[k for k in columns if k in wide or k.startswith(texts)], fill_value=0.)
 
 def in_order(name, v, columns):
     "A frame with its columns in the order of the training samples' columns; anything else as it is."
