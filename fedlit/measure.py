@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 from torch.func import functional_call
-from .state import modes_kept, names_of
+from .state import as_pair, modes_kept, names_of
 from .ground.tree import doubles, tmap
 
 # %% ../nbs/13_measure.ipynb #4cfea1bf
@@ -49,12 +49,17 @@ def significant(
     threshold=1e-2, # tau, in squared units of the features
 ):                  # int, between 0 and d
     "The number of singular values that exceed `threshold` (FedDecorr, sec. 3.1)"
-    return int((torch.as_tensor(s) > threshold).sum())
+    return int((_row(s) > threshold).sum())
+
+def _row(s): # a spectrum as a tensor
+    s = torch.as_tensor(s)
+    if s.ndim == 1: return s
+    raise ValueError(f"a spectrum is one row of values, got shape {tuple(s.shape)}; give spectrum(features)")
 
 # %% ../nbs/13_measure.ipynb #192a1345
 def effective_rank(s): # (d,) a spectrum
     "Exponential of the entropy of the normalised spectrum (Roy and Vetterli 2007, eq. 4); 0 if all values are 0"
-    p = torch.as_tensor(s).double()
+    p = _row(s).double()
     p = p[~(p <= 0)] / p.sum() # with NaN
     return torch.exp(-(p * p.log()).sum()).item() if len(p) else 0.
 
@@ -116,7 +121,7 @@ def _outputs(model, x, batch, prepare, state):
         for xb in x.split(batch):
             xb = xb.to(place, copy=True) # a copy, since a network may write into it
             if prepare: xb = prepare(xb)
-            yield call(xb), xb
+            yield as_pair(model, call(xb)), xb
 
 # %% ../nbs/13_measure.ipynb #1d64d667
 def logits_of(
@@ -245,7 +250,7 @@ def feature_layer(
     hooks = [m.register_forward_hook(lambda m, _, out, name=name: made.append((name, m, out)))
              for name, m in model.named_modules() if not any(m.children())]
     try:
-        with torch.no_grad(), modes_kept(model): features = model.eval()(x)[0]
+        with torch.no_grad(), modes_kept(model): features = as_pair(model, model.eval()(x))[0]
     finally:
         for h in hooks: h.remove()
     return next((f'{name} ({type(m).__name__})' for name, m, out in reversed(made) if out is features), '')

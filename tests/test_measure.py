@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
 from scipy import stats
 from torch import nn
-from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, features_of,
-                            local_global_gap, significant, spectrum, spread)
+from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, feature_layer,
+                            features_of, local_global_gap, significant, spectrum, spread)
 
 devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
 quick = settings(max_examples=25, deadline=None)
@@ -121,6 +121,10 @@ def test_gap_is_the_mean_log_ratio_antisymmetric_and_free_of_a_common_scale(pair
     assert (local_global_gap(g, l) == pytest.approx(-r, abs=1e-9)
             and local_global_gap(c*l, c*g) == pytest.approx(r, abs=1e-9))
 
+@pytest.mark.parametrize('count', [effective_rank, significant])
+def test_counts_refuse_features_in_place_of_their_spectrum(count):
+    with pytest.raises(ValueError, match=r'got shape \(9, 4\); give spectrum\(features\)'): count(cloud(9, 4))
+
 def test_gap_cuts_at_top():
     l = torch.ones(150)
     g = torch.cat([torch.ones(100), torch.full((50,), 1e-3)])
@@ -202,6 +206,13 @@ def test_state_stands_in_for_the_model(net, xy):
     assert evaluate(net, x, y, state=state) == evaluate(other, x, y)
     assert torch.equal(features_of(net, x, state=state), features_of(other, x))
     assert all(torch.equal(before[n], t) for n, t in net.state_dict().items())
+
+@pytest.mark.parametrize('n', [2, 5])
+def test_a_network_that_returns_logits_alone_is_refused(n):
+    x, plain = torch.zeros(n, 5), nn.Linear(5, 3)
+    for ask in features_of, feature_layer, lambda net, x: evaluate(net, x, torch.zeros(n).long()):
+        with pytest.raises(TypeError, match=r'Linear must return \(features, logits\), .* a Tensor; .*models.wrap'):
+            ask(plain, x)
 
 def test_prepare_sees_every_batch(net, xy):
     x, y = xy
