@@ -265,6 +265,11 @@ def test_a_criterion_of_ones_own():
     with pytest.warns(UserWarning, match='gradient of zero'):
         trained(task_of('one'), criterion=nn.CrossEntropyLoss())
 
+def test_a_criterion_that_ignores_minus_100_hears_of_minus_1():
+    for known in nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=-100):
+        with pytest.raises(ValueError, match='places below zero become -1: ignore_index=-1$'):
+            trained(task_of('dense'), criterion=known)
+
 def test_networks_of_their_own():
     task = task_of('numbers')
     small, large = (build('mlp', task, seed=0, hidden=(h,)) for h in (8, 16))

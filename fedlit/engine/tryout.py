@@ -108,7 +108,8 @@ def try_criterion(criterion, logits, y):
     v, e = attempt(f, logits, y)
     if e:
         turned = '' if attempt(f, y, logits)[1] else '; it takes (labels, logits), but must take (logits, labels)'
-        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {first_line(e)}") from e
+        gap = '; places below zero become -1: ignore_index=-1'*(not y.is_floating_point() and bool((y < 0).any()))
+        raise ValueError(f"{asked} failed{turned}: {type(e).__name__}: {first_line(e)}{gap}") from e
     _check_loss(asked, v, logits)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout16
