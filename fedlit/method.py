@@ -33,6 +33,14 @@ def _wants(f):
     return [p.name for p in ps if p.name != 'self'], [p.name for p in ps if p.name != 'self' and p.default is p.empty]
 
 # %% ../nbs/05_method.ipynb #methask2
+def _lacks(names, offer, e): # what a hook has asked for, what it was offered, its KeyError
+    "Say which of the dictionaries that a hook has asked for lack a key."
+    if 'uploads' in names and not (sent := offer.get('uploads', {})).keys() & set(e.args):
+        yield f"what the clients sent, the second answer of `done`, is {', '.join(sorted(sent)) or 'empty'}"
+    for k in [k for k in ('server', 'client') if k in names and not offer.get(k, True)]:
+        more = ", and for the server's own network" if k == 'client' else ''
+        yield f"its memory, `{k}`, is empty before the first round{more}; return it from `init`"
+
 def ask(
     hook,  # a bound method, whose parameter names say what it needs
     offer, # dictionary: the values that the round can provide at this point, by name
@@ -44,9 +52,8 @@ def ask(
                         f"{where(missing[0], offer, hook.__name__)} Offered: {sorted(offer)}")
     try: out = hook(**{n: offer[n] for n in names if n in offer})
     except KeyError as e:
-        if 'uploads' not in names or (sent := offer.get('uploads', {})).keys() & set(e.args): raise
-        raise KeyError(f"{hook.__qualname__} looks for {e}, but what the clients sent, the second answer of `done`, "
-                       f"is {', '.join(sorted(sent)) or 'empty'}") from e
+        if not (said := list(_lacks(names, offer, e))): raise
+        raise KeyError(f"{hook.__qualname__} looks for {e}, but {', and '.join(said)}") from e
     if (row := HOOKS.get(hook.__name__)) and (wrong := row.returns.wrong(out, offer)):
         raise TypeError(f"{hook.__qualname__} returned {wrong}")
     return out

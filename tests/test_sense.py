@@ -185,6 +185,20 @@ def test_a_subclass_that_sends_too_little():
         def merge(self, delta, server, uploads): return delta, server['memory']
     with pytest.raises(KeyError, match="Typo.merge looks for 'memory', .* is one"): go(Typo())
 
+def test_a_memory_that_is_read_before_it_is_there():
+    class Pull(Method):
+        def loss(self, features, server): return (features - server['mean']).square().mean()
+        def merge(self, delta, server): return delta, dict(mean=torch.zeros(()))
+    with pytest.raises(KeyError, match="Pull.loss looks for 'mean', but its memory, `server`, is empty before"):
+        go(Pull())
+    class Heavy(Method):
+        def grad(self, grads, client): return {k: v + client[k] for k, v in grads.items()}
+    with pytest.raises(KeyError, match="Heavy.grad looks for .*, `client`, is empty .* from `init`"): go(Heavy())
+    class Odd(Method):
+        def init(self, params): return params, dict(mean=torch.zeros(())), {}
+        def loss(self, features, server): return {}['other']
+    with pytest.raises(KeyError, match="^'other'$"): go(Odd())
+
 @pytest.mark.filterwarnings('ignore:.*weight_norm')
 def test_a_network_that_cannot_be_copied():
     net = build('mlp', TASK, seed=0)
