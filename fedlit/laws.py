@@ -651,8 +651,10 @@ def statistics(method, world):
     # of a memory of earlier rounds, or of who trained an entry, a server may make something
     meant = ['merge']*(any(trained(method, world).server.values()) or asks_for(method, 'merge', 'mask'))
     seen, still = _as_one(method, world, 'buffers', 'running statistics', meant)
-    stop = [k for k in still if k in moves]
-    return _no(f"{stop[0]} does not move; a server passes on what it does not mean to change") if stop else seen
+    if stop := [k for k in still if k in moves]:
+        return _no(f"{stop[0]} does not move; a server passes on what it does not mean to change")
+    if seen.holds is not False or not overrides(method, 'merge'): return seen
+    return _no(f"{seen.said}; `delta` holds them too, and `merge` may pass on what is not in `params`")
 
 # %% ../nbs/laws.ipynb #da2bf273
 def resumed(method, world):

@@ -135,8 +135,8 @@ offers(
     grads=('tree', 'the gradient of the local objective'),
     objective=('function', 'the local objective at other parameters: `objective(params, at=slice(None), buffers=None) '
                            '-> number, buffers`, with the loss terms of all parts, on the samples `at` of the batch'),
-    delta=('tree', 'the change: `params - received` at a client, its weighted average at the server; '
-                   '`send` sees only the part that is sent'),
+    delta=('tree', 'the change: `params - received` at a client, its weighted average at the server, there with that '
+                   'of the running statistics; `send` sees only the part that is sent'),
     others=('part -> tree', 'what other parts of the method send besides `delta`'),
     deltas=('tree of (K, ...)', 'the change of the averaged tensors at each client, stacked'),
     trained=('tree of (K, ...)', "the parameters and buffers that the clients sent, stacked"),

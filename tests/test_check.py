@@ -35,6 +35,10 @@ def test_what_is_wrong_is_named(m):
     assert not report.ok and str(report.broken[0]) in repr(report).splitlines()[0]
     if type(m) in ALONE: assert report.broken == [mine_wrong.CAUGHT[type(m)]] and not report.doubts, report
 
+def test_of_running_statistics_it_is_said_where_they_are():
+    said = laws.check(mine_wrong.Slow()).rows['statistics'].said
+    assert '`delta` holds them too, and `merge` may pass on what is not in `params`' in said
+
 def test_every_newer_law_has_a_method_of_its_own(): assert {mine_wrong.CAUGHT[c] for c in ALONE} == set(OWN)
 
 @pytest.mark.parametrize('m', [pytest.param(m, marks=pytest.mark.slow) if k > 4 else m for k, m in enumerate(ODD)],
