@@ -109,7 +109,7 @@ def test_a_personal_head_on_a_frozen_body():
     run = go(net, FedPer())
     assert set(run.state.personal) >= {'head.weight', 'head.bias'}
     assert type(run.network(1)) is Small
-    with pytest.raises(ValueError, match="FedPer: head='head' must name a part"):
+    with pytest.raises(ValueError, match="FedPer: head='head' holds every parameter that is trained"):
         go(freeze(wrap(Small(), 'fc'), but='head'), FedPer()) # nothing would be shared
 
 @pytest.mark.parametrize('name,head', [('shufflenet_v2_x0_5', 'fc'), ('mobilenet_v3_small', 'classifier.3')])

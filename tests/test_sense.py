@@ -8,7 +8,7 @@ from fedlit.method import Method
 from fedlit.methods import (
     DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedDF, FedPer, FedProto, FedRep,
     FedRoD, LGFedAvg, StructuredDeCov)
-from fedlit.models import build
+from fedlit.models import build, freeze
 from fedlit.partition import iid
 from fedlit.local import Local
 from fedlit.run import Federation, Simulation, federate
@@ -169,6 +169,11 @@ def test_a_head_that_is_there_and_not_trained(m, tied):
     with pytest.raises(ValueError, match='head is there, but its parameters are frozen, or shared with another layer'):
         go(m, Parts(tied))
     with pytest.raises(ValueError, match=r"head='nose' must name [^;]*$"): go(type(m)(head='nose'))
+
+@pytest.mark.parametrize('m, said', [(FedPer(), "head='head' holds every parameter that is trained.* rest is frozen"),
+                                     (FedBN(), 'FedBN wants BatchNorm that is not frozen')], ids=lambda v: str(v)[:6])
+def test_a_network_that_is_frozen_but_for_its_head(m, said):
+    with pytest.raises(ValueError, match=said): go(m, freeze(build('mlp', TASK, norm='batch', seed=0), but='head'))
 
 @pytest.mark.parametrize('v', [dict(a=1), {1}, (dict(a=1),), bytearray(b'')], ids=repr)
 def test_a_hyper_parameter_that_is_no_value(v):

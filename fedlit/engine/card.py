@@ -65,7 +65,8 @@ def _trained(facts): # a table of how the network was trained
 def _takes(facts): # a table of its inputs and outputs
     said, names = facts['input'] or {}, ', '.join(facts['labels'] or ()) or 'numbers'
     scaled = 'no' if said.get('mean') is None else f"mean {said['mean']}, std {said['std']}"
-    return _table({'a sample': f"{said.get('dtype')} {tuple(said.get('shape', ()))}, bytes divided by 255",
+    divided = ', bytes divided by 255' if said.get('dtype') == 'uint8' else ''
+    return _table({'a sample': f"{said.get('dtype')} {tuple(said.get('shape', ()))}{divided}",
                    'normalised': scaled, TARGETS[facts['settings'].get('target', 'class')]: names})
 
 def card(

@@ -50,7 +50,7 @@ def try_parts(method, model, features, logits):
     for p in method.parts:
         if overrides(p, 'keep') and not start(p, model, 1).personal:
             raise ValueError(f"{p!r} finds nothing in {name} to keep at home, so it would be without effect; "
-                             "FedBN wants a network with BatchNorm, such as build(..., norm='batch')")
+                             "FedBN wants BatchNorm that is not frozen, such as in build(..., norm='batch')")
         if asks_for(p, 'loss', 'features') or asks_for(p, 'output', 'features'):
             _try_features(p, name, features, logits, overrides(method, 'use'), model)
 

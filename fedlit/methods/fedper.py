@@ -29,7 +29,10 @@ def check_prefix(
 ):
     "Raise a `ValueError` if the prefix names none of the trained tensors, or all of them."
     prefix = getattr(method, field) + '.'
-    if len({k.startswith(prefix) for k in params}) == 2: return
+    if len(inside := {k.startswith(prefix) for k in params}) == 2: return
+    if True in inside:
+        raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} holds every parameter that is trained, as "
+                         "where the rest is frozen; nothing else is left to share or to keep")
     raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, "
                      f"{suggest_layers(prefix[:-1], params, model)}")
 
