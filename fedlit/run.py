@@ -26,12 +26,12 @@ from .cohort import Broadcast, check_local, check_target
 from .local import Local, is_number, is_whole
 from .participation import Answers, Clock, check_participation, draw_clients, plain
 from .ground.draws import Seeded, undrawn
-from .engine.inputs import (best_device, check_device, check_extremes, check_network,
+from .engine.inputs import (attempt, best_device, check_device, check_extremes, check_network,
                                   check_proxy, convolves, find_side_effects, first_nonfinite, has_own_code,
                                   least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
 from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
-from .ground.messages import check_record, warn
+from .ground.messages import check_record, first_line, warn
 from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
 from .engine.runs import kind_of
 from .engine.guard import (THEN, UNIT, Guard, check_clients, check_server, client_columns, largest_entries,
@@ -47,7 +47,7 @@ from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, qu
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
-from .state import pure, start
+from .state import pure, split_state, start
 from .ground.tape import Tapes, no_compiler
 from .ground.tree import rows, tmap, to_host
 from .vocabulary import STEP
@@ -231,6 +231,16 @@ def checked_criterion(self:Federation):
              "first steps are long; (y - mean)/deviation is easier to learn, and a smaller lr may do")
     return self.criterion or CRITERIA[self.task.target]
 
+@patch
+def check_precision(self:Federation):
+    "Refuse a precision in which this device cannot compute the network."
+    if self.precision == 'float32': return
+    net = copy.deepcopy(self.model).to(self.device)
+    x = self.task.normalise(self.task.x_train[:2].to(self.device))
+    if e := attempt(pure(net, PRECISION[self.precision]), *split_state(net), x)[1]:
+        raise ValueError(f"precision={self.precision!r}, in which {type(net).__name__} cannot be computed on "
+                         f"{self.device!r} ({first_line(e)}); 'bfloat16' is often possible, 'float32' always") from e
+
 # %% ../nbs/19_run.ipynb #3d8018b2
 @patch
 def checked(self:Federation):
@@ -249,6 +259,7 @@ def checked(self:Federation):
     criterion = federation.checked_criterion()
     without = federation.check_without()
     check_network(federation.model, federation.task, federation.method, device)
+    federation.check_precision()
     check_proxy(federation.model, federation.method, federation.proxy)
     guard = federation.bad_clients if isinstance(federation.bad_clients, Guard) else Guard(federation.bad_clients)
     check_participation(federation.participation, len(clients))

@@ -204,6 +204,16 @@ def test_a_memory_that_is_read_before_it_is_there():
         def loss(self, features, server): return {}['other']
     with pytest.raises(KeyError, match="^'other'$"): go(Odd())
 
+def test_a_precision_that_the_network_cannot_be_computed_in():
+    class Broken(Net): # as an LSTM in float16 on many CPUs
+        def forward(self, x):
+            z, out = super().forward(x)
+            if out.dtype == torch.float16: raise RuntimeError('could not create a primitive')
+            return z, out
+    go(net=Broken(flat), precision='bfloat16', device='cpu')
+    with pytest.raises(ValueError, match="^precision='float16', .* Broken .* on 'cpu' .could not create.*'bfloat16'"):
+        go(net=Broken(flat), precision='float16', device='cpu')
+
 @pytest.mark.filterwarnings('ignore:.*weight_norm')
 def test_a_network_that_cannot_be_copied():
     net = build('mlp', TASK, seed=0)
