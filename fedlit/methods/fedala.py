@@ -69,7 +69,8 @@ class FedALA(Method):
 def _batches(self:FedALA, data, generator):
     "A random share of the samples, in batches; a short batch only if it is the only one."
     x, y = data
-    some = torch.randperm(len(y), generator=generator)[:max(1, int(self.share*len(y)))].to(y.device)
+    least = min(2, len(y)) # BatchNorm needs two
+    some = torch.randperm(len(y), generator=generator)[:max(least, int(self.share*len(y)))].to(y.device)
     full = len(some)//self.batch*self.batch or len(some)
     return zip(x[some][:full].split(self.batch), y[some][:full].split(self.batch))
 

@@ -11,6 +11,8 @@ from fastcore.basics import patch
 from ..batches import valid_mean
 from ..method import Method, require
 from .ditto import OwnNetwork
+from .fedavgm import FedAvgM
+from .feddse import OldCounts
 from .fedper import FedBABU, linear_head
 
 # %% ../../nbs/methods/48_feddbe.ipynb #b3fa5b32
@@ -24,6 +26,9 @@ class FedDBE(Method):
                                      momentum=(0 < self.momentum <= 1, 'in (0, 1]'))
     def refuses(self, other, before):
         if isinstance(other, FedBABU): return 'FedBABU takes away the head, whose bias a vector changes'
+        if other.protects == 'clients': return f'{other.name} sends no buffers, and the mean feature is one'
+        if before and (isinstance(other, OldCounts) or isinstance(other, FedAvgM) and other.form == 'released'):
+            return f'it would shrink the mean feature: write FedDBE + {other.name}'
         if before and isinstance(other, OwnNetwork): return f'both networks need a vector: write FedDBE + {other.name}'
     def init(self, params, model, keeps):
         w = linear_head(self, params, model, bias=True)

@@ -14,7 +14,7 @@ class FedRS(Method):
     "Scale down the logits of classes that a client lacks (Li and Zhan, KDD 2021)."
     alpha: float = .5 # factor of these logits, in [0, 1]; 1 is FedAvg
     def __post_init__(self): require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'))
-    def output(self, logits, labels): return torch.where(labels, logits, self.alpha*logits)
+    def output(self, logits, labels): return torch.where(labels, logits, self.alpha*logits if self.alpha else 0.)
 
 class FedLC(Method):
     "Give each class a margin, which is larger the fewer samples of it a client has (Zhang et al., ICML 2022)."

@@ -4,8 +4,8 @@ import numpy as np, pytest, torch
 from torch import nn
 from fedlit.method import FedAvg
 from fedlit.methods import (
-    APFL, CoordinateMedian, Ditto, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova,
-    FedPara, FedPer, FedRep, FedRoD, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, pFedMe, pFedPara,
+    APFL, CoordinateMedian, Ditto, DP, FedAMP, FedAvgM, FedBABU, FedBN, FedCAC, FedDBE, FedDecomp, FedDecorr, FedNova,
+    FedPara, FedPer, FedRep, FedRoD, FFALoRA, FIARSE, FlexLoRA, HeteroFL, LGFedAvg, MOON, OldCounts, pFedMe, pFedPara,
     SCAFFOLD, SOLO)
 from fedlit.methods.fedcac import circles, critical
 from fedlit.methods.fedpara import best_factors, factors
@@ -445,6 +445,19 @@ def test_feddbe_refuses_a_head_without_a_bias():
 def test_feddbe_refuses_to_leave_the_mean_feature_at_home(other):
     with pytest.raises(ValueError, match='the mean feature of all clients, but feature_mean stays at home'):
         start(FedDBE() + other, classifier(False), 2)
+
+@pytest.mark.parametrize('other', [FedAvgM(), OldCounts()], ids=repr)
+def test_feddbe_remembers_the_mean_feature_as_the_clients_sent_it(other):
+    "What would shrink the step of the buffers comes after."
+    with pytest.raises(ValueError, match=f'write FedDBE . {other.name}$'): other + FedDBE()
+    mean = lambda m: train(m, norm=False, rounds=1).server['FedDBE']['mean']
+    assert torch.equal(mean(FedDBE() + other), mean(FedDBE()))
+    assert torch.equal(mean(FedAvgM(form='paper') + FedDBE()), mean(FedDBE()))
+
+@pytest.mark.parametrize('dp', [DP(), DP(at='client')], ids=repr)
+def test_feddbe_refuses_dp_which_sends_no_mean_feature(dp):
+    for make in (lambda: dp + FedDBE(), lambda: FedDBE() + dp):
+        with pytest.raises(ValueError, match='DP sends no buffers, and the mean feature is one'): make()
 
 @pytest.mark.parametrize('early,late', [(Ditto(), FedBABU()), (pFedMe(), FedBABU()), (FedRoD(), FFALoRA()),
                                         (APFL(), FFALoRA()), (FedDBE(), FFALoRA()), (FedDecomp(), FedBABU())])

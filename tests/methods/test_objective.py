@@ -6,7 +6,8 @@ from torch import nn
 from fedlit.cohort import Broadcast, frozen_outputs
 from fedlit.data import load
 from fedlit.method import FedAvg
-from fedlit.methods import DeCov, ExactDecorr, FedDecorr, FedLC, FedNTD, FedProx, FedRS, FedUV, MOON, StructuredDeCov
+from fedlit.methods import (
+    DeCov, ExactDecorr, FedDecorr, FedLC, FedNTD, FedProx, FedRoD, FedRS, FedUV, MaskedCE, MOON, StructuredDeCov)
 from fedlit.methods.fedprox import proximal
 from fedlit.methods.moon import contrast
 from fedlit.models import build
@@ -410,6 +411,14 @@ def test_classes_that_a_client_lacks_are_left_alone_as_by_hand(method, loss, exe
         for name, p in plain.named_parameters():
             assert (out['params'][name][k] - p).abs().max() < 1e-5
             assert (p - net.get_parameter(name)).abs().max() > 1e-3 # it did train
+
+@pytest.mark.parametrize('other', [FedRoD(), MaskedCE(fill='inf')], ids=repr)
+def test_fedrs_without_any_push_takes_logits_of_minus_infinity(other):
+    "Minus infinity times zero would be NaN."
+    task, clients = few_classes()
+    net, local = build('mlp', task, seed=0, hidden=(8,), features=4), Local(epochs=1)
+    run = federate(net, task, clients, other + FedRS(alpha=0.), rounds=1, local=local, progress=False)
+    assert run.history.loss.notna().all()
 
 def test_fedlc_counts_visits_where_epochs_differ():
     "Where clients make different numbers of passes, a class counts as often as it is seen in the round."

@@ -462,6 +462,16 @@ def test_fedala(most, batch, executor, monkeypatch):
     params, _ = deployed(m, state, 2, data, classifier(True))
     assert gap(dict(mixture(2)[0].named_parameters()), params) < 1e-9
 
+@pytest.mark.parametrize('size,share', [(2, .8), (3, .1)])
+def test_fedala_looks_at_two_samples_where_there_are_two_as_batchnorm_needs(size, share):
+    task, clients = load('digits'), [torch.arange(20), torch.arange(20, 20+size)]
+    run = federate(build('mlp', task, hidden=(8,), features=4, norm='batch', seed=0), task, clients,
+                   FedALA(share=share), rounds=2, local=Local(epochs=1), progress=False)
+    assert run.state.client['FedALA']['learned'].tolist() == [1., 1.]
+    def seen(n, share):
+        return sum(len(y) for _, y in FedALA(share=share)._batches((torch.zeros(n, 1), torch.zeros(n)), None))
+    assert [seen(1, share), seen(size, share), seen(20, .8)] == [1, 2, 16]
+
 def test_begin_is_refused_in_a_sentence_where_it_is_wrong():
     class Half(Method):
         def begin(self, params, client): return {k: v for k, v in params.items() if 'head' in k}, client
