@@ -6,7 +6,7 @@ from fedlit.data import load
 from fedlit.ground.draws import Seeded
 from fedlit.local import Local
 from fedlit.methods import (DSFL, MOON, SCAFFOLD, SOLO, CoordinateMedian, FedAdam, FedAMP, FedAsync, FedAvg, FedAvgM,
-                            FedCAC, FedDF, FedET, FedNova, FedPer, FedProto, FedProx)
+                            FedCAC, FedDF, FedDyn, FedET, FedNova, FedPer, FedProto, FedProx)
 from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
@@ -252,7 +252,13 @@ def test_a_mean_over_participants_is_over_those_with_tests():
     assert h.personal.iloc[-1] == pytest.approx(each.personal.mean())
     for of in (h, some.history): assert of.accuracy_before[1] == pytest.approx(of.accuracy[0])
 
-@pytest.mark.parametrize('first', [SCAFFOLD(), FedAsync(), FedNova(), FedAdam(), CoordinateMedian(), FedPer(), MOON()],
+@pytest.mark.parametrize('first', [SCAFFOLD(), FedDyn()], ids=lambda m: m.name)
+def test_a_server_that_counts_all_clients_is_refused_where_it_hears_from_some(first):
+    both, net = first + FedDF(steps=1), Dense()
+    with pytest.raises(ValueError, match=f'part of {first.name}.*counts all clients'): run(three(), both)
+    assert run([net]*6 + [Dense(32)], both, rounds=1).round == 1 # all clients have one network
+
+@pytest.mark.parametrize('first', [FedAsync(), FedNova(), FedAdam(), CoordinateMedian(), FedPer(), MOON()],
                          ids=repr)
 def test_parts_that_do_not_ask_about_others_rest_where_nobody_takes_part(first):
     got = run([*three(), Dense(32)], first + FedDF(steps=5), rounds=2, participation=.34)

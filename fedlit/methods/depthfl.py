@@ -11,6 +11,7 @@ from dataclasses import field
 from fastcore.basics import patch
 from torch import nn
 from ..method import Method, overrides, require
+from .perfedavg import PerFedAvg
 from .submodels import SubModel, entry
 from ..models import (Net, average_pool, basic_block, colours, conv_block, kaiming, register, stages_of, stem_of,
                            thinned)
@@ -200,5 +201,7 @@ def loss(self:DepthFL, logits): return -logits.logsumexp(1).mean()
 
 @patch
 def refuses(self:DepthFL, other, before):
+    if isinstance(other, PerFedAvg) and other.steps:
+        return f'in training its exits answer apart, and {other.name} trains on one answer before use; take steps=0'
     late = not before and overrides(other, 'output')
     return f'it leaves no logits of an exit to change; write {other.name} + {self.name}' if late else ''

@@ -9,6 +9,7 @@ __all__ = ['length', 'FedNova']
 import torch
 from dataclasses import field
 from ..method import Method, require
+from .fedala import FedALA
 from .scaffold import response
 from ..ground.tree import finest
 
@@ -26,6 +27,9 @@ class FedNova(Method):
     excludes = 'how updates are normalised'
     mu: float = field(default=0., repr=False) # weight of the local proximal term that the normalisation allows for
     def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
+    def refuses(self, other, before):
+        early = isinstance(other, FedALA)
+        return f'it would divide how {other.name} moves a client before its first step by the steps' if early else ''
     def weigh(self, weights, steps, momentum, lr, nesterov=False):
         a = (torch.stack([response(k, lr, momentum, self.mu, nesterov)[1]/lr for k in steps]) if self.mu or nesterov
              else length(steps, momentum))

@@ -8,6 +8,7 @@ __all__ = ['suggest_layers', 'check_prefix', 'linear_head', 'FedPer', 'FedBABU']
 # %% ../../nbs/methods/42_fedper.ipynb #37a012cf
 import torch
 from ..method import Method, require
+from .ditto import OwnNetwork
 
 # %% ../../nbs/methods/42_fedper.ipynb #2524b07d
 def suggest_layers(
@@ -65,6 +66,9 @@ class FedBABU(Method):
     steps: int = 5     # number of fine-tuning steps, each on all samples of a client, before it uses the network
     lr: float = .1     # learning rate of these steps
     def __post_init__(self): require(self, steps=(self.steps >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'))
+    def refuses(self, other, before):
+        tuned = self.steps and isinstance(other, OwnNetwork)
+        return f'it tunes the head to the common body; write FedBABU(steps=0) + {other.name}' if tuned else ''
     def init(self, params, model):
         check_prefix(self, 'head', params, model)
         head = {k: v for k, v in params.items() if k.startswith(self.head + '.')}

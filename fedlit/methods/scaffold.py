@@ -9,6 +9,8 @@ __all__ = ['response', 'SCAFFOLD']
 import torch
 from ..batches import beside
 from ..method import Method, require
+from .fedala import FedALA
+from .fedas import FedAS
 from ..ground.tree import finest, tmap, sub, zeros
 
 # %% ../../nbs/methods/20_scaffold.ipynb #5726b846
@@ -38,6 +40,9 @@ class SCAFFOLD(Method):
     excludes = 'the control variates'
     form: str = 'corrected' # 'corrected' accounts for momentum and weight decay, 'paper' divides by K*lr as printed
     def __post_init__(self): require(self, form=(self.form in ('corrected', 'paper'), "'corrected' or 'paper'"))
+    def refuses(self, other, before):
+        early = isinstance(other, (FedALA, FedAS))
+        return f'{other.name} moves a client before its first step, which it would take for a gradient' if early else ''
     def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
     def grad(self, grads, server, client, kept):
         return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}

@@ -3,7 +3,7 @@ import pytest, torch
 from dataclasses import replace
 from fedlit.method import FedAvg, Method
 from fedlit import laws
-from fedlit.methods import FedAdagrad, FedAdam, FedAvgM, FedExP, FedNova, FedYogi
+from fedlit.methods import FedAdagrad, FedAdam, FedALA, FedAvgM, FedExP, FedNova, FedYogi
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
@@ -66,6 +66,10 @@ def test_moving_average_is_the_paper_form_with_a_small_server_rate():
     assert (gap(ema.params, twin.params) < 1e-6
             < gap(ema.buffers, {k: v for k, v in twin.buffers.items() if v.is_floating_point()}))
     assert gap(twin.params, classify(Rate(lr=1-.9) + FedAvgM(.9, 'paper'), 6, classifier(True)).params) < 1e-9
+
+def test_fednova_normalises_only_what_steps_have_moved():
+    for make in (lambda: FedNova() + FedALA(), lambda: FedALA() + FedNova()):
+        with pytest.raises(ValueError, match='how FedALA moves a client before its first step'): make()
 
 @pytest.mark.parametrize('kw, message', [(dict(momentum=1.), r'momentum=1.0.*\[0, 1\)'),
                                          (dict(momentum=-.1), 'momentum=-0.1'),

@@ -3,7 +3,7 @@ import copy
 import pytest, torch
 from torch import nn
 from fedlit.method import FedAvg, Method
-from fedlit.methods import FedAvgM, FedDyn, FedProx, FedRep, FedSAM, HeteroFL, PerFedAvg, SCAFFOLD
+from fedlit.methods import FedALA, FedAS, FedAvgM, FedDyn, FedProx, FedRep, FedSAM, HeteroFL, PerFedAvg, SCAFFOLD
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
@@ -131,6 +131,11 @@ def test_a_control_variate_is_of_what_a_client_trains(executor):
     c = s.client[SCAFFOLD().name]['c']
     assert not any(c[k][1].any() for k in c if not k.startswith('head.')) and c['head.weight'][1].any()
     assert all(torch.allclose(v[:].mean(0), s.server[SCAFFOLD().name]['c'][k], atol=1e-9) for k, v in c.items())
+
+@pytest.mark.parametrize('early', [FedALA(), FedAS()], ids=lambda m: m.name)
+def test_control_variates_contain_only_gradients(early):
+    for make in (lambda: SCAFFOLD() + early, lambda: early + SCAFFOLD()):
+        with pytest.raises(ValueError, match=f'{early.name} moves a client before its first step'): make()
 
 # ---- FedSAM ----
 

@@ -2,7 +2,7 @@
 import copy, math
 import pytest, torch
 from torch.nn import functional as F
-from fedlit.methods import DepthFL, FedDyn, HeteroFL, MaskedCE
+from fedlit.methods import DepthFL, FedDyn, HeteroFL, MaskedCE, PerFedAvg
 from fedlit.methods.depthfl import Exits, exits_cnn, exits_cnn4, exits_mlp, exits_resnet18, mutual, ramp
 from fedlit.models import cnn4, count
 from fedlit.local import Local
@@ -217,6 +217,9 @@ def test_refusals():
     with pytest.raises(ValueError, match='depths up to 3'):
         DepthFL().mask(dict(three_stages().named_parameters()), {}, 0, 4)
     with pytest.raises(ValueError, match='cannot be added'): HeteroFL() + DepthFL()
+    for make in (lambda: DepthFL() + PerFedAvg(), lambda: PerFedAvg() + DepthFL()):
+        with pytest.raises(ValueError, match='PerFedAvg trains on one answer before use'): make()
+    assert DepthFL() + PerFedAvg(steps=0) # which takes no steps before it uses the network
     for kw in (dict(levels=()), dict(levels=(0,)), dict(ramp=0), dict(exits='first')):
         with pytest.raises(ValueError, match=next(iter(kw))): DepthFL(**kw)
     with pytest.raises(ValueError, match='alpha=0'): FedDyn(0)
