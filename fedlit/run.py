@@ -698,8 +698,8 @@ def try_out(self:Simulation):
              "what is measured on clients' own tests is the mean over the others")
     if self.tests is not None and protected(a.method):
         warn(f"what is measured on clients' own tests has no noise, so no promise of {a.method!r} covers it")
-    taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1, seed=a.seed), a.participation,
-                                       a.clients), a.method.name)
+    state = start(a.method, self.model, 1, a.statistics, a.seed, a.local)
+    taken = dict.fromkeys(part_columns(a.method, state, a.participation, a.clients), a.method.name)
     try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, taken)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))

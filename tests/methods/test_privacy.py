@@ -411,6 +411,11 @@ def test_clients_that_remember_have_no_amplification(digits):
         assert said(m) == spent(8)
     for m in FedProx(mu=.1), DPSGD(): assert said(m + DP(clip=.5, noise=3.)) == spent(4)
 
+def test_running_statistics_at_home_are_allowed(digits):
+    from fedlit.models import build
+    net = build('mlp', digits[1], norm='batch', seed=0)
+    assert len(run((net, *digits[1:]), DP(clip=.5, noise=3.), 2, statistics='home').history) == 2
+
 @counted
 @pytest.mark.parametrize('epsilon, kw', [(.001, dict(rounds=10)), (.0025, dict(rounds=1)),
                                          (.1, dict(rounds=1, delta=.1))], ids=str)
