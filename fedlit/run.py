@@ -704,7 +704,7 @@ def try_out(self:Simulation):
     try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, taken)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))
-    try_parts(a.method, self.model, features, logits)
+    try_parts(a.method, self.model, features, logits, state)
     try_criterion(a.criterion, logits, self.task.y_train[few])
     notice_softmax(self.model, a.criterion, logits)
 
