@@ -47,7 +47,7 @@ from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, qu
 from .round import EXECUTORS, EngineCohort, local_phase
 from .server import aggregate, client_sums, deployed, recompute
 from .setting import Setting, parts_of, plain as in_words
-from .state import pure, split_state, start
+from .state import OPTIMIZER, pure, split_state, start
 from .ground.tape import Tapes, no_compiler
 from .ground.tree import rows, tmap, to_host
 from .vocabulary import STEP
@@ -505,7 +505,8 @@ def part_columns(
 ) -> dict:  # columns for the row of the history
     "The columns that parts of `method` add to the history; each sees its memory on the server and on all clients."
     offer = dict(round=state.round, clients=state.clients, participation=participation, indices=indices,
-                 method=method, server=state.server, client=state.client)
+                 method=method, server=state.server, client=state.client,
+                 home=[*state.personal, *state.client.get(OPTIMIZER, ())])
     columns = {}
     for name, p in zip(part_names(method), method.parts):
         new = ask(p.columns, part_view(offer, name)) if hasattr(p, 'columns') else {}
@@ -698,12 +699,12 @@ def try_out(self:Simulation):
              "what is measured on clients' own tests is the mean over the others")
     if self.tests is not None and protected(a.method):
         warn(f"what is measured on clients' own tests has no noise, so no promise of {a.method!r} covers it")
-    taken = dict.fromkeys(part_columns(a.method, start(a.method, self.model, 1, seed=a.seed), a.participation,
-                                       a.clients), a.method.name)
+    state = start(a.method, self.model, 1, a.statistics, a.seed, a.local)
+    taken = dict.fromkeys(part_columns(a.method, state, a.participation, a.clients), a.method.name)
     try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, taken)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))
-    try_parts(a.method, self.model, features, logits)
+    try_parts(a.method, self.model, features, logits, state)
     try_criterion(a.criterion, logits, self.task.y_train[few])
     notice_softmax(self.model, a.criterion, logits)
 

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RECOMPUTED', 'STATISTICS', 'OPTIMIZER', 'TREES', 'SENT', 'pixel_by_pixel', 'names_of', 'as_pair', 'pure',
-           'modes_kept', 'is_stopped', 'fixed_names', 'split_state', 'fixed_tensors', 'State', 'start']
+           'modes_kept', 'is_stopped', 'fixed_names', 'split_state', 'fixed_tensors', 'State', 'homes', 'start']
 
 # %% ../nbs/07_state.ipynb #9e708f24
 import copy, torch
@@ -150,7 +150,11 @@ def remember(self:State,
     return replace(self, past={k: v for k, v in past.items() if int(k) in pending})
 
 # %% ../nbs/07_state.ipynb #stathome
-def _homes(method, model, statistics):
+def homes(
+    method, # a Method
+    model,  # module whose tensors it keeps, or those that parts add
+    statistics='averaged', # see `start`
+):          # two functions of a name, parameters and buffers
     "Two functions of a tensor's name: does it stay at home, and does it do so without being recomputed?"
     if statistics not in STATISTICS:
         raise ValueError(f"statistics={statistics!r}, but it must be one of {', '.join(STATISTICS)}")
@@ -190,7 +194,7 @@ def start(
 ) -> State:
     "The state before round 0: all clients begin with the parameters of `model`."
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
-    kept, kept_whole = _homes(method, model, statistics)
+    kept, kept_whole = homes(method, model, statistics)
     fit, store = _fit_to(next(iter({**params, **fixed}.values()))), Store()
     names, added = {*params, *buffers}, {}
     for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):

@@ -342,6 +342,13 @@ def test_noise_between_sites_comes_from_the_system(home):
     a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
     assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
 
+def test_an_optimiser_kept_at_sites_has_no_amplification(home):
+    pytest.importorskip('dp_accounting')
+    config = {**home[2], 'method': "DP(source='system')", 'model.norm': 'none', 'participation': .5}
+    plans = [ff.read_plan({**config, 'local.optimizer': f'SGD(kept={k})'}) for k in (True, False)]
+    kept, anew = (ff._row(plan, ff.replace(ff.begin(plan), round=1), None, {}, [])['epsilon'] for plan in plans)
+    assert kept > anew
+
 class Told(ff.Rehearsal):
     "Keeps all that the first site says, as numbers: name -> list."
     def __init__(self, *args):

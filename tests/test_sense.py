@@ -7,7 +7,7 @@ from fedlit.data import Task, load
 from fedlit.method import Method
 from fedlit.methods import (
     DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedDF, FedPer, FedProto, FedRep,
-    FedRoD, LGFedAvg, StructuredDeCov)
+    FedRoD, FFALoRA, LGFedAvg, StructuredDeCov)
 from fedlit.models import build, freeze
 from fedlit.partition import iid
 from fedlit.local import Local
@@ -102,6 +102,14 @@ def swapped(y, logits): return F.cross_entropy(logits, y)
 @pytest.mark.parametrize('executor', ['auto', 'loop'])
 def test_a_criterion_is_tried_before_the_first_round(f, word, executor):
     with pytest.raises((TypeError, ValueError), match=word): go(criterion=f, executor=executor)
+
+def test_a_part_may_keep_what_another_part_adds():
+    class KeepB(Method):
+        def keep(self, name): return name.endswith('.B')
+    run = go(FFALoRA(both=True) + KeepB())
+    assert run.state.personal and all(k.endswith('.B') for k in run.state.personal)
+    for m in KeepB(), KeepB() + FedPer(), FFALoRA(both=True) + FedBN():
+        with pytest.raises(ValueError, match='finds nothing in'): go(m)
 
 def test_trying_the_criterion_changes_nothing():
     class Counts:

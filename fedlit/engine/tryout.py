@@ -14,7 +14,7 @@ from .inputs import attempt
 from ..ground.messages import first_line, warn
 from ..measure import scored
 from ..method import asks_for, overrides
-from ..state import pure, split_state, start
+from ..state import homes, pure, split_state, start
 from ..ground.tree import tmap
 
 # %% ../../nbs/engine/tryout.ipynb #tryout06
@@ -44,11 +44,12 @@ def outputs_of(model, x):
     params, buffers = split_state(net)
     with undrawn(): return pure(net)(tmap(torch.Tensor.requires_grad_, params), buffers, x, train=False)[:2]
 
-def try_parts(method, model, features, logits):
+def try_parts(method, model, features, logits, state=None): # state: the first, if known
     "Refuse parts of the method that this network leaves without effect or meaning."
-    name = type(model).__name__
+    name, state = type(model).__name__, state or start(method, model, 1)
+    params, buffers = state.params, state.buffers
     for p in method.parts:
-        if overrides(p, 'keep') and not start(p, model, 1).personal:
+        if overrides(p, 'keep') and not any(homes(p, model)[0](k, params, buffers) for k in (*params, *buffers)):
             raise ValueError(f"{p!r} finds nothing in {name} to keep at home, so it would be without effect; "
                              "FedBN wants BatchNorm that is not frozen, such as in build(..., norm='batch')")
         if asks_for(p, 'loss', 'features') or asks_for(p, 'output', 'features'):

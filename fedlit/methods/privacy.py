@@ -189,7 +189,7 @@ def _hidden(participation, clients):
 def _remembers(part):
     "May an update depend on when its client was drawn before? A memory that only `done` reads is in no update."
     reads = any(overrides(part, h) and asks_for(part, h, 'client') for h in CLIENT if h != 'done')
-    return (reads or overrides(part, 'keep')) and not isinstance(part, DP)
+    return reads and not isinstance(part, DP)
 
 def _column(method, participation, times, own, name='epsilon', **kw): # own: what participation must not depend on
     "The column `epsilon`; no column if its package is missing."
@@ -200,10 +200,10 @@ def _column(method, participation, times, own, name='epsilon', **kw): # own: wha
     return {name: epsilon_of(method.noise, times, method.delta, **kw)}
 
 @patch
-def columns(self:DP, round, clients, participation, client, method):
+def columns(self:DP, round, clients, participation, client, method, home): # home: what clients keep besides
     own, times = ('losses', 'sizes', 'steps'), round
     if self.at == 'server':
-        drawn = clients if any(map(_remembers, method.parts)) else _hidden(participation, clients)
+        drawn = clients if home or any(map(_remembers, method.parts)) else _hidden(participation, clients)
         return _column(self, participation, times, own, clients=clients, drawn=drawn)
     if client: times = int(client['times'][:].max()) # sites keep counts
     return _column(self, participation, times, own)

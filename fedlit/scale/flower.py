@@ -35,7 +35,7 @@ from ..method import asks_for, server_readers, wants
 from ..batches import CRITERIA, Batches, batches_of, loss_of_guess
 from ..server import aggregate, deploy_network
 from ..round import local_phase
-from ..state import pure, start
+from ..state import OPTIMIZER, pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
 from ..ground.fingerprint import alike, weight_of
@@ -549,10 +549,11 @@ def _goes_on(plan, state):
 def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
     losses = {} if protected(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
+    own = {k: v for k, v in state.client.items() if k == OPTIMIZER} # parts' memories are at the sites
     row = dict(round=state.round, **losses, participants=len(good), drawn=' '.join(map(str, who)),
                left_out=' '.join(str(k) for k in who if k not in good),
                **{SCORED[plan.task.target][0]: math.nan},
-               **part_columns(plan.method, replace(state, client={}), plan.participation))
+               **part_columns(plan.method, replace(state, client=own), plan.participation))
     if not test: return row
     net, answer = deploy_network(plan.method, state, model=plan.model)
     return {**row, **evaluate(plan.model, test['x'], test['y'], prepare=plan.task.normalise, state=net, metrics=metrics,

@@ -18,7 +18,7 @@ from fedlit.methods.privacy import clipped, epsilon_of, looks, noise_for, system
 from fedlit.models import freeze
 from fedlit.parse import methods_by_name
 from fedlit.batches import Batches
-from fedlit.local import Local
+from fedlit.local import Adam, Local, SGD
 from fedlit.round import fed_round, local_phase
 from fedlit.state import STATISTICS, start
 from fedlit.ground.tree import sqnorm, tmap, zeros
@@ -387,9 +387,9 @@ def digits():
     task = load('digits').subset(200, seed=0)
     return build('mlp', task, seed=0), task, iid(task.y_train, 8, seed=0)
 
-def run(digits, method, rounds=3, **kw):
+def run(digits, method, rounds=3, local=None, **kw):
     from fedlit.run import federate
-    return federate(*digits, method, rounds, Local(epochs=2), progress=False, **kw)
+    return federate(*digits, method, rounds, local or Local(epochs=2), progress=False, **kw)
 
 @counted
 def test_epsilon_is_a_column_and_goes_on_after_a_stop(digits, tmp_path):
@@ -410,6 +410,19 @@ def test_clients_that_remember_have_no_amplification(digits):
     for m in DP(clip=.5, noise=3.) + FedDyn(), TopK() + DP(clip=.5, noise=3.), FedPer() + DP(clip=.5, noise=3.):
         assert said(m) == spent(8)
     for m in FedProx(mu=.1), DPSGD(): assert said(m + DP(clip=.5, noise=3.)) == spent(4)
+
+@counted
+@pytest.mark.parametrize('how, drawn', [(SGD(kept=True), 8), (Adam(kept=True), 8), (Adam(), 4)], ids=repr)
+def test_an_optimiser_that_is_kept_has_no_amplification(digits, how, drawn):
+    history = run(digits, DP(clip=.01, noise=3.), 2, Local(optimizer=how, lr=.001), participation=.5).history
+    assert history.epsilon.tolist() == [epsilon_of(3., t, clients=8, drawn=drawn) for t in (1, 2)]
+
+def test_running_statistics_at_home_are_allowed(digits):
+    from fedlit.models import build
+    net = build('mlp', digits[1], norm='batch', seed=0)
+    history = run((net, *digits[1:]), DP(clip=.5, noise=3.), 2, statistics='home', participation=.5).history
+    assert len(history) == 2
+    if COUNTED: assert history.epsilon.tolist() == [epsilon_of(3., t, clients=8) for t in (1, 2)]
 
 @counted
 @pytest.mark.parametrize('epsilon, kw', [(.001, dict(rounds=10)), (.0025, dict(rounds=1)),
