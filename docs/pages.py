@@ -106,7 +106,8 @@ def names(images=None):
         if found := entries(p):
             link = lambda e: f'[`{e.name}`]({p}#{slug(e.name)})'
             first = lambda e: api.cell(api.escape(re.split(r'(?<=[.]) (?=[A-Z`])|\n', e.doc)[0]))
-            out += [f'## fedlit.{module_of(read(p))}', f'[{front(NBS/p)[0]}]({p}): {front(NBS/p)[1]}.',
+            title, says = front(NBS/p)
+            out += [f'## fedlit.{module_of(read(p))}', f'[{title}]({p}): {says}.',
                     ', '.join(map(link, found)) + '.' if p in internals else
                     '| name | what it does |\n|---|---|\n' + '\n'.join(f'| {link(e)} | {first(e)} |' for e in found)]
     return '\n\n'.join(out)
@@ -142,16 +143,15 @@ def gallery(images):
     images.mkdir(parents=True, exist_ok=True)
     out = ['# Gallery\n> Every figure of the site, with the page that explains it and the command that draws it']
     for p in notebooks():
-        cards = []
+        (title, says), cards = front(NBS/p), []
         for i, (alt, picture, heading, here) in enumerate(figures(p)):
             name = f"{page_of(p).replace('/', '-')}-{i}.png"
             if not (svg := picture.startswith('<')): (images/name).write_bytes(base64.b64decode(picture))
             href = page_of(p) + '.html' + ('#' + slug(heading) if heading else '')
             shown = picture if svg else f'<img src="images/gallery/{name}" alt="{escape(alt)}" loading="lazy">'
-            told = (heading or front(NBS/p)[0]) + f'. Here: {here}.'*bool(here)
+            told = (heading or title) + f'. Here: {here}.'*bool(here)
             cards.append(f'<figure><a href="{href}">{shown}</a>'
                          f'<figcaption>{escape(told, quote=False)}</figcaption></figure>')
-        title, says = front(NBS/p)
         if cards:
             out += [f'## {title}', f'[{says}]({p}), drawn by `{command(p)}`',
                     '<div class="gallery">\n' + '\n'.join(cards) + '\n</div>']

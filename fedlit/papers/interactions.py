@@ -77,7 +77,7 @@ def interactions(
     file, runs = folder and Path(folder)/'interactions.json', {}
     if file and file.exists(): runs = _continued(file, asked)
     if train is None:
-        request = experiment(**{**({} if 'partition' in kw else {'alpha': .1}), **kw})
+        request = experiment(**(kw if 'partition' in kw else {'alpha': .1, **kw}))
         train = lambda *run: request(*run).run()
     todo = [(m, s) for s in seeds for m in (FedAvg(), *methods, *made.values()) if (repr(m), s) not in runs]
     for m, s in tqdm(todo, desc='runs', disable=not progress):
