@@ -14,9 +14,10 @@ __all__ = ['resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecom
 import copy, inspect, itertools, math, re, torch
 from collections import OrderedDict
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from torch import nn
 from torch.nn.modules import module
-from types import MethodType, SimpleNamespace
+from types import SimpleNamespace
 from .ground.draws import generator_of, undrawn
 from .ground.messages import check_names, match_name
 
@@ -569,5 +570,5 @@ def freeze(
     for name,m in parts.items():
         if any(f"{name}.".startswith(f"{k}.") for k in but): continue
         for p in m.parameters(recurse=False): p.requires_grad_(False)
-        if isinstance(m, nn.modules.batchnorm._NormBase): m.train = MethodType(_stays, m.eval())
+        if isinstance(m, nn.modules.batchnorm._NormBase): m.train = partial(_stays, m.eval())
     return model

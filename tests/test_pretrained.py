@@ -1,5 +1,5 @@
 """Networks from elsewhere, frozen in part: what stands still, and in every executor; torchvision's and timm's."""
-import copy
+import copy, pickle
 import pytest, torch, torchvision
 from torch import nn
 from fedlit.data import Task, load
@@ -103,6 +103,13 @@ def test_frozen_is_frozen_in_copies_and_in_training_mode():
     assert net.stem[1].train() is net.stem[1] and type(net.stem[1]) is nn.BatchNorm2d
     for but in ('fcc', '', 'fc.weight'):
         with pytest.raises(ValueError, match='no part .*there are stem, top, fc'): freeze(Small(), but)
+
+def test_a_frozen_network_can_be_pickled_and_is_frozen_then_too():
+    net = freeze(Small(), but='fc')
+    for other in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):
+        norm = other.train().stem[1]
+        assert norm.train() is norm and not norm.training and other.fc.training
+    assert not torch.jit.script(net).train().stem[1].training
 
 def test_a_personal_head_on_a_frozen_body():
     net = freeze(wrap(Small(), 'fc'), but=('body.top', 'head'))
