@@ -8,7 +8,7 @@ __all__ = ['resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecom
            'models', 'moon_projector', 'mlp', 'build', 'modest', 'rebuild', 'colours', 'average_pool', 'conv_block',
            'small_cnn', 'moon_cnn', 'thinned', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block', 'kaiming',
            'PreActBlock', 'DoubleBlock', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap',
-           'freeze']
+           'check_ties', 'freeze']
 
 # %% ../nbs/03_models.ipynb #6b42f0c2
 import copy, inspect, itertools, math, re, torch
@@ -554,6 +554,22 @@ def unwrap(
     net.body.set_submodule(net.cut_at, net.head)
     return net.body
 
+# %% ../nbs/03_models.ipynb #4d870381
+def check_ties(
+    model:nn.Module, # any network
+    inside, # function of the name of a parameter: does it belong to the part?
+    part:str, # how the part was named, for the error, such as "head='head'"
+):
+    "Refuse a part of a network that shares a trained parameter with the rest: with tied weights."
+    names = {}
+    for k,p in model.named_parameters(remove_duplicate=False): names.setdefault(p, []).append(k)
+    for p,each in names.items():
+        sides = {bool(inside(k)): k for k in each}
+        if p.requires_grad and len(sides) == 2:
+            raise ValueError(f"{part} holds {sides[True]}, which is the same tensor as {sides[False]} outside of it; "
+                             f"give it one of its own, torch.nn.Parameter({sides[False]}.detach().clone())")
+
+
 # %% ../nbs/03_models.ipynb #fz02code
 def _stays(self, mode=True): return nn.Module.train(self, False) # `train` of a module that stays in evaluation mode
 
@@ -567,8 +583,10 @@ def freeze(
     for k in but:
         if not k or k not in parts:
             raise ValueError(f"no part {k!r}; there are {', '.join(dict(model.named_children()))}")
+    inside = lambda name: any(f"{name}.".startswith(f"{k}.") for k in but)
+    check_ties(model, inside, f"but={but!r}")
     for name,m in parts.items():
-        if any(f"{name}.".startswith(f"{k}.") for k in but): continue
+        if inside(name): continue
         for p in m.parameters(recurse=False): p.requires_grad_(False)
         if isinstance(m, nn.modules.batchnorm._NormBase): m.train = partial(_stays, m.eval())
     return model

@@ -104,6 +104,7 @@ def test_frozen_is_frozen_in_copies_and_in_training_mode():
     for but in ('fcc', '', 'fc.weight'):
         with pytest.raises(ValueError, match='no part .*there are stem, top, fc'): freeze(Small(), but)
 
+@pytest.mark.filterwarnings('ignore:.*torch.jit.script')
 def test_a_frozen_network_can_be_pickled_and_is_frozen_then_too():
     net = freeze(Small(), but='fc')
     for other in (pickle.loads(pickle.dumps(net)), copy.deepcopy(net)):

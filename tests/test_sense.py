@@ -6,12 +6,13 @@ from torch import nn
 from fedlit.data import Task, load
 from fedlit.method import Method
 from fedlit.methods import (
-    DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBN, FedDecorr, FedDF, FedPer, FedProto, FedRep,
-    FedRoD, FFALoRA, LGFedAvg, StructuredDeCov)
+    DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBABU, FedBN, FedDecorr, FedDF, FedPer, FedProto,
+    FedRep, FedRoD, FFALoRA, LGFedAvg, StructuredDeCov)
 from fedlit.models import build, freeze
 from fedlit.partition import iid
 from fedlit.local import Local
 from fedlit.run import Federation, Simulation, federate
+from fedlit.state import start
 
 TASK = load('digits').subset(120, seed=0, test=40)
 CLIENTS = iid(TASK.y_train, 2)
@@ -182,6 +183,22 @@ def test_a_head_that_is_there_and_not_trained(m, tied):
                                      (FedBN(), 'FedBN wants BatchNorm that is not frozen')], ids=lambda v: str(v)[:6])
 def test_a_network_that_is_frozen_but_for_its_head(m, said):
     with pytest.raises(ValueError, match=said): go(m, freeze(build('mlp', TASK, norm='batch', seed=0), but='head'))
+
+class Tied(nn.Module):
+    "A head whose weight is that of the embedding; `first` of the two has its name."
+    def __init__(self, first):
+        super().__init__()
+        for k in sorted(('emb', 'head'), key=lambda k: k != first):
+            setattr(self, k, nn.Embedding(17, 8) if k == 'emb' else nn.Linear(8, 17))
+        self.head.weight = self.emb.weight = getattr(self, first).weight
+    def forward(self, x): return (h := self.emb(x.flatten(1).long()).mean(1)), self.head(h)[:, :10]
+
+@pytest.mark.parametrize('first', ['emb', 'head'])
+@pytest.mark.parametrize('m', [FedPer(), FedRep(), LGFedAvg(), FedBABU(), FFALoRA(), None], ids=str)
+def test_a_part_that_shares_a_weight_with_the_rest_is_refused(m, first):
+    with pytest.raises(ValueError, match=r"(head=|but=\()'head'.* holds head.weight, .* same tensor as emb.weight"):
+        start(m, Tied(first), 2) if m else freeze(Tied(first), but='head')
+    if m is None: assert not any(p.requires_grad for p in freeze(Tied(first)).parameters())
 
 @pytest.mark.parametrize('v', [dict(a=1), {1}, (dict(a=1),), bytearray(b'')], ids=repr)
 def test_a_hyper_parameter_that_is_no_value(v):

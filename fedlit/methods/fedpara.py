@@ -15,6 +15,7 @@ from ..ground.draws import generator_of
 from ..local import is_whole
 from ..method import Method, require
 from .submodels import entry
+from ..models import check_ties
 
 # %% ../../nbs/methods/47_fedpara.ipynb #7aa32347
 def factors(
@@ -102,6 +103,7 @@ class FFALoRA(Method):
     def __post_init__(self): require(self, rank=(self.rank >= 1, 'at least 1'), alpha=(self.alpha > 0, 'positive'))
     def init(self, params, model, generator):
         layers, own = _composable(model), lambda k: k.startswith(self.head + '.')
+        check_ties(model, own, f'{self.name}: head={self.head!r}')
         A, B = {}, {}
         for k, w in model.named_parameters():
             if k not in layers or own(k): continue

@@ -9,6 +9,7 @@ __all__ = ['suggest_layers', 'check_prefix', 'linear_head', 'FedPer', 'FedBABU']
 import torch
 from ..method import Method, require
 from .ditto import OwnNetwork
+from ..models import check_ties
 
 # %% ../../nbs/methods/42_fedper.ipynb #2524b07d
 def suggest_layers(
@@ -28,14 +29,15 @@ def check_prefix(
     params, # the network's parameters
     model,  # the network
 ):
-    "Raise a `ValueError` if the prefix names none of the trained tensors, or all of them."
+    "Raise a `ValueError` if the prefix names none of the trained tensors, or all, or some that others share."
     prefix = getattr(method, field) + '.'
-    if len(inside := {k.startswith(prefix) for k in params}) == 2: return
+    said, inside = f'{method.name}: {field}={prefix[:-1]!r}', {k.startswith(prefix) for k in params}
+    if True in inside: check_ties(model, lambda k: k.startswith(prefix), said)
+    if len(inside) == 2: return
     if True in inside:
-        raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} holds every parameter that is trained, as "
-                         "where the rest is frozen; nothing else is left to share or to keep")
-    raise ValueError(f"{type(method).__name__}: {field}={prefix[:-1]!r} must name a part of the network, "
-                     f"{suggest_layers(prefix[:-1], params, model)}")
+        raise ValueError(f"{said} holds every parameter that is trained, as where the rest is frozen; "
+                         "nothing else is left to share or to keep")
+    raise ValueError(f"{said} must name a part of the network, {suggest_layers(prefix[:-1], params, model)}")
 
 # %% ../../nbs/methods/42_fedper.ipynb #2af53e4d
 def linear_head(
@@ -46,7 +48,9 @@ def linear_head(
 ):          # its weight, (classes, d)
     "The weight of the linear layer on the features; a `ValueError` if `head` names no such layer."
     w, head = params.get(f'{method.head}.weight'), method.head
-    if w is not None and w.dim() == 2 and (not bias or f'{head}.bias' in params): return w
+    if w is not None and w.dim() == 2 and (not bias or f'{head}.bias' in params):
+        check_ties(model, lambda k: k.startswith(f'{head}.'), f'{method.name}: head={head!r}')
+        return w
     raise ValueError(f"{type(method).__name__}: head={head!r} must name the linear layer on the features, "
                      f"{'with a bias, ' if bias else ''}{suggest_layers(head, params, model)}")
 
