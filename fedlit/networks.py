@@ -273,10 +273,10 @@ def network(self:MixedRun, client=None): # client: its number; None: the server
     raise ValueError(f"there is no client {client}; the clients are 0 to {sum(map(len, self.who)) - 1}")
 
 @patch
-def per_client(self:MixedRun, task, tests, metrics=None, clients=None): # as for `Run.per_client`
+def per_client(self:MixedRun, task, tests, metrics=None, clients=None, criterion=None): # as for `Run.per_client`
     "A DataFrame, one row per client: the results of `Run.per_client` for the network that the client has."
     import pandas as pd
-    tables = [r.per_client(task, tests, metrics, clients).iloc[who].assign(network=i)
+    tables = [r.per_client(task, tests, metrics, clients, criterion).iloc[who].assign(network=i)
               for i, (r, who) in enumerate(zip(self.runs, self.who)) if who]
     return pd.concat(tables).sort_values('client', ignore_index=True)
 

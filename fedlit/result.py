@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from .engine.card import card
 from .engine.inputs import first_nonfinite, parts
 from .ground.arrays import check_scale, top_level
-from .ground.fingerprint import alike, differences
+from .ground.fingerprint import alike, differences, of_criterion
 from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
 from .ground.messages import warn
@@ -28,7 +28,7 @@ from .batches import CRITERIA
 from .data import samples, standardised
 from .measure import SCORED, UNITS, logits_of
 from .local import is_whole
-from .method import Method, overrides
+from .method import Method, asks_for, overrides
 from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
 from .scores import (SEEN, Tester, by_name, first_of, less_is_better, needs_samples, own_samples,
@@ -37,6 +37,7 @@ from .server import deploy_network, deployed
 from .state import STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
 from .ground.tree import flatten, leaves, rows, tmap, unflatten
+from .vocabulary import BETWEEN
 if TYPE_CHECKING: import pandas as pd
 
 # %% ../nbs/18_result.ipynb #5a83f678
@@ -147,9 +148,21 @@ def newcomers(self:Run, steps=20, **given): # steps: of fine-tuning
     "Test the network on clients that never took part, before and after fine-tuning: `fedlit.after.without.newcomers`."
     return _later('without', 'newcomers')(self, steps, **given)
 
+# %% ../nbs/18_result.ipynb #f3428deb
+@patch
+def _criterion(self:Run, target):
+    "The loss by which a client makes its own network; a ValueError if a file says that it was another than usual."
+    if self.origin: return self.origin.criterion
+    asked = any(asks_for(self.method, hook, 'criterion') for hook in BETWEEN)
+    if asked and differences(self.settings.get('fingerprint', {}), of_criterion(CRITERIA[target])):
+        raise ValueError(f"{self.method.name} makes the network of a client with the loss of the run, and that was not "
+                         f"the usual one, {CRITERIA[target].__name__}; pass criterion")
+
 # %% ../nbs/18_result.ipynb #9c94c633
 @patch
-def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as in `federate`, for a run from a file
+def per_client(self:Run, task, tests, metrics=None,
+    clients=None, criterion=None, # as in `federate`, for a run from a file
+):
     "A DataFrame, one row per client: accuracy and `metrics` of the server's model and the client's own on its tests."
     if clients is None and self.origin and self.origin.task is task: clients = self.origin.clients
     if len(tests) != self.state.clients:
@@ -158,7 +171,7 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
     state, tests = self.state, parts('tests', tests, len(task.y_test))
     task = task.to(next(self.model.parameters()).device)
     test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
-                  criterion=self.origin and self.origin.criterion)
+                  criterion=criterion or self._criterion(task.target))
     everyone = list(range(state.clients))
     both = {'global': ([None]*state.clients, {}),
             'personal': (everyone, own_samples(self.method, task, clients, everyone))}

@@ -146,7 +146,8 @@ def clients(self:Without) -> pd.DataFrame: # one row per client; `personal` if s
     "Accuracy on each client's own test set, with and without the clients left out."
     origin = self.run.origin
     tests = origin.tests or tests_of(origin.task, origin.clients, origin.seed)
-    a, b = (r.per_client(origin.task, tests) for r in (self.before, self.run))
+    a, b = (r.per_client(origin.task, tests, clients=origin.clients, criterion=origin.criterion)
+            for r in (self.before, self.run))
     out = pd.DataFrame({'client': a['client'], 'samples': [len(c) for c in origin.clients],
                         'test samples': a['test samples'], 'left out': a['client'].isin(self.left)})
     for name in ('global', 'personal')[:1 + bool(self.run.state.personal)]:

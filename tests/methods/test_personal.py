@@ -17,6 +17,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import deploy_network, deployed
 from fedlit.state import pure, start
+from fedlit.result import Run
 from fedlit.run import federate
 from by_hand import SIZES, batches, classifier, gap
 from federation import train
@@ -396,6 +397,26 @@ def test_personal_columns_are_of_adapted_networks():
     assert each.equals(run.per_client(task, tests, clients=parts))
     with pytest.raises(ValueError, match='from its samples; pass clients'): run.per_client(task, tests)
     assert each.personal.tolist() == pytest.approx(seen['personal'], abs=1e-9)
+
+@pytest.mark.parametrize('m', [PerFedAvg(alpha=.5), FedALA(), IFCA()], ids=lambda m: m.name)
+def test_a_run_from_a_file_makes_clients_networks_with_its_own_criterion(m, tmp_path):
+    task, parts = load('digits').subset(160, seed=0, test=90), [torch.arange(60), torch.arange(60, 160)]
+    tests = [torch.arange(0, 40), torch.arange(40, 90)]
+    def go(criterion):
+        run = federate(build('mlp', task, seed=0), task, parts, m, 1, Local(epochs=1), tests=tests, progress=False,
+                       criterion=criterion)
+        run.save(tmp_path/'run')
+        return run.per_client(task, tests), Run.load(tmp_path/'run')
+    own = F.cross_entropy, nn.CrossEntropyLoss(weight=torch.tensor([30.] + [1.]*9))
+    for criterion in own:
+        each, there = go(criterion)
+        assert each.equals(there.per_client(task, tests, clients=parts, criterion=criterion))
+    with pytest.raises(ValueError, match=f'{m.name} makes .* not the usual one, cross_entropy; pass criterion'):
+        there.per_client(task, tests, clients=parts)
+    each, there = go(None)
+    assert each.equals(there.per_client(task, tests, clients=parts))
+    w = there.without(1, task=task, clients=parts, model=build('mlp', task, seed=0), tests=tests)
+    assert w.clients()['global'].equals(each['global'])
 
 def test_what_makes_the_gradient_anew_comes_before_what_corrects_it():
     a, b = (train(m, rounds=2) for m in (FedProx(mu=.5) + PerFedAvg(alpha=.1), PerFedAvg(alpha=.1) + FedProx(mu=.5)))
