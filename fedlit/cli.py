@@ -454,8 +454,8 @@ def _row_of(runs):
     by = 'validation' if 'validation' in runs[0].history else first
     best = shown([r.best(by)[first] for r in runs])
     seconds = [s for r in runs for s in r.history['seconds']]
-    return {first: last(first), 'personal': last('personal'), 'validation': last('validation'), f'best by {by}': best,
-            'seconds_a_round': round(statistics.median(seconds), 3)}
+    own = {c: last(c) for c in ('personal', 'validation', 'validation_personal')}
+    return {first: last(first), **own, f'best by {by}': best, 'seconds_a_round': round(statistics.median(seconds), 3)}
 
 def _shown(rows):
     "The table as it is printed, without columns that no method has."
