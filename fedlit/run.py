@@ -682,8 +682,11 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
 def validated(self:Simulation, state):
     "Scores on the validation samples, if the task has any: columns for the row of a round."
     if not self.val: return {}
-    f = self.federation
-    whole = scores_of(f.method, self.val, state, [slice(None)], [None])
+    f, columns = self.federation, getattr(self.task, 'columns', None)
+    whole, x = scores_of(f.method, self.val, state, [slice(None)], [None]), self.task.x_val
+    odd = not np.isfinite(loss := whole[0]['loss']) and first_nonfinite('x_val', x, torch.arange(len(x)), columns)
+    if odd: warn(f"after round {state.round} the loss on the validation samples is {loss}, so `validation` means "
+                 f"nothing; {odd}")
     row = {k: v for k, (v,) in by_name('validation', whole).items()}
     if self.tests is None: return row
     if self.tests_val is None:

@@ -198,12 +198,12 @@ def test_embeddings_of_every_kind(kw, method):
         assert runs[1].settings['executor'] == 'vmap'
 
 @pytest.mark.parametrize('token', [9, 100, -1])
-@pytest.mark.parametrize('where', ['x_train', 'x_test'])
+@pytest.mark.parametrize('where', ['x_train', 'x_test', 'x_val'])
 def test_a_token_beyond_the_vocabulary_is_named(token, where):
     x = TOKENS.clone()
     x[41, 3] = token
-    both = dict(x_train=TOKENS, x_test=TOKENS, y_train=WORDS.y_train, y_test=WORDS.y_train)
-    task = Task('words', classes=2, **{**both, where: x})
+    each = {f'{k}_{part}': v for part in ('train', 'test', 'val') for k, v in dict(x=TOKENS, y=WORDS.y_train).items()}
+    task = Task('words', classes=2, **{**each, where: x})
     for executor in ('auto', 'loop'):
         with pytest.raises(ValueError, match=f'sample 41 of {where} holds .*{token}.* which Bag cannot take'):
             federate(Bag(), task, SITES, FedAvg(), 1, executor=executor, progress=False, device='cpu')

@@ -1,6 +1,7 @@
 """Samples to choose by: nobody trains on them, the test images stay out of every choice, and runs without them are as
 they were."""
 import json, warnings
+from dataclasses import replace
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
@@ -179,3 +180,12 @@ def test_what_is_wrong_is_said(call, says):
 def test_a_validation_set_of_ones_own():
     task = mine(x_val=x[:6].numpy(), y_val=y[:6].tolist())
     assert len(task.y_val) == 6 and task.to('cpu').x_val.shape == (6, 4) and '6 val' in repr(task)
+
+def test_samples_to_choose_by_that_are_not_numbers_are_named():
+    task = DIGITS.subset(200, test=60).validation(.2)
+    x = task.x_val.float()
+    x[3, 0, 2, 5] = float('nan')
+    clients = [torch.arange(80), torch.arange(80, 160)]
+    with pytest.warns(UserWarning, match=r'validation samples is nan.*sample 3 of x_val .* \[0, 2, 5\]'):
+        go(rounds=1, task=replace(task, x_train=task.x_train.float(), x_test=task.x_test.float(), x_val=x),
+           clients=clients)

@@ -205,8 +205,8 @@ def check_extremes(model, task):
     "Refuse samples of whole numbers that the network cannot look up; the error names the first such sample."
     forward, tensors = pure(model), split_state(model)
     place = next(model.parameters(), task.x_train).device
-    for name, x in dict(x_train=task.x_train, x_test=task.x_test).items():
-        if not len(x) or task.normalise(x[:1]).is_floating_point(): continue
+    for name in ('x_train', 'x_test', 'x_val'):
+        if (x := getattr(task, name, None)) is None or not len(x) or task.normalise(x[:1]).is_floating_point(): continue
         run = lambda at, x=x: forward(*tensors, task.normalise(x[at]).to(place), train=False)
         wide = x.flatten(1)
         ends = torch.cat([wide.argmin(0), wide.argmax(0)]).unique().tolist()
