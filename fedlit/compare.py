@@ -317,7 +317,7 @@ def choose(
     methods, # list of Methods
     runs,    # what `compare` returned for them
     column='validation', # column of validation samples
-    lowest=None, # is lower better? None: for mean squared errors
+    lowest=None, # is lower better? None: for mean squared errors; a warning for metrics of your own
 ): # the Method with the best mean over seeds in the last round; the first of them if several are equal
     "Choose a method, or a hyperparameter, by samples used neither for training nor for testing."
     if not re.search('(^|_)validation(_personal)?$', column):

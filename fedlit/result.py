@@ -201,7 +201,7 @@ def _column(self:Run, name):
 @patch
 def best(self:Run,
     column=None,  # of the history; None: `validation` if it is there, else the main measure, such as `accuracy`
-    lowest=None,  # is lower better? None: for losses and mean squared errors
+    lowest=None,  # is lower better? None: for losses and mean squared errors; a warning for metrics of your own
 ):                # the numbers of that round, by column name; {} if no round has measured the column
     "The best round by a column; the first if several are equal. Warns if you named no column and test samples decide."
     first, _ = first_of(self.history)
@@ -210,8 +210,8 @@ def best(self:Run,
         if column == first and len(self.history):
             warn(f"the test samples choose this round, so their {first} in it is too good to report; on "
                  f"task.validation(.1) other samples choose, and best({first!r}) is for those who know")
-    if lowest is None: lowest = less_is_better(column, self.history)
     if not (seen := self._column(column)).size: return {}
+    if lowest is None: lowest = less_is_better(column, self.history)
     return _numbers(self.history.loc[seen.idxmin() if lowest else seen.idxmax()])
 
 # %% ../nbs/18_result.ipynb #355d124e
@@ -219,12 +219,12 @@ def best(self:Run,
 def rounds_to(self:Run,
     target,       # such as .9
     column=None,  # of the history; None: accuracy, or the first measure in `fedlit.measure.SCORED` that it has
-    lowest=None,  # is lower better, as for a loss? None: for losses and mean squared errors
+    lowest=None,  # as for `best`
 ) -> int:         # None if no round has reached it
     "The number of rounds until a column first reached a target."
     column = column or first_of(self.history)[0]
-    if lowest is None: lowest = less_is_better(column, self.history)
     seen = self._column(column)
+    if lowest is None: lowest = less_is_better(column, self.history)
     there = seen.index[seen <= target] if lowest else seen.index[seen >= target]
     return int(self.history['round'].loc[there[0]]) if len(there) else None
 

@@ -8,13 +8,14 @@ __all__ = ['MANY', 'STAGES', 'SEEN', 'tests_of', 'Tester', 'queue_scores', 'read
            'check_metrics', 'read_watch']
 
 # %% ../nbs/17_scores.ipynb #scoresim
-import json, torch
+import json, re, torch
 from contextlib import nullcontext
 from fastcore.basics import patch
+from itertools import chain
 from math import nan
 from .batches import CRITERIA
 from .ground.draws import Seeded, rng
-from .ground.messages import as_python
+from .ground.messages import as_python, warn
 from .measure import LESS, SCORED, logits_of, score_of, scored, spread, sums_of
 from .method import asks_for, overrides
 from .partition import match
@@ -208,13 +209,23 @@ def first_of(
     name = next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
     return name, name in LESS
 
+
+# %% ../nbs/17_scores.ipynb #563457ec
+_TOLD = {*chain(*SCORED.values()), 'train_loss'} # measures of which it is known whether less is better
+
 def less_is_better(
     column,  # name of the column
     columns, # names of all columns, such as those of a history
 ):           # bool
-    "Is the column a loss or a mean squared error, on whichever samples?"
-    (first, less), name = first_of(columns), column.removesuffix('_before')
-    return name in ('loss', 'train_loss') or less and (name == first or column in ('validation', *STAGES))
+    "Is the column a loss or a mean squared error, on whichever samples? Warns of a column of which nothing says it."
+    stages, (first, _) = ('validation', *STAGES), first_of(columns)
+    name = re.sub(f"_({'|'.join(('before', *stages))})$", '', column)
+    if column in stages and first in columns: name = first
+    if name not in _TOLD:
+        warn(f"nothing says whether more or less of {column!r} is better, so more counts as better here; "
+             "lowest=True says that it is less, and lowest=False that it is more")
+    return name in (*LESS, 'loss', 'train_loss')
+
 
 # %% ../nbs/17_scores.ipynb #52d356c7
 def check_name(

@@ -1,6 +1,8 @@
 "One network that is tested on the images of many clients says what it says on each client's by themselves."
+import warnings
 import pytest, torch
 from torch import nn
+from fedlit.compare import choose
 from fedlit.data import load
 from fedlit.local import Local
 from fedlit.methods import MOON, FedAvg, FedBN, FedDecomp, FedProto, FedPer
@@ -59,6 +61,26 @@ def test_less_is_better_of_losses_and_squared_errors():
     run = federate(build('mlp', TASK, seed=0), TASK, [torch.arange(300)], FedAvg(), 4, progress=False)
     assert run.best('loss')['loss'] == run.history.loss.min() < run.history.loss.iloc[0] - .1
     assert run.rounds_to(run.history.loss.iloc[0] - .1, 'loss') > 1
+
+def test_of_a_metric_of_your_own_nobody_knows_whether_less_is_better():
+    mae = lambda z, y: (z.argmax(1) - y).abs().float().mean()
+    m, run = FedAvg(), federate(build('mlp', TASK, seed=0), TASK, [torch.arange(300)], FedAvg(), 2, progress=False,
+                                metrics=dict(mae=mae))
+    runs = run.history.assign(method=repr(m), seed=0, validation=.5, mae_validation=run.history.mae)
+    asks = dict(mae=lambda **kw: run.best('mae', **kw), mae_before=lambda **kw: run.rounds_to(0., 'mae_before', **kw),
+                mae_validation=lambda **kw: choose([m], runs, 'mae_validation', **kw),
+                validation=lambda **kw: choose([m], runs.drop(columns='accuracy'), **kw)) # of which measure?
+    for column, ask in asks.items():
+        with pytest.warns(UserWarning, match=f"nothing says whether .* '{column}' is better, so more counts"): ask()
+        with warnings.catch_warnings():
+            warnings.simplefilter('error')
+            for lowest in (True, False): ask(lowest=lowest)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        choose([m], runs)
+        less = lambda column: scores.less_is_better(column, run.history)
+        assert [*map(less, ('f1_personal_before', 'f1_validation_personal', 'personal', 'mse'))] == [False]*3 + [True]
+    assert run.best('mae', lowest=True)['mae'] == run.history.mae.min()
 
 def test_of_many_clients_a_sample_is_tested():
     "By default a thousand; the columns are means over those, and the same as if the others were there."
