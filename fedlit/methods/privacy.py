@@ -164,8 +164,11 @@ class DP(Method):
 
 # %% ../../nbs/methods/80_privacy.ipynb #65342578
 @patch
-def send(self:DP, delta, client, others, buffers, kept, received):
+def send(self:DP, delta, client, others, buffers, kept, received, model):
     if others: raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
+    if added := [k for k in buffers if k not in kept and k not in dict(model.named_buffers())]:
+        raise ValueError(f"DP protects parameters; {added[0]}, a buffer that another part of the method adds, would "
+                         "stay at its initial value: let that part `keep` it at home")
     delta, unchanged = clipped(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
     if self.at == 'server': return delta, client, unchanged
     return _noisy(delta, self.noise*self.clip, self.source), dict(times=client['times'] + 1), unchanged
