@@ -10,7 +10,7 @@ from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
     APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedNova, FedPAC, FedPer, FedProto, FedProx,
-    FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe, SOLO)
+    FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -233,6 +233,14 @@ def test_apfl_of_outputs(alpha, learn, executor):
     same(state, w, own)
     assert (state.personal['alpha'][:] - alphas).abs().max() < 1e-10
     assert (len(set(alphas.tolist())) == 3) == learn
+
+@pytest.mark.parametrize('alpha', [.4, 1.])
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_apfl_of_outputs_leaves_out_the_classes_that_are_left_out(alpha, executor):
+    method = APFL(alpha, mix='outputs') + MaskedCE(fill='inf')
+    state = federation(method, executor=executor, data=dict(DATA, y=torch.zeros_like(DATA['y'])))
+    assert all(v.isfinite().all() for v in state.params.values())
+    assert all(v[:].isfinite().all() for v in state.personal.values())
 
 # ---- FedRoD ----
 
