@@ -273,7 +273,8 @@ class DPSGD(Method):
     excludes, protects, alone = 'how gradients are protected', 'samples', ('loss', 'output', 'frozen')
     def __post_init__(self): require(self, **_sound(self))
     def refuses(self, other, before):
-        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS if asks_for(other, h, n)]
+        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS
+                if asks_for(other, h, n) and (h, n) != ('predict', 'x')] # which is no sample that it trains on
         if seen: return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers"
         return f"its gradient would be lost; write {self!r} + {other!r}" if before and overrides(other, 'grad') else ''
     def init(self, params, model):

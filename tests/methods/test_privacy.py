@@ -233,6 +233,13 @@ class Loud(Method):
 def test_what_would_break_the_promise_is_refused(make, why):
     with pytest.raises(ValueError, match=why): make()
 
+class Doubt(Method):
+    "Is less sure of dark images."
+    def predict(self, logits, x): return logits*x.mean((1, 2, 3)).sigmoid()[:, None]
+
+@pytest.mark.parametrize('add', [lambda m, own: m + own, lambda m, own: own + m])
+def test_a_prediction_may_look_at_its_input(add): assert laws.runs(add(DPSGD(), Doubt()), PLAIN).holds
+
 def test_what_is_sent_besides_is_refused_in_the_round():
     with pytest.raises(ValueError, match='but Loud sends something besides'): laws.train(Loud() + DP(), PLAIN, rounds=1)
 
