@@ -43,7 +43,7 @@ def known(
     origin = federation(run, **{'model': run.model, **given}).checked()
     was = run.settings.get('fingerprint', {})
     now = fingerprint(origin.model, origin.task, origin.clients, origin.criterion)
-    if differ := differences({k: was[k] for k in ('partition', 'labels', 'images', 'pixels') if k in was}, now):
+    if differ := differences({k: was[k] for k in ('partition', 'labels', 'images') if k in was}, now):
         raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
     return origin
 
@@ -225,7 +225,7 @@ def embedded(content):
         {ord(c): f'\\u{ord(c):04x}' for c in '<>&'}))
 
 # %% ../../nbs/after/report.ipynb #832c3724
-def num(v, digits=3): return '–' if v is None else f'{v:,}' if isinstance(v, int) else f'{v:.{digits}g}'
+def num(v): return '–' if v is None else f'{v:,}' if isinstance(v, int) else f'{v:.3g}'
 
 def share(v): return '–' if v is None else f'{100*v:.1f} %'
 

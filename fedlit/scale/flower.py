@@ -338,12 +338,11 @@ def client_app(
 # %% ../../nbs/scale/flower.ipynb #1cf9f32f
 def quoted(
     said, # anything that another machine wrote
-    most=200, # characters
 ):        # text of one line
     "Text from other machines, made fit for a log: escaped and cut."
-    line = str(said)[:most+1]
+    line = str(said)[:201]
     shown = ''.join(c if c.isprintable() else c.encode('unicode_escape').decode() for c in line)
-    return shown[:most] + ' ...' if len(line) > most or len(shown) > most else shown
+    return shown[:200] + ' ...' if len(line) > 200 or len(shown) > 200 else shown
 
 def blank(plan, state):
     "A client's result on two samples of zeros: the names, types and shapes that answers must have."
