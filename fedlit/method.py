@@ -41,6 +41,7 @@ def _lacks(names, offer, e): # what a hook has asked for, what it was offered, i
         more = ", and for the server's own network" if k == 'client' else ''
         yield f"its memory, `{k}`, is empty before the first round{more}; return it from `init`"
 
+# %% ../nbs/05_method.ipynb #069f708b
 def ask(
     hook,  # a bound method, whose parameter names say what it needs
     offer, # dictionary: the values that the round can provide at this point, by name
@@ -54,6 +55,10 @@ def ask(
     except KeyError as e:
         if not (said := list(_lacks(names, offer, e))): raise
         raise KeyError(f"{hook.__qualname__} looks for {e}, but {', and '.join(said)}") from e
+    except ValueError as e:
+        if 'more than 1 value per channel' not in str(e): raise
+        raise ValueError(f"{hook.__qualname__} trains the network on a single sample, and BatchNorm needs two; "
+                         f"give {type(hook.__self__).__name__} larger batches") from e
     if (row := HOOKS.get(hook.__name__)) and (wrong := row.returns.wrong(out, offer)):
         raise TypeError(f"{hook.__qualname__} returned {wrong}")
     return out

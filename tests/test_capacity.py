@@ -45,6 +45,9 @@ PUBLIC = torch.zeros(7, *SHAPE)
     (FedBN() + FedPer(), CONVS, CONVS, ALL - CONVS, ALL),
     (FedRep(), ALL - HEAD, ALL - HEAD, HEAD, ALL),  # its mask says when, not what
     (SOLO(), 0, 0, ALL, ALL),
+    # and nothing about tensors that never travel
+    (SCAFFOLD() + SOLO(), 0, 0, ALL, ALL),
+    (SCAFFOLD() + FedPer(), ALL + PARAMS - 2*HEAD, ALL + PARAMS - 2*HEAD, PARAMS, ALL + PARAMS - HEAD),
     (FedCAC(), ALL, ALL + PARAMS, PARAMS, ALL),     # everything, and which entries are critical
     (Opinions(), 4*7*3, 4*7*3, ALL, ALL + 4*7*3)])  # on seven public samples
 def test_bytes_by_hand(method, down, up, home, server):

@@ -50,8 +50,9 @@ def grad(self:APFL, grads, params, buffers, lr):
 def _loss_of_outputs(self:APFL, params, buffers, x, y, logits, forward, criterion, lr):
     "The loss of the mixed outputs, and the buffers with the updated weight."
     _, own, after = forward(mine(params), mine(buffers), x)
-    a, common = buffers['alpha'], logits.detach()
-    of = lambda a, own: criterion(a*own + (1 - a)*common, y)
+    a, never = buffers['alpha'], logits.isneginf() # where MaskedCE, say, leaves out a class
+    common = logits.detach().masked_fill(never, 0.)
+    of = lambda a, own: criterion((a*own + (1 - a)*common).masked_fill(never, -torch.inf), y)
     step = lr*torch.func.grad(of)(a, own.detach()) if self.learn else 0.
     return of(a, own), {**second(after), 'alpha': (a - step).clamp(0, 1)}
 

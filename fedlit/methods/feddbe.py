@@ -9,10 +9,8 @@ __all__ = ['FedDBE']
 import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
-from ..method import Method, require
+from ..method import Method, overrides, require
 from .ditto import OwnNetwork
-from .fedavgm import FedAvgM
-from .feddse import OldCounts
 from .fedper import FedBABU, linear_head
 
 # %% ../../nbs/methods/48_feddbe.ipynb #b3fa5b32
@@ -27,8 +25,8 @@ class FedDBE(Method):
     def refuses(self, other, before):
         if isinstance(other, FedBABU): return 'FedBABU takes away the head, whose bias a vector changes'
         if other.protects == 'clients': return f'{other.name} sends no buffers, and the mean feature is one'
-        if before and (isinstance(other, OldCounts) or isinstance(other, FedAvgM) and other.form == 'released'):
-            return f'it would shrink the mean feature: write FedDBE + {other.name}'
+        if before and overrides(other, 'merge'):
+            return f"it sees the server's step, and so the mean feature, first: write FedDBE + {other.name}"
         if before and isinstance(other, OwnNetwork): return f'both networks need a vector: write FedDBE + {other.name}'
     def init(self, params, model, keeps):
         w = linear_head(self, params, model, bias=True)

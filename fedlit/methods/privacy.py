@@ -164,8 +164,11 @@ class DP(Method):
 
 # %% ../../nbs/methods/80_privacy.ipynb #65342578
 @patch
-def send(self:DP, delta, client, others, buffers, kept, received):
+def send(self:DP, delta, client, others, buffers, kept, received, model):
     if others: raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
+    if added := [k for k in buffers if k not in kept and k not in dict(model.named_buffers())]:
+        raise ValueError(f"DP protects parameters; {added[0]}, a buffer that another part of the method adds, would "
+                         "stay at its initial value: let that part `keep` it at home")
     delta, unchanged = clipped(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
     if self.at == 'server': return delta, client, unchanged
     return _noisy(delta, self.noise*self.clip, self.source), dict(times=client['times'] + 1), unchanged
@@ -270,7 +273,8 @@ class DPSGD(Method):
     excludes, protects, alone = 'how gradients are protected', 'samples', ('loss', 'output', 'frozen')
     def __post_init__(self): require(self, **_sound(self))
     def refuses(self, other, before):
-        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS if asks_for(other, h, n)]
+        seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS
+                if asks_for(other, h, n) and (h, n) != ('predict', 'x')] # which is no sample that it trains on
         if seen: return f"it looks at samples by itself, at `{seen[0]}`, which no noise covers"
         return f"its gradient would be lost; write {self!r} + {other!r}" if before and overrides(other, 'grad') else ''
     def init(self, params, model):

@@ -43,14 +43,15 @@ class SCAFFOLD(Method):
     def refuses(self, other, before):
         early = isinstance(other, (FedALA, FedAS))
         return f'{other.name} moves a client before its first step, which it would take for a gradient' if early else ''
-    def init(self, params): return params, dict(c=zeros(params)), dict(c=zeros(params))
+    def init(self, params, keeps):
+        c = zeros({k: v for k, v in params.items() if not keeps(k)})
+        return params, dict(c=c), dict(c=c)
     def grad(self, grads, server, client, kept):
         return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
     def done(self, params, received, server, client, mask, steps, lr, momentum, weight_decay, nesterov=False):
         a, b = (response(steps, lr, momentum, weight_decay, nesterov) if self.form == 'corrected'
                 else (1., steps.to(next(iter(params.values())))*lr))
-        moved = {k: (a*received[k] - y)/b for k, y in params.items()}
-        new = {k: (client['c'][k] - server['c'][k] + v).to(client['c'][k]) for k, v in moved.items()}
+        new = {k: (c - server['c'][k] + (a*received[k] - params[k])/b).to(c) for k, c in client['c'].items()}
         new = {k: torch.where(beside(mask[k], v).bool(), v, client['c'][k]) if k in mask else v for k, v in new.items()}
         return dict(c=new), dict(change=sub(new, client['c']))
     def merge(self, delta, server, uploads, clients):

@@ -9,8 +9,8 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedNova, FedPAC, FedPer, FedProto, FedProx,
-    FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MOON, PerFedAvg, pFedMe, SOLO)
+    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedDF, FedMD, FedNova, FedPAC, FedPer, FedProto,
+    FedProx, FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -26,13 +26,13 @@ DATA = batches(samples=6)
 ROUNDS = [0, 1, 2], [2, 0], [1, 2]   # who takes part; the third client takes a single step
 LOCAL = Local(lr=.1, momentum=.9, weight_decay=.01)
 
-def federation(method, rounds=ROUNDS, local=LOCAL, norm=True, executor='loop', data=DATA):
+def federation(method, rounds=ROUNDS, local=LOCAL, norm=True, executor='loop', data=DATA, proxy=None):
     "The state after some rounds of fedlit."
     net = classifier(norm)
     state = start(method, net, 3)
     for who in rounds:
-        state = fed_round(Broadcast(method, net, state, local), who, {k: v[who] for k, v in data.items()}, SIZES[who],
-                          executor)
+        state = fed_round(Broadcast(method, net, state, local, proxy=proxy), who, {k: v[who] for k, v in data.items()},
+                          SIZES[who], executor)
     return state
 
 def sgd(net, local=LOCAL, **kw):
@@ -234,6 +234,14 @@ def test_apfl_of_outputs(alpha, learn, executor):
     same(state, w, own)
     assert (state.personal['alpha'][:] - alphas).abs().max() < 1e-10
     assert (len(set(alphas.tolist())) == 3) == learn
+
+@pytest.mark.parametrize('alpha', [.4, 1.])
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_apfl_of_outputs_leaves_out_the_classes_that_are_left_out(alpha, executor):
+    method = APFL(alpha, mix='outputs') + MaskedCE(fill='inf')
+    state = federation(method, executor=executor, data=dict(DATA, y=torch.zeros_like(DATA['y'])))
+    assert all(v.isfinite().all() for v in state.params.values())
+    assert all(v[:].isfinite().all() for v in state.personal.values())
 
 # ---- FedRoD ----
 
@@ -566,6 +574,11 @@ def test_an_idle_hook_is_as_if_it_were_not_there():
     assert replaces(Half()) and not replaces(Half(on=False))
     with pytest.raises(ValueError, match='to decide `loss` alone'): Half() + FedDecorr()
     assert FedAvg() + Half(on=False) == Half(on=False)
+
+@pytest.mark.parametrize('m', [FedALA(batch=1), FedMD(batch_size=1), FedDF(batch_size=1)], ids=repr)
+def test_a_batch_too_small_for_batchnorm_is_the_methods_own(m):
+    with pytest.raises(ValueError, match=f'on a single sample.*; give {m.name} larger batches'):
+        federation(m, proxy=DATA['x'].flatten(0, 2))
 
 def test_fedala_has_no_more_layers_than_the_network():
     with pytest.raises(ValueError, match='layers=99, but the clients have'): train(FedALA(layers=99), rounds=1)

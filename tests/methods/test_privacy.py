@@ -233,6 +233,13 @@ class Loud(Method):
 def test_what_would_break_the_promise_is_refused(make, why):
     with pytest.raises(ValueError, match=why): make()
 
+class Doubt(Method):
+    "Is less sure of dark images."
+    def predict(self, logits, x): return logits*x.mean((1, 2, 3)).sigmoid()[:, None]
+
+@pytest.mark.parametrize('add', [lambda m, own: m + own, lambda m, own: own + m])
+def test_a_prediction_may_look_at_its_input(add): assert laws.runs(add(DPSGD(), Doubt()), PLAIN).holds
+
 def test_what_is_sent_besides_is_refused_in_the_round():
     with pytest.raises(ValueError, match='but Loud sends something besides'): laws.train(Loud() + DP(), PLAIN, rounds=1)
 
@@ -651,6 +658,19 @@ def test_what_no_gradient_moves_stays_as_it_was(m, executor):
         assert torch.equal(s.buffers[k], v), k
     said = [str(w.message) for w in said]
     assert isinstance(m, DPSGD) or any("'codes' and 2 more" in t and 'as they were received' in t for t in said), said
+
+class Brightness(Method):
+    "A part with a buffer, which the server averages unless it is kept at home."
+    home: bool = False
+    def init(self, params): return params, {}, {}, dict(bright=torch.zeros(()))
+    def keep(self, name): return self.home and name == 'bright'
+    def loss(self, x): return 0., dict(bright=x.mean())
+
+@pytest.mark.parametrize('m', [DP(), DP(at='client')], ids=repr)
+@pytest.mark.parametrize('add', [lambda m, own: m + own, lambda m, own: own + m])
+def test_dp_refuses_a_part_whose_buffer_it_would_hold_still(m, add):
+    with pytest.raises(ValueError, match='bright, a buffer that another part'): laws.train(add(m, Brightness()), PLAIN)
+    assert laws.train(add(m, Brightness(home=True)), PLAIN).personal['bright'][:].any()
 
 @pytest.mark.parametrize('moved', [[], ['b3'], ['b0', 'b3', 'b5']])
 def test_however_many_buffers_there_are_a_device_is_waited_for_once(moved):
