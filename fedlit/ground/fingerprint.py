@@ -121,7 +121,9 @@ def weight_of(v): # (...) tensor
     return number if sound.all() else [number, checksum(sound)]
 
 # %% ../../nbs/ground/fingerprint.ipynb #16e87025
-def of_criterion(criterion) -> dict:
+def of_criterion(
+    criterion, # function of (logits, y)
+) -> dict:
     "What identifies a criterion: its name, and checksums of what it holds and of its code."
     return {'criterion': _name_of(criterion), f'criterion in {_HERE}': _brief(describe(criterion, still=True)),
             **code_of(criterion=criterion)}
