@@ -15,8 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
-                                  check_digits, check_scale, frame_columns, in_numbers, in_order, lacking, repeated,
-                                  to_tensor, top_level)
+                                  check_digits, check_scale, frame_columns, in_numbers, in_order, lacking, made_of,
+                                  repeated, to_tensor, top_level)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of, keep_generators, undrawn
@@ -59,9 +59,10 @@ def samples(
     name, # what the samples are, for messages
     v, # tensor, array, list, data frame or column
     columns=None, # names of a table's columns, which determine the order of a data frame's columns
+    texts=None, # as for `Task`
 ): # tensor: images (N, C, H, W), uint8 or float; or float (N, ...); or tokens (N, L) int64
     "Samples in the form that a `Task` keeps; a ValueError says why samples cannot be kept."
-    return as_samples(name, to_tensor(name, in_order(name, v, columns)))
+    return as_samples(name, to_tensor(name, in_order(name, v, columns, texts)))
 
 # %% ../nbs/01_data.ipynb #c632e9c7
 def in_words(
@@ -198,6 +199,7 @@ class Task:
     y_val: torch.Tensor = None # as y_train
     domain_val: torch.Tensor = None # as domain_train
     target: str = None # "class", "dense", "labels" or "numbers"; None: inferred from `y_train`
+    texts: dict = None # a table's columns of text -> lists of `columns`, those of 0 and 1 that were made of each
     def __post_init__(self): _complete_task(self)
 
 # %% ../nbs/01_data.ipynb #1d4f4cfe
@@ -628,7 +630,7 @@ def from_table(cls: Task,
     name, (mine, theirs) = Path(data).stem if isinstance(data, (str, Path)) else "table", part(whose)
     return cls(name, seen, part(values)[0], inputs[held.numpy()], part(values)[1], classes=len(names), labels=names,
                target=target, mean=tuple(seen.mean()), std=tuple(spread.where(spread > 0, 1.)),
-               domain_train=mine, domain_test=theirs, domains=people)
+               domain_train=mine, domain_test=theirs, domains=people, texts=made_of(frame[used]))
 
 # %% ../nbs/01_data.ipynb #88eac639
 _HALVES = dict(train=False, training=False, test=True, testing=True) # folder -> does it hold test pictures?

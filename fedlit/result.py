@@ -236,6 +236,7 @@ def data_spec(
     said = dict(shape=list(task.x_train.shape[1:]), dtype=str(task.x_train.dtype).removeprefix('torch.'),
                 mean=task.mean and list(task.mean), std=task.std and list(task.std))
     if task.columns: said['columns'] = list(task.columns)
+    if task.texts: said['texts'] = task.texts
     if most := top_level(task.x_train): said['most'] = most
     more = {} if task.target == 'class' else dict(target=task.target)
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
@@ -267,7 +268,7 @@ def _asked(self:Run, x, task):
     "Samples as tensors, the function that normalises them, and the names of a table's columns."
     said = self.settings.get('input') if task is None else data_spec(task)['input']
     if not said: raise ValueError("the run does not say how its samples were normalised; pass task=, a Task that does")
-    x = samples('x', x, said.get('columns'))
+    x = samples('x', x, said.get('columns'), said.get('texts'))
     if list(x.shape[1:]) != said['shape'] and x.dtype != torch.int64:
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")
@@ -551,10 +552,13 @@ FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device'
 def _differ(theirs, ours):
     "The differences between two runs' settings, in words."
     other = differences(*(run.get('fingerprint', {}) for run in (theirs, ours)))
-    if not alike(theirs.get('input', here := ours.get('input')), here): other.append('another normalisation')
+    bare = lambda s: {k: v for k, v in (s or {}).items() if k != 'texts'} # which older files lack
+    if not alike(bare(theirs.get('input', here := ours.get('input'))), bare(here)):
+        other.append('another normalisation')
     return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 
+# %% ../nbs/18_result.ipynb #d27f9e81
 def resume(
     path,     # path of the checkpoint, or None
     method,   # a Method

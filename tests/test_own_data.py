@@ -259,6 +259,23 @@ def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
     assert torch.equal(run.predict(few), run.predict(x))
     with pytest.raises(ValueError, match="'kind_z', a column and a value"): run.predict(few.assign(kind='z'))
 
+def test_a_column_of_numbers_is_told_from_what_a_text_became(wards, tmp_path):
+    "Whatever their names: `kind_age` was no value of `kind`."
+    wards = wards.assign(kind_age=wards.age/7, kind_b_c=wards.age/9)
+    task = Task.from_table(wards, y='days', x=['kind', 'kind_age', 'kind_b_c'])
+    run = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 1, progress=False)
+    run.save(tmp_path/'run')
+    few = wards[wards.kind == 'b'].head(3)
+    for r in run, Run.load(tmp_path/'run'):
+        assert torch.equal(r.predict(few), run.predict(samples('x', few, task.columns, task.texts)))
+        for c in 'kind_age', 'kind_b_c', 'kind':
+            with pytest.raises(ValueError, match=f"x has the column '{c}.*' missing"): r.predict(few.drop(columns=c))
+    del run.settings['input']['texts']
+    run.save(tmp_path/'older') # goes on all the same
+    again = federate(build('mlp', task, seed=0), task, iid(task.strata(), 3), FedAvg(), 2, progress=False,
+                     checkpoint=tmp_path/'older')
+    assert len(again.history) == 2 and again.settings['input']['texts'] == task.texts
+
 @pytest.mark.parametrize('change, said', [
     (dict(kind=[None, 'a', 'b']), "x lacks a value in row 0 of column 'kind'"),
     (dict(age=[1., np.nan, 2.]), "x lacks a value in row 1 of column 'age'")])
