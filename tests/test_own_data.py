@@ -1,5 +1,5 @@
 "A table and a folder of one's own, in Python and on the command line."
-import json, numpy as np, pandas as pd, pytest, torch
+import json, numpy as np, pandas as pd, pytest, torch, warnings
 from PIL import Image
 from fedlit.cli import main
 from fedlit.data import Task, load, samples
@@ -68,6 +68,9 @@ def test_what_is_said_of_a_column(wards):
     (dict(y='clinic', owner='clinic'), "'clinic' is asked for twice"),
     (dict(y='days', x=[]), 'no column is left'),
     (dict(y=['kind', 'again']), "'kind' of y holds text"),
+    (dict(y=['late', 'again'], target='class'), "target='class' is for one column, but y names late, again"),
+    (dict(y='kind', target='numbers'), "target='numbers' is for numbers, but column 'kind' holds text"),
+    (dict(y='kind', target='labels'), "target='labels' is for numbers"),
     (dict(y='days', test=.999), 'leave some to train on')])
 def test_what_a_table_is_refused_for(wards, given, said):
     with pytest.raises(ValueError, match=said): Task.from_table(wards, **given)
@@ -248,6 +251,21 @@ def test_a_column_of_times_is_no_text(wards):
     for times in day, day.dt.tz_localize('UTC'), day - day.min():
         with pytest.raises(ValueError, match=r"'day' holds times.*\(frame\['day'\] - frame\['day'\].min\(\)\).dt.tot"):
             Task.from_table(wards.assign(day=times), y='days', x=['age', 'day'])
+
+@pytest.mark.parametrize('form', ['%Y-%m-%d', '%d.%m.%Y', '%m/%d/%Y %H:%M'])
+def test_a_column_of_dates_in_a_file_is_no_text_either(wards, form, tmp_path):
+    day = pd.Timestamp('2026-01-01') + pd.to_timedelta(wards.age % 28, 'D')
+    wards.assign(day=day.dt.strftime(form)).to_csv(tmp_path/'wards.csv', index=False)
+    with pytest.raises(ValueError, match="'day' holds dates as text"): Task.from_table(tmp_path/'wards.csv', y='days')
+
+def test_an_index_that_was_saved_with_a_table_is_noticed(wards, tmp_path):
+    path = tmp_path/'wards.CSV'
+    wards.query('age > 60').to_csv(path)
+    with pytest.warns(UserWarning, match="'Unnamed: 0' counts the rows"): Task.from_table(path, y='days')
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        Task.from_table(path, y='days', x=['age', 'kind'])
+    assert not fed('--data', path, '--y', 'late', '--clients', 3) # whatever the case of the ending
 
 def test_rows_of_a_later_day_are_read_as_the_first_were(wards):
     task = Task.from_table(wards, y='days', x=['age', 'kind', 'late'])

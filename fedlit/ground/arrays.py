@@ -66,6 +66,8 @@ def texts_of(frame):
     "The names of the columns that do not hold numbers, in a list."
     return [c for c, t in zip(frame.columns, frame.dtypes) if getattr(t, "kind", "O") not in "biuf"]
 
+_DATE = r"(\d{4}[-/.]\d\d?[-/.]\d\d?|\d\d?[-/.]\d\d?[-/.]\d{4})\b"
+
 def in_numbers(frame):
     "The frame in float32: numbers as they are, and a column of 0 and 1 for each text."
     import pandas as pd
@@ -73,12 +75,16 @@ def in_numbers(frame):
         if getattr(frame[c].dtype, "kind", "O") in "mM":
             raise ValueError(f"column {c!r} holds times; make numbers of them, such as days: "
                              f"(frame[{c!r}] - frame[{c!r}].min()).dt.total_seconds() / 86400")
+        if frame[c].astype(str).str.match(_DATE).all():
+            raise ValueError(f"column {c!r} holds dates as text; make times of them, pd.to_datetime(frame[{c!r}]), and "
+                             "numbers of these, such as days; or x= names the columns to use")
         if pd.to_numeric(frame[c], errors="coerce").notna().all():
             raise ValueError(f"column {c!r} holds numbers as text; make numbers of it: pd.to_numeric(frame[{c!r}])")
         if (many := frame[c].nunique()) > 100:
             raise ValueError(f"column {c!r} holds {many} different texts; x= names the columns to use")
     return pd.get_dummies(frame, columns=texts_of(frame), dtype="float32").astype("float32")
 
+# %% ../../nbs/ground/arrays.ipynb #58fd9ec4
 def check_digits(frame):
     "Refuse a column of numbers that float32 moves by more than a thousandth of the column's range."
     for c in [c for c in frame.columns if c not in texts_of(frame)]:

@@ -11,6 +11,7 @@ import numpy as np, torch
 from pathlib import Path
 from .arrays import eight_bits, planes, texts_of, to_tensor
 from .files import unharmed
+from .messages import warn
 
 # %% ../../nbs/ground/columns.ipynb #19d8e6ef
 def coded(columns):
@@ -31,7 +32,7 @@ def read_table(data):
     with unharmed(Path(data)): return getattr(pd, _TABLES[kind])(data)
 
 def check_columns(frame, columns):
-    "Refuse columns that the table lacks or that are named twice, and columns with missing or infinite values."
+    "Refuse columns that the table lacks or that are named twice, and those with missing values or infinity."
     for c in columns:
         if c not in frame.columns:
             raise ValueError(f"the table has no column {c!r}; there are {', '.join(map(str, frame.columns))[:300]}")
@@ -39,10 +40,18 @@ def check_columns(frame, columns):
         if n := int(frame[c].isna().sum()):
             raise ValueError(f"column {c!r} lacks a value in {n} of {len(frame)} rows; fill them, or leave them out")
         if frame[c].dtype.kind == "f" and np.isinf(frame[c]).any(): raise ValueError(f"column {c!r} holds infinity")
+        if str(c).startswith("Unnamed:") and frame[c].dtype.kind == "i" and frame[c].is_monotonic_increasing:
+            warn(f"column {c!r} counts the rows, like an index that was saved with the table; "
+                 "x= names the columns to use, and pandas saves none with index=False")
 
 # %% ../../nbs/ground/columns.ipynb #f9dcf093
 def targets_of(frame, y, target):
     "The targets in a table, the names of their classes or columns, and the kind of target."
+    if isinstance(y, (list, tuple)) and target == "class":
+        raise ValueError(f"target='class' is for one column, but y names {', '.join(map(str, y))}; "
+                         "columns of 0 and 1 are target='labels', quantities 'numbers'")
+    if not isinstance(y, (list, tuple)) and target in ("numbers", "labels") and y in texts_of(frame):
+        raise ValueError(f"target={target!r} is for numbers, but column {y!r} holds text; target='class' is for it")
     if isinstance(y, (list, tuple)):
         if odd := [c for c in texts_of(frame) if c in y]: raise ValueError(f"column {odd[0]!r} of y holds text")
         values = torch.tensor(frame[list(y)].to_numpy("float32"))
