@@ -241,7 +241,7 @@ def _spelt(option, text, names):
     return match_name(name, names, f"value of --{option.replace('_', '-')}") + paren + more
 
 # %% ../nbs/cli.ipynb #fc8ef294
-def _is_own(data): return os.path.isdir(data) or data.endswith(('.csv', '.tsv', '.parquet')) # a table or a folder
+def _is_own(data): return os.path.isdir(data) or data.lower().endswith(('.csv', '.tsv', '.parquet')) # table or folder
 
 TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
              epochs='a number or an amount such as Between(2, 5)',
