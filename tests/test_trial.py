@@ -208,6 +208,13 @@ def test_a_token_beyond_the_vocabulary_is_named(token, where):
         with pytest.raises(ValueError, match=f'sample 41 of {where} holds .*{token}.* which Bag cannot take'):
             federate(Bag(), task, SITES, FedAvg(), 1, executor=executor, progress=False, device='cpu')
 
+def test_a_token_beyond_the_vocabulary_in_the_first_sample_is_one_too():
+    x = TOKENS.clone()
+    x[0, 3] = 100
+    task = Task('words', x, WORDS.y_train, TOKENS, WORDS.y_train, classes=2)
+    with pytest.raises(ValueError, match='Bag cannot take .* they hold 0 to 100, and an Embedding takes 0 up to'):
+        federate(Bag(), task, SITES, FedAvg(), 1, progress=False, device='cpu')
+
 def test_a_column_of_its_own_vocabulary():
     "Position by position: 7 is a word of the first column, and none of the second."
     class Columns(nn.Module):

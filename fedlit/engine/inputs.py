@@ -104,6 +104,8 @@ def check_hooks(model): # network
                              "and change gradients in a method of yours, in its hook `grad`")
 
 # %% ../../nbs/engine/inputs.ipynb #e206bd6f
+_TAKES = 'an Embedding takes 0 up to its num_embeddings - 1'
+
 def probe_forward(model, x, train=False):
     "`model`'s features and logits of the samples `x`, without side effects; ValueError says why it cannot take them."
     name, x_is = type(model).__name__, f'{str(x.dtype)[6:]} {tuple(x.shape[1:])}'
@@ -119,7 +121,9 @@ def probe_forward(model, x, train=False):
         if odd and x.is_floating_point():
             raise ValueError(f"{name} computes in {' and '.join(sorted(odd))}, but the samples are float32; "
                              "pass model.float(), and precision= for faster products") from e
-        if x.dtype == torch.int64:
+        if x.dtype == torch.int64 and 'Embedding' in repr(net):
+            hint = f'{first_line(e)}; they hold {x.min()} to {x.max()}, and {_TAKES}'
+        elif x.dtype == torch.int64:
             hint = 'tokens are for a network that begins with an nn.Embedding; a table of numbers is x.float()'
         elif 'Int' in str(e) and 'Embedding' in repr(net):
             hint = 'an Embedding wants tokens: whole numbers, x.long()'
@@ -214,8 +218,7 @@ def check_extremes(model, task):
         for i in ends:
             if e := attempt(run, [i, i])[1]:
                 raise ValueError(f"sample {i} of {name} holds {wide[i].min().item()} to {wide[i].max().item()}, which "
-                                 f"{type(model).__name__} cannot take ({first_line(e)}); an Embedding takes 0 up to "
-                                 "its num_embeddings - 1") from e
+                                 f"{type(model).__name__} cannot take ({first_line(e)}); {_TAKES}") from e
 
 # %% ../../nbs/engine/inputs.ipynb #f5c057a5
 _MUCH = 10**7 # bytes of one array that are read
