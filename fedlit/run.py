@@ -489,6 +489,9 @@ def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is 
         columns, mine = getattr(self.task, 'columns', None), self.federation.clients[k]
         if odd := first_nonfinite('x_train', self.task.x_train, mine, columns):
             return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
+        if self.task.target == 'dense' and (self.task.y_train[mine].flatten(1) < 0).all(1).any():
+            return (f'client {k} has samples without any label, and over a batch of these alone the mean of a '
+                    'criterion is NaN; leave them out, or let it divide a sum by the number of labels, at least 1')
     if p := next((p for p in self.federation.method.parts if p.protects and getattr(p, 'noise', 0)), None):
         return (f"{p.name} may add too much noise: less noise, a smaller clip or more {p.protects} at once would help; "
                 f"if not, {UNIT}")

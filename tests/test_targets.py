@@ -270,6 +270,14 @@ def test_a_criterion_that_ignores_minus_100_hears_of_minus_1():
         with pytest.raises(ValueError, match='places below zero become -1: ignore_index=-1$'):
             trained(task_of('dense'), criterion=known)
 
+def test_a_batch_without_any_label_is_named_as_the_cause():
+    y = (IMAGES[:, 0] > .5).long()
+    y[:8] = -1 # eight pictures that nobody has labelled
+    task = Task('places', IMAGES[:100], y[:100], IMAGES[100:], y[100:], classes=3, target='dense')
+    with pytest.raises(FloatingPointError, match="client 0 has samples without any label, and over a batch of these"):
+        federate(PerPixel(), task, [torch.arange(8), torch.arange(8, 100)], FedAvg(), 1, progress=False,
+                 criterion=nn.CrossEntropyLoss(ignore_index=-1))
+
 def test_networks_of_their_own():
     task = task_of('numbers')
     small, large = (build('mlp', task, seed=0, hidden=(h,)) for h in (8, 16))
