@@ -9,9 +9,10 @@ APP = Path(__file__).parents[1]/'examples'/'flower'
 sys.path.insert(0, str(APP))
 import deploy, prepare, tomllib
 from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from torch import nn
 from safetensors.torch import load_file, save_file
 import fedlit.flower as ff
-from fedlit.data import load
+from fedlit.data import Task, load
 from fedlit.models import build, freeze
 from fedlit.parse import local as local_of, value
 from fedlit.partition import dirichlet
@@ -66,6 +67,31 @@ def test_the_same_model_as_the_simulation(home, text):
                 assert np.allclose(context.state[last][leaf].numpy(), v.numpy(), atol=1e-6), leaf
     assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
                if hasattr(v, 'written'))
+
+class Bag(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.e, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
+    def forward(self, x):
+        h = self.e(x).mean(1)
+        return h, self.head(h)
+
+def bag(name, task, seed=0, **options):
+    torch.manual_seed(seed)
+    return Bag()
+
+def test_tokens_train_as_in_the_simulation():
+    x, y = torch.randint(0, 20, (40, 5)), torch.arange(40) % 2
+    config = {'method': 'FedAvg()', 'clients': 2, 'rounds': 1, 'task.shape': '(5,)', 'task.classes': 2,
+              'task.dtype': 'int64', 'model.name': 'bag'}
+    data = lambda context: tuple(v[context.node_config['partition-id']::2] for v in (x, y))
+    run = ff.serve(ff.Rehearsal(ff.client_app(data=data, network=bag), config, SITES[:2]), ff.read_plan(config, bag))
+    plan = ff.read_plan(config, bag)
+    other = federate(plan.model, Task('t', x, y, x, y, 2), [torch.arange(k, 40, 2) for k in range(2)], plan.method, 1,
+                     plan.local, executor='loop', progress=False)
+    assert all(torch.allclose(run.state.params[k], v, atol=1e-6) for k, v in other.state.params.items())
+    with pytest.raises(ValueError, match="task.dtype='bool', but it must be 'int64' for tokens"):
+        ff.read_plan({**config, 'task.dtype': 'bool'}, bag)
 
 def dropping(name, task, seed, **options):
     "A network with dropout."

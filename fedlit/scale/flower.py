@@ -144,7 +144,9 @@ def read_plan(
         raise ValueError(f"the run config has {min(odd)!r}, which is none of {', '.join(AGREED)}")
     if gone := [k for k in ('method', 'clients', 'task.shape', 'task.classes', 'model.name') if k not in config]:
         raise ValueError(f"the run config lacks {', '.join(gone)}")
-    x, y = torch.empty(0, *seen.pop('shape')), _targets(0, **seen)
+    if (kind := seen.pop('dtype', 'float32')) not in ('float32', 'int64'):
+        raise ValueError(f"task.dtype={kind!r}, but it must be 'int64' for tokens, or 'float32' for anything else")
+    x, y = torch.empty(0, *seen.pop('shape'), dtype=getattr(torch, kind)), _targets(0, **seen)
     task = Task(seen.pop('name', 'sites'), x, y, x, y, **seen)
     if allowed is not None: _modest(network, net, task, read_local(**part('local.')), *allowed)
     read = dict(method=parse(own['method']), clients=range(own['clients']),
@@ -346,7 +348,8 @@ def quoted(
 
 def blank(plan, state):
     "A client's result on two samples of zeros: the names, types and shapes that answers must have."
-    x, y = torch.zeros(1, 1, 2, *plan.task.x_train.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
+    like = plan.task.x_train
+    x, y = like.new_zeros(1, 1, 2, *like.shape[1:]), torch.zeros(1, 1, 2, dtype=torch.long)
     return local_phase(Broadcast(plan.method, plan.model, state, plan.local), [0], Batches(x, y),
                        _executor(plan.method))
 
@@ -561,7 +564,8 @@ def _row(plan, state, test, good, who, metrics=None):
 # %% ../../nbs/scale/flower.ipynb #fltrycod
 def _try_out(plan, metrics):
     "Refuse and warn as `federate` does before its first round; returns the test samples, or None."
-    x = torch.rand(32, *plan.task.x_train.shape[1:], generator=torch.Generator().manual_seed(0))
+    like = plan.task.x_train
+    x = torch.rand(32, *like.shape[1:], generator=torch.Generator().manual_seed(0)).to(like.dtype) # of tokens, zeros
     y = _targets(32, plan.task.classes, plan.task.target)
     test = load_file(plan.test) if plan.test else dict(x=x[16:], y=y[16:])
     if {'x', 'y'} - test.keys():
