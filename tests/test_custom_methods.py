@@ -57,7 +57,7 @@ def test_helpers_are_private_or_declared():
 def one(hook, signature, answer, **others):
     body = ''.join(f'    def {h}(self, {s}): return {a}\n'
                    for h, (s, a) in {hook: (signature, answer), **others}.items())
-    space = dict(Method=Method, torch=torch)
+    space = dict(Method=Method, torch=torch, w=torch.ones((), requires_grad=True))
     exec(f'class Mine(Method):\n{body}', space)
     return space['Mine']()
 
@@ -117,6 +117,23 @@ def test_a_buffer_keeps_its_shape_and_kind_of_numbers(executor, made, answer, sa
     start = 'params', f'params, {{}}, {{}}, dict(ema={made})'
     with pytest.raises(TypeError, match=f'Mine.loss returned {said}'):
         go(one('loss', 'features', f'(0., dict(ema={answer}))', init=start), executor=executor)
+
+@pytest.mark.parametrize('hook, signature, answer', [
+    ('init', 'params', '{k: torch.nn.Parameter(v) for k, v in params.items()}, dict(ema=w.exp()), {}'),
+    ('begin', 'params, client', '{k: v.requires_grad_() for k, v in params.items()}, client'),
+    ('grad', 'grads', '{k: w*v for k, v in grads.items()}'),
+    ('done', 'client', 'client, dict(n=w.exp())'),
+    ('send', 'delta, client', '{k: w*v for k, v in delta.items()}, client, dict(seen=w.exp())'),
+    ('weigh', 'weights', 'w*weights'),
+    ('combine', 'deltas, weights', '{k: w*v for k, v in deltas.items()}, weights'),
+    ('merge', 'delta, server', '{k: w*v for k, v in delta.items()}, {k: w*v for k, v in server.items()}')])
+def test_no_graph_outlives_a_hook(hook, signature, answer):
+    others = {} if hook == 'init' else dict(init=(
+        'params', 'params, dict(ema=torch.zeros(())), dict(n=torch.zeros(())), dict(seen=torch.zeros(()))'))
+    if hook == 'done': others['merge'] = 'delta, server, uploads', 'delta, dict(ema=server["ema"] + uploads["n"].sum())'
+    state = go(one(hook, signature, answer, **others)).state
+    trees = state.params, state.buffers, *state.server.values()
+    assert not any(v.requires_grad for tree in trees for v in tree.values())
 
 # Files
 
