@@ -142,7 +142,8 @@ offers(
     others=('part -> tree', 'what other parts of the method send besides `delta`'),
     deltas=('tree of (K, ...)', 'the change of the averaged tensors at each client, stacked'),
     trained=('tree of (K, ...)', "the parameters and buffers that the clients sent, stacked"),
-    data=('(n, ...), (n,)', "all of the client's samples and labels"),
+    data=('(n, ...), (n,)', "all of the client's samples and labels; while it trains those of one epoch, without a "
+                            "batch that the epoch leaves out"),
     peers=('function', "of inputs (M, ...): the logits (K', M, classes) of the round's clients with other "
                        'networks; offered only if there are any, so ask for `peers=None`'),
     peer_uploads=('tree of (K\', ...)', "what this part's clients among them sent besides `delta`"))
