@@ -393,7 +393,7 @@ def send(self:Cohort, out):
         new = self.apply(lambda offer: sent_by(method, {**offer, 'model': self.sent.model}),
                          **{k: out[k] for k in ('params', 'buffers', 'mask')},
                          mine={**self.mine, 'client': out['client']}, others=out['uploads'])
-    new['buffers'] = as_sent(method, out['buffers'], new['buffers'])
+    new['buffers'] = as_sent(method, out['buffers'], new['buffers'], self.received)
     return dict(out, **new)
 
 # %% ../nbs/09_cohort.ipynb #14e9adb1
@@ -416,12 +416,14 @@ def sent_by(
 
 # %% ../nbs/09_cohort.ipynb #5064a899
 def as_sent(
-    method,  # a Method
-    trained, # name -> (K, ...), buffers after training
-    instead, # name -> (K, ...), the `send` hooks' replacements for some of them
-):           # name -> (K, ...)
+    method,   # a Method
+    trained,  # name -> (K, ...), buffers after training
+    instead,  # name -> (K, ...), the `send` hooks' replacements for some of them
+    received, # name -> (...) or (K, ...), buffers before training
+):            # name -> (K, ...)
     "The buffers that leave the clients; a warning names the first that changed but is not sent."
-    moved = torch.stack([(v != trained[k]).any() for k, v in instead.items()]).tolist() if instead else []
+    still = [(v == received[k]).all() & (v != trained[k]).any() for k, v in instead.items()]
+    moved = torch.stack(still).tolist() if still else []
     if lost := [k for k, far in zip(instead, moved) if far]: # one wait for a device
         more = f' and {len(lost) - 1} more' if lost[1:] else ''
         warn(f"{lost[0]!r}{more} changed while clients trained; {method!r} sends nothing of that, "

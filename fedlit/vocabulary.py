@@ -20,6 +20,7 @@ class Hook:
     example: str    # name of a method that overrides it, and what for
     returns: Answer # checks what it returns
     asks: str = ''  # names that it may ask for besides those offered to all hooks in its place, separated by spaces
+    flows: bool = False # does a gradient flow through what it returns?
 
 # %% ../nbs/04_vocabulary.ipynb #vochook2
 HOOKS = dict( # name -> Hook, in the order of a round
@@ -36,14 +37,15 @@ HOOKS.update(
                       are_dicts(2, 3), like='params', memory=1, buffers=2), 'forward data'),
     mask=Hook('client', 'begins, takes its part', 'HeteroFL trains the first part of each layer',
               Answer('a dictionary', is_dict), 'step forward data'),
-    use=Hook('step', 'forward pass', 'FedDecomp adds $BA$ to $W$', Answer('a dictionary', is_dict), 'train'),
+    use=Hook('step', 'forward pass', 'FedDecomp adds $BA$ to $W$', Answer('a dictionary', is_dict), 'train',
+             flows=True),
     output=Hook('step', 'forward pass', 'MaskedCE fills in the logits of absent classes',
-                Answer('a tensor', is_tensor), 'y valid features logits frozen forward'),
+                Answer('a tensor', is_tensor), 'y valid features logits frozen forward', flows=True),
     frozen=Hook('step', 'networks that stand still', 'MOON evaluates the global and the previous network',
                 Answer('a dictionary', is_dict), 'forward'),
     loss=Hook('step', 'objective, gradient', 'FedDecorr decorrelates the features',
               Answer('a number or a tensor without dimensions, and perhaps a dictionary of buffers',
-                     or_buffers(is_scalar), buffers=1), 'y valid features logits frozen forward'),
+                     or_buffers(is_scalar), buffers=1), 'y valid features logits frozen forward', flows=True),
     grad=Hook('step', 'objective, gradient', 'SCAFFOLD adds $c - c_k$',
               Answer('a dictionary with the names of `grads`, and perhaps one of buffers',
                      or_buffers(is_dict), like='grads', buffers=1), 'y valid forward grads objective'),
@@ -68,7 +70,7 @@ HOOKS.update(
                 Answer('a dictionary', is_dict), 'buffers forward clients generator data'),
     predict=Hook('between', 'between rounds, uses its network', 'FedProto finds the nearest prototype',
                  Answer('logits, a tensor of the shape of `logits`; for probabilities, their logarithm', is_logits),
-                 'buffers forward clients generator data x features logits'))
+                 'buffers forward clients generator data x features logits', flows=True))
 
 # %% ../nbs/04_vocabulary.ipynb #vochooka
 def hooks_at(
@@ -140,7 +142,8 @@ offers(
     others=('part -> tree', 'what other parts of the method send besides `delta`'),
     deltas=('tree of (K, ...)', 'the change of the averaged tensors at each client, stacked'),
     trained=('tree of (K, ...)', "the parameters and buffers that the clients sent, stacked"),
-    data=('(n, ...), (n,)', "all of the client's samples and labels"),
+    data=('(n, ...), (n,)', "all of the client's samples and labels; while it trains those of one epoch, without a "
+                            "batch that the epoch leaves out"),
     peers=('function', "of inputs (M, ...): the logits (K', M, classes) of the round's clients with other "
                        'networks; offered only if there are any, so ask for `peers=None`'),
     peer_uploads=('tree of (K\', ...)', "what this part's clients among them sent besides `delta`"))

@@ -6,6 +6,7 @@ from fedlit.batches import batches_of
 from fedlit.local import Local
 from fedlit.cohort import Broadcast, Cohort
 from fedlit.data import load
+from fedlit.engine.frozen import FrozenCohort
 from fedlit.engine.ragged import RaggedCohort, can_pad
 from fedlit.ground.stacks import masked_batchnorm, stacked
 from fedlit.ground.tape import Tapes
@@ -76,6 +77,26 @@ def test_a_client_draws_the_same_in_every_company():
         out = local_phase(Broadcast(Noisy(), network, sent.state, local), who, data, 'vmap')
         return {k: v[who.index(1)] for k, v in out['params'].items()}
     assert apart(end([1]), end([3, 1, 0])) < 1e-5
+
+class Trains(Method):
+    "Its frozen network is in training mode, where BatchNorm looks across the batch."
+    def frozen(self, forward, received, x):
+        own = {k: v + (0*x.sum()).to(v.dtype) for k, v in received.items()} # vmap lets nobody write to what all share
+        return dict(z=forward(received, own, x)[0])
+    def loss(self, features, frozen): return (features - frozen['z']).square().mean()
+
+class Follows(Trains):
+    "Its frozen network is the one that trains."
+    def frozen(self, forward, params, buffers, x): return dict(z=forward(params, buffers, x, train=False)[0])
+
+@pytest.mark.parametrize('m', [Trains(), Follows()], ids=repr)
+def test_outputs_that_depend_on_the_batch_or_the_step_are_not_computed_beforehand(m):
+    network, local = net(norm='batch'), Local(epochs=2, batch_size=16, lr=.01)
+    sent = Broadcast(m, network, start(m, network, 4), local)
+    data = batches_of(TASK, CLIENTS, WHO, local, min_batch=2)
+    ends = [cohort(sent, [1], data.of([1])).train()['params'] for cohort in (Cohort, FrozenCohort)]
+    assert apart(*ends) == 0
+    assert apart(*(local_phase(sent, WHO, data, executor)['params'] for executor in ('loop', 'vmap'))) < 1e-4
 
 class LateNoise(Method):
     "Draws in later steps only."

@@ -57,7 +57,7 @@ def test_helpers_are_private_or_declared():
 def one(hook, signature, answer, **others):
     body = ''.join(f'    def {h}(self, {s}): return {a}\n'
                    for h, (s, a) in {hook: (signature, answer), **others}.items())
-    space = dict(Method=Method, torch=torch)
+    space = dict(Method=Method, torch=torch, w=torch.ones((), requires_grad=True))
     exec(f'class Mine(Method):\n{body}', space)
     return space['Mine']()
 
@@ -91,6 +91,49 @@ def one(hook, signature, answer, **others):
 def test_wrong_answers_are_told_in_one_sentence(executor, hook, signature, answer, said):
     with pytest.raises((TypeError, ValueError), match=said):
         go(one(hook, signature or '*, round', answer), executor=executor)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('hook, made, answer, said', [
+    ('done', 'rate=torch.tensor(1)', 'dict(rate=client["rate"]*.9), {}',
+     r'Mine.done returned float32 of shape \(\) as rate, but `init` made int64 of shape \(\)'),
+    ('begin', 'v=torch.zeros(4)', 'params, dict(v=client["v"].mean())',
+     r'Mine.begin returned float32 of shape \(\) as v, but `init` made float32 of shape \(4,\)'),
+    ('done', 'v=dict(a=torch.zeros(3))', 'dict(v=dict(**client["v"], b=client["v"]["a"])), {}',
+     r'Mine.done returned float32 of shape \(3,\) as v/b, but `init` made nothing'),
+    ('send', 'v=dict(a=torch.zeros(3))', 'delta, dict(v={})',
+     r'Mine.send returned nothing as v/a, but `init` made float32 of shape \(3,\)'),
+    ('done', 'v=torch.zeros(3)', 'dict(v=client), {}',
+     r'Mine.done returned nothing as v, but `init` made float32 of shape \(3,\)')])
+def test_a_memory_keeps_its_names_shapes_and_kinds_of_numbers(executor, hook, made, answer, said):
+    signature = ', '.join(['client', *['params']*(hook == 'begin'), *['delta']*(hook == 'send')])
+    with pytest.raises(TypeError, match=said):
+        go(one(hook, signature, answer, init=('params', f'params, {{}}, dict({made})')), executor=executor)
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('made, answer, said', [
+    ('torch.tensor(0)', 'features.mean()', r'float32 of shape \(\) as ema, but the buffer is int64 of shape \(\)'),
+    ('torch.zeros(9)', 'features.mean()', r'float32 of shape \(\) as ema, but the buffer is float32 of shape \(9,\)')])
+def test_a_buffer_keeps_its_shape_and_kind_of_numbers(executor, made, answer, said):
+    start = 'params', f'params, {{}}, {{}}, dict(ema={made})'
+    with pytest.raises(TypeError, match=f'Mine.loss returned {said}'):
+        go(one('loss', 'features', f'(0., dict(ema={answer}))', init=start), executor=executor)
+
+@pytest.mark.parametrize('hook, signature, answer', [
+    ('init', 'params', '{k: torch.nn.Parameter(v) for k, v in params.items()}, dict(ema=w.exp()), {}'),
+    ('begin', 'params, client', '{k: v.requires_grad_() for k, v in params.items()}, client'),
+    ('grad', 'grads', '{k: w*v for k, v in grads.items()}'),
+    ('done', 'client', 'client, dict(n=w.exp())'),
+    ('send', 'delta, client', '{k: w*v for k, v in delta.items()}, client, dict(seen=w.exp())'),
+    ('weigh', 'weights', 'w*weights'),
+    ('combine', 'deltas, weights', '{k: w*v for k, v in deltas.items()}, weights'),
+    ('merge', 'delta, server', '{k: w*v for k, v in delta.items()}, {k: w*v for k, v in server.items()}')])
+def test_no_graph_outlives_a_hook(hook, signature, answer):
+    others = {} if hook == 'init' else dict(init=(
+        'params', 'params, dict(ema=torch.zeros(())), dict(n=torch.zeros(())), dict(seen=torch.zeros(()))'))
+    if hook == 'done': others['merge'] = 'delta, server, uploads', 'delta, dict(ema=server["ema"] + uploads["n"].sum())'
+    state = go(one(hook, signature, answer, **others)).state
+    trees = state.params, state.buffers, *state.server.values()
+    assert not any(v.requires_grad for tree in trees for v in tree.values())
 
 # Files
 

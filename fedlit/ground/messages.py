@@ -225,27 +225,42 @@ def _other_memory(values, place, offer):
     if place is None: return ''
     if odd := _no_tensor(values[place]): return odd
     new, old = sorted(values[place]), sorted(offer.get('client', {}))
-    if new == old: return ''
+    if new == old: return _misfit(values[place], offer.get('client', {}), '`init` made')
     remedy = ("begin with `client`, the memory that it was given" if set(new) < set(old) else
               f"let init(self, params) return params, {{}}, dict({', '.join(f'{k}=...' for k in new)})")
     return f"a memory with {', '.join(new) or 'nothing in it'}, but `init` made {', '.join(old) or 'none'}; {remedy}"
 
 def _no_buffers(values, place, offer):
     new = {} if place is None or len(values) <= place else values[place]
-    odd = sorted(set(new) - set(offer.get('buffers', new)))
-    return f"the buffer {odd[0]}, which is not there; `init` may return it, as a fourth dictionary" if odd else ''
+    old = offer.get('buffers', new)
+    if odd := sorted(set(new) - set(old)):
+        return f"the buffer {odd[0]}, which is not there; `init` may return it, as a fourth dictionary"
+    return _misfit(new, {k: old[k] for k in new}, 'the buffer is') if new else ''
 
 # %% ../../nbs/ground/messages.ipynb #msgans06
-def _no_tensor(tree, path=''):
+def _flat(tree, path=''):
+    "The leaves of a tree of dictionaries by their path."
+    each = [_flat(v, f'{path}{k}/') if isinstance(v, dict) else {f'{path}{k}': v} for k, v in tree.items()]
+    return {k: v for part in each for k, v in part.items()}
+
+def _no_tensor(tree):
     "The first leaf of a tree of dictionaries that is not a tensor, in words; '' if there is none."
-    for k, v in tree.items():
-        said = _no_tensor(v, f'{path}{k}/') if isinstance(v, dict) else '' if hasattr(v, 'shape') else (
-            f"{v!r:.60} as {path}{k}, but what is remembered or sent must be a tensor, such as torch.tensor(0.)")
-        if said: return said
-    return ''
+    return next((f"{v!r:.60} as {k}, but what is remembered or sent must be a tensor, such as torch.tensor(0.)"
+                 for k, v in _flat(tree).items() if not hasattr(v, 'shape')), '')
+
+def _room(v): return f"{str(v.dtype).removeprefix('torch.')} of shape {tuple(v.shape)}" if v is not None else 'nothing'
+
+def _misfit(new, old, made):
+    "The first leaf of `new` that has no place in `old`, or would be rounded or repeated there; '' if there is none."
+    from torch import can_cast
+    new, old = _flat(new), _flat(old)
+    def fits(k): return k in new and k in old and new[k].shape == old[k].shape and can_cast(new[k].dtype, old[k].dtype)
+    odd = sorted(k for k in {*new, *old} if not fits(k))
+    return f"{_room(new.get(odd[0]))} as {odd[0]}, but {made} {_room(old.get(odd[0]))}" if odd else ''
 
 def _no_tensors(values, places): return next(filter(None, (_no_tensor(values[i]) for i in places if values[i:])), '')
 
+# %% ../../nbs/ground/messages.ipynb #msgans07
 def other_rows(out, offer):
     "Say which of the deltas does not have one row per weight; '' if all do."
     deltas, weights = out

@@ -674,13 +674,25 @@ def test_dp_refuses_a_part_whose_buffer_it_would_hold_still(m, add):
 
 @pytest.mark.parametrize('moved', [[], ['b3'], ['b0', 'b3', 'b5']])
 def test_however_many_buffers_there_are_a_device_is_waited_for_once(moved):
-    trained = {f'b{k}': torch.ones(2, 3) for k in range(6)}
+    before = {f'b{k}': torch.ones(3) for k in range(6)}
+    trained = {k: v.expand(2, 3)*(1 + (k in moved)) for k, v in before.items()}
     with warnings.catch_warnings(record=True) as said, Waits() as waits:
         warnings.simplefilter('always')
-        sent = as_sent(DP(), trained, {k: v*(1 + (k in moved)) for k, v in trained.items()})
+        sent = as_sent(DP(), trained, {k: v.expand(2, 3) for k, v in before.items()}, before)
     assert waits.count <= 1 and sent.keys() == trained.keys()
     assert [w.message.args[0].split(' changed')[0] for w in said] == [
         f"'{k}'" + f' and {len(moved) - 1} more'*(len(moved) > 1) for k in moved[:1]]
+
+class Halves(Method):
+    "Sends half of the change of the running means."
+    def send(self, delta, client, received, buffers):
+        means = {k: v for k, v in buffers.items() if k.endswith('mean')}
+        return delta, client, {k: (v + received[k])/2 for k, v in means.items()}
+
+def test_buffers_that_are_sent_changed_are_not_said_to_stand_still():
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        laws.train(Halves(), laws.small(), rounds=1)
 
 class Waits(TorchDispatchMode):
     "Counts what makes the host wait for a device."
