@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
 from .ground.draws import Seeded
 from .method import ask, asks_for, overrides, part_view, part_names, replaces, through, wants
-from .state import State, pure
+from .state import State, pure, without_tensors
 from .ground.tree import finest, rows, tmap
 from .ground.table import written
 from .vocabulary import BETWEEN, SERVER
@@ -221,13 +221,15 @@ def _between(state, client, given):
                 buffers=mine(state.buffers), server=state.server, fixed=state.fixed, round=state.round,
                 clients=state.clients, generator=torch.Generator())
 
-def _own_network(method, state, offer):
+def _own_network(method, state, offer, use): # use: function (params, buffers, train) -> params of a forward pass
     "Apply the `deploy` hooks to the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
         if asks_for(method, 'deploy', need) and need not in offer:
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
     with Seeded(('deploy', state.seed, state.round, offer['number'])): new = through(method, 'deploy', 'params', offer)
-    buffers = offer['buffers']
+    buffers, seen = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
+    if offer['params'].keys() - new.keys() and (gone := seen(offer['params']) - seen(new)):
+        raise TypeError(without_tensors(gone, f'`deploy` of {method!r} returned'))
     return dict(offer, params={k: v for k, v in new.items() if k not in buffers},
                 buffers={k: new.get(k, v) for k, v in buffers.items()})
 
@@ -246,7 +248,7 @@ def deploy_network(
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
     offer = _between(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
                                          number=client))
-    if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer)
+    if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer, use)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):
         with Seeded(('predict', state.seed, state.round, *(() if client is None else (client,)))):
