@@ -186,6 +186,9 @@ def _fit_to(one): # a tensor of the network
     return lambda v: v.to(one.device, double.get(v.dtype, v.dtype))
 
 # %% ../nbs/07_state.ipynb #cfc9b79c
+def _turn(named): # named: the name of a part, and the part
+    return bool(named[1].protects), not overrides(named[1], 'use')
+
 def _check_names(name, before, now, added): # added: tensor -> the earlier part that added it
     "Refuse a part whose `init` takes away what an earlier part builds on; returns the names that are there `now`."
     if gone := [(k, new) for k in sorted(before - now) for new in added if k in new]:
@@ -209,7 +212,7 @@ def start(
     kept, kept_whole = homes(method, model, statistics)
     fit, store = _fit_to(next(iter({**params, **fixed}.values()))), Store()
     names, added = {*params, *buffers}, {}
-    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not overrides(np[1], 'use')):
+    for name, part in sorted(zip(part_names(method), method.parts), key=_turn):
         with Seeded(('init', seed)):
             params, server[name], client[name], *more = map(partial(tmap, fit), ask(part.init, dict(
                 params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
