@@ -178,10 +178,10 @@ def _combined(method, state, out, offer, q):
     often = torch.where(p > 0, q/p, 1.) # factor by which `weigh` stretches each client's step
     stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
     deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
-    weights, mask = p, rows(out['mask'], slice(None))
+    weights, mask, drawn = p, rows(out['mask'], slice(None)), Seeded(('combine', state.seed, state.round))
     for name, part in zip(part_names(method), method.parts):
         if not overrides(part, 'combine'): continue
-        with Seeded(('combine', state.seed, state.round)):
+        with drawn:
             deltas, weights = ask(part.combine, part_view(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
         if len(weights) != len(p): mask = {} # rows are no longer clients
     counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
@@ -191,20 +191,32 @@ def _combined(method, state, out, offer, q):
     return {k: _mean(**v) for k, v in moved.items()}
 
 
+# %% ../nbs/10_server.ipynb #athome01
+def _at_home(part, home, new): # home: name -> (K, ...), the tensors that stay at home
+    "What `merge` gives back to the clients, `new`; a TypeError if it is not theirs to keep."
+    for k, v in new.items():
+        if k not in home:
+            raise TypeError(f"{part.merge.__qualname__} returned {k} for the clients, which does not stay with them; "
+                            "`keep` says what does")
+        if (shape := tuple(getattr(v, 'shape', ()))) != (right := tuple(home[k].shape)):
+            raise TypeError(f"{part.merge.__qualname__} returned {k} of shape {shape} for the clients, "
+                            f"but it must be {right}, a row for each of them")
+    return new
+
 # %% ../nbs/10_server.ipynb #5b25c566
 def _merged(method, state, who, out, offer, moved):
     "The state after the `merge` hooks; `moved` is the average change of every tensor that is averaged."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     delta = {k: d.to(sent[k]) for k, d in moved.items() if sent[k].is_floating_point()}
-    server, home = {}, {k: trained[k] for k in state.personal}
+    server, home, drawn = {}, {k: trained[k] for k in state.personal}, Seeded(('merge', state.seed, state.round))
     for name, part in zip(part_names(method), method.parts):
         if not who and not meets(part): # there is nothing for it to act on
             server[name] = state.server[name]
             continue
         ends = rows({**trained, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
-        with Seeded(('merge', state.seed, state.round)):
-            delta, server[name], *more = ask(part.merge, part_view(dict(offer, delta=delta, trained=ends), name))
-        home.update(*more)
+        seen = part_view(dict(offer, delta=delta, trained=ends), name)
+        with drawn: delta, server[name], *more = ask(part.merge, seen)
+        for own in more: home.update(_at_home(part, home, own))
     new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
     kept = written(dict(client=state.client, personal=state.personal), who,

@@ -211,9 +211,9 @@ def start(
     (params, buffers), fixed, server, client = split_state(model), fixed_tensors(model), {}, {}
     kept, kept_whole = homes(method, model, statistics)
     fit, store = _fit_to(next(iter({**params, **fixed}.values()))), Store()
-    names, added = {*params, *buffers}, {}
+    names, added, drawn = {*params, *buffers}, {}, Seeded(('init', seed)) # parts draw one after the other
     for name, part in sorted(zip(part_names(method), method.parts), key=_turn):
-        with Seeded(('init', seed)):
+        with drawn:
             params, server[name], client[name], *more = map(partial(tmap, fit), ask(part.init, dict(
                 params=params, buffers=buffers, clients=clients, model=model, generator=torch.Generator(),
                 keeps=partial(kept_whole, params=params, buffers=buffers))))

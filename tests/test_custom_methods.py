@@ -362,6 +362,14 @@ def test_a_name_that_the_network_has_for_something_else_is_named(name):
         def init(self, params): return {**params, name: params['head.bias'].clone()}, {}, {}
     with pytest.raises(TypeError, match=f"Net has no tensor '{name}': .* its `use` takes out"): go(Brings())
 
+@pytest.mark.parametrize('home, said', [
+    ("{'body.1.weight': trained['body.1.weight']}", 'body.1.weight for the clients, which does not stay with them'),
+    ("{'head.wieght': trained['head.weight']}", 'head.wieght for the clients, which does not stay with them; `keep` says'),
+    ("{'head.bias': trained['head.bias'].mean(0)}", r'head.bias of shape \(10,\) for the clients, but it must be \(4, 10\)')])
+def test_merge_gives_back_to_clients_what_stays_with_them(home, said):
+    with pytest.raises(TypeError, match='Mine.merge returned ' + said):
+        go(one('merge', 'delta, server, trained', f'(delta, server, {home})', keep=('name', "name[:4] == 'head'")))
+
 def test_deploy_may_leave_out_what_the_network_does_not_see():
     class Brings(Method):
         def init(self, params): return {**params, 'own.head.bias': params['head.bias'].clone()}, {}, {}
