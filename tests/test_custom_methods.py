@@ -364,8 +364,8 @@ def test_a_name_that_the_network_has_for_something_else_is_named(name):
 
 @pytest.mark.parametrize('home, said', [
     ("{'body.1.weight': trained['body.1.weight']}", 'body.1.weight for the clients, which does not stay with them'),
-    ("{'head.wieght': trained['head.weight']}", 'head.wieght for the clients, which does not stay with them; `keep` says'),
-    ("{'head.bias': trained['head.bias'].mean(0)}", r'head.bias of shape \(10,\) for the clients, but it must be \(4, 10\)')])
+    ("{'head.wieght': trained['head.weight']}", 'head.wieght for the clients, which does not stay with them'),
+    ("{'head.bias': trained['head.bias'].mean(0)}", r'head.bias of shape \(10,\) .* it must be \(4, 10\)')])
 def test_merge_gives_back_to_clients_what_stays_with_them(home, said):
     with pytest.raises(TypeError, match='Mine.merge returned ' + said):
         go(one('merge', 'delta, server, trained', f'(delta, server, {home})', keep=('name', "name[:4] == 'head'")))
