@@ -37,7 +37,7 @@ class Broadcast:
 
     @cached_property
     def axes(self): # of the network, if a hook asks for something that depends on them
-        return axes_of(self.model) if wants(self.method, 'axes', 'labels', 'counts', 'watch') else None
+        return axes_of(self.model) if wants(self.method, 'axes', 'watch') else None
 
     @cached_property
     def offers(self):
@@ -132,9 +132,11 @@ def receive(self:Cohort, state):
     counting = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
     self.loss = like.new_zeros(len(who), dtype=counting)
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
-    if wants(self.sent.method, 'labels'): self.mine['labels'] = self.batches.label_counts(self.axes.classes) > 0
-    if wants(self.sent.method, 'counts'):
-        self.mine['counts'] = self.batches.label_counts(self.axes.classes).to(like.device, counting)
+    if not wants(self.sent.method, 'labels', 'counts'): return
+    task = getattr(self.batches, 'task', None) # where there is none, the network is followed to its last layer
+    visited = self.batches.label_counts((task or axes_of(self.sent.model)).classes)
+    if wants(self.sent.method, 'labels'): self.mine['labels'] = visited > 0
+    if wants(self.sent.method, 'counts'): self.mine['counts'] = visited.to(like.device, counting)
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch

@@ -35,6 +35,9 @@ def _wants(f):
 # %% ../nbs/05_method.ipynb #methask2
 def _lacks(names, offer, e): # what a hook has asked for, what it was offered, its KeyError
     "Say which of the dictionaries that a hook has asked for lack a key."
+    home = {*e.args} & offer.get('kept', set())
+    for k in [k for k in ('delta', 'deltas', 'received') if k in names and home - {*offer.get(k, home)}]:
+        return (yield f"`{k}` does not have it: it stays at its client (see `kept`)")
     if 'uploads' in names and not (sent := offer.get('uploads', {})).keys() & set(e.args):
         yield f"what the clients sent, the second answer of `done`, is {', '.join(sorted(sent)) or 'empty'}"
     for k in [k for k in ('server', 'client') if k in names and not offer.get(k, True)]:
@@ -111,7 +114,7 @@ class Method(Summand):
     def grad(self, grads): return grads                       # a correction of the local gradient
     def done(self, client): return client, {}                 # what the client remembers; what it sends besides `delta`
     def send(self, delta, client): return delta, client       # what it sends of its update; what it remembers
-    def weigh(self, weights): return weights                  # how much each client's step counts
+    def weigh(self, weights): return weights                  # weights that stretch each client's step, by new/old
     def combine(self, deltas, weights): return deltas, weights # what the server averages, and the weights
     def merge(self, delta, server): return delta, server      # the step the server takes, and what it remembers
     def deploy(self, params): return params                   # between rounds: the parameters of a client's own network

@@ -15,7 +15,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
 from .ground.draws import Seeded
 from .method import ask, asks_for, overrides, part_view, part_names, replaces, through, wants
-from .state import State, pure
+from .state import State, pure, without_tensors
 from .ground.tree import finest, rows, tmap
 from .ground.table import written
 from .vocabulary import BETWEEN, SERVER
@@ -178,10 +178,10 @@ def _combined(method, state, out, offer, q):
     often = torch.where(p > 0, q/p, 1.) # factor by which `weigh` stretches each client's step
     stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
     deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
-    weights, mask = p, rows(out['mask'], slice(None))
+    weights, mask, drawn = p, rows(out['mask'], slice(None)), Seeded(('combine', state.seed, state.round))
     for name, part in zip(part_names(method), method.parts):
         if not overrides(part, 'combine'): continue
-        with Seeded(('combine', state.seed, state.round)):
+        with drawn:
             deltas, weights = ask(part.combine, part_view(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
         if len(weights) != len(p): mask = {} # rows are no longer clients
     counts = replace(state, params={}, buffers={k: v for k, v in sent.items() if k not in deltas})
@@ -191,20 +191,32 @@ def _combined(method, state, out, offer, q):
     return {k: _mean(**v) for k, v in moved.items()}
 
 
+# %% ../nbs/10_server.ipynb #athome01
+def _at_home(part, home, new): # home: name -> (K, ...), the tensors that stay at home
+    "What `merge` gives back to the clients, `new`; a TypeError if it is not theirs to keep."
+    for k, v in new.items():
+        if k not in home:
+            raise TypeError(f"{part.merge.__qualname__} returned {k} for the clients, which does not stay with them; "
+                            "`keep` says what does")
+        if (shape := tuple(getattr(v, 'shape', ()))) != (right := tuple(home[k].shape)):
+            raise TypeError(f"{part.merge.__qualname__} returned {k} of shape {shape} for the clients, "
+                            f"but it must be {right}, a row for each of them")
+    return new
+
 # %% ../nbs/10_server.ipynb #5b25c566
 def _merged(method, state, who, out, offer, moved):
     "The state after the `merge` hooks; `moved` is the average change of every tensor that is averaged."
     trained, sent = {**out['params'], **out['buffers']}, {**state.params, **state.buffers}
     delta = {k: d.to(sent[k]) for k, d in moved.items() if sent[k].is_floating_point()}
-    server, home = {}, {k: trained[k] for k in state.personal}
+    server, home, drawn = {}, {k: trained[k] for k in state.personal}, Seeded(('merge', state.seed, state.round))
     for name, part in zip(part_names(method), method.parts):
         if not who and not meets(part): # there is nothing for it to act on
             server[name] = state.server[name]
             continue
         ends = rows({**trained, **home}, slice(None)) if asks_for(part, 'merge', 'trained') else {}
-        with Seeded(('merge', state.seed, state.round)):
-            delta, server[name], *more = ask(part.merge, part_view(dict(offer, delta=delta, trained=ends), name))
-        home.update(*more)
+        seen = part_view(dict(offer, delta=delta, trained=ends), name)
+        with drawn: delta, server[name], *more = ask(part.merge, seen)
+        for own in more: home.update(_at_home(part, home, own))
     new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
     kept = written(dict(client=state.client, personal=state.personal), who,
@@ -221,13 +233,15 @@ def _between(state, client, given):
                 buffers=mine(state.buffers), server=state.server, fixed=state.fixed, round=state.round,
                 clients=state.clients, generator=torch.Generator())
 
-def _own_network(method, state, offer):
+def _own_network(method, state, offer, use): # use: function (params, buffers, train) -> params of a forward pass
     "Apply the `deploy` hooks to the tensors of a client."
     for need, what in dict(data='its samples, data=(x, y)', forward='the network, model=...').items():
         if asks_for(method, 'deploy', need) and need not in offer:
             raise ValueError(f"{method.name} makes the network of client {offer['number']} from {what}; pass it")
     with Seeded(('deploy', state.seed, state.round, offer['number'])): new = through(method, 'deploy', 'params', offer)
-    buffers = offer['buffers']
+    buffers, seen = offer['buffers'], lambda params: use(params, offer['buffers'], False).keys()
+    if offer['params'].keys() - new.keys() and (gone := seen(offer['params']) - seen(new)):
+        raise TypeError(without_tensors(gone, f'`deploy` of {method!r} returned'))
     return dict(offer, params={k: v for k, v in new.items() if k not in buffers},
                 buffers={k: new.get(k, v) for k, v in buffers.items()})
 
@@ -246,7 +260,7 @@ def deploy_network(
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
     offer = _between(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
                                          number=client))
-    if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer)
+    if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer, use)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):
         with Seeded(('predict', state.seed, state.round, *(() if client is None else (client,)))):

@@ -70,6 +70,9 @@ def one(hook, signature, answer, **others):
     ('grad', 'grads', "{'head.weight': grads['head.weight']}",
      'Mine.grad returned nothing for body.1.bias and 4 more; begin with '),
     ('use', 'params', 'None', 'Mine.use returned None, but it must return a dictionary'),
+    ('use', 'params', "{'head.weight': params['head.weight']}", 'the network is given nothing for body.1.bias and 4'),
+    ('deploy', 'params', "{'head.weight': params['head.weight']}",
+     r'`deploy` of Mine\(\) returned nothing for body.1.bias and 4 more'),
     ('output', 'logits', 'None', 'Mine.output returned None, but it must return a tensor'),
     ('done', 'client', 'client', 'Mine.done returned .*, but it must return two dictionaries'),
     ('done', 'client, delta', 'dict(n=torch.zeros(())), {}',
@@ -401,6 +404,22 @@ def test_a_name_that_the_network_has_for_something_else_is_named(name):
     class Brings(Method):
         def init(self, params): return {**params, name: params['head.bias'].clone()}, {}, {}
     with pytest.raises(TypeError, match=f"Net has no tensor '{name}': .* its `use` takes out"): go(Brings())
+
+@pytest.mark.parametrize('home, said', [
+    ("{'body.1.weight': trained['body.1.weight']}", 'body.1.weight for the clients, which does not stay with them'),
+    ("{'head.wieght': trained['head.weight']}", 'head.wieght for the clients, which does not stay with them'),
+    ("{'head.bias': trained['head.bias'].mean(0)}", r'head.bias of shape \(10,\) .* it must be \(4, 10\)')])
+def test_merge_gives_back_to_clients_what_stays_with_them(home, said):
+    with pytest.raises(TypeError, match='Mine.merge returned ' + said):
+        go(one('merge', 'delta, server, trained', f'(delta, server, {home})', keep=('name', "name[:4] == 'head'")))
+
+def test_deploy_may_leave_out_what_the_network_does_not_see():
+    class Brings(Method):
+        def init(self, params): return {**params, 'own.head.bias': params['head.bias'].clone()}, {}, {}
+        def use(self, params): return {k: v for k, v in params.items() if not k.startswith('own.')}
+    class Leaves(Brings):
+        def deploy(self, params): return self.use(params)
+    assert go(Leaves(), tests=TESTS).last['personal'] == go(Brings(), tests=TESTS).last['personal']
 
 def test_what_differs_in_shape_by_client_is_named():
     class Sends(Method):

@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.batches import plan, batches_of
+from fedlit import laws
 from fedlit.data import load, Crop, Flip
 from fedlit.ground.draws import rng, seed_of, _words
 from fedlit.method import Method
@@ -262,6 +263,21 @@ def drawn():
 STREAMS, SINCE = '83e1467a69c2f4a1', '2026-11-22' # what `drawn` is, and from which day on
 OLDER = {'FedAvg-52cda42fac54.json', 'FedAvg-8635891d198c.json', 'FedAvg-a67c91819994.json', # still to be made anew
          'FedDecorr-243c74482a2c.json', 'FedDecorr-7039e5bdf61d.json', 'FedDecorr-88c065e30842.json'}
+
+class Noise(Method):
+    "Remembers what it draws in each of the hooks that are asked once for all clients."
+    def init(self, params): return params, dict(init=torch.randn(3)), {}
+    def combine(self, deltas, weights, generator):
+        return {k: v + torch.randn(v.shape, generator=generator) for k, v in deltas.items()}, weights
+    def merge(self, delta, server): return delta, dict(server, merge=torch.randn(3))
+
+def test_two_parts_draw_different_numbers_and_the_first_those_of_one_alone():
+    one, two = (laws.train(m, laws.small(), rounds=1) for m in (Noise(), Noise() + Noise()))
+    for k, v in one.server['Noise'].items():
+        assert torch.equal(two.server['Noise'][k], v) and not torch.equal(two.server['Noise 2'][k], v)
+    moved = [s.params['head.bias'] - laws.train(FedAvg(), laws.small(), rounds=1).params['head.bias']
+             for s in (one, two)]
+    assert not torch.allclose(moved[1], 2*moved[0])
 
 def test_committed_runs_have_the_draws_of_today():
     "Where this fails because draws have changed: make the committed runs anew, then write down the new fingerprint."

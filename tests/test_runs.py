@@ -57,14 +57,24 @@ def double(monkeypatch):
     images = TaskBatches._images
     monkeypatch.setattr(TaskBatches, '_images', lambda *args: images(*args).double())
 
-def kind(method, seed=0):
-    net = fed.model(seed=seed)
+def kind(method, seed=0, norm=True):
+    net = fed.model(norm, seed)
     return kind_of(Broadcast(method, net, start(method, net, 4), STEPS))
 
 ALL = [m for m in fed.METHODS + fed.SUMS if kind(m) and kind(m) == kind(m, seed=1)]
 
 def test_runs_whose_fixed_tensors_differ_train_apart():
     assert kind(fed.FedBABU()) == kind(fed.FedBABU()) != kind(fed.FedBABU(), seed=1)
+
+class Home(Method):
+    "What it sends depends on the network that it is shown."
+    def send(self, delta, client, model, params):
+        first = dict(model.named_parameters())
+        return {k: v - .1*(params[k] - first[k].detach()) for k, v in delta.items()}, client
+
+def test_runs_whose_clients_look_at_other_networks_train_apart():
+    assert kind(Home()) == kind(Home()) != kind(Home(), seed=1)
+    assert kind(fed.DP(), norm=False) == kind(fed.DP(), seed=1, norm=False) is not None
 
 @pytest.mark.slow
 @pytest.mark.parametrize('method', ALL, ids=repr)

@@ -229,6 +229,20 @@ def test_a_memory_that_is_read_before_it_is_there():
         def loss(self, features, server): return {}['other']
     with pytest.raises(KeyError, match="^'other'$"): go(Odd())
 
+class Momentum(Method):
+    "Forgets that tensors may stay at home."
+    def init(self, params): return params, {k: torch.zeros_like(v) for k, v in params.items()}, {}
+    def merge(self, delta, server, uploads): return delta, {k: .5*v + delta[k] for k, v in server.items()}
+
+class Rescaled(Method):
+    def send(self, delta, client, params): return {k: 2*delta[k] for k in params}, client
+
+@pytest.mark.parametrize('m, name', [(Momentum(), 'Momentum.merge'), (Rescaled(), 'Rescaled.send')], ids=repr)
+def test_a_tensor_that_stays_at_home_is_not_looked_for_elsewhere(m, name):
+    with pytest.raises(KeyError) as e: go(m + FedPer())
+    assert e.value.args[0] == (f"{name} looks for 'head.weight', but `delta` does not have it: "
+                               "it stays at its client (see `kept`)")
+
 def test_a_precision_that_the_network_cannot_be_computed_in():
     class Broken(Net): # as an LSTM in float16 on many CPUs
         def forward(self, x):
@@ -240,6 +254,11 @@ def test_a_precision_that_the_network_cannot_be_computed_in():
         go(net=Broken(flat), precision='float16', device='cpu')
 
 @pytest.mark.filterwarnings('ignore:.*weight_norm')
+@pytest.mark.parametrize('m', [FedAvg(), MOON() + FedDecorr()], ids=repr)
+def test_a_network_with_exits_is_for_depthfl(m):
+    with pytest.raises(ValueError, match=r'several exits .* \(2, 4, 10\), .* DepthFL is for'):
+        go(m, build('exits_mlp', TASK, seed=0))
+
 def test_a_network_that_cannot_be_copied():
     net = build('mlp', TASK, seed=0)
     net.head = nn.utils.weight_norm(net.head)

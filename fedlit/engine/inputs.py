@@ -24,7 +24,7 @@ from ..ground.fingerprint import LIBRARIES, checksum, reached
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
 from ..ground.tape import Lookout, Recorder, written
-from ..method import needs
+from ..method import needs, overrides
 from ..state import fixed_names, pure, split_state, start
 
 # %% ../../nbs/engine/inputs.ipynb #6f70b160
@@ -131,14 +131,19 @@ def probe_forward(model, x, train=False):
         raise ValueError(f"{name} cannot take samples of {x_is}: {hint}") from e
 
 # %% ../../nbs/engine/inputs.ipynb #a2b86246
-def _check_training(model, x, known): # known: its outputs in evaluation mode
+def _check_training(model, x, known, method): # known: its outputs in evaluation mode
     "Refuse a network that returns something else in training mode, such as auxiliary outputs."
-    ends = lambda v: (len(v), v.shape[-1]) # DepthFL's networks have an axis of exits between samples and classes
-    try: same = [ends(v) for v in probe_forward(model, x, train=True)] == [ends(v) for v in known]
+    # DepthFL's networks have an axis of exits between samples and classes
+    ends = lambda pair: [(len(v), v.shape[-1]) for v in pair]
+    try: same = ends(outputs := probe_forward(model, x, train=True)) == ends(known)
     except (TypeError, AttributeError): same = False # it does not return a pair of tensors
     if not same:
         raise ValueError(f"{type(model).__name__} returns something else while it trains; it must return (features, "
                          "logits) as in evaluation. Turn auxiliary outputs off, in torchvision with aux_logits=False")
+    if outputs[1].ndim != known[1].ndim and not overrides(method, 'output'):
+        raise ValueError(f"{type(model).__name__} returns the logits of several exits while it trains, "
+                         f"{tuple(outputs[1].shape)}, where {method.name} wants one; DepthFL is for such networks, "
+                         "or a method of yours that makes one of them in its hook `output`")
 
 # %% ../../nbs/engine/inputs.ipynb #4201d18a
 def _check_outputs(name, task, n, features, logits):
@@ -172,7 +177,7 @@ def check_network(model, task, method, device):
     check_augment(task)
     outputs = probe_forward(model, x)
     _check_outputs(name, task, len(x), *outputs)
-    _check_training(model, x, outputs)
+    _check_training(model, x, outputs, method)
     check_step(model, x)
     if task.x_test.shape[1:] != task.x_train.shape[1:]:
         try: probe_forward(model, task.normalise(task.x_test[:2].to(device)))

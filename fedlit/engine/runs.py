@@ -14,7 +14,7 @@ from ..ground.fingerprint import checksum, form_of
 from .inputs import held_besides
 from .ragged import can_pad
 from ..ground.stacks import stacked
-from ..method import wants
+from ..method import asks_for, wants
 from ..round import EngineCohort, in_order, longest_first
 from ..state import modes_kept
 from ..ground.tree import flatten, rows, tmap
@@ -77,9 +77,11 @@ def kind_of(
     "What two runs must have in common to train in one stack."
     held, state = held_besides(sent.model), sent.state
     if wants(sent.method, 'seed') or held is None: return None
+    shown = asks_for(sent.method, 'send', 'model') # one network for the whole stack
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
     return (sent.method, form_of(sent.model), held, tensors, id(sent.criterion), id(sent.proxy), state.clients,
-            state.statistics, frozenset(state.personal), checksum(*state.fixed.values()))
+            state.statistics, frozenset(state.personal), checksum(*state.fixed.values()),
+            shown and checksum(*sent.model.parameters(), *sent.model.buffers()))
 
 def form_of_server(
     sent, # Broadcast of a run

@@ -157,18 +157,18 @@ class DP(Method):
         require(self, **_sound(self), at=(self.at in ('server', 'client'), "'server' or 'client'"),
                 per=(self.per in ('update', 'tensor'), "'update' or 'tensor'"))
     def refuses(self, other, before): return _unprotected(self, other, before)
-    def init(self, params, model, keeps):
+    def init(self, params, model, keeps, buffers):
         _norms_at_home(model, keeps)
+        if added := [k for k in buffers if not keeps(k) and k not in dict(model.named_buffers())]:
+            raise ValueError(f"DP protects parameters; {added[0]}, a buffer that another part of the method adds, "
+                             "would stay at its initial value: let that part `keep` it at home")
         return params, {}, dict(times=torch.tensor(0.)) if self.at == 'client' else {}
     def weigh(self, steps): return torch.full_like(steps, 1/len(steps), dtype=finest(steps.device))
 
 # %% ../../nbs/methods/80_privacy.ipynb #65342578
 @patch
-def send(self:DP, delta, client, others, buffers, kept, received, model):
+def send(self:DP, delta, client, others, buffers, kept, received):
     if others: raise ValueError(f"DP protects the update, but {', '.join(others)} sends something besides")
-    if added := [k for k in buffers if k not in kept and k not in dict(model.named_buffers())]:
-        raise ValueError(f"DP protects parameters; {added[0]}, a buffer that another part of the method adds, would "
-                         "stay at its initial value: let that part `keep` it at home")
     delta, unchanged = clipped(delta, self.clip, self.per), {k: received[k] for k in buffers if k not in kept}
     if self.at == 'server': return delta, client, unchanged
     return _noisy(delta, self.noise*self.clip, self.source), dict(times=client['times'] + 1), unchanged

@@ -420,6 +420,21 @@ def test_fedrs_without_any_push_takes_logits_of_minus_infinity(other):
     run = federate(net, task, clients, other + FedRS(alpha=0.), rounds=1, local=local, progress=False)
     assert run.history.loss.notna().all()
 
+class Cosine(nn.Module):
+    "A network that nobody could cut: its head compares directions."
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Linear(64, 8), nn.Linear(8, 10, bias=False)
+    def forward(self, x):
+        z = self.body(x.flatten(1)).relu()
+        return z, 9*F.linear(F.normalize(z), F.normalize(self.head.weight))
+
+@pytest.mark.parametrize('m', [FedLC(), FedRS()], ids=repr)
+def test_classes_are_counted_for_networks_that_cannot_be_cut(m):
+    task = load('digits').subset(200, seed=0)
+    run = federate(Cosine(), task, dirichlet(task.y_train, 4, .5, seed=0), m, 1, Local(epochs=1), progress=False)
+    assert np.isfinite(run.last['train_loss'])
+
 def test_fedlc_counts_visits_where_epochs_differ():
     "Where clients make different numbers of passes, a class counts as often as it is seen in the round."
     logits, counts = torch.zeros(1, 2), torch.tensor([16., 81.])
