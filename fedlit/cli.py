@@ -454,8 +454,10 @@ def _row_of(runs):
     by = 'validation' if 'validation' in runs[0].history else first
     best = shown([r.best(by)[first] for r in runs])
     seconds = [s for r in runs for s in r.history['seconds']]
-    return {first: last(first), 'personal': last('personal'), 'validation': last('validation'), f'best by {by}': best,
-            'seconds_a_round': round(statistics.median(seconds), 3)}
+    own = {c: last(c) for c in ('personal', 'validation', 'validation_personal')}
+    return {first: last(first), **own, f'best by {by}': best, 'seconds_a_round': round(statistics.median(seconds), 3)}
+
+def _told(a): return f"this table{a.json and f' and {a.json}' or ''}" # what is kept if a command breaks off
 
 def _shown(rows):
     "The table as it is printed, without columns that no method has."
@@ -477,7 +479,7 @@ def compare(a):
         for m, runs in run_methods(methods, a.seeds, asked):
             every += [dict(method=repr(m), seed=s, history=records(r.history)) for s, r in zip(a.seeds, runs)]
             rows.append({'method': repr(m), **_row_of(runs)})
-            a.kept = f"this table{a.json and f' and {a.json}' or ''}"
+            a.kept = _told(a)
     finally:
         if rows and not _follows():
             said = dict(asked=dict(result_options(a), setting=plain(what)), table=rows, runs=every)
@@ -586,11 +588,15 @@ def interactions(a):
         return _federate(a, replace(what, method=repr(m), seed=seed), checkpoint=checkpoint)
     own = 'methods', 'seeds', 'method', 'seed' # those of single runs
     same = {k: str(v) for k, v in {**plain(what), **result_options(a)}.items() if k not in own}
-    seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
-    if _follows(): return
-    said = dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
-    _finish(seen, (a.json, lambda path: write_json(path, said)),
-            (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, seen.plot().figure)))
+    def tell(seen, *files):
+        if _follows() or not seen.runs: return
+        a.kept, said = _told(a), dict(asked=dict(result_options(a), setting=plain(what)), **seen.content())
+        _finish(seen, (a.json, lambda path: write_json(path, said)), *files)
+    try: seen = measure(methods, a.seeds, a.out, train, same, not a.quiet)
+    except (Exception, KeyboardInterrupt) as e:
+        if hasattr(e, 'runs'): tell(e.runs)
+        raise
+    tell(seen, (a.out and Path(a.out)/'interactions.png', lambda path: write_figure(path, seen.plot().figure)))
 
 # %% ../nbs/cli.ipynb #4f551b53
 def _there(path):

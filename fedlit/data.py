@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from torch.utils.weak import WeakTensorKeyDictionary
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
-                                  check_digits, check_scale, frame_columns, in_numbers, in_order, repeated,
+                                  check_digits, check_scale, frame_columns, in_numbers, in_order, lacking, repeated,
                                   to_tensor, top_level)
 from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
@@ -162,6 +162,9 @@ def _doubt(task): # warns of what is legal but rarely intended
     if task.classes > 2 and len(z) and labels == {*range(1, task.classes)}: # one site may well have no class 0
         warn(f"no sample has the label 0, and all of 1..{task.classes - 1} occur; if they are counted from 1, "
              f"give y - 1 and classes={task.classes - 1}")
+    if odd := lacking(x):
+        warn(f"missing values or infinity in at least {odd} of the training samples, of which a network makes NaN "
+             "unless it looks for them; fill them, or leave these samples out")
     if share := repeated(x, z):
         warn(f"at least {100 * share:.3g} % of the test samples are among the training samples; "
              "a network is to be tested on samples that it has not seen")

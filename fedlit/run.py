@@ -289,8 +289,10 @@ def normalised(
     task, # Task
 ):        # Task
     "The task with its training images normalised once and for all; unchanged if they are augmented, or too many."
-    return (task if task.augment or task.x_train.numel() >= 2**28
-            else replace(task, x_train=task.normalise(task.x_train), mean=None, std=None))
+    if task.augment or task.x_train.numel() >= 2**28: return task
+    other = copy.copy(task) # not checked again
+    vars(other).update(x_train=task.normalise(task.x_train), mean=None, std=None)
+    return other
 
 # %% ../nbs/19_run.ipynb #therecl1
 def there(
@@ -484,7 +486,8 @@ def advice(self:Simulation, round, who, out, wrong): # wrong: client -> what is 
     "Advice on clients that produced NaN, infinity or implausibly large numbers."
     self.failures[round] = {**self.failures.get(round, {}), **{k: said for k, said in wrong.items() if said}}
     for k in [k for k, ok in zip(who, out['loss'].isfinite().tolist()) if not ok]:
-        if odd := first_nonfinite('x_train', self.task.x_train, self.federation.clients[k]):
+        columns, mine = getattr(self.task, 'columns', None), self.federation.clients[k]
+        if odd := first_nonfinite('x_train', self.task.x_train, mine, columns):
             return f'the cause is in the data: {odd}, which client {k} holds; mend this sample or leave it out'
     if p := next((p for p in self.federation.method.parts if p.protects and getattr(p, 'noise', 0)), None):
         return (f"{p.name} may add too much noise: less noise, a smaller clip or more {p.protects} at once would help; "
@@ -609,7 +612,7 @@ def measured(self:Simulation, state, seen=None): # seen: its scores, if known
     if not np.isfinite(seen['loss']):
         warn(f"after round {state.round} the global model's test loss is {seen['loss']}, "
              f"so its {SCORED[self.task.target][0].replace('_', ' ')} means nothing; "
-             + (first_nonfinite('x_test', x, torch.arange(len(x)))
+             + (first_nonfinite('x_test', x, torch.arange(len(x)), getattr(self.task, 'columns', None))
                 or ("if the clients were finite, the average broke BatchNorm's running statistics, "
                     "as FedAvgM(form='released') does" if self.min_batch > 1 else
                     "look at the clients' updates, the column `drift`")))

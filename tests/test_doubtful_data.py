@@ -57,6 +57,19 @@ def test_columns_are_found_by_name(tmp_path):
     with pytest.raises(ValueError, match='columns has 2 names, but there are 4'):
         Task('mine', train.to_numpy(), y[:40], test.to_numpy(), y[40:], 3, columns=('a', 'b'))
 
+@pytest.mark.parametrize('value', [float('nan'), float('inf')])
+def test_missing_values_are_told_before_training_and_named_in_it(value):
+    frame, y = table()
+    frame.loc[[7, 30], 'c'] = value
+    made = lambda f: Task('mine', f[:40], y[:40], frame[40:], y[40:], 3)
+    with pytest.warns(UserWarning, match='infinity in at least 2 of the training samples.*fill them'):
+        bad = made(frame)
+    with pytest.raises(FloatingPointError, match=f"sample 7 of x_train is {value} in column 'c', which client 0 holds"):
+        federate(build('mlp', bad, seed=0), bad, [range(20), range(20, 40)], FedAvg(), **QUICK)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        made(frame.assign(c=1.)), bad.to('cpu'), bad.subset(20), task()
+
 # ---- samples ----
 
 @pytest.mark.parametrize('kind', [torch.uint8, torch.float32])

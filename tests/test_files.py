@@ -220,6 +220,12 @@ def test_only_a_synced_checkpoint_is_kept_and_syncs_are_spaced(tmp_path, monkeyp
 
 # ---- no room, no right ----
 
+@pytest.mark.skipif(not Path('/dev/full').exists(), reason='no /dev/full')
+@pytest.mark.parametrize('write', [lambda p: write_file(p, b'y'), lambda p: write_json(p, {}),
+                                   lambda p: write_tensors(p, dict(a=torch.ones(2)), dict(format=1))])
+def test_a_full_device_is_named(write):
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"): write('/dev/full')
+
 @needs_fork
 def test_a_full_disk_loses_nothing_and_is_named(tmp_path, calm):
     file = tmp_path/'c.safetensors'

@@ -4,6 +4,7 @@ import numpy as np, pandas as pd, pytest
 from scipy import stats
 from types import SimpleNamespace
 import fedlit
+from fedlit import cli
 from fedlit.cli import main
 from fedlit.ground.files import shipped
 from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
@@ -117,11 +118,39 @@ def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
         count.append(m)
         return experiment(**{'alpha': .1, **QUICK})(m, s, checkpoint).run()
     asked = {k: str(v) for k, v in QUICK.items() if k != 'progress'}
-    with pytest.raises(Stop): interactions([A, B], (0,), tmp_path, stopping, asked, progress=False)
+    with pytest.raises(Stop), pytest.warns(UserWarning, match='2 of 4 runs are finished'):
+        interactions([A, B], (0,), tmp_path, stopping, asked, progress=False)
     assert len(Interactions.load(tmp_path/'interactions.json').runs) == 2
     on = interactions([A, B], (0,), tmp_path, **QUICK)
     assert on.runs == whole.runs and [f.name for f in tmp_path.iterdir()] == ['interactions.json']
     with pytest.raises(ValueError, match='alpha'): interactions([A, B], (0,), tmp_path, alpha=1., **QUICK)
+
+def interrupted_after(n):
+    "A function that trains, until Ctrl-C."
+    left = iter(range(n))
+    def train(*_, **kw):
+        if next(left, None) is None: raise KeyboardInterrupt
+        return SimpleNamespace(history=pd.DataFrame(dict(round=[1], accuracy=[.5], loss=[1.])))
+    return train
+
+@pytest.mark.parametrize('n, seeds', [(6, [3]), (2, [3, 5])]) # with one whole seed, and with none
+def test_an_interrupt_has_the_runs_that_were_finished(n, seeds, tmp_path):
+    def stopped(folder):
+        with pytest.raises(KeyboardInterrupt, match=f'{n} of 8 runs are finished; .* e.runs; .*the same call') as e:
+            interactions([A, B], (3, 5), folder, interrupted_after(n), {}, False)
+        return e.value
+    seen = stopped(None).runs
+    assert len(seen.runs) == n and seen.seeds == seeds and any(seen.pairs().why) == (n == 2)
+    assert 'with folder= the same call would go on' in str(stopped(None)) and 'would' not in str(stopped(tmp_path))
+
+def test_the_command_line_keeps_them_too(tmp_path, monkeypatch, capsys):
+    ask, file = ['interactions', repr(A), repr(B), '--seeds', '3', '5', '--quiet', '--json'], tmp_path/'t.json'
+    monkeypatch.setattr(cli, '_federate', interrupted_after(6))
+    with pytest.raises(SystemExit, match='interrupted; nothing but this table and .*t.json is kept without --out'):
+        main([*ask, str(file)])
+    assert len(json.loads(file.read_text())['runs']) == 6 and 'FedProx + FedDecorr' in capsys.readouterr().out
+    monkeypatch.setattr(cli, '_federate', interrupted_after(0))
+    with pytest.raises(SystemExit, match='interrupted; nothing is kept without --out'): main([*ask, str(file)])
 
 def test_it_trains_what_compare_trains():
     kw = {k: v for k, v in QUICK.items() if k != 'progress'}

@@ -153,8 +153,10 @@ def test_the_command_line_shows_what_to_choose_by(tmp_path, capsys):
     said = json.loads(file.read_text())
     last = [run['history'][-1]['validation'] for run in said['runs'] if 'FedPer' in run['method']]
     assert said['table'][0]['validation'] == format(spread(last), '.4f') and said['table'][0]['validation'] in lines[0]
-    assert head.split()[:4] == ['method', 'accuracy', 'personal', 'validation']
-    assert max(map(len, [head, *lines[:2]])) <= 100
+    assert head.split()[:5] == ['method', 'accuracy', 'personal', 'validation', 'validation_personal']
+    own = [run['history'][-1]['validation_personal'] for run in said['runs'] if 'FedPer' in run['method']]
+    assert said['table'][0]['validation_personal'] == format(spread(own), '.4f')
+    assert max(map(len, [head, *lines[:2]])) <= 120
     main([*ask[:-2], 'FedProx()'])
     assert capsys.readouterr().out.split()[:4] == ['method', 'accuracy', 'best', 'by'] # without what nobody has
 

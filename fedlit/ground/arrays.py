@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['frame_columns', 'texts_of', 'in_numbers', 'check_digits', 'in_order', 'planes', 'eight_bits', 'to_tensor',
            'as_samples', 'top_level', 'check_scale', 'as_classes', 'as_places', 'as_labels', 'as_quantities',
-           'as_constants', 'repeated']
+           'as_constants', 'lacking', 'repeated']
 
 # %% ../../nbs/ground/arrays.ipynb #ca433da3
 import numpy as np, torch, warnings
@@ -283,6 +283,12 @@ def as_constants(mean, std, x):
 def _some_rows(x, most=2**24): # at most 4096 samples or 16 MB, evenly spread, as rows
     step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
     return x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may be stored as a row
+
+def lacking(
+    x, # (N, ...) samples
+): # int; 0 for whole numbers
+    "How many samples hold missing values or infinity, counted among at most 4096 of them."
+    return int((~_some_rows(x).isfinite()).any(1).sum()) if len(x) and x.is_floating_point() else 0
 
 def _copied(rows, known): # known: the different rows, as bytes; were they copied, rather than equal by chance?
     half, n = len(next(iter(known))) // 2, 1

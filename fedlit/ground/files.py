@@ -60,13 +60,15 @@ def _sweep(path):
 FULL = errno.ENOSPC, errno.EFBIG, getattr(errno, 'EDQUOT', errno.ENOSPC) # no space, a file too large, a quota used up
 
 @contextmanager
-def _named(folder):
-    "A context whose error says which folder is full."
+def _named(path):
+    "A context whose error names the file that is not written, or the folder that is full."
     try: yield
     except OSError as e:
-        if e.errno not in FULL: raise
-        raise OSError(e.errno, f"the disk of {folder} is full, or a quota there; what was written before is whole, "
-                               "and a run with a checkpoint goes on from it") from e
+        if e.errno not in FULL or is_stream(path):
+            e.filename = e.filename or str(path)
+            raise
+        raise OSError(e.errno, f"the disk of {path.parent} is full, or a quota there; what was written before is "
+                               "whole, and a run with a checkpoint goes on from it") from e
 
 # %% ../../nbs/ground/files.ipynb #e606c848
 PAUSE = 30   # seconds between two syncs of a checkpoint
@@ -118,7 +120,7 @@ def write_file(
     "Write a file, all of it or nothing; into a pipe or a device, such as /dev/stdout, write directly."
     given, path = path, Path(path).absolute()
     if is_stream(path):
-        with open(path, 'wb') as f: f.writelines(_pieces(content))
+        with _named(path), open(path, 'wb') as f: f.writelines(_pieces(content))
         return Path(given)
     if path.is_symlink(): raise ValueError(f"{path} is a symbolic link to {os.readlink(path)}; name the file itself")
     if path.is_dir(): raise IsADirectoryError(errno.EISDIR, f"{given} is a folder; name a file in it")
@@ -127,7 +129,7 @@ def write_file(
     part, (when, whole) = _part(path), _SYNCED.get(path, (-math.inf, True))
     sync = not keep or time.monotonic() - when > PAUSE
     try:
-        with _named(path.parent):
+        with _named(path):
             _fill(part, content, _mode(path), sync)
             if keep and whole and path.exists(): _keep(path)
             os.replace(part, path)
@@ -418,7 +420,7 @@ def unpack(
     folder, part = Path(folder), _part(Path(folder).absolute()/top)
     if (folder/top).exists():
         raise FileExistsError(f"{folder/top} is there already; remove it to unpack {archive} again")
-    with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as file, _named(folder):
+    with zipfile.ZipFile(archive) if zipfile.is_zipfile(archive) else tarfile.open(archive) as file, _named(folder/top):
         try: _refuse(file)
         except ValueError as e: raise ValueError(f"{archive} is refused: {e}") from None
         try:

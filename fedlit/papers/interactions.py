@@ -7,7 +7,7 @@ __all__ = ['SCALES', 'fewest', 'sums', 'Interactions', 'interactions']
 
 # %% ../../nbs/papers/interactions.ipynb #42e4a274
 import math, numpy as np, pandas as pd
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from itertools import combinations
 from pathlib import Path
@@ -17,7 +17,7 @@ from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
 from ..parse import list_seeds, method as parse
-from ..compare import experiment, file_of
+from ..compare import experiment, file_of, give_runs
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together
@@ -79,13 +79,8 @@ def interactions(
     if train is None:
         request = experiment(**(kw if 'partition' in kw else {'alpha': .1, **kw}))
         train = lambda *run: request(*run).run()
-    todo = [(m, s) for s in seeds for m in (FedAvg(), *methods, *made.values()) if (repr(m), s) not in runs]
-    for m, s in tqdm(todo, desc='runs', disable=not progress):
-        checkpoint = folder and str(file_of(folder, m, s))
-        runs[repr(m), s] = _curve_or_error(train, m, s, checkpoint)
-        if file: Interactions(methods, seeds, runs, asked).save(file)
-        if checkpoint: forget(checkpoint)
-    return Interactions(list(methods), seeds, runs, asked)
+    every, seen = (FedAvg(), *methods, *made.values()), Interactions(list(methods), seeds, runs, asked)
+    return _completed(seen, every, train, folder, progress)
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
 def _continued(file, asked):
@@ -94,6 +89,23 @@ def _continued(file, asked):
                   if there.asked.get(k) != asked.get(k)]:
         raise ValueError(f"{file} has other runs ({'; '.join(differ)}); choose another folder")
     return there.runs
+
+def _completed(seen, every, train, folder, progress): # every: the methods and their sums
+    "All runs; an exception has those so far, with the complete seeds if there are any."
+    left = lambda: [(m, s) for s in seen.seeds for m in every if (repr(m), s) not in seen.runs]
+    try:
+        for m, s in tqdm(left(), desc='runs', disable=not progress):
+            checkpoint = folder and str(file_of(folder, m, s))
+            seen.runs[repr(m), s] = _curve_or_error(train, m, s, checkpoint)
+            if not folder: continue
+            seen.save(Path(folder)/'interactions.json')
+            forget(checkpoint)
+    except (Exception, KeyboardInterrupt) as e:
+        todo, many = left(), len(every)*len(seen.seeds)
+        whole = [s for s in seen.seeds if s not in {k for _, k in todo}]
+        give_runs(e, replace(seen, seeds=whole or seen.seeds), many - len(todo), many, folder)
+        raise
+    return seen
 
 # %% ../../nbs/papers/interactions.ipynb #76d29f08
 @patch
