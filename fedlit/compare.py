@@ -349,7 +349,8 @@ def plot(
     names = {m: re.sub(r'\([^()]*\)', '', m) for m in runs.method.unique()}
     if len({*names.values()}) < len(names): names = {m: m for m in names} # they differ in their parameters
     tested = runs.dropna(subset=column)
-    curves = {names[m]: g.pivot(index='seed', columns='round', values=column).to_numpy()
+    rounds = sorted(tested['round'].unique())
+    curves = {names[m]: g.pivot(index='seed', columns='round', values=column).reindex(columns=rounds).to_numpy()
               for m, g in tested.groupby('method', sort=False)}
     accent = accent and names.get(repr(accent), repr(accent))
-    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), sorted(tested['round'].unique()))
+    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), rounds)

@@ -31,8 +31,8 @@ from .local import is_whole
 from .method import Method, overrides
 from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
-from .scores import (SEEN, Tester, by_name, first_of, less_is_better, needs_samples, own_samples,
-                           scores_of)
+from .scores import (SEEN, Tester, by_name, first_of, keep_tested, less_is_better, needs_samples,
+                           own_samples, scores_of)
 from .server import deploy_network, deployed
 from .state import STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
@@ -116,8 +116,8 @@ def plot(self:Run, ax=None):
     "Plot the global model's accuracy, or the first measure in `fedlit.measure.SCORED` that it has, against rounds."
     from fedlit.figure import against_rounds
     first, _ = first_of(self.history)
-    h = self.history.dropna(subset=first)
-    return against_rounds({self.method.name: h[first].to_numpy()}, ax=ax, ylabel=UNITS[first])
+    if not len(h := keep_tested(self.history)): raise ValueError("nothing to draw: no round of this run was tested")
+    return against_rounds({self.method.name: h[first].to_numpy()}, ax, None, UNITS[first], h['round'].to_numpy())
 
 # %% ../nbs/18_result.ipynb #a562acf5
 def _later(module, name): return getattr(import_module(f'fedlit.after.{module}'), name)

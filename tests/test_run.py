@@ -12,6 +12,7 @@ from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
 from fedlit.compare import compare, plot, table
+from fedlit.figure import against_rounds
 from fedlit.measure import UNITS
 from fedlit.result import Run
 from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
@@ -240,6 +241,33 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
     for wrong, said in ((dict(runs=last), 'history=True'), (dict(runs=every, column='loss'), "no column 'loss'"),
                         (dict(runs=every, accent=FedProx(mu=1.)), 'none of the labels')):
         with pytest.raises(ValueError, match=said): plot(**wrong)
+    plt.close('all')
+
+def drawn(ax): return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.lines]
+
+def test_a_curve_is_drawn_at_the_rounds_that_were_tested(monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    import matplotlib.pyplot as plt
+    run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=5, evaluate_every=2, **FAST)
+    assert drawn(run.plot()) == [([2, 4, 5], run.history.accuracy[[1, 3, 4]].tolist())]
+    part = plt.figure().subfigures(1, 2)[0].subplots()
+    part.set_xscale('log')
+    assert drawn(run.plot(part)) == drawn(run.plot())
+    run.history = run.history[:2]
+    assert run.plot().lines[0].get_marker() == '.' # else a single round would leave no trace
+    run.history = run.history[:1]
+    with pytest.raises(ValueError, match='nothing to draw: no round of this run was tested'): run.plot()
+    plt.close('all')
+
+def test_methods_and_seeds_tested_in_other_rounds_are_drawn_where_they_were(monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    import matplotlib.pyplot as plt
+    rows = lambda m, seed, rounds: [dict(method=m, seed=seed, round=r, accuracy=r/10) for r in rounds]
+    runs = pd.DataFrame([*rows('FedAvg()', 0, (4, 6, 8, 10)), *rows('FedAvg()', 1, (4, 8, 10)),
+                         *rows('MOON()', 0, (6, 10))])
+    assert drawn(plot(runs)) == [([4, 8, 10], [.4, .8, 1.]), ([6, 10], [.6, 1.])]
+    with pytest.raises(ValueError, match="'a' has 2 values, but rounds has 3"):
+        against_rounds({'a': [1., 2.]}, rounds=[1, 2, 3])
     plt.close('all')
 
 def test_an_axis_has_the_name_of_what_is_drawn(monkeypatch):
