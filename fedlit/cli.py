@@ -7,7 +7,7 @@ __all__ = ['CHOICES', 'BASE', 'TAKES', 'OWN', 'COMMANDS', 'setting', 'result_opt
            'report', 'report_run', 'interactions', 'check', 'parser', 'main']
 
 # %% ../nbs/cli.ipynb #061c3b79
-import argparse, ast, contextlib, errno, os, statistics, sys, time, traceback
+import argparse, ast, contextlib, errno, math, os, statistics, sys, time, traceback
 from dataclasses import replace
 from pathlib import Path
 from . import __version__
@@ -452,7 +452,7 @@ def _row_of(runs):
     last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
     first, _ = first_of(runs[0].history)
     by = 'validation' if 'validation' in runs[0].history else first
-    best = shown([r.best(by)[first] for r in runs])
+    best = shown([r.best(by).get(first, math.nan) for r in runs]) # NaN if the run has diverged
     seconds = [s for r in runs for s in r.history['seconds']]
     own = {c: last(c) for c in ('personal', 'validation', 'validation_personal')}
     return {first: last(first), **own, f'best by {by}': best, 'seconds_a_round': round(statistics.median(seconds), 3)}

@@ -6,7 +6,7 @@ import pandas as pd, pytest
 from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
 from fedlit.data import datasets
 from fedlit.local import Local
-from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer
+from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer, FedProx
 from fedlit.result import Run
 from fedlit.papers.collapse import collapse_runs
 from fedlit import cli, partition
@@ -359,6 +359,13 @@ def test_a_comparison_that_breaks_prints_and_writes_what_is_finished(tmp_path, c
     said = json.loads((tmp_path/'c.json').read_text())
     assert [r['method'] for r in said['table']] == ['FedAvg()'] and len(said['runs']) == 2
     assert 'FedAvg()' in capsys.readouterr().out
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_run_that_diverged_does_not_end_a_comparison(tmp_path):
+    main(['compare', *SMALL, '--epochs', '1', '--rounds', '1', '--seeds', '1', '--lr', '1e6', '--bad-clients', 'report',
+          '--methods', 'FedAvg()', 'FedProx()', '--json', str(tmp_path/'c.json')])
+    said = json.loads((tmp_path/'c.json').read_text())['table']
+    assert [r['method'] for r in said] == ['FedAvg()', repr(FedProx())] and 'nan' in said[0]['accuracy']
 
 def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
     mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples
