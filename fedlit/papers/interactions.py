@@ -47,12 +47,14 @@ class Interactions:
     "Runs of methods and of their pairs, with effects and interactions."
     methods: list  # Methods
     seeds: list    # ints
-    runs: dict     # (method as text, seed) -> accuracies by round, or a text that says why there are none
+    runs: dict     # (method as text, seed) -> accuracies of tested rounds, or a text that says why there are none
     asked: dict    # the other settings that decide the results
 
 def _curve_or_error(train, m, seed, checkpoint):
     try:
         h = train(m, seed, checkpoint).history
+        was_tested = h.reindex(columns=['accuracy', 'loss', 'accuracy_before']).notna().any(axis=1)
+        h = h[was_tested | (h['round'] == h['round'].max())]
         if bad := h['round'][~np.isfinite(h['loss'])].tolist():
             raise FloatingPointError(f"the server's test loss is not a number after round {bad[0]}")
         return h['accuracy'].tolist()
