@@ -79,6 +79,7 @@ def _train_stack(at, sims, sent, attempt):
     return outs
 
 # %% ../nbs/20_compare.ipynb #9999c30a
+@shield()
 def run_together(
     federations, # list of Federations
     failures=None, # list to append an Exception or None to, for each of them; None: raise the first exception
@@ -107,7 +108,7 @@ def run_together(
 # %% ../nbs/20_compare.ipynb #ad06af75
 def _run_some(federations, ends, bar):
     groups, begun, team, began, end = {}, {}, SingleProcess(), time.monotonic(), {}
-    with shield(), memory_held(federations[0].device):
+    with memory_held(federations[0].device):
         for i, f in enumerate(federations):
             try: sim, run = begun[i] = replace(f, progress=False).begin(team, False)
             except Exception as e: end[i] = e
@@ -265,6 +266,7 @@ def _histories_of(methods, seeds, asked, seen, folder): # asked: as for `run_met
     return histories
 
 # %% ../nbs/20_compare.ipynb #comparec
+@shield()
 def compare(
     methods,     # list of Methods
     task='digits', alpha=None, partition=None, # as for `experiment`; alpha None: 0.5, or that of the partition

@@ -160,10 +160,11 @@ def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as
     test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
                   criterion=self.origin and self.origin.criterion)
     everyone = list(range(state.clients))
-    both = {'global': ([None]*state.clients, {}),
-            'personal': (everyone, own_samples(self.method, task, clients, everyone))}
-    seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
-            for name, (who, more) in both.items()]
+    with import_module('fedlit.run').shield(): # as in the run
+        both = {'global': ([None]*state.clients, {}),
+                'personal': (everyone, own_samples(self.method, task, clients, everyone))}
+        seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
+                for name, (who, more) in both.items()]
     import pandas as pd
     return pd.DataFrame({'client': range(state.clients), 'test samples': [len(t) for t in tests],
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})

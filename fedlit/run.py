@@ -951,6 +951,7 @@ def federating(
     return Federation(**locals()).each_round()
 
 # %% ../nbs/19_run.ipynb #cf0b2634
+@shield()
 def centralised(
     model,      # network that returns (features, logits)
     task,       # Task

@@ -27,7 +27,7 @@ from ..ground.fingerprint import fingerprint, differences
 from ..result import records
 from ..scores import first_of, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
-from ..run import Simulation
+from ..run import Simulation, shield
 from ..scale.capacity import traffic
 from ..server import deploy_network, deployed
 from ..ground.tree import rows as at_row
@@ -173,6 +173,7 @@ def _lacking(run, origin, again, drawn, no_bytes, spectra):
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
 # %% ../../nbs/after/report.ipynb #7c1d20ba
+@shield()
 def facts(
     run,        # Run
     again=True, # train each examined client once more, to compare its network before and after?
@@ -195,8 +196,7 @@ def facts(
     return plain(dict(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
         labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history)[0],
-        clients=clients, spectra=spectra,
-        source=AGAIN if again and spectra is not None else '',
+        clients=clients, spectra=spectra, source=AGAIN if again and spectra is not None else '',
         missing=list(_lacking(run, origin, again, drawn, no_bytes, spectra))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0

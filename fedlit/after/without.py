@@ -19,7 +19,7 @@ from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run
 from ..scores import first_of, tests_of
-from ..run import Federation, several, versions
+from ..run import Federation, several, shield, versions
 from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
@@ -142,6 +142,7 @@ def __repr__(self:Without):
 
 # %% ../../nbs/after/without.ipynb #5bd0dd7e
 @patch
+@shield()
 def clients(self:Without) -> pd.DataFrame: # one row per client; `personal` if something stays at home
     "Accuracy on each client's own test set, with and without the clients left out."
     origin = self.run.origin
@@ -156,6 +157,7 @@ def clients(self:Without) -> pd.DataFrame: # one row per client; `personal` if s
 
 # %% ../../nbs/after/without.ipynb #8379dda5
 @patch
+@shield()
 def classes(self:Without) -> pd.DataFrame: # one row per class
     "Accuracy on each class, with and without the clients, and the share of its training samples that was left out."
     origin = self.run.origin
@@ -180,6 +182,7 @@ def plot(self:Without, ax=None):
                           ylabel=UNITS[self.first], rounds=h['round'].to_numpy())
 
 # %% ../../nbs/after/without.ipynb #51442161
+@shield()
 def without(
     run,     # Run
     client,  # number of the client to leave out, or several
@@ -194,6 +197,7 @@ def without(
     return Without(left, run if same_bits(run, origin) else origin.run(), other.run())
 
 # %% ../../nbs/after/without.ipynb #4c8b2b19
+@shield()
 def influence(
     run,          # Run
     clients=None, # numbers of clients; None: all that were not left out already
@@ -213,6 +217,7 @@ def influence(
     return pd.DataFrame(rows)
 
 # %% ../../nbs/after/without.ipynb #89aadf82
+@shield()
 def newcomers(
     run,      # Run in which some clients never took part, see `without` of `federate`
     steps=20, # local steps of fine-tuning

@@ -18,6 +18,7 @@ from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
+from ..run import shield
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together
@@ -63,6 +64,7 @@ def _curve_or_error(train, m, seed, checkpoint):
         return f'{type(e).__name__}: {e}'
 
 # %% ../../nbs/papers/interactions.ipynb #4e2d8686
+@shield()
 def interactions(
     methods,     # list of Methods
     seeds=None,  # number or list, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair
