@@ -666,7 +666,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if not known or any(k not in past for k in others): past = self.measured(before)
     row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
            **self.validated(after)}
-    if self.tests is None or not (who or self.meets): return row
+    if self.tests is None: return row
     tested, own = self.of_each('personal', self.test, after, self.tests)
     for name, values in own.items():
         if (none := [k for k, v in zip(tested, values) if v != v]) and name not in self.noticed:
