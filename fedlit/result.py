@@ -327,7 +327,8 @@ def to_folder(self:Run,
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
     folder, own = Path(folder), type(self.network(client)).__name__
     names = dict.fromkeys((*chain(*SCORED.values()), *self.settings.get('metrics', ())))
-    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
+    beside = 'input', 'labels', 'sizes', 'rounds', 'fingerprint', 'setting' # `rounds` is what was asked for
+    s = {k: v for k, v in self.settings.items() if k not in beside}
     facts = dict(method=repr(self.method), rounds=self.state.round, client=client,
                  own=None if isinstance(s.get('model'), dict) else own,
                  input=self.settings.get('input'), labels=self.settings.get('labels'),
