@@ -428,7 +428,7 @@ def run(a):
     from fedlit.result import records
     done = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
-    done.settings['asked'] = result_options(a)
+    done.settings['asked'] = dict(result_options(a), record=a.record)
     said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
     table = done.history.to_string(index=False, float_format='{:.4g}'.format)
     _finish(f'{table}\n{done}', (a.json, lambda path: write_json(path, said)), (a.save, done.save),
@@ -683,6 +683,8 @@ def _interrupted(a):
     if not option: return 'interrupted; nothing is kept'
     what = f'nothing but {a.kept}' if getattr(a, 'kept', '') else 'nothing'
     if not (place := getattr(a, option)): return f'interrupted; {what} is kept without --{option}'
+    if not os.path.exists(place) or os.path.isdir(place) and not os.listdir(place):
+        return f'interrupted in the first round; {what} is kept'
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
 # %% ../nbs/cli.ipynb #e44d294b

@@ -235,6 +235,18 @@ def test_ctrl_c_says_that_the_log_is_kept(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match='interrupted; nothing but .*log.csv is kept without --checkpoint'):
         main(['run', *SMALL, '--rounds', '2', '--log-csv', str(tmp_path/'log.csv')])
 
+@pytest.mark.parametrize('ask', [['run', '--checkpoint'], ['compare', '--out']], ids=lambda a: a[0])
+def test_ctrl_c_in_the_first_round_names_no_file(ask, tmp_path, monkeypatch):
+    def stop(*args, **kw): raise KeyboardInterrupt
+    monkeypatch.setattr('fedlit.run.Simulation.train', stop)
+    monkeypatch.setattr('fedlit.compare._train_all', stop)
+    with pytest.raises(SystemExit, match='interrupted in the first round; nothing is kept'):
+        main([ask[0], *SMALL, '--rounds', '2', ask[1], str(tmp_path/'there')])
+
+def test_a_repeated_run_is_recorded_as_it_was(tmp_path):
+    main(['run', *SMALL, '--rounds', '1', '--record', 'false', '--json', str(tmp_path/'run.json')])
+    assert _parsed(['run', '--from', str(tmp_path/'run.json')]).record == 'false'
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
 def test_a_log_survives_a_kill(tmp_path, capsys):
