@@ -340,8 +340,11 @@ def choose(
     last = runs[runs.method.isin(list(map(repr, methods)))].groupby(['method', 'seed'], sort=False).tail(1)
     for name, seed in last.loc[last[column].isna(), ['method', 'seed']].itertuples(index=False):
         raise ValueError(f"{column!r} of {name} with seed {seed} is not a number; choose among the other methods")
-    mean = last.groupby('method')[column].mean()
+    mean, seeds = last.groupby('method')[column].mean(), last.groupby('method').seed.agg(set)
     if lost := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {lost[0]!r}")
+    for m, lost in ((m, set.union(*seeds) - seeds[repr(m)]) for m in methods):
+        if lost: raise ValueError(f"{m!r} has no run with seed {min(lost)}, and means over different seeds cannot be "
+                                  f"compared; choose from runs[runs.seed.isin({sorted(set.intersection(*seeds))})]")
     if lowest is None: lowest = less_is_better(column, runs)
     return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
 

@@ -1,6 +1,6 @@
 "Do methods add up: the arithmetic by hand, the families, what cannot be, and runs that go on."
 import json, math
-import numpy as np, pandas as pd, pytest
+import numpy as np, pandas as pd, pytest, torch
 from scipy import stats
 from types import SimpleNamespace
 import fedlit
@@ -112,7 +112,8 @@ def on_interactions(seeds):
 
 @pytest.mark.parametrize('call', [on_compare, on_interactions])
 def test_seeds_mean_in_python_what_they_mean_on_the_command_line(call):
-    assert call(2) == call((0, 1)) == call(range(2)) == call(np.int64(2)) == [0, 1] and call([7]) == [7]
+    assert call(2) == call((0, 1)) == call(range(2)) == call(np.int64(2)) == call(torch.arange(2)) == [0, 1]
+    assert call([7]) == [7]
     for wrong in (0, -1, True, 1.5, 'ab', (1, -1), (1, 2.), (True,)):
         with pytest.raises(ValueError, match='seeds=.*, but it must be a number of seeds'): call(wrong)
     with pytest.raises(ValueError, match='3 is there twice'): call((3, 5, 3))
