@@ -18,7 +18,7 @@ from math import nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 from .engine.card import card
-from .engine.inputs import first_nonfinite, parts
+from .engine.inputs import check_device, first_nonfinite, parts
 from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import alike, differences
 from .ground.files import newest, read_tensors, write_file, write_tensors
@@ -147,10 +147,19 @@ def newcomers(self:Run, steps=20, **given): # steps: of fine-tuning
     "Test the network on clients that never took part, before and after fine-tuning: `fedlit.after.without.newcomers`."
     return _later('without', 'newcomers')(self, steps, **given)
 
+# %% ../nbs/18_result.ipynb #9f3f3a9e
+@patch
+def _client(self:Run, client):
+    "Refuse a client that does not exist, and a run without a network."
+    if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
+    if client is not None and not (is_whole(client) and 0 <= client < self.state.clients):
+        raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
+
 # %% ../nbs/18_result.ipynb #9c94c633
 @patch
 def per_client(self:Run, task, tests, metrics=None, clients=None): # clients: as in `federate`, for a run from a file
     "A DataFrame, one row per client: accuracy and `metrics` of the server's model and the client's own on its tests."
+    self._client(None) # refuses a run without a network
     if clients is None and self.origin and self.origin.task is task: clients = self.origin.clients
     if len(tests) != self.state.clients:
         raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
@@ -229,13 +238,6 @@ def data_spec(
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
 
 # %% ../nbs/18_result.ipynb #clientc1
-@patch
-def _client(self:Run, client):
-    "Refuse a client that does not exist, and a run without a network."
-    if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
-    if client is not None and not (is_whole(client) and 0 <= client < self.state.clients):
-        raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
-
 @patch
 def _net(self:Run, client):
     "The tensors of the server's network or of a client's own, and the function that changes its logits, or None."
@@ -523,6 +525,7 @@ def load(cls:Run,
     method=None,  # the Method, if its class cannot be imported
 ) -> Run:
     "Read a run from a file."
+    check_device(device)
     header, state = _read(path, device)
     if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")

@@ -961,7 +961,8 @@ def centralised(
     **kw,       # more arguments of `federate`: seed, device, statistics, ...
 ) -> Run:
     "Train one network on all data in one place."
-    if epochs % rounds: raise ValueError(f"rounds={rounds}, but it must divide the {epochs} epochs")
+    if not (is_whole(rounds) and rounds >= 1 and is_number(epochs) and epochs % rounds == 0):
+        raise ValueError(f"rounds={rounds!r}, but it must be a whole number and must divide the {epochs!r} epochs")
     everything = [torch.arange(len(task.y_train))]
     return federate(model, task, everything, FedAvg(), rounds=rounds,
                     local=replace(local or Local(), epochs=epochs//rounds, steps=None), **kw)

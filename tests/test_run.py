@@ -11,11 +11,12 @@ from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
-from fedlit.compare import compare, plot, table
+from fedlit.compare import choose, compare, plot, table
 from fedlit.figure import against_rounds
 from fedlit.measure import UNITS
 from fedlit.result import Run
-from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
+from fedlit.run import (SingleProcess, Federation, Simulation, centralised, choose_executor, federate,
+                        federating)
 from fedlit.state import start
 
 TASK = load('digits')
@@ -306,6 +307,26 @@ def test_a_comparison_of_nothing_or_with_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match='methods is empty'): compare([], rounds=1)
     runs = pd.DataFrame(dict(method=['FedAvg()']*2, seed=[0, 1], accuracy=[.5, .6]))
     with pytest.raises(ValueError, match=r'against=MOON\(.*, but these runs are of FedAvg'): table(runs, against=MOON())
+
+def test_a_choice_is_made_over_the_seeds_that_all_have():
+    runs = pd.DataFrame([dict(method=m, seed=s, validation=v) for m, s, v in (
+        ('FedAvg()', 0, .1), ('FedAvg()', 1, .9), ('MOON(mu=1.0)', 1, .8))])
+    with pytest.raises(ValueError, match=r'MOON.* has no run with seed 0, .* from runs\[runs.seed.isin\(\[1\]\)\]'):
+        choose([FedAvg(), MOON()], runs.replace('MOON(mu=1.0)', repr(MOON())))
+    one = runs[runs.seed == 1].replace('MOON(mu=1.0)', repr(MOON()))
+    assert choose([FedAvg(), MOON()], one) == FedAvg()
+
+@pytest.mark.parametrize('given', [dict(rounds=0), dict(rounds=1.), dict(epochs='3'), dict(epochs=3, rounds=2)])
+def test_epochs_in_one_place_are_cut_into_whole_rounds(given):
+    with pytest.raises(ValueError, match='must divide the .* epochs'):
+        centralised(net(), TASK, **given)
+
+def test_a_run_from_a_file_says_what_it_lacks(tmp_path):
+    run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, **FAST)
+    run.settings['model'] = 'Mine'
+    path = run.save(tmp_path/'run')
+    with pytest.raises(ValueError, match='no network; Run.load'): Run.load(path).per_client(TASK, [[0]]*len(CLIENTS))
+    with pytest.raises(ValueError, match="^device='cuda:99' cannot be used here"): Run.load(path, device='cuda:99')
 
 def test_clients_are_tested_on_samples_given_in_any_form():
     task = load('digits').subset(60, test=20)
