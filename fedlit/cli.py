@@ -7,7 +7,7 @@ __all__ = ['CHOICES', 'BASE', 'TAKES', 'OWN', 'COMMANDS', 'setting', 'result_opt
            'report', 'report_run', 'interactions', 'check', 'parser', 'main']
 
 # %% ../nbs/cli.ipynb #061c3b79
-import argparse, ast, contextlib, errno, os, statistics, sys, time, traceback
+import argparse, ast, contextlib, errno, math, os, statistics, sys, time, traceback
 from dataclasses import replace
 from pathlib import Path
 from . import __version__
@@ -428,7 +428,7 @@ def run(a):
     from fedlit.result import records
     done = _federate(a, setting(a), checkpoint=a.checkpoint)
     if _follows(): return
-    done.settings['asked'] = result_options(a)
+    done.settings['asked'] = dict(result_options(a), record=a.record)
     said = dict(method=repr(done.method), settings=done.settings, history=records(done.history))
     table = done.history.to_string(index=False, float_format='{:.4g}'.format)
     _finish(f'{table}\n{done}', (a.json, lambda path: write_json(path, said)), (a.save, done.save),
@@ -452,7 +452,7 @@ def _row_of(runs):
     last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
     first, _ = first_of(runs[0].history)
     by = 'validation' if 'validation' in runs[0].history else first
-    best = shown([r.best(by)[first] for r in runs])
+    best = shown([r.best(by).get(first, math.nan) for r in runs]) # NaN if the run has diverged
     seconds = [s for r in runs for s in r.history['seconds']]
     own = {c: last(c) for c in ('personal', 'validation', 'validation_personal')}
     return {first: last(first), **own, f'best by {by}': best, 'seconds_a_round': round(statistics.median(seconds), 3)}
@@ -683,6 +683,8 @@ def _interrupted(a):
     if not option: return 'interrupted; nothing is kept'
     what = f'nothing but {a.kept}' if getattr(a, 'kept', '') else 'nothing'
     if not (place := getattr(a, option)): return f'interrupted; {what} is kept without --{option}'
+    if not os.path.exists(place) or os.path.isdir(place) and not os.listdir(place):
+        return f'interrupted in the first round; {what} is kept'
     return f'interrupted; {place} has the rounds that were finished, and the same command goes on from there'
 
 # %% ../nbs/cli.ipynb #e44d294b

@@ -26,6 +26,10 @@ from .setting import PARTITIONS, Setting, call, task_of, written
 # %% ../nbs/20_compare.ipynb #01fdf250
 TOGETHER = 128 # most clients in one stack of several runs; a larger stack takes more memory and is hardly faster
 
+def _stacks(federations):
+    most = max(1, TOGETHER//max([len(f.clients) for f in federations], default=1))
+    return [federations[i:i+most] for i in range(0, len(federations), most)]
+
 def _next_ask(steps, out=None):
     "Who is to be trained next, and from which state; None at the end."
     try:
@@ -79,22 +83,23 @@ def _train_stack(at, sims, sent, attempt):
     return outs
 
 # %% ../nbs/20_compare.ipynb #9999c30a
+@shield()
 def run_together(
     federations, # list of Federations
     failures=None, # list to append an Exception or None to, for each of them; None: raise the first exception
-) -> list:       # list of Runs, in the same order; None for one that ended with an error
+    train=True,  # False: runs stay as their checkpoints have them
+) -> list:       # list of Runs, in the same order; None for one that ended with an error, or has no round yet
     "Run several federations; the clients of federations of the same kind train in one stack."
-    ends, runs = [] if failures is None else failures, []
+    ends, runs, began = [] if failures is None else failures, [], time.monotonic()
     if any(f.is_remote() for f in federations):
         ends += [None]*len(federations)
         return [f.run() for f in federations]
     todo, files = [f.checked() for f in federations], [str(f.checkpoint) for f in federations if f.checkpoint]
     if twice := [f for f in files if files.count(f) > 1]:
         raise ValueError(f"checkpoint={twice[0]!r} is that of two runs")
-    most = max(1, TOGETHER//max([len(f.clients) for f in todo], default=1))
     with tqdm(total=sum(f.rounds for f in todo), disable=not any(f.progress for f in todo), unit='round') as bar:
         try:
-            for i in range(0, len(todo), most): runs += _run_some(todo[i:i+most], ends, bar)
+            for some in _stacks(todo): runs += _run_some(some, ends, bar, began, train)
         except KeyboardInterrupt as e:
             runs += getattr(e, 'runs', [])
             give_runs(e, runs + [None]*(len(todo) - len(runs)), sum(map(_is_over, runs)), len(todo))
@@ -105,9 +110,9 @@ def run_together(
     return runs
 
 # %% ../nbs/20_compare.ipynb #ad06af75
-def _run_some(federations, ends, bar):
-    groups, begun, team, began, end = {}, {}, SingleProcess(), time.monotonic(), {}
-    with shield(), memory_held(federations[0].device):
+def _run_some(federations, ends, bar, began, train):
+    groups, begun, team, end = {}, {}, SingleProcess(), {}
+    with memory_held(federations[0].device):
         for i, f in enumerate(federations):
             try: sim, run = begun[i] = replace(f, progress=False).begin(team, False)
             except Exception as e: end[i] = e
@@ -116,7 +121,7 @@ def _run_some(federations, ends, bar):
                 if group: sim.task, sim.source = begun[group[0]][0].task, begun[group[0]][0].source # once in memory
                 group.append(i)
                 bar.update(run.state.round)
-        for at in groups.values():
+        for at in groups.values() if train else ():
             sims, runs = zip(*(begun[i] for i in at))
             stops = [began + 60*(federations[i].minutes or 0) for i in at]
             steps = [s.rounds(r, s, t) for s, r, t in zip(sims, runs, stops)]
@@ -124,8 +129,8 @@ def _run_some(federations, ends, bar):
             except KeyboardInterrupt as e:
                 e.runs = [_so_far(*begun.get(i, (None, None)), i in end, end.get(i)) for i in range(len(federations))]
                 raise
-    ends += [end[i] for i in range(len(federations))]
-    runs = [_so_far(*begun.get(i, (None, None)), True, end[i]) for i in range(len(federations))]
+    ends += [end.get(i) for i in range(len(federations))]
+    runs = [_so_far(*begun.get(i, (None, None)), True, end.get(i)) for i in range(len(federations))]
     trim_memory()
     return runs
 
@@ -245,11 +250,17 @@ def run_methods(
     seeds,   # list of seeds
     asked,   # function (method, seed) -> Federation
 ):           # generator of (method, its Runs, one for each seed)
-    "Check every method before the first one trains, then run one after the other, the seeds of each together."
+    "Check every method, then run one after the other, the seeds of each together; `minutes` are for all of them."
     for m in methods:
         if not (first := asked(m, seeds[0])).is_remote(): first.checked()
-    for m in methods: yield m, run_together([asked(m, s) for s in seeds])
+    began, late = time.monotonic(), False
+    for m in methods:
+        spent, todo = (time.monotonic() - began)/60, [asked(m, s) for s in seeds]
+        todo = [f if f.minutes is None else replace(f, minutes=max(0., f.minutes - spent)) for f in todo]
+        yield m, (runs := run_together(todo, train=not late))
+        late = late or not all(map(_is_over, runs)) # the others are only read, in case they are finished
 
+# %% ../nbs/20_compare.ipynb #57ae8959
 def _histories_of(methods, seeds, asked, seen, folder): # asked: as for `run_methods`; seen: function of histories
     "Method -> the histories of its runs; an exception has what `seen` makes of the finished ones."
     histories, many = {}, len(methods)*len(seeds)
@@ -265,6 +276,7 @@ def _histories_of(methods, seeds, asked, seen, folder): # asked: as for `run_met
     return histories
 
 # %% ../nbs/20_compare.ipynb #comparec
+@shield()
 def compare(
     methods,     # list of Methods
     task='digits', alpha=None, partition=None, # as for `experiment`; alpha None: 0.5, or that of the partition
@@ -329,8 +341,11 @@ def choose(
     last = runs[runs.method.isin(list(map(repr, methods)))].groupby(['method', 'seed'], sort=False).tail(1)
     for name, seed in last.loc[last[column].isna(), ['method', 'seed']].itertuples(index=False):
         raise ValueError(f"{column!r} of {name} with seed {seed} is not a number; choose among the other methods")
-    mean = last.groupby('method')[column].mean()
+    mean, seeds = last.groupby('method')[column].mean(), last.groupby('method').seed.agg(set)
     if lost := [m for m in methods if repr(m) not in mean]: raise ValueError(f"the runs have nothing of {lost[0]!r}")
+    for m, lost in ((m, set.union(*seeds) - seeds[repr(m)]) for m in methods):
+        if lost: raise ValueError(f"{m!r} has no run with seed {min(lost)}, and means over different seeds cannot be "
+                                  f"compared; choose from runs[runs.seed.isin({sorted(set.intersection(*seeds))})]")
     if lowest is None: lowest = less_is_better(column, runs)
     return (min if lowest else max)(methods, key=lambda m: mean[repr(m)])
 
@@ -350,7 +365,8 @@ def plot(
     names = {m: re.sub(r'\([^()]*\)', '', m) for m in runs.method.unique()}
     if len({*names.values()}) < len(names): names = {m: m for m in names} # they differ in their parameters
     tested = runs.dropna(subset=column)
-    curves = {names[m]: g.pivot(index='seed', columns='round', values=column).to_numpy()
+    rounds = sorted(tested['round'].unique())
+    curves = {names[m]: g.pivot(index='seed', columns='round', values=column).reindex(columns=rounds).to_numpy()
               for m, g in tested.groupby('method', sort=False)}
     accent = accent and names.get(repr(accent), repr(accent))
-    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), sorted(tested['round'].unique()))
+    return against_rounds(curves, ax, accent, ylabel or UNITS.get(column, column), rounds)

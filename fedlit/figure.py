@@ -64,8 +64,8 @@ def apart(
 # %% ../nbs/14_figure.ipynb #45217640
 def _name_ends(ax, lines):
     "Name each line at its end; `lines` maps label -> (x, y, colour)"
-    ax.figure.draw_without_rendering()
-    ends = {l: (x[ok][-1], y[ok][-1]) for l, (x, y, _) in lines.items() if (ok := np.isfinite(y)).any()}
+    ax.figure.canvas.figure.draw_without_rendering() # of the whole figure, if this is a part of one
+    ends = {l: (x[-1], y[-1]) for l, (x, y, _) in lines.items() if len(y)}
     size = np.array([ax.bbox.width, ax.bbox.height]) * 72/ax.figure.dpi
     at = {l: (ax.transData + ax.transAxes.inverted()).transform(e) * size for l, e in ends.items()}
     for last in True, False:
@@ -80,7 +80,8 @@ def _name(ax, label, end, colour, right, up):
 
 # %% ../nbs/14_figure.ipynb #6fc00399
 def _draw(ax, curves, accent, middle, x=None, threshold=None, **axes):
-    "Draw a line and a band per label, named at the line's end; `middle`: (seeds, k) -> (line, low, high)"
+    "Draw a line and a band per label, named at the line's end; `middle`: (seeds, k) -> (line, low, high), NaN left out"
+    from matplotlib.ticker import MaxNLocator
     colours, lines = colours_of(list(curves), accent), {}
     ax = _axes(ax)
     if threshold: ax.axhline(threshold, color=palette['light'], lw=.8, ls='--', zorder=1)
@@ -88,13 +89,15 @@ def _draw(ax, curves, accent, middle, x=None, threshold=None, **axes):
         rows, (c, dash) = np.atleast_2d(np.stack([np.asarray(r, float) for r in v])), colours[label] # of tensors, too
         if rows.ndim > 2: raise ValueError(f"a curve is (k,) or (seeds, k), got shape {rows.shape}")
         y, low, high = middle(rows)
-        xs = np.arange(1, len(y) + 1) if x is None else np.asarray(x)[:len(y)]
-        ax.plot(xs, y, dash, color=c, zorder=3 if label == accent else 2)
+        xs, there = np.arange(1, len(y) + 1) if x is None else np.asarray(x), np.isfinite(y)
+        if len(xs) != len(y): raise ValueError(f"{label!r} has {len(y)} values, but rounds has {len(xs)}")
+        xs, y, low, high = (v[there] for v in (xs, y, low, high))
+        ax.plot(xs, y, dash, color=c, marker='.' if len(xs) == 1 else '', zorder=3 if label == accent else 2)
         if len(rows) > 1: ax.fill_between(xs, low, high, color=c, alpha=.18, lw=0)
         lines[label] = xs, y, c
     ax.set(**axes)
     ax.margins(x=.01)
-    ax.xaxis.get_major_locator().set_params(integer=True)
+    if isinstance(at := ax.xaxis.get_major_locator(), MaxNLocator): at.set_params(integer=True) # else a scale's own
     _name_ends(ax, lines)
     return ax
 
@@ -119,7 +122,7 @@ def against_rounds(
     ax=None,                        # matplotlib Axes; None: a new figure of 6 x 3 inches
     accent=None,                    # the label to draw in colour; None: the labels are an ordered family
     ylabel='test accuracy (share)', # quantity and unit
-    rounds=None,                    # the round of each value; 1, 2, ... by default
+    rounds=None,                    # the round of each value of a curve, NaN where it has none; 1, 2, ... by default
 ):                                  # the Axes
     "Plot a quantity over the rounds, curves named at their ends; the band is the 95 % interval of the mean over seeds"
     if hasattr(curves, 'columns'):

@@ -30,6 +30,7 @@ from .engine.inputs import named_in
 from .local import Local
 from .cohort import Broadcast
 from .round import fed_round, local_phase
+from .run import shield
 from .server import aggregate, deploy_network, holders
 from .state import TREES, pure, start
 from .ground.table import Table
@@ -938,6 +939,7 @@ def _all(method, world):
     return rows
 
 # %% ../nbs/laws.ipynb #2b2a3494
+@shield()
 def check(
     method,     # a Method, or a class that can be made without hyperparameters
     model=None, # network of one's own, which returns (features, logits)

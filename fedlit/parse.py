@@ -152,6 +152,7 @@ def local(
 # %% ../nbs/15_parse.ipynb #sd14code
 def list_seeds(seeds) -> list: # an int n, for the seeds 0 to n-1; or the seeds: a tuple, a list, a range
     "The seeds as a list of ints. A ValueError says what is wrong with them."
+    seeds = seeds.tolist() if hasattr(seeds, 'tolist') else seeds
     many = hasattr(seeds, '__iter__') and not isinstance(seeds, str)
     found, least = (list(seeds), 0) if many else ([seeds], 1)
     for s in found:

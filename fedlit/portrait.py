@@ -20,6 +20,7 @@ from .models import Net
 from .local import Local
 from .cohort import Broadcast
 from .round import local_phase
+from .run import shield
 from .server import aggregate
 from .state import start
 from .scale.capacity import Wire
@@ -116,6 +117,7 @@ class Portrait:
     marks: tuple  # tuple of names in `MARKS`
     def __repr__(self): return f'Portrait({self.name!r})'
 
+@shield()
 def portrait(method):
     "Make a portrait of `method` from a round on the first of the `trial_networks` that it accepts."
     if not isinstance(method, Method): raise TypeError(f"{method!r} is not a method, as MOON(mu=1) + FedDecorr() is")

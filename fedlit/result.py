@@ -18,7 +18,7 @@ from math import nan, prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 from .engine.card import card
-from .engine.inputs import first_nonfinite, parts
+from .engine.inputs import check_device, first_nonfinite, parts
 from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import alike, differences, of_criterion
 from .ground.files import newest, read_tensors, write_file, write_tensors
@@ -31,8 +31,8 @@ from .local import is_whole
 from .method import Method, asks_for, overrides
 from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
-from .scores import (SEEN, Tester, by_name, first_of, less_is_better, needs_samples, own_samples,
-                           scores_of)
+from .scores import (SEEN, Tester, by_name, first_of, keep_tested, less_is_better, needs_samples,
+                           own_samples, scores_of)
 from .server import deploy_network, deployed
 from .state import STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
@@ -117,8 +117,8 @@ def plot(self:Run, ax=None):
     "Plot the global model's accuracy, or the first measure in `fedlit.measure.SCORED` that it has, against rounds."
     from fedlit.figure import against_rounds
     first, _ = first_of(self.history)
-    h = self.history.dropna(subset=first)
-    return against_rounds({self.method.name: h[first].to_numpy()}, ax=ax, ylabel=UNITS[first])
+    if not len(h := keep_tested(self.history)): raise ValueError("nothing to draw: no round of this run was tested")
+    return against_rounds({self.method.name: h[first].to_numpy()}, ax, None, UNITS[first], h['round'].to_numpy())
 
 # %% ../nbs/18_result.ipynb #a562acf5
 def _later(module, name): return getattr(import_module(f'fedlit.after.{module}'), name)
@@ -158,12 +158,21 @@ def _criterion(self:Run, target):
         raise ValueError(f"{self.method.name} makes the network of a client with the loss of the run, and that was not "
                          f"the usual one, {CRITERIA[target].__name__}; pass criterion")
 
+# %% ../nbs/18_result.ipynb #9f3f3a9e
+@patch
+def _client(self:Run, client):
+    "Refuse a client that does not exist, and a run without a network."
+    if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
+    if client is not None and not (is_whole(client) and 0 <= client < self.state.clients):
+        raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
+
 # %% ../nbs/18_result.ipynb #9c94c633
 @patch
 def per_client(self:Run, task, tests, metrics=None,
     clients=None, criterion=None, # as in `federate`, for a run from a file
 ):
     "A DataFrame, one row per client: accuracy and `metrics` of the server's model and the client's own on its tests."
+    self._client(None) # refuses a run without a network
     if clients is None and self.origin and self.origin.task is task: clients = self.origin.clients
     if len(tests) != self.state.clients:
         raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
@@ -173,10 +182,11 @@ def per_client(self:Run, task, tests, metrics=None,
     test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
                   criterion=criterion or self._criterion(task.target))
     everyone = list(range(state.clients))
-    both = {'global': ([None]*state.clients, {}),
-            'personal': (everyone, own_samples(self.method, task, clients, everyone))}
-    seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
-            for name, (who, more) in both.items()]
+    with import_module('fedlit.run').shield(): # as in the run
+        both = {'global': ([None]*state.clients, {}),
+                'personal': (everyone, own_samples(self.method, task, clients, everyone))}
+        seen = [by_name(name, scores_of(self.method, test, state, tests, who, **more))
+                for name, (who, more) in both.items()]
     import pandas as pd
     return pd.DataFrame({'client': range(state.clients), 'test samples': [len(t) for t in tests],
                          **{k: s[k] for pair in zip(*seen) for k, s in zip(pair, seen)}})
@@ -242,13 +252,6 @@ def data_spec(
     return dict(input=said, labels=task.labels and [str(k) for k in task.labels], **more)
 
 # %% ../nbs/18_result.ipynb #clientc1
-@patch
-def _client(self:Run, client):
-    "Refuse a client that does not exist, and a run without a network."
-    if self.model is None: raise ValueError("the run has no network; Run.load(path, model=...) gives it one")
-    if client is not None and not (is_whole(client) and 0 <= client < self.state.clients):
-        raise ValueError(f"client={client!r}, but clients are 0 to {self.state.clients - 1}, or None for the server")
-
 @patch
 def _net(self:Run, client):
     "The tensors of the server's network or of a client's own, and the function that changes its logits, or None."
@@ -340,7 +343,8 @@ def to_folder(self:Run,
     "Write `model.safetensors`, `config.json` and a model card, `README.md`, into a folder."
     folder, own = Path(folder), type(self.network(client)).__name__
     names = dict.fromkeys((*chain(*SCORED.values()), *self.settings.get('metrics', ())))
-    s = {k: v for k, v in self.settings.items() if k not in ('input', 'labels', 'sizes', 'fingerprint', 'setting')}
+    beside = 'input', 'labels', 'sizes', 'rounds', 'fingerprint', 'setting' # `rounds` is what was asked for
+    s = {k: v for k, v in self.settings.items() if k not in beside}
     facts = dict(method=repr(self.method), rounds=self.state.round, client=client,
                  own=None if isinstance(s.get('model'), dict) else own,
                  input=self.settings.get('input'), labels=self.settings.get('labels'),
@@ -535,6 +539,7 @@ def load(cls:Run,
     method=None,  # the Method, if its class cannot be imported
 ) -> Run:
     "Read a run from a file."
+    check_device(device)
     header, state = _read(path, device)
     if method is not None and repr(method) != _text_of(header, method):
         raise ValueError(f"{path} holds {header['method'][:200]}, not {repr(method)[:200]}")

@@ -669,7 +669,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
     if not known or any(k not in past for k in others): past = self.measured(before)
     row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
            **self.validated(after)}
-    if self.tests is None or not (who or self.meets): return row
+    if self.tests is None: return row
     tested, own = self.of_each('personal', self.test, after, self.tests)
     for name, values in own.items():
         if (none := [k for k, v in zip(tested, values) if v != v]) and name not in self.noticed:
@@ -957,6 +957,7 @@ def federating(
     return Federation(**locals()).each_round()
 
 # %% ../nbs/19_run.ipynb #cf0b2634
+@shield()
 def centralised(
     model,      # network that returns (features, logits)
     task,       # Task
@@ -966,7 +967,8 @@ def centralised(
     **kw,       # more arguments of `federate`: seed, device, statistics, ...
 ) -> Run:
     "Train one network on all data in one place."
-    if epochs % rounds: raise ValueError(f"rounds={rounds}, but it must divide the {epochs} epochs")
+    if not (is_whole(rounds) and rounds >= 1 and is_number(epochs) and epochs % rounds == 0):
+        raise ValueError(f"rounds={rounds!r}, but it must be a whole number and must divide the {epochs!r} epochs")
     everything = [torch.arange(len(task.y_train))]
     return federate(model, task, everything, FedAvg(), rounds=rounds,
                     local=replace(local or Local(), epochs=epochs//rounds, steps=None), **kw)

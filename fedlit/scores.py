@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['MANY', 'STAGES', 'SEEN', 'tests_of', 'Tester', 'queue_scores', 'read_scores', 'scores_of', 'needs_samples',
-           'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'first_of', 'less_is_better', 'check_name',
-           'check_metrics', 'read_watch']
+           'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'first_of', 'less_is_better', 'keep_tested',
+           'check_name', 'check_metrics', 'read_watch']
 
 # %% ../nbs/17_scores.ipynb #scoresim
 import json, re, torch
@@ -226,6 +226,10 @@ def less_is_better(
              "lowest=True says that it is less, and lowest=False that it is more")
     return name in (*LESS, 'loss', 'train_loss')
 
+def keep_tested(history): # DataFrame
+    "The rows of the rounds in which the main measure was taken."
+    first, _ = first_of(history)
+    return history[history[first].notna()] if first in history else history[:0]
 
 # %% ../nbs/17_scores.ipynb #52d356c7
 def check_name(

@@ -6,7 +6,7 @@ import pandas as pd, pytest
 from fedlit.cli import main, setting, _names, parser, CHOICES, _parsed
 from fedlit.data import datasets
 from fedlit.local import Local
-from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer
+from fedlit.methods import MOON, FedAvg, FedDecorr, FedPer, FedProx
 from fedlit.result import Run
 from fedlit.papers.collapse import collapse_runs
 from fedlit import cli, partition
@@ -235,6 +235,18 @@ def test_ctrl_c_says_that_the_log_is_kept(tmp_path, monkeypatch):
     with pytest.raises(SystemExit, match='interrupted; nothing but .*log.csv is kept without --checkpoint'):
         main(['run', *SMALL, '--rounds', '2', '--log-csv', str(tmp_path/'log.csv')])
 
+@pytest.mark.parametrize('ask', [['run', '--checkpoint'], ['compare', '--out']], ids=lambda a: a[0])
+def test_ctrl_c_in_the_first_round_names_no_file(ask, tmp_path, monkeypatch):
+    def stop(*args, **kw): raise KeyboardInterrupt
+    monkeypatch.setattr('fedlit.run.Simulation.train', stop)
+    monkeypatch.setattr('fedlit.compare._train_all', stop)
+    with pytest.raises(SystemExit, match='interrupted in the first round; nothing is kept'):
+        main([ask[0], *SMALL, '--rounds', '2', ask[1], str(tmp_path/'there')])
+
+def test_a_repeated_run_is_recorded_as_it_was(tmp_path):
+    main(['run', *SMALL, '--rounds', '1', '--record', 'false', '--json', str(tmp_path/'run.json')])
+    assert _parsed(['run', '--from', str(tmp_path/'run.json')]).record == 'false'
+
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == 'win32', reason='no such signal')
 def test_a_log_survives_a_kill(tmp_path, capsys):
@@ -359,6 +371,13 @@ def test_a_comparison_that_breaks_prints_and_writes_what_is_finished(tmp_path, c
     said = json.loads((tmp_path/'c.json').read_text())
     assert [r['method'] for r in said['table']] == ['FedAvg()'] and len(said['runs']) == 2
     assert 'FedAvg()' in capsys.readouterr().out
+
+@pytest.mark.filterwarnings('ignore')
+def test_a_run_that_diverged_does_not_end_a_comparison(tmp_path):
+    main(['compare', *SMALL, '--epochs', '1', '--rounds', '1', '--seeds', '1', '--lr', '1e6', '--bad-clients', 'report',
+          '--methods', 'FedAvg()', 'FedProx()', '--json', str(tmp_path/'c.json')])
+    said = json.loads((tmp_path/'c.json').read_text())['table']
+    assert [r['method'] for r in said] == ['FedAvg()', repr(FedProx())] and 'nan' in said[0]['accuracy']
 
 def test_a_comparison_in_python_is_that_of_the_command_line(tmp_path):
     mixture = 'dirichlet_mixture(alpha=1.0, train=60, test=30)' # which makes the clients' own test samples

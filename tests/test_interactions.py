@@ -1,6 +1,6 @@
 "Do methods add up: the arithmetic by hand, the families, what cannot be, and runs that go on."
 import json, math
-import numpy as np, pandas as pd, pytest
+import numpy as np, pandas as pd, pytest, torch
 from scipy import stats
 from types import SimpleNamespace
 import fedlit
@@ -90,6 +90,15 @@ def test_runs_away_is_a_reason_and_no_number():
     t = interactions([A, B], seeds=(0, 1), train=train, asked={}, progress=False)
     assert 'test loss is not a number after round 2' in t.pairs().why[0] and t.effects().why.tolist()[1] == ''
 
+def test_rounds_that_were_not_tested_are_no_reason():
+    columns = dict(round=[1, 2, 3], accuracy=[math.nan, .5, .6], loss=[math.nan, 1., 1.])
+    run = SimpleNamespace(history=pd.DataFrame(columns))
+    seen = interactions([A, B], seeds=(0,), train=lambda *_: run, asked={}, progress=False)
+    assert {*map(tuple, seen.runs.values())} == {(.5, .6)}
+    run.history.loc[2, ['accuracy', 'loss']] = math.nan # the last round is always tested
+    with pytest.raises(FloatingPointError, match='after round 3'):
+        interactions([A, B], seeds=(0,), train=lambda *_: run, asked={}, progress=False)
+
 @pytest.mark.parametrize('methods, word', [([A], 'at least two'), ([A, A], '2 times'), ([A, FedAvg()], 'leave it out')])
 def test_requests_without_a_pair(methods, word):
     with pytest.raises(ValueError, match=word): sums(methods)
@@ -103,7 +112,8 @@ def on_interactions(seeds):
 
 @pytest.mark.parametrize('call', [on_compare, on_interactions])
 def test_seeds_mean_in_python_what_they_mean_on_the_command_line(call):
-    assert call(2) == call((0, 1)) == call(range(2)) == call(np.int64(2)) == [0, 1] and call([7]) == [7]
+    assert call(2) == call((0, 1)) == call(range(2)) == call(np.int64(2)) == call(torch.arange(2)) == [0, 1]
+    assert call([7]) == [7]
     for wrong in (0, -1, True, 1.5, 'ab', (1, -1), (1, 2.), (True,)):
         with pytest.raises(ValueError, match='seeds=.*, but it must be a number of seeds'): call(wrong)
     with pytest.raises(ValueError, match='3 is there twice'): call((3, 5, 3))

@@ -15,7 +15,7 @@ from fedlit.participation import BySize, Participation, PowerOfChoice, RoundRobi
 from fedlit.partition import dirichlet
 from fedlit.result import Run
 from fedlit.scores import tests_of as own_tests
-from fedlit.run import federate
+from fedlit.run import federate, federating
 from fedlit.ground.tree import flatten
 from conftest import browsed
 from fedlit.scale.capacity import traffic
@@ -99,6 +99,15 @@ def test_a_run_that_diverged_has_a_report_too(tmp_path):
         f = facts(r, **given)
         assert not f['spectra'] and any('features of test samples are not finite' in what for what, _ in f['missing'])
         assert len(f['clients']) == 6 and '</html>' in page(f)
+
+def test_a_run_that_was_not_tested_yet_has_a_report_too():
+    early = next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))
+    f = facts(early, again=False)
+    assert any('evaluate_every=1' in how for _, how in f['missing']) and '</html>' in page(f)
+
+def test_a_list_that_was_watched_is_shown():
+    f = facts(run(rounds=1, watch=lambda *_: dict(counts=[1, None, 'a'])), again=False)
+    assert '[1, None, &#x27;a&#x27;]' in page(f)
 
 def test_bytes_are_those_of_the_traffic_table():
     for m in (FedPer(), HeteroFL(rates=(1., .5))):

@@ -11,10 +11,12 @@ from fedlit.models import build
 from fedlit.partition import dirichlet, iid
 from fedlit.local import Local
 from fedlit.participation import PowerOfChoice, draw_clients
-from fedlit.compare import compare, plot, table
+from fedlit.compare import choose, compare, plot, table
+from fedlit.figure import against_rounds
 from fedlit.measure import UNITS
 from fedlit.result import Run
-from fedlit.run import SingleProcess, Federation, Simulation, choose_executor, federate, federating
+from fedlit.run import (SingleProcess, Federation, Simulation, centralised, choose_executor, federate,
+                        federating)
 from fedlit.state import start
 
 TASK = load('digits')
@@ -242,6 +244,33 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
         with pytest.raises(ValueError, match=said): plot(**wrong)
     plt.close('all')
 
+def drawn(ax): return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.lines]
+
+def test_a_curve_is_drawn_at_the_rounds_that_were_tested(monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    import matplotlib.pyplot as plt
+    run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=5, evaluate_every=2, **FAST)
+    assert drawn(run.plot()) == [([2, 4, 5], run.history.accuracy[[1, 3, 4]].tolist())]
+    part = plt.figure().subfigures(1, 2)[0].subplots()
+    part.set_xscale('log')
+    assert drawn(run.plot(part)) == drawn(run.plot())
+    run.history = run.history[:2]
+    assert run.plot().lines[0].get_marker() == '.' # else a single round would leave no trace
+    run.history = run.history[:1]
+    with pytest.raises(ValueError, match='nothing to draw: no round of this run was tested'): run.plot()
+    plt.close('all')
+
+def test_methods_and_seeds_tested_in_other_rounds_are_drawn_where_they_were(monkeypatch):
+    monkeypatch.setenv('MPLBACKEND', 'Agg')
+    import matplotlib.pyplot as plt
+    rows = lambda m, seed, rounds: [dict(method=m, seed=seed, round=r, accuracy=r/10) for r in rounds]
+    runs = pd.DataFrame([*rows('FedAvg()', 0, (4, 6, 8, 10)), *rows('FedAvg()', 1, (4, 8, 10)),
+                         *rows('MOON()', 0, (6, 10))])
+    assert drawn(plot(runs)) == [([4, 8, 10], [.4, .8, 1.]), ([6, 10], [.6, 1.])]
+    with pytest.raises(ValueError, match="'a' has 2 values, but rounds has 3"):
+        against_rounds({'a': [1., 2.]}, rounds=[1, 2, 3])
+    plt.close('all')
+
 def test_an_axis_has_the_name_of_what_is_drawn(monkeypatch):
     monkeypatch.setenv('MPLBACKEND', 'Agg')
     runs = pd.DataFrame(dict(method='FedAvg()', seed=0, round=[1, 2], accuracy=.5, loss=2., personal=.4, mine=5.))
@@ -278,6 +307,26 @@ def test_a_comparison_of_nothing_or_with_what_is_not_there_is_refused():
     with pytest.raises(ValueError, match='methods is empty'): compare([], rounds=1)
     runs = pd.DataFrame(dict(method=['FedAvg()']*2, seed=[0, 1], accuracy=[.5, .6]))
     with pytest.raises(ValueError, match=r'against=MOON\(.*, but these runs are of FedAvg'): table(runs, against=MOON())
+
+def test_a_choice_is_made_over_the_seeds_that_all_have():
+    runs = pd.DataFrame([dict(method=m, seed=s, validation=v) for m, s, v in (
+        ('FedAvg()', 0, .1), ('FedAvg()', 1, .9), ('MOON(mu=1.0)', 1, .8))])
+    with pytest.raises(ValueError, match=r'MOON.* has no run with seed 0, .* from runs\[runs.seed.isin\(\[1\]\)\]'):
+        choose([FedAvg(), MOON()], runs.replace('MOON(mu=1.0)', repr(MOON())))
+    one = runs[runs.seed == 1].replace('MOON(mu=1.0)', repr(MOON()))
+    assert choose([FedAvg(), MOON()], one) == FedAvg()
+
+@pytest.mark.parametrize('given', [dict(rounds=0), dict(rounds=1.), dict(epochs='3'), dict(epochs=3, rounds=2)])
+def test_epochs_in_one_place_are_cut_into_whole_rounds(given):
+    with pytest.raises(ValueError, match='must divide the .* epochs'):
+        centralised(net(), TASK, **given)
+
+def test_a_run_from_a_file_says_what_it_lacks(tmp_path):
+    run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=1, **FAST)
+    run.settings['model'] = 'Mine'
+    path = run.save(tmp_path/'run')
+    with pytest.raises(ValueError, match='no network; Run.load'): Run.load(path).per_client(TASK, [[0]]*len(CLIENTS))
+    with pytest.raises(ValueError, match="^device='cuda:99' cannot be used here"): Run.load(path, device='cuda:99')
 
 def test_clients_are_tested_on_samples_given_in_any_form():
     task = load('digits').subset(60, test=20)

@@ -17,6 +17,7 @@ from fedlit.methods import DPSGD, FedAvgM, FedDecorr, FedMD, FedProx, MOON
 from fedlit.participation import Available
 from fedlit.partition import dirichlet
 from fedlit.round import local_phase
+from fedlit.result import Run
 from fedlit.run import SingleProcess
 from fedlit.compare import experiment, run_together
 from fedlit.server import aggregate
@@ -305,6 +306,15 @@ def test_a_comparison_that_minutes_end_has_what_is_finished(tmp_path):
     with pytest.warns(UserWarning, match='2 of 2 runs are not finished'): # none of them was tested
         none = run_module.compare([MOON()], rounds=3, minutes=0, evaluate_every=3, **kw)
     assert len(none) == len(run_module.table(none)) == 0
+
+def test_the_minutes_of_a_comparison_are_for_all_its_methods(tmp_path):
+    "Once they are over, the methods that follow are only read from the folder."
+    kw = dict(clients=4, seeds=2, local=Local(epochs=1), columns=('accuracy',), folder=tmp_path, rounds=2)
+    whole, methods = run_module.compare([FedProx(mu=.1)], **kw), [FedAvg(), MOON(), FedProx(mu=.1)]
+    with pytest.warns(UserWarning, match='4 of 6 runs are not finished'):
+        assert run_module.compare(methods, minutes=0., **kw).equals(whole)
+    files = [run_module.file_of(tmp_path, m, 0) for m in methods]
+    assert [f.exists() and Run.load(f).state.round for f in files] == [1, False, 2]
 
 def test_what_a_comparison_is_asked_is_not_lost_in_silence():
     kw = dict(clients=4, rounds=1, seeds=1, local=Local(steps=1))

@@ -16,7 +16,13 @@ from fedlit.measure import evaluate, features_of
 from fedlit.method import Method
 from fedlit.methods import (FedALA, FedAvg, FedBN, FedDF, FedET, FedPara, FedPer, HeteroFL, MOON, PerFedAvg, SCAFFOLD)
 from fedlit.participation import PowerOfChoice
+from fedlit.after.report import facts
 from fedlit.batches import batches_of
+from fedlit.compare import compare, run_together
+from fedlit.laws import check
+from fedlit.papers.interactions import interactions
+from fedlit.portrait import portrait
+from fedlit.scale.capacity import traffic
 from fedlit.local import Local
 from fedlit.server import recompute
 from fedlit.result import Run
@@ -293,6 +299,38 @@ def test_a_network_and_a_task_that_were_made_where_nothing_is_learned(kind):
         made = world()
         assert same(alone, go(method, **made))
     assert same(alone, go(method, **made))
+
+def of_run(run):
+    left = run.without(1)
+    return dict(facts=facts(run), per_client=run.per_client(ROWS, **OWN), influence=run.influence([2]),
+                without=(repr(left), left.clients(), left.classes()), newcomers=run.newcomers(steps=2))
+
+def on_their_own(net):
+    one = runs.Federation(net, ROWS, CLIENTS, FedAvg(), 1, LOCAL, progress=False)
+    few = dict(rounds=1, clients=3, local=LOCAL, model='mlp', options=(('hidden', (8,)), ('features', 8)))
+    return dict(portrait=portrait(MOON()).svg(), traffic=traffic(MOON(), net, (64,), 10, 2),
+                together=run_together([one])[0].last['loss'],
+                centralised=runs.centralised(net, ROWS, 1, LOCAL, progress=False).last['loss'],
+                compare=compare([FedPer()], DIGITS, seeds=1, **few),
+                interactions=interactions([FedPer(), MOON()], 1, task=DIGITS, progress=False, **few).runs)
+
+@pytest.mark.parametrize('around', ['no_grad', 'autocast', *(
+    pytest.param(k, marks=pytest.mark.slow) for k in AROUND if k not in ('no_grad', 'autocast'))])
+@pytest.mark.filterwarnings('ignore')
+def test_what_surrounds_a_question_does_not_reach_into_it(around):
+    "The public functions that train, or score as a run does; a prediction heeds the caller's autocast."
+    run, before = go(FedPer(), without=(4,)), torch.get_num_threads()
+    net = Plain()
+    told = lambda: repr({**of_run(run), **on_their_own(net)})
+    alone = told()
+    torch.set_num_threads(2)
+    try:
+        with AROUND[around](): said = told()
+        assert said == alone and torch.get_num_threads() == 2
+    finally: torch.set_num_threads(before)
+
+def test_a_method_keeps_the_laws_where_nothing_is_learned():
+    with torch.no_grad(): assert check(FedAvg()).ok
 
 def test_a_federation_that_ends_leaves_the_default_type_to_another_at_work():
     "All threads share it; here one federation begins and ends while another measures."

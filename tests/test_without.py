@@ -10,6 +10,7 @@ from fedlit.parse import methods_by_name
 from fedlit.participation import draw_clients
 from fedlit.result import Run
 from fedlit.run import Federation, federate, federating
+from fedlit.scores import tests_of as own_tests
 from fedlit.ground.tree import flatten, leaves
 
 TASK = load('digits')
@@ -80,6 +81,28 @@ def test_a_round_that_only_the_client_had_changes_nothing():
     assert h.accuracy[1] == h.accuracy[0] and h['round'].tolist() == [1, 2, 3] and h.drift.isna()[1]
     with_tests = run(FedPer(), **one).without(client=alone)
     assert with_tests.clients()['personal without'].isna().tolist() == [k == alone for k in range(6)]
+
+def test_clients_are_tested_in_a_last_round_that_nobody_trained_in():
+    alone = draw_clients(6, .01, 1, 1)[0]
+    got = run(FedPer(), rounds=2, participation=.01, seed=1, without=(alone,))
+    assert got.history.participants.tolist() == [1, 0] and got.history.personal.notna().all()
+    assert got.per_client(TASK, own_tests(TASK, CLIENTS, 1)).personal.mean() == pytest.approx(got.last['personal'])
+
+def test_a_run_that_went_on_is_compared_where_both_were_tested(tmp_path):
+    how = dict(evaluate_every=4, checkpoint=tmp_path/'run')
+    run(rounds=2, **how)
+    w = run(rounds=5, **how).without(3)
+    assert w.before.history.accuracy.dropna().index.tolist() == [1, 3, 4]
+    assert w.history['round'].tolist() == [4, 5] and 'after round 5' in repr(w)
+    *_, broken = zip(range(3), federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))
+    w, seen = broken[1].without(3), broken[1].influence([3])
+    assert w.history['round'].tolist() == [2] and 'after round 2' in repr(w)
+    assert seen.difference[0] == w.difference == w.run.history.accuracy[1] - broken[1].history.accuracy[1]
+
+def test_a_run_that_was_not_tested_yet_is_refused():
+    early = next(federating(net(), TASK, CLIENTS, FedAvg(), rounds=9, evaluate_every=2, **FAST))
+    for ask in (lambda: early.without(3), early.influence):
+        with pytest.raises(ValueError, match='it stopped before the first test'): ask()
 
 def test_a_run_from_a_file_is_replayed_as_well(tmp_path):
     first = run(SCAFFOLD(), rounds=2, evaluate_every=2)

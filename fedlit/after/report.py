@@ -25,9 +25,9 @@ from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
 from ..ground.fingerprint import fingerprint, differences
 from ..result import records
-from ..scores import first_of, own_samples, scores_of, tests_of
+from ..scores import first_of, keep_tested, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
-from ..run import Simulation
+from ..run import Simulation, shield
 from ..scale.capacity import traffic
 from ..server import deploy_network, deployed
 from ..ground.tree import rows as at_row
@@ -167,12 +167,13 @@ def _lacking(run, origin, again, drawn, no_bytes, spectra):
                'federate(..., tests=tests_of(task, clients))')
     yield ('What single clients did in each round: a history holds means over the clients of a round.',
            'for run in federating(...): print(run.per_client(task, tests))')
-    if h[first_of(h)[0]].isna().any(): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
+    if len(keep_tested(h)) < len(h): yield ('Accuracy after every round.', 'federate(..., evaluate_every=1)')
     if drawn is None: yield ('Who took part in which round: the seed and the history do not agree.', '')
     if spectra == {}: yield ('Spectra: the features of test samples are not finite, the network has diverged.', '')
     if no_bytes: yield (f'Bytes up and down: {no_bytes}.', '')
 
 # %% ../../nbs/after/report.ipynb #7c1d20ba
+@shield()
 def facts(
     run,        # Run
     again=True, # train each examined client once more, to compare its network before and after?
@@ -195,8 +196,7 @@ def facts(
     return plain(dict(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
         labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history)[0],
-        clients=clients, spectra=spectra,
-        source=AGAIN if again and spectra is not None else '',
+        clients=clients, spectra=spectra, source=AGAIN if again and spectra is not None else '',
         missing=list(_lacking(run, origin, again, drawn, no_bytes, spectra))))
 
 # %% ../../nbs/after/report.ipynb #cf9e56e0
@@ -440,7 +440,7 @@ FORMS = dict.fromkeys(('share', 'server', 'own', 'after', 'accuracy', 'personal'
 def numbers(f):
     "Clients, rounds and the partition as collapsible tables: yields title, heads and rows."
     forms = FORMS if f['first'] == 'accuracy' else {k: FORMS[k] for k in ('share', 'down', 'up')}
-    def form(k, v): return str(v) if isinstance(v, (str, bool)) else forms.get(k, num)(v)
+    def form(k, v): return str(v) if isinstance(v, (str, bool, list)) else forms.get(k, num)(v)
     for what in 'clients', 'rounds':
         keys = dict.fromkeys(k for row in f[what] for k, v in row.items() if v is not None)
         yield what, [k.replace('_', ' ') for k in keys], [[form(k, row.get(k)) for k in keys] for row in f[what]]

@@ -18,8 +18,8 @@ from ..ground.messages import warn
 from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run
-from ..scores import first_of, tests_of
-from ..run import Federation, several, versions
+from ..scores import first_of, keep_tested, tests_of
+from ..run import Federation, several, shield, versions
 from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c
@@ -80,6 +80,8 @@ def same_federation(
 ) -> Federation: # without checkpoint and time limit
     "The request of a run, to repeat it; a ValueError if something given differs from what the run had."
     if not run.state.round: raise ValueError("this run has no round yet")
+    if not len(keep_tested(run.history)):
+        raise ValueError("no test of this run has a number to compare: it stopped before the first test, or diverged")
     executor = run.settings['executor']
     if executor.startswith('torchrun'):
         raise ValueError(f"this run was trained by several processes ({executor}), and sums are added up otherwise "
@@ -118,14 +120,16 @@ class Without:
     def first(self): return first_of(self.before.history)[0] # what is compared, 'accuracy' for classes
     @property
     def difference(self):
-        "The difference of the final accuracies on the whole test set, a share."
-        return float(self.run.history[self.first].iloc[-1] - self.before.history[self.first].iloc[-1])
+        "The difference of the accuracies on the whole test set after the last round of `history`, a share."
+        return float(self._last['difference'])
     @property
     def history(self):
-        "A DataFrame, one row per tested round: accuracy, accuracy without the clients, and the difference."
-        a, b = (r.history.dropna(subset=self.first) for r in (self.before, self.run))
-        both = a[['round', self.first]].assign(without=b[self.first].to_numpy()).reset_index(drop=True)
+        "A DataFrame, one row per round tested in both runs: accuracy, accuracy without the clients, the difference."
+        a, b = (keep_tested(r.history).reindex(columns=['round', self.first]) for r in (self.before, self.run))
+        both = a.merge(b.rename(columns={self.first: 'without'}), on='round')
         return both.assign(difference=both['without'] - both[self.first])
+    @property
+    def _last(self): return self.history.tail(1).reset_index(drop=True).reindex([0]).iloc[0] # NaN if there is none
     @property
     def moved(self):
         "Distance between the two networks, relative to how far the first run moved from its initial parameters."
@@ -135,13 +139,14 @@ class Without:
 @patch
 def __repr__(self:Without):
     who = f"client{'s'*(len(self.left) > 1)} {', '.join(map(str, self.left))}"
-    a, b = (r.history[self.first].iloc[-1] for r in (self.before, self.run))
+    a, b, r = self._last[[self.first, 'without', 'round']]
     more = f'{100*self.difference:+.1f} points' if self.first == 'accuracy' else f'{self.difference:+.3g}'
     return (f"Without {who}: {self.first.replace('_', ' ')} {b:.3f} instead of {a:.3f} ({more}) "
-            f"after round {self.run.state.round}")
+            f"after round {r:.0f}")
 
 # %% ../../nbs/after/without.ipynb #5bd0dd7e
 @patch
+@shield()
 def clients(self:Without) -> pd.DataFrame: # one row per client; `personal` if something stays at home
     "Accuracy on each client's own test set, with and without the clients left out."
     origin = self.run.origin
@@ -157,6 +162,7 @@ def clients(self:Without) -> pd.DataFrame: # one row per client; `personal` if s
 
 # %% ../../nbs/after/without.ipynb #8379dda5
 @patch
+@shield()
 def classes(self:Without) -> pd.DataFrame: # one row per class
     "Accuracy on each class, with and without the clients, and the share of its training samples that was left out."
     origin = self.run.origin
@@ -181,6 +187,7 @@ def plot(self:Without, ax=None):
                           ylabel=UNITS[self.first], rounds=h['round'].to_numpy())
 
 # %% ../../nbs/after/without.ipynb #51442161
+@shield()
 def without(
     run,     # Run
     client,  # number of the client to leave out, or several
@@ -195,6 +202,7 @@ def without(
     return Without(left, run if same_bits(run, origin) else origin.run(), other.run())
 
 # %% ../../nbs/after/without.ipynb #4c8b2b19
+@shield()
 def influence(
     run,          # Run
     clients=None, # numbers of clients; None: all that were not left out already
@@ -208,12 +216,12 @@ def influence(
     for k in tqdm(who, desc='without each client', disable=not origin.progress):
         w = Without((k,), then, replace(origin, without=(*origin.without, k), progress=False).run())
         own = w.clients().iloc[k]
-        rows.append(dict(client=k, samples=own['samples'], **{w.first: then.history[w.first].iloc[-1]},
-                         without=w.run.history[w.first].iloc[-1], difference=w.difference,
+        rows.append(dict(client=k, samples=own['samples'], **w._last[[w.first, 'without', 'difference']],
                          own=own['global difference'], moved=w.moved))
     return pd.DataFrame(rows)
 
 # %% ../../nbs/after/without.ipynb #89aadf82
+@shield()
 def newcomers(
     run,      # Run in which some clients never took part, see `without` of `federate`
     steps=20, # local steps of fine-tuning

@@ -54,7 +54,8 @@ def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for
 def _trained(facts): # a table of how the network was trained
     s, many = facts['settings'], lambda n, what: f"{n} {what}{'' if n == 1 else 's'}"
     how = s.get('participation', 1)
-    who = f'{how:.0%} of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
+    who = f'{100*how:.3g}% of the clients in each' if isinstance(how, (int, float)) else f'the clients of each by {how}'
+    if left := s.get('without'): who += f", none of the clients {', '.join(map(str, left))}"
     return _table({
         'method': f"`{facts['method']}`", 'data': s.get('task'), 'network': facts['own'] or s.get('model'),
         'federation': f"{many(s.get('clients'), 'client')}, {many(facts['rounds'], 'round')}, {who}",

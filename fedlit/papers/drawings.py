@@ -71,7 +71,11 @@ def spectrum_figure(by='alpha', value='spectrum', panel='data'):
 def rounds_figure(by='method', value='curve', panel='data', ylabel='test accuracy (share)', xlabel=None, first=1,
                   width=5.5): # width of a panel, in inches
     "A function of rows that draws a quantity over rounds, which are numbered from `first`."
-    return _lines(against_rounds, by, value, panel, xlabel, width, ylabel=ylabel, rounds=first + np.arange(10_000))
+    def draw(curves, **kw): # some may be longer than others
+        n = max(v.shape[1] for v in curves.values())
+        even = {k: np.pad(v, ((0, 0), (0, n - v.shape[1])), constant_values=np.nan) for k, v in curves.items()}
+        return against_rounds(even, rounds=first + np.arange(n), **kw)
+    return _lines(draw, by, value, panel, xlabel, width, ylabel=ylabel)
 
 # %% ../../nbs/papers/drawings.ipynb #f0cc1677
 def axis_figure(

@@ -18,6 +18,7 @@ from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
+from ..run import shield
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together
@@ -47,12 +48,14 @@ class Interactions:
     "Runs of methods and of their pairs, with effects and interactions."
     methods: list  # Methods
     seeds: list    # ints
-    runs: dict     # (method as text, seed) -> accuracies by round, or a text that says why there are none
+    runs: dict     # (method as text, seed) -> accuracies of tested rounds, or a text that says why there are none
     asked: dict    # the other settings that decide the results
 
 def _curve_or_error(train, m, seed, checkpoint):
     try:
         h = train(m, seed, checkpoint).history
+        was_tested = h.reindex(columns=['accuracy', 'loss', 'accuracy_before']).notna().any(axis=1)
+        h = h[was_tested | (h['round'] == h['round'].max())]
         if bad := h['round'][~np.isfinite(h['loss'])].tolist():
             raise FloatingPointError(f"the server's test loss is not a number after round {bad[0]}")
         return h['accuracy'].tolist()
@@ -61,6 +64,7 @@ def _curve_or_error(train, m, seed, checkpoint):
         return f'{type(e).__name__}: {e}'
 
 # %% ../../nbs/papers/interactions.ipynb #4e2d8686
+@shield()
 def interactions(
     methods,     # list of Methods
     seeds=None,  # number or list, see `fedlit.parse.list_seeds`; None: the `fewest` that can decide a pair

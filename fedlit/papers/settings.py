@@ -20,7 +20,7 @@ from ..laws import threads
 from .measures import MEASURES, watch_spectra
 from ..parse import method as parse
 from ..compare import run_together
-from ..run import Federation
+from ..run import Federation, shield
 from ..scores import tests_of
 from ..setting import canonical, parts_of, plain
 
@@ -67,6 +67,7 @@ def _measured(s, run, f): # f: the Federation, or an object with its task, clien
 
 # %% ../../nbs/papers/settings.ipynb #7eac534d
 @threads(1) # several runs may go on at a time
+@shield()
 def run_alike(
     settings,    # list of Settings that differ only in their seeds
     checkpoints, # their checkpoints, see `federation_of`

@@ -15,7 +15,7 @@ from ..cohort import Broadcast
 from ..round import local_phase
 from ..server import aggregate
 from ..state import start
-from ..run import there
+from ..run import shield, there
 from ..ground.tree import tmap
 
 # %% ../../nbs/scale/capacity.ipynb #b610d15f
@@ -76,11 +76,11 @@ def _chosen_at_home(method):
     return asks('mask', 'data') or asks('mask', 'labels') or asks('mask', 'client') and asks('begin', 'data')
 
 # %% ../../nbs/scale/capacity.ipynb #2718d0a4
+@shield()
 def traffic(
     method,     # a Method
     model,      # network that returns (features, logits); it is not changed
-    shape,      # shape of one sample
-    classes,    # int
+    shape, classes, # shape of one sample, and the number of classes
     clients=5,  # number of clients to look at; methods with capacities give them to clients by number
     proxy=None, # what the server has, if the method needs it: (M, ...) inputs, or a public set (x, y)
     statistics='averaged', # as in `fedlit.state.start`
