@@ -281,8 +281,7 @@ def compare(
     methods,     # list of Methods
     task='digits', alpha=None, partition=None, # as for `experiment`; alpha None: 0.5, or that of the partition
     seeds=3,     # how many, or a list of them, see `fedlit.parse.list_seeds`
-    columns=COLUMNS, # column of the history to keep, or several, where it has them; `metrics` are added
-                     # (`fedlit.scores.columns_of` lists them; more are those of methods and of `watch`)
+    columns=COLUMNS, # column of the history to keep, or several (see `fedlit.scores.columns_of`); `metrics` are added
     history=False, # a row for each round, instead of only for the last?
     folder=None, # where to write every run, round by round; the same call continues from there
     **given,     # arguments of `experiment`: clients, model, rounds, local, ...; and of `federate`, such as metrics
