@@ -587,16 +587,22 @@ def test_a_run_is_repeated_from_its_file(words, tmp_path):
     assert same(one) == same(two) and same(three) != same(one)
 
 def test_ctrl_c_says_what_is_true(monkeypatch, tmp_path):
-    monkeypatch.setattr(runs.Simulation, 'judge', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    keep, judge, left = ('--checkpoint', tmp_path/'c.st'), runs.Simulation.judge, iter(())
+    def pressed(*args):
+        if next(left, None) is None: raise KeyboardInterrupt
+        return judge(*args)
+    monkeypatch.setattr(runs.Simulation, 'judge', pressed)
     with pytest.raises(SystemExit, match='nothing is kept without --checkpoint'): cli(*FAST)
-    with pytest.raises(SystemExit, match='c.st.*goes on'): cli(*FAST, '--checkpoint', tmp_path/'c.st')
+    with pytest.raises(SystemExit, match='in the first round; nothing is kept'): cli(*FAST, *keep)
+    left = iter(range(1))
+    with pytest.raises(SystemExit, match='c.st.*goes on'): cli(*FAST, '--rounds', 2, *keep)
     with pytest.raises(SystemExit, match='nothing is kept without --out'): cli('compare', *FAST[1:])
 
 def test_ctrl_c_prints_the_methods_that_are_finished(monkeypatch, capsys):
     together, left = comparison.run_together, iter(range(1))
-    def pressed(*args):
+    def pressed(*args, **kw):
         if next(left, None) is None: raise KeyboardInterrupt
-        return together(*args)
+        return together(*args, **kw)
     monkeypatch.setattr(comparison, 'run_together', pressed)
     with pytest.raises(SystemExit, match='nothing but this table is kept without --out'):
         cli('compare', *FAST[1:], '--methods', 'FedAvg()', 'FedProx(mu=0.1)', '--seeds', 1)
