@@ -250,14 +250,14 @@ def _no_tensor(tree):
 
 def _room(v): return f"{str(v.dtype).removeprefix('torch.')} of shape {tuple(v.shape)}" if v is not None else 'nothing'
 
-def _order(t): return t.is_complex, t.is_floating_point, str(t) != 'torch.bool' # of a dtype: complex numbers are the last
+def _order(t): return t.is_complex, t.is_floating_point, str(t) != 'torch.bool' # t: dtype; complex ones come last
 
 def _misfit(new, old, made):
     "The first leaf of `new` that has no place in `old`, or would be rounded or repeated there; '' if there is none."
     new, old = _flat(new), _flat(old)
     def fits(k): # torch.can_cast is no operation of a recording
-        return (k in new and k in old and new[k].shape == old[k].shape
-                and _order(new[k].dtype) <= _order(old[k].dtype))
+        a, b = new.get(k), old.get(k)
+        return a is not None and b is not None and a.shape == b.shape and _order(a.dtype) <= _order(b.dtype)
     odd = sorted(k for k in {*new, *old} if not fits(k))
     return f"{_room(new.get(odd[0]))} as {odd[0]}, but {made} {_room(old.get(odd[0]))}" if odd else ''
 
