@@ -18,7 +18,7 @@ from .ground.draws import Seeded
 from .ground.messages import warn
 from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
-from .method import Method, ask, asks_for, each_part, overrides, part_view, part_names, replaces, through, wants
+from .method import Method, ask, asks_for, each_part, overrides, overriding, part_view, replaces, through, wants
 from .state import OPTIMIZER, State, pure
 from .ground.tree import leaves, rows, sub, tmap
 
@@ -197,8 +197,7 @@ def corrected(
     here, trained = dict(offer), {k: beside(m, grads[k]).to(grads[k]) for k, m in mask.items() if k in grads}
     offer.pop('frozen', None)
     offer['objective'] = partial(elsewhere, method, here)
-    for name, part in sorted(zip(part_names(method), method.parts), key=lambda np: not replaces(np[1])):
-        if not overrides(part, 'grad'): continue
+    for name, part in sorted(overriding(method, 'grad'), key=lambda np: not replaces(np[1])):
         grads = {k: g*trained[k] if k in trained else g for k, g in grads.items()} # in the memory layout of `g`
         said = ask(part.grad, part_view({**offer, 'grads': grads}, name))
         grads, more = said if isinstance(said, tuple) else (said, {})
@@ -285,10 +284,9 @@ def begin(self:Cohort):
     if not overrides(method, 'begin'): return self
     def of_one(offer, **more):
         own, memory = dict(params=offer['params'], buffers=dict(offer['buffers'])), dict(offer['client'])
-        for name, part in zip(part_names(method), method.parts):
-            if overrides(part, 'begin'):
-                own['params'], memory[name], *set_ = ask(part.begin, part_view({**offer, **more, **own}, name))
-                own['buffers'].update(*set_)
+        for name, part in overriding(method, 'begin'):
+            own['params'], memory[name], *set_ = ask(part.begin, part_view({**offer, **more, **own}, name))
+            own['buffers'].update(*set_)
         return dict(own, client=memory)
     new, out = copy.copy(self), self.per_client('begin', of_one)
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
@@ -408,8 +406,7 @@ def sent_by(
     params, received, others = offer['params'], offer['received'], offer['others']
     delta = moved = {k: v - received[k] for k, v in params.items() if k not in offer['kept']}
     memory, buffers = dict(offer['client']), {}
-    for name, part in zip(part_names(method), method.parts):
-        if not overrides(part, 'send'): continue
+    for name, part in overriding(method, 'send'):
         seen = dict(offer, delta=delta, client=memory, others={n: v for n, v in others.items() if v and n != name})
         delta, memory[name], *more = ask(part.send, part_view(seen, name))
         buffers.update(*more)

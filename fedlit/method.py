@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['remembered', 'detached', 'ask', 'Summand', 'Method', 'require', 'FedAvg', 'Sum', 'hook_of', 'replaces', 'total',
-           'part_names', 'part_view', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with', 'needs', 'wants',
-           'server_readers']
+           'part_names', 'part_view', 'overriding', 'overrides', 'each_part', 'through', 'asks_for', 'varies_with',
+           'needs', 'wants', 'server_readers']
 
 # %% ../nbs/05_method.ipynb #6c26c847
 import inspect
@@ -203,16 +203,18 @@ def _who_overrides(method, hook): # names and positions, not the parts, which wo
     return [(n, i) for i, (n, p) in enumerate(zip(part_names(method), method.parts))
             if hook_of(p, hook) is not getattr(Method, hook)]
 
-def _overriding(method, hook): return [(n, method.parts[i]) for n, i in _who_overrides(method, hook)]
+def overriding(method, hook):
+    "The parts of `method` that override `hook`, each with its name."
+    return [(n, method.parts[i]) for n, i in _who_overrides(method, hook)]
 
 def overrides(method, hook):
     "Does any part of `method` override `hook`?"
-    return bool(_overriding(method, hook))
+    return bool(_who_overrides(method, hook))
 
 # %% ../nbs/05_method.ipynb #methpar4
 def each_part(method, hook, offer):
     "What the parts of `method` that override `hook` return, by the part's name; each sees its own memory."
-    return {n: ask(getattr(p, hook), part_view(offer, n)) for n, p in _overriding(method, hook)}
+    return {n: ask(getattr(p, hook), part_view(offer, n)) for n, p in overriding(method, hook)}
 
 def through(
     method, # a Method
@@ -222,7 +224,7 @@ def through(
 ):          # what the last part returns
     "Pass `offer[key]` through `hook` of all parts, from left to right."
     value = offer[key]
-    for name, part in _overriding(method, hook):
+    for name, part in overriding(method, hook):
         value = ask(getattr(part, hook), {**part_view(offer, name), key: value})
     return value
 
@@ -233,7 +235,7 @@ def asks_for(
     name,   # name of a value that hooks may ask for, see `OFFERS`
 ):          # bool
     "Does `hook` of any part of `method` ask for `name`?"
-    return any(name in _wants(hook_of(p, hook))[0] for _, p in _overriding(method, hook))
+    return any(name in _wants(hook_of(p, hook))[0] for _, p in overriding(method, hook))
 
 @remembered
 def varies_with(
@@ -241,7 +243,7 @@ def varies_with(
     hooks,  # tuple of names of hooks
 ):          # frozenset of str
     "Which of 'round', 'first' and 'step' change the values that these hooks ask for."
-    names = {name for hook in hooks for _, part in _overriding(method, hook) for name in _wants(hook_of(part, hook))[0]}
+    names = {name for hook in hooks for _, part in overriding(method, hook) for name in _wants(hook_of(part, hook))[0]}
     return frozenset(OFFERS[name].varies for name in names if name in OFFERS) - {''}
 
 # %% ../nbs/05_method.ipynb #cf6149f6
@@ -250,7 +252,7 @@ def needs(
     name,   # name of a value that hooks may ask for
 ):          # bool
     "Does any hook of `method` ask for `name` without a default?"
-    return any(name in _wants(hook_of(p, hook))[1] for hook in HOOKS for _, p in _overriding(method, hook))
+    return any(name in _wants(hook_of(p, hook))[1] for hook in HOOKS for _, p in overriding(method, hook))
 
 def wants(method, *names):
     "Does any hook of `method` ask for one of `names`?"

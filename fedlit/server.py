@@ -14,7 +14,7 @@ from functools import partial, reduce
 from torch.nn.modules.batchnorm import _BatchNorm
 from .batches import beside, cross_entropy, groups
 from .ground.draws import Seeded
-from .method import ask, asks_for, overrides, part_view, part_names, replaces, through, wants
+from .method import ask, asks_for, overrides, overriding, part_view, part_names, replaces, through, wants
 from .state import State, pure, without_tensors
 from .ground.tree import finest, rows, tmap
 from .ground.table import written
@@ -179,8 +179,7 @@ def _combined(method, state, out, offer, q):
     stretch = lambda k, d: beside(often, d).to(d)*d if k in state.params and overrides(method, 'weigh') else d
     deltas = {k: stretch(k, trained[k] - v) for k, v in sent.items() if v.is_floating_point()}
     weights, mask, drawn = p, rows(out['mask'], slice(None)), Seeded(('combine', state.seed, state.round))
-    for name, part in zip(part_names(method), method.parts):
-        if not overrides(part, 'combine'): continue
+    for name, part in overriding(method, 'combine'):
         with drawn:
             deltas, weights = ask(part.combine, part_view(dict(offer, deltas=deltas, weights=weights, mask=mask), name))
         if len(weights) != len(p): mask = {} # rows are no longer clients
