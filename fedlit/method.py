@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import permutations
 from weakref import WeakKeyDictionary
-from .ground.messages import check_class, check_names, check_values, coerce_fields
+from .ground.messages import check_class, coerce_fields
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
 
 # %% ../nbs/05_method.ipynb #1c79ef2b
@@ -88,10 +88,6 @@ class Summand:
         check_class(cls, HOOKS)
         dataclass(frozen=True, repr=False)(cls)
         cls.__init__ = coerce_fields(cls.__init__)
-    def __new__(cls, *args, **kw):
-        check_names(cls.__name__, [f.name for f in fields(cls)], kw)
-        check_values(cls, args, kw)
-        return super().__new__(cls)
 
 # %% ../nbs/05_method.ipynb #40008139
 class Method(Summand):

@@ -4,9 +4,8 @@
 
 # %% auto #0
 __all__ = ['KINDS', 'CLASS_SETTINGS', 'NOTICE', 'EXTRA_METHODS', 'check_names', 'match_name', 'unknown', 'check_record',
-           'as_python', 'as_declared', 'check_values', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor',
-           'is_logits', 'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn',
-           'first_line']
+           'as_python', 'as_declared', 'coerce_fields', 'check_class', 'Answer', 'is_dict', 'is_tensor', 'is_logits',
+           'is_scalar', 'is_weights', 'is_stack', 'are_dicts', 'or_buffers', 'other_rows', 'warn', 'first_line']
 
 # %% ../../nbs/ground/messages.ipynb #d959803e
 import inspect, sys, warnings
@@ -110,32 +109,26 @@ def _unlike(f, v):
     fits = isinstance(v, of) and isinstance(v, bool) == (of is bool)
     return '' if fits else f", but it must be {right}"
 
-# %% ../../nbs/ground/messages.ipynb #msgval3
-def check_values(
-    cls,  # the class of a method
-    args, # positional arguments of the call
-    kw,   # keyword arguments of the call
-):
-    "Refuse a list or an array where a tuple belongs, and other types where a number belongs."
-    given = {**dict(zip([f.name for f in fields(cls)], args)), **kw}
-    for f in fields(cls):
-        v = given.get(f.name, f.default)
-        wrong = _listed(f, v) or _unlike(f, v := as_declared(f, v))
-        if wrong: raise TypeError(f"{cls.__name__}: {f.name}={v!r}{wrong}")
-
 # %% ../../nbs/ground/messages.ipynb #msgval5
 def coerce_fields(
     init, # the `__init__` of a method
 ):        # the same, after which every number has the type that its field declares
-    "Make a method print and compare alike however its numbers were written, and refuse numbers that are not finite."
+    "Make a method print and compare alike however its arguments were written, and refuse those of a wrong kind."
     @wraps(init)
     def made(self, *args, **kw):
+        cls, names = type(self).__name__, [f.name for f in fields(self)]
+        check_names(cls, names, kw)
+        given = {**dict(zip(names, args)), **kw}
+        for f in fields(self):
+            v = given.get(f.name, f.default)
+            wrong = _listed(f, v) or _unlike(f, v := as_declared(f, v))
+            if wrong: raise TypeError(f"{cls}: {f.name}={v!r}{wrong}")
         init(self, *args, **kw)
         for f in fields(self):
             object.__setattr__(self, f.name, v := as_declared(f, getattr(self, f.name)))
             odd = isnan if f.name in self.endless else lambda x: not isfinite(x)
             if _kind(f) and any(isinstance(x, float) and odd(x) for x in (v if isinstance(v, tuple) else (v,))):
-                raise ValueError(f"{type(self).__name__}: {f.name}={v!r}, but it must be finite")
+                raise ValueError(f"{cls}: {f.name}={v!r}, but it must be finite")
     return made
 
 # %% ../../nbs/ground/messages.ipynb #40124bcb
