@@ -312,10 +312,8 @@ def _task(a, text):
     given = _own_data(a) or a.data
     name, kw = call(text) if '(' in text else (text, {})
     if given: name, kw = call(given) if '(' in given else (given, kw)
-    if a.train_samples is not None: kw['train'] = a.train_samples
-    if a.test_samples is not None: kw['test'] = a.test_samples
-    if a.concepts is not None: kw['concepts'] = a.concepts
-    if a.validation is not None: kw['validation'] = a.validation
+    asked = dict(train=a.train_samples, test=a.test_samples, concepts=a.concepts, validation=a.validation)
+    kw = kw | {k: v for k, v in asked.items() if v is not None}
     return written(name, kw) if kw else name
 
 # %% ../nbs/cli.ipynb #clisetc2
