@@ -39,6 +39,12 @@ def test_networks_that_are_cut_out_are_played_too(m):
     draws = isinstance(m, (FederatedDropout, FjORD)) # other steps have other masks
     assert draws or sum(callable(p) for p in tapes.kept.values()) >= 2
 
+@pytest.mark.parametrize('m', [FedAvg(), MOON() + FedDecorr(), HeteroFL(rates=(1., .5))], ids=ids)
+def test_tapes_are_played(m):
+    tapes = Tapes()
+    train(m, 'vmap', rounds=4, tapes=tapes)
+    assert any(callable(p) for p in tapes.kept.values())
+
 def test_threads_are_the_loop():
     torch.set_num_threads(2)
     for m in (FedAvg(), MOON() + FedDecorr(), *CUTTING[:2]):
