@@ -98,7 +98,8 @@ def check_digits(frame):
 def made_of(frame):
     "The columns of 0 and 1 that `in_numbers` makes of each text: its name -> a list of theirs."
     import pandas as pd
-    return {str(c): [*map(str, pd.get_dummies(frame[[c]], columns=[c]).columns)] for c in texts_of(frame)}
+    wide = lambda c: pd.get_dummies(frame[[c]].drop_duplicates(), columns=[c])
+    return {str(c): [*map(str, wide(c).columns)] for c in texts_of(frame)}
 
 def _as_trained(name, v, columns, texts): # a frame with its text made columns of 0 and 1, as in the training rows
     if columns is None or frame_columns(v) is None or {*map(str, texts_of(v))} <= {*columns}: return v
