@@ -1,6 +1,6 @@
 "Methods written from their papers as a user would, one with a value to be given: `fedlit check` finds nothing here."
 import torch
-from fedlit.method import Method, require
+from fedlit.method import Method
 
 class FedLC(Method):
     "Logits calibrated by how often a class occurs at a client (Zhang et al., ICML 2022); `counts` has a row a client."
@@ -18,7 +18,7 @@ class ServerAdam(Method):
     beta1: float = .9
     beta2: float = .99
     tau: float = 1e-3
-    def __post_init__(self): require(self, lr=(self.lr > 0, 'positive'))
+    ranges = dict(lr='positive')
     def init(self, params):
         return params, {n: {k: torch.zeros_like(v) for k, v in params.items()} for n in 'mv'}, {}
     def _ema(self, old, new, beta): return {k: beta*old[k] + (1-beta)*v for k, v in new.items()}

@@ -9,7 +9,6 @@ __all__ = ['APFL']
 import torch
 from dataclasses import field
 from fastcore.basics import patch
-from ..method import require
 from .ditto import OwnNetwork, mine, second
 
 # %% ../../nbs/methods/71_apfl.ipynb #a01206f1
@@ -18,9 +17,7 @@ class APFL(OwnNetwork):
     alpha: float = .5  # initial weight of the client's own network
     learn: bool = True # adapt this weight, in steps with the client's learning rate?
     mix: str = field(default='parameters', repr=False) # what is mixed: 'parameters', or 'outputs' as released
-    def __post_init__(self):
-        require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'),
-                mix=(self.mix in ('parameters', 'outputs'), "'parameters' or 'outputs'"))
+    ranges = dict(alpha='in [0, 1]', mix=('parameters', 'outputs'))
     @property
     def idle(self): return ('predict',) if self.mix == 'parameters' else ('deploy', 'grad')
     def init(self, params, buffers):

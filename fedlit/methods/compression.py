@@ -9,7 +9,7 @@ __all__ = ['largest', 'fed_back', 'rounded', 'TopK', 'Quantize']
 import numpy as np, torch
 from dataclasses import replace
 from ..batches import beside
-from ..method import Method, require
+from ..method import Method
 from ..ground.tree import finest, zeros
 
 # %% ../../nbs/methods/81_compression.ipynb #7100000e
@@ -70,7 +70,7 @@ class TopK(Method):
     "Send the largest entries of the update, and the rest once they have grown (Stich et al., NeurIPS 2018)."
     share: float = .01    # share of the entries to send, over the whole update
     feedback: bool = True # add what was not sent to the next update?
-    def __post_init__(self): require(self, share=(0 < self.share <= 1, 'in (0, 1]'))
+    ranges = dict(share='in (0, 1]')
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}
     def send(self, delta, client, mask):
         if self.share == 1: return delta, client
@@ -93,7 +93,7 @@ class Quantize(Method):
     "Send every number in a few bits, rounded at random, and the error later (Alistarh et al., NeurIPS 2017)."
     bits: int = 8 # number of bits for each number, from 2 to 16
     feedback: bool = True # add the rounding error to the next update?
-    def __post_init__(self): require(self, bits=(2 <= self.bits <= 16, 'from 2 to 16'))
+    ranges = dict(bits=(lambda v: 2 <= v <= 16, 'from 2 to 16'))
     def init(self, params, keeps): return params, {}, _residual(params, keeps) if self.feedback else {}
     def send(self, delta, client, mask):
         levels = 2**(self.bits - 1) - 1

@@ -6,13 +6,13 @@
 __all__ = ['DeCov']
 
 # %% ../../nbs/methods/15_decov.ipynb #54b2356e
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/15_decov.ipynb #a5549b18
 class DeCov(Method):
     "Penalise covariances between the features of a batch (Cogswell et al., ICLR 2016, eq. 3)."
     weight: float = .1 # weight of the penalty; the FedDecorr papers compare with DeCov but do not give their weight
-    def __post_init__(self): require(self, weight=(self.weight >= 0, 'at least 0'))
+    ranges = dict(weight='at least 0')
     def loss(self, features):
         n, d = features.shape
         if n < 2: return 0*features.sum()

@@ -160,10 +160,8 @@ class DepthFL(Method):
     exits: str = 'all'           # which exits train: 'all', or the 'last' as in InclusiveFL (Liu et al., KDD 2022)
     pinch: float = field(default=0., repr=False) # added to the teachers' probabilities; 1e-7 as released
     excludes = SubModel.excludes
-    def __post_init__(self):
-        require(self, pinch=(0 <= self.pinch < 1, 'in [0, 1)'), ramp=(self.ramp >= 1, 'at least 1'),
-                levels=(len(self.levels) and all(d >= 1 for d in self.levels), 'a tuple of depths, each at least 1'),
-                exits=(self.exits in ('all', 'last'), "'all' or 'last'"))
+    ranges = dict(pinch='in [0, 1)', ramp='at least 1', exits=('all', 'last'),
+                  levels=(lambda v: len(v) and all(d >= 1 for d in v), 'a tuple of depths, each at least 1'))
     def has(self,
         number,  # number of the client, an int or an integer tensor
         clients, # int, number of clients
@@ -183,7 +181,7 @@ def mask(self:DepthFL, params, buffers, number, clients):
         raise ValueError("DepthFL needs a network with exits, and this one has no tensors named stages.* "
                          "and exits.*; see fedlit.methods.depthfl.Exits")
     n = 1 + max(int(i) for _, i in place.values())
-    require(self, levels=(max(self.levels) <= n, f'depths up to {n}, the stages of this network'))
+    require(self, levels=(lambda v: max(v) <= n, f'depths up to {n}, the stages of this network'))
     has = self.has(number, clients, n)
     return {k: has[kind][int(i)] for k, (kind, i) in place.items()}
 

@@ -6,7 +6,7 @@
 __all__ = ['second', 'mine', 'OwnNetwork', 'Ditto']
 
 # %% ../../nbs/methods/70_ditto.ipynb #5e42cc5c
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/70_ditto.ipynb #144f1897
 def second(tree): # name -> tensor
@@ -30,7 +30,7 @@ class Ditto(OwnNetwork):
     "A personal network, regularised towards the common one (Li et al., ICML 2021, algorithm 1)."
     lam: float = .1 # weight of the pull towards the common network, lambda
     lr: float = 0.  # learning rate of the personal network; 0: that of the client's SGD
-    def __post_init__(self): require(self, lam=(self.lam >= 0, 'at least 0'), lr=(self.lr >= 0, 'at least 0'))
+    ranges = dict(lam='at least 0', lr='at least 0')
     def loss(self, params, buffers, received, x, y, forward, criterion):
         own = mine(params)
         _, logits, after = forward(own, mine(buffers), x)

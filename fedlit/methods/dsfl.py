@@ -7,7 +7,7 @@ __all__ = ['sharpened', 'DSFL']
 
 # %% ../../nbs/methods/61_dsfl.ipynb #13ec3353
 import torch, torch.nn.functional as F
-from ..method import Method, require
+from ..method import Method
 from .feddf import distill, opinions, unlabelled, want_whole
 
 # %% ../../nbs/methods/61_dsfl.ipynb #b7b386e1
@@ -27,9 +27,7 @@ class DSFL(Method):
     steps: int = 100      # number of steps of the server's student in a round
     lr: float = 1e-3      # learning rate of the student's Adam
     batch_size: int = 32  # shared inputs in a client's step
-    def __post_init__(self):
-        require(self, T=(self.T > 0, 'positive'), weight=(self.weight >= 0, 'at least 0'),
-                steps=(self.steps >= 0, 'at least 0'))
+    ranges = dict(T='positive', weight='at least 0', steps='at least 0')
     def refuses(self, other, before): return want_whole(other)
     def keep(self, name): return True
     def loss(self, params, buffers, forward, proxy, server, step, steps, round):

@@ -7,16 +7,14 @@ __all__ = ['ExactDecorr']
 
 # %% ../../nbs/methods/14_exactdecorr.ipynb #97037b49
 import torch
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/14_exactdecorr.ipynb #d5e41d9d
 class ExactDecorr(Method):
     "Penalise the variance of the singular values of the features' covariance or correlation (FedDecorr, eq. 6)."
     beta: float = .1        # weight of the penalty
     of: str = 'correlation' # 'covariance' is eq. (6) as printed; 'correlation' is made cheap by Proposition 1
-    def __post_init__(self):
-        require(self, beta=(self.beta >= 0, 'at least 0'),
-                of=(self.of in ('correlation', 'covariance'), "'correlation' or 'covariance'"))
+    ranges = dict(beta='at least 0', of=('correlation', 'covariance'))
     def loss(self, features, live_features=None):
         n, d = features.shape
         if n < 2: return 0*features.sum()

@@ -8,7 +8,7 @@ __all__ = ['higher', 'settled', 'FedALA']
 # %% ../../nbs/methods/76_fedala.ipynb #5fce44c3
 import statistics, torch
 from fastcore.basics import patch
-from ..method import Method, require
+from ..method import Method
 from ..ground.tree import to_host
 
 # %% ../../nbs/methods/76_fedala.ipynb #db4cf99d
@@ -51,10 +51,8 @@ class FedALA(Method):
     threshold: float = .1 # a client's first passes go on until the loss has a standard deviation below this
     most: int = 50        # maximum number of first passes
     excludes, alone = "what is mixed before training", ('mask',)
-    def __post_init__(self):
-        require(self, layers=(self.layers >= 1, 'at least 1'), eta=(self.eta >= 0, 'at least 0'),
-                share=(0 < self.share <= 1, 'in (0, 1]'), batch=(self.batch >= 1, 'at least 1'),
-                threshold=(self.threshold > 0, 'positive'), most=(self.most >= 1, 'at least 1'))
+    ranges = dict(layers='at least 1', eta='at least 0', share='in (0, 1]', batch='at least 1', threshold='positive',
+                  most='at least 1')
     def init(self, params, keeps):
         never, common = next(iter(params.values())).new_zeros(()), [k for k in params if not keeps(k)]
         last = {k: params[k] for k in higher(common, self.layers)}

@@ -7,7 +7,7 @@ __all__ = ['attention', 'FedAMP']
 
 # %% ../../nbs/methods/78_fedamp.ipynb #0a13f638
 import torch
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/78_fedamp.ipynb #94ec2e81
 def attention(
@@ -27,8 +27,7 @@ class FedAMP(Method):
     sigma: float = 10. # squared distance of two networks at which attention falls to 1/e
     lam: float = .1    # weight of the attraction; a client is pulled to its mixture with strength lam/alpha
     alone = ('keep', 'mask')
-    def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'), sigma=(self.sigma > 0, 'positive'),
-                                     lam=(self.lam >= 0, 'at least 0'))
+    ranges = dict(alpha='positive', sigma='positive', lam='at least 0')
     def init(self, params): return params, {}, {}, {f'cloud.{k}': v for k, v in params.items()}
     def keep(self, name): return True
     def use(self, params): return {k: v for k, v in params.items() if not k.startswith('cloud.')}

@@ -8,7 +8,6 @@ __all__ = ['pull', 'FedAS']
 # %% ../../nbs/methods/59_fedas.ipynb #e737ba27
 import torch
 from fastcore.basics import patch
-from ..method import require
 from .fedper import FedPer, linear_head
 from .fedproto import class_means, one_hot
 
@@ -29,7 +28,7 @@ class FedAS(FedPer):
     of_classes, alone = True, ('weigh',)
     lr: float = .01  # learning rate of the alignment steps
     batch: int = 16  # number of samples in an alignment step, and in a term of the Fisher trace
-    def __post_init__(self): require(self, lr=(self.lr >= 0, 'at least 0'), batch=(self.batch >= 1, 'at least 1'))
+    ranges = dict(lr='at least 0', batch='at least 1')
     def init(self, params, model, buffers):
         params, server, client = super().init(params, model)
         linear_head(self, params, model)

@@ -6,7 +6,7 @@
 __all__ = ['FedAvgM']
 
 # %% ../../nbs/methods/30_fedavgm.ipynb #71339dcb
-from ..method import Method, require
+from ..method import Method
 from ..ground.tree import zeros
 
 # %% ../../nbs/methods/30_fedavgm.ipynb #803923d2
@@ -15,9 +15,7 @@ class FedAvgM(Method):
     momentum: float = .9   # server momentum beta, in [0, 1); 0 is FedAvg
     form: str = 'released' # 'released' (FedDecorr, MOON): moving average, also of buffers; 'paper'; 'nesterov' (Flower)
     excludes = "the server's optimiser"
-    def __post_init__(self):
-        require(self, momentum=(0 <= self.momentum < 1, 'in [0, 1)'),
-                form=(self.form in ('released', 'paper', 'nesterov'), "'released', 'paper' or 'nesterov'"))
+    ranges = dict(momentum='in [0, 1)', form=('released', 'paper', 'nesterov'))
     def merge(self,
         delta,  # tree: the weighted mean of the clients' updates, parameters and buffers
         server, # tree: this method's memory, empty before the first round

@@ -7,7 +7,7 @@ __all__ = ['FedBuff', 'FedAsync']
 
 # %% ../../nbs/methods/34_fedbuff.ipynb #9ae0f765
 from ..batches import beside
-from ..method import Method, require
+from ..method import Method
 from .robust import CoordinateMedian, TrimmedMean
 
 # %% ../../nbs/methods/34_fedbuff.ipynb #7e3c1896
@@ -16,8 +16,7 @@ class FedBuff(Method):
     power: float = .5 # a: an update that is tau steps old has the weight (1 + tau)^-a; 0: all count equally
     lr: float = 1.    # server learning rate, eta_g
     excludes = 'what a late answer is worth'
-    def __post_init__(self):
-        require(self, power=(self.power >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'))
+    ranges = dict(power='at least 0', lr='positive')
     def weigh(self, weights, staleness): return weights*(1 + staleness.to(weights))**-self.power
     def merge(self,
         delta,  # tree: the weighted sum of the clients' updates
@@ -34,10 +33,7 @@ class FedAsync(Method):
     a: float = .5            # how fast it falls; the paper's hinge uses 10
     b: float = 4.            # 'hinge': the staleness up to which it does not fall
     excludes, helpers = 'what a late answer is worth', ('share',)
-    def __post_init__(self):
-        require(self, alpha=(0 < self.alpha <= 1, 'in (0, 1]'), a=(self.a >= 0, 'at least 0'),
-                b=(self.b >= 0, 'at least 0'),
-                form=(self.form in ('constant', 'polynomial', 'hinge'), "'constant', 'polynomial' or 'hinge'"))
+    ranges = dict(alpha='in (0, 1]', a='at least 0', b='at least 0', form=('constant', 'polynomial', 'hinge'))
     def refuses(self, other, before):
         merged = before and isinstance(other, (CoordinateMedian, TrimmedMean))
         return f'it leaves no update of a client to mix in; write {self.name} + {other.name}' if merged else ''

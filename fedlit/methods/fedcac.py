@@ -7,7 +7,7 @@ __all__ = ['critical', 'circles', 'FedCAC']
 
 # %% ../../nbs/methods/45_fedcac.ipynb #581161e2
 import torch
-from ..method import Method, require
+from ..method import Method
 from ..ground.tree import average
 
 # %% ../../nbs/methods/45_fedcac.ipynb #f60ce1f2
@@ -44,7 +44,7 @@ class FedCAC(Method):
     endless = 'beta',
     share: float = .5 # share of each tensor that is critical, tau
     beta: float = 100. # number of rounds after which critical parameters stay at home
-    def __post_init__(self): require(self, share=(0 <= self.share <= 1, 'in [0, 1]'), beta=(self.beta > 0, 'positive'))
+    ranges = dict(share='in [0, 1]', beta='positive')
     def keep(self, name, params): return name in params
     def done(self, client, params, received): return client, dict(critical=critical(params, received, self.share))
     def merge(self, delta, server, trained, params, uploads, weights, round):

@@ -9,7 +9,7 @@ __all__ = ['FedDBE']
 import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
-from ..method import Method, overrides, require
+from ..method import Method, overrides
 from .ditto import OwnNetwork
 from .fedper import FedBABU, linear_head
 
@@ -20,8 +20,7 @@ class FedDBE(Method):
     momentum: float = 1. # mu, weight of the newest batch in the mean feature, in (0, 1]; 1: that batch alone
     head: str = 'head'   # prefix of the classifier, a linear layer on the features
     excludes, alone = "which vector a client adds to its features", ('mask',)
-    def __post_init__(self): require(self, kappa=(self.kappa >= 0, 'at least 0'),
-                                     momentum=(0 < self.momentum <= 1, 'in (0, 1]'))
+    ranges = dict(kappa='at least 0', momentum='in (0, 1]')
     def refuses(self, other, before):
         if isinstance(other, FedBABU): return 'FedBABU takes away the head, whose bias a vector changes'
         if other.protects == 'clients': return f'{other.name} sends no buffers, and the mean feature is one'

@@ -51,11 +51,8 @@ class FedDecomp(Method):
     seed: int = 0          # seed of the random A, which is the same for all clients
     order: str = field(default='in turn', repr=False, kw_only=True) # or 'together': train both in all epochs
     helpers, alone = ('inner',), ('mask',)
-    def __post_init__(self):
-        require(self, lora_epochs=(self.lora_epochs >= 0, 'at least 0'), r_c=(0 < self.r_c <= 1, 'in (0, 1]'),
-                rank=(self.rank >= 1, 'at least 1'), r_l=(0 < self.r_l <= 1, 'in (0, 1]'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
-                order=(self.order in ('in turn', 'together'), "'in turn' or 'together'"))
+    ranges = dict(lora_epochs='at least 0', r_c='in (0, 1]', rank='at least 1', r_l='in (0, 1]',
+                  form=('released', 'paper'), order=('in turn', 'together'))
     def inner(self, shape): return inner(shape, self.form, self.rank, self.r_l, self.r_c)
     def init(self, params, model):
         g, new = generator_of(self.seed), {}
@@ -75,6 +72,6 @@ def use(self:FedDecomp, params):
 @patch
 def mask(self:FedDecomp, params, step, steps, epochs):
     if self.order == 'together': return {}
-    require(self, lora_epochs=(self.lora_epochs <= epochs, f'at most the {epochs} local epochs'))
+    require(self, lora_epochs=(lambda v: v <= epochs, f'at most the {epochs} local epochs'))
     first = step*epochs < self.lora_epochs*steps
     return {k: (first == self.keep(k)).to(v) for k, v in params.items()}

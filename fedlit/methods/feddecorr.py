@@ -8,7 +8,7 @@ __all__ = ['FedDecorr']
 # %% ../../nbs/methods/13_feddecorr.ipynb #61150559
 from dataclasses import field
 from ..batches import valid_mean
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/13_feddecorr.ipynb #fb778570
 def _standardised(features, valid, floor):
@@ -24,9 +24,7 @@ class FedDecorr(Method):
     beta: float = .1       # weight of the penalty
     form: str = 'released' # 'released' reproduces the published numbers, 'paper' is eq. (8) as printed
     floor: float = field(default=1e-8, repr=False) # added to each feature's variance; use .1 if there is no BatchNorm
-    def __post_init__(self):
-        require(self, beta=(self.beta >= 0, 'at least 0'), floor=(self.floor > 0, 'positive'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"))
+    ranges = dict(beta='at least 0', floor='positive', form=('released', 'paper'))
     def loss(self, features, live_features=None, valid=None):
         n, d = features.shape
         if n < 2 or d < 2: return 0*features.sum()

@@ -7,7 +7,7 @@ __all__ = ['ensemble', 'distill', 'unlabelled', 'opinions', 'want_whole', 'FedDF
 
 # %% ../../nbs/methods/60_feddf.ipynb #b28c4d40
 import torch, torch.nn.functional as F
-from ..method import Method, require
+from ..method import Method
 from .submodels import is_partial
 
 # %% ../../nbs/methods/60_feddf.ipynb #e3ebbb88
@@ -81,10 +81,7 @@ class FedDF(Method):
     steps: int = 100      # number of Adam steps in a round
     lr: float = 1e-3      # learning rate of Adam
     batch_size: int = 128 # unlabelled inputs per step
-    def __post_init__(self):
-        require(self,
-                steps=(self.steps >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'),
-                batch_size=(self.batch_size >= 1, 'at least 1'))
+    ranges = dict(steps='at least 0', lr='positive', batch_size='at least 1')
     def refuses(self, other, before): return want_whole(other)
     def teach(self, logits): return logits.mean(0)                  # (K, M, classes) -> (M, classes)
     def merge(self, delta, server, trained, params, buffers, forward, proxy, round, peers=None):

@@ -8,7 +8,7 @@ __all__ = ['activity', 'FedDSE', 'OldCounts']
 # %% ../../nbs/methods/56_feddse.ipynb #86027c59
 import torch
 from ..ground.axes import watched
-from ..method import Method, require
+from ..method import Method
 from .submodels import SubModel, uniform
 from ..server import holders
 
@@ -36,11 +36,8 @@ class FedDSE(SubModel):
     samples: int = 0        # number of samples used to measure activity; 0 is all
     score: str = 'mean'     # how activations are combined: 'mean', or 'sum' as released; sets the temperature's scale
     mode: str = 'softmax'   # 'softmax' draws by eq. (3-2); 'probs' in proportion to the score, as released, without T
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, temperature=(self.temperature >= 0, 'at least 0'), samples=(self.samples >= 0, 'at least 0'),
-                score=(self.score in ('mean', 'sum'), "'mean' or 'sum'"),
-                mode=(self.mode in ('softmax', 'probs'), "'softmax' or 'probs'"))
+    ranges = dict(SubModel.ranges, temperature='at least 0', samples='at least 0', score=('mean', 'sum'),
+                  mode=('softmax', 'probs'))
     def mask(self, params, buffers, axes, data, watch, number, clients, round):
         h = activity(axes, watch, params, buffers, data[0][:self.samples or None], self.score)
         r = self.rate(number, clients, round)

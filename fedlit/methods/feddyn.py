@@ -6,7 +6,7 @@
 __all__ = ['FedDyn']
 
 # %% ../../nbs/methods/21_feddyn.ipynb #115ec27b
-from ..method import Method, require
+from ..method import Method
 from ..server import holders
 from ..ground.tree import zeros
 
@@ -15,7 +15,7 @@ class FedDyn(Method):
     "Dynamic regularisation: a linear term with memory and a quadratic term (Acar et al., ICLR 2021, algorithm 1)."
     excludes = "the clients' linear terms"
     alpha: float = .1 # weight of the quadratic term; the smaller it is, the larger the server's steps
-    def __post_init__(self): require(self, alpha=(self.alpha > 0, 'positive'))
+    ranges = dict(alpha='positive')
     def init(self, params): return params, dict(h=zeros(params)), dict(g=zeros(params))
     def grad(self, grads, params, received, client, kept):
         return {k: v if k in kept else v - client['g'][k] + self.alpha*(params[k] - received[k])

@@ -9,7 +9,6 @@ __all__ = ['consensus', 'diversity', 'FedET']
 import torch
 from dataclasses import field
 from torch.nn import functional as F
-from ..method import require
 from .feddf import FedDF
 
 # %% ../../nbs/methods/62_fedet.ipynb #c463958a
@@ -36,10 +35,7 @@ class FedET(FedDF):
     diversity: float = .05 # weight of the diversity term relative to the consensus
     form: str = field(default='soft', repr=False)  # or 'paper': hard labels, for a network that no client has
     shared: str = field(default='', repr=False)    # prefix of what this network shares with all clients' networks
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, diversity=(self.diversity >= 0, 'at least 0'),
-                form=(self.form in ('soft', 'paper'), "'soft' or 'paper'"))
+    ranges = dict(FedDF.ranges, diversity='at least 0', form=('soft', 'paper'))
     def teach(self, logits):
         said = consensus(logits)
         sure = F.one_hot(said.argmax(-1), said.shape[-1]).to(said) if self.form == 'paper' else said.softmax(-1)

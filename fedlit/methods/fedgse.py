@@ -9,7 +9,6 @@ __all__ = ['sensitivity', 'similar_data', 'FedGSE']
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from ..ground.axes import masked, masks, watched
-from ..method import require
 from .submodels import SubModel, uniform
 
 # %% ../../nbs/methods/57_fedgse.ipynb #c98451f0
@@ -55,11 +54,8 @@ class FedGSE(SubModel):
     samples: int = 128   # maximum number of public samples for a client
     form: str = 'paper'  # form of the score: 'paper' is equation (4-3), or 'released', see `sensitivity`
     pool: int = 1024     # number of public samples in use; a client remembers its last model's predictions for them
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, similar=(self.similar in ('CSL', 'SPL'), "'CSL' or 'SPL'"), pool=(self.pool >= 1, 'at least 1'),
-                form=(self.form in ('paper', 'released'), "'paper' or 'released'"),
-                samples=(self.samples >= 1, 'at least 1'))
+    ranges = dict(SubModel.ranges, similar=('CSL', 'SPL'), pool='at least 1', form=('paper', 'released'),
+                  samples='at least 1')
     def public(self, proxy):
         "The public inputs and their labels, which may be None for CSL."
         x, y = proxy if isinstance(proxy, (tuple, list)) else (proxy, None)

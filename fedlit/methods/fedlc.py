@@ -7,19 +7,19 @@ __all__ = ['FedRS', 'FedLC']
 
 # %% ../../nbs/methods/17_fedlc.ipynb #8bdb4836
 import torch
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/17_fedlc.ipynb #1edc86c8
 class FedRS(Method):
     "Scale down the logits of classes that a client lacks (Li and Zhan, KDD 2021)."
     alpha: float = .5 # factor of these logits, in [0, 1]; 1 is FedAvg
-    def __post_init__(self): require(self, alpha=(0 <= self.alpha <= 1, 'in [0, 1]'))
+    ranges = dict(alpha='in [0, 1]')
     def output(self, logits, labels): return torch.where(labels, logits, self.alpha*logits if self.alpha else 0.)
 
 class FedLC(Method):
     "Give each class a margin, which is larger the fewer samples of it a client has (Zhang et al., ICML 2022)."
     tau: float = 1. # factor of the margin n^(-1/4), at least 0; 0 is FedAvg
-    def __post_init__(self): require(self, tau=(self.tau >= 0, 'at least 0'))
+    ranges = dict(tau='at least 0')
     def output(self,
         logits,   # (B, classes)
         counts,   # (classes,) number of samples of each class that the client visits in this round

@@ -8,7 +8,7 @@ __all__ = ['digest', 'FedMD']
 # %% ../../nbs/methods/63_fedmd.ipynb #fmd00004
 import numpy as np, torch, torch.nn.functional as F
 from fastcore.basics import patch
-from ..method import Method, require
+from ..method import Method
 from .feddf import opinions, unlabelled
 
 # %% ../../nbs/methods/63_fedmd.ipynb #fmd00009
@@ -38,10 +38,8 @@ class FedMD(Method):
     lr: float = 1e-3      # learning rate of Adam, for digesting
     transfer: int = 0     # epochs over all labelled public samples, for clients that take part in the first round
     alone = ('mask',)
-    def __post_init__(self):
-        require(self, samples=(self.samples >= 1, 'at least 1'), epochs=(self.epochs >= 0, 'at least 0'),
-                batch_size=(self.batch_size >= 1, 'at least 1'), lr=(self.lr > 0, 'positive'),
-                transfer=(self.transfer >= 0, 'at least 0'))
+    ranges = dict(samples='at least 1', epochs='at least 0', batch_size='at least 1', lr='positive',
+                  transfer='at least 0')
     def keep(self, name): return True
     def merge(self, delta, server, trained, params, buffers, forward, proxy, generator, peers=None):
         x, pick = unlabelled(self, proxy), lambda tree: {k: trained[k] for k in tree}

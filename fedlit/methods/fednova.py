@@ -8,7 +8,7 @@ __all__ = ['length', 'FedNova']
 # %% ../../nbs/methods/31_fednova.ipynb #2ba5a52a
 import torch
 from dataclasses import field
-from ..method import Method, require
+from ..method import Method
 from .fedala import FedALA
 from .scaffold import response
 from ..ground.tree import finest
@@ -26,7 +26,7 @@ class FedNova(Method):
     "Average the clients' normalised updates (Wang et al., NeurIPS 2020, eq. 9)."
     excludes = 'how updates are normalised'
     mu: float = field(default=0., repr=False) # weight of the local proximal term that the normalisation allows for
-    def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
+    ranges = dict(mu='at least 0')
     def refuses(self, other, before):
         early = isinstance(other, FedALA)
         return f'it would divide how {other.name} moves a client before its first step by the steps' if early else ''

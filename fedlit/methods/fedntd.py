@@ -9,7 +9,7 @@ __all__ = ['not_true', 'FedNTD']
 import torch
 from torch.nn import functional as F
 from ..batches import valid_mean
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/18_fedntd.ipynb #30291430
 def not_true(
@@ -30,7 +30,7 @@ class FedNTD(Method):
     beta: float = 1. # weight of the distillation term; 0 is FedAvg
     tau: float = 1.  # temperature of both softmaxes
     alone = ('output',)
-    def __post_init__(self): require(self, beta=(self.beta >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'))
+    ranges = dict(beta='at least 0', tau='positive')
     def frozen(self, x, received, forward): return dict(logits=forward(received, {}, x, train=False)[1])
     def loss(self, logits, y, frozen, valid=None):
         return self.beta*not_true(logits, frozen['logits'], y, self.tau, valid)

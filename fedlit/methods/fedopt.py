@@ -7,7 +7,7 @@ __all__ = ['FedAdagrad', 'FedAdam', 'FedYogi', 'FedExP']
 
 # %% ../../nbs/methods/32_fedopt.ipynb #266a5d88
 import torch
-from ..method import Method, require
+from ..method import Method
 from ..ground.tree import zeros
 
 # %% ../../nbs/methods/32_fedopt.ipynb #5c1482fe
@@ -17,8 +17,7 @@ class FedAdagrad(Method):
     beta1: float = 0.  # decay rate of the mean of the steps; in [0, 1)
     tau: float = 1e-3  # degree of adaptivity: coordinates with steps far below it are treated alike
     excludes, helpers = "the server's optimiser", ('second',)
-    def __post_init__(self): require(self, lr=(self.lr > 0, 'positive'), tau=(self.tau > 0, 'positive'),
-                                     beta1=(0 <= self.beta1 < 1, 'in [0, 1)'))
+    ranges = dict(lr='positive', tau='positive', beta1='in [0, 1)')
     def second(self,
         v,  # tensor, the previous second moment
         d2, # tensor, the square of the step
@@ -43,9 +42,7 @@ class FedAdam(FedAdagrad):
     lr: float = .03    # server learning rate eta
     beta1: float = .9  # decay rate of the mean of the steps; in [0, 1)
     beta2: float = .99 # decay rate of the mean of their squares; in [0, 1)
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, beta2=(0 <= self.beta2 < 1, 'in [0, 1)'))
+    ranges = dict(FedAdagrad.ranges, beta2='in [0, 1)')
     def second(self, v, d2): return self.beta2*v + (1 - self.beta2)*d2
 
 class FedYogi(FedAdam):
@@ -57,7 +54,7 @@ class FedExP(Method):
     "Set the server's step size by how far the clients disagree (Jhunjhunwala et al., ICLR 2023, algorithm 1)."
     eps: float = 1e-3 # added to the squared length of the mean step, so that very small steps are not stretched
     excludes = "the server's optimiser"
-    def __post_init__(self): require(self, eps=(self.eps > 0, 'positive'))
+    ranges = dict(eps='positive')
     def done(self, client, params, delta, kept):
         far = sum((delta[k].square().sum() for k in params if k not in kept), next(iter(params.values())).new_zeros(()))
         return client, dict(far=far)

@@ -9,7 +9,7 @@ __all__ = ['statistics', 'mixtures', 'FedPAC']
 import torch
 from fastcore.basics import patch
 from ..batches import valid_mean
-from ..method import overrides, require
+from ..method import overrides
 from .fedper import linear_head
 from .fedproto import class_means, from_means, prototypes
 from .fedrep import FedRep
@@ -55,9 +55,7 @@ class FedPAC(FedRep):
     of_classes = True
     lam: float = 1.     # weight of the distance to the common class means, lambda
     least: float = 1e-3 # shares up to this are dropped from a mixture
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, lam=(self.lam >= 0, 'at least 0'), least=(0 <= self.least < 1, 'at least 0 and below 1'))
+    ranges = dict(FedRep.ranges, lam='at least 0', least='in [0, 1)')
     def refuses(self, other, before):
         if not overrides(other, 'mask'): return ''
         return f'FedPAC mixes whole heads, of which {other.name} may leave a client only a part'

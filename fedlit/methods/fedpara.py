@@ -13,7 +13,7 @@ from torch import nn
 from torch.nn import functional as F
 from ..ground.draws import generator_of
 from ..local import is_whole
-from ..method import Method, require
+from ..method import Method
 from .submodels import entry
 from ..models import check_ties
 
@@ -62,7 +62,7 @@ class FedPara(Method):
     gamma: float = .1 # R, from the smallest that allows full rank (0) to the largest that saves parameters (1)
     seed: int = 0     # seed of the random factors
     helpers, alone = ('split', 'join'), ('mask',)
-    def __post_init__(self): require(self, gamma=(0 <= self.gamma <= 1, 'in [0, 1]'))
+    ranges = dict(gamma='in [0, 1]')
     def init(self, params, model):
         layers, g, new = _composable(model), generator_of(self.seed), {}
         for k, w in params.items():
@@ -100,7 +100,7 @@ class FFALoRA(Method):
     both: bool = False # train and average A too? That is LoRA
     head: str = 'head' # prefix of the classifier, which is trained in full
     alone = ('mask',)
-    def __post_init__(self): require(self, rank=(self.rank >= 1, 'at least 1'), alpha=(self.alpha > 0, 'positive'))
+    ranges = dict(rank='at least 1', alpha='positive')
     def init(self, params, model, generator):
         layers, own = _composable(model), lambda k: k.startswith(self.head + '.')
         check_ties(model, own, f'{self.name}: head={self.head!r}')
@@ -146,9 +146,8 @@ class FlexLoRA(Method):
     alone, helpers = ('mask', 'weigh', 'combine', 'merge'), ('live', 'own')
     both, rank = property(lambda self: True), property(lambda self: max(self.ranks))
     init, use = FFALoRA.init, FFALoRA.use
-    def __post_init__(self):
-        good = isinstance(self.ranks, tuple) and self.ranks and all(is_whole(r) and r >= 1 for r in self.ranks)
-        require(self, ranks=(good, 'a tuple of whole numbers, at least 1'), alpha=(self.alpha > 0, 'positive'))
+    ranges = dict(ranks=(lambda v: isinstance(v, tuple) and v and all(is_whole(r) and r >= 1 for r in v),
+                         'a tuple of whole numbers, at least 1'), alpha='positive')
     def live(self,
         number, clients, # a client's number; the number of clients
     ):                   # (max(ranks),) booleans

@@ -7,7 +7,7 @@ __all__ = ['suggest_layers', 'check_prefix', 'linear_head', 'FedPer', 'FedBABU']
 
 # %% ../../nbs/methods/42_fedper.ipynb #37a012cf
 import torch
-from ..method import Method, require
+from ..method import Method
 from .ditto import OwnNetwork
 from ..models import check_ties
 
@@ -69,7 +69,7 @@ class FedBABU(Method):
     head: str = 'head' # prefix of the tensors that keep their initial values
     steps: int = 5     # number of fine-tuning steps, each on all samples of a client, before it uses the network
     lr: float = .1     # learning rate of these steps
-    def __post_init__(self): require(self, steps=(self.steps >= 0, 'at least 0'), lr=(self.lr > 0, 'positive'))
+    ranges = dict(steps='at least 0', lr='positive')
     def refuses(self, other, before):
         tuned = self.steps and isinstance(other, OwnNetwork)
         return f'it tunes the head to the common body; write FedBABU(steps=0) + {other.name}' if tuned else ''

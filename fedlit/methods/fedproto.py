@@ -9,7 +9,7 @@ __all__ = ['one_hot', 'class_means', 'prototypes', 'from_means', 'FedProto']
 import torch
 from dataclasses import field
 from fastcore.basics import patch
-from ..method import Method, require
+from ..method import Method
 from .fedper import linear_head
 
 # %% ../../nbs/methods/74_fedproto.ipynb #9c16cb2d
@@ -60,10 +60,7 @@ class FedProto(Method):
     head: str = 'head'     # prefix of the classifier, a linear layer on the features
     rule: str = field(default='head', repr=False) # what predicts: the 'head', or the 'nearest' prototype
     alone = ('mask',)
-    def __post_init__(self):
-        require(self, lam=(self.lam >= 0, 'at least 0'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
-                rule=(self.rule in ('head', 'nearest'), "'head' or 'nearest'"))
+    ranges = dict(lam='at least 0', form=('released', 'paper'), rule=('head', 'nearest'))
     @property
     def idle(self): return ('predict',) if self.rule == 'head' else ()
     def init(self, params, model):

@@ -7,7 +7,7 @@ __all__ = ['proximal', 'FedProx']
 
 # %% ../../nbs/methods/10_fedprox.ipynb #96d77dff
 import torch
-from ..method import Method, require
+from ..method import Method
 from ..ground.tree import sub, sqnorm
 
 # %% ../../nbs/methods/10_fedprox.ipynb #696dfc8e
@@ -23,7 +23,7 @@ def proximal(
 class FedProx(Method):
     "Add the gradient of a proximal term around the received parameters (Li et al., MLSys 2020, eq. 2)."
     mu: float = .01 # weight of the proximal term, at least 0; 0 is FedAvg
-    def __post_init__(self): require(self, mu=(self.mu >= 0, 'at least 0'))
+    ranges = dict(mu='at least 0')
     def grad(self,
         grads,    # tree: the gradient of the objective without the term
         params,   # tree: the client's parameters

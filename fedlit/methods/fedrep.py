@@ -13,10 +13,8 @@ from .fedper import FedPer
 class FedRep(FedPer):
     "Heads stay at home; clients train the head first, then the body (Collins et al., ICML 2021, algorithm 1)."
     body_epochs: int = 1 # number of the last local epochs, in which the body is trained instead of the head
-    def __post_init__(self): require(self, body_epochs=(self.body_epochs >= 0, 'at least 0'))
+    ranges = dict(body_epochs='at least 0')
     def mask(self, params, step, steps, epochs):
-        if self.body_epochs > epochs:
-            raise ValueError(f"FedRep: body_epochs={self.body_epochs}, "
-                             f"but it must be at most the {epochs} local epochs")
+        require(self, body_epochs=(lambda v: v <= epochs, f'at most the {epochs} local epochs'))
         body = step*epochs >= (epochs - self.body_epochs)*steps
         return {k: (body != self.keep(k)).to(v) for k, v in params.items()}

@@ -8,7 +8,6 @@ __all__ = ['FedRolex']
 # %% ../../nbs/methods/52_fedrolex.ipynb #69936a53
 import torch
 from dataclasses import field
-from ..method import require
 from .submodels import SubModel
 
 # %% ../../nbs/methods/52_fedrolex.ipynb #dfe891e5
@@ -16,10 +15,7 @@ class FedRolex(SubModel):
     "Keep a window of ceil(r n) coordinates of every axis, shifted by one each round (Alam et al., NeurIPS 2022)."
     direction: str = 'backward' # 'backward': (i - round) mod n, as released; 'forward': (i + round) mod n, in the paper
     step: int = field(default=1, repr=False, kw_only=True) # number of coordinates that the window shifts by each round
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, direction=(self.direction in ('backward', 'forward'), "'backward' or 'forward'"),
-                step=(self.step > 0, 'positive'))
+    ranges = dict(SubModel.ranges, direction=('backward', 'forward'), step='positive')
     def mask(self, axes, number, clients, round):
         r, start = self.rate(number, clients, round), self.step*(round if self.direction == 'forward' else -round)
         return {a: self.top(-((torch.arange(n) - start) % n), r) for a, n in axes.size.items()}

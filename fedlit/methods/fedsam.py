@@ -7,14 +7,14 @@ __all__ = ['FedSAM']
 
 # %% ../../nbs/methods/11_fedsam.ipynb #1f147331
 import torch
-from ..method import Method, overrides, replaces, require
+from ..method import Method, overrides, replaces
 
 # %% ../../nbs/methods/11_fedsam.ipynb #c6d40aac
 class FedSAM(Method):
     """Sharpness-aware minimisation: the local gradient after a step uphill (Qu et al., ICML 2022, algorithm 1).
     The step is in all trained entries, also those of a client's second network (Ditto, APFL)."""
     rho: float = .05 # length of the step uphill, at least 0; 0 is FedAvg
-    def __post_init__(self): require(self, rho=(self.rho >= 0, 'at least 0'))
+    ranges = dict(rho='at least 0')
     def refuses(self, other, before):
         if replaces(other): return 'both make the gradient anew'
         late = before and overrides(other, 'grad')

@@ -8,7 +8,7 @@ __all__ = ['answer_variance', 'uniformity', 'FedUV']
 # %% ../../nbs/methods/19_feduv.ipynb #51815bb6
 import torch
 from ..batches import beside, valid_mean
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/19_feduv.ipynb #a30a8869
 def answer_variance(
@@ -43,6 +43,6 @@ class FedUV(Method):
     of_classes = True
     lam: float = 2.5 # weight of the variance term, at least 0
     mu: float = .5   # weight of the uniformity term, at least 0; both 0: FedAvg
-    def __post_init__(self): require(self, lam=(self.lam >= 0, 'at least 0'), mu=(self.mu >= 0, 'at least 0'))
+    ranges = dict(lam='at least 0', mu='at least 0')
     def loss(self, logits, features, valid=None):
         return self.lam*answer_variance(logits, valid) + self.mu*uniformity(features, valid)

@@ -9,7 +9,7 @@ __all__ = ['narrow', 'FjORD']
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
 from ..ground.axes import masked, masks
-from ..method import overrides, require
+from ..method import overrides
 from .heterofl import HeteroFL
 from .submodels import uniform, entry
 from ..ground.tree import finest
@@ -42,9 +42,7 @@ class FjORD(HeteroFL):
     widths: tuple[float, ...] = (.2, .4, .6, .8, 1.) # widths p_s that a step may use; those above the tier are left out
     distill: bool = True                 # does the widest network teach the narrower one?
     of_classes = property(lambda self: self.distill) # its teacher gives class probabilities
-    def __post_init__(self):
-        super().__post_init__()
-        require(self, widths=(self.widths and all(0 < p <= 1 for p in self.widths), 'a tuple of numbers in (0, 1]'))
+    ranges = dict(HeteroFL.ranges, widths=HeteroFL.ranges['rates'])
     def width(self,
         number,  # number of the client, an int or an integer tensor
         clients, # int, number of clients

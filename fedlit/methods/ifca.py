@@ -8,7 +8,7 @@ __all__ = ['network', 'chosen', 'moved', 'IFCA']
 # %% ../../nbs/methods/79_ifca.ipynb #500579cf
 import torch
 from fastcore.basics import patch
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/79_ifca.ipynb #aba1d836
 def network(
@@ -44,8 +44,7 @@ class IFCA(Method):
     clusters: int = 2 # number of networks
     noise: float = 1. # how far apart they start, in units of each tensor's standard deviation
     alone, helpers = ('mask', 'keep'), ('losses',)
-    def __post_init__(self): require(self, clusters=(self.clusters >= 1, 'at least 1'),
-                                     noise=(self.noise > 0, 'positive'))
+    ranges = dict(clusters='at least 1', noise='positive')
     def init(self, params, buffers, keeps, generator):
         if home := [k for k in buffers if keeps(k)]:
             raise ValueError(f"IFCA averages {home[0]} within a cluster, but it stays at home")

@@ -8,7 +8,7 @@ __all__ = ['contrast', 'distance', 'MOON']
 # %% ../../nbs/methods/12_moon.ipynb #b2d7cd01
 import torch, torch.nn.functional as F
 from ..batches import valid_mean
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/12_moon.ipynb #32f05270
 def contrast(
@@ -40,10 +40,7 @@ class MOON(Method):
     tau: float = .5        # temperature; not used by 'l2'
     form: str = 'released' # a late client's first round: 'released' contrasts with the initial model, 'paper' with none
     variant: str = 'contrastive' # or 'l2': the distance to the global features (Table 5)
-    def __post_init__(self):
-        require(self, mu=(self.mu >= 0, 'at least 0'), tau=(self.tau > 0, 'positive'),
-                form=(self.form in ('released', 'paper'), "'released' or 'paper'"),
-                variant=(self.variant in ('contrastive', 'l2'), "'contrastive' or 'l2'"))
+    ranges = dict(mu='at least 0', tau='positive', form=('released', 'paper'), variant=('contrastive', 'l2'))
     def init(self, params, buffers):
         never = next(iter(params.values())).new_zeros(()) # on the parameters' device
         return params, {}, {} if self.variant == 'l2' else dict(params=params, buffers=buffers, trained=never)

@@ -7,7 +7,7 @@ __all__ = ['pieces', 'along', 'PerFedAvg']
 
 # %% ../../nbs/methods/73_perfedavg.ipynb #2d0a7776
 import torch
-from ..method import Method, require
+from ..method import Method
 
 # %% ../../nbs/methods/73_perfedavg.ipynb #db00c049
 def pieces(
@@ -34,9 +34,7 @@ class PerFedAvg(Method):
     form: str = 'fo'    # 'fo' leaves out the Hessian, 'hf' replaces its product by a difference of gradients
     delta: float = 1e-3 # step size of that difference
     steps: int = 1      # number of steps that a client takes on its samples before it uses the network
-    def __post_init__(self):
-        require(self, alpha=(self.alpha >= 0, 'at least 0'), delta=(self.delta > 0, 'positive'),
-                form=(self.form in ('fo', 'hf'), "'fo' or 'hf'"), steps=(self.steps >= 0, 'at least 0'))
+    ranges = dict(alpha='at least 0', delta='positive', form=('fo', 'hf'), steps='at least 0')
     def grad(self, params, y, objective):
         at = pieces(len(y), 2 if self.form == 'fo' else 3)
         slope = lambda p, i: torch.func.grad(objective, has_aux=True)(p, at[i])[0]

@@ -7,7 +7,6 @@ __all__ = ['pFedMe']
 
 # %% ../../nbs/methods/72_pfedme.ipynb #c7044d65
 import torch
-from ..method import require
 from .ditto import OwnNetwork, mine, second
 
 # %% ../../nbs/methods/72_pfedme.ipynb #40a00040
@@ -23,9 +22,7 @@ class pFedMe(OwnNetwork):
     steps: int = 5   # number of inner steps, K
     lr: float = .05  # learning rate of the inner steps
     beta: float = 1. # factor of the server's step
-    def __post_init__(self):
-        require(self, lam=(self.lam > 0, 'positive'), steps=(self.steps >= 1, 'at least 1'),
-                lr=(self.lr > 0, 'positive'), beta=(self.beta > 0, 'positive'))
+    ranges = dict(lam='positive', steps='at least 1', lr='positive', beta='positive')
     def init(self, params, buffers):
         like = next(iter(params.values()))
         count = like.new_zeros((), dtype=torch.promote_types(like.dtype, torch.float32)) # bfloat16 counts to 256

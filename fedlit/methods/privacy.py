@@ -16,7 +16,7 @@ from torch.func import grad, vmap
 from torch.nn.modules.batchnorm import _BatchNorm
 from ..ground.messages import first_line, warn
 from ..local import is_number, is_whole
-from ..method import Method, asks_for, overrides, require
+from ..method import Method, asks_for, overrides
 from ..participation import Uniform, many, needs
 from ..state import is_stopped
 from ..ground.tree import finest, sqnorm, tmap
@@ -130,11 +130,8 @@ def _noisy(tree, deviation, source):
     return {k: v + deviation*SOURCES[source](v) for k, v in tree.items()} if deviation else tree
 
 # %% ../../nbs/methods/80_privacy.ipynb #acc49f36
-def _sound(method):
-    "The conditions on the hyperparameters of both methods of this page, for `require`."
-    return dict(clip=(0 < method.clip < math.inf, 'positive and finite'),
-                noise=(0 <= method.noise < math.inf, 'at least 0'), delta=(0 < method.delta < 1, 'in (0, 1)'),
-                source=(method.source in SOURCES, 'seed or system'))
+_RANGES = dict( # of both methods of this page
+    clip='positive', noise='at least 0', delta=(lambda v: 0 < v < 1, 'in (0, 1)'), source=tuple(SOURCES))
 
 def _norms_at_home(model, keeps):
     if away := [k for k, m in model.named_modules() if isinstance(m, _BatchNorm) and not is_stopped(m)
@@ -153,9 +150,7 @@ class DP(Method):
     delta: float = field(default=1e-5, repr=False)   # delta of the column `epsilon`
     source: str = field(default='seed', repr=False)  # noise from the federation's 'seed', or the operating 'system'
     excludes, protects, alone = 'how updates are protected', 'clients', ('weigh',)
-    def __post_init__(self):
-        require(self, **_sound(self), at=(self.at in ('server', 'client'), "'server' or 'client'"),
-                per=(self.per in ('update', 'tensor'), "'update' or 'tensor'"))
+    ranges = dict(_RANGES, at=('server', 'client'), per=('update', 'tensor'))
     def refuses(self, other, before): return _unprotected(self, other, before)
     def init(self, params, model, keeps, buffers):
         _norms_at_home(model, keeps)
@@ -271,7 +266,7 @@ class DPSGD(Method):
     delta: float = field(default=1e-5, repr=False)   # delta of the column `epsilon`
     source: str = field(default='seed', repr=False)  # noise from the federation's 'seed', or the operating 'system'
     excludes, protects, alone = 'how gradients are protected', 'samples', ('loss', 'output', 'frozen')
-    def __post_init__(self): require(self, **_sound(self))
+    ranges = _RANGES
     def refuses(self, other, before):
         seen = [n for n in ('data', 'labels', 'counts', 'x', 'y', 'objective') for h in HOOKS
                 if asks_for(other, h, n) and (h, n) != ('predict', 'x')] # which is no sample that it trains on

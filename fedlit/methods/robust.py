@@ -11,7 +11,7 @@ from fastcore.basics import patch
 from ..batches import beside
 from ..engine.guard import lengths
 from ..ground.messages import warn
-from ..method import Method, require
+from ..method import Method
 from .submodels import is_partial
 from ..ground.tree import finest
 
@@ -46,7 +46,7 @@ class TrimmedMean(Method):
     "The mean of each entry without its largest and its smallest values (Yin et al., ICML 2018, option II)."
     trim: float = .2 # share of the clients to leave out on either side, rounded down; 0 is the unweighted mean of all
     excludes = 'how the clients are combined'
-    def __post_init__(self): require(self, trim=(0 <= self.trim < .5, 'in [0, 0.5)'))
+    ranges = dict(trim=(lambda v: 0 <= v < .5, 'in [0, 0.5)'))
     def combine(self, deltas, weights, mask):
         return _one_row(deltas, mask, weights, lambda n: int(self.trim*n + 1e-9))
 
@@ -55,7 +55,7 @@ class NormClipping(Method):
     "Clip every client's update to a maximum length (Sun et al., 2019)."
     endless = 'norm',
     norm: float = None # the maximum length; None: the median length in the round; inf is FedAvg
-    def __post_init__(self): require(self, norm=(self.norm is None or self.norm > 0, 'positive, or None'))
+    ranges = dict(norm=(lambda v: v is None or v > 0, 'positive, or None'))
     def combine(self, deltas, weights, params):
         clipped = {}
         for mine in (True, False): # parameters, then running statistics
@@ -86,8 +86,7 @@ class Krum(Method):
     attackers: int = 1 # f, number of attackers to withstand; a round should have at least 2f + 3 clients
     best: int = 1      # number of updates to average; 1 is Krum, more is multi-Krum
     excludes, helpers = 'how the clients are combined', ('scores',)
-    def __post_init__(self):
-        require(self, attackers=(self.attackers >= 0, 'at least 0'), best=(self.best >= 1, 'at least 1'))
+    ranges = dict(attackers='at least 0', best='at least 1')
     def scores(self,
         deltas, # name -> (K, ...), the clients' updates
         params, # name -> parameter; other tensors are ignored

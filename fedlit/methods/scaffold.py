@@ -8,7 +8,7 @@ __all__ = ['response', 'SCAFFOLD']
 # %% ../../nbs/methods/20_scaffold.ipynb #ad71d56d
 import torch
 from ..batches import beside
-from ..method import Method, require
+from ..method import Method
 from .fedala import FedALA
 from .fedas import FedAS
 from ..ground.tree import finest, tmap, sub, zeros
@@ -39,7 +39,7 @@ class SCAFFOLD(Method):
     "Control variates for client drift (Karimireddy et al., ICML 2020, algorithm 1, option II)."
     excludes = 'the control variates'
     form: str = 'corrected' # 'corrected' accounts for momentum and weight decay, 'paper' divides by K*lr as printed
-    def __post_init__(self): require(self, form=(self.form in ('corrected', 'paper'), "'corrected' or 'paper'"))
+    ranges = dict(form=('corrected', 'paper'))
     def refuses(self, other, before):
         early = isinstance(other, (FedALA, FedAS))
         return f'{other.name} moves a client before its first step, which it would take for a gradient' if early else ''

@@ -14,14 +14,10 @@ class StructuredDeCov(Method):
     weight: float = .1  # weight of the penalty on covariances between groups
     groups: int = 8     # number of groups; as many as features is DeCov, 1 is no penalty
     within: float = 0.  # reward for the mean squared correlation within groups, relative to `weight`, in [0, 1)
-    def __post_init__(self):
-        require(self, weight=(self.weight >= 0, 'at least 0'), groups=(self.groups >= 1, 'at least 1'),
-                within=(0 <= self.within < 1, 'in [0, 1)'))
+    ranges = dict(weight='at least 0', groups='at least 1', within='in [0, 1)')
     def loss(self, features):
         n, d = features.shape
-        if d % self.groups:
-            raise ValueError(f"StructuredDeCov: groups={self.groups}, "
-                             f"but it must divide the number of features, {d}")
+        require(self, groups=(lambda v: d % v == 0, f'a divisor of the number of features, {d}'))
         z = (features - features.mean(0)).unflatten(1, (self.groups, -1)).transpose(0, 1) # (groups, n, size)
         inside = z.mT@z                                                                   # diagonal blocks of n C
         whole = (z.transpose(0, 1).flatten(1).T@z.transpose(0, 1).flatten(1)).square().sum()

@@ -9,7 +9,7 @@ __all__ = ['uniform', 'how_many', 'top', 'entry', 'is_partial', 'SubModel', 'Sca
 import torch
 from dataclasses import field
 from ..local import is_number
-from ..method import Method, asks_for, overrides, require
+from ..method import Method, asks_for, overrides
 from ..server import holders
 from ..ground.tree import finest, sqnorm
 
@@ -74,12 +74,8 @@ class SubModel(Method):
     rounding: str = field(default='up', repr=False, kw_only=True) # rounds the number kept 'up', or 'down' (thesis code)
     excludes = 'which coordinates a client has'
     helpers = 'rate', 'top'
-    def __post_init__(self):
-        require(self,
-                rates=(isinstance(self.rates, tuple) and len(self.rates) and
-                       all(is_number(r) and 0 < r <= 1 for r in self.rates), 'a tuple of numbers in (0, 1]'),
-                assign=(self.assign in ('fixed', 'dynamic'), "'fixed' or 'dynamic'"),
-                rounding=(self.rounding in ('up', 'down'), "'up' or 'down'"))
+    ranges = dict(rates=(lambda v: isinstance(v, tuple) and v and all(is_number(r) and 0 < r <= 1 for r in v),
+                         'a tuple of numbers in (0, 1]'), assign=('fixed', 'dynamic'), rounding=('up', 'down'))
     def rate(self, number, clients, round):
         "The rate of client `number`, out of `clients`, in this round."
         L = len(self.rates)
@@ -104,7 +100,7 @@ class Scaler(Method):
 class MaskedCE(Method):
     "Fill logits of classes without samples at a client with 0 (as released) or with minus infinity."
     fill: str = 'zero' # 'zero' or 'inf'
-    def __post_init__(self): require(self, fill=(self.fill in ('zero', 'inf'), "'zero' or 'inf'"))
+    ranges = dict(fill=('zero', 'inf'))
     def output(self, logits, labels): return torch.where(labels, logits, 0. if self.fill == 'zero' else float('-inf'))
 
 class OwnLabels(Method):
@@ -119,7 +115,7 @@ class Clip(Method):
     The entries include those of a client's second network (Ditto, APFL)."""
     norm: float = 1. # largest norm allowed, positive
     endless = 'norm',
-    def __post_init__(self): require(self, norm=(self.norm > 0, 'positive'))
+    ranges = dict(norm='positive')
     def grad(self, grads):
         size = sqnorm(grads).sqrt()
         return {k: g*(self.norm/(size + 1e-6)).clamp(max=1) for k, g in grads.items()}
