@@ -29,7 +29,7 @@ def test_every_public_method_is_exported():
              vars(importlib.import_module(f'fedlit.methods.{m.name}')).items()
              if isinstance(c, type) and issubclass(c, Method) and not n.startswith('_')}
     odd = found - set(methods_by_name()) - {'Method', 'Sum', 'OwnNetwork', 'SubModel'} # which methods are made of
-    assert not odd, f'{odd}: in nbs/methods, but not in `_all_` of nbs/methods/index.ipynb'
+    assert not odd, f'{odd}: in nbs/methods, but not imported by nbs/methods/index.ipynb'
 
 @pytest.mark.parametrize('norm', [True, False], ids=['batchnorm', 'plain'])
 @pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
