@@ -79,7 +79,7 @@ RANGES = {'positive': lambda v: v > 0, 'at least 0': lambda v: v >= 0, 'at least
 
 def require(
     method,  # a Method
-    **right, # hyperparameter name -> what it must be: a key of `RANGES`, texts to choose from, or (test, its words)
+    **right, # hyperparameter name -> what it must be: a key of `RANGES`, texts to choose from, or (test, words)
 ):
     "Raise a `ValueError` that names the first invalid hyperparameter and says what would be right."
     for name, rule in right.items():
@@ -87,7 +87,7 @@ def require(
         if isinstance(rule, str): test, words = RANGES[rule], rule
         elif isinstance(rule[0], str): test, words = rule.__contains__, ' or '.join(map(repr, rule))
         else: test, words = rule
-        if not test(value):
+        if not (test(value) if callable(test) else test):
             raise ValueError(f"{type(method).__name__}: {name}={value!r}, but it must be {words}")
 
 # %% ../nbs/05_method.ipynb #methval1

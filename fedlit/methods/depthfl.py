@@ -181,7 +181,7 @@ def mask(self:DepthFL, params, buffers, number, clients):
         raise ValueError("DepthFL needs a network with exits, and this one has no tensors named stages.* "
                          "and exits.*; see fedlit.methods.depthfl.Exits")
     n = 1 + max(int(i) for _, i in place.values())
-    require(self, levels=(lambda v: max(v) <= n, f'depths up to {n}, the stages of this network'))
+    require(self, levels=(max(self.levels) <= n, f'depths up to {n}, the stages of this network'))
     has = self.has(number, clients, n)
     return {k: has[kind][int(i)] for k, (kind, i) in place.items()}
 

@@ -72,6 +72,6 @@ def use(self:FedDecomp, params):
 @patch
 def mask(self:FedDecomp, params, step, steps, epochs):
     if self.order == 'together': return {}
-    require(self, lora_epochs=(lambda v: v <= epochs, f'at most the {epochs} local epochs'))
+    require(self, lora_epochs=(self.lora_epochs <= epochs, f'at most the {epochs} local epochs'))
     first = step*epochs < self.lora_epochs*steps
     return {k: (first == self.keep(k)).to(v) for k, v in params.items()}

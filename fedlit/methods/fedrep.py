@@ -15,6 +15,6 @@ class FedRep(FedPer):
     body_epochs: int = 1 # number of the last local epochs, in which the body is trained instead of the head
     ranges = dict(body_epochs='at least 0')
     def mask(self, params, step, steps, epochs):
-        require(self, body_epochs=(lambda v: v <= epochs, f'at most the {epochs} local epochs'))
+        require(self, body_epochs=(self.body_epochs <= epochs, f'at most the {epochs} local epochs'))
         body = step*epochs >= (epochs - self.body_epochs)*steps
         return {k: (body != self.keep(k)).to(v) for k, v in params.items()}

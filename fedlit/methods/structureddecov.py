@@ -17,7 +17,7 @@ class StructuredDeCov(Method):
     ranges = dict(weight='at least 0', groups='at least 1', within='in [0, 1)')
     def loss(self, features):
         n, d = features.shape
-        require(self, groups=(lambda v: d % v == 0, f'a divisor of the number of features, {d}'))
+        require(self, groups=(d % self.groups == 0, f'a divisor of the number of features, {d}'))
         z = (features - features.mean(0)).unflatten(1, (self.groups, -1)).transpose(0, 1) # (groups, n, size)
         inside = z.mT@z                                                                   # diagonal blocks of n C
         whole = (z.transpose(0, 1).flatten(1).T@z.transpose(0, 1).flatten(1)).square().sum()
