@@ -85,7 +85,8 @@ def require(
     for name, rule in right.items():
         value = getattr(method, name)
         if isinstance(rule, str): test, words = RANGES[rule], rule
-        elif isinstance(rule[0], str): test, words = rule.__contains__, ' or '.join(map(repr, rule))
+        elif isinstance(rule[0], str):
+            test, words = rule.__contains__, f"{', '.join(map(repr, rule[:-1]))} or {rule[-1]!r}"
         else: test, words = rule
         if not (test(value) if callable(test) else test):
             raise ValueError(f"{type(method).__name__}: {name}={value!r}, but it must be {words}")
