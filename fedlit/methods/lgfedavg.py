@@ -6,14 +6,10 @@
 __all__ = ['LGFedAvg']
 
 # %% ../../nbs/methods/44_lgfedavg.ipynb #a2b7b5d3
-from ..method import Method
-from .fedper import check_prefix
+from .fedper import FedPer
 
 # %% ../../nbs/methods/44_lgfedavg.ipynb #3d423807
-class LGFedAvg(Method):
+class LGFedAvg(FedPer):
     "Everything but the head stays at home (Liang et al., 2020, algorithm 1)."
     head: str = 'head' # prefix of the tensors that are averaged
-    def init(self, params, model):
-        check_prefix(self, 'head', params, model)
-        return params, {}, {}
-    def keep(self, name): return not name.startswith(self.head + '.')
+    def keep(self, name): return not super().keep(name)
