@@ -119,13 +119,6 @@ def found(out, s):
     if said := _odd(r, s): warn(f"{file} {said}; it counts as missing")
     return r if not said and set(s.measure) <= set(r['measured']) else None
 
-# %% ../../nbs/papers/settings.ipynb #8af51010
-def _in_processes(n, work, todo, wait):
-    with multiprocessing.get_context('spawn').Pool(n) as pool:
-        wait(pool.imap_unordered(work, todo))
-        pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
-        pool.join()
-
 # %% ../../nbs/papers/settings.ipynb #c7a0509f
 def work_off(
     work,           # function of one item, which other processes can import
@@ -143,7 +136,11 @@ def work_off(
             except Exception as e: failed.append(e)
     with tqdm(total=total or len(todo), disable=not progress, desc='runs', unit='run') as bar:
         if n < 2: wait(map(work, todo))
-        else: _in_processes(n, work, todo, wait)
+        else:
+            with multiprocessing.get_context('spawn').Pool(n) as pool:
+                wait(pool.imap_unordered(work, todo))
+                pool.close() # leaving the block kills them, and Python would complain of what they had not cleaned up
+                pool.join()
     if failed: raise failed[0]
 
 # %% ../../nbs/papers/settings.ipynb #ebccd318
