@@ -81,12 +81,8 @@ class TopK(Method):
         return f"what it held back would be added to rounded numbers, which takes more bits; write {self!r} + {other!r}"
     def wire(self, wire):
         few = -(-wire.numbers*self.share//1)
-        return replace(wire, numbers=few, beside=wire.beside + _which(few, wire.whole)*(few < wire.whole))
-
-def _which(few, whole):
-    "Bits that say which `few` of `whole` entries are sent: one for every entry, or a number for each of the few."
-    lists = few*np.ceil(np.log2(np.maximum(whole, 2)))
-    return np.minimum(whole, lists)
+        which = np.minimum(wire.whole, few*np.ceil(np.log2(np.maximum(wire.whole, 2)))) # a bit for each, or few numbers
+        return replace(wire, numbers=few, beside=wire.beside + which*(few < wire.whole))
 
 # %% ../../nbs/methods/81_compression.ipynb #8d79791d
 class Quantize(Method):

@@ -158,17 +158,13 @@ class FlexLoRA(Method):
         live = self.live(number, clients)
         row = lambda k: live[:, None] if k.endswith('.A') else live
         return {k: v*row(k).to(v) if k.startswith('lora.') else v for k, v in params.items()}
+    def begin(self, params, client, number, clients): return self.own(params, number, clients), client
+    def deploy(self, params, number, clients): return self.own(params, number, clients)
+    def mask(self, params, number, clients):
+        live = self.live(number, clients)
+        return {k: live if k.endswith('.A') else live.expand_as(v) for k, v in params.items() if k.startswith('lora.')}
 
 # %% ../../nbs/methods/47_fedpara.ipynb #d9b11937
-@patch
-def begin(self:FlexLoRA, params, client, number, clients): return self.own(params, number, clients), client
-@patch
-def deploy(self:FlexLoRA, params, number, clients): return self.own(params, number, clients)
-@patch
-def mask(self:FlexLoRA, params, number, clients):
-    live = self.live(number, clients)
-    return {k: live if k.endswith('.A') else live.expand_as(v) for k, v in params.items() if k.startswith('lora.')}
-
 @patch
 def merge(self:FlexLoRA, delta, server, params, trained, mask, weights):
     step = dict(delta)

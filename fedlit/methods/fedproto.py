@@ -68,20 +68,15 @@ class FedProto(Method):
         return params, dict(means=torch.zeros_like(w), known=w.new_zeros(len(w))), {}
     def keep(self, name): return True
     def loss(self, features, y, server): return self.lam*from_means(features, y, server).mean()
-
-# %% ../../nbs/methods/74_fedproto.ipynb #302de003
-@patch
-def done(self:FedProto, client, params, buffers, server, data, forward):
-    x, y = data
-    means, counts = class_means(forward(params, buffers, x, train=False)[0], y, len(server['known']))
-    return client, dict(means=means, counts=counts)
-
-@patch
-def merge(self:FedProto, delta, server, uploads, peer_uploads=None):
-    each = [u for u in (uploads, peer_uploads) if u]
-    means, known = prototypes(*(torch.cat([u[k] for u in each]) for k in ('means', 'counts')), self.form)
-    return delta, dict(means=torch.where(known[:, None], means, server['means']),
-                       known=known.to(means).maximum(server['known']))
+    def done(self, client, params, buffers, server, data, forward):
+        x, y = data
+        means, counts = class_means(forward(params, buffers, x, train=False)[0], y, len(server['known']))
+        return client, dict(means=means, counts=counts)
+    def merge(self, delta, server, uploads, peer_uploads=None):
+        each = [u for u in (uploads, peer_uploads) if u]
+        means, known = prototypes(*(torch.cat([u[k] for u in each]) for k in ('means', 'counts')), self.form)
+        return delta, dict(means=torch.where(known[:, None], means, server['means']),
+                           known=known.to(means).maximum(server['known']))
 
 # %% ../../nbs/methods/74_fedproto.ipynb #db5a5cda
 @patch

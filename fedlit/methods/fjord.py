@@ -27,13 +27,6 @@ def narrow(
     return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
                                        for a, n in axes.size.items()}))
 
-# %% ../../nbs/methods/54_fjord.ipynb #be676454
-def _width_up_to(most, widths, u, device):
-    "One of the sorted `widths` that are at most `most`, or else the first; `u` in [0, 1) decides which."
-    p = torch.tensor(widths, dtype=finest(device), device=device)
-    fit = (p <= most + 1e-9).sum().clamp(min=1)
-    return entry(widths, (u*fit).long(), exact=True)
-
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):
     "Clients hold the first channels, draw a width each step, and learn from the widest (Horváth et al., NeurIPS 2021)."
@@ -48,9 +41,11 @@ class FjORD(HeteroFL):
         clients, # int, number of clients
         round, step, # ints
     ):           # a tensor without dimensions
-        "The share that client `number` uses in this step, at most that of its tier."
-        u, device = uniform(1, self.seed, round, number, step)[0], getattr(number, 'device', None)
-        return _width_up_to(self.rate(number, clients, round), sorted(self.widths), u, device)
+        "The share that client `number` uses in this step: at most that of its tier, or else the smallest width."
+        widths, device = sorted(self.widths), getattr(number, 'device', None)
+        p = torch.tensor(widths, dtype=finest(device), device=device)
+        fit = (p <= self.rate(number, clients, round) + 1e-9).sum().clamp(min=1)
+        return entry(widths, (uniform(1, self.seed, round, number, step)[0]*fit).long(), exact=True)
     def output(self, logits, forward, params, buffers, x, axes, chosen, share, number, clients, round, step):
         if self.distill: return logits
         return forward(narrow(self.width(number, clients, round, step), params, axes, chosen, share), buffers, x)[1]
