@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 from functools import wraps
 from itertools import permutations
 from weakref import WeakKeyDictionary
-from .ground.messages import check_class, coerce_fields
+from .ground.messages import check_class, coerce_fields, unknown
 from .vocabulary import CLIENT, HOOKS, OFFERS, where
 
 # %% ../nbs/05_method.ipynb #1c79ef2b
@@ -84,7 +84,8 @@ def require(
     "Raise a `ValueError` that names the first invalid hyperparameter and says what would be right."
     for name, rule in right.items():
         value = getattr(method, name)
-        if isinstance(rule, str): test, words = RANGES[rule], rule
+        if isinstance(rule, str) and rule not in RANGES: raise unknown('range', rule, RANGES)
+        elif isinstance(rule, str): test, words = RANGES[rule], rule
         elif isinstance(rule[0], str):
             test, words = rule.__contains__, f"{', '.join(map(repr, rule[:-1]))} or {rule[-1]!r}"
         else: test, words = rule

@@ -149,7 +149,7 @@ def check_class(
     "Refuse a class that would silently train something else."
     if '__init__' in vars(cls):
         raise TypeError(f"{cls.__name__} has an __init__ of its own; declare hyperparameters as fields, "
-                        "mu: float = .1, and check them in __post_init__")
+                        "mu: float = .1, and say what they must be, ranges = dict(mu='at least 0')")
     for name, v in vars(cls).items():
         if name.startswith('_') or name in inspect.get_annotations(cls): continue
         inherited = any(hasattr(b, name) for b in cls.__mro__[1:])

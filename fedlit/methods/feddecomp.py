@@ -61,14 +61,12 @@ class FedDecomp(Method):
             if k in weights: new |= _factors(k, w, self.inner(w.shape)[0], self.form, g)
         return {**params, **new}, {}, {}
     def keep(self, name): return name.startswith('tau.')
+    def use(self, params):
+        def corrected(k, w):
+            return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
+        return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
 
 # %% ../../nbs/methods/46_feddecomp.ipynb #743c1207
-@patch
-def use(self:FedDecomp, params):
-    def corrected(k, w):
-        return w + self.inner(w.shape)[1]*(params[f'tau.{k}.B']@params[f'tau.{k}.A']).reshape(w.shape)
-    return {k: corrected(k, w) if f'tau.{k}.A' in params else w for k, w in params.items() if not self.keep(k)}
-
 @patch
 def mask(self:FedDecomp, params, step, steps, epochs):
     if self.order == 'together': return {}

@@ -68,7 +68,6 @@ def balanced(
     widths, # from inputs to classes
     values, # singular values of every layer but the last
     M=0.,   # how much larger their squares are in the last layer
-    seed=0,
 ):
     "Layers that satisfy Assumptions 1 and 2 of FedDecorr's appendix A.3 at the start."
     if min(widths) < len(values): raise ValueError(f'{len(values)} singular values do not fit width {min(widths)}')
@@ -76,7 +75,7 @@ def balanced(
         raise ValueError(f'M={M} in every direction needs {widths[-2]} singular values, got {len(values)}')
     if (values**2 + M < 0).any():
         raise ValueError(f'M={M} is below -values**2, whose smallest is {-values.square().min().item():.3g}')
-    gen = torch.Generator().manual_seed(seed)
+    gen = torch.Generator().manual_seed(0)
     Q = [torch.linalg.qr(torch.randn(w, len(values), generator=gen, dtype=values.dtype))[0] for w in widths]
     S = [values]*(len(widths) - 2) + [(values**2 + M).sqrt()]
     return [b*s @ a.mT for a, b, s in zip(Q, Q[1:], S)]
