@@ -92,7 +92,6 @@ def _check(federation):
     kinds = by_network(federation.model, n)
     whole = replace(federation, model=kinds[0][0])
     whole.check_choices()
-    whole.check_numbers()
     all_of = [p for p in whole.method.parts if any(asks_for(p, hook, 'clients') for hook in SERVER)]
     if all_of and meets(whole.method) and any(0 < len(who) < n for _, who in kinds):
         raise ValueError(f"the server's part of {all_of[0]!r} counts all clients, but with different networks each "
