@@ -402,7 +402,8 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, in addition to th
     return write_tensors(path, tensors, header, keep)
 
 # %% ../nbs/18_result.ipynb #093b1d83
-_KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict)
+_KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict,
+              columns=list)
 # each may be None as well
 _SETTINGS = dict(labels=list, target=str, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
 
@@ -416,7 +417,7 @@ def _check_kinds(header):
     said = header['settings']
     if (sizes := said.get('sizes')) is not None and (type(sizes) is not list or len(sizes) != header['clients']):
         raise ValueError(f"clients is {header['clients']}, but there are sizes of {sizes!r:.60}")
-    if not all(isinstance(s, str) for s in [*header['classes'].values(), *header['order']]):
+    if not all(isinstance(s, str) for s in [*header['classes'].values(), *header['order'], *header['columns']]):
         raise ValueError('a name in it is no text')
     wrong = [k for k, kind in _SETTINGS.items() if said.get(k) is not None and type(said[k]) is not kind]
     if said.get('statistics', 'averaged') not in STATISTICS: wrong.append('statistics')
@@ -429,8 +430,6 @@ _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'perso
 def _check_history(history, columns):
     "Refuse a history that is not a table, or one that would be mostly empty."
     if not all(type(row) is dict for row in history): raise ValueError('its history is no list of rows')
-    if type(columns) is not list or not all(isinstance(c, str) for c in columns):
-        raise ValueError(f'columns is {columns!r:.60}, but it must be a list of names')
     number = lambda v: type(v) is float and v == v or type(v) is int and abs(v) < 2**63
     for row in history:
         if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
@@ -483,9 +482,8 @@ def _read(path, device='cpu'):
     with _whole(path):
         if header.get('history') == BESIDE: header['history'] = json.loads(tensors.pop('history').numpy().tobytes())
         _check_kinds(header)
-        columns = header.get('columns') or [] # older files do not say
-        _check_history(header['history'], columns)
-        header['history'] = [{**dict.fromkeys(columns, nan), **row} for row in header['history']]
+        _check_history(header['history'], header['columns'])
+        header['history'] = [{**dict.fromkeys(header['columns'], nan), **row} for row in header['history']]
         _check_tensors(header, tensors)
         trees, said = _trees(header, tensors, device), header['settings']
     return header, State(**{k: trees.get(k, {}) for k in TREES}, clients=header['clients'], round=header['round'],
@@ -557,9 +555,7 @@ FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device'
 def _differ(theirs, ours):
     "The differences between two runs' settings, in words."
     other = differences(*(run.get('fingerprint', {}) for run in (theirs, ours)))
-    bare = lambda s: {k: v for k, v in (s or {}).items() if k != 'texts'} # which older files lack
-    if not alike(bare(theirs.get('input', here := ours.get('input'))), bare(here)):
-        other.append('another normalisation')
+    if not alike(theirs.get('input'), ours.get('input')): other.append('another normalisation')
     return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 

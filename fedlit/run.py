@@ -186,10 +186,11 @@ def check_data(self:Federation):
             raise ValueError(f"client {k} has no samples; leave it out, or draw a partition "
                              "that gives every client some (dirichlet's form='rebalanced' always does)")
     if tests is None: return clients, None
-    if isinstance(tests, (str, int)) or len(tests) != len(clients):
-        raise ValueError(f"tests has {len(tests) if hasattr(tests, '__len__') else tests!r} entries "
-                         f"for {len(clients)} clients; it must be one index tensor into the test set per client")
-    return clients, parts('tests', tests, len(task.y_test))
+    tests = parts('tests', tests, len(task.y_test))
+    if len(tests) != len(clients):
+        raise ValueError(f"tests has {len(tests)} entries for {len(clients)} clients; "
+                         "it must be one index tensor into the test set per client")
+    return clients, tests
 
 # %% ../nbs/19_run.ipynb #chkwith1
 def several(
@@ -612,13 +613,10 @@ def measured(self:Simulation, state, seen=None): # seen: its scores, if known
                     "look at the clients' updates, the column `drift`")))
     return seen
 
-def clients_named(
-    who,     # client numbers
-    most=10, # how many of them to name
-):           # str
-    "Names of clients for a message, such as 'clients 3, 4 and 17 more'."
-    more = f' and {len(who) - most} more' if len(who) > most else ''
-    return f"client{'s'*(len(who) > 1)} {', '.join(map(str, who[:most]))}{more}"
+def clients_named(who): # client numbers
+    "Names of clients for a message, such as 'clients 3, 4 and 17 more'; the first ten are named."
+    more = f' and {len(who) - 10} more' if len(who) > 10 else ''
+    return f"client{'s'*(len(who) > 1)} {', '.join(map(str, who[:10]))}{more}"
 
 # %% ../nbs/19_run.ipynb #seencel1
 @patch
