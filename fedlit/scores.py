@@ -235,32 +235,30 @@ def keep_tested(history): # DataFrame
 def check_name(
     whose, # 'metrics' or 'watch', for the error
     name,  # of a new column
-    taken, # names of the others
+    taken, # names of the others, and of what each is a column
 ):
     "Refuse what cannot be the name of a new column of a history."
     if not isinstance(name, str) or not name: raise ValueError(f"{whose}: {name!r} is no name of a column")
-    if name in taken: raise ValueError(f"{whose}: {name!r} is a column of the history already; choose another name")
+    if name in taken: raise ValueError(f"{whose}: {name!r} is a column of {taken[name]}; choose another name")
 
 # %% ../nbs/17_scores.ipynb #521f2495
 def check_metrics(
     metrics, # name -> function of (logits, y), or None
     target='class', # one of `fedlit.data.TARGETS`
-):           # `metrics`, unchanged
+):
     "Refuse metrics that could not be columns of a history; a TypeError or ValueError says which and why."
-    if metrics is None: return None
+    if metrics is None: return
     if not isinstance(metrics, dict):
         raise TypeError(f"metrics is a {type(metrics).__name__}, "
                         "but it must be a dict, name -> function of (logits, y)")
     ends = {'before', 'validation', *STAGES, *(f'{k}_sd' for k in STAGES)}
-    columns = {f'{name}_{k}': name for name in metrics for k in ends}
+    taken = {**{f'{name}_{k}': f'the metric {name!r}' for name in metrics for k in ends},
+             **dict.fromkeys(columns_of(target), 'the history already')}
     for name, f in metrics.items():
-        check_name('metrics', name, columns_of(target))
+        check_name('metrics', name, taken)
         if not callable(f):
             raise TypeError(f"metrics: {name!r} is {f!r}, "
                             "but it must be a function of (logits, y) that returns a number")
-        if name in columns:
-            raise ValueError(f"metrics: {name!r} is a column of the metric {columns[name]!r}; choose another name")
-    return metrics
 
 # %% ../nbs/17_scores.ipynb #fc30dbe4
 def _fits(v): return v is None or isinstance(v, (bool, int, float, str)) or isinstance(v, tuple) and all(map(_fits, v))
@@ -275,7 +273,7 @@ def read_watch(
         raise TypeError(f"watch returned a {type(said).__name__}, but it must return a dict, name -> number")
     new = {k: as_python(v) for k, v in said.items()}
     for name, v in new.items():
-        check_name('watch', name, {*SEEN, *row})
+        check_name('watch', name, dict.fromkeys({*SEEN, *row}, 'the history already'))
         if not _fits(v):
             raise TypeError(f"watch: {name!r} is a {type(said[name]).__name__}, "
                             "but it must be a number, a text, or a list or an array of numbers")
