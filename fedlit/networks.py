@@ -197,7 +197,8 @@ class MixedRun:
     "A federation whose clients have different networks: a Run for each network."
     runs: list # list of Runs, in the order in which the networks appear
     who: list  # for each network, the numbers of the clients that have it; [] for the server's own network
-    best, rounds_to, plot, _column = Run.best, Run.rounds_to, Run.plot, Run._column # for the history over all networks
+    # for the history over all networks
+    best, last, rounds_to, plot, _column = Run.best, Run.last, Run.rounds_to, Run.plot, Run._column
     @property
     def settings(self): return self.runs[0].settings # those of the first network
     @property
@@ -207,12 +208,9 @@ class MixedRun:
     @property
     def round(self): return self.runs[0].state.round # number of rounds done
     @property
-    def last(self): # the numbers of the last round, by column name
-        return {k: v for k, v in self.history.iloc[-1].items() if v == v} if self.round else {}
-    @property
     def first(self): # name and value of the main measure, accuracy for classes
-        name, _ = first_of(self.last)
-        return name, self.last.get(name, nan)
+        name, _ = first_of(last := self.last)
+        return name, last.get(name, nan)
     def __repr__(self):
         nets = ', '.join(f"{name_of(r)} of {clients_said(who)}" for r, who in zip(self.runs, self.who))
         seen = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))

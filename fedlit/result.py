@@ -174,10 +174,7 @@ def per_client(self:Run, task, tests, metrics=None,
     "A DataFrame, one row per client: accuracy and `metrics` of the server's model and the client's own on its tests."
     self._client(None) # refuses a run without a network
     if clients is None and self.origin and self.origin.task is task: clients = self.origin.clients
-    if len(tests) != self.state.clients:
-        raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
-                         f"{self.state.clients} clients")
-    state, tests = self.state, parts('tests', tests, len(task.y_test))
+    state, tests = self.state, parts('tests', tests, len(task.y_test), self.state.clients)
     task = task.to(next(self.model.parameters()).device)
     test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
                   criterion=criterion or self._criterion(task.target))

@@ -185,12 +185,7 @@ def check_data(self:Federation):
         if len(idx) == 0:
             raise ValueError(f"client {k} has no samples; leave it out, or draw a partition "
                              "that gives every client some (dirichlet's form='rebalanced' always does)")
-    if tests is None: return clients, None
-    tests = parts('tests', tests, len(task.y_test))
-    if len(tests) != len(clients):
-        raise ValueError(f"tests has {len(tests)} entries for {len(clients)} clients; "
-                         "it must be one index tensor into the test set per client")
-    return clients, tests
+    return clients, None if tests is None else parts('tests', tests, len(task.y_test), len(clients))
 
 # %% ../nbs/19_run.ipynb #chkwith1
 def several(
@@ -326,10 +321,8 @@ class Simulation:
 @patch
 def _count(self:Simulation):
     "Determine how much each client counts, its numbers of samples and steps, and which client has the most samples."
-    f = self.federation
-    self.sizes, self.lengths = WEIGHTING[f.weighting](f.clients), [len(c) for c in f.clients]
-    self.fullest = max(range(len(self.lengths)), key=self.lengths.__getitem__)
-    lengths = self.lengths
+    f, lengths = self.federation, [len(c) for c in self.federation.clients]
+    self.sizes, self.lengths, self.fullest = WEIGHTING[f.weighting](f.clients), lengths, int(np.argmax(lengths))
     self.steps_of = lambda k, round=0: f.local.steps_of(lengths[k], k, f.seed, round)
     self.steps = list(map(self.steps_of, range(len(lengths)))) # in round 0
 
