@@ -209,7 +209,7 @@ class MixedRun:
     def round(self): return self.runs[0].state.round # number of rounds done
     @property
     def first(self): # name and value of the main measure, accuracy for classes
-        name, _ = first_of(last := self.last)
+        name = first_of(last := self.last)
         return name, last.get(name, nan)
     def __repr__(self):
         nets = ', '.join(f"{name_of(r)} of {clients_said(who)}" for r, who in zip(self.runs, self.who))
@@ -250,7 +250,7 @@ def history(self:MixedRun):
     tables = [r.history.set_index('round') for r in self.runs]
     count = [len(w) for w in self.who], [r.settings.get('tested', 0) for r in self.runs]
     names = dict.fromkeys(k for t in tables for k in t.select_dtypes('number') if not UNJOINED.fullmatch(k))
-    first, _ = first_of(names)
+    first = first_of(names)
     each = {f'{first} {i}': t[first] for i, t in enumerate(tables) if first in t}
     joined = {k: _joined(k, tables, *count) for k in names}
     return pd.DataFrame({**joined, **each}, index=tables[0].index).reset_index()

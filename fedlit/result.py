@@ -65,28 +65,25 @@ class Run:
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'
-        last, (first, _) = self.history.iloc[-1], first_of(self.history)
+        last, first = self.history.iloc[-1], first_of(self.history)
         own = f", clients' own models {last['personal']:.3f} ± {last['personal_sd']:.3f}" if 'personal' in last else ''
         took = f", {self.history['seconds'].sum():.1f} s" if 'seconds' in last else ''
         return (f"Run of {self.method!r}: round {int(last['round'])}, "
                 f"{first.replace('_', ' ')} {last.get(first, nan):.3f}{own}{took}")
 
 # %% ../nbs/18_result.ipynb #fcd0b953
-def _must_fit(model, tensors, more=False): # more: may there be tensors that the network does not have?
-    "Refuse a network whose names or shapes are not those of `tensors`."
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def _must_fit(name, own, tensors, more): # own: tensors of the network; more: may there be others besides?
+    "Refuse a network, called `name`, whose names or shapes are not those of `tensors`."
     some = lambda names: f"{', '.join(sorted(names)[:3])}{' and more' if len(names) > 3 else ''}"
-    if lacking := own.keys() - tensors.keys():
-        others = tensors.keys() - own.keys()
-        raise ValueError(f"the run has no {some(lacking)} for this {type(model).__name__}"
-                         + (f", but {some(others)}" if others else '')
-                         + "; it was trained with a network of other names")
+    lacking, beyond = own.keys() - tensors.keys(), tensors.keys() - own.keys()
+    if lacking:
+        raise ValueError(f"the run has no {some(lacking)} for this {name}{f', but {some(beyond)}' if beyond else ''}; "
+                         "it was trained with a network of other names")
     if odd := [k for k, v in own.items() if v.shape != tensors[k].shape]:
-        raise ValueError(f"{odd[0]} of this {type(model).__name__} has the shape {tuple(own[odd[0]].shape)}, "
+        raise ValueError(f"{odd[0]} of this {name} has the shape {tuple(own[odd[0]].shape)}, "
                          f"but in the run it is {tuple(tensors[odd[0]].shape)}")
-    if not more and (beyond := tensors.keys() - own.keys()):
-        raise ValueError(f"the run has {some(beyond)}, which this {type(model).__name__} has not; "
-                         "it was trained with another network")
+    if beyond and not more:
+        raise ValueError(f"the run has {some(beyond)}, which this {name} has not; it was trained with another network")
 
 # %% ../nbs/18_result.ipynb #putintoc
 @patch
@@ -95,7 +92,7 @@ def put_into(self:Run, model, checked=True): # checked: refuse a network with ot
     params, buffers = deployed(self.method, self.state)
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     tensors = {**self.state.fixed, **params, **buffers}
-    if checked: _must_fit(model, tensors, more=overrides(self.method, 'init')) # a method may add some
+    if checked: _must_fit(type(model).__name__, own, tensors, overrides(self.method, 'init')) # a method may add some
     with torch.no_grad():
         for k in own.keys() & tensors.keys(): own[k].copy_(tensors[k])
     self.model = model.eval()
@@ -116,7 +113,7 @@ def move_out(self:Run):
 def plot(self:Run, ax=None):
     "Plot the global model's accuracy, or the first measure in `fedlit.measure.SCORED` that it has, against rounds."
     from fedlit.figure import against_rounds
-    first, _ = first_of(self.history)
+    first = first_of(self.history)
     if not len(h := keep_tested(self.history)): raise ValueError("nothing to draw: no round of this run was tested")
     return against_rounds({self.method.name: h[first].to_numpy()}, ax, None, UNITS[first], h['round'].to_numpy())
 
@@ -211,7 +208,7 @@ def best(self:Run,
     lowest=None,  # is lower better? None: for losses and mean squared errors; a warning for metrics of your own
 ):                # the numbers of that round, by column name; {} if no round has measured the column
     "The best round by a column; the first if several are equal. Warns if you named no column and test samples decide."
-    first, _ = first_of(self.history)
+    first = first_of(self.history)
     if column is None:
         column = 'validation' if 'validation' in self.history else first
         if column == first and len(self.history):
@@ -229,7 +226,7 @@ def rounds_to(self:Run,
     lowest=None,  # as for `best`
 ) -> int:         # None if no round has reached it
     "The number of rounds until a column first reached a target."
-    column = column or first_of(self.history)[0]
+    column = column or first_of(self.history)
     seen = self._column(column)
     if lowest is None: lowest = less_is_better(column, self.history)
     there = seen.index[seen <= target] if lowest else seen.index[seen >= target]

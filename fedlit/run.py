@@ -645,7 +645,7 @@ def of_each(self:Simulation,
 @patch
 def tested(self:Simulation, history, before, out, after, team, seen=None):
     "The columns that a test adds to the row of a round."
-    first, *others, _ = (*SCORED[self.task.target][:-1], *self.test.metrics, 'loss')
+    first, *others = *SCORED[self.task.target][:-1], *self.test.metrics
     past, who = history[-1] if history else {}, out['who'].tolist()
     known = (v := past.get(first)) is not None and not math.isnan(v)
     if not known or any(k not in past for k in others): past = self.measured(before)

@@ -204,10 +204,9 @@ SEEN = frozenset().union(*map(columns_of, SCORED)) # for any target
 
 def first_of(
     columns, # names, such as those of a history
-):           # (name, is less better?); accuracy if there is none of these columns
+):           # accuracy if there is none of these columns
     "The main measure among some columns, such as accuracy: the one with which an entry of `SCORED` begins."
-    name = next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
-    return name, name in LESS
+    return next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
 
 
 # %% ../nbs/17_scores.ipynb #563457ec
@@ -218,7 +217,7 @@ def less_is_better(
     columns, # names of all columns, such as those of a history
 ):           # bool
     "Is the column a loss or a mean squared error, on whichever samples? Warns of a column of which nothing says it."
-    stages, (first, _) = ('validation', *STAGES), first_of(columns)
+    stages, first = ('validation', *STAGES), first_of(columns)
     name = re.sub(f"_({'|'.join(('before', *stages))})$", '', column)
     if column in stages and first in columns: name = first
     if name not in _TOLD:
@@ -228,7 +227,7 @@ def less_is_better(
 
 def keep_tested(history): # DataFrame
     "The rows of the rounds in which the main measure was taken."
-    first, _ = first_of(history)
+    first = first_of(history)
     return history[history[first].notna()] if first in history else history[:0]
 
 # %% ../nbs/17_scores.ipynb #52d356c7

@@ -193,7 +193,7 @@ def facts(
                     **({w: v[k] for w, v in travels.items()} if travels else {})) for k, n in enumerate(sizes)]
     return plain(dict(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
-        labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history)[0],
+        labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history),
         clients=clients, spectra=spectra, source=AGAIN if again and spectra is not None else '',
         missing=list(_lacking(run, origin, again, drawn, no_bytes, spectra))))
 

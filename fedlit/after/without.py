@@ -53,7 +53,7 @@ def differing(run, asked, *but): # asked: Federation
 def _request(run, root=None, **given): # as for `federation`
     "The request that led to a run, or one made from its settings and from what is given."
     if run.origin is not None: return replace(run.origin, **given)
-    s, tested = run.settings, run.history.dropna(subset=first_of(run.history)[0])
+    s, tested = run.settings, keep_tested(run.history)
     same = 'local', 'participation', 'seed', 'weighting', 'statistics', 'precision'
     words = read_setting({**_words(s, given), **{k: s[k] for k in same if k not in given},
                           'rounds': run.state.round, 'without': s.get('without') or []})
@@ -110,7 +110,7 @@ class Without:
     before: Run # Run with all of them
     run: Run    # Run without them
     @property
-    def first(self): return first_of(self.before.history)[0] # what is compared, 'accuracy' for classes
+    def first(self): return first_of(self.before.history) # what is compared, 'accuracy' for classes
     @property
     def difference(self):
         "The difference of the accuracies on the whole test set after the last round of `history`, a share."
