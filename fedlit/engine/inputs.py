@@ -65,7 +65,7 @@ def parts(name, parts, n, clients=None) -> list: # clients: how many there must 
                         f"dirichlet(task.y_train, {many}, alpha=0.5, seed=0) or iid(task.y_train, {many})")
     each, rows = 'client {}' if name == 'clients' else name + '[{}]', list(parts)
     if clients not in (None, len(rows)):
-        raise ValueError(f"{name} has {len(rows)} entries for {clients} clients; it must be one row of indices for each")
+        raise ValueError(f"{name} has {len(rows)} entries for {clients} clients; it must be a row of indices for each")
     plain = all(isinstance(v, torch.Tensor) and v.dtype == torch.int64 and v.ndim == 1 and v.is_cpu for v in rows)
     if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
