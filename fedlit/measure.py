@@ -301,7 +301,9 @@ class Rounding(NamedTuple):
     def __str__(self):
         return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
 
-def moved(first, before, after): # parameters by name
+def moved(
+    first, before, after, # parameters by name
+):                        # float
     "The distance of `after` from `before`, relative to that of `before` from `first`."
     flat = lambda tree: torch.cat([exactly(tree[k].detach().cpu()).flatten() for k in before if k in first])
     a, b = flat(before), flat(after)
