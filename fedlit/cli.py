@@ -448,7 +448,7 @@ def _row_of(runs):
     from fedlit.scores import first_of
     shown = lambda values: format(spread(values), '.4f') if values else ''
     last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
-    first, _ = first_of(runs[0].history)
+    first = first_of(runs[0].history)
     by = 'validation' if 'validation' in runs[0].history else first
     best = shown([r.best(by).get(first, math.nan) for r in runs]) # NaN if the run has diverged
     seconds = [s for r in runs for s in r.history['seconds']]

@@ -660,13 +660,12 @@ def statistics(method, world):
 # %% ../nbs/laws.ipynb #da2bf273
 def resumed(method, world):
     "Saved after a round, loaded and continued is the same as never interrupted."
-    import pandas as pd
     from fedlit.result import Run
     state = train(method, world, rounds=1)
     for k, v in contents(state).items():
         if not isinstance(v, (torch.Tensor, Table)): return _no(f"{k} is {_kind(v)}, not a tensor, and cannot be saved")
     with tempfile.TemporaryDirectory() as folder:
-        path = Run(method, pd.DataFrame(), state, dict(model='', seed=state.seed)).save(Path(folder)/'run.safetensors')
+        path = Run(method, [], state, dict(model='', seed=state.seed)).save(Path(folder)/'run.safetensors')
         state = Run.load(path, method=method).state
     train(method, world, rounds=2) # whatever is remembered beside the state is another's now
     return _within(0, 'after an interruption', gap(trained(method, world), train(method, world, state=state)))

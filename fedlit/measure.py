@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['SCORED', 'LESS', 'UNITS', 'spectrum', 'exactly', 'significant', 'effective_rank', 'local_global_gap', 'drift',
            'agreement', 'accuracy', 'logits_of', 'average_precision', 'scored', 'sums_of', 'score_of', 'evaluate',
-           'features_of', 'feature_layer', 'Spread', 'spread', 'Rounding', 'rounding']
+           'features_of', 'feature_layer', 'Spread', 'spread', 'Rounding', 'moved', 'rounding']
 
 # %% ../nbs/13_measure.ipynb #7566420b
 import copy, math, statistics
@@ -301,7 +301,13 @@ class Rounding(NamedTuple):
     def __str__(self):
         return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
 
-def _all(model): return torch.cat([p.detach().cpu().double().flatten() for p in model.parameters()])
+def moved(
+    first, before, after, # parameters by name
+):                        # float
+    "The distance of `after` from `before`, relative to that of `before` from `first`."
+    flat = lambda tree: torch.cat([exactly(tree[k].detach().cpu()).flatten() for k in before if k in first])
+    a, b = flat(before), flat(after)
+    return ((b - a).norm()/(a - flat(first)).norm()).item()
 
 def rounding(
     train,   # function of a model -> Run, such as lambda net: federate(net, task, clients, FedDecorr(), rounds=3)
@@ -310,8 +316,8 @@ def rounding(
 ) -> Rounding:
     "Repeat a run with the last bit of its initial parameters changed: a difference no larger than this means nothing."
     if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
-    first, *others = [train(net) for net in (model, *(_nudged(model, seed) for seed in range(times)))]
-    seen = torch.tensor([r.history['accuracy'].tolist() for r in (first, *others)])
-    apart, way = (seen[1:] - seen[0]).abs().amax(0), (_all(first.model) - _all(model)).norm()
-    ends = [((_all(r.model) - _all(first.model)).norm()/way).item() for r in others]
-    return Rounding(apart[-1].item(), max(ends), apart.tolist())
+    runs = [train(net) for net in (model, *(_nudged(model, seed) for seed in range(times)))]
+    seen = torch.tensor([r.history['accuracy'].tolist() for r in runs])
+    apart, before = (seen[1:] - seen[0]).abs().amax(0), dict(model.named_parameters())
+    first, *ends = [dict(r.model.named_parameters()) for r in runs]
+    return Rounding(apart[-1].item(), max(moved(before, first, end) for end in ends), apart.tolist())

@@ -92,7 +92,6 @@ def _check(federation):
     kinds = by_network(federation.model, n)
     whole = replace(federation, model=kinds[0][0])
     whole.check_choices()
-    whole.check_numbers()
     all_of = [p for p in whole.method.parts if any(asks_for(p, hook, 'clients') for hook in SERVER)]
     if all_of and meets(whole.method) and any(0 < len(who) < n for _, who in kinds):
         raise ValueError(f"the server's part of {all_of[0]!r} counts all clients, but with different networks each "
@@ -198,7 +197,8 @@ class MixedRun:
     "A federation whose clients have different networks: a Run for each network."
     runs: list # list of Runs, in the order in which the networks appear
     who: list  # for each network, the numbers of the clients that have it; [] for the server's own network
-    best, rounds_to, plot, _column = Run.best, Run.rounds_to, Run.plot, Run._column # for the history over all networks
+    # for the history over all networks
+    best, last, rounds_to, plot, _column = Run.best, Run.last, Run.rounds_to, Run.plot, Run._column
     @property
     def settings(self): return self.runs[0].settings # those of the first network
     @property
@@ -208,12 +208,9 @@ class MixedRun:
     @property
     def round(self): return self.runs[0].state.round # number of rounds done
     @property
-    def last(self): # the numbers of the last round, by column name
-        return {k: v for k, v in self.history.iloc[-1].items() if v == v} if self.round else {}
-    @property
     def first(self): # name and value of the main measure, accuracy for classes
-        name, _ = first_of(self.last)
-        return name, self.last.get(name, nan)
+        name = first_of(last := self.last)
+        return name, last.get(name, nan)
     def __repr__(self):
         nets = ', '.join(f"{name_of(r)} of {clients_said(who)}" for r, who in zip(self.runs, self.who))
         seen = ''.join(f', {k} {v:.3f}' for k, v in self.last.items() if k in (self.first[0], 'personal'))
@@ -253,7 +250,7 @@ def history(self:MixedRun):
     tables = [r.history.set_index('round') for r in self.runs]
     count = [len(w) for w in self.who], [r.settings.get('tested', 0) for r in self.runs]
     names = dict.fromkeys(k for t in tables for k in t.select_dtypes('number') if not UNJOINED.fullmatch(k))
-    first, _ = first_of(names)
+    first = first_of(names)
     each = {f'{first} {i}': t[first] for i, t in enumerate(tables) if first in t}
     joined = {k: _joined(k, tables, *count) for k in names}
     return pd.DataFrame({**joined, **each}, index=tables[0].index).reset_index()

@@ -65,28 +65,25 @@ class Run:
 
     def __repr__(self):
         if not len(self.history): return f'Run of {self.method!r}: no round yet'
-        last, (first, _) = self.history.iloc[-1], first_of(self.history)
+        last, first = self.history.iloc[-1], first_of(self.history)
         own = f", clients' own models {last['personal']:.3f} ± {last['personal_sd']:.3f}" if 'personal' in last else ''
         took = f", {self.history['seconds'].sum():.1f} s" if 'seconds' in last else ''
         return (f"Run of {self.method!r}: round {int(last['round'])}, "
                 f"{first.replace('_', ' ')} {last.get(first, nan):.3f}{own}{took}")
 
 # %% ../nbs/18_result.ipynb #fcd0b953
-def _must_fit(model, tensors, more=False): # more: may there be tensors that the network does not have?
-    "Refuse a network whose names or shapes are not those of `tensors`."
-    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+def _must_fit(name, own, tensors, more): # own: tensors of the network; more: may there be others besides?
+    "Refuse a network, called `name`, whose names or shapes are not those of `tensors`."
     some = lambda names: f"{', '.join(sorted(names)[:3])}{' and more' if len(names) > 3 else ''}"
-    if lacking := own.keys() - tensors.keys():
-        others = tensors.keys() - own.keys()
-        raise ValueError(f"the run has no {some(lacking)} for this {type(model).__name__}"
-                         + (f", but {some(others)}" if others else '')
-                         + "; it was trained with a network of other names")
+    lacking, beyond = own.keys() - tensors.keys(), tensors.keys() - own.keys()
+    if lacking:
+        raise ValueError(f"the run has no {some(lacking)} for this {name}{f', but {some(beyond)}' if beyond else ''}; "
+                         "it was trained with a network of other names")
     if odd := [k for k, v in own.items() if v.shape != tensors[k].shape]:
-        raise ValueError(f"{odd[0]} of this {type(model).__name__} has the shape {tuple(own[odd[0]].shape)}, "
+        raise ValueError(f"{odd[0]} of this {name} has the shape {tuple(own[odd[0]].shape)}, "
                          f"but in the run it is {tuple(tensors[odd[0]].shape)}")
-    if not more and (beyond := tensors.keys() - own.keys()):
-        raise ValueError(f"the run has {some(beyond)}, which this {type(model).__name__} has not; "
-                         "it was trained with another network")
+    if beyond and not more:
+        raise ValueError(f"the run has {some(beyond)}, which this {name} has not; it was trained with another network")
 
 # %% ../nbs/18_result.ipynb #putintoc
 @patch
@@ -95,7 +92,7 @@ def put_into(self:Run, model, checked=True): # checked: refuse a network with ot
     params, buffers = deployed(self.method, self.state)
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     tensors = {**self.state.fixed, **params, **buffers}
-    if checked: _must_fit(model, tensors, more=overrides(self.method, 'init')) # a method may add some
+    if checked: _must_fit(type(model).__name__, own, tensors, overrides(self.method, 'init')) # a method may add some
     with torch.no_grad():
         for k in own.keys() & tensors.keys(): own[k].copy_(tensors[k])
     self.model = model.eval()
@@ -116,7 +113,7 @@ def move_out(self:Run):
 def plot(self:Run, ax=None):
     "Plot the global model's accuracy, or the first measure in `fedlit.measure.SCORED` that it has, against rounds."
     from fedlit.figure import against_rounds
-    first, _ = first_of(self.history)
+    first = first_of(self.history)
     if not len(h := keep_tested(self.history)): raise ValueError("nothing to draw: no round of this run was tested")
     return against_rounds({self.method.name: h[first].to_numpy()}, ax, None, UNITS[first], h['round'].to_numpy())
 
@@ -174,10 +171,7 @@ def per_client(self:Run, task, tests, metrics=None,
     "A DataFrame, one row per client: accuracy and `metrics` of the server's model and the client's own on its tests."
     self._client(None) # refuses a run without a network
     if clients is None and self.origin and self.origin.task is task: clients = self.origin.clients
-    if len(tests) != self.state.clients:
-        raise ValueError(f"tests has {len(tests)} entries, but it must have one for each of the "
-                         f"{self.state.clients} clients")
-    state, tests = self.state, parts('tests', tests, len(task.y_test))
+    state, tests = self.state, parts('tests', tests, len(task.y_test), self.state.clients)
     task = task.to(next(self.model.parameters()).device)
     test = Tester(self.model, task, self.settings.get('channels_last'), metrics,
                   criterion=criterion or self._criterion(task.target))
@@ -214,7 +208,7 @@ def best(self:Run,
     lowest=None,  # is lower better? None: for losses and mean squared errors; a warning for metrics of your own
 ):                # the numbers of that round, by column name; {} if no round has measured the column
     "The best round by a column; the first if several are equal. Warns if you named no column and test samples decide."
-    first, _ = first_of(self.history)
+    first = first_of(self.history)
     if column is None:
         column = 'validation' if 'validation' in self.history else first
         if column == first and len(self.history):
@@ -232,7 +226,7 @@ def rounds_to(self:Run,
     lowest=None,  # as for `best`
 ) -> int:         # None if no round has reached it
     "The number of rounds until a column first reached a target."
-    column = column or first_of(self.history)[0]
+    column = column or first_of(self.history)
     seen = self._column(column)
     if lowest is None: lowest = less_is_better(column, self.history)
     there = seen.index[seen <= target] if lowest else seen.index[seen >= target]
@@ -402,7 +396,8 @@ def save(self:Run, path, keep=False): # keep: as a checkpoint, in addition to th
     return write_tensors(path, tensors, header, keep)
 
 # %% ../nbs/18_result.ipynb #093b1d83
-_KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict)
+_KINDS = dict(method=str, settings=dict, history=list, round=int, clients=int, order=list, tables=list, classes=dict,
+              columns=list)
 # each may be None as well
 _SETTINGS = dict(labels=list, target=str, local=dict, metrics=list, input=dict, fingerprint=dict, setting=dict)
 
@@ -416,7 +411,7 @@ def _check_kinds(header):
     said = header['settings']
     if (sizes := said.get('sizes')) is not None and (type(sizes) is not list or len(sizes) != header['clients']):
         raise ValueError(f"clients is {header['clients']}, but there are sizes of {sizes!r:.60}")
-    if not all(isinstance(s, str) for s in [*header['classes'].values(), *header['order']]):
+    if not all(isinstance(s, str) for s in [*header['classes'].values(), *header['order'], *header['columns']]):
         raise ValueError('a name in it is no text')
     wrong = [k for k, kind in _SETTINGS.items() if said.get(k) is not None and type(said[k]) is not kind]
     if said.get('statistics', 'averaged') not in STATISTICS: wrong.append('statistics')
@@ -429,8 +424,6 @@ _NUMBERS = 'round', 'seconds', 'accuracy', 'loss', 'train_loss', 'drift', 'perso
 def _check_history(history, columns):
     "Refuse a history that is not a table, or one that would be mostly empty."
     if not all(type(row) is dict for row in history): raise ValueError('its history is no list of rows')
-    if type(columns) is not list or not all(isinstance(c, str) for c in columns):
-        raise ValueError(f'columns is {columns!r:.60}, but it must be a list of names')
     number = lambda v: type(v) is float and v == v or type(v) is int and abs(v) < 2**63
     for row in history:
         if type(r := row.get('round')) is not int: raise ValueError(f'a row of its history is of round {r!r:.40}')
@@ -483,9 +476,8 @@ def _read(path, device='cpu'):
     with _whole(path):
         if header.get('history') == BESIDE: header['history'] = json.loads(tensors.pop('history').numpy().tobytes())
         _check_kinds(header)
-        columns = header.get('columns') or [] # older files do not say
-        _check_history(header['history'], columns)
-        header['history'] = [{**dict.fromkeys(columns, nan), **row} for row in header['history']]
+        _check_history(header['history'], header['columns'])
+        header['history'] = [{**dict.fromkeys(header['columns'], nan), **row} for row in header['history']]
         _check_tensors(header, tensors)
         trees, said = _trees(header, tensors, device), header['settings']
     return header, State(**{k: trees.get(k, {}) for k in TREES}, clients=header['clients'], round=header['round'],
@@ -557,9 +549,7 @@ FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device'
 def _differ(theirs, ours):
     "The differences between two runs' settings, in words."
     other = differences(*(run.get('fingerprint', {}) for run in (theirs, ours)))
-    bare = lambda s: {k: v for k, v in (s or {}).items() if k != 'texts'} # which older files lack
-    if not alike(bare(theirs.get('input', here := ours.get('input'))), bare(here)):
-        other.append('another normalisation')
+    if not alike(theirs.get('input'), ours.get('input')): other.append('another normalisation')
     return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 

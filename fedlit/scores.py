@@ -204,10 +204,9 @@ SEEN = frozenset().union(*map(columns_of, SCORED)) # for any target
 
 def first_of(
     columns, # names, such as those of a history
-):           # (name, is less better?); accuracy if there is none of these columns
+):           # accuracy if there is none of these columns
     "The main measure among some columns, such as accuracy: the one with which an entry of `SCORED` begins."
-    name = next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
-    return name, name in LESS
+    return next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
 
 
 # %% ../nbs/17_scores.ipynb #563457ec
@@ -218,7 +217,7 @@ def less_is_better(
     columns, # names of all columns, such as those of a history
 ):           # bool
     "Is the column a loss or a mean squared error, on whichever samples? Warns of a column of which nothing says it."
-    stages, (first, _) = ('validation', *STAGES), first_of(columns)
+    stages, first = ('validation', *STAGES), first_of(columns)
     name = re.sub(f"_({'|'.join(('before', *stages))})$", '', column)
     if column in stages and first in columns: name = first
     if name not in _TOLD:
@@ -228,39 +227,37 @@ def less_is_better(
 
 def keep_tested(history): # DataFrame
     "The rows of the rounds in which the main measure was taken."
-    first, _ = first_of(history)
+    first = first_of(history)
     return history[history[first].notna()] if first in history else history[:0]
 
 # %% ../nbs/17_scores.ipynb #52d356c7
 def check_name(
     whose, # 'metrics' or 'watch', for the error
     name,  # of a new column
-    taken, # names of the others
+    taken, # names of the others, and of what each is a column
 ):
     "Refuse what cannot be the name of a new column of a history."
     if not isinstance(name, str) or not name: raise ValueError(f"{whose}: {name!r} is no name of a column")
-    if name in taken: raise ValueError(f"{whose}: {name!r} is a column of the history already; choose another name")
+    if name in taken: raise ValueError(f"{whose}: {name!r} is a column of {taken[name]}; choose another name")
 
 # %% ../nbs/17_scores.ipynb #521f2495
 def check_metrics(
     metrics, # name -> function of (logits, y), or None
     target='class', # one of `fedlit.data.TARGETS`
-):           # `metrics`, unchanged
+):
     "Refuse metrics that could not be columns of a history; a TypeError or ValueError says which and why."
-    if metrics is None: return None
+    if metrics is None: return
     if not isinstance(metrics, dict):
         raise TypeError(f"metrics is a {type(metrics).__name__}, "
                         "but it must be a dict, name -> function of (logits, y)")
     ends = {'before', 'validation', *STAGES, *(f'{k}_sd' for k in STAGES)}
-    columns = {f'{name}_{k}': name for name in metrics for k in ends}
+    taken = {**{f'{name}_{k}': f'the metric {name!r}' for name in metrics for k in ends},
+             **dict.fromkeys(columns_of(target), 'the history already')}
     for name, f in metrics.items():
-        check_name('metrics', name, columns_of(target))
+        check_name('metrics', name, taken)
         if not callable(f):
             raise TypeError(f"metrics: {name!r} is {f!r}, "
                             "but it must be a function of (logits, y) that returns a number")
-        if name in columns:
-            raise ValueError(f"metrics: {name!r} is a column of the metric {columns[name]!r}; choose another name")
-    return metrics
 
 # %% ../nbs/17_scores.ipynb #fc30dbe4
 def _fits(v): return v is None or isinstance(v, (bool, int, float, str)) or isinstance(v, tuple) and all(map(_fits, v))
@@ -275,7 +272,7 @@ def read_watch(
         raise TypeError(f"watch returned a {type(said).__name__}, but it must return a dict, name -> number")
     new = {k: as_python(v) for k, v in said.items()}
     for name, v in new.items():
-        check_name('watch', name, {*SEEN, *row})
+        check_name('watch', name, dict.fromkeys({*SEEN, *row}, 'the history already'))
         if not _fits(v):
             raise TypeError(f"watch: {name!r} is a {type(said[name]).__name__}, "
                             "but it must be a number, a text, or a list or an array of numbers")

@@ -37,7 +37,7 @@ from conftest import DATA
     (['--record', 'graph', '--device', 'cpu'], "record='graph' on cpu"),
     (['--data', 'cifar10', '--root', '/nowhere'], 'nowhere.*--download'),
     (['--steps', '5'], '--steps 5 beside --epochs 1: clients count one or the other'),
-    (['--threads', '100000'], 'threads=100000, but it must be at most 1024'),
+    (['--threads', '100000'], 'threads=100000, but it must be a whole number from 1 to 1024'),
     (['--executor', 'gpu'], 'executor.*auto')])
 def test_the_command_line_says_what_is_wrong(args, word):
     with pytest.raises(SystemExit, match=f'^fedlit: .*{word}') as e:

@@ -188,7 +188,7 @@ def test_an_error_on_one_rank_is_that_of_all(tmp_path):
     assert z == 'ValueError' and 'returned inf' in tried
     assert a == 'FloatingPointError' and 'produced NaN or infinity in round 1' in diverged
     assert b == 'ValueError' and 'rounds: 3 on rank 0, 4 on rank 1' in differ
-    assert none == all_none == ['ValueError', 'rounds=0, but it must be at least 1']
+    assert none == all_none == ['ValueError', 'rounds=0, but it must be a whole number, at least 1']
     assert c == 'ValueError' and 'checkpoint of another run (seed: 1 there, 0 here' in other
 
 OTHER = dict(

@@ -440,7 +440,7 @@ def test_the_trial_changes_nothing():
     (dict(participation=0.), ['participation=0']),
     (dict(participation=2.), ['participation=2']),
     (dict(participation=math.nan), ['participation=nan']),
-    (dict(threads=0), ['threads=0, but it must be at least 1']),
+    (dict(threads=0), ['threads=0, but it must be a whole number from 1']),
     (dict(precision='half'), ["precision='half'"]),
     (dict(statistics='mine'), ["statistics='mine'"]),
     (dict(weighting='mine'), ["weighting='mine'"]),

@@ -15,7 +15,7 @@ from dataclasses import replace
 from html import escape
 from itertools import islice
 from xml.etree import ElementTree
-from .without import federation
+from .without import differing, federation
 from ..ground.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
@@ -23,7 +23,7 @@ from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import overrides
 from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
-from ..ground.fingerprint import fingerprint, differences
+from ..ground.fingerprint import GIVEN
 from ..result import records
 from ..scores import first_of, keep_tested, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
@@ -41,10 +41,8 @@ def known(
     if run.origin is not None: return replace(run.origin, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
     origin = federation(run, **{'model': run.model, **given}).checked()
-    was = run.settings.get('fingerprint', {})
-    now = fingerprint(origin.model, origin.task, origin.clients, origin.criterion)
-    if differ := differences({k: was[k] for k in ('partition', 'labels', 'images') if k in was}, now):
-        raise ValueError(f"this is not what the run was given: {', '.join(differ)}")
+    if said := differing(run, origin, *GIVEN.keys() - {'partition', 'labels', 'images'}):
+        raise ValueError(f"this is not what the run was given: {said}")
     return origin
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab
@@ -195,7 +193,7 @@ def facts(
                     **({w: v[k] for w, v in travels.items()} if travels else {})) for k, n in enumerate(sizes)]
     return plain(dict(
         format=1, method=repr(run.method), name=run.method.name, settings=s, rounds=records(run.history), drawn=drawn,
-        labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history)[0],
+        labels=labels, partition=held.tolist() if sorts else None, first=first_of(run.history),
         clients=clients, spectra=spectra, source=AGAIN if again and spectra is not None else '',
         missing=list(_lacking(run, origin, again, drawn, no_bytes, spectra))))
 

@@ -74,10 +74,10 @@ def _sound(most, v, name, sent):
 
 # %% ../../nbs/engine/guard.ipynb #f6fdf11a
 def largest_entries(out, before):
-    "Names; (K, T) the largest entries of what clients return besides parameters; (T,) of what was sent, at least 1."
+    "What clients return besides parameters, by name; (K, T) its largest entries; (T,) of what was sent, at least 1."
     held, like = flatten({k: out[k] for k in CHECKED}), out['loss']
     held = {k: v for k, v in held.items() if not k.endswith('/')}
-    if not held: return [], like.new_zeros(len(like), 0), like.new_zeros(0)
+    if not held: return {}, like.new_zeros(len(like), 0), like.new_zeros(0)
     seen, least = [], []
     for k, v in held.items():
         sent, name = _was_sent(k, v, before), k.removeprefix('buffers/')
@@ -88,7 +88,7 @@ def largest_entries(out, before):
             one = torch.maximum(one, _largest(_plain(sent[None]).nan_to_num(0, 0, 0), k)[0].to(like))
         seen.append(most.to(like))
         least.append(one)
-    return list(held), torch.stack(seen, 1), torch.stack(least)
+    return held, torch.stack(seen, 1), torch.stack(least)
 
 # %% ../../nbs/engine/guard.ipynb #a3c273f7
 def expected(guard, seen, least):
@@ -97,9 +97,9 @@ def expected(guard, seen, least):
     return guard.beyond*torch.maximum(least, seen.nan_to_num(math.inf, math.inf).sort(0).values[(len(seen)-1)//2])
 
 def magnitudes(guard, out, before):
-    "Names; (K, T) the largest entries of what clients return besides parameters; (T,) how large they may be."
-    names, seen, least = largest_entries(out, before)
-    return names, seen, expected(guard, seen, least)
+    "What clients return besides parameters, by name; (K, T) its largest entries; (T,) how large they may be."
+    held, seen, least = largest_entries(out, before)
+    return held, seen, expected(guard, seen, least)
 
 # %% ../../nbs/engine/guard.ipynb #201a2af1
 ODD = 100 # a client this many times as large as the median client is odd
@@ -114,19 +114,14 @@ def bad_rows(guard, out, before, guess):
     return ~(good & ((seen <= most) & seen.isfinite()).all(1)), odd, moved
 
 # %% ../../nbs/engine/guard.ipynb #6c1b7fe8
-def _of(out, name):
-    "The stack called `name`."
-    return flatten({k: out[k] for k in CHECKED})[name]
+def _below(name, v): # v: of one client
+    "Is the tensor `name` a finite variance with a negative entry?"
+    return name.endswith('running_var') and bool(v.isfinite().all() and v.min() < 0)
 
-def _below(out, name, i):
-    "Is the stack `name` in row `i` a finite variance with a negative entry?"
-    v = _of(out, name)[i] if name.endswith('running_var') else None
-    return v is not None and bool(v.isfinite().all() and v.min() < 0)
-
-def _incredible(out, before, name, i):
-    "Describe a number that training cannot produce, with those of the server and the other clients."
-    each, k, when = _of(out, name), name.removeprefix('buffers/'), f"in round {before.round+1}"
-    if _below(out, name, i): return f"returned a variance of {each[i].min():.3g} in {k} {when}"
+def _incredible(before, name, each, i):
+    "Describe a number of client `i` that training cannot produce, with those of the server and the other clients."
+    k, when = name.removeprefix('buffers/'), f"in round {before.round+1}"
+    if _below(name, each[i]): return f"returned a variance of {each[i].min():.3g} in {k} {when}"
     largest, sent = [_plain(v[None]).abs().max().item() for v in each], before.buffers.get(k)
     said = [] if sent is None else [f"where the server sent {_plain(sent[None]).abs().max():.3g}"]
     if len(each) > 2: said.append(f"the middle client has {sorted(largest)[(len(each)-1)//2]:.3g}")
@@ -139,14 +134,15 @@ def blame(guard, out, before, moved, at) -> list:
     return [_blame(guard, out, before, moved, i, *seen) for i in at]
 
 # %% ../../nbs/engine/guard.ipynb #1f0ae427
-def _blame(guard, out, before, moved, i, names, seen, most):
+def _blame(guard, out, before, moved, i, held, seen, most):
     params, round = before.params, before.round
     odd = [k for k, v in out['params'].items() if not v[i].isfinite().all()]
-    odd += [k.removeprefix('buffers/') for k, v in zip(names, seen[i]) if not (v.isfinite() or _below(out, k, i))]
+    odd += [k.removeprefix('buffers/') for (k, v), largest in zip(held.items(), seen[i])
+            if not (largest.isfinite() or _below(k, v[i]))]
     if odd: return f"produced NaN or infinity in round {round+1}, first in {odd[0]}"
     if not out['loss'][i].isfinite(): return f"produced NaN or infinity in round {round+1}, first in the loss"
-    for k, v, limit in zip(names, seen[i], most):
-        if not v <= limit: return _incredible(out, before, k, i)
+    for (k, v), largest, limit in zip(held.items(), seen[i], most):
+        if not largest <= limit: return _incredible(before, k, v, i)
     if moved[i] > guard.update*_yardstick(params, moved):
         layer = max(params, key=lambda k: (out['params'][k][i] - params[k]).norm())
         return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, "
@@ -178,9 +174,9 @@ def check_clients(
         wrong = dict(zip([who[i] for i in at], blame(guard, out, before, moved, at)))
         act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice(wrong)}")
     suspects = (odd & ~bad).nonzero()[:, 0].tolist()
-    if suspects: names, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)
+    if suspects: held, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)
     for i in suspects:
-        name = names[(seen[i]/most).argmax()].removeprefix('buffers/')
+        name = [*held][(seen[i]/most).argmax()].removeprefix('buffers/')
         warn(f"client {who[i]} returned {name} more than {ODD} times as large as the middle client of the round; "
              f"{advice({who[i]: ''})}")
     return rows(out, (~bad).nonzero()[:, 0].tolist()) if at and guard.then == 'skip' else out

@@ -55,7 +55,7 @@ def _outside(v, n):
     "The first number in `v` (M,) that is not an index of `n` samples, in a list; empty if there is none."
     return [] if not len(v) or (0 <= v.min() and v.max() < n) else v[(v < 0) | (v >= n)][:1].tolist()
 
-def parts(name, parts, n) -> list:
+def parts(name, parts, n, clients=None) -> list: # clients: how many there must be, if that is known
     "`parts` as a list of one index tensor per client."
     if isinstance(parts, dict):
         raise ValueError(f"{name} is a dict; give list({name}.values()), one row of indices per client")
@@ -64,6 +64,8 @@ def parts(name, parts, n) -> list:
         raise TypeError(f"{name}={parts!r}, but it must be one index tensor per client, such as "
                         f"dirichlet(task.y_train, {many}, alpha=0.5, seed=0) or iid(task.y_train, {many})")
     each, rows = 'client {}' if name == 'clients' else name + '[{}]', list(parts)
+    if clients not in (None, len(rows)):
+        raise ValueError(f"{name} has {len(rows)} entries for {clients} clients; it must be a row of indices for each")
     plain = all(isinstance(v, torch.Tensor) and v.dtype == torch.int64 and v.ndim == 1 and v.is_cpu for v in rows)
     if rows and plain and not _outside(torch.cat(rows), n): return rows # the usual case, checked at once
     return [indices(each.format(k), v, n) for k, v in enumerate(rows)]
@@ -77,9 +79,8 @@ def check_step(model, x):
     place = lambda v: v.untyped_storage().data_ptr()
     before = {k: place(v) for k, v in held.items()}
     within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
-    with undrawn(), Lookout(within) as checkpoints, Recorder() as recorder:
-        with suppress(Exception): # other checks report it
-            for train in (True, False): pure(net)(params, buffers, x, train)
+    with undrawn(), Lookout(within) as checkpoints, Recorder() as recorder, suppress(Exception): # reported elsewhere
+        for train in (True, False): pure(net)(params, buffers, x, train)
     touched = written(recorder.calls)
     k = next((k for k, v in held.items() if before[k] in touched or place(v) != before[k]), '') # `.data` may be new
     if k in fixed:

@@ -9,7 +9,7 @@ __all__ = ['RunsCohort', 'train_runs', 'kind_of', 'form_of_server']
 import torch
 from itertools import accumulate
 from ..batches import TaskBatches
-from ..cohort import OWN, check_local
+from ..cohort import OWN
 from ..ground.fingerprint import checksum, form_of
 from .inputs import held_besides
 from .ragged import can_pad
@@ -58,7 +58,6 @@ def train_runs(
 ) -> list:      # for each run, what `fedlit.round.local_phase` returns
     "Train the clients of several runs, all in one stack."
     sent = asks[0][0]
-    check_local(sent.method, sent.local)
     if tapes: tapes.new_round()
     with modes_kept(sent.model):
         cohort = RunsCohort([EngineCohort(*ask, each=stacked) for ask in asks], tapes=tapes)

@@ -14,6 +14,7 @@ from .inputs import attempt
 from ..ground.messages import first_line, warn
 from ..measure import scored
 from ..method import asks_for, overrides
+from ..scores import check_name
 from ..state import homes, pure, split_state, start
 from ..ground.tree import tmap
 
@@ -27,8 +28,7 @@ def try_metrics(
 ):
     "Try every metric on invented logits; a ValueError names the one that fails."
     if not metrics: return
-    for name in metrics:
-        if name in columns: raise ValueError(f"metrics: {name!r} is a column of {columns[name]}; choose another name")
+    for name in metrics: check_name('metrics', name, columns)
     classes, places = task.classes, y.shape[1:] if task.target == 'dense' else ()
     gen, each = torch.Generator().manual_seed(0), [y[at] for at in tests or [] if len(at)]
     for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):

@@ -98,7 +98,6 @@ def _agreeable(self):
     n = len(self.clients)
     if not n: raise ValueError("clients=0, but it must be at least 1")
     self.check_choices()
-    self.check_numbers()
     right = dict(statistics=(self.statistics in ('averaged', 'home'), "'averaged' or 'home' at real sites"),
                  least=(1 <= self.least <= n, f'from 1 to the {n} clients'), wait=(self.wait > 0, 'positive'),
                  timeout=(self.timeout > 0, 'positive'),

@@ -334,7 +334,7 @@ def _judged(self:Ranks, numbers, state):
     bad = ~((seen <= most) & seen.isfinite())
     rows_, keep = bad.any(1), (~bad.any(1)).nonzero()[:, 0].tolist()
     if not rows_.any(): return numbers
-    wrong, (tensors, *_) = {}, largest_entries(self.out, state)
+    wrong, tensors = {}, [*largest_entries(self.out, state)[0]]
     for i, j in reversed(bad.nonzero().tolist()): # keeps the first odd tensor of every client
         said = f"returned {seen[i, j]:.3g} in {tensors[j].removeprefix('buffers/')} in round {state.round+1}"
         wrong[int(numbers['who'][i])] = f"{said}, where at most {most[j]:.3g} is believed beside the other clients"
