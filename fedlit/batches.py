@@ -7,8 +7,7 @@ __all__ = ['CRITERIA', 'PADDED', 'cross_entropy', 'binary_cross_entropy', 'squar
            'valid_mean', 'Batches', 'groups', 'width', 'plan', 'batch_sizes', 'TaskBatches', 'batches_of']
 
 # %% ../nbs/08_batches.ipynb #eb9f631d
-import copy, math, torch, torch.nn.functional as F
-import numpy as np
+import copy, math, numpy as np, torch, torch.nn.functional as F
 from dataclasses import replace
 from fastcore.basics import patch
 from .data import prepare

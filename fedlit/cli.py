@@ -195,7 +195,7 @@ def _reproduce(rep):
     rep.add_argument('--until-decided', action='store_true',
                      help='entries: three more seeds, and again, until the claims are decided; '
                           'the verdicts allow for looking again')
-    rep.add_argument('--max-seeds', type=int, help='with --until-decided: no more than so many (default: 30)')
+    rep.add_argument('--max-seeds', type=_count, help='with --until-decided: no more than so many (default: 30)')
     rep.add_argument('--rounds', type=_count, help='main job: communication rounds')
     rep.add_argument('--quiet', action='store_true', help='no progress bar')
 
@@ -235,14 +235,9 @@ def _executor(text):
     "The checked name of an executor, such as torchrun:vmap."
     return ':'.join(named(k, 'executor') for k in text.split(':') if k)
 
-def _spelt(option, text, names):
-    "The name that was meant; a partition may have arguments after it."
-    name, paren, more = text.partition('(') if option == 'partition' else (text, '', '')
-    return match_name(name, names, f"value of --{option.replace('_', '-')}") + paren + more
-
-# %% ../nbs/cli.ipynb #fc8ef294
 def _is_own(data): return os.path.isdir(data) or data.lower().endswith(('.csv', '.tsv', '.parquet')) # table or folder
 
+# %% ../nbs/cli.ipynb #fc8ef294
 TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
              epochs='a number or an amount such as Between(2, 5)',
              steps='a number or an amount such as Between(20, 50)', optimizer='SGD(), Adam() or AdamW()',
@@ -251,7 +246,9 @@ TAKES = dict(lr='a number or a schedule such as Cosine(.1, 50)',
 def _names(a, *methods):
     "The methods. Misspelt names are reported before data are loaded."
     for k, names in CHOICES.items():
-        if given := getattr(a, k): setattr(a, k, _spelt(k, given, names))
+        if given := getattr(a, k):
+            name, paren, more = given.partition('(') # a partition may have arguments
+            setattr(a, k, match_name(name, names, f"value of --{k.replace('_', '-')}") + paren + more)
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
     if a.model: a.model = named(a.model, 'model')
     if a.data and not _is_own(a.data):
@@ -290,7 +287,6 @@ def _partition(a, text):
             raise ValueError(f"--{option} {given} belongs to --partition {' or '.join(places)}, "
                              f"but the partition is {name}")
     return written(name, kw)
-
 
 # %% ../nbs/cli.ipynb #de6a0d54
 def _own_data(a):
@@ -504,8 +500,7 @@ def reproduce(a):
         raise ValueError(f"--seeds {' '.join(map(str, a.seeds))}, but of an entry it is how many, such as --seeds 10; "
                          '--only seed=0 picks a seed')
     if a.until_decided and a.seeds: raise ValueError('--until-decided chooses the seeds; leave --seeds out')
-    if a.max_seeds is not None and not (a.until_decided and a.max_seeds > 0):
-        raise ValueError(f'--max-seeds {a.max_seeds} belongs to --until-decided and is at least 1')
+    if a.max_seeds and not a.until_decided: raise ValueError(f'--max-seeds {a.max_seeds} belongs to --until-decided')
     kw = dict(scale=a.scale or 'embedded', only=a.only, out=a.out, processes=a.processes, minutes=a.minutes,
               progress=not a.quiet, **{k: v for k in ('device', 'executor') if (v := getattr(a, k))})
     if a.until_decided: catalogue.until_decided(a.entry, a.max_seeds or 30, **kw)

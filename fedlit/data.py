@@ -17,7 +17,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from .ground.arrays import (as_classes, as_constants, as_labels, as_places, as_quantities, as_samples,
                                   check_digits, check_scale, frame_columns, in_numbers, in_order, lacking, made_of,
                                   repeated, to_tensor, top_level)
-from .ground.columns import (check_columns, check_groups, coded, hub_columns, hub_samples, hub_split,
+from .ground.columns import (check_columns, coded, hub_columns, hub_groups, hub_samples, hub_split,
                                    hub_splits, hub_targets, read_table, targets_of)
 from .ground.draws import generator_of, keep_generators, undrawn
 from .ground.messages import match_name, warn
@@ -667,8 +667,7 @@ def from_folder(cls: Task,
 def _halves(splits, train, test, y, owner, seed): # -> training and test split
     first = hub_split(splits, train)
     if test is None or isinstance(test, str): return first, hub_split(splits, test or "test")
-    if owner: check_groups(owner, [first[owner][:]])
-    (group,), _, target = (*coded([first[owner][:]]), "class") if owner else hub_targets([first], y)
+    (group,), _, target = (*coded(hub_groups([first], owner)), "class") if owner else hub_targets([first], y)
     held = _held("test", _alike(group, target), test, seed)
     return first.select((~held).nonzero()[:, 0].tolist()), first.select(held.nonzero()[:, 0].tolist())
 
@@ -690,8 +689,7 @@ def from_hub(cls: Task,
     x, y = hub_columns(next(iter(splits.values())).features, x, y, owner)
     both = _halves(splits, train, test, y, owner, seed)
     (y_train, y_test), labels, target = hub_targets(both, y)
-    if owner: check_groups(owner, [s[owner][:] for s in both])
-    (mine, theirs), people = coded([s[owner][:] for s in both]) if owner else ((None, None), None)
+    (mine, theirs), people = coded(hub_groups(both, owner)) if owner else ((None, None), None)
     x_train, x_test = (hub_samples(s, x, size) for s in both)
     return cls(data if isinstance(data, str) else "hub", x_train, y_train, x_test, y_test, classes=len(labels),
                labels=labels, target=target, domain_train=mine, domain_test=theirs, domains=people,

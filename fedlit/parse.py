@@ -24,11 +24,6 @@ def methods_by_name() -> dict: # name -> class
     return {k: v for k, v in vars(ms).items()
             if isinstance(v, type) and issubclass(v, Method) and k not in ('Method', 'Sum')}
 
-def _proper(*args):
-    "`match_name`; if it refuses the text, a `ParseError`."
-    try: return match_name(*args)
-    except ValueError as e: raise ParseError(str(e)) from None
-
 # %% ../nbs/15_parse.ipynb #7c5e1c95
 def page_of(
     method, # class of a Method, one of `methods_by_name`
@@ -57,7 +52,7 @@ def _method(node, names):
         case ast.BinOp(op=ast.Add()):
             return total(_method(node.left, names), _method(node.right, names))
         case ast.Call(func=ast.Name(id=name)):
-            name = _proper(name, names, 'method', .4)
+            name = match_name(name, names, 'method', .4)
             if any(k.arg is None for k in node.keywords):
                 raise ParseError(f"{name}(**...) is not understood; write the hyperparameters out")
             return names[name](*map(_constant, node.args), **{k.arg: _constant(k.value) for k in node.keywords})
@@ -70,13 +65,13 @@ def named(
     text, # a name
     what, # 'model', 'data set' or 'executor'
 ) -> str:
-    "The name that `text` means; a `ParseError` says what is allowed."
+    "The name that `text` means; a ValueError says what is allowed."
     methods_by_name() # some methods add networks
     from fedlit.data import datasets
     from fedlit.models import models
     from fedlit.round import EXECUTORS
     names = {'model': models(), 'data set': datasets(), 'executor': ['auto', *EXECUTORS, 'torchrun']}
-    return _proper(text, names[what], what)
+    return match_name(text, names[what], what)
 
 # %% ../nbs/15_parse.ipynb #d35fe6cb
 def _read(text, what, example, longest, read): # read: function of the parsed expression
@@ -118,7 +113,7 @@ def signature_of(
 # %% ../nbs/15_parse.ipynb #pa14made
 def _made(name, names, /, *args, **kw):
     "The value of that name; if its arguments do not fit, an error says how to write it."
-    cls = names[_proper(name, names, 'value')]
+    cls = names[match_name(name, names, 'value')]
     try: return cls(*args, **kw)
     except TypeError: raise Misfit(f"{name} is written as {signature_of(cls)}") from None
 

@@ -7,11 +7,8 @@ __all__ = ['counts', 'heterogeneity', 'show_partition', 'iid', 'dirichlet', 'cla
            'quantity_skew', 'by_domain', 'by_owner', 'concept_shift', 'by_flower', 'match']
 
 # %% ../nbs/02_partition.ipynb #a60cede3
-import operator
+import numpy as np, operator, torch
 from dataclasses import replace
-
-import numpy as np
-import torch
 
 # %% ../nbs/02_partition.ipynb #137ae94d
 def _labels(y): # tensor, array or list of N whole numbers

@@ -97,8 +97,8 @@ MASKED = np.ma.masked_greater(ROWS[:6].numpy(), .5)
     (dict(y=lambda: np.ma.array([0, 1]*3, mask=[0, 0, 1, 0, 0, 0])), 'y_train is an array with masked entries'),
     (dict(xt=lambda: torch.rand(6, 4)), r'x_train has shape \(3,\), one of x_test \(4,\)'),
     (dict(xt=lambda: torch.ones(6, 3).long()), r'x_train holds float32 and x_test int64'),
-    (dict(std=lambda: .1), r'std=\(0.1,\) is given without mean'),
-    (dict(std=lambda: (.1,)), r'std=\(0.1,\) is given without mean'),
+    (dict(std=lambda: .1), r'mean=None and std=\(0.1,\) belong together'),
+    (dict(std=lambda: (.1,)), r'mean=None and std=\(0.1,\) belong together'),
     (dict(labels=lambda: ('a', 'b', 'c')), 'labels has 3 names, but there are 2'),
     (dict(domain_train=lambda: SIX), 'domain_train and domain_test belong together'),
     (dict(domain_test=lambda: SIX), 'domain_train and domain_test belong together')])

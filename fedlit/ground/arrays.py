@@ -263,15 +263,13 @@ def as_quantities(name, y):
 
 # %% ../../nbs/ground/arrays.ipynb #6ffd973c
 def _both(mean, std): # as tuples of floats; None, None if nothing is normalised
-    try: both = [v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,))) for v in (mean, std)]
+    one = lambda v: v if v is None else tuple(map(float, v if hasattr(v, "__iter__") else (v,)))
+    try: mean, std = one(mean), one(std)
     except (TypeError, ValueError):
         raise ValueError(f"mean={mean!r} and std={std!r}, "
                          "but each must be one number per channel or column") from None
-    mean, std = both
-    if mean is None and std is not None:
-        raise ValueError(f"std={std} is given without mean; both belong together, and mean=0 takes nothing away")
-    if mean is not None and std is None:
-        raise ValueError(f"mean={mean} is given without std; both belong together")
+    if (mean is None) != (std is None):
+        raise ValueError(f"mean={mean} and std={std} belong together; give both or none, and mean=0 takes nothing away")
     return mean, std
 
 # %% ../../nbs/ground/arrays.ipynb #6b6d0628

@@ -8,7 +8,7 @@ __all__ = ['FULL', 'PAUSE', 'JSON', 'ZERO', 'last', 'is_stream', 'write_file', '
            'forget', 'digest', 'fetch', 'unpack', 'shipped']
 
 # %% ../../nbs/ground/files.ipynb #858de5f2
-import errno, hashlib, io, itertools, json, lzma, math, os, platform, re, secrets, shutil, stat, tarfile
+import errno, hashlib, io, itertools, json, lzma, math, os, platform, re, secrets, shutil, tarfile
 import tempfile, time, zipfile, zlib
 from contextlib import contextmanager, suppress
 from functools import cache, lru_cache
@@ -28,8 +28,7 @@ def _syncing():
         if e.errno not in _NO_SYNC: raise
 
 def _sync_folder(folder):
-    "Wait until the names in `folder` are on the disk; not on Windows, which cannot open a folder."
-    if os.name == 'nt': return
+    "Wait until the names in `folder` are on the disk; Windows does not let us open a folder."
     with _syncing():
         handle = os.open(folder, os.O_RDONLY)
         try: os.fsync(handle)
@@ -93,7 +92,7 @@ def _keep(path):
 # %% ../../nbs/ground/files.ipynb #7bf51593
 def _mode(path):
     "The permissions of the file at `path`; None if there is none."
-    with suppress(FileNotFoundError): return stat.S_IMODE(path.stat().st_mode) & 0o777
+    with suppress(FileNotFoundError): return path.stat().st_mode & 0o777
 
 def _pieces(content): return [content] if isinstance(content, bytes) else content
 
@@ -194,8 +193,7 @@ def unharmed(path):
 def _bytes(path):
     "The content of a file."
     with unharmed(path):
-        kind = os.stat(path).st_mode
-        if not (stat.S_ISREG(kind) or stat.S_ISDIR(kind)): raise Damaged(f"{path} is a pipe or a device, and no file")
+        if is_stream(Path(path)): raise Damaged(f"{path} is a pipe or a device, and no file")
         return Path(path).read_bytes()
 
 # %% ../../nbs/ground/files.ipynb #c87578bc

@@ -7,8 +7,7 @@ __all__ = ['LIBRARIES', 'GIVEN', 'checksum', 'reached', 'describe', 'form_of', '
            'fingerprint', 'differences', 'alike']
 
 # %% ../../nbs/ground/fingerprint.ipynb #7f9324d6
-import math, sys, zlib
-import torch
+import math, sys, torch, zlib
 from functools import partial
 from types import MethodType
 

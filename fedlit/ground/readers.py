@@ -120,20 +120,18 @@ def _rgb(image, size): # PIL image -> (3, size, size) uint8
 def _picture(path, size): # file -> (3, size, size) uint8; an error names the file
     from PIL import Image
     with unharmed(path):
-        kind = os.stat(path).st_mode
-        if not stat.S_ISREG(kind): raise ValueError(f"{path} is no file, but a folder, a pipe or a device")
-    try:
-        with Image.open(path, formats=_KINDS) as image:
-            many = image.width * image.height
-            if many > _PIXELS:
-                raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {_PIXELS:,} are read")
-            with _large if many > _LARGE else nullcontext(): return _rgb(image, size)
-    except FileNotFoundError: raise
-    except Exception as e:
-        if isinstance(e, MemoryError) or isinstance(e, OSError) and e.errno:
-            with unharmed(path): raise e
-        said = str(e).replace(str(path), "the file").partition(chr(10))[0]
-        raise ValueError(f"{path} is damaged, too large, or no picture: {said}") from e
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise ValueError(f"{path} is no file, but a folder, a pipe or a device")
+        try:
+            with Image.open(path, formats=_KINDS) as image:
+                many = image.width * image.height
+                if many > _PIXELS:
+                    raise ValueError(f"it has {image.width} x {image.height} pixels, and at most {_PIXELS:,} are read")
+                with _large if many > _LARGE else nullcontext(): return _rgb(image, size)
+        except Exception as e:
+            if isinstance(e, MemoryError) or getattr(e, "errno", None): raise
+            said = str(e).replace(str(path), "the file").partition(chr(10))[0]
+            raise ValueError(f"{path} is damaged, too large, or no picture: {said}") from e
 
 def _read(paths, size): # files -> (N, 3, size, size) uint8
     from concurrent.futures import ThreadPoolExecutor
@@ -283,9 +281,9 @@ def _from_mat(file, domain, part): # -> images (N, H, W, C), 0 to 255, and label
     x, y = m["dataset"][int(part == "test")]
     return 255 * x.transpose(0, 2, 3, 1), y
 
-def _digit_images(x, size=28): # (N, H, W, C), 0 to 255 -> (N, 3, size, size) bytes
+def _digit_images(x): # (N, H, W, C), 0 to 255 -> (N, 3, 28, 28) bytes
     x = torch.tensor(x).permute(0, 3, 1, 2).float()
-    if x.shape[2:] != (size, size): x = F.interpolate(x, (size, size), mode="bilinear", antialias=True)
+    if x.shape[2:] != (28, 28): x = F.interpolate(x, (28, 28), mode="bilinear", antialias=True)
     return x.round().clamp(0, 255).byte().expand(-1, 3, -1, -1).contiguous()
 
 # %% ../../nbs/ground/readers.ipynb #299255a7

@@ -6,8 +6,7 @@
 __all__ = ['Rewritten', 'has_batchnorm', 'masked_batchnorm', 'single', 'stacked']
 
 # %% ../../nbs/ground/stacks.ipynb #d7c8fdb0
-import torch
-import torch.nn.functional as F
+import torch, torch.nn.functional as F
 from contextlib import nullcontext
 from torch.func import vmap
 from torch.nn.modules.batchnorm import _BatchNorm

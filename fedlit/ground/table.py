@@ -6,8 +6,7 @@
 __all__ = ['Pages', 'free_memory', 'memory_budget', 'Store', 'Row', 'Table', 'written', 'pack', 'unpack']
 
 # %% ../../nbs/ground/table.ipynb #c02f7915
-import errno, os, tempfile, threading, weakref
-import torch
+import errno, os, tempfile, threading, torch, weakref
 from fastcore.basics import patch
 from .memory import LARGE, moved_out
 from .tree import leaves, put, tmap, to_host
