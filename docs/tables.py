@@ -105,13 +105,18 @@ def important(name):
 def order(head, index):
     "The columns in the order of the page; those of the index, and what stands before the first result, stay."
     names = [text(c[1]) for c in head[-1]]
-    if len(head) > 1 or not {'verdict', 'ours'} & {*names}: return range(sum(c[3] for c in head[-1]))
+    if len(head) > 1 or not {'verdict', 'ours'} & {*names[index:]}: return range(sum(c[3] for c in head[-1]))
     first = next(j for j, n in enumerate(names) if j >= index and n in ('verdict', 'measured', 'ours'))
     return [*range(first), *sorted(range(first, len(names)), key=lambda j: important(names[j]))]
 
+def breakable(html):
+    "A long word such as classes_per_client(classes=2) may be broken after its first part, where a table is too wide."
+    if '<' in html: return html
+    return re.sub(r'\S{16,}', lambda m: re.sub(r'(?<=[(/+])(?=\w)', '<wbr>', m[0]), html)
+
 def cell(c, tag, style=''):
     spans = ''.join(f' {n}="{v}"' for n, v in (('rowspan', c[2]), ('colspan', c[3])) if v > 1)
-    return f'<{tag}{spans}{style}>{c[1]}</{tag}>'
+    return f'<{tag}{spans}{style}>{breakable(c[1])}</{tag}>'
 
 def set_table(html):
     "One table of pandas, set."

@@ -222,6 +222,11 @@ def test_a_verdict_and_the_numbers_of_a_paper_come_first():
     both = DataFrame({'method': ['x'], 'ours': [1.], 'margin': [.5], 'seeds': [3], 'paper, cifar10': [2.]})
     assert rows(both.set_index('method'))[0] == ['method', '!ours', '!margin', '!paper, cifar10', '!seeds']
     assert rows(judged.drop(columns='verdict'))[0] == ['claim', '!measured', '!seeds']
+    assert rows(judged.verdict.value_counts().to_frame('claims'))[0] == ['verdict', '!claims'] # a count of verdicts
+
+def test_a_long_word_of_a_table_may_be_broken_after_a_part():
+    told = rows(DataFrame(dict(partition=['classes_per_client(classes=2)', 'iid()', 'two words/not_long'])))
+    assert told[1:] == [['classes_per_client(<wbr>classes=2)'], ['iid()'], ['two words/not_long']]
 
 def test_what_a_figure_stands_on_is_text_below_it():
     "Once, where the cell has not said it itself."
@@ -742,7 +747,7 @@ def test_a_door_is_on_the_first_screen_of_a_telephone(tab):
     tab.emulate_media(reduced_motion='no-preference')
 
 @browsed
-@pytest.mark.parametrize('name', ['moon', 'feddecorr', 'fedgse', 'depth', 'feddecorr_images'])
+@pytest.mark.parametrize('name', ['moon', 'feddecorr', 'fedgse', 'depth', 'feddecorr_images', 'catalogue'])
 def test_a_table_fits_or_begins_with_what_matters_at_1280_pixels(tab, name):
     show(tab, f'papers/{name}')
     seen = tab.eval_on_selector_all('article table.dataframe', """es => es.map(e => {

@@ -91,12 +91,12 @@ def axis_figure(
         for i, (name, (colour, dash)) in enumerate(colours_of(names, _accent(names)).items()):
             mine = rows[[_said(by, v) == name for v in rows[by]]]
             points = {v: g.groupby('seed')[value].mean() for v, g in mine.groupby(x, sort=False)}
-            beside = 0 if joined else .12*(i - len(names)/2)
+            beside = 0 if joined else .12*(i - (len(names) - 1)/2)
             ax.errorbar([places[v] + beside for v in points], [p.mean() for p in points.values()],
                         [spread(p).margin for p in points.values()], color=colour, label=name,
                         ls=dash if joined else 'none', marker='o', ms=3, lw=1.2, capsize=2)
         ax.set_xticks(range(len(places)), map(str, places))
-        ax.set(xlabel=xlabel or x, ylabel=ylabel)
+        ax.set(xlabel=xlabel or x, ylabel=ylabel, ymargin=.2) # with room for the legend
         ax.legend(fontsize=7)
     return lambda rows: _panels(rows, panel, one)
 
