@@ -212,6 +212,7 @@ def experiment(
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     alpha = _alpha(alpha, partition)
     own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={float(alpha)!r})'
+    if own.get('model', Setting.model) != Setting.model: own.setdefault('options', ()) # a Setting's are for its model
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
     def request(seed):
