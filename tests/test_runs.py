@@ -333,3 +333,15 @@ def test_a_comparison_of_another_network_builds_it_as_it_is():
     assert made.model.spec['options'] == {}
     with pytest.raises(TypeError, match='not from a Linear; .*register'):
         run_module.compare([FedAvg()], model=torch.nn.Linear(2, 2), **kw)
+
+@pytest.mark.parametrize('column', ['personal_after', 'global_before', 'validation_personal', 'many_personal'])
+def test_clients_have_tests_where_a_column_needs_them(column):
+    kw = dict(clients=3, rounds=1, seeds=1, local=Local(steps=1), metrics=dict(many=lambda z, y: float(len(y))))
+    seen = run_module.compare([FedAvg()], 'digits(validation=0.1)', columns=('accuracy', column), **kw)
+    assert seen[column].notna().all()
+
+def test_a_column_that_no_run_has_costs_none_of_them():
+    kw = dict(clients=3, rounds=1, seeds=1, local=Local(steps=1))
+    with pytest.warns(UserWarning, match="these runs have no 'losss'; there are round, train_loss"):
+        seen = run_module.compare([FedAvg()], columns=('accuracy', 'f1', 'losss'), **kw)
+    assert [*seen] == ['method', 'seed', 'accuracy']
