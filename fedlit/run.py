@@ -715,7 +715,7 @@ def try_out(self:Simulation):
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))
     try_parts(a.method, self.model, features, logits, state)
     try_criterion(a.criterion, logits, self.task.y_train[few])
-    notice_softmax(self.model, a.criterion, logits)
+    notice_softmax(self.model, a.criterion, logits, self.task.target)
 
 # %% ../nbs/19_run.ipynb #db0a7d34
 @patch
