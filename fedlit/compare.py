@@ -20,7 +20,7 @@ from .measure import SCORED, UNITS, spread
 from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
-from .scores import first_of, less_is_better, tests_of
+from .scores import STAGES, first_of, less_is_better, tests_of
 from .setting import PARTITIONS, Setting, call, task_of, written
 
 # %% ../nbs/20_compare.ipynb #01fdf250
@@ -212,6 +212,7 @@ def experiment(
     own = {f.name: given.pop(f.name) for f in fields(Setting) if f.name in given}
     alpha = _alpha(alpha, partition)
     own['partition'] = _partition_in_words(partition, 'clients' in own) or f'dirichlet(alpha={float(alpha)!r})'
+    if own.get('model', Setting.model) != Setting.model: own.setdefault('options', ()) # a Setting's are for its model
     words = Setting(**{**own, 'local': own.get('local') or Local(epochs=3)})
     @lru_cache(maxsize=32) # seeds
     def request(seed):
@@ -224,15 +225,19 @@ def experiment(
 COLUMNS = (*dict.fromkeys(k for said in SCORED.values() for k in said if k != 'loss'),
            'personal', 'validation', 'validation_personal') # those to look at first
 
+def _listed(columns): return [columns] if isinstance(columns, str) else [*columns]
+
 def _kept(columns, metrics):
     "The columns to keep: those asked for, each metric's own, and beside those of validation samples, its own of these."
-    asked, own = [columns] if isinstance(columns, str) else [*columns], [*(metrics or ())]
+    asked, own = _listed(columns), [*(metrics or ())]
     return dict.fromkeys([*asked, *own, *(f'{m}_{k}' for m in own for k in asked if k.startswith('validation'))])
 
-def _check_columns(columns, histories): # those of `_histories_of`
-    history = next((h for each in histories.values() for h in each if h is not None), None)
-    if columns and history is not None and not {*columns} & {*history}:
-        raise ValueError(f"columns={(*columns,)!r}, but these runs have none of them; there are {', '.join(history)}")
+def _check_columns(columns, histories): # as `compare` was given them; those of `_histories_of`
+    "Warn of a column that was asked for and that no run has: it is too late to refuse it."
+    there = dict.fromkeys(k for each in histories.values() for h in each if h is not None for k in h)
+    usual = COLUMNS if there.keys() & _listed(columns) else () # not every task has all of these
+    if there and (lost := [k for k in _listed(columns) if k not in (*there, *usual)]):
+        warn(f"columns={columns!r}, but these runs have no {lost[0]!r}; there are {', '.join(there)}")
 
 # %% ../nbs/20_compare.ipynb #69c1ab75
 def _compared(histories, seeds, columns, history): # histories: method -> one per seed; None: not finished
@@ -291,13 +296,13 @@ def compare(
     if not methods: raise ValueError("methods is empty; it must be a list of Methods, such as [FedAvg(), MOON(mu=1)]")
     if 'tests' in given:
         raise ValueError("tests belong to one partition, and every seed has another; with 'personal' among columns, "
-                         "as it is, clients have tests of their own")
+                         "as usual, clients have tests of their own")
     if twice := [m for i, m in enumerate(methods) if m in methods[:i]]:
         raise ValueError(f"methods has {twice[0]!r} twice; once is enough")
-    columns = _kept(columns, given.get('metrics'))
-    made = experiment(task, alpha, partition, 'personal' in columns, **given)
+    kept = _kept(columns, given.get('metrics'))
+    made = experiment(task, alpha, partition, any(stage in k for k in kept for stage in STAGES), **given)
     asked = lambda m, seed: made(m, seed, folder and file_of(folder, m, seed))
-    seen = lambda histories: _compared(histories, seeds, columns, history)
+    seen = lambda histories: _compared(histories, seeds, kept, history)
     histories = _histories_of(methods, seeds, asked, seen, folder)
     _check_columns(columns, histories)
     return seen(histories)

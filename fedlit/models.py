@@ -60,6 +60,11 @@ def models()->list: # names that `build` accepts, sorted
     "The names of all registered networks."
     return sorted(_shelf)
 
+def _called(name): # such as "MLP" for "mlp"
+    if isinstance(name, str): return match_name(name, _shelf, "model", .4)
+    raise TypeError(f"a network is built by its name, such as 'mlp', not from a {type(name).__name__}; a function "
+                    "(shape, classes) that makes yours gets a name by fedlit.models.register")
+
 # %% ../nbs/03_models.ipynb #1d64290c
 def moon_projector(
     d:int, # width of the representation
@@ -125,7 +130,7 @@ def build(
     **options, # options of that network, such as `features=32`
 )->nn.Module: # a network that returns (features, logits)
     "Build the network `name`, sized for `task`; a ValueError says which names or image sizes are possible."
-    name = match_name(name, _shelf, "model", .4)
+    name = _called(name)
     shape = tuple(task.x_train.shape[1:])
     with undrawn([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.set_state(generator_of(seed).get_state())

@@ -373,9 +373,9 @@ def _cut_or_not(self:Simulation, x, auto, name):
     draws = drawn.count > 0 # in training, as dropout does
     if said := try_cut(*self._first_step(), same=not draws):
         if not auto:
-            raise ValueError(f"executor='extract' cannot cut {name} to half of its width ({said}); "
-                             "take executor='auto', which masks it")
-        warn(f"{name} cannot be cut to half of its width ({said}); it is masked instead")
+            raise ValueError(f"executor='extract' cannot cut {name} to half of its width ({said}) with "
+                             f"{self.federation.method.name}; take executor='auto', which masks it")
+        warn(f"{name} cannot be cut to half ({said}) with {self.federation.method.name}; it is masked instead")
         return 'threads'
     if draws and auto: return 'threads'
     if draws: warn("executor='extract' cuts out layers that draw numbers (dropout), and narrower ones draw others: "
@@ -697,7 +697,7 @@ def try_out(self:Simulation):
     features, logits = outputs_of(self.model, self.task.normalise(x[few]))
     try_parts(a.method, self.model, features, logits, state)
     try_criterion(a.criterion, logits, self.task.y_train[few])
-    notice_softmax(self.model, a.criterion, logits)
+    notice_softmax(self.model, a.criterion, logits, self.task.target)
 
 # %% ../nbs/19_run.ipynb #db0a7d34
 @patch

@@ -322,3 +322,26 @@ def test_what_a_comparison_is_asked_is_not_lost_in_silence():
         run_module.compare([FedAvg()], alpha=.1, partition='iid()', **kw)
     with pytest.raises(ValueError, match='alpha=1 belongs'): run_module.experiment(alpha=1, partition='iid()')
     assert list(run_module.compare([FedAvg()], columns='accuracy', **kw)) == ['method', 'seed', 'accuracy']
+
+def test_a_comparison_of_another_network_builds_it_as_it_is():
+    "The options of a Setting are those of its own network."
+    kw = dict(clients=3, rounds=1, seeds=1, local=Local(steps=1))
+    plain, thin = (run_module.compare([FedAvg()], model='small_cnn', **more, **kw)
+                   for more in ({}, dict(options=dict(channels=(2, 2)))))
+    assert len(plain) == len(thin) == 1
+    made = run_module.experiment(model='small_cnn', **{k: v for k, v in kw.items() if k != 'seeds'})(FedAvg(), 0)
+    assert made.model.spec['options'] == {}
+    with pytest.raises(TypeError, match='not from a Linear; .*register'):
+        run_module.compare([FedAvg()], model=torch.nn.Linear(2, 2), **kw)
+
+@pytest.mark.parametrize('column', ['personal_after', 'global_before', 'validation_personal', 'many_personal'])
+def test_clients_have_tests_where_a_column_needs_them(column):
+    kw = dict(clients=3, rounds=1, seeds=1, local=Local(steps=1), metrics=dict(many=lambda z, y: float(len(y))))
+    seen = run_module.compare([FedAvg()], 'digits(validation=0.1)', columns=('accuracy', column), **kw)
+    assert seen[column].notna().all()
+
+def test_a_column_that_no_run_has_costs_none_of_them():
+    kw = dict(clients=3, rounds=1, seeds=1, local=Local(steps=1))
+    with pytest.warns(UserWarning, match="these runs have no 'losss'; there are round, train_loss"):
+        seen = run_module.compare([FedAvg()], columns=('accuracy', 'f1', 'losss'), **kw)
+    assert [*seen] == ['method', 'seed', 'accuracy']

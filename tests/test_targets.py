@@ -265,6 +265,15 @@ def test_a_criterion_of_ones_own():
     with pytest.warns(UserWarning, match='gradient of zero'):
         trained(task_of('one'), criterion=nn.CrossEntropyLoss())
 
+@pytest.mark.parametrize('criterion', [None, nn.BCELoss(), F.binary_cross_entropy])
+def test_labels_are_told_by_logits_and_no_probability_is_below_zero(criterion):
+    task = task_of('labels')
+    net = net_of(task)
+    net.head = nn.Sequential(net.head, nn.Sigmoid())
+    with pytest.warns(UserWarning, match='Net seems to end in a sigmoid: .* every label in every sample'):
+        run = federate(net, task, divided(task), FedAvg(), 1, LOCAL, progress=False, criterion=criterion)
+    assert run.predict(task.x_test).all()
+
 def test_a_criterion_that_ignores_minus_100_hears_of_minus_1():
     for known in nn.CrossEntropyLoss(), nn.CrossEntropyLoss(ignore_index=-100):
         with pytest.raises(ValueError, match='places below zero become -1: ignore_index=-1$'):

@@ -7,7 +7,8 @@ from fedlit.batches import CRITERIA
 from fedlit.local import Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
-from fedlit.methods import FedAvg, FedProx, HeteroFL, MOON
+from fedlit.method import Method
+from fedlit.methods import FedAvg, FedExP, FedProx, HeteroFL, MOON, StructuredDeCov
 from fedlit.models import Net, build
 from fedlit.run import federate, federating
 from fedlit.state import start
@@ -160,6 +161,25 @@ def test_a_network_whose_half_is_another_network_is_masked(middle):
         m.setattr('fedlit.run.choose_executor', lambda *_: 'extract') # as for larger networks
         run = federate(around(middle()), TASK, RAGGED, HALF, 2, LOCAL, progress=False, device='cpu')
     assert run.settings['executor'] == 'threads' and gap(plain.state, run.state) == 0
+
+class ByEntry(Method):
+    "Half of the features are half as many, and what is masked is zero."
+    def loss(self, features): return features.square().mean()
+
+class BySample(Method):
+    def loss(self, features): return features.square().sum(1).mean()
+    def done(self, client, delta): return client, dict(far=sum(v.square().sum() for v in delta.values()))
+
+@pytest.mark.parametrize('part, executor', [(ByEntry(), 'threads'), (StructuredDeCov(groups=2), 'threads'),
+                                            (BySample(), 'extract'), (FedExP(), 'extract')], ids=str)
+def test_what_a_part_makes_of_half_of_the_features_is_tried_too(part, executor, monkeypatch):
+    go = lambda executor: federate(around(nn.ReLU()), TASK, RAGGED, HALF + part, 2, LOCAL, progress=False,
+                                   executor=executor, device='cpu')
+    monkeypatch.setattr('fedlit.run.choose_executor', lambda *_: 'extract') # as for larger networks
+    plain, run = go('loop'), go('auto')
+    assert run.settings['executor'] == executor and gap(plain.state, run.state) < 1e-4
+    if executor == 'threads':
+        with pytest.raises(ValueError, match=f'half of its width .* off. with HeteroFL . {part.name}'): go('extract')
 
 @pytest.mark.parametrize('middle', [nn.Identity, nn.ReLU, lambda: nn.BatchNorm1d(16)])
 def test_a_network_that_can_be_cut_is_cut_without_a_word(middle):

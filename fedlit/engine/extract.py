@@ -9,13 +9,13 @@ __all__ = ['CutCohort', 'Halved', 'try_cut']
 import copy
 from dataclasses import replace
 from fastcore.basics import patch
-from functools import cache
+from functools import cache, partial
 import torch
 from ..ground.axes import cut, extract, masks, paste, shrunk
 from .masks import MaskedCohort, times
 from ..ground.stacks import single
 from .trial import trial_step, compare_ways
-from ..method import Method
+from ..method import Method, overrides, total, wants
 from ..state import OPTIMIZER, start
 from ..ground.tree import to_host
 
@@ -79,7 +79,10 @@ class Halved(Method):
 
 def try_cut(sent, x, y, same=True): # same: must the numbers agree? False if the step draws random numbers
     "Try a step on half of the network: '' if it matches the masked step, else the difference or the error."
-    state, x, y = start(Halved(), sent.model, 1, sent.state.statistics), x[:8], y[:8]
-    step = trial_step(replace(sent, method=Halved(), state=state), x, y, [len(x)], CutCohort)
-    masked = lambda cast: step([0], cast) if same else {}
-    return compare_ways(masked, lambda cast: step([0], cast, train=CutCohort.train_small))
+    others = [p for p in sent.method.parts if not (overrides(p, 'mask') or wants(p, 'generator'))]
+    method, x, y = total(Halved(), *others), x[:8], y[:8]
+    state = start(method, sent.model, 1, sent.state.statistics, sent.state.seed, sent.local)
+    step = trial_step(replace(sent, method=method, state=state), x, y, [len(x)], CutCohort)
+    def taken(cast, **how): # what hooks say of `delta` afterwards includes the trial's own shift of what was cut off
+        return {k: v for k, v in step([0], cast, **how).items() if not k.startswith(('client/', 'uploads/'))}
+    return compare_ways(lambda cast: taken(cast) if same else {}, partial(taken, train=CutCohort.train_small))

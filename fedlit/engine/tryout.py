@@ -114,10 +114,15 @@ def try_criterion(criterion, logits, y):
     _check_loss(asked, v, logits)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout16
-def notice_softmax(model, criterion, logits):
-    "Warn about a network that seems to end in a softmax, which the criterion already applies."
-    f = criterion
+def notice_softmax(model, criterion, logits, target='class'):
+    "Warn about a network that seems to end in a softmax, or for labels in a sigmoid: it should return logits."
+    f, last = criterion, type(logits.grad_fn).__name__
     entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
     if entropy and logits.shape[1] > 1 and (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():
         warn(f"{type(model).__name__} seems to end in a softmax: its logits are probabilities. The cross-entropy "
              "applies log-softmax again, which leaves little of the gradient; return what the softmax gets")
+    asks = f is torch.nn.functional.binary_cross_entropy or isinstance(f, torch.nn.BCELoss) # for probabilities
+    if target == 'labels' and (asks or last == 'SigmoidBackward0'):
+        warn(f"{type(model).__name__} seems to end in a sigmoid: its logits are probabilities. All are above 0, so f1 "
+             "and predict find every label in every sample, and loss applies the sigmoid again; return what it gets, "
+             "with binary_cross_entropy_with_logits")
