@@ -81,6 +81,9 @@ NEUTRAL = [FedProx(mu=0.),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            FIARSE(rates=(1.,)), FedExP(eps=1e9), FedNTD(beta=0.), FedSAM(rho=0.), FedUV(lam=0., mu=0.),
            FedRS(alpha=1.), FedLC(tau=0.), DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
+           MOON(mu=0., form='paper'), MOON(mu=0., variant='l2'),
+           HeteroFL(rates=(1.,)), FedRolex(rates=(1.,)), FederatedDropout(rates=(1.,)),
+           FjORD(rates=(1.,), widths=(1.,), distill=False),
            TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
            Ditto(lam=1.), APFL()]
 

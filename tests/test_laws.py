@@ -75,7 +75,7 @@ def test_parts_keep_their_own_memory():
     state = train(MOON() + MOON(mu=.5) + FedAvgM())
     assert list(state.client) == ['MOON', 'MOON 2', 'FedAvgM'] and set(state.server['FedAvgM']) == {'velocity'}
 
-@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+@pytest.mark.parametrize('m', METHODS + SUMS + ELSEWHERE, ids=ids)
 def test_a_method_is_its_text(m):
     space = vars(methods)
     holds(laws.text, m)
