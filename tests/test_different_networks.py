@@ -14,7 +14,7 @@ from fedlit.networks import MixedRun, by_network
 from fedlit.participation import Clock
 from fedlit.partition import dirichlet
 from fedlit.run import federate, federating
-from by_hand import drawn, sgd
+from by_hand import descend, drawn, sgd
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train[:600], 6, .5, seed=0)
@@ -58,9 +58,7 @@ def student(net, teacher, method, round):
     for _ in range(method.steps):
         i = torch.randperm(len(PROXY), generator=gen)[:128]
         p = teacher[i].softmax(-1)
-        opt.zero_grad()
-        (p*(p.log() - net(PROXY[i])[1].log_softmax(-1))).sum(-1).mean().backward()
-        opt.step()
+        descend(opt, (p*(p.log() - net(PROXY[i])[1].log_softmax(-1))).sum(-1).mean())
         slower.step()
     return net
 

@@ -9,7 +9,6 @@ APP = Path(__file__).parents[1]/'examples'/'flower'
 sys.path.insert(0, str(APP))
 import deploy, prepare, tomllib
 from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from torch import nn
 from safetensors.torch import load_file, save_file
 import fedlit.flower as ff
 from fedlit.data import Task, load
@@ -22,7 +21,7 @@ from fedlit.round import fed_round
 from fedlit.batches import batches_of
 from fedlit.result import Run
 from fedlit.run import federate
-from federation import sites
+from federation import Bag, sites
 
 SITES, LOCAL = [{'partition-id': k} for k in range(4)], Local(epochs=2, batch_size=32)
 
@@ -67,14 +66,6 @@ def test_the_same_model_as_the_simulation(home, text):
                 assert np.allclose(context.state[last][leaf].numpy(), v.numpy(), atol=1e-6), leaf
     assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
                if hasattr(v, 'written'))
-
-class Bag(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.e, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
-    def forward(self, x):
-        h = self.e(x).mean(1)
-        return h, self.head(h)
 
 def bag(name, task, seed=0, **options):
     torch.manual_seed(seed)

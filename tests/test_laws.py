@@ -13,7 +13,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import aggregate
 from fedlit.state import start
-from by_hand import sgd
+from by_hand import averaged, sgd
 from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
                         batches, gap, model, train, who)
 
@@ -43,14 +43,10 @@ def test_fedavg_is_plain_torch(momentum, decay):
     "An independent FedAvg: deep copies, torch.optim.SGD, averaged state dicts; parameters and running statistics."
     net = model()
     for r in range(3):
-        data, total = batches(r), None
-        for k in range(4):
-            own = [(data['x'][k, t, :n].double(), data['y'][k, t, :n]) for t, n in enumerate(COUNTS[k].tolist()) if n]
-            local = sgd(net, own, lr=.1, momentum=momentum, weight_decay=decay)
-            p = float(SIZES[k].double()/SIZES.double().sum())
-            share = {n: p*v.double() for n, v in local.state_dict().items()}
-            total = share if total is None else {n: total[n]+share[n] for n in total}
-        net.load_state_dict({n: v.round().long() if 'num' in n else v for n, v in total.items()})
+        data = batches(r)
+        own = lambda k: [(data['x'][k, t, :n].double(), data['y'][k, t, :n]) for t, n in enumerate(COUNTS[k]) if n]
+        ends = [sgd(net, own(k), lr=.1, momentum=momentum, weight_decay=decay) for k in range(4)]
+        averaged(net, ends, [*range(4)], SIZES)
     for ex in ('loop', 'vmap'):
         state = train(FedAvg(), ex, local=Local(lr=.1, momentum=momentum, weight_decay=decay))
         have = {**state.params, **state.buffers}

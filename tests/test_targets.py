@@ -17,7 +17,7 @@ from fedlit.run import federate
 from fedlit import scores
 from fedlit.server import deployed
 from fedlit.parse import method as parse
-from by_hand import drawn, sgd
+from by_hand import averaged, drawn, sgd
 from federation import METHODS, sites
 
 GEN = torch.Generator().manual_seed(0)
@@ -66,9 +66,7 @@ def by_hand(task, clients, rounds):
     for r in range(rounds):
         new = [sgd(net, drawn(task, clients, k, LOCAL, r), criterion=PLAIN[task.target], lr=LOCAL.lr,
                    momentum=LOCAL.momentum) for k in range(len(clients))]
-        weights = torch.tensor([len(c) for c in clients], dtype=torch.float)/sum(map(len, clients))
-        for name, p in net.named_parameters():
-            p.data = sum(w*dict(m.named_parameters())[name].data for w, m in zip(weights, new))
+        averaged(net, new, [*range(len(clients))], torch.tensor([len(c) for c in clients]))
     return net
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap', 'threads'])

@@ -10,6 +10,7 @@ from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import pure, start
+from by_hand import descend
 from federation import CLIENTS, PROXY, SIZES, batches, model, train, who
 
 def test_teachers_by_loops():
@@ -37,9 +38,7 @@ def test_distill_is_plain_torch():
         for group in opt.param_groups:
             group['lr'] = .01*(1 + torch.cos(torch.tensor(torch.pi*t/10, dtype=torch.double))).item()/2
         p, q = teacher[i].softmax(-1), plain(PROXY[i])[1].softmax(-1)
-        opt.zero_grad()
-        ((p*(p.log() - q.log())).sum()/5).backward()
-        opt.step()
+        descend(opt, (p*(p.log() - q.log())).sum()/5)
     assert max((params[k] - v).abs().max().item() for k, v in plain.named_parameters()) < 1e-5
 
 def test_feddf_starts_at_the_average_and_learns_the_ensemble():

@@ -18,7 +18,7 @@ from fedlit.state import start
 from fedlit.batches import TaskBatches, batches_of
 from fedlit.run import federate
 from fedlit.ground.tree import leaves
-from by_hand import EXECUTORS, batches, by_torch, classify, gap, same
+from by_hand import EXECUTORS, averaged, batches, by_torch, classify, descend, gap, same
 
 # ---- FedProx ----
 
@@ -128,15 +128,9 @@ def test_moon_against_plain_modules(method, norm, executor):
                     sim = nn.CosineSimilarity(dim=-1)
                     columns = torch.stack([sim(z, frozen(x)[0].detach()), sim(z, prev(x)[0].detach())], 1)/method.tau
                     loss = loss + method.mu*F.cross_entropy(columns, torch.zeros(n, dtype=torch.long))
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
+                descend(opt, loss)
             locals_.append(m)
-        weights = torch.tensor([1. + k for k in who[r]])
-        weights = weights/weights.sum()
-        mixed = {k: sum(w*m.state_dict()[k] for w, m in zip(weights, locals_))
-                 for k, v in server.state_dict().items() if v.is_floating_point()}
-        server.load_state_dict({**server.state_dict(), **mixed})
+        averaged(server, locals_, who[r], 1 + torch.arange(5.))
         for k, m in zip(who[r], locals_):
             previous[k] = m
             trained.add(k)
@@ -332,7 +326,7 @@ def test_structured_decov(groups, within):
     assert (StructuredDeCov(weight=.3, groups=groups, within=within).loss(h).item()
             == pytest.approx(.3*(between - within*inside), abs=1e-5))
 
-# ---- FedRS, FedLC ----
+# ---- FedRS, FedLC, FedNTD, FedUV ----
 
 def few_classes():
     "Digits, and two clients: one has three classes, one of them rare; the other has two."
@@ -340,34 +334,58 @@ def few_classes():
     one = lambda k, n: (task.y_train == k).nonzero()[:n, 0]
     return task, [torch.cat([one(0, 30), one(1, 12), one(7, 3)]), torch.cat([one(4, 5), one(9, 11)])]
 
-def restricted(logits, y, n): # FedRS
+def restricted(logits, z, said, y, n): # FedRS
     top = torch.stack([torch.exp(logits[:, c]*(1. if k > 0 else .3)) for c, k in enumerate(n)], 1)
     return -(top[range(len(y)), y]/top.sum(1)).log().mean()
 
-def calibrated(logits, y, n): # FedLC
+def calibrated(logits, z, said, y, n): # FedLC
     top = torch.stack([torch.exp(logits[:, c] - .2*max(k, 1e-8)**-.25) for c, k in enumerate(n)], 1)
     return -(top[range(len(y)), y]/top.sum(1)).log().mean()
 
-@pytest.mark.parametrize('method,loss', [(FedRS(alpha=.3), restricted), (FedLC(tau=.2), calibrated)],
-                         ids=['FedRS', 'FedLC'])
+def not_true(beta, tau): # FedNTD
+    "Sample by sample, with the true class cut out of what is answered and of what the received network says."
+    def loss(logits, z, said, y, n):
+        total = 0.
+        for own, g, c in zip(logits, said, y.tolist()):
+            others = [j for j in range(len(own)) if j != c]
+            mine, theirs = (torch.exp(v[others]/tau)/torch.exp(v[others]/tau).sum() for v in (own, g))
+            total = total + (theirs*(theirs.log() - mine.log())).sum()
+        return F.cross_entropy(logits, y) + beta*total/len(y)
+    return loss
+
+def uniform_and_spread(logits, z, said, y, n): # FedUV
+    "Class by class and pair by pair."
+    p, classes = torch.softmax(logits, 1), logits.shape[1]
+    short = [F.relu(classes**-.5 - p[:, c].std()) for c in range(classes)]
+    far = torch.stack([(z[i] - z[j]).pow(2).sum() for i in range(len(z)) for j in range(i)])
+    return F.cross_entropy(logits, y) + 2.*sum(short)/classes + .7*torch.exp(-far/far[far != 0].median()).mean()
+
 @pytest.mark.parametrize('executor', EXECUTORS)
-def test_classes_that_a_client_lacks_are_left_alone_as_by_hand(method, loss, executor):
+@pytest.mark.parametrize('norm', ['none', 'batch'])
+@pytest.mark.parametrize('method,loss', [(FedRS(alpha=.3), restricted), (FedLC(tau=.2), calibrated),
+                                         (FedNTD(beta=1., tau=1.), not_true(1., 1.)),
+                                         (FedNTD(beta=3., tau=2.), not_true(3., 2.)),
+                                         (FedUV(lam=2., mu=.7), uniform_and_spread)],
+                         ids=lambda v: getattr(v, 'name', ''))
+def test_clients_that_lack_classes_are_the_loop_by_hand(method, loss, norm, executor):
+    "Two of unequal size that answer one round; the received network is asked in evaluation mode."
     task, clients = few_classes()
-    net, local = build('mlp', task, seed=0, hidden=(8,), features=4), Local(epochs=3, batch_size=16, momentum=0.)
+    net = build('mlp', task, seed=0, hidden=(8,), features=4, norm=norm)
+    local = Local(epochs=4, batch_size=16, lr=.02)
     data = batches_of(task, clients, [0, 1], local)
-    out = local_phase(Broadcast(method, net, start(method, net, 2), local), [0, 1], data, executor)
+    out, free = (local_phase(Broadcast(m, net, start(m, net, 2), local), [0, 1], data, executor)['params']
+                 for m in (method, FedAvg()))
     for k, own in enumerate(clients):
-        plain, n = copy.deepcopy(net).train(), torch.bincount(task.y_train[own], minlength=10).tolist()
+        plain, received = copy.deepcopy(net).train(), copy.deepcopy(net).eval()
+        opt = torch.optim.SGD(plain.parameters(), lr=local.lr, momentum=local.momentum)
+        n = torch.bincount(task.y_train[own], minlength=10).tolist()
         for t, size in enumerate(data.counts[k].tolist()):
             if not size: continue
             x, y = (v[0] for v in data.at(t, [k], size))
-            plain.zero_grad()
-            loss(plain(x)[1], y, n).backward()
-            with torch.no_grad():
-                for p in plain.parameters(): p -= local.lr*p.grad
-        for name, p in plain.named_parameters():
-            assert (out['params'][name][k] - p).abs().max() < 1e-5
-            assert (p - net.get_parameter(name)).abs().max() > 1e-3 # it did train
+            z, logits = plain(x)
+            descend(opt, loss(logits, z, received(x)[1].detach(), y, n))
+        for name, p in plain.named_parameters(): assert (out[name][k] - p).abs().max() < 1e-5
+        assert max((out[name][k] - free[name][k]).abs().max() for name in out) > 3e-4
 
 @pytest.mark.parametrize('other', [FedRoD(), MaskedCE(fill='inf')], ids=repr)
 def test_fedrs_without_any_push_takes_logits_of_minus_infinity(other):
@@ -397,69 +415,9 @@ def test_fedlc_counts_visits_where_epochs_differ():
     logits, counts = torch.zeros(1, 2), torch.tensor([16., 81.])
     assert torch.allclose(FedLC(tau=6.).output(logits, counts), torch.tensor([[-3., -2.]]))
 
-# ---- FedNTD ----
-
-def not_true_by_hand(out, said, y, tau):
-    "Sample by sample, with the true class cut out of both."
-    total = 0.
-    for z, g, c in zip(out, said, y.tolist()):
-        others = [j for j in range(len(z)) if j != c]
-        mine, theirs = (torch.exp(v[others]/tau)/torch.exp(v[others]/tau).sum() for v in (z, g))
-        total = total + (theirs*(theirs.log() - mine.log())).sum()
-    return total/len(y)
-
-@pytest.mark.parametrize('beta,tau', [(1., 1.), (3., 2.)])
-@pytest.mark.parametrize('executor', EXECUTORS)
-def test_fedntd_is_the_loop_by_hand(beta, tau, executor):
-    "Two clients of unequal size that answer one round; the received network is asked in evaluation mode."
-    task, clients = few_classes()
-    net, local = build('mlp', task, seed=0, hidden=(8,), features=4, norm='batch'), Local(epochs=4, batch_size=16)
-    data, m = batches_of(task, clients, [0, 1], local), FedNTD(beta=beta, tau=tau)
-    out, free = (local_phase(Broadcast(n, net, start(n, net, 2), local), [0, 1], data, executor) for n in (m, FedAvg()))
-    for k in range(2):
-        plain, received = copy.deepcopy(net).train(), copy.deepcopy(net).eval()
-        opt = torch.optim.SGD(plain.parameters(), lr=local.lr, momentum=local.momentum)
-        for t, size in enumerate(data.counts[k].tolist()):
-            if not size: continue
-            x, y = (v[0] for v in data.at(t, [k], size))
-            logits, said = plain(x)[1], received(x)[1].detach()
-            opt.zero_grad()
-            (F.cross_entropy(logits, y) + beta*not_true_by_hand(logits, said, y, tau)).backward()
-            opt.step()
-        for name, p in plain.named_parameters(): assert (out['params'][name][k] - p).abs().max() < 1e-5
-        assert max((out['params'][n][k] - free['params'][n][k]).abs().max() for n in out['params']) > 1e-3
-
 def test_two_classes_leave_fedntd_nothing_to_say():
     "Of two classes one is the true one; the softmax of the other is 1."
     assert same(classify(FedNTD(beta=9.), 3), classify(FedAvg(), 3))
-
-# ---- FedUV ----
-
-def uv_by_hand(z, logits, lam, mu):
-    "Class by class and pair by pair."
-    p, n, classes = torch.softmax(logits, 1), len(z), logits.shape[1]
-    short = [F.relu(classes**-.5 - p[:, c].std()) for c in range(classes)]
-    far = torch.stack([(z[i] - z[j]).pow(2).sum() for i in range(n) for j in range(i)])
-    return lam*sum(short)/classes + mu*torch.exp(-far/far[far != 0].median()).mean()
-
-@pytest.mark.parametrize('executor', EXECUTORS)
-def test_feduv_is_the_loop_by_hand(executor):
-    task, clients = few_classes()
-    net, local = build('mlp', task, seed=0, hidden=(8,), features=4), Local(epochs=3, batch_size=16, lr=.02)
-    data, m = batches_of(task, clients, [0, 1], local), FedUV(lam=2., mu=.7)
-    out, free = (local_phase(Broadcast(n, net, start(n, net, 2), local), [0, 1], data, executor) for n in (m, FedAvg()))
-    for k in range(2):
-        plain = copy.deepcopy(net).train()
-        opt = torch.optim.SGD(plain.parameters(), lr=local.lr, momentum=local.momentum)
-        for t, size in enumerate(data.counts[k].tolist()):
-            if not size: continue
-            x, y = (v[0] for v in data.at(t, [k], size))
-            z, logits = plain(x)
-            opt.zero_grad()
-            (F.cross_entropy(logits, y) + uv_by_hand(z, logits, 2., .7)).backward()
-            opt.step()
-        for name, p in plain.named_parameters(): assert (out['params'][name][k] - p).abs().max() < 1e-5
-        assert max((out['params'][n][k] - free['params'][n][k]).abs().max() for n in out['params']) > 1e-3
 
 def test_feduv_survives_features_that_are_all_alike():
     z, logits = (torch.ones(5, n, requires_grad=True) for n in (3, 4))

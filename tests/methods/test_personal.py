@@ -19,7 +19,7 @@ from fedlit.server import deploy_network, deployed
 from fedlit.state import pure, start
 from fedlit.result import Run
 from fedlit.run import federate
-from by_hand import SIZES, batches, classifier, gap
+from by_hand import SIZES, averaged, batches, classifier, descend, gap
 from federation import train
 
 DATA = batches(samples=6)
@@ -42,13 +42,6 @@ def sgd(net, local=LOCAL, **kw):
 def steps(k, data=DATA):
     "The batches of client `k`."
     return [(data['x'][k, t], data['y'][k, t]) for t in range(int(data['counts'][k].sum()))]
-
-def averaged(net, ends, who):
-    "`net` with the clients' average, weighted by their sizes; whole numbers are rounded."
-    p = SIZES[who].double()/SIZES[who].double().sum()
-    mean = {n: sum(q*e.state_dict()[n].double() for q, e in zip(p, ends)) for n in net.state_dict()}
-    counters = {n for n, v in net.state_dict().items() if not v.is_floating_point()}
-    net.load_state_dict({n: v.round().long() if n in counters else v for n, v in mean.items()})
 
 def points(net): return [p.detach().clone() for p in net.parameters()]
 
@@ -115,9 +108,7 @@ def fedproto(lam, form, norm=True):
                 loss = F.cross_entropy(out, y)
                 for i, c in enumerate(y.tolist()):
                     if c in known: loss = loss + lam*(z[i] - known[c]).square().sum()/z.numel()
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
+                descend(opt, loss)
             x, y = (torch.cat(v) for v in zip(*steps(k)))
             with torch.no_grad(): z = net.eval()(x)[0]
             for c in set(y.tolist()): sent.setdefault(c, []).append((z[y == c].mean(0), int((y == c).sum())))
@@ -176,9 +167,7 @@ def apfl(alpha, learn, norm=True):
                 slope = sum(((a - b)*m.grad).sum().item()
                             for m, a, b in zip(mixed.parameters(), v.parameters(), g.parameters()))
                 for m, a in zip(mixed.parameters(), v.parameters()): a.grad = alphas[k]*m.grad
-                for_g.zero_grad()
-                F.cross_entropy(g(x)[1], y).backward()
-                for_g.step()
+                descend(for_g, F.cross_entropy(g(x)[1], y))
                 for_v.step()
                 if learn: alphas[k] = min(1., max(0., alphas[k] - .1*slope))
             for n, b in mixed.named_buffers(): v.get_buffer(n).copy_(b)
@@ -462,9 +451,7 @@ def fedala(eta, most, batch, rounds=ROUNDS):
                 learned.add(k)
             opt = sgd(g)
             for x, y in steps(k):
-                opt.zero_grad()
-                F.cross_entropy(g(x)[1], y).backward()
-                opt.step()
+                descend(opt, F.cross_entropy(g(x)[1], y))
             ends.append(g)
         for k, g in zip(who, ends): last[k] = {n: v.detach().clone() for n, v in g.head.named_parameters(prefix='head')}
         averaged(w, ends, who)
@@ -796,9 +783,7 @@ def fedas(lr, norm=True):
             net.train()
             optimizer = sgd(net)
             for xs, ys in steps(k):
-                optimizer.zero_grad()
-                F.cross_entropy(net(xs)[1], ys).backward()
-                optimizer.step()
+                descend(optimizer, F.cross_entropy(net(xs)[1], ys))
             net.eval()
             traces[k] = sum(torch.autograd.grad(F.cross_entropy(net(xs)[1], ys), p, retain_graph=True)[0].square().sum()
                             for xs, ys in zip(in_fours(x), in_fours(y)) for p in net.parameters())

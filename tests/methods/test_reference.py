@@ -9,7 +9,7 @@ from fedlit.partition import dirichlet
 from fedlit.local import Local
 from fedlit.batches import batches_of
 from fedlit.run import centralised, federate
-from by_hand import EXECUTORS, SIZES, batches, by_torch, classifier, classify, gap
+from by_hand import EXECUTORS, SIZES, batches, by_torch, classifier, classify, descend, gap
 
 # ---- FedAvg ----
 
@@ -56,9 +56,7 @@ def test_solo_clients_train_alone():
                          batches_of(task, parts, [k], local, 0, r))
             for t in range(seen.counts.shape[1]):
                 x, y = seen.at(t, [0], int(seen.counts[0, t]))
-                opt.zero_grad()
-                F.cross_entropy(mine(x[0])[1], y[0]).backward()
-                opt.step()
+                descend(opt, F.cross_entropy(mine(x[0])[1], y[0]))
         assert max((v - run.state.personal[n][k]).abs().max().item() for n, v in mine.named_parameters()) < 1e-5
 
 def test_centralised_in_pieces():
