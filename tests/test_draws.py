@@ -151,12 +151,6 @@ def test_torchvision_networks_with_dropout(name, tmp_path):
     go('loop', model=model, **{**kw, 'rounds': 1}, checkpoint=tmp_path/'run')
     assert same(go('loop', model=model, **kw, checkpoint=tmp_path/'run'), whole)
 
-def test_old_names_of_streams_do_not_coincide():
-    draws = [rng(*n).integers(2**62)
-             for n in (('clients', 0, 3), ('batches', 0, 3, 0), ('batches', 2**32, 3, 0),
-                       ('batches', 0, 3, 2**32), ('batches', 3, 0, 0))]
-    assert len(set(draws)) == 5
-
 def _on_ranks(rank, path):
     run = go('torchrun:loop', rounds=2)
     if rank == 0: run.save(path/'run')
@@ -220,11 +214,8 @@ def test_a_million_streams_draw_different_numbers():
 
 def test_words_of_streams_do_not_coincide():
     names = 'init', 'clients', 'batches', 'augmentation', 'step', 'done', 'weigh', 'merge', 'trial'
-    assert len({rng(w, *n).integers(2**62) for w in names for n in ((0,), (0, 0), (0, 0, 0), (1, 0), (0, 1))}) == 45
-
-@pytest.mark.parametrize('odd', [-1, 2**64, .5, float('nan'), float('inf'), '1', None])
-def test_numbers_that_are_no_seeds_are_refused(odd):
-    with pytest.raises((ValueError, TypeError, OverflowError)): rng('step', 0, odd)
+    numbers = (0,), (0, 0), (0, 0, 0), (1, 0), (0, 1), (0, 3, 2**32)
+    assert len({rng(w, *n).integers(2**62) for w in names for n in numbers}) == 54
 
 def conv_with(dropout):
     torch.manual_seed(0)
@@ -287,6 +278,7 @@ def test_committed_runs_have_the_draws_of_today():
     assert len(trained) > 1000
     assert {r['file'] for r in trained if r['date'] < SINCE} == OLDER
 
-@pytest.mark.parametrize('seed', [-1, 1.5, float('nan'), float('inf'), 2**64, 'a', None])
+@pytest.mark.parametrize('seed', [-1, .5, 1.5, float('nan'), float('inf'), 2**64, 'a', '1', None])
 def test_a_seed_that_cannot_be_is_named(seed):
-    with pytest.raises(ValueError, match=f'seed {seed}: it must be a whole number'): rng('batches', seed)
+    for stream in (seed,), (0, seed):
+        with pytest.raises(ValueError, match=f'{seed}: it must be a whole number'): rng('batches', *stream)
