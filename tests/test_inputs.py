@@ -463,6 +463,7 @@ def test_requests_that_are_no_numbers(kw, words):
     (lambda: unwrap(build('mlp', TASK)), ['was not made by wrap']),
     (lambda: by_flower(None, [0, 1]), ['partitioner=None', 'flwr_datasets']),
     (lambda: methods.FedDecomp(rank=2.5), ['rank=2.5', 'whole number']),
+    (lambda: methods.APFL(learn='no'), ["APFL: learn='no', but it must be True or False"]),
     (lambda: methods.Krum(np.float64(1.5)), [r'attackers=.*1.5', 'whole number']),
     (lambda: methods.Krum(torch.tensor(1.5)), ['attackers=1.5', 'whole number']),
     (lambda: methods.FedProx(mu=math.inf), ['FedProx: mu=inf', 'finite']),

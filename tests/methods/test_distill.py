@@ -2,7 +2,7 @@
 import copy
 import pytest, torch, torch.nn.functional as F
 from fedlit.method import FedAvg
-from fedlit.methods import DSFL, DepthFL, FedDBE, FedDF, FedET, FedRep, HeteroFL, IFCA, SOLO
+from fedlit.methods import DSFL, FedDBE, FedDF, FedET, SOLO
 from fedlit.methods.dsfl import sharpened
 from fedlit.methods.feddf import distill
 from fedlit.methods.fedet import consensus, diversity
@@ -83,9 +83,3 @@ def test_clients_of_dsfl_see_all_shared_samples_however_short_their_rounds(steps
 @pytest.mark.parametrize('m', [FedDBE() + FedDF(steps=2), FedDBE() + FedET(steps=2)], ids=repr)
 def test_a_student_leaves_other_methods_tensors_alone(m):
     assert train(m, norm=False).server['FedDBE']['mean'].abs().max() > 0
-
-@pytest.mark.parametrize('server,part', [(FedDF(), HeteroFL()), (FedDF(), IFCA()), (FedET(), DepthFL()),
-                                         (DSFL(), HeteroFL())], ids=lambda m: m.name)
-def test_servers_that_ask_clients_networks_want_whole_ones(server, part):
-    with pytest.raises(ValueError, match='asks the network of every client, .* train only a part'): part + server
-    assert (FedRep() + server).parts == (FedRep(), server) # trains all, one part after the other

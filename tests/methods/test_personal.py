@@ -9,8 +9,8 @@ from fedlit.data import load
 from fedlit.local import Adam, Local
 from fedlit.method import Method, asks_for, overrides, replaces
 from fedlit.methods import (
-    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedDF, FedMD, FedNova, FedPAC, FedPer, FedProto,
-    FedProx, FedDBE, FedNTD, FedRoD, HeteroFL, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
+    APFL, Ditto, FedALA, FedAMP, FedAS, FedAvg, FedBN, FedDecorr, FedDF, FedMD, FedPAC, FedPer, FedProto,
+    FedProx, FedDBE, FedNTD, FedRoD, IFCA, MaskedCE, MOON, PerFedAvg, pFedMe, SOLO)
 from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
@@ -92,8 +92,6 @@ def test_what_ditto_stands_beside():
     for m in (Ditto() + FedDecorr(), Ditto() + FedBN(), FedPer() + Ditto(), MOON() + Ditto()):
         a, b = train(m, rounds=2), train(m, 'vmap', rounds=2)
         assert max((a.personal[k][:] - b.personal[k][:]).abs().max() for k in a.personal) < 1e-9
-    with pytest.raises(ValueError, match='to decide `mask` alone'): HeteroFL() + Ditto()
-    with pytest.raises(ValueError, match='which second network a client has'): Ditto() + Ditto(lam=1.)
 
 # ---- FedProto ----
 
@@ -415,7 +413,6 @@ def test_what_makes_the_gradient_anew_comes_before_what_corrects_it():
     none = train(PerFedAvg(alpha=.1), rounds=2)
     assert all(torch.equal(v, b.params[k]) for k, v in a.params.items())
     assert gap(a.params, none.params) > 1e-3
-    with pytest.raises(ValueError, match='both make the gradient anew'): pFedMe() + PerFedAvg()
 
 # ---- FedALA ----
 
@@ -574,9 +571,6 @@ def test_fedala_mixes_the_last_layer_that_is_common(other, last):
     assert each.keys() == {k for k in net.state_dict() if k.startswith(last)}
     with pytest.raises(ValueError, match='layers=1, but the clients have 0 in common'): start(FedALA() + SOLO(), net, 3)
 
-def test_words_are_no_truth():
-    with pytest.raises(TypeError, match="APFL: learn='no', but it must be True or False"): APFL(learn='no')
-
 # ---- FedAMP ----
 
 def fedamp(alpha, sigma, lam, norm=True):
@@ -676,9 +670,7 @@ def test_a_cluster_that_nobody_chooses_stays_as_it_is():
         for k, v in getattr(state, tree).items():
             if k.startswith('cluster1.'): assert torch.equal(getattr(new, tree)[k], v), k
 
-def test_what_ifca_refuses():
-    for m, said in ((lambda: FedPer() + IFCA(), 'decide `keep` alone'), (lambda: HeteroFL() + IFCA(), 'decide `mask`')):
-        with pytest.raises(ValueError, match=said): m()
+def test_ifca_averages_statistics_within_a_cluster():
     with pytest.raises(ValueError, match='IFCA averages norm.running_mean within a cluster, but it stays at home'):
         start(IFCA(), classifier(True), 3, statistics='home')
 
@@ -817,7 +809,6 @@ def test_fedas(lr, norm, executor):
         assert gap({f'head.{n}': state.personal[f'head.{n}'][k] for n in net.head.state_dict()},
                    {f'head.{n}': v for n, v in net.head.state_dict().items()}) < 1e-9
 
-def test_fedas_needs_a_linear_head_and_decides_the_weights_alone():
+def test_fedas_needs_a_head():
     with pytest.raises(ValueError, match="FedAS: head='nose' must name a part of the network"):
         start(FedAS(head='nose'), classifier(), 3)
-    with pytest.raises(ValueError, match='has to decide `weigh` alone'): FedAS() + FedNova()

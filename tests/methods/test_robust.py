@@ -3,7 +3,7 @@ import pytest, torch, warnings
 from fedlit.laws import small
 from fedlit.method import Method
 from fedlit.methods import (
-    CoordinateMedian, DP, FedAvg, FedNova, FedProto, FedRep, HeteroFL, IFCA, Krum, NormClipping, SCAFFOLD, SOLO,
+    CoordinateMedian, DP, FedAvg, FedNova, FedProto, HeteroFL, Krum, NormClipping, SCAFFOLD, SOLO,
     TrimmedMean)
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
@@ -131,17 +131,6 @@ def test_the_law_of_the_hook(bad, said):
 def test_too_few_clients_for_krums_guarantee_are_said():
     with pytest.warns(UserWarning, match=r'Krum\(attackers=1\) wants 5 clients .* and this one has 4'):
         server(Krum(attackers=1), crowd(4))
-
-@pytest.mark.parametrize('text', ['CoordinateMedian() + TrimmedMean()', 'Krum() + CoordinateMedian()'])
-def test_two_that_decide_alone_are_refused(text):
-    from fedlit.parse import method
-    with pytest.raises(ValueError, match='both decide how the clients are combined'): method(text)
-
-def test_krum_refuses_parts_of_a_network():
-    "The shortest update, of the narrowest client, would be nearest to all."
-    for part in HeteroFL(), IFCA():
-        with pytest.raises(ValueError, match='an entry that a client does not train would count as'): Krum() + part
-    assert (FedRep() + Krum()).parts == (FedRep(), Krum()) # all of it is trained, one part after the other
 
 def test_a_round_of_a_cutting_method_with_a_median_stays_finite():
     from fedlit.laws import train

@@ -2,7 +2,7 @@
 import copy, math
 import pytest, torch
 from torch.nn import functional as F
-from fedlit.methods import DepthFL, FedDyn, HeteroFL, MaskedCE, PerFedAvg
+from fedlit.methods import DepthFL, FedDyn, MaskedCE
 from fedlit.methods.depthfl import Exits, exits_cnn, exits_cnn4, exits_mlp, exits_resnet18, mutual, ramp
 from fedlit.models import cnn4, count
 from fedlit.local import Local
@@ -216,10 +216,6 @@ def test_refusals():
     with pytest.raises(ValueError, match='no tensors named'): DepthFL().mask(dict(w=torch.ones(1)), {}, 0, 4)
     with pytest.raises(ValueError, match='depths up to 3'):
         DepthFL().mask(dict(three_stages().named_parameters()), {}, 0, 4)
-    with pytest.raises(ValueError, match='cannot be added'): HeteroFL() + DepthFL()
-    for make in (lambda: DepthFL() + PerFedAvg(), lambda: PerFedAvg() + DepthFL()):
-        with pytest.raises(ValueError, match='PerFedAvg trains on one answer before use'): make()
-    assert DepthFL() + PerFedAvg(steps=0) # which takes no steps before it uses the network
 
 @pytest.mark.parametrize('shape', [(1, 28, 28), (3, 9, 7), (1, 4, 4)])
 def test_convolutions_with_exits(shape):

@@ -4,7 +4,7 @@ from math import exp, log
 from types import SimpleNamespace
 from fedlit.ground.axes import along, extract, find_axes, masked, masks
 from fedlit.methods import (
-    Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedPAC, FedRolex, FjORD,
+    Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedRolex, FjORD,
     HeteroFL, Krum, MaskedCE, OwnLabels, Scaler, TrimmedMean)
 from fedlit.models import build
 from fedlit.local import Local
@@ -147,8 +147,3 @@ def test_an_order_without_effect_is_refused_with_the_right_one(left, right, why)
     with pytest.raises(ValueError, match=f'write {why}'): left + right
     assert (right + left).parts == (right, left)
     assert DepthFL() + Clip() and MaskedCE() + FjORD() and Krum() + FedAsync()
-
-def test_fedpac_mixes_whole_heads():
-    for part in (HeteroFL(), OwnLabels()):
-        for one, other in ((FedPAC(), part), (part, FedPAC())):
-            with pytest.raises(ValueError, match='mixes whole heads'): one + other
