@@ -75,6 +75,16 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(f'Of tests with a case for every method, this was FEDLIT_THIRD={NOW} of 0, 1, 2; '
                                     'FEDLIT_THIRD=all is all.')
 
+# ---- a checkpoint ----
+
+@pytest.fixture(scope='module')
+def calm(tmp_path_factory):
+    "That of three rounds, which nothing has stopped."
+    from test_files import go
+    file = tmp_path_factory.mktemp('calm')/'c.safetensors'
+    go(3, file)
+    return file
+
 # ---- pages in a browser ----
 
 CHROMIUM = next(filter(None, map(shutil.which, ('chromium', 'chromium-browser', 'google-chrome'))), None)

@@ -15,7 +15,7 @@ from fedlit.batches import cross_entropy
 from fedlit.local import Local, Optimizer, Schedule, Value
 from fedlit.participation import Participation
 from fedlit.result import Run
-from fedlit.run import federate, federating
+from fedlit.run import federate
 from fedlit import scores
 from fedlit.ground.fingerprint import form_of, alike, weight_of, describe
 
@@ -265,32 +265,7 @@ def test_checkpoints_that_say_less_are_gone_on_from(tmp_path, monkeypatch):
         go(clients=CLIENTS, rounds=1, checkpoint=tmp_path/'run')
     assert len(go(clients=CLIENTS, rounds=2, checkpoint=tmp_path/'run').history) == 2
 
-def test_rounds_are_values():
-    runs = list(federating(NET, TASK, CLIENTS, FedAvg(), rounds=3, local=Local(epochs=1), progress=False))
-    assert ([len(r.history) for r in runs] == [1, 2, 3]
-            and len({id(r) for r in runs}) == len({id(r.model) for r in runs}) == 3)
-    assert not torch.equal(*(next(r.model.parameters()) for r in runs[:2]))
-
 # Networks
-
-class Recurrent(nn.Module):
-    def __init__(self, kind):
-        super().__init__()
-        self.rnn, self.head = getattr(nn, kind)(8, 16, batch_first=True), nn.Linear(16, 10)
-    def forward(self, x):
-        z = self.rnn(x.flatten(1, 2))[0][:, -1]
-        return z, self.head(z)
-
-@pytest.mark.parametrize('kind', ['LSTM', 'GRU', 'RNN'])
-def test_recurrent_networks(kind):
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        net = Recurrent(kind)
-    plain = go(model=net, executor='loop', record=False)
-    with pytest.warns(UserWarning, match="cannot be stacked by vmap .*; going on with executor='loop'"):
-        auto = go(model=net)
-    for run in (auto, go(model=net, executor='loop')):
-        assert max((run.state.params[k] - v).abs().max().item() for k, v in plain.state.params.items()) < 1e-6
 
 ELSEWHERE = """
 import sys, torch

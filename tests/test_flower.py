@@ -34,6 +34,9 @@ def home(tmp_path_factory):
         'rounds': 3, 'task.mean': str(task.mean), 'task.std': str(task.std), 'model.hidden': '(32,)',
         'model.features': 16, 'model.norm': 'batch', 'local.batch-size': 32})
 
+@pytest.fixture(autouse=True)
+def _what_flower_says(caplog): caplog.set_level(logging.INFO, 'flwr')
+
 def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     grid = grid(ff.client_app(), config, nodes, **kw)
     return ff.serve(grid, ff.read_plan(config)), grid
@@ -221,16 +224,20 @@ class Spoilt(ff.Rehearsal):
             return answer
         except ZeroDivisionError as e: return Message(ff.Error(code=0, reason=repr(e)), reply_to=m)
 
+def rounds_of(plan, task, parts, rounds, local=LOCAL, least=1):
+    "The state of the simulation after rounds in which these clients take part."
+    state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
+    for r, who in enumerate(rounds):
+        state = fed_round(Broadcast(plan.method, plan.model, state, local), who,
+                          batches_of(task, parts, who, local, 0, r, least), sizes[who])
+    return state
+
+WITHOUT = [0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3] # client 1 takes no part in round 2
+
 @pytest.fixture(scope='module')
 def sat_out(home):
-    "The federation in which client 1 takes no part in round 2."
     task, parts, config = home
-    plan = ff.read_plan({**config, 'method': 'SCAFFOLD() + FedBN()'})
-    state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
-    for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(Broadcast(plan.method, plan.model, state, LOCAL), who,
-                          batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who])
-    return state
+    return rounds_of(ff.read_plan({**config, 'method': 'SCAFFOLD() + FedBN()'}), task, parts, WITHOUT, least=2)
 
 def same(run, state):
     assert all(torch.isfinite(v).all() for v in run.state.params.values())
@@ -241,7 +248,7 @@ def same(run, state):
 def test_a_bad_answer_is_refused_and_does_no_harm(home, sat_out, fault, caplog, tmp_path):
     spoil, line = FAULTS[fault]
     config = {**home[2], 'method': 'SCAFFOLD() + FedBN()'}
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, Spoilt, spoil=lambda c: spoil(c, tmp_path))
+    run, _ = rehearse(config, Spoilt, spoil=lambda c: spoil(c, tmp_path))
     assert run.history['left_out'].tolist() == ['', '1', ''] and same(run, sat_out) and not (tmp_path/'evil').exists()
     lines = [r.getMessage() for r in caplog.records]
     assert (any(re.search(line, l) and 'round 2' in l and 'node 3' in l for l in lines)
@@ -268,8 +275,7 @@ class Silent(ff.Rehearsal):
                                        ('forged', 'node 3 was answered for by node 2'),
                                        ('empty', 'node 3 sent a message without content')])
 def test_a_lost_or_forged_answer_does_no_harm(home, sat_out, how, line, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
+    run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
     assert same(run, sat_out) and run.history['left_out'].tolist() == ['', '1', ''] and line in caplog.text
 
 def test_too_few_good_answers_stop_the_run_and_keep_the_model(home, tmp_path):
@@ -292,12 +298,12 @@ class Absent(ff.Rehearsal):
 def test_who_does_not_come_in_time_is_named_with_the_number_to_raise(home, grid, line, caplog):
     "In the log where the round goes on, and in the error where it does not."
     config = {**home[2], 'timeout': 1.5}
-    with caplog.at_level(logging.INFO, 'flwr'): rehearse(config, grid)
+    rehearse(config, grid)
     assert line in caplog.text
     with pytest.raises(RuntimeError, match=re.escape(line)): rehearse({**config, 'least': 4}, grid)
 
 def test_no_number_is_named_where_more_time_would_not_help(home, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'): rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
+    rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
     assert 'round 2 goes on without client 1' in caplog.text and 'need longer' not in caplog.text
 
 def test_the_example_allows_a_slow_laptop_time():
@@ -309,8 +315,7 @@ def test_the_example_allows_a_slow_laptop_time():
                                         ({'partition-id': 3, 'folder': 'nowhere'}, 'No such file'),
                                         ({}, 'KeyError')])
 def test_a_node_that_is_nobody_is_refused(home, node, line, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'rounds': 1},
+    run, _ = rehearse({**home[2], 'rounds': 1},
                           nodes=[*SITES[:3], {'folder': str(Path(home[2]['sites'])/'0'), **node}])
     assert (run.history['left_out'].tolist() == ['3'] and line in caplog.text
             and 'round 1 goes on without client 3 (not connected)' in caplog.text)
@@ -319,14 +324,13 @@ def test_no_node_takes_the_number_of_another(home, caplog):
     "The first that says it counts while it is here; with the list of nodes, none but the one of the key ever does."
     config = home[2]
     thief = {'partition-id': 3, 'folder': str(Path(config['sites'])/'1')}
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, nodes=[*SITES, thief])
+    run, _ = rehearse(config, nodes=[*SITES, thief])
     assert same(run, rehearse(config)[0].state) and 'node 6 says that it is client 3, which is node 5;' in caplog.text
     class Gone(ff.Rehearsal):
         def get_node_ids(self): return [n for n in super().get_node_ids() if n != 5]
     for nodes, left_out in (('', ''), ('2 3 4 5', '3')):
         caplog.clear()
-        with caplog.at_level(logging.INFO, 'flwr'):
-            run, _ = rehearse({**config, 'rounds': 1, 'nodes': nodes}, Gone, [*SITES, thief])
+        run, _ = rehearse({**config, 'rounds': 1, 'nodes': nodes}, Gone, [*SITES, thief])
         assert run.history['left_out'].tolist() == [left_out]
         assert ('node 6 is refused: it says that it is client 3, which is node 5' in caplog.text) == bool(nodes)
     for wrong in ('2 3 4', '2 3 4 x', '2 3 4 4'):
@@ -345,8 +349,7 @@ def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
                                               for m in messages if m.metadata.message_type == 'train')])
             super().push_messages(messages)
         rounds = 0
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
+    run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
     assert run.history['participants'].tolist() == [4, 4, 4]
     assert 'node 9 is client 1' in caplog.text and 'client 1 does not remember round 1 and begins anew' in caplog.text
 
@@ -491,12 +494,8 @@ def test_running_statistics_beyond_belief_are_refused_with_the_whole_answer(home
     def spoil(c):
         v = c['arrays'][f'buffers/{name}'].numpy()
         c['arrays'][f'buffers/{name}'] = Array(np.full_like(v, value))
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, Spoilt, spoil=spoil)
-    plan, sizes = ff.read_plan(config), torch.tensor([float(len(p)) for p in parts])
-    state = ff.begin(plan)
-    for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(Broadcast(plan.method, plan.model, state, LOCAL), who,
-                          batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who])
+    run, _ = rehearse(config, Spoilt, spoil=spoil)
+    state = rounds_of(ff.read_plan(config), task, parts, WITHOUT, least=2)
     assert same(run, state) and run.history['left_out'].tolist() == ['', '1', '']
     assert all(torch.allclose(v.double(), state.buffers[k].double(), atol=1e-4) for k, v in run.state.buffers.items())
     assert sum(f'in {name} in round 2' in r.getMessage() for r in caplog.records) == 1
@@ -608,7 +607,7 @@ class Shaky(ff.Rehearsal):
 
 @pytest.mark.parametrize('what,left_out', [('nodes', ['', '', '']), ('push', ['', '1', '']), ('pull', ['', '', ''])])
 def test_one_error_of_the_grid_costs_an_answer_at_most(home, what, left_out, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'): run, grid = rehearse(home[2], Shaky, what=what)
+    run, grid = rehearse(home[2], Shaky, what=what)
     assert grid.done and run.history['left_out'].tolist() == left_out and 'the line is down' in caplog.text
 
 @pytest.mark.parametrize('survives', [True, False])
@@ -622,7 +621,7 @@ def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tm
     for c in grid.contexts.values():
         c.run_config = config # the new plan has a third round, for the sites too
         if not survives: c.state = RecordDict()
-    with caplog.at_level(logging.INFO, 'flwr'): run = ff.serve(grid, ff.read_plan(config))
+    run = ff.serve(grid, ff.read_plan(config))
     assert same(run, whole.state) == survives
     assert 'goes on after round 2' in caplog.text and '(SCAFFOLD, 10 personal tensors)' in caplog.text
     forgot = [f'client {k} (node {k+2}) does not remember round 2 and began anew' for k in range(4)]
@@ -853,11 +852,8 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
                  'round 2 goes on without client 4'):
         assert re.search(line, printed), printed
     assert run.history['left_out'].iloc[0] == '1 2 3 4' and '4' in run.history['left_out'].iloc[1] != '0 1 2 3 4'
-    state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
-    for r, out in enumerate(run.history['left_out']):
-        who = [k for k in range(5) if str(k) not in out.split()]
-        state = fed_round(Broadcast(plan.method, plan.model, state, plan.local), who,
-                          batches_of(task, parts, who, plan.local, 0, r), sizes[who])
+    there = [[k for k in range(5) if str(k) not in out.split()] for out in run.history['left_out']]
+    state = rounds_of(plan, task, parts, there, plan.local)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
 @pytest.mark.slow

@@ -487,12 +487,15 @@ def test_no_hyper_parameter_is_nan_or_infinite_unless_it_says_so(method):
 
 @pytest.mark.parametrize('one,other', [
     (methods.HeteroFL(rates=(1, .5)), methods.HeteroFL(rates=(1., np.float32(.5)))),
+    (methods.HeteroFL(rates=(1., .5), seed=3), method('HeteroFL(rates=[1.0, 0.5], seed=3)')),
+    (methods.HeteroFL(seed=np.int64(3)), methods.HeteroFL(seed=3)),
     (methods.FjORD(widths=(1,)), methods.FjORD(widths=(1.,))), (MOON(1), MOON(1.)),
     (MOON(mu=torch.tensor(1)), MOON(mu=np.int64(1))), (methods.Krum(np.float64(1)), methods.Krum(1.)),
     (methods.Krum(1.), methods.Krum(1)), (Local(lr=1), Local(lr=1.)), (Local(epochs=2.), Local(epochs=2)),
     (Rates((1, .5)), Rates((1., .5))), (Decay(1, np.float64(.5)), Decay(1., .5)), (Adam((0, .9)), Adam((0., .9)))],
     ids=repr)
-def test_a_number_is_one_however_it_is_written(one, other): assert one == other and repr(one) == repr(other)
+def test_a_number_is_one_however_it_is_written(one, other):
+    assert one == other and repr(one) == repr(other) and hash(one) == hash(other)
 
 def test_a_checkpoint_knows_its_method_however_it_was_written(tmp_path, monkeypatch):
     kw = dict(clients=[[*range(20)], [*range(20, 40)]], checkpoint=tmp_path/'run')

@@ -271,12 +271,6 @@ def test_a_column_that_is_nan_in_every_round_goes_with_the_file(tmp_path):
         else:
             with pytest.raises(ValueError, match=words): Run.load(tmp_path/'other')
 
-def test_a_run_without_a_network_says_so(personal, tmp_path):
-    personal.save(tmp_path/'run')
-    back = Run.load(tmp_path/'run')
-    back.model = None
-    with pytest.raises(ValueError, match='the run has no network; .*model='): back.predict(BYTES.x_test)
-
 def test_another_normalisation_is_another_run(tmp_path):
     ask = lambda task, rounds: federate(build('mlp', BYTES, seed=0), task, CLIENTS, FedAvg(), rounds, Local(epochs=1),
                                         progress=False, checkpoint=tmp_path/'run')

@@ -316,6 +316,7 @@ def test_a_run_from_a_file_says_what_it_lacks(tmp_path):
     run.settings['model'] = 'Mine'
     path = run.save(tmp_path/'run')
     with pytest.raises(ValueError, match='no network; Run.load'): Run.load(path).per_client(TASK, [[0]]*len(CLIENTS))
+    with pytest.raises(ValueError, match='the run has no network; .*model='): Run.load(path).predict(TASK.x_test)
     with pytest.raises(ValueError, match="^device='cuda:99' cannot be used here"): Run.load(path, device='cuda:99')
 
 def test_clients_are_tested_on_samples_given_in_any_form():

@@ -228,13 +228,6 @@ def test_tests_of_clients_validation_file_report_and_leaving_out(name, tmp_path)
     w = run.without(1)
     assert first.replace('_', ' ') in repr(w) and {first, 'without', 'difference'} <= {*w.history}
 
-def test_resumed_bit_for_bit(tmp_path):
-    task = task_of('numbers')
-    whole = trained(task, MOON(), rounds=4)
-    trained(task, MOON(), rounds=2, checkpoint=str(tmp_path/'c'))
-    again = trained(task, MOON(), rounds=4, checkpoint=str(tmp_path/'c'))
-    assert all(torch.equal(v, again.state.params[k]) for k, v in whole.state.params.items())
-
 def test_a_comparison_of_errors_chooses_the_least():
     task = task_of('numbers').validation(.2)
     methods = [FedProx(mu=0.), FedProx(mu=9.)]

@@ -195,8 +195,8 @@ def test_convolutional_loop_is_vmap_and_odd_sizes_work():
     net, m, out = (exits_resnet18((1, 7, 7), 3, width=.0625, depths=(1, 1, 1, 1)).double(),
                    DepthFL(ramp=1) + FedDyn(), [])
     g = torch.Generator().manual_seed(0)
-    batch = dict(x=torch.randn(4, 2, 5, 1, 7, 7, generator=g, dtype=torch.double),
-                 y=torch.randint(0, 3, (4, 2, 5), generator=g))
+    batch = dict(x=torch.randn(4, 1, 5, 1, 7, 7, generator=g, dtype=torch.double),
+                 y=torch.randint(0, 3, (4, 1, 5), generator=g))
     for e in ('loop', 'vmap'):
         out.append(fed_round(Broadcast(m, net, start(m, net, 4), LOCAL), [0, 1, 2, 3], batch, [1., 2., 3., 4.], e))
     assert gap(*out) < 1e-9
