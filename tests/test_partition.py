@@ -174,13 +174,7 @@ def test_pictures(parts):
     (lambda: iid(torch.eye(4)), "one label a sample"),
     (lambda: iid([.5, 1.]), "whole numbers"),
     (lambda: iid([0, -1]), "0 or more"),
-    (lambda: dirichlet(Y, alpha=0), "alpha=0 "),
-    (lambda: dirichlet(Y, alpha=-1), "alpha=-1 "),
-    (lambda: dirichlet(Y, alpha=float("nan")), "alpha=nan"),
-    (lambda: dirichlet(Y, clients=-1), "clients=-1"),
-    (lambda: dirichlet(Y, clients=1201, form="paper"), "clients=1201"),
     (lambda: dirichlet(Y, min_size=121), "min_size=121 .* between 0 and 120"),
-    (lambda: dirichlet(Y, alpha=INF, min_size=121), "min_size=121"),
     (lambda: dirichlet(Y, form="code"), "form='code' .*released"),
     (lambda: dirichlet(Y, restarts=0), "restarts=0"),
     (lambda: dirichlet(Y, 50, 1e-6, restarts=5), "none of 5 tables .*; form=\"rebalanced\" always does"),
@@ -190,23 +184,17 @@ def test_pictures(parts):
     (lambda: quantity_skew(Y, clients=0), "clients=0"),
     (lambda: concept_shift(load("digits"), 11), "concepts=11 must be a whole number between 2 and 10"),
     (lambda: classes_per_client(Y, classes=11), "classes=11 .* between 1 and 10"),
-    (lambda: classes_per_client(Y, classes=0), "classes=0"),
     (lambda: classes_per_client([0, 0, 0, 0, 1], 4, 2), "class 1 has 1 samples for 4 owners"),
     (lambda: shards(Y, 100, 13), "shards_per_client=13 .* between 1 and 12"),
     (lambda: shards(Y, 4, 2, pure=True), "at least 10 shards"),
-    (lambda: dirichlet_mixture(Y, 0), "clients=0"),
-    (lambda: dirichlet_mixture(Y, alpha=0), "alpha=0 "),
-    (lambda: dirichlet_mixture(Y, alpha=float("nan")), "alpha=nan"),
     (lambda: dirichlet_mixture(Y, train=1300), "lower train=1300 or raise alpha"),
     (lambda: dirichlet_mixture(Y, train=20, test=90, y_test=Y[:100]), "lower test=90"),
-    (lambda: dirichlet_mixture(Y, train=0), "train=0"),
     (lambda: by_domain([0, 1] * 5, 3), "clients=3 .* multiple of the 2 domains, such as 4"),
-    (lambda: by_domain([0, 1] * 5, 0), "clients=0"),
     (lambda: by_domain([0] * 9 + [1], 4), "2 per domain, but the smallest has 1"),
     (lambda: match(iid(Y, 3), Y, Y[Y != 7]), "class 7"),
     (lambda: counts(iid(Y, 3), Y, classes=9), "classes=9 .* at least 10"),
 ])
-def test_errors_name_the_value_and_the_remedy(call, says):
+def test_errors_name_the_value_and_the_remedy(call, says): # that a value is named is tried a thousand times below
     with pytest.raises(ValueError, match=says): call()
 
 # ---- over a thousand generated cases each ----

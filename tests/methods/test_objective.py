@@ -18,7 +18,7 @@ from fedlit.state import start
 from fedlit.batches import TaskBatches, batches_of
 from fedlit.run import federate
 from fedlit.ground.tree import leaves
-from by_hand import EXECUTORS, averaged, batches, by_torch, classify, descend, gap, same
+from by_hand import EXECUTORS, averaged, by_torch, classify, descend, gap, same
 
 # ---- FedProx ----
 
@@ -41,11 +41,6 @@ def test_fedprox_is_the_plain_loop_with_the_term(executor):
     state, expected = classify(FedProx(mu=.7), 3, executor=executor), by_torch(3, term)
     assert gap(state.params, {k: expected[k] for k in state.params}) < 1e-6
     assert gap(state.params, classify(FedAvg(), 3).params) > 1e-3
-
-def test_fedprox_first_step_is_free():
-    "At the received parameters the spring has no length, so a single step is FedAvg's."
-    data = batches((1, 1, 1))
-    assert same(classify(FedProx(mu=50.), 1, data=data), classify(FedAvg(), 1, data=data))
 
 def test_fedprox_stability_limit():
     "SGD on mu/2 (w-w0)^2 alone contracts exactly where lr*mu < 2 (1 + momentum)."
@@ -143,24 +138,6 @@ def test_moon_oracle_sees_the_term(): # guards the test above against a term tha
     for m in variants:
         assert max((a-b).abs().max() for a, b in zip(leaves(plain), leaves(train(m, net(), 'loop').params))) > 1e-3
 
-def test_moon_round_zero_is_fedavg_except_for_l2():
-    plain = train(FedAvg(), net(), 'loop', 1).params
-    agree(train(MOON(mu=9), net(), 'loop', 1).params, plain, rtol=0, atol=0)
-    assert any(not torch.equal(a, b)
-               for a, b in zip(leaves(plain), leaves(train(MOON(mu=9, variant='l2'), net(), 'loop', 1).params)))
-
-@pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_moon_late_client(executor):
-    "Client 1 first trains in round 1: under 'paper' as in FedAvg, under 'released' not."
-    def late(method):
-        model = net()
-        state = start(method, model, 5)
-        for r, ks in enumerate([[0, 2], [1, 3]]):
-            state = fed_round(Broadcast(method, model, state, local), ks, data(ks, r), [1., 1.], executor)
-        return state.params
-    agree(late(MOON(mu=5, form='paper')), late(FedAvg()), rtol=0, atol=1e-7)
-    assert max((a-b).abs().max() for a, b in zip(leaves(late(MOON(mu=5))), leaves(late(FedAvg())))) > 1e-3
-
 @pytest.mark.parametrize('device', devices)
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
 def test_moon_memory_is_the_last_local_model(executor, device):
@@ -173,16 +150,6 @@ def test_moon_memory_is_the_last_local_model(executor, device):
             assert torch.equal(v[4].cpu(), getattr(before, tree)[k])
     # what was received (0, 2, 5.33 rounded), plus the steps taken
     assert m['buffers']['body.1.num_batches_tracked'].tolist() == [7, 6, 4, 9, 0]
-
-@pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_moon_l2_starts_at_rest(executor):
-    "At the first step local and global features agree but for rounding, so one step is FedAvg's."
-    def one_step(m):
-        model = net()
-        state = start(m, model, 5)
-        batch = {k: v[:, :1] for k, v in data([0, 1, 2], 0, False).items() if v is not None}
-        return fed_round(Broadcast(m, model, state, local), [0, 1, 2], batch, [1.]*3, executor).params
-    agree(one_step(MOON(mu=50, variant='l2')), one_step(FedAvg()), rtol=0, atol=1e-6)
 
 def test_moon_l2_keeps_no_memory():
     assert not leaves(train(MOON(variant='l2'), net(), 'vmap').client)
