@@ -278,13 +278,6 @@ def test_another_normalisation_is_another_run(tmp_path):
     with pytest.raises(ValueError, match='another normalisation'): ask(replace(BYTES, mean=(0.,)), 2)
     assert len(ask(replace(BYTES, labels=None), 2).history) == 2
 
-def test_an_older_checkpoint_goes_on(tmp_path, monkeypatch):
-    old = Simulation.settings
-    with monkeypatch.context() as m:
-        m.setattr(Simulation, 'settings', lambda *a: {k: v for k, v in old(*a).items() if k not in ('input', 'labels')})
-        go(rounds=1, checkpoint=tmp_path/'run')
-    assert plain(go(checkpoint=tmp_path/'run')).equals(plain(go()))
-
 def test_the_metrics_of_a_federation_are_tried_once():
     calls = []
     def counted(logits, y):
