@@ -66,10 +66,8 @@ def ditto(lam, own_lr, norm=True):
             for_v = torch.optim.SGD(v.parameters(), lr=own_lr, momentum=.9, weight_decay=.01)
             for x, y in steps(k):
                 for net, opt, term in ((g, for_g, 0.), (v, for_v, lam/2)):
-                    opt.zero_grad()
                     spring = sum((p - q).square().sum() for p, q in zip(net.parameters(), sent))
-                    (F.cross_entropy(net(x)[1], y) + term*spring).backward()
-                    opt.step()
+                    descend(opt, F.cross_entropy(net(x)[1], y) + term*spring)
             ends.append(g)
         averaged(w, ends, who)
     return w, own
@@ -579,10 +577,8 @@ def fedamp(alpha, sigma, lam, norm=True):
         for k in who:
             net, opt = nets[k].train(), sgd(nets[k])
             for x, y in steps(k):
-                opt.zero_grad()
                 far = sum((p - q.detach()).square().sum() for p, q in zip(net.parameters(), clouds[k].parameters()))
-                (F.cross_entropy(net(x)[1], y) + lam/(2*alpha)*far).backward()
-                opt.step()
+                descend(opt, F.cross_entropy(net(x)[1], y) + lam/(2*alpha)*far)
         ends = {k: torch.cat([p.flatten() for p in points(nets[k])]) for k in who}
         for i in who:
             share = {j: alpha/sigma*float(torch.exp(-(ends[i] - ends[j]).square().sum()/sigma)) for j in who if j != i}
@@ -624,10 +620,8 @@ def ifca(starts, rounds, mu=0.):
             net = copy.deepcopy(before[i]).train()
             opt = sgd(net)
             for x, y in steps(k, OPPOSED):
-                opt.zero_grad()
                 far = sum((p - q.detach()).square().sum() for p, q in zip(net.parameters(), before[i].parameters()))
-                (F.cross_entropy(net(x)[1], y) + mu/2*far).backward()
-                opt.step()
+                descend(opt, F.cross_entropy(net(x)[1], y) + mu/2*far)
             ends.setdefault(i, {})[k] = net
         for i, of in ends.items(): averaged(nets[i], list(of.values()), list(of))
         seen.append(said)
