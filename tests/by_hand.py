@@ -12,6 +12,8 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
 
+SIZES = torch.tensor([12., 9., 4.]) # samples of the classifier's three clients
+
 def gap(a, b): return max((a[k] - b[k]).abs().max().item() for k in b)
 
 def sgd(
@@ -30,6 +32,18 @@ def sgd(
         grad(net, x, y)
         opt.step()
     return net
+
+def descend(opt, loss):
+    "A step of an optimiser."
+    opt.zero_grad()
+    loss.backward()
+    opt.step()
+
+def averaged(net, ends, who, sizes=SIZES):
+    "Into `net` goes the average of the networks with which the clients `who` ended, by size; counters are rounded."
+    p = sizes[who].double()/sizes[who].double().sum()
+    mean = {n: sum(q*e.state_dict()[n].double() for q, e in zip(p, ends)) for n in net.state_dict()}
+    net.load_state_dict({n: v if net.state_dict()[n].is_floating_point() else v.round() for n, v in mean.items()})
 
 def drawn(task, clients, k, local, round=0, least=1):
     "The batches that fedlit draws for client `k`: pairs (x, y)."
@@ -69,7 +83,6 @@ def fit(method, rounds, who, live, local, sizes=(1., 1.), executor='loop'):
 # ---- a classifier of three inputs, with or without BatchNorm, in double precision ----
 
 EXECUTORS = 'loop', 'vmap'
-SIZES = torch.tensor([12., 9., 4.])     # samples of the three clients
 
 class Classifier(nn.Module):
     def __init__(self, norm=False):

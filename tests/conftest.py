@@ -2,7 +2,7 @@
 import importlib.util, os, shutil, subprocess, sys, zlib
 os.environ.setdefault('KINETO_LOG_LEVEL', '99') # torch 2.15 otherwise reports every profile, and that there is no GPU
 from pathlib import Path
-import pytest, torch
+import matplotlib, pytest, torch
 from hypothesis import settings
 from fedlit.method import Method
 from fedlit.papers.entries import CATALOGUE
@@ -16,12 +16,15 @@ DATA = Path(os.environ.get('FEDLIT_DATA', ROOT/'data'))
 settings.register_profile('steady', derandomize=True)
 settings.load_profile(os.environ.get('HYPOTHESIS_PROFILE', 'steady'))
 
+matplotlib.use('Agg')
 torch.set_num_threads(1) # fixtures of a module come before those of a test
 
 @pytest.fixture(autouse=True)
-def _one_thread():
+def _one_thread_and_no_figure_left():
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    yield
+    if pyplot := sys.modules.get('matplotlib.pyplot'): pyplot.close('all')
 
 # what no processor changes: a device that is none, the site, texts, files, the statistics of results
 SAME = ('accelerator bench catalogue check cli docments docs evidence export files foreign_files hub inputs installed '
@@ -71,6 +74,16 @@ def pytest_terminal_summary(terminalreporter):
     if NOW is not None:
         terminalreporter.write_line(f'Of tests with a case for every method, this was FEDLIT_THIRD={NOW} of 0, 1, 2; '
                                     'FEDLIT_THIRD=all is all.')
+
+# ---- a checkpoint ----
+
+@pytest.fixture(scope='module')
+def calm(tmp_path_factory):
+    "That of three rounds, which nothing has stopped."
+    from test_files import go
+    file = tmp_path_factory.mktemp('calm')/'c.safetensors'
+    go(3, file)
+    return file
 
 # ---- pages in a browser ----
 

@@ -1,5 +1,6 @@
 "The small federation of `fedlit.laws`, with biases even before BatchNorm, and the methods that are tried in it."
 from safetensors.torch import save_file
+from torch import nn
 from fedlit import laws
 from fedlit.laws import CLIENTS, COUNTS, K, Small as Net, batches, gap, small, who # noqa: F401
 from fedlit.methods import (
@@ -11,6 +12,15 @@ from fedlit.methods import (
     CoordinateMedian, TrimmedMean, NormClipping, Krum, FedAsync, FedBuff, FedRS, FedLC, FedNTD, FedSAM, FedBABU, FedUV,
     FedAMP, Scaler, MaskedCE, OwnLabels, Clip, OldCounts, DP, DPSGD, TopK, Quantize,
     Ditto, FedProto, APFL, FedRoD, pFedMe, PerFedAvg, FedALA, IFCA)
+
+class Bag(nn.Module):
+    "The mean of the vectors of a text's words, and a head."
+    def __init__(self, vocabulary=20, width=8, classes=2, **kw): # the rest is of torch.nn.Embedding
+        super().__init__()
+        self.e, self.head = nn.Embedding(vocabulary, width, **kw), nn.Linear(width, classes)
+    def forward(self, x):
+        z = self.e(x).mean(1)
+        return z, self.head(z)
 
 SIZES = COUNTS.sum(1).float()
 PROXY = small().proxy   # unlabelled inputs of the server
@@ -81,6 +91,9 @@ NEUTRAL = [FedProx(mu=0.),
            FedDecorr(beta=0.), ExactDecorr(beta=0.), MOON(mu=0.),
            FIARSE(rates=(1.,)), FedExP(eps=1e9), FedNTD(beta=0.), FedSAM(rho=0.), FedUV(lam=0., mu=0.),
            FedRS(alpha=1.), FedLC(tau=0.), DeCov(weight=0.), StructuredDeCov(weight=0., groups=2),
+           MOON(mu=0., form='paper'), MOON(mu=0., variant='l2'),
+           HeteroFL(rates=(1.,)), FedRolex(rates=(1.,)), FederatedDropout(rates=(1.,)),
+           FjORD(rates=(1.,), widths=(1.,), distill=False),
            TopK(share=1.), NormClipping(norm=float("inf")), FedDecomp(lora_epochs=0), FedDF(steps=0), FedET(steps=0),
            Ditto(lam=1.), APFL()]
 

@@ -8,26 +8,24 @@ from fedlit.data import Crop, Flip, load, recipe
 from fedlit.ground.files import all_results, write_json, result, shipped
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
-from fedlit.papers.catalogue import plan, reproduce, until_decided, verdicts, show, entries
-from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, report_entry, published, select, note_look, write_table)
-from fedlit.papers.claims import Numbers, ahead, by_sign, judge, ours, results, tally, within, evaluate, verdict_view
+from fedlit.papers.catalogue import entries, plan, reproduce, show, until_decided, verdicts
+from fedlit.papers.claims import Numbers, ahead, by_sign, evaluate, judge, ours, results, tally, verdict_view, within
+from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job
 from fedlit.papers.drawings import rounds_figure, table
-from fedlit.papers.entries import (all_published, compare_published, found_rows, judged, looks, means, repeats,
-                                   row_name,
-                                   stands_on, with_seeds)
+from fedlit.papers.entries import (
+    CATALOGUE, SCALES, Entry, all_published, compare_published, found_rows, judged, looks, means, note_look, published,
+    repeats, report_entry, row_name, select, stands_on, with_seeds, write_table)
 from fedlit.papers.evidence import LEVEL, paired, repeated
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
-from fedlit.papers.settings import Setting, address, found, run_setting, run_settings
-from fedlit.papers.settings import federation_of
+from fedlit.papers.settings import Setting, address, federation_of, found, run_setting, run_settings
 from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.local import Local
 from fedlit.result import Run
 from fedlit.setting import averaged, call, clients_of, plain, public_set, task_of
 from fedlit.ground.tree import flatten
-from fedlit.papers.collapse import main_job, note_main_job, committed_verdicts
 
 ROOT = Path(__file__).parents[1]
 

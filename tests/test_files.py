@@ -34,12 +34,6 @@ def content(path):
 
 def parts(folder): return [f.name for f in folder.iterdir() if f.name.endswith('.part')]
 
-@pytest.fixture(scope='module')
-def calm(tmp_path_factory):
-    file = tmp_path_factory.mktemp('calm')/'c.safetensors'
-    go(3, file)
-    return file
-
 # ---- killed ----
 
 def forked(work):

@@ -4,7 +4,7 @@ from torch import nn
 from fedlit.ground.stacks import Rewritten, single, stacked
 from fedlit.ground.tape import record
 from fedlit.method import Method
-from fedlit.methods import FedAvg, FedDecorr, FedDSE, FedNova, FedProx, FedRolex, HeteroFL, SCAFFOLD, DepthFL
+from fedlit.methods import FedAvg, FedDecorr, FedNova, FedProx, FedRolex, HeteroFL, SCAFFOLD, DepthFL
 from fedlit.methods.depthfl import mutual
 from fedlit.methods.submodels import top
 from fedlit.models import Net
@@ -67,7 +67,6 @@ def test_rounding_down_as_the_thesis_code():
     kept = lambda n, r, how: int(top(-torch.arange(n), r, how).sum())
     assert [kept(6, .99, h) for h in ('up', 'down')] == [6, 5] and [kept(6, .25, h) for h in ('up', 'down')] == [2, 1]
     assert kept(3, .25, 'down') == 1 and kept(10, .3, 'down') == 3      # at least one, and 0.3 of ten is three
-    with pytest.raises(ValueError, match="rounding='off', but it must be 'up' or 'down'"): FedDSE(rounding='off')
     for m in (HeteroFL, FedRolex):
         mask = m(rates=(.99,), rounding='down').mask(axes=SimpleNamespace(size=dict(a=64)), number=torch.tensor(0),
                                                      clients=1, round=0)

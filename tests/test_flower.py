@@ -9,7 +9,6 @@ APP = Path(__file__).parents[1]/'examples'/'flower'
 sys.path.insert(0, str(APP))
 import deploy, prepare, tomllib
 from flwr.app import Array, ConfigRecord, Context, Message, MetricRecord, RecordDict
-from torch import nn
 from safetensors.torch import load_file, save_file
 import fedlit.flower as ff
 from fedlit.data import Task, load
@@ -22,7 +21,7 @@ from fedlit.round import fed_round
 from fedlit.batches import batches_of
 from fedlit.result import Run
 from fedlit.run import federate
-from federation import sites
+from federation import Bag, sites
 
 SITES, LOCAL = [{'partition-id': k} for k in range(4)], Local(epochs=2, batch_size=32)
 
@@ -34,6 +33,9 @@ def home(tmp_path_factory):
     return task, parts, sites(tmp_path_factory.mktemp('sites'), task, parts, **{
         'rounds': 3, 'task.mean': str(task.mean), 'task.std': str(task.std), 'model.hidden': '(32,)',
         'model.features': 16, 'model.norm': 'batch', 'local.batch-size': 32})
+
+@pytest.fixture(autouse=True)
+def _what_flower_says(caplog): caplog.set_level(logging.INFO, 'flwr')
 
 def rehearse(config, grid=ff.Rehearsal, nodes=SITES, **kw):
     grid = grid(ff.client_app(), config, nodes, **kw)
@@ -67,14 +69,6 @@ def test_the_same_model_as_the_simulation(home, text):
                 assert np.allclose(context.state[last][leaf].numpy(), v.numpy(), atol=1e-6), leaf
     assert all(not v.written() for v in ff.flatten(dict(a=run.state.client, b=run.state.personal)).values()
                if hasattr(v, 'written'))
-
-class Bag(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.e, self.head = nn.Embedding(20, 8), nn.Linear(8, 2)
-    def forward(self, x):
-        h = self.e(x).mean(1)
-        return h, self.head(h)
 
 def bag(name, task, seed=0, **options):
     torch.manual_seed(seed)
@@ -150,12 +144,6 @@ def test_a_site_without_class_0_is_not_told_to_count_from_0(home):
         warnings.simplefilter('error') # a site where it is raised has no answer
         assert rehearse({**config, 'rounds': 1})[0].history.participants.tolist() == [4]
 
-def test_losses_are_not_asked_for_at_sites(home):
-    with pytest.raises(ValueError, match='PowerOfChoice.*asks for losses.*`federate` runs it'):
-        ff.read_plan({**home[2], 'participation': 'PowerOfChoice(.5)'})
-    with pytest.raises(ValueError, match='SCAFFOLD reckons with'):
-        ff.read_plan({**home[2], 'method': 'SCAFFOLD()', 'local.optimizer': 'adam'})
-
 def test_what_is_personal_is_in_no_message(home):
     _, _, config = home
     run, grid = rehearse({**config, 'method': 'SCAFFOLD() + FedBN()'}, Overheard)
@@ -230,16 +218,20 @@ class Spoilt(ff.Rehearsal):
             return answer
         except ZeroDivisionError as e: return Message(ff.Error(code=0, reason=repr(e)), reply_to=m)
 
+def rounds_of(plan, task, parts, rounds, local=LOCAL, least=1):
+    "The state of the simulation after rounds in which these clients take part."
+    state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
+    for r, who in enumerate(rounds):
+        state = fed_round(Broadcast(plan.method, plan.model, state, local), who,
+                          batches_of(task, parts, who, local, 0, r, least), sizes[who])
+    return state
+
+WITHOUT = [0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3] # client 1 takes no part in round 2
+
 @pytest.fixture(scope='module')
 def sat_out(home):
-    "The federation in which client 1 takes no part in round 2."
     task, parts, config = home
-    plan = ff.read_plan({**config, 'method': 'SCAFFOLD() + FedBN()'})
-    state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
-    for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(Broadcast(plan.method, plan.model, state, LOCAL), who,
-                          batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who])
-    return state
+    return rounds_of(ff.read_plan({**config, 'method': 'SCAFFOLD() + FedBN()'}), task, parts, WITHOUT, least=2)
 
 def same(run, state):
     assert all(torch.isfinite(v).all() for v in run.state.params.values())
@@ -250,7 +242,7 @@ def same(run, state):
 def test_a_bad_answer_is_refused_and_does_no_harm(home, sat_out, fault, caplog, tmp_path):
     spoil, line = FAULTS[fault]
     config = {**home[2], 'method': 'SCAFFOLD() + FedBN()'}
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, Spoilt, spoil=lambda c: spoil(c, tmp_path))
+    run, _ = rehearse(config, Spoilt, spoil=lambda c: spoil(c, tmp_path))
     assert run.history['left_out'].tolist() == ['', '1', ''] and same(run, sat_out) and not (tmp_path/'evil').exists()
     lines = [r.getMessage() for r in caplog.records]
     assert (any(re.search(line, l) and 'round 2' in l and 'node 3' in l for l in lines)
@@ -277,8 +269,7 @@ class Silent(ff.Rehearsal):
                                        ('forged', 'node 3 was answered for by node 2'),
                                        ('empty', 'node 3 sent a message without content')])
 def test_a_lost_or_forged_answer_does_no_harm(home, sat_out, how, line, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
+    run, _ = rehearse({**home[2], 'method': 'SCAFFOLD() + FedBN()', 'timeout': 2.}, Silent, how=how)
     assert same(run, sat_out) and run.history['left_out'].tolist() == ['', '1', ''] and line in caplog.text
 
 def test_too_few_good_answers_stop_the_run_and_keep_the_model(home, tmp_path):
@@ -301,12 +292,12 @@ class Absent(ff.Rehearsal):
 def test_who_does_not_come_in_time_is_named_with_the_number_to_raise(home, grid, line, caplog):
     "In the log where the round goes on, and in the error where it does not."
     config = {**home[2], 'timeout': 1.5}
-    with caplog.at_level(logging.INFO, 'flwr'): rehearse(config, grid)
+    rehearse(config, grid)
     assert line in caplog.text
     with pytest.raises(RuntimeError, match=re.escape(line)): rehearse({**config, 'least': 4}, grid)
 
 def test_no_number_is_named_where_more_time_would_not_help(home, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'): rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
+    rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
     assert 'round 2 goes on without client 1' in caplog.text and 'need longer' not in caplog.text
 
 def test_the_example_allows_a_slow_laptop_time():
@@ -318,8 +309,7 @@ def test_the_example_allows_a_slow_laptop_time():
                                         ({'partition-id': 3, 'folder': 'nowhere'}, 'No such file'),
                                         ({}, 'KeyError')])
 def test_a_node_that_is_nobody_is_refused(home, node, line, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'rounds': 1},
+    run, _ = rehearse({**home[2], 'rounds': 1},
                           nodes=[*SITES[:3], {'folder': str(Path(home[2]['sites'])/'0'), **node}])
     assert (run.history['left_out'].tolist() == ['3'] and line in caplog.text
             and 'round 1 goes on without client 3 (not connected)' in caplog.text)
@@ -328,14 +318,13 @@ def test_no_node_takes_the_number_of_another(home, caplog):
     "The first that says it counts while it is here; with the list of nodes, none but the one of the key ever does."
     config = home[2]
     thief = {'partition-id': 3, 'folder': str(Path(config['sites'])/'1')}
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, nodes=[*SITES, thief])
+    run, _ = rehearse(config, nodes=[*SITES, thief])
     assert same(run, rehearse(config)[0].state) and 'node 6 says that it is client 3, which is node 5;' in caplog.text
     class Gone(ff.Rehearsal):
         def get_node_ids(self): return [n for n in super().get_node_ids() if n != 5]
     for nodes, left_out in (('', ''), ('2 3 4 5', '3')):
         caplog.clear()
-        with caplog.at_level(logging.INFO, 'flwr'):
-            run, _ = rehearse({**config, 'rounds': 1, 'nodes': nodes}, Gone, [*SITES, thief])
+        run, _ = rehearse({**config, 'rounds': 1, 'nodes': nodes}, Gone, [*SITES, thief])
         assert run.history['left_out'].tolist() == [left_out]
         assert ('node 6 is refused: it says that it is client 3, which is node 5' in caplog.text) == bool(nodes)
     for wrong in ('2 3 4', '2 3 4 x', '2 3 4 4'):
@@ -354,16 +343,13 @@ def test_a_restarted_site_is_met_again_and_says_that_it_forgot(home, caplog):
                                               for m in messages if m.metadata.message_type == 'train')])
             super().push_messages(messages)
         rounds = 0
-    with caplog.at_level(logging.INFO, 'flwr'):
-        run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
+    run, _ = rehearse({**home[2], 'method': 'MOON()', 'wait': 2.}, Restarted)
     assert run.history['participants'].tolist() == [4, 4, 4]
     assert 'node 9 is client 1' in caplog.text and 'client 1 does not remember round 1 and begins anew' in caplog.text
 
 def test_noise_between_sites_comes_from_the_system(home):
-    config = {**home[2], 'method': "FedBN() + DP(at='client')"}
-    with pytest.raises(ValueError, match="all sides know and could take away again"): ff.read_plan(config)
     m = "FedBN() + DP(clip=1e-06, at='client', source='system')"
-    a, b = (rehearse({**config, 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
+    a, b = (rehearse({**home[2], 'method': m, 'rounds': 1})[0].state.params['head.weight'] for _ in range(2))
     assert a.isfinite().all() and not torch.equal(a, b) and torch.allclose(a, b, atol=1e-4)
 
 def test_an_optimiser_kept_at_sites_has_no_amplification(home):
@@ -411,10 +397,6 @@ def test_a_site_says_nothing_that_is_not_protected(home, tmp_path, method, open_
     assert names >= {*open_, 'number', 'head.weight'} and ('train_loss' in run.history) == ('loss' in open_)
     assert not ({'said/loss', 'said/steps'} - {f'said/{k}' for k in open_}) & {*here}
     if 'samples' in hidden.split(): assert {float(v) for v in here['site/samples']} == {1.}
-
-def test_who_is_drawn_by_size_is_not_drawn_where_sizes_stay_at_home(home):
-    config = {**home[2], 'method': "FedBN() + DP(at='client', source='system')", 'participation': 'BySize(0.5)'}
-    with pytest.raises(ValueError, match='how much data a site has'): ff.read_plan(config)
 
 LYING = '''
 "A server that asks its sites for more than the rounds of the plan, and keeps what they say."
@@ -500,12 +482,8 @@ def test_running_statistics_beyond_belief_are_refused_with_the_whole_answer(home
     def spoil(c):
         v = c['arrays'][f'buffers/{name}'].numpy()
         c['arrays'][f'buffers/{name}'] = Array(np.full_like(v, value))
-    with caplog.at_level(logging.INFO, 'flwr'): run, _ = rehearse(config, Spoilt, spoil=spoil)
-    plan, sizes = ff.read_plan(config), torch.tensor([float(len(p)) for p in parts])
-    state = ff.begin(plan)
-    for r, who in enumerate(([0, 1, 2, 3], [0, 2, 3], [0, 1, 2, 3])):
-        state = fed_round(Broadcast(plan.method, plan.model, state, LOCAL), who,
-                          batches_of(task, parts, who, LOCAL, 0, r, 2), sizes[who])
+    run, _ = rehearse(config, Spoilt, spoil=spoil)
+    state = rounds_of(ff.read_plan(config), task, parts, WITHOUT, least=2)
     assert same(run, state) and run.history['left_out'].tolist() == ['', '1', '']
     assert all(torch.allclose(v.double(), state.buffers[k].double(), atol=1e-4) for k, v in run.state.buffers.items())
     assert sum(f'in {name} in round 2' in r.getMessage() for r in caplog.records) == 1
@@ -617,7 +595,7 @@ class Shaky(ff.Rehearsal):
 
 @pytest.mark.parametrize('what,left_out', [('nodes', ['', '', '']), ('push', ['', '1', '']), ('pull', ['', '', ''])])
 def test_one_error_of_the_grid_costs_an_answer_at_most(home, what, left_out, caplog):
-    with caplog.at_level(logging.INFO, 'flwr'): run, grid = rehearse(home[2], Shaky, what=what)
+    run, grid = rehearse(home[2], Shaky, what=what)
     assert grid.done and run.history['left_out'].tolist() == left_out and 'the line is down' in caplog.text
 
 @pytest.mark.parametrize('survives', [True, False])
@@ -631,7 +609,7 @@ def test_a_server_that_restarts_tells_the_sites_and_says_what_they_lose(home, tm
     for c in grid.contexts.values():
         c.run_config = config # the new plan has a third round, for the sites too
         if not survives: c.state = RecordDict()
-    with caplog.at_level(logging.INFO, 'flwr'): run = ff.serve(grid, ff.read_plan(config))
+    run = ff.serve(grid, ff.read_plan(config))
     assert same(run, whole.state) == survives
     assert 'goes on after round 2' in caplog.text and '(SCAFFOLD, 10 personal tensors)' in caplog.text
     forgot = [f'client {k} (node {k+2}) does not remember round 2 and began anew' for k in range(4)]
@@ -677,7 +655,12 @@ def test_ordinary_networks_are_counted_without_being_made(home):
     (dict(method='__import__("os").system("x")'), 'method'),
     (dict(statistics='recomputed'), 'at real sites'),
     (dict(timeout=0), 'positive'),
-    (dict(weighting='x'), 'samples, uniform')])
+    (dict(weighting='x'), 'samples, uniform'),
+    (dict(participation='PowerOfChoice(.5)'), 'PowerOfChoice.*asks for losses.*`federate` runs it'),
+    ({'method': 'SCAFFOLD()', 'local.optimizer': 'adam'}, 'SCAFFOLD reckons with'),
+    (dict(method="FedBN() + DP(at='client')"), 'all sides know and could take away again'),
+    (dict(method="FedBN() + DP(at='client', source='system')", participation='BySize(0.5)'),
+     'how much data a site has')])
 def test_what_cannot_be_agreed_on_is_an_error(home, change, line):
     with pytest.raises(ValueError, match=line): ff.read_plan({**home[2], **change})
 
@@ -862,11 +845,8 @@ def faults_between_processes_do_no_harm(d, task, parts, seconds, app):
                  'round 2 goes on without client 4'):
         assert re.search(line, printed), printed
     assert run.history['left_out'].iloc[0] == '1 2 3 4' and '4' in run.history['left_out'].iloc[1] != '0 1 2 3 4'
-    state, sizes = ff.begin(plan), torch.tensor([float(len(p)) for p in parts])
-    for r, out in enumerate(run.history['left_out']):
-        who = [k for k in range(5) if str(k) not in out.split()]
-        state = fed_round(Broadcast(plan.method, plan.model, state, plan.local), who,
-                          batches_of(task, parts, who, plan.local, 0, r), sizes[who])
+    there = [[k for k in range(5) if str(k) not in out.split()] for out in run.history['left_out']]
+    state = rounds_of(plan, task, parts, there, plan.local)
     assert max((run.state.params[k] - v).abs().max().item() for k, v in state.params.items()) < 1e-4
 
 @pytest.mark.slow

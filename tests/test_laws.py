@@ -1,5 +1,5 @@
 "The laws that every method obeys by existing."
-import importlib, pkgutil, pytest, torch, torch.nn.functional as F
+import importlib, pkgutil, pytest, torch
 import fedlit.laws as laws
 import fedlit.methods as methods
 from fedlit.ground.table import Table
@@ -13,7 +13,7 @@ from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
 from fedlit.server import aggregate
 from fedlit.state import start
-from by_hand import sgd
+from by_hand import averaged, sgd
 from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
                         batches, gap, model, train, who)
 
@@ -43,14 +43,10 @@ def test_fedavg_is_plain_torch(momentum, decay):
     "An independent FedAvg: deep copies, torch.optim.SGD, averaged state dicts; parameters and running statistics."
     net = model()
     for r in range(3):
-        data, total = batches(r), None
-        for k in range(4):
-            own = [(data['x'][k, t, :n].double(), data['y'][k, t, :n]) for t, n in enumerate(COUNTS[k].tolist()) if n]
-            local = sgd(net, own, lr=.1, momentum=momentum, weight_decay=decay)
-            p = float(SIZES[k].double()/SIZES.double().sum())
-            share = {n: p*v.double() for n, v in local.state_dict().items()}
-            total = share if total is None else {n: total[n]+share[n] for n in total}
-        net.load_state_dict({n: v.round().long() if 'num' in n else v for n, v in total.items()})
+        data = batches(r)
+        own = lambda k: [(data['x'][k, t, :n].double(), data['y'][k, t, :n]) for t, n in enumerate(COUNTS[k]) if n]
+        ends = [sgd(net, own(k), lr=.1, momentum=momentum, weight_decay=decay) for k in range(4)]
+        averaged(net, ends, [*range(4)], SIZES)
     for ex in ('loop', 'vmap'):
         state = train(FedAvg(), ex, local=Local(lr=.1, momentum=momentum, weight_decay=decay))
         have = {**state.params, **state.buffers}
@@ -75,7 +71,7 @@ def test_parts_keep_their_own_memory():
     state = train(MOON() + MOON(mu=.5) + FedAvgM())
     assert list(state.client) == ['MOON', 'MOON 2', 'FedAvgM'] and set(state.server['FedAvgM']) == {'velocity'}
 
-@pytest.mark.parametrize('m', METHODS + SUMS, ids=ids)
+@pytest.mark.parametrize('m', METHODS + SUMS + ELSEWHERE, ids=ids)
 def test_a_method_is_its_text(m):
     space = vars(methods)
     holds(laws.text, m)
@@ -103,57 +99,6 @@ def test_frozen_parameters_stay():
     assert 'c1.weight' not in {**new.params, **new.buffers} and torch.equal(new.fixed['c1.weight'], net.c1.weight)
     assert not torch.equal(new.params['c2.weight'], net.c2.weight)
     assert 'fixed/c1.weight' in laws.contents(new) # all that a state holds
-
-# ---- hooks that no method of this family uses yet: masks, phases, personal tensors ----
-
-class HalfMask(Method):
-    "Clients train the first two channels of the first convolution only."
-    def mask(self, params):
-        return {'c1.weight': torch.tensor([1., 1, 0, 0])[:, None, None, None].expand_as(params['c1.weight']),
-                'c1.bias': torch.tensor([1., 1, 0, 0])}
-class HeadFirst(Method):
-    "The head in the first half of the steps, the rest in the second."
-    def mask(self, params, step, steps):
-        return {k: ((2*step < steps) == k.startswith('head')).to(v) for k, v in params.items()}
-class StayHome(Method):
-    def keep(self, module): return isinstance(module, torch.nn.modules.batchnorm._BatchNorm)
-
-@pytest.mark.parametrize('m', [HalfMask(), HeadFirst(), StayHome(), HalfMask() + HeadFirst(),
-                               StayHome() + MOON() + FedDecorr()], ids=ids)
-def test_loop_is_vmap_for_masks_phases_and_personal_tensors(m):
-    assert gap(train(m, 'loop'), train(m, 'vmap')) < 1e-9
-
-def test_masked_entries_stand_still():
-    state, net = train(HalfMask(), rounds=1), model()
-    assert (torch.equal(state.params['c1.weight'][2:], net.c1.weight[2:])
-            and not torch.equal(state.params['c1.weight'][:2], net.c1.weight[:2]))
-
-def test_masked_entries_still_compute():
-    "With everything but the head held, the head trains on the features of the untouched body."
-    class HeadOnly(Method):
-        def mask(self, params): return {k: torch.full_like(v, float(k.startswith('head'))) for k, v in params.items()}
-    net, data = model(norm=False), batches(0)
-    one = dict(x=data['x'][2:3, :1].double(), y=data['y'][2:3, :1], counts=COUNTS[2:3, :1])
-    state = fed_round(Broadcast(HeadOnly(), net, start(HeadOnly(), net, 1), Local(lr=.1)), [0], one, SIZES[2:3])
-    F.cross_entropy(net(one['x'][0, 0])[1], one['y'][0, 0]).backward()
-    assert torch.allclose(state.params['head.weight'], net.head.weight - .1*net.head.weight.grad, atol=1e-12)
-
-def test_a_frozen_phase_has_no_momentum_or_decay():
-    "A client with one step trains the head only, whatever momentum and decay."
-    net = model()
-    data = batches(0)
-    one = dict(x=data['x'][3:].double(), y=data['y'][3:], counts=COUNTS[3:])
-    state = fed_round(Broadcast(HeadFirst(), net, start(HeadFirst(), net, 1), Local(lr=.1, weight_decay=.1)), [0], one,
-                      SIZES[3:])
-    moved = [k for k, v in net.named_parameters() if not torch.equal(v, state.params[k])]
-    assert set(moved) == {'head.weight', 'head.bias'}
-
-def test_personal_tensors_never_travel():
-    state, net = train(StayHome()), model()
-    assert set(state.personal) == {f'n{i}.{k}' for i in (1, 2) for k in (
-        'weight', 'bias', 'running_mean', 'running_var', 'num_batches_tracked')}
-    assert torch.equal(state.params['n1.weight'], net.n1.weight)
-    assert len({tuple(v.tolist()) for v in state.personal['n1.weight']}) == CLIENTS
 
 # ---- batches ----
 

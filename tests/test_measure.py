@@ -1,9 +1,11 @@
 """What the notebooks of measure and figure leave out: oracles, random input, devices, the state override, overlaps."""
 import math
-import numpy as np, pytest, torch
+import matplotlib.pyplot as plt, numpy as np, pytest, torch
 from hypothesis import given, settings, strategies as st
+from matplotlib.text import Text
 from scipy import stats
 from torch import nn
+from fedlit import figure as fig
 from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, feature_layer,
                             features_of, local_global_gap, significant, spectrum, spread)
 
@@ -188,13 +190,10 @@ def test_nothing_is_left_behind(net, xy):
     before = {n: t.clone() for n, t in net.state_dict().items()}
     evaluate(net, *xy)
     features_of(net, xy[0])
+    with pytest.raises(RuntimeError): evaluate(net, xy[0][:, :2], xy[1])
     assert net.training and net.drop.training and not net.norm.training
     assert (all(torch.equal(before[n], t) for n, t in net.state_dict().items())
             and all(p.grad is None for p in net.parameters()))
-
-def test_flags_come_back_after_a_failure(net, xy):
-    with pytest.raises(RuntimeError): evaluate(net, xy[0][:, :2], xy[1])
-    assert net.training and net.norm.training
 
 def test_state_stands_in_for_the_model(net, xy):
     x, y = xy
@@ -240,16 +239,7 @@ def test_spread():
 
 # ---- figures
 
-@pytest.fixture
-def fig():
-    mpl = pytest.importorskip('matplotlib')
-    mpl.use('Agg')
-    import fedlit.figure as f, matplotlib.pyplot as plt
-    yield f
-    plt.close('all')
-
 def overlaps(ax):
-    from matplotlib.text import Text
     ax.figure.canvas.draw()
     b = [Text.get_window_extent(t) for t in ax.texts]
     return sum(p.overlaps(q) for i, p in enumerate(b) for q in b[:i])
@@ -266,37 +256,36 @@ def pooled(h, gap):
 @quick
 @given(st.lists(st.floats(-100, 100), min_size=1, max_size=12), st.floats(.1, 10))
 def test_apart(h, gap):
-    from fedlit.figure import apart
-    out = apart(h, gap)
+    out = fig.apart(h, gap)
     i = np.argsort(h, kind='stable')
     assert (np.diff(out[i]) >= gap - 1e-9).all() and np.mean(out) == pytest.approx(np.mean(h), abs=1e-6)
-    np.testing.assert_allclose(apart(out, gap), out, atol=1e-9)
+    np.testing.assert_allclose(fig.apart(out, gap), out, atol=1e-9)
     np.testing.assert_allclose(out, pooled(h, gap), atol=1e-9)
-    low = apart(h, gap, low=-5, high=-5 + gap*len(h))
+    low = fig.apart(h, gap, low=-5, high=-5 + gap*len(h))
     assert low.min() >= -5 - 1e-9 and low.max() <= -5 + gap*len(h) + 1e-9
 
 @pytest.mark.parametrize('n', [1, 2, 8, 14])
-def test_names_never_overlap_and_stay_in_the_figure(fig, n):
+def test_names_never_overlap_and_stay_in_the_figure(n):
     curves = {f'curve {i}': np.stack([.5 + .3*np.linspace(0, 1, 20) + 1e-4*i + .01*s for s in range(3)])
               for i in range(n)}
     for ax in (fig.against_rounds(curves), fig.against_rounds(curves, accent='curve 0'),
                fig.spectra({l: v[:, ::-1] for l, v in curves.items()})):
         assert overlaps(ax) == 0 and len(ax.texts) == n and tuple(ax.figure.get_size_inches()) == (6, 3)
 
-def test_a_dead_spectrum_ends_its_line(fig):
+def test_a_dead_spectrum_ends_its_line():
     ax = fig.spectra({'alive': torch.tensor([1., .1, .01, .001]), 'dead': torch.tensor([1., .1, 0., 0.])},
                      accent='dead')
     assert np.isfinite(ax.lines[1].get_ydata()).sum() == 2 and overlaps(ax) == 0
     fig.spectra({'all dead': torch.zeros(3), 'alive': torch.ones(3)})
 
-def test_bars_hold_the_means_and_start_at_zero(fig):
+def test_bars_hold_the_means_and_start_at_zero():
     ax = fig.bars({('FedAvg', 'a'): {'without': [.4, .6], 'with': .7},
                    ('FedAvg', 'b'): {'without': spread([.1, .3]), 'with': [.9]}})
     assert (sorted(round(p.get_height(), 6) for p in ax.patches) == [.2, .5, .7, .9]
             and all(p.get_y() == 0 for p in ax.patches))
     assert [t.get_text() for t in ax.texts] == ['FedAvg'] and [t.get_text() for t in ax.get_xticklabels()] == ['a', 'b']
 
-def test_lines_and_bands_are_intervals_of_the_mean(fig):
+def test_lines_and_bands_are_intervals_of_the_mean():
     seen = np.random.default_rng(0).normal(size=(5, 4))
     ends = [stats.ttest_1samp(seen[:, k], 0).confidence_interval() for k in range(4)]
     band = fig.against_rounds({'a': seen}, accent='a').collections[0].get_paths()[0].get_extents()
@@ -304,14 +293,12 @@ def test_lines_and_bands_are_intervals_of_the_mean(fig):
     line, = [c.get_segments()[0] for c in fig.bars({'x': {'a': seen[:, 0]}}).collections]
     assert np.allclose(sorted(line.max(0) - line.min(0)), [0, ends[0].high - ends[0].low])
 
-def test_an_axes_of_the_callers(fig):
-    import matplotlib.pyplot as plt
+def test_an_axes_of_the_callers():
     _, ax = plt.subplots()
     assert fig.bars({'lost': {'a': [1., 2.]}}, ax=ax) is ax
     assert fig.against_rounds({'a': [1, 2, 3]}, ax=plt.subplots()[1]).get_xlabel() == 'communication round'
 
-def test_style_is_undone_and_mistakes_leave_no_figure(fig):
-    import matplotlib.pyplot as plt
+def test_style_is_undone_and_mistakes_leave_no_figure():
     before = dict(plt.rcParams)
     with fig.style(): assert not plt.rcParams['axes.spines.top']
     assert dict(plt.rcParams) == before

@@ -269,25 +269,12 @@ def test_a_column_that_is_nan_in_every_round_goes_with_the_file(tmp_path):
         write_tensors(tmp_path/'other', tensors, {**header, 'columns': columns})
         with pytest.raises(ValueError, match=words): Run.load(tmp_path/'other')
 
-def test_a_run_without_a_network_says_so(personal, tmp_path):
-    personal.save(tmp_path/'run')
-    back = Run.load(tmp_path/'run')
-    back.model = None
-    with pytest.raises(ValueError, match='the run has no network; .*model='): back.predict(BYTES.x_test)
-
 def test_another_normalisation_is_another_run(tmp_path):
     ask = lambda task, rounds: federate(build('mlp', BYTES, seed=0), task, CLIENTS, FedAvg(), rounds, Local(epochs=1),
                                         progress=False, checkpoint=tmp_path/'run')
     ask(BYTES, 1)
     with pytest.raises(ValueError, match='another normalisation'): ask(replace(BYTES, mean=(0.,)), 2)
     assert len(ask(replace(BYTES, labels=None), 2).history) == 2
-
-def test_an_older_checkpoint_goes_on(tmp_path, monkeypatch):
-    old = Simulation.settings
-    with monkeypatch.context() as m:
-        m.setattr(Simulation, 'settings', lambda *a: {k: v for k, v in old(*a).items() if k not in ('input', 'labels')})
-        go(rounds=1, checkpoint=tmp_path/'run')
-    assert plain(go(checkpoint=tmp_path/'run')).equals(plain(go()))
 
 def test_the_metrics_of_a_federation_are_tried_once():
     calls = []

@@ -13,7 +13,9 @@ def test_no_module_of_python_is_searched_for_a_method():
     ("__import__('os').system('ls')", 'not a method'),
     ('FedDecor()', 'did you mean FedDecorr'),
     ('MOON(tua=1)', "did you mean 'tau'"),
-    ('MOON(mu=open("x"))', 'plain value'),
+    *((text, 'plain value') for text in (
+        'MOON(mu=open("x"))', 'HeteroFL(seed={})', 'HeteroFL(seed={1})', 'FedProx(mu=1j)', 'FedProx(mu=b"1")',
+        'FedProx(mu=...)', 'FedProx(mu=-"a")')),
     ('MOON', 'parentheses'),
     ('MOON() - FedProx()', 'not a method'),
     ('', 'cannot be read'),

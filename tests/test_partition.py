@@ -1,13 +1,12 @@
 "fedlit.partition: exactness, determinism, the promises of each rule, and errors that say what would be right."
 import math, random
-import matplotlib, numpy as np, pytest, torch
+import numpy as np, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from fedlit import scores
 from fedlit.data import Task, load
 from fedlit.partition import (by_domain, classes_per_client, concept_shift, counts, dirichlet, dirichlet_mixture,
                               heterogeneity, iid, match, quantity_skew, shards, show_partition)
 
-matplotlib.use("Agg")
 Y = np.random.default_rng(0).integers(0, 10, 1200)
 INF = float("inf")
 ALL = dict(
@@ -29,17 +28,12 @@ thousand, hundreds, quick = (settings(max_examples=n, deadline=None, suppress_he
 def every_once(parts, n): return torch.equal(torch.cat(parts).sort()[0], torch.arange(n))
 
 @pytest.mark.parametrize("name", ALL)
-def test_shape_type_and_order(name):
-    parts = ALL[name](Y, 10, 0)
-    assert len(parts) == 10 and all(p.dtype == torch.int64 and p.dim() == 1 for p in parts)
-    assert all((p.diff() > 0).all() for p in parts)  # sorted, and distinct within a client
-
-@pytest.mark.parametrize("name", ALL)
 def test_the_seed_is_all_the_chance_there_is(name):
     np.random.seed(0)
     torch.manual_seed(0)
     random.seed(0)
     a = ALL[name](Y, 10, 3)
+    assert len(a) == 10 and are_parts_of(Y, a)
     x = np.random.rand(), torch.rand(1).item(), random.random()
     np.random.seed(1)
     torch.manual_seed(1)
@@ -165,10 +159,7 @@ def test_match_of_one_client_ignores_the_others():
 
 @pytest.mark.parametrize("parts", [iid(Y, 10), shards(Y, 100), iid(Y, 1)])
 def test_pictures(parts):
-    import matplotlib.pyplot as plt
-    ax = show_partition(parts, Y, title="t")
-    ax.figure.canvas.draw()
-    plt.close(ax.figure)
+    show_partition(parts, Y, title="t").figure.canvas.draw()
 
 @pytest.mark.parametrize("call,says", [
     (lambda: iid(Y, 0), "clients=0 .* between 1 and 1200"),
@@ -178,13 +169,7 @@ def test_pictures(parts):
     (lambda: iid(torch.eye(4)), "one label a sample"),
     (lambda: iid([.5, 1.]), "whole numbers"),
     (lambda: iid([0, -1]), "0 or more"),
-    (lambda: dirichlet(Y, alpha=0), "alpha=0 "),
-    (lambda: dirichlet(Y, alpha=-1), "alpha=-1 "),
-    (lambda: dirichlet(Y, alpha=float("nan")), "alpha=nan"),
-    (lambda: dirichlet(Y, clients=-1), "clients=-1"),
-    (lambda: dirichlet(Y, clients=1201, form="paper"), "clients=1201"),
     (lambda: dirichlet(Y, min_size=121), "min_size=121 .* between 0 and 120"),
-    (lambda: dirichlet(Y, alpha=INF, min_size=121), "min_size=121"),
     (lambda: dirichlet(Y, form="code"), "form='code' .*released"),
     (lambda: dirichlet(Y, restarts=0), "restarts=0"),
     (lambda: dirichlet(Y, 50, 1e-6, restarts=5), "none of 5 tables .*; form=\"rebalanced\" always does"),
@@ -194,23 +179,17 @@ def test_pictures(parts):
     (lambda: quantity_skew(Y, clients=0), "clients=0"),
     (lambda: concept_shift(load("digits"), 11), "concepts=11 must be a whole number between 2 and 10"),
     (lambda: classes_per_client(Y, classes=11), "classes=11 .* between 1 and 10"),
-    (lambda: classes_per_client(Y, classes=0), "classes=0"),
     (lambda: classes_per_client([0, 0, 0, 0, 1], 4, 2), "class 1 has 1 samples for 4 owners"),
     (lambda: shards(Y, 100, 13), "shards_per_client=13 .* between 1 and 12"),
     (lambda: shards(Y, 4, 2, pure=True), "at least 10 shards"),
-    (lambda: dirichlet_mixture(Y, 0), "clients=0"),
-    (lambda: dirichlet_mixture(Y, alpha=0), "alpha=0 "),
-    (lambda: dirichlet_mixture(Y, alpha=float("nan")), "alpha=nan"),
     (lambda: dirichlet_mixture(Y, train=1300), "lower train=1300 or raise alpha"),
     (lambda: dirichlet_mixture(Y, train=20, test=90, y_test=Y[:100]), "lower test=90"),
-    (lambda: dirichlet_mixture(Y, train=0), "train=0"),
     (lambda: by_domain([0, 1] * 5, 3), "clients=3 .* multiple of the 2 domains, such as 4"),
-    (lambda: by_domain([0, 1] * 5, 0), "clients=0"),
     (lambda: by_domain([0] * 9 + [1], 4), "2 per domain, but the smallest has 1"),
     (lambda: match(iid(Y, 3), Y, Y[Y != 7]), "class 7"),
     (lambda: counts(iid(Y, 3), Y, classes=9), "classes=9 .* at least 10"),
 ])
-def test_errors_name_the_value_and_the_remedy(call, says):
+def test_errors_name_the_value_and_the_remedy(call, says): # that a value is named is tried a thousand times below
     with pytest.raises(ValueError, match=says): call()
 
 # ---- over a thousand generated cases each ----

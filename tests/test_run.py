@@ -2,7 +2,7 @@
 import contextlib, inspect, platform, subprocess, sys
 from dataclasses import replace, fields
 from functools import partial
-import numpy as np, pandas as pd, pytest, torch
+import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.data import load, recipe, Crop, Flip
 from fedlit.ground import messages
 from fedlit.method import FedAvg, Method
@@ -227,9 +227,7 @@ def test_a_round_looks_at_its_own_clients(participation):
         state = end.value.value[0]
     assert state.round == 2 and not quiet.asked
 
-def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
-    monkeypatch.setenv('MPLBACKEND', 'Agg')
-    import matplotlib.pyplot as plt
+def test_a_comparison_keeps_every_round_and_is_drawn():
     given = dict(seeds=(0, 1), columns=('accuracy',), rounds=3, clients=3, evaluate_every=2, local=Local(epochs=1))
     every, last = (compare([FedAvg(), FedProx(mu=.1)], history=h, **given) for h in (True, False))
     assert every.columns.tolist() == ['method', 'seed', 'round', 'accuracy'] and len(every) == 12 and len(last) == 4
@@ -242,13 +240,10 @@ def test_a_comparison_keeps_every_round_and_is_drawn(monkeypatch):
     for wrong, said in ((dict(runs=last), 'history=True'), (dict(runs=every, column='loss'), "no column 'loss'"),
                         (dict(runs=every, accent=FedProx(mu=1.)), 'none of the labels')):
         with pytest.raises(ValueError, match=said): plot(**wrong)
-    plt.close('all')
 
 def drawn(ax): return [(line.get_xdata().tolist(), line.get_ydata().tolist()) for line in ax.lines]
 
-def test_a_curve_is_drawn_at_the_rounds_that_were_tested(monkeypatch):
-    monkeypatch.setenv('MPLBACKEND', 'Agg')
-    import matplotlib.pyplot as plt
+def test_a_curve_is_drawn_at_the_rounds_that_were_tested():
     run = federate(net(), TASK, CLIENTS, FedAvg(), rounds=5, evaluate_every=2, **FAST)
     assert drawn(run.plot()) == [([2, 4, 5], run.history.accuracy[[1, 3, 4]].tolist())]
     part = plt.figure().subfigures(1, 2)[0].subplots()
@@ -258,21 +253,16 @@ def test_a_curve_is_drawn_at_the_rounds_that_were_tested(monkeypatch):
     assert run.plot().lines[0].get_marker() == '.' # else a single round would leave no trace
     run.history = run.history[:1]
     with pytest.raises(ValueError, match='nothing to draw: no round of this run was tested'): run.plot()
-    plt.close('all')
 
-def test_methods_and_seeds_tested_in_other_rounds_are_drawn_where_they_were(monkeypatch):
-    monkeypatch.setenv('MPLBACKEND', 'Agg')
-    import matplotlib.pyplot as plt
+def test_methods_and_seeds_tested_in_other_rounds_are_drawn_where_they_were():
     rows = lambda m, seed, rounds: [dict(method=m, seed=seed, round=r, accuracy=r/10) for r in rounds]
     runs = pd.DataFrame([*rows('FedAvg()', 0, (4, 6, 8, 10)), *rows('FedAvg()', 1, (4, 8, 10)),
                          *rows('MOON()', 0, (6, 10))])
     assert drawn(plot(runs)) == [([4, 8, 10], [.4, .8, 1.]), ([6, 10], [.6, 1.])]
     with pytest.raises(ValueError, match="'a' has 2 values, but rounds has 3"):
         against_rounds({'a': [1., 2.]}, rounds=[1, 2, 3])
-    plt.close('all')
 
-def test_an_axis_has_the_name_of_what_is_drawn(monkeypatch):
-    monkeypatch.setenv('MPLBACKEND', 'Agg')
+def test_an_axis_has_the_name_of_what_is_drawn():
     runs = pd.DataFrame(dict(method='FedAvg()', seed=0, round=[1, 2], accuracy=.5, loss=2., personal=.4, mine=5.))
     assert plot(runs).get_ylabel() == UNITS['accuracy']
     assert all(plot(runs, k).get_ylabel() == k for k in ('loss', 'personal', 'mine'))
@@ -326,6 +316,7 @@ def test_a_run_from_a_file_says_what_it_lacks(tmp_path):
     run.settings['model'] = 'Mine'
     path = run.save(tmp_path/'run')
     with pytest.raises(ValueError, match='no network; Run.load'): Run.load(path).per_client(TASK, [[0]]*len(CLIENTS))
+    with pytest.raises(ValueError, match='the run has no network; .*model='): Run.load(path).predict(TASK.x_test)
     with pytest.raises(ValueError, match="^device='cuda:99' cannot be used here"): Run.load(path, device='cuda:99')
 
 def test_clients_are_tested_on_samples_given_in_any_form():

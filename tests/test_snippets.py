@@ -71,10 +71,8 @@ def empty(tmp_path, monkeypatch):
     import torch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv('CUBLAS_WORKSPACE_CONFIG', ':4096:8')
-    monkeypatch.setenv('MPLBACKEND', 'Agg')
     yield tmp_path
     torch.use_deterministic_algorithms(False)
-    sys.modules['matplotlib.pyplot'].close('all') if 'matplotlib.pyplot' in sys.modules else None
 
 @pytest.mark.parametrize('code', PYTHON)
 def test_a_block_of_python_runs_by_itself(code, empty):

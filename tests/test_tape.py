@@ -526,33 +526,31 @@ def test_what_changes_between_rounds_is_seen_in_the_next(change, method, executo
     assert apart == 0
     assert sum('no longer does what the step does' in s for s in said) == 1
 
+COUNTS = [0]
+def late():
+    "Has it been called more than nine times?"
+    COUNTS[0] += 1
+    return COUNTS[0] > 9
+
 class Counting(Method):
     "A hook with a counter, which acts late."
-    def loss(self, features):
-        COUNTS[0] += 1
-        return (COUNTS[0] > 9)*features.square().mean()
-COUNTS = [0]
-
-def test_a_hook_that_counts_is_run_every_time():
-    def change():
-        COUNTS[0] = 0
-        return dict, lambda: None
-    apart, (said, _) = two_ways(Counting(), change, executor='loop')
-    assert apart == 0 and sum('changes what Python remembers' in s for s in said) == 1
+    def loss(self, features): return late()*features.square().mean()
 
 class Late(Optimizer):
     "An optimiser with a counter, which acts late."
     def begin(self, local, params, *clients): return {}
     def step(self, local, params, state, grads):
-        COUNTS[0] += 1
-        for k, v in params.items(): v.sub_(grads[k], alpha=local.lr*(1 + (COUNTS[0] > 9)))
+        rate = local.lr*(1 + late())
+        for k, v in params.items(): v.sub_(grads[k], alpha=rate)
 
-def test_an_optimiser_that_counts_is_run_every_time():
+@pytest.mark.parametrize('method, given, what', [
+    (Counting(), {}, ''), (FedAvg(), dict(optimizer=Late()), '(optimizer)')], ids=['hook', 'optimiser'])
+def test_a_step_that_counts_is_run_every_time(method, given, what):
     def change():
         COUNTS[0] = 0
-        return lambda: dict(local=Local(epochs=2, batch_size=20, momentum=.5, optimizer=Late())), lambda: None
-    apart, (said, _) = two_ways(change=change, executor='loop')
-    assert apart == 0 and sum('what Python remembers (optimizer)' in s for s in said) == 1
+        return lambda: dict(local=Local(epochs=2, batch_size=20, momentum=.5, **given)), lambda: None
+    apart, (said, _) = two_ways(method, change, executor='loop')
+    assert apart == 0 and sum('changes what Python remembers' in s and what in s for s in said) == 1
 
 def test_a_round_compares_one_stack_of_a_kind():
     "However many sizes the stacks have: the step is run once more than it has to be."

@@ -15,7 +15,7 @@ from fedlit.state import start
 from fedlit.cohort import Broadcast
 from fedlit.round import EngineCohort
 from fedlit.engine.trial import try_stack
-from federation import gap
+from federation import Bag, gap
 
 TASK = load('digits').subset(240, seed=0, test=60)
 RAGGED = [torch.arange(0, 33), torch.arange(33, 60), torch.arange(60, 101), torch.arange(101, 118)]
@@ -191,14 +191,9 @@ def test_a_network_that_can_be_cut_is_cut_without_a_word(middle):
                                  device='cpu'))
     assert gap(*(r.state for r in runs)) < 1e-4 and runs[1].settings['executor'] == 'extract'
 
-class Bag(nn.Module):
-    def __init__(self, **kw):
-        super().__init__()
-        torch.manual_seed(0)
-        self.e, self.head = nn.Embedding(9, 4, **kw), nn.Linear(4, 2)
-    def forward(self, x):
-        z = self.e(x).mean(-2)
-        return z, self.head(z)
+def bag(**kw):
+    torch.manual_seed(0)
+    return Bag(9, 4, **kw)
 
 TOKENS = torch.randint(0, 9, (60, 5), generator=torch.Generator().manual_seed(0))
 WORDS = Task('words', TOKENS, (TOKENS == 3).any(1).long(), TOKENS, (TOKENS == 3).any(1).long(), classes=2)
@@ -209,12 +204,12 @@ SITES = [torch.arange(0, 30), torch.arange(30, 47), torch.arange(47, 60)]
                                 dict(scale_grad_by_freq=True), {}], ids=str)
 @pytest.mark.parametrize('method', [FedAvg(), MOON()], ids=repr)
 def test_embeddings_of_every_kind(kw, method):
-    runs = [federate(Bag(**kw), WORDS, SITES, method, 2, Local(epochs=1, batch_size=10, lr=.5), executor=e,
+    runs = [federate(bag(**kw), WORDS, SITES, method, 2, Local(epochs=1, batch_size=10, lr=.5), executor=e,
                      progress=False, device='cpu') for e in ('loop', 'auto')]
     assert gap(*(r.state for r in runs)) < 1e-5
     if 'padding_idx' in kw:
         row = runs[1].model.e.weight[kw['padding_idx']]
-        assert torch.equal(row, Bag(**kw).e.weight[kw['padding_idx']])
+        assert torch.equal(row, bag(**kw).e.weight[kw['padding_idx']])
         assert runs[1].settings['executor'] == 'vmap'
 
 @pytest.mark.parametrize('token', [9, 100, -1])
@@ -226,14 +221,14 @@ def test_a_token_beyond_the_vocabulary_is_named(token, where):
     task = Task('words', classes=2, **{**each, where: x})
     for executor in ('auto', 'loop'):
         with pytest.raises(ValueError, match=f'sample 41 of {where} holds .*{token}.* which Bag cannot take'):
-            federate(Bag(), task, SITES, FedAvg(), 1, executor=executor, progress=False, device='cpu')
+            federate(bag(), task, SITES, FedAvg(), 1, executor=executor, progress=False, device='cpu')
 
 def test_a_token_beyond_the_vocabulary_in_the_first_sample_is_one_too():
     x = TOKENS.clone()
     x[0, 3] = 100
     task = Task('words', x, WORDS.y_train, TOKENS, WORDS.y_train, classes=2)
     with pytest.raises(ValueError, match='Bag cannot take .* they hold 0 to 100, and an Embedding takes 0 up to'):
-        federate(Bag(), task, SITES, FedAvg(), 1, progress=False, device='cpu')
+        federate(bag(), task, SITES, FedAvg(), 1, progress=False, device='cpu')
 
 def test_a_column_of_its_own_vocabulary():
     "Position by position: 7 is a word of the first column, and none of the second."
@@ -251,7 +246,7 @@ def test_a_column_of_its_own_vocabulary():
         federate(Columns(), task, SITES, FedAvg(), 1, progress=False, device='cpu')
 
 def test_all_extremes_pass_the_network_together():
-    calls, net = [], Bag()
+    calls, net = [], bag()
     net.register_forward_hook(lambda *_: calls.append(1))
     check_extremes(net, WORDS)
     assert len(calls) == 2 # the training and the test samples

@@ -14,12 +14,6 @@ from test_files import CLIENTS, TASK, content, forked, go, killed_at, needs_fork
 
 posix = pytest.mark.skipif(os.name == 'nt', reason='permissions, locks and pipes of POSIX')
 
-@pytest.fixture(scope='module')
-def calm(tmp_path_factory):
-    file = tmp_path_factory.mktemp('calm')/'c.safetensors'
-    go(3, file)
-    return file
-
 def names(folder): return sorted(f.name for f in folder.iterdir())
 
 # ---- not now ----

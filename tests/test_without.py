@@ -149,12 +149,6 @@ def test_a_checkpoint_without_a_client_is_another_run(tmp_path):
     with pytest.raises(ValueError, match='without'): run(rounds=2, checkpoint=file)
     assert len(run(rounds=2, without=[3], checkpoint=file).history) == 2
 
-def test_older_checkpoints_say_nothing_of_it(tmp_path):
-    first = run(rounds=1)
-    del first.settings['without']
-    file = first.save(tmp_path/'c.safetensors')
-    assert same(run(rounds=2), run(rounds=2, checkpoint=file))
-
 def test_twice_without_and_round_by_round():
     *_, last = federating(net(), TASK, CLIENTS, FedAvg(), rounds=2, **FAST)
     twice, both = last.without(3).run.without(1), last.without((1, 3))

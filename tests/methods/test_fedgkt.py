@@ -9,6 +9,7 @@ from fedlit.local import SGD, Adam, Local, Rates
 from fedlit.methods.fedgkt import fedgkt, imitation
 from fedlit.models import build
 from fedlit.partition import dirichlet
+from by_hand import descend
 
 TASK = load('digits')
 CLIENTS = dirichlet(TASK.y_train[:400], 4, .5, seed=0)
@@ -45,9 +46,7 @@ def test_three_rounds_by_hand():
                 logits = net(TASK.normalise(TASK.x_train[at]))[1]
                 loss = F.cross_entropy(logits, TASK.y_train[at])
                 if said: loss = loss + .7*kl(logits, torch.stack([said[i] for i in at]), 2.)
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
+                descend(opt, loss)
             with torch.no_grad():
                 for i in CLIENTS[k].tolist(): rows.append((i, *(v[0] for v in net(TASK.normalise(TASK.x_train[[i]])))))
         gen, opt = torch.Generator().manual_seed(seed_of('server', 5, r)), sgd(deep)
@@ -57,9 +56,7 @@ def test_three_rounds_by_hand():
                 y = TASK.y_train[[rows[j][0] for j in some]]
                 mine = deep(torch.stack([rows[j][1] for j in some]))
                 loss = F.cross_entropy(mine, y) + .7*kl(mine, torch.stack([rows[j][2] for j in some]), 2.)
-                opt.zero_grad()
-                loss.backward()
-                opt.step()
+                descend(opt, loss)
         with torch.no_grad(): said = {i: deep(z[None])[0] for i, z, _ in rows}
     for a, b in zip([deep, *nets], [got.server, *got.clients]):
         assert max((u - v).abs().max() for u, v in zip(a.parameters(), b.parameters())) < 1e-4

@@ -1,10 +1,8 @@
 "Federated Dropout: draws of the right size, all alike, all different, and rounds against plain torch."
-import pytest, torch
+import torch
 from math import ceil
 from types import SimpleNamespace
-from fedlit.method import FedAvg
 from fedlit.methods import FederatedDropout
-from federation import gap, train
 from oracle import differ, trained, written_out
 
 def kept(m, round, client, sizes, clients=3):
@@ -37,16 +35,3 @@ def test_rounds_are_those_of_the_draws():
     ours = trained(m, rounds=3)
     assert differ(ours, written_out(keep, rounds=3)) < 1e-5
     assert differ(ours, written_out(lambda r, c: keep(0, c), rounds=3)) > 1e-3 # the same draw in every round
-
-@pytest.mark.parametrize('m', [FederatedDropout(rates=(1., .5, .25)), FederatedDropout(assign='dynamic')], ids=repr)
-def test_executors_agree(m):
-    loop = train(m, 'loop', rounds=2)
-    assert gap(loop, train(m, 'vmap', rounds=2)) < 1e-9
-    assert gap(loop, train(m, 'extract', rounds=2)) < 1e-9
-
-def test_rate_one_is_fedavg():
-    one, fedavg = train(FederatedDropout(rates=(1.,)), rounds=2), train(FedAvg(), rounds=2)
-    assert differ(one.params, fedavg.params) < 1e-9
-
-def test_bad_hyperparameters_are_named():
-    with pytest.raises(ValueError, match='but it must be'): FederatedDropout(rates=(2.,))

@@ -2,10 +2,8 @@
 import pytest, torch
 from math import ceil
 from types import SimpleNamespace
-from fedlit.method import FedAvg
 from fedlit.methods import FedRolex
-from federation import gap, train
-from oracle import CLIENTS, HIDDEN, differ, perceptron, trained, written_out
+from oracle import CLIENTS, HIDDEN, differ, trained, written_out
 
 def window(n, r, t, direction):
     return sorted({(i + (t if direction == 'forward' else -t)) % n for i in range(ceil(n*r - 1e-9))})
@@ -34,26 +32,3 @@ def test_rounds_are_those_of_the_windows(direction, other, rates):
     ours = trained(FedRolex(rates=rates, direction=direction), rounds=3)
     assert differ(ours, written_out(keep, rounds=3)) < 1e-5
     assert differ(ours, trained(FedRolex(rates=rates, direction=other), rounds=3)) > 1e-3
-
-def test_entries_outside_all_windows_stay():
-    "Once: two channels of eight, two of five."
-    net, ours = perceptron(), trained(FedRolex(rates=(.25,)), rounds=1)
-    assert (torch.equal(ours['a.weight'][2:], net.a.weight[2:])
-            and not torch.equal(ours['a.weight'][:2], net.a.weight[:2]))
-    assert (torch.equal(ours['b.weight'][:2, 2:], net.b.weight[:2, 2:])
-            and not torch.equal(ours['b.weight'][:2, :2], net.b.weight[:2, :2]))
-
-@pytest.mark.parametrize('m', [FedRolex(rates=(1., .5, .25)), FedRolex(assign='dynamic', direction='forward')],
-                         ids=repr)
-def test_executors_agree(m):
-    loop = train(m, 'loop', rounds=2)
-    assert gap(loop, train(m, 'vmap', rounds=2)) < 1e-9
-    assert gap(loop, train(m, 'extract', rounds=2)) < 1e-9
-
-def test_rate_one_is_fedavg():
-    one, fedavg = train(FedRolex(rates=(1.,)), rounds=2), train(FedAvg(), rounds=2)
-    assert differ(one.params, fedavg.params) < 1e-9
-
-@pytest.mark.parametrize('make', [lambda: FedRolex(direction='left'), lambda: FedRolex(rates=())])
-def test_bad_hyperparameters_are_named(make):
-    with pytest.raises(ValueError, match='but it must be'): make()

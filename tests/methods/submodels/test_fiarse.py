@@ -8,12 +8,12 @@ from torch.nn import functional as F
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
 from fedlit.local import Local
-from fedlit.methods import FIARSE, FedAvg, FedProx, HeteroFL
+from fedlit.methods import FIARSE, FedAvg, FedProx
 from fedlit.methods.fiarse import of_layers, submodel, threshold
 from fedlit.round import fed_round, local_phase
 from fedlit.server import deployed
 from fedlit.state import start
-from by_hand import SIZES, batches, classifier, classify, gap
+from by_hand import SIZES, batches, classifier, gap
 
 RATES = 1., .5, .2
 
@@ -130,11 +130,3 @@ def test_what_a_client_does_not_hold_stays():
     for n in CUT:
         for k in range(3): assert torch.equal(out['params'][n][k][~out['mask'][n][k].bool()],
                                               state.params[n][~out['mask'][n][k].bool()])
-
-def test_a_client_with_everything_is_fedavgs():
-    one, fedavg = classify(FIARSE(rates=(1.,)), 3), classify(FedAvg(), 3)
-    assert gap(one.params, fedavg.params) < 1e-12
-
-def test_what_fiarse_refuses():
-    with pytest.raises(ValueError, match='both decide which coordinates a client has'): FIARSE() + HeteroFL()
-    with pytest.raises(ValueError, match=r'rates=\(0.0,\), but it must be'): FIARSE(rates=(0.,))

@@ -1,9 +1,7 @@
 "FjORD: widths of a tier, a random one at every step, with and without distillation, against plain torch."
 import pytest, torch, torch.nn.functional as F
 from math import ceil
-from fedlit.method import FedAvg
 from fedlit.methods import FjORD
-from federation import gap, train
 from oracle import CLIENTS, HIDDEN, differ, logits, nested, trained, written_out
 
 def test_widths_are_those_of_the_tier():
@@ -29,21 +27,3 @@ def test_rounds_are_those_of_the_widths(distill):
     assert len(used) == 6 # three widths, two, and one were drawn
     for executor in ('loop', 'extract'): assert differ(trained(m, rounds=3, executor=executor), theirs) < 1e-5
     assert differ(written_out(nested(m.rates), rounds=3), theirs) > 1e-3 # HeteroFL would be seen
-
-def test_fjord_without_choice_is_fedavg():
-    one = train(FjORD(rates=(1.,), widths=(1.,), distill=False), rounds=2)
-    avg, all_widths = train(FedAvg(), rounds=2), train(FjORD(rates=(1.,), distill=False), rounds=2)
-    assert max((one.params[k] - v).abs().max().item() for k, v in avg.params.items()) < 1e-9
-    # single-precision weights
-    assert max((one.buffers[k] - v).abs().max().item() for k, v in avg.buffers.items()) < 1e-7
-    assert max((all_widths.params[k] - v).abs().max().item() for k, v in avg.params.items()) > 1e-3
-
-@pytest.mark.parametrize('m', [FjORD(), FjORD(rates=(.5, .3), assign='dynamic', distill=False)], ids=repr)
-def test_executors_agree(m):
-    loop = train(m, 'loop', rounds=2)
-    assert gap(loop, train(m, 'vmap', rounds=2)) < 1e-9
-    assert gap(loop, train(m, 'extract', rounds=2)) < 1e-9
-
-@pytest.mark.parametrize('make', [lambda: FjORD(widths=(0.,)), lambda: FjORD(rates=(1.5,))])
-def test_bad_hyperparameters_are_named(make):
-    with pytest.raises(ValueError, match='but it must be'): make()

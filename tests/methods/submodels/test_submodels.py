@@ -3,13 +3,15 @@ import pytest, torch, torch.nn.functional as F
 from math import exp, log
 from types import SimpleNamespace
 from fedlit.ground.axes import along, extract, find_axes, masked, masks
-from fedlit.methods import (Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedLC, FedPAC, FjORD, HeteroFL, Krum,
-                            MaskedCE, OwnLabels, Scaler, TrimmedMean)
+from fedlit.methods import (
+    Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedRolex, FjORD,
+    HeteroFL, Krum, MaskedCE, OwnLabels, Scaler, TrimmedMean)
 from fedlit.models import build
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
 from fedlit.state import start
+from federation import gap, train
 from oracle import OWNED, UNIFORM, differ, logits, nested, perceptron, trained, written_out
 
 THREE = (1., .5, .25)
@@ -123,13 +125,19 @@ def test_feddecorr_on_live_features():
         for (k, v), g in zip(old.items(), grads):
             assert torch.allclose(new[k][tuple(map(slice, v.shape))], v - .1*g, atol=1e-6), (executor, k)
 
-# ---- refusals ----
+# ---- one answer in every executor; where all have all of it, FedAvg's: NEUTRAL of federation.py ----
 
-@pytest.mark.parametrize('make', [lambda: HeteroFL(rates=()), lambda: HeteroFL(rates=(0.,)),
-                                  lambda: HeteroFL(rates=(1.1,)), lambda: HeteroFL(assign='static'),
-                                  lambda: MaskedCE(fill='one'), lambda: Clip(norm=0.)])
-def test_bad_hyperparameters_are_named(make):
-    with pytest.raises(ValueError, match='but it must be'): make()
+@pytest.mark.parametrize('m', [
+    HeteroFL(rates=THREE), HeteroFL(assign='dynamic', seed=3),
+    HeteroFL() + Scaler() + MaskedCE() + OwnLabels() + Clip(), HeteroFL() + FedDyn(),
+    FedRolex(rates=THREE), FedRolex(assign='dynamic', direction='forward'),
+    FederatedDropout(rates=THREE), FederatedDropout(assign='dynamic'),
+    FjORD(), FjORD(rates=(.5, .3), assign='dynamic', distill=False)], ids=repr)
+def test_executors_agree(m):
+    loop = train(m, 'loop', rounds=2)
+    for executor in ('vmap', 'extract'): assert gap(loop, train(m, executor, rounds=2)) < 1e-9
+
+# ---- refusals ----
 
 @pytest.mark.parametrize('left,right,why', [
     (DepthFL(), MaskedCE(), 'MaskedCE.* DepthFL'), (DepthFL(ramp=1), FedLC(), 'FedLC.* DepthFL'),
@@ -139,8 +147,3 @@ def test_an_order_without_effect_is_refused_with_the_right_one(left, right, why)
     with pytest.raises(ValueError, match=f'write {why}'): left + right
     assert (right + left).parts == (right, left)
     assert DepthFL() + Clip() and MaskedCE() + FjORD() and Krum() + FedAsync()
-
-def test_fedpac_mixes_whole_heads():
-    for part in (HeteroFL(), OwnLabels()):
-        for one, other in ((FedPAC(), part), (part, FedPAC())):
-            with pytest.raises(ValueError, match='mixes whole heads'): one + other
