@@ -30,7 +30,7 @@ from .engine.inputs import (attempt, best_device, check_device, check_extremes, 
                                   check_proxy, convolves, find_side_effects, first_nonfinite, has_own_code,
                                   least_batch, parts, prefers_channels_last, python_state, writable)
 from .engine.trial import try_stack
-from .engine.tryout import notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
+from .engine.tryout import notice_idle, notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
 from .ground.messages import check_record, first_line, warn
 from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
 from .engine.runs import kind_of
@@ -698,6 +698,8 @@ def try_out(self:Simulation):
     try_parts(a.method, self.model, features, logits, state)
     try_criterion(a.criterion, logits, self.task.y_train[few])
     notice_softmax(self.model, a.criterion, logits, self.task.target)
+    if a.local.weight_decay and len(few) >= self.min_batch:
+        notice_idle(self.model, self.task.normalise(x[few]), a.local.weight_decay)
 
 # %% ../nbs/19_run.ipynb #db0a7d34
 @patch

@@ -135,6 +135,30 @@ def test_a_network_that_ends_in_a_softmax_gets_a_warning(f):
         for net in (Net(flat), Net(logsoftmax)): go(net=net, **kw)
         go(net=Net(softmax), criterion=lambda p, y: F.nll_loss(p.log(), y))
 
+class Probe(nn.Module):
+    "A head on a body that is used as it is."
+    def __init__(self, still=torch.no_grad):
+        super().__init__()
+        self.still, self.body, self.norm, self.head = still, nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, 10)
+    def forward(self, x):
+        with self.still(): z = self.body(x.flatten(1))
+        return z, self.head(self.norm(z))
+
+def test_weight_decay_of_what_has_no_gradient_is_said():
+    "PyTorch's optimisers leave such parameters alone."
+    net = Probe()
+    def train(net, decay):
+        local = Local(epochs=1, lr=.01, weight_decay=decay)
+        return federate(net, TASK, CLIENTS, FedAvg(), 1, local, progress=False, executor='loop').state.params
+    with pytest.warns(UserWarning, match='body.weight of Probe and 1 more have no gradient.*weight_decay=0.1'):
+        assert not torch.equal(train(net, .1)['body.weight'], net.body.weight)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert torch.equal(train(net, 0.)['body.weight'], net.body.weight)
+        train(Probe(torch.enable_grad), .1)
+        net.body.requires_grad_(False)
+        assert 'body.weight' not in train(net, .1)
+
 # ---- hooks that look at numbers, under vmap ----
 
 class Item(Method):
