@@ -309,6 +309,7 @@ def moved(
     a, b = flat(before), flat(after)
     return ((b - a).norm()/(a - flat(first)).norm()).item()
 
+# %% ../nbs/13_measure.ipynb #9531e0d6
 def rounding(
     train,   # function of a model -> Run, such as lambda net: federate(net, task, clients, FedDecorr(), rounds=3)
     model,   # the network to begin with; it is not changed
