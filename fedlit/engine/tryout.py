@@ -114,7 +114,12 @@ def try_criterion(criterion, logits, y):
     _check_loss(asked, v, logits)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout16
-def notice_softmax(model, criterion, logits, target='class'):
+def notice_softmax(
+    model,     # network, for its name
+    criterion, # function of (logits, y)
+    logits,    # (N, C), with the graph that made them
+    target='class', # one of `fedlit.data.TARGETS`
+):
     "Warn about a network that seems to end in a softmax, or for labels in a sigmoid: it should return logits."
     f, last = criterion, type(logits.grad_fn).__name__
     entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
@@ -129,7 +134,11 @@ def notice_softmax(model, criterion, logits, target='class'):
 
 # %% ../../nbs/engine/tryout.ipynb #64b7bd8e
 @torch.enable_grad()
-def notice_idle(model, x, weight_decay): # weight_decay: positive
+def notice_idle(
+    model, # network that returns (features, logits)
+    x,     # a batch, as the network takes it
+    weight_decay, # float, positive
+):
     "Warn about parameters that no output depends on, which weight decay shrinks all the same."
     net = copy.deepcopy(model)
     params, buffers = split_state(net)
