@@ -1,5 +1,5 @@
 "The site without Quarto: `python docs/build.py [OUT]`. Reads notebooks as they are, runs nothing, needs no network."
-import json, os, shutil, sys
+import argparse, json, os, shutil, sys
 from pathlib import Path
 from sphinx.cmd.build import main
 import llms, pages
@@ -42,9 +42,14 @@ def write(src):
     llms.write(src/'_extra')
 
 if __name__ == '__main__':
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument('out', nargs='?', type=Path, help='a folder, which is replaced; _docs without it')
+    named = parser.parse_args().out
+    if named and named.exists() and not (named/'objects.inv').exists():
+        sys.exit(f'{named} is there and is no site, so it is not replaced; name another folder')
+    out = named or pages.ROOT/'_docs'
     src = pages.ROOT/'_proc'/'_sphinx'
     write(src)
-    out = Path(sys.argv[1]) if len(sys.argv) > 1 else pages.ROOT/'_docs'
     made = src.parent/'html'
     for old in (out, made): shutil.rmtree(old, ignore_errors=True)
     options = ['-q', '-W', '--keep-going', '-j', 'auto',
