@@ -240,7 +240,7 @@ def test_any_float_tensor(shape):
     (dict(classes=2.5), ['classes=2.5']),
     (dict(classes='two'), ["classes='two'"]),
     (dict(classes=0), ['classes=0']),
-    (dict(mean=(.5,)), ['mean', 'without std']),
+    (dict(mean=(.5,)), ['mean', 'std=None belong together']),
     (dict(mean=(.5, .5), std=(1., 1.)), ['mean has 2 numbers', '1']),
     (dict(mean=(.5,), std=(0.,)), ['std', 'positive']),
     (dict(x_train=torch.zeros(2, 1, 8, 8, dtype=torch.uint8), mean=(120.,), std=(60.,)), ['mean', '255']),
