@@ -256,7 +256,7 @@ def test_resume_knows_what_a_run_was_given(tmp_path, first, then, said):
     assert 'remove' not in str(e.value)
     assert len(go(**first, rounds=2, checkpoint=tmp_path/'run').history) == 2
 
-@pytest.mark.parametrize('lacks', ['without', 'input', 'labels', 'fingerprint'])
+@pytest.mark.parametrize('lacks', ['without', 'labels', 'fingerprint'])
 def test_a_checkpoint_of_an_older_version_goes_on(lacks, tmp_path):
     first, whole = go(rounds=1), go(rounds=2)
     known = first.settings.pop(lacks)

@@ -351,7 +351,7 @@ def test_clients_that_lack_classes_are_the_loop_by_hand(method, loss, norm, exec
             x, y = (v[0] for v in data.at(t, [k], size))
             z, logits = plain(x)
             descend(opt, loss(logits, z, received(x)[1].detach(), y, n))
-        for name, p in plain.named_parameters(): assert (out[name][k] - p).abs().max() < 1e-5
+        for name, p in plain.named_parameters(): assert (out[name][k] - p).abs().max() < 5e-5
         assert max((out[name][k] - free[name][k]).abs().max() for name in out) > 3e-4
 
 @pytest.mark.parametrize('other', [FedRoD(), MaskedCE(fill='inf')], ids=repr)
