@@ -15,6 +15,7 @@ from .ground.draws import rng
 from .ground.messages import as_declared, as_python
 from .ground.tape import dial
 from .ground.tree import zeros
+from .method import require
 
 # %% ../nbs/06_local.ipynb #0eccc47c
 class Value:
@@ -23,9 +24,7 @@ class Value:
     def __post_init__(self):
         for f in fields(self): object.__setattr__(self, f.name, as_declared(f, as_python(getattr(self, f.name))))
         flags = [f.name for f in fields(self) if f.type is bool and not isinstance(getattr(self, f.name), bool)]
-        for name, (ok, right) in {**self.right(), **dict.fromkeys(flags, (False, 'True or False'))}.items():
-            if not ok:
-                raise ValueError(f"{type(self).__name__}: {name}={getattr(self, name)!r}, but it must be {right}")
+        require(self, **{**self.right(), **dict.fromkeys(flags, (False, 'True or False'))})
     def right(self): return {} # name of a field -> (is it valid?, what would be right)
     def said(self):
         "The fields that are printed: those with `repr=False` only if they differ from their defaults."

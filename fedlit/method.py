@@ -78,7 +78,8 @@ RANGES = {'positive': lambda v: v > 0, 'at least 0': lambda v: v >= 0, 'at least
           'in [0, 1]': lambda v: 0 <= v <= 1, 'in [0, 1)': lambda v: 0 <= v < 1, 'in (0, 1]': lambda v: 0 < v <= 1}
 
 def require(
-    method,  # a Method
+    method,  # a Method, or another value with fields
+    /,
     **right, # hyperparameter name -> what it must be: a key of `RANGES`, texts to choose from, or (test, words)
 ):
     "Raise a `ValueError` that names the first invalid hyperparameter and says what would be right."

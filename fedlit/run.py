@@ -694,12 +694,13 @@ def try_out(self:Simulation):
     taken = dict.fromkeys(part_columns(a.method, state, a.participation, a.clients), a.method.name)
     try_metrics(self.test.metrics, self.test.labels, self.tests, self.task, taken)
     few = a.clients[self.fullest][:min(a.local.batch_size, 16)].to(x.device)
-    features, logits = outputs_of(self.model, self.task.normalise(x[few]))
+    sample = self.task.normalise(x[few])
+    _, features, logits = outputs_of(self.model, sample)
     try_parts(a.method, self.model, features, logits, state)
     try_criterion(a.criterion, logits, self.task.y_train[few])
     notice_softmax(self.model, a.criterion, logits, self.task.target)
     if a.local.weight_decay and len(few) >= self.min_batch:
-        notice_idle(self.model, self.task.normalise(x[few]), a.local.weight_decay)
+        notice_idle(self.model, sample, a.local.weight_decay)
 
 # %% ../nbs/19_run.ipynb #db0a7d34
 @patch

@@ -38,11 +38,11 @@ def try_metrics(
 
 # %% ../../nbs/engine/tryout.ipynb #tryout08
 @torch.enable_grad()
-def outputs_of(model, x):
-    "Features (N, d) and logits (N, C) of a batch, from a copy in evaluation mode, with gradients."
+def outputs_of(model, x, train=False): # train: in training mode?
+    "Parameters of a copy, by name, and its features (N, d) and logits (N, C) of a batch, with gradients."
     net = copy.deepcopy(model)
     params, buffers = split_state(net)
-    with undrawn(): return pure(net)(tmap(torch.Tensor.requires_grad_, params), buffers, x, train=False)[:2]
+    with undrawn(): return params, *pure(net)(tmap(torch.Tensor.requires_grad_, params), buffers, x, train)[:2]
 
 def try_parts(method, model, features, logits, state=None): # state: the first, if known
     "Refuse parts of the method that this network leaves without effect or meaning."
@@ -140,9 +140,7 @@ def notice_idle(
     weight_decay, # float, positive
 ):
     "Warn about parameters that no output depends on, which weight decay shrinks all the same."
-    net = copy.deepcopy(model)
-    params, buffers = split_state(net)
-    with undrawn(): outputs = pure(net)(tmap(torch.Tensor.requires_grad_, params), buffers, x)[:2]
+    params, *outputs = outputs_of(model, x, train=True)
     seen = [v.sum() for v in outputs if v.requires_grad]
     if not seen: return
     grads = torch.autograd.grad(sum(seen), list(params.values()), allow_unused=True)

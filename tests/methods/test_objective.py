@@ -332,7 +332,8 @@ PLAIN, SLOW = Local(epochs=3, batch_size=16, momentum=0.), Local(epochs=3, batch
 @pytest.mark.parametrize('executor', EXECUTORS)
 @pytest.mark.parametrize('method,loss,norm,local', [
     (FedRS(alpha=.3), restricted, 'none', PLAIN), (FedLC(tau=.2), calibrated, 'none', PLAIN),
-    *[(FedNTD(beta=b, tau=t), not_true(b, t), 'batch', Local(epochs=4, batch_size=16)) for b, t in ((1., 1.), (3., 2.))],
+    (FedNTD(beta=1., tau=1.), not_true(1., 1.), 'batch', Local(epochs=4, batch_size=16)),
+    (FedNTD(beta=3., tau=2.), not_true(3., 2.), 'batch', Local(epochs=4, batch_size=16)),
     (FedUV(lam=2., mu=.7), uniform_and_spread, 'none', SLOW)], ids=lambda v: getattr(v, 'name', ''))
 def test_clients_that_lack_classes_are_the_loop_by_hand(method, loss, norm, local, executor):
     "Two of unequal size that answer one round; the received network is asked in evaluation mode."
