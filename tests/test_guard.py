@@ -39,6 +39,7 @@ def sifted(guard, who, out, *more):
     left = check_clients(guard, who, out, *more)
     return left['who'].tolist(), left, client_columns(guard, who, left)
 
+def bad(out, sent): return bad_rows(Guard(), range(len(out['loss'])), out, sent, 1.)[0]
 def same(a, b): return all(torch.equal(v, b.state.params[k]) for k, v in a.state.params.items())
 
 # ---- every method ----
@@ -101,18 +102,34 @@ def test_an_absurd_update_is_found_for_any_number_of_clients(K):
     size = lengths({k: v[None] for k, v in sent.params.items()}, {k: 0*v for k, v in sent.params.items()}).item()
     direction = torch.zeros(4, 3).index_fill_(0, torch.tensor([2]), 3**-.5)
     out['params']['a'][0] = sent.params['a'] + direction*size*9e3
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
     out['params']['a'][0] = sent.params['a'] + direction*size*1.1e4
-    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True] + [False]*(K-1)
+    assert bad(out, sent).tolist() == [True] + [False]*(K-1)
     with pytest.raises(FloatingPointError, match='client 0 made an update of length .* in round 1, '
                                                  'most of it in a, to a network'):
         check_clients(Guard(), list(range(K)), out, sent)
     assert sifted(Guard(update=math.inf), list(range(K)), out, sent)[0] == list(range(K))
 
+def test_what_stays_at_home_is_measured_from_where_the_client_began():
+    "The server's copy of it stands still, so that the distance from there would grow in every round."
+    m, n, ks, local = FedPer(), model(), who(0), Local(lr=.1)
+    state, data = start(m, n, CLIENTS), Batches(**{**batches(0), 'x': batches(0)['x'].double()})
+    for _ in range(2):
+        sent = Broadcast(m, n, state, local)
+        out = local_phase(sent, ks, data)
+        began = {k: state.personal[k][ks] if k in state.personal else v for k, v in state.params.items()}
+        moved = torch.stack([torch.cat([(out['params'][k] - v)[i].flatten() for k, v in began.items()]).norm()
+                             for i in range(len(ks))])
+        torch.testing.assert_close(check_clients(Guard(), ks, out, state)['drift'], moved)
+        state = aggregate(sent, ks, out, SIZES)
+    out['params'][(home := [*state.personal][-1])][1] += 1e9
+    with pytest.raises(FloatingPointError, match=f'client {ks[1]} made .* most of it in {home}, to a network'):
+        check_clients(Guard(), ks, out, state)
+
 @pytest.mark.parametrize('K', [1, 2, 5])
 def test_a_network_that_starts_at_zero_may_move(K):
     sent, out = out_of(K)
-    assert not bad_rows(Guard(), out, replace(sent, params={k: 0*v for k, v in sent.params.items()}), 1.)[0].any()
+    assert not bad(out, replace(sent, params={k: 0*v for k, v in sent.params.items()})).any()
 
 def test_an_exploding_loss_is_found_and_a_criterion_without_classes_is_free():
     sent, out = out_of()
@@ -144,12 +161,12 @@ def of_many(K=5):
 @pytest.mark.parametrize('what', BIG)
 def test_a_number_that_no_training_makes_is_found_wherever_it_is(what, K):
     sent, stats, out = of_many(K)
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
     place, name = dict(upload=(out['uploads']['M']['u'], 'uploads/M/u'),
                        memory=(out['client']['M']['c']['b'], 'client/M/c/b')).get(
                            what, (out['buffers'].get(f'n.{what}'), f'n.{what}'))
     place[K//2].fill_(BIG[what])
-    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [k == K//2 for k in range(K)]
+    assert bad(out, sent).tolist() == [k == K//2 for k in range(K)]
     said = re.escape(f"client {K//2} returned {BIG[what]:.3g} in {name} in round 1,")
     with pytest.raises(FloatingPointError, match=said):
         check_clients(Guard(), list(range(K)), out, sent)
@@ -162,30 +179,30 @@ def test_what_all_clients_say_is_no_clients_fault():
     sent, stats, out = of_many(5)
     out['buffers']['n.running_mean'] *= 1e7
     out['buffers']['n.running_var'] *= 1e14
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
     pair = rows(out, [0, 1])
-    assert not bad_rows(Guard(), pair, sent, 1.)[0].any()
+    assert not bad(pair, sent).any()
     out['buffers']['n.running_mean'][3] *= 1e6
-    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [False]*3 + [True, False]
+    assert bad(out, sent).tolist() == [False]*3 + [True, False]
     # what the server has sent is no client's fault either, nor what stays at home
     stats['n.running_mean'] = torch.full((4,), 1e20)
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
     out['buffers']['at home'] = torch.tensor([1., 1, 1, 1, 1e30])
-    assert not bad_rows(Guard(), out, replace(sent, personal={'at home': None}), 1.)[0].any()
+    assert not bad(out, replace(sent, personal={'at home': None})).any()
 
 def test_a_variance_below_zero_is_bad_where_none_was_sent():
     sent, stats, out = of_many(3)
     out['buffers']['n.running_var'][1, 2] = -.5
-    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [False, True, False]
+    assert bad(out, sent).tolist() == [False, True, False]
     with pytest.raises(FloatingPointError, match=r'client 1 returned a variance of -0\.5 in n\.running_var'):
         check_clients(Guard(), [0, 1, 2], out, sent)
     stats['n.running_var'][2] = -1. # FedAvgM(form='released') makes such
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
 
 def test_half_of_the_clients_do_not_move_the_middle():
     sent, stats, out = of_many(5)
     out['uploads']['M']['u'][:2] = 1e9
-    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [True, True, False, False, False]
+    assert bad(out, sent).tolist() == [True, True, False, False, False]
 
 def test_buffers_of_other_kinds_are_no_fault():
     "A mask of minus infinity, booleans, complex numbers: as they were sent."
@@ -193,12 +210,12 @@ def test_buffers_of_other_kinds_are_no_fault():
     more = dict(mask=torch.full((2,), -math.inf), flag=torch.tensor([True]), wave=torch.ones(2, dtype=torch.cfloat))
     stats.update(more)
     out['buffers'].update({k: v.expand(3, *v.shape).clone() for k, v in more.items()})
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
     assert sifted(Guard(), [0, 1, 2], out, sent)[0] == [0, 1, 2]
     out['buffers']['mask'][1, 0] = 0.
-    assert not bad_rows(Guard(), out, sent, 1.)[0].any()
+    assert not bad(out, sent).any()
     out['buffers']['wave'][2, 0] = 1e30
-    assert bad_rows(Guard(), out, sent, 1.)[0].tolist() == [False, False, True]
+    assert bad(out, sent).tolist() == [False, False, True]
 
 def test_images_of_another_unit_under_batchnorm_are_found():
     "Ten thousand million times too large: no weight and no loss says so, since BatchNorm divides it away."

@@ -19,7 +19,7 @@ def _flat(v): return v.reshape(len(v), v[0].numel())
 
 def lengths(
     stacked, # name -> (K, ...), the parameters of K clients
-    params,  # name -> (...), the parameters that the server sent
+    params,  # name -> (...), or (K, ...) where clients began with parameters of their own
 ):           # (K,), in units of the parameters
     "Euclidean length of every client's update, all its parameters in one vector."
     each = [torch.linalg.vector_norm(_flat(v - params[k]), dim=1) for k, v in stacked.items()]
@@ -105,9 +105,13 @@ def magnitudes(guard, out, before):
 ODD = 100 # a client this many times as large as the median client is odd
 UNIT = 'are its data in another unit?' # a question that warnings about such clients ask
 
-def bad_rows(guard, out, before, guess):
+def _began(before, who):
+    "The parameters with which clients began: those that the server sent and those that they have at home (K, ...)."
+    return {k: before.personal[k][who] if k in before.personal else v for k, v in before.params.items()}
+
+def bad_rows(guard, who, out, before, guess):
     "(K,) which clients are bad; (K,) which are over `ODD` times as large as the median; (K,) lengths of updates."
-    moved, (_, seen, most) = lengths(out['params'], before.params), magnitudes(guard, out, before)
+    moved, (_, seen, most) = lengths(out['params'], _began(before, who)), magnitudes(guard, out, before)
     good = ((moved <= guard.update*_yardstick(before.params, moved)) & moved.isfinite()
             & (out['loss'] <= guard.loss*guess) & out['loss'].isfinite())
     odd = (seen > most*(ODD/guard.beyond)).any(1) & (len(seen) > 2)
@@ -128,14 +132,15 @@ def _incredible(before, name, each, i):
     return f"returned {largest[i]:.3g} in {k} {when}, {' and '.join(said) or 'more than training makes'}"
 
 # %% ../../nbs/engine/guard.ipynb #543c9b5e
-def blame(guard, out, before, moved, at) -> list:
+def blame(guard, who, out, before, moved, at) -> list:
     "What is wrong with the clients in rows `at`: for each, the rest of a sentence that begins with the client."
-    seen = magnitudes(guard, out, before)
-    return [_blame(guard, out, before, moved, i, *seen) for i in at]
+    of, began = magnitudes(guard, out, before), _began(before, who)
+    def furthest(i): return max(began, key=lambda k: lengths({k: out['params'][k]}, began)[i])
+    return [_blame(guard, out, before, moved, i, furthest, of) for i in at]
 
 # %% ../../nbs/engine/guard.ipynb #1f0ae427
-def _blame(guard, out, before, moved, i, held, seen, most):
-    params, round = before.params, before.round
+def _blame(guard, out, before, moved, i, furthest, of):
+    (held, seen, most), params, round = of, before.params, before.round
     odd = [k for k, v in out['params'].items() if not v[i].isfinite().all()]
     odd += [k.removeprefix('buffers/') for (k, v), largest in zip(held.items(), seen[i])
             if not (largest.isfinite() or _below(k, v[i]))]
@@ -144,8 +149,7 @@ def _blame(guard, out, before, moved, i, held, seen, most):
     for (k, v), largest, limit in zip(held.items(), seen[i], most):
         if not largest <= limit: return _incredible(before, k, v, i)
     if moved[i] > guard.update*_yardstick(params, moved):
-        layer = max(params, key=lambda k: (out['params'][k][i] - params[k]).norm())
-        return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, "
+        return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {furthest(i)}, "
                 f"to a network of length {length(params):.3g} where the median update is {moved.nanmedian():.3g}")
     return (f"had a mean loss of {out['loss'][i]:.3g} in round {round+1}, "
             f"more than {guard.loss:g} times what a guess costs")
@@ -166,12 +170,12 @@ def check_clients(
     advice=lambda wrong: f'{UNIT} If not, a smaller lr or a smaller penalty would help', # wrong: client -> its fault
 ):           # `out` without skipped clients; plus (K,) on the CPU: `who`, `loss`, `drift` (the update's length), `bad`
     "Check each client's result and act as `guard` says. FloatingPointError names client, round and first bad layer."
-    bad, odd, drift, loss = to_host(*bad_rows(guard, out, before, guess), out['loss'])
+    bad, odd, drift, loss = to_host(*bad_rows(guard, who, out, before, guess), out['loss'])
     at, moved = bad.nonzero()[:, 0].tolist(), drift.to(out['loss'].device)
     out = dict(out, who=torch.tensor(who), drift=drift, bad=bad, loss=loss)
     if at:
         more = f"; {len(at)-1} more of {len(who)} clients are bad too" if len(at) > 1 else ''
-        wrong = dict(zip([who[i] for i in at], blame(guard, out, before, moved, at)))
+        wrong = dict(zip([who[i] for i in at], blame(guard, who, out, before, moved, at)))
         act(guard, f"client {who[at[0]]} {wrong[who[at[0]]]}{more}; {advice(wrong)}")
     suspects = (odd & ~bad).nonzero()[:, 0].tolist()
     if suspects: held, seen, most = magnitudes(replace(guard, beyond=ODD), out, before)

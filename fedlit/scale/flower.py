@@ -389,9 +389,9 @@ def believed(plan, state, answers, form):
     out, before = dict(out, params=shared(out['params']), client={}), replace(state, params=shared(state.params))
     if not before.params: return answers, {}
     guard = Guard(beyond=10*ODD) # the run goes on without an answer, so this may be stricter than a simulation
-    bad, _, moved = bad_rows(guard, out, before, loss_of_guess(CRITERIA[plan.task.target], plan.task.classes))
+    bad, _, moved = bad_rows(guard, who, out, before, loss_of_guess(CRITERIA[plan.task.target], plan.task.classes))
     at = bad.nonzero()[:, 0].tolist()
-    why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, out, before, moved, at))}
+    why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, who, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
 def _merged(plan, state, answers, sizes, form): # as for `believed`; sizes: client number -> samples
