@@ -138,6 +138,11 @@ def label_counts(self:Batches, classes): # classes: int
     return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(
         1, y, torch.ones_like(y))[:, 1:]
 
+@patch
+def label_sets(self:Batches, classes): # classes: int
+    "Which classes occur among all samples of the clients: (K, classes), booleans."
+    return self.label_counts(classes) > 0
+
 # %% ../nbs/08_batches.ipynb #00144863
 def groups(counts): # (K,) number of samples of each client at this step, 0 if it has finished
     "Group clients with batches of equal size: pairs of (batch size, positions), a slice if positions are contiguous."
@@ -207,7 +212,7 @@ class TaskBatches(Batches):
         index,    # (K, T, B) int64, into the training set
         counts,   # (K, T) int64 on the CPU, number of real samples in each batch
         draws=(), # the random draws of each augmentation of the task: name -> (K, T, B, ...)
-        epoch=None, # function of a client's position -> TaskBatches of this client over one epoch
+        epoch=None, # function of a client's position, and fields of Local -> TaskBatches of this client over one epoch
         known=None, # copy of `index` on the device where it was made, readable without waiting; None: `index` itself
     ):
         self.task, self.index, self.counts, self.draws, self.epoch, self.ready = (
@@ -218,7 +223,7 @@ class TaskBatches(Batches):
         steps = int((self.counts[ks] > 0).sum(1).max())
         return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
-                           self.epoch and (lambda k: self.epoch(ks[k])), self.known[ks, :steps])
+                           self.epoch and (lambda k, **how: self.epoch(ks[k], **how)), self.known[ks, :steps])
 
     def data(self, k, epochs=1): # one epoch, however many epochs or steps the client takes in this round
         return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)
@@ -257,6 +262,11 @@ def targets(self:TaskBatches, at=slice(None)):
     return torch.where(beside(valid, y), y, -1)
 
 @patch
+def label_sets(self:TaskBatches, classes):
+    alone = lambda k: self.epoch(k, batch_size=len(self.task.y_train), drop_last=False) # all in one batch
+    return torch.cat([alone(k).label_counts(classes) for k in range(len(self.counts))]) > 0
+
+@patch
 def once(self:TaskBatches):
     if self.draws: return None
     index, device = self.known.cpu(), self.index.device # the numbers of samples are known only after this
@@ -292,7 +302,7 @@ def batches_of(
     steps = (counts > 0).sum(1).tolist() # a client draws only for its own steps, whoever else takes part
     drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
              for a in task.augment]
-    device, whole = task.x_train.device, lambda: replace(local, epochs=1, steps=None)
+    device, whole = task.x_train.device, lambda how: replace(local, epochs=1, steps=None, **how)
     return TaskBatches(task, index, counts,
                        [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn],
-                       lambda k: batches_of(task, clients, [who[k]], whole(), seed, round, min_batch))
+                       lambda k, **how: batches_of(task, clients, [who[k]], whole(how), seed, round, min_batch))

@@ -134,9 +134,9 @@ def receive(self:Cohort, state):
     self.mine = dict(client=rows(memory, who), number=torch.tensor(who, device=like.device), steps=steps)
     if not wants(self.sent.method, 'labels', 'counts'): return
     task = getattr(self.batches, 'task', None) # where there is none, the network is followed to its last layer
-    visited = self.batches.label_counts((task or axes_of(self.sent.model)).classes)
-    if wants(self.sent.method, 'labels'): self.mine['labels'] = visited > 0
-    if wants(self.sent.method, 'counts'): self.mine['counts'] = visited.to(like.device, counting)
+    classes, batches = (task or axes_of(self.sent.model)).classes, self.batches
+    if wants(self.sent.method, 'labels'): self.mine['labels'] = batches.label_sets(classes)
+    if wants(self.sent.method, 'counts'): self.mine['counts'] = batches.label_counts(classes).to(like.device, counting)
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch

@@ -163,8 +163,9 @@ class Adam(Optimizer):
         eps=_rate(self.eps))
     def begin(self, local, params, *clients):
         like = next(iter(params.values()))
-        return {'.mean': zeros(params), '.square': zeros(params), # in bfloat16, 256 + 1 is 256
-                '.steps': like.new_zeros(clients, dtype=torch.promote_types(like.dtype, torch.float32))}
+        counting = torch.promote_types(like.dtype, torch.float32) # in bfloat16, 256 + 1 is 256
+        return {'.mean': zeros(params), '.square': zeros(params),
+                '.steps': like.new_zeros((*clients, len(params)), dtype=counting)}
     def decay(self, local, w, g): return torch._foreach_add(g, w, alpha=local.weight_decay)
     def step(self, local, params, state, grads): _adam(self, local, params, state, grads)
 
@@ -177,7 +178,7 @@ class AdamW(Adam):
 
 # %% ../nbs/06_local.ipynb #cfbc98fa
 def _adam(how, local, params, state, grads):
-    "Take one step as torch.optim.Adam or AdamW does, in place; every client has its own number of steps."
+    "Take one step as torch.optim.Adam or AdamW does, in place; every client counts the steps of every tensor."
     w, g, (b1, b2) = list(params.values()), [grads[k] for k in params], how.betas
     m, s, t = list(state['.mean'].values()), list(state['.square'].values()), state['.steps'].add_(1)
     if local.weight_decay: g = how.decay(local, w, g)
@@ -186,7 +187,7 @@ def _adam(how, local, params, state, grads):
     torch._foreach_mul_(s, b2)
     torch._foreach_addcmul_(s, g, g, value=1-b2)
     c1, c2 = (-torch.expm1(t*math.log(b)) if b else torch.ones_like(t) for b in (b1, b2)) # 1 - b**t, exactly
-    each = lambda c: [c.reshape(c.shape + (1,)*(v.dim() - c.dim())) for v in w] # one number per client
+    each = lambda c: [one.reshape(one.shape + (1,)*(v.dim() - one.dim())) for one, v in zip(c.unbind(-1), w)]
     below, step = torch._foreach_div(torch._foreach_sqrt(s), each(c2.sqrt())), torch._foreach_div(m, each(c1))
     torch._foreach_add_(below, how.eps)
     torch._foreach_div_(step, below)

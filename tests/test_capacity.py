@@ -48,7 +48,8 @@ PUBLIC = torch.zeros(7, *SHAPE)
     # and nothing about tensors that never travel
     (SCAFFOLD() + SOLO(), 0, 0, ALL, ALL),
     (SCAFFOLD() + FedPer(), ALL + PARAMS - 2*HEAD, ALL + PARAMS - 2*HEAD, PARAMS, ALL + PARAMS - HEAD),
-    (FedCAC(), ALL, ALL + PARAMS, PARAMS, ALL),     # everything, and which entries are critical
+    # everything, and which entries are critical; both averages, and a byte for each entry that is critical or not
+    (FedCAC(), ALL + PARAMS, ALL + PARAMS, PARAMS + PARAMS//4, ALL + PARAMS),
     (Opinions(), 4*7*3, 4*7*3, ALL, ALL + 4*7*3)])  # on seven public samples
 def test_bytes_by_hand(method, down, up, home, server):
     seen = traffic(method, Net(), SHAPE, CLASSES, clients=2, proxy=PUBLIC)

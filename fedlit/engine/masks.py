@@ -63,11 +63,13 @@ def restrict(self:MaskedCohort, params, part):
 def hold(self:MaskedCohort):
     "A context that leaves entries that a client does not train as they are."
     means = [v for v in self.velocity.values() if isinstance(v, dict)] or [self.velocity] # of Adam, or of SGD
-    mask, trees = self.part.get('mask', {}), (self.params, *means, self.buffers)
+    taken = {k: self.velocity['.steps'][:, i] for i, k in enumerate(self.params)} if '.steps' in self.velocity else {}
+    mask, trees = self.part.get('mask', {}), (self.params, *means, taken, self.buffers)
+    fit = lambda m, v: m.flatten(1).any(1) if m.dim() > v.dim() else beside(m, v).bool() # a tensor has one count
     before = [{k: v.clone() for k, v in tree.items() if k in mask} for tree in trees]
     yield
     for tree, olds in zip(trees, before):
-        for k, old in olds.items(): tree[k].copy_(torch.where(beside(mask[k], old).bool(), tree[k], old))
+        for k, old in olds.items(): tree[k].copy_(torch.where(fit(mask[k], old), tree[k], old))
 
 # %% ../../nbs/engine/masks.ipynb #c789b5ae
 def within(mask, new, old):

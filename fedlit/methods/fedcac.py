@@ -45,8 +45,14 @@ class FedCAC(Method):
     share: float = .5 # share of each tensor that is critical, tau
     beta: float = 100. # number of rounds after which critical parameters stay at home
     ranges = dict(share='in [0, 1]', beta='positive')
+    def init(self, params): return params, dict(mean=params), {k: torch.zeros_like(v).bool() for k, v in params.items()}
     def keep(self, name, params): return name in params
-    def done(self, client, params, received): return client, dict(critical=critical(params, received, self.share))
+    def begin(self, params, server, client):
+        return {**params, **{k: torch.where(own, params[k], server['mean'][k]) for k, own in client.items()}}, client
+    def deploy(self, params, server, client): return self.begin(params, server, client)[0]
+    def done(self, client, params, received, server):
+        mask = critical(params, self.begin(received, server, client)[0], self.share)
+        return {k: own.bool() for k, own in mask.items()}, dict(critical=mask)
     def merge(self, delta, server, trained, params, uploads, weights, round):
         mask = uploads['critical']
         circle = circles(mask, round, self.beta).to(weights)
@@ -54,4 +60,4 @@ class FedCAC(Method):
         ends = {k: trained[k] for k in params}
         mean, near = average(weights, ends), average(circle, ends)
         home = {k: mask[k]*near[k] + (1-mask[k])*m for k, m in mean.items()}
-        return {**delta, **{k: m - params[k] for k, m in mean.items()}}, server, home
+        return {**delta, **{k: m - params[k] for k, m in mean.items()}}, dict(mean=mean), home

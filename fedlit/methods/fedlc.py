@@ -23,6 +23,6 @@ class FedLC(Method):
     def output(self,
         logits,   # (B, classes)
         counts,   # (classes,) number of samples of each class that the client visits in this round
-        epochs=1, # passes over its data in a round; 1 if clients differ in them or count steps instead
+        epochs,   # passes over its data in a round
     ): # (B, classes) logits for the client's criterion
         return logits - self.tau*(counts/epochs).clamp(min=1e-8)**-.25

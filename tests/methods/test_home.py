@@ -15,7 +15,7 @@ from fedlit.round import fed_round
 from fedlit.server import deployed
 from fedlit.state import start
 from by_hand import (EXECUTORS, SIZES as OF_THREE, averaged, batches as few, by_torch, classifier, classify, descend,
-                     gap)
+                     gap, sgd)
 from federation import CLIENTS, SIZES, batches, model, train, who
 
 # ---- FedBN ----
@@ -155,6 +155,30 @@ def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
         for i in range(4):
             own = torch.stack([ends[j][k] for j in range(4) if circle[i, j]]).mean(0)
             assert torch.allclose(s.personal[k][i], torch.where(masks[i][k] > 0, own, mean), atol=1e-5)
+
+@pytest.mark.parametrize('executor', EXECUTORS)
+def test_fedcac_begins_with_the_newest_average_where_it_is_not_critical(executor):
+    "Four of six take part in a round; all six use their networks after it."
+    net, m, local = model(norm=False), FedCAC(share=.3, beta=4.), Local(lr=.1, momentum=.5)
+    state, p = start(m, net, CLIENTS), SIZES.double()/SIZES.sum()
+    mean, near, masks = {k: v.detach() for k, v in net.named_parameters()}, {}, {}
+    def own(k): return {n: torch.where(masks[k][n] > 0, near[k][n], v) for n, v in mean.items()} if k in masks else mean
+    for r in range(4):
+        ks, data, ends = who(r), batches(r), []
+        data = dict(data, x=data['x'].double())
+        for x, y, counts in zip(*data.values()):
+            net.load_state_dict(own(ks[len(ends)]))
+            end = sgd(net, [(x[t, :n], y[t, :n]) for t, n in enumerate(counts) if n], lr=.1, momentum=.5)
+            ends.append({n: v.detach() for n, v in end.named_parameters()})
+        masks |= {k: critical(end, own(k), .3) for k, end in zip(ks, ends)}
+        circle = circles({n: torch.stack([masks[k][n] for k in ks]) for n in mean}, r, 4.)
+        for k, row in zip(ks, circle):
+            near[k] = {n: torch.stack([e[n] for e, alike in zip(ends, row) if alike]).mean(0) for n in mean}
+        mean = {n: sum(q*e[n] for q, e in zip(p, ends)) for n in mean}
+        state = fed_round(Broadcast(m, net, state, local), ks, data, SIZES, executor)
+        assert gap(state.params, mean) < 1e-10
+        assert all(gap(deployed(m, state, k)[0], own(k)) < 1e-10 for k in range(CLIENTS)), r
+    assert gap(train(FedCAC(share=0.), executor).params, train(FedAvg(), executor).params) < 1e-10
 
 # ---- FedDecomp ----
 
