@@ -48,12 +48,22 @@ def _held(name, group, share, seed): # (N,) groups -> (N,) booleans, true for a 
 # %% ../nbs/01_data.ipynb #b9234a6e
 TARGETS = {'class': 'classes', 'dense': 'classes', 'labels': 'labels', 'numbers': 'quantities'} # target -> values
 
+def _like_classes(y): # (N, ...) floats: do they look like classes, several labels, or shares of classes?
+    if (y == y.round()).all() and len(y.unique()) <= 20: return True
+    several = y.ndim == 2 and y.shape[1] > 1 and (y >= 0).all()
+    return bool(several and ((y.sum(1) - 1).abs() < 1e-4).all())
+
 def _target_of(y, target, classes): # which of TARGETS the tensor y is
     if target is not None and target not in TARGETS:
         raise ValueError(f"target={target!r}, but it must be one of {', '.join(map(repr, TARGETS))}")
     if target: return target
     if y.dtype == torch.bool and y.ndim == 2: return 'labels'
-    return 'numbers' if y.is_floating_point() and classes is None else 'class'
+    if not y.is_floating_point() or classes is not None: return 'class'
+    if _like_classes(y):
+        warn(f"y_train is {y.dtype} {tuple(y.shape)} and looks like classes, but floats are taken for a regression; "
+             "for one class per sample give whole numbers (N,), such as y.long() or y.argmax(1), and classes=; for "
+             "several labels say target='labels', and for quantities target='numbers'")
+    return 'numbers'
 
 def samples(
     name, # what the samples are, for messages

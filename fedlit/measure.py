@@ -12,9 +12,8 @@ import copy, math, statistics
 from typing import NamedTuple
 import torch
 from torch.nn import functional as F
-from torch.func import functional_call
-from .state import as_pair, modes_kept, names_of
-from .ground.tree import doubles, tmap
+from .state import as_pair, modes_kept, pure
+from .ground.tree import doubles
 
 # %% ../nbs/13_measure.ipynb #4cfea1bf
 def spectrum(
@@ -112,16 +111,13 @@ def _outputs(model, x, batch, prepare, state):
     "Yield (features, logits) and the batch that they belong to, batch by batch, on the device of the parameters"
     if len(x) == 0: raise ValueError("nothing to evaluate: x is empty")
     place = next(iter(state[0].values() if state else model.parameters()), x).device
-    if state is not None:
-        has = names_of(model) # without tensors that a method has added
-        state = state[0], {k: v for k, v in state[1].items() if k in has}
-    call = model if state is None else lambda xb: functional_call(model, (state[0], tmap(torch.clone, state[1])), (xb,))
+    forward = pure(model)
+    call = lambda xb: as_pair(model, model.eval()(xb)) if state is None else forward(*state, xb, train=False)[:2]
     with modes_kept(model):
-        model.eval()
         for xb in x.split(batch):
             xb = xb.to(place, copy=True) # a copy, since a network may write into it
             if prepare: xb = prepare(xb)
-            yield as_pair(model, call(xb)), xb
+            yield call(xb), xb
 
 # %% ../nbs/13_measure.ipynb #1d64d667
 def logits_of(

@@ -71,6 +71,8 @@ def one(hook, signature, answer, **others):
      'Mine.grad returned nothing for body.1.bias and 4 more; begin with '),
     ('use', 'params', 'None', 'Mine.use returned None, but it must return a dictionary'),
     ('use', 'params', "{'head.weight': params['head.weight']}", 'the network is given nothing for body.1.bias and 4'),
+    ('use', 'params, train', "params if train else {'head.weight': params['head.weight']}",
+     'the network is given nothing for body.1.bias and 4'),
     ('deploy', 'params', "{'head.weight': params['head.weight']}",
      r'`deploy` of Mine\(\) returned nothing for body.1.bias and 4 more'),
     ('output', 'logits', 'None', 'Mine.output returned None, but it must return a tensor'),

@@ -1,5 +1,5 @@
 "A run as a page: its numbers are the run's, its text is harmless, and a browser shows it without network or script."
-import json, math, os, re
+import json, math, os, re, warnings
 from dataclasses import replace
 from html.parser import HTMLParser
 import pytest, torch
@@ -75,6 +75,9 @@ def test_a_run_from_a_file_says_what_it_lacks_and_with_data_lacks_nothing(tmp_pa
     assert 'task=task, clients=clients' in bare['missing'][0][1] and bare['clients'][0]['down'] > 0
     assert facts(back, task=TASK, clients=CLIENTS) == facts(first)
     with pytest.raises(ValueError, match='another partition'): facts(back, task=TASK, clients=CLIENTS[::-1])
+    with warnings.catch_warnings(), pytest.raises(ValueError, match='another criterion; pass criterion='):
+        warnings.simplefilter('error') # it is said once
+        facts(back, task=TASK, clients=CLIENTS, criterion=torch.nn.CrossEntropyLoss(label_smoothing=.1))
     empty = Run.load(tmp_path/'run')
     empty.history = empty.history[:0]
     with pytest.raises(ValueError, match='no round yet'): facts(empty)

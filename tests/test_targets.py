@@ -1,5 +1,5 @@
 "Targets that are no classes: numbers, several labels, one yes or no, a class for each pixel or token."
-import math
+import math, warnings
 import numpy as np, pytest, torch
 import torch.nn.functional as F
 from torch import nn
@@ -160,6 +160,18 @@ def test_what_a_tensor_is():
     assert cut((X[:, 0] > 0).long(), classes=2).target == 'class'
     assert cut((X[:, :3] > 0).tolist(), target='labels').y_test.dtype == torch.float32
     assert "2 quantities" in repr(task_of('numbers')) and "3 labels" in repr(task_of('labels'))
+
+@pytest.mark.parametrize('y', [
+    F.one_hot(X[:, :3].argmax(1)).float(), X.softmax(1).double(), (X > 0).float(), X[:, :4].argmax(1).float()],
+    ids=['one-hot', 'soft', 'several', 'as floats'])
+def test_floats_that_look_like_classes_are_a_regression_with_a_warning(y):
+    cut = lambda **kw: Task('t', X[:200], y[:200], X[200:], y[200:], **kw)
+    with pytest.warns(UserWarning, match='y_train is .* looks like classes, but .* regression.*y.argmax') as said:
+        assert cut().subset(100).target == 'numbers'
+    assert len(said) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        assert cut(target='numbers').target == 'numbers'
 
 @pytest.mark.parametrize('y, given, said', [
     (torch.rand(260), dict(classes=2), "classes=None makes a regression"),

@@ -4,7 +4,7 @@ from functools import partial
 import numpy as np, pytest, torch
 from torch import nn
 from fedlit.batches import CRITERIA
-from fedlit.local import Local
+from fedlit.local import Adam, Local
 from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
 from fedlit.method import Method
@@ -121,6 +121,15 @@ def test_a_stack_that_fails_in_its_second_step_is_not_taken(middle, criterion):
         run = federate(around(middle()), TASK, RAGGED, FedAvg(), 2, LOCAL, progress=False, criterion=criterion,
                        device='cpu')
     assert run.settings['executor'] == 'loop' and len(run.history) == 2
+
+def test_a_criterion_with_weights_is_tried_as_precisely_as_the_network():
+    "Before BatchNorm, the gradient of a bias is rounding alone, of which Adam makes whole steps."
+    criterion, local = nn.CrossEntropyLoss(weight=torch.arange(1., 11.)), Local(1, 16, lr=.01, optimizer=Adam())
+    net = around(nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16)))
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        run = federate(net, TASK, RAGGED, FedAvg(), 1, local, criterion=criterion, progress=False, device='cpu')
+    assert run.settings['executor'] == 'vmap' and criterion.weight.dtype == torch.float32
 
 def test_targets_of_floating_point_are_tried_as_precisely_as_samples():
     "In single precision the loss of several labels is 7e-8 off now and then."

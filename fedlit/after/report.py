@@ -15,7 +15,7 @@ from dataclasses import replace
 from html import escape
 from itertools import islice
 from xml.etree import ElementTree
-from .without import differing, federation
+from .without import differing, rebuild_request
 from ..ground.files import write_file
 from ..engine.guard import Guard
 from ..measure import effective_rank, features_of, spectrum
@@ -23,7 +23,6 @@ from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import overrides
 from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
-from ..ground.fingerprint import GIVEN
 from ..result import records
 from ..scores import first_of, keep_tested, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
@@ -40,9 +39,8 @@ def known(
     "The request of a run, as far as a report needs it."
     if run.origin is not None: return replace(run.origin, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
-    origin = federation(run, **{'model': run.model, **given}).checked()
-    if said := differing(run, origin, *GIVEN.keys() - {'partition', 'labels', 'images'}):
-        raise ValueError(f"this is not what the run was given: {said}")
+    origin = rebuild_request(run, **{'model': run.model, **given}).checked()
+    if said := differing(run, origin, 'start', 'own'): raise ValueError(f"this is not what the run was given: {said}")
     return origin
 
 # %% ../../nbs/after/report.ipynb #7c1d20ab

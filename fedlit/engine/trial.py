@@ -54,6 +54,7 @@ def trial_step(sent, x, y, lengths, cohort):
     def step(at, cast, each=single, fill=False, train=Cohort.train):
         exactly = lambda v: cast(v) if v.is_floating_point() else v
         model, method, criterion = map(copy.deepcopy, (sent.model, sent.method, sent.criterion))
+        if isinstance(criterion, torch.nn.Module): criterion.to(exactly(torch.zeros(())).dtype) # its class weights
         data = Batches(exactly(xs), exactly(ys), torch.tensor(lengths)[:, None]).of(at)
         clients = cohort(replace(sent, model=model, method=method, criterion=criterion),
                          [min(k, sent.state.clients - 1) for k in at], data, each, fill)

@@ -8,7 +8,6 @@ __all__ = ['try_metrics', 'outputs_of', 'try_parts', 'try_criterion', 'notice_so
 # %% ../../nbs/engine/tryout.ipynb #tryout03
 import copy, torch, warnings
 from contextlib import suppress
-from ..batches import cross_entropy
 from ..ground.draws import undrawn
 from .inputs import attempt
 from ..ground.messages import first_line, warn
@@ -122,10 +121,12 @@ def notice_softmax(
 ):
     "Warn about a network that seems to end in a softmax, or for labels in a sigmoid: it should return logits."
     f, last = criterion, type(logits.grad_fn).__name__
-    entropy = f in (cross_entropy, torch.nn.functional.cross_entropy) or isinstance(f, torch.nn.CrossEntropyLoss)
+    entropy = f is torch.nn.functional.cross_entropy or isinstance(f, torch.nn.CrossEntropyLoss)
+    entropy |= target in ('class', 'dense') # the column `loss` is one
     if entropy and logits.shape[1] > 1 and (logits >= 0).all() and ((logits.sum(1) - 1).abs() < 1e-4).all():
-        warn(f"{type(model).__name__} seems to end in a softmax: its logits are probabilities. The cross-entropy "
-             "applies log-softmax again, which leaves little of the gradient; return what the softmax gets")
+        warn(f"{type(model).__name__} seems to end in a softmax: its logits are probabilities. Cross-entropy, as "
+             "criterion and as the column `loss`, applies log-softmax again, which leaves little of the gradient; "
+             "return what the softmax gets, or its log-softmax, as NLLLoss wants it")
     asks = f is torch.nn.functional.binary_cross_entropy or isinstance(f, torch.nn.BCELoss) # for probabilities
     if target == 'labels' and (asks or last == 'SigmoidBackward0'):
         warn(f"{type(model).__name__} seems to end in a sigmoid: its logits are probabilities. All are above 0, so f1 "
