@@ -13,8 +13,8 @@ from pathlib import Path
 from . import __version__
 from .ground.files import read_json, write_figure, write_file, write_json
 from .ground.messages import check_record, match_name
-from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, named, signature_of, value,
-                          values, values_of, vary)
+from .parse import (Misfit, ParseError, list_seeds, local, method, methods_by_name, read_name,
+                          signature_of, value, values, values_of, vary)
 
 # %% ../nbs/cli.ipynb #38760ffe
 def _option(text):
@@ -233,7 +233,7 @@ def _checked(p):
 # %% ../nbs/cli.ipynb #6dc21812
 def _executor(text):
     "The checked name of an executor, such as torchrun:vmap."
-    return ':'.join(named(k, 'executor') for k in text.split(':') if k)
+    return ':'.join(read_name(k, 'executor') for k in text.split(':') if k)
 
 def _is_own(data): return os.path.isdir(data) or data.lower().endswith(('.csv', '.tsv', '.parquet')) # table or folder
 
@@ -250,10 +250,10 @@ def _names(a, *methods):
             name, paren, more = given.partition('(') # a partition may have arguments
             setattr(a, k, match_name(name, names, f"value of --{k.replace('_', '-')}") + paren + more)
     if a.device == 'cpu' and a.record == 'graph': check_record(a.record, a.device)
-    if a.model: a.model = named(a.model, 'model')
+    if a.model: a.model = read_name(a.model, 'model')
     if a.data and not _is_own(a.data):
         if os.sep in a.data: raise ValueError(f"--data {a.data}: there is no such folder")
-        a.data = named(a.data, 'data set')
+        a.data = read_name(a.data, 'data set')
     a.executor = _executor(a.executor)
     found = list(map(method, methods))
     for k in TAKES:
@@ -271,7 +271,7 @@ OWN = dict(alpha=dict(dirichlet=('alpha', .5), quantity_skew=('alpha', .5), diri
 
 def _partition(a, text):
     "The partition `text`, with the given options in place of its own values."
-    from fedlit.setting import call, written
+    from fedlit.setting import call, write_call
     name, kw = call(text)
     asked = a.partition or a.concepts and 'by_domain'
     if asked and '(' in asked: name, kw = call(asked)
@@ -286,12 +286,12 @@ def _partition(a, text):
         elif given is not None:
             raise ValueError(f"--{option} {given} belongs to --partition {' or '.join(places)}, "
                              f"but the partition is {name}")
-    return written(name, kw)
+    return write_call(name, kw)
 
 # %% ../nbs/cli.ipynb #de6a0d54
 def _own_data(a):
     "The text that describes your own table or folder, or None."
-    from fedlit.setting import written
+    from fedlit.setting import write_call
     said = {k: v for k in ('y', 'owner', 'target') if (v := getattr(a, k)) is not None}
     if not a.data or not _is_own(a.data):
         if said: raise ValueError(f"--{min(said)} belongs to a table, such as --data wards.csv")
@@ -300,17 +300,17 @@ def _own_data(a):
         raise ValueError(f"--{min(said)} belongs to a table, and --data {a.data} is a folder")
     if not is_folder and not a.y: raise ValueError(f"--data {a.data} needs --y, the column to predict")
     if 'y' in said: said['y'] = tuple(a.y) if len(a.y) > 1 else a.y[0]
-    return written('folder' if is_folder else 'table', dict(path=os.path.abspath(a.data), **said))
+    return write_call('folder' if is_folder else 'table', dict(path=os.path.abspath(a.data), **said))
 
 def _task(a, text):
     "The data set `text`, with the given options in place of its own values."
-    from fedlit.setting import call, written
+    from fedlit.setting import call, write_call
     given = _own_data(a) or a.data
     name, kw = call(text) if '(' in text else (text, {})
     if given: name, kw = call(given) if '(' in given else (given, kw)
     asked = dict(train=a.train_samples, test=a.test_samples, concepts=a.concepts, validation=a.validation)
     kw = kw | {k: v for k, v in asked.items() if v is not None}
-    return written(name, kw) if kw else name
+    return write_call(name, kw) if kw else name
 
 # %% ../nbs/cli.ipynb #clisetc2
 _FIELDS = 'model', 'clients', 'rounds', 'weighting', 'statistics', 'precision', 'method', 'seed'
@@ -318,7 +318,7 @@ _LOCAL = 'epochs', 'batch_size', 'lr', 'momentum', 'weight_decay', 'steps', 'opt
 
 def setting(a):
     "The setting that the options describe: the command's base, changed by the options that were given."
-    from fedlit.setting import read_setting, written
+    from fedlit.setting import read_setting, write_call
     base, given = read_setting(a.base), {k: v for k, v in vars(a).items() if v is not None}
     if {'steps', 'epochs'} <= given.keys():
         raise ValueError(f'--steps {a.steps} beside --epochs {a.epochs}: clients count one or the other')
@@ -327,7 +327,7 @@ def setting(a):
     counts = dict(steps=None) if 'epochs' in given else {} # instead of the steps of a file's run
     trained = local(**{**base.local.plain(), **counts, **{k: given[k] for k in _LOCAL if k in given}})
     n, public = a.proxy_samples, base.public
-    if n is not None: public = written('withheld', dict(samples=n)) if n else ''
+    if n is not None: public = write_call('withheld', dict(samples=n)) if n else ''
     return replace(base, task=_task(a, base.task), options=tuple({**options, **dict(a.option)}.items()),
                    partition=_partition(a, base.partition), local=trained, public=public,
                    participation=value(given.get('participation', base.participation)),

@@ -21,7 +21,7 @@ from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
 from .scores import STAGES, first_of, less_is_better, tests_of
-from .setting import PARTITIONS, Setting, call, task_of, written
+from .setting import PARTITIONS, Setting, call, task_of, write_call
 
 # %% ../nbs/20_compare.ipynb #01fdf250
 TOGETHER = 128 # most clients in one stack of several runs; a larger stack takes more memory and is hardly faster
@@ -174,7 +174,7 @@ def _partition_in_words(partition, counted): # counted: was the number of client
         said = f'{partition}()' if partition in PARTITIONS else partition
         if counted or not said.startswith('by_owner('): return said
         name, kw = call(said)
-        return written(name, {'every': True, **kw})
+        return write_call(name, {'every': True, **kw})
     if partition is not None and not callable(partition):
         raise TypeError(f"partition is a {type(partition).__name__}, but it must be words, such as 'by_owner()', or a "
                         "function (task, clients, seed) -> list of index tensors, since every seed has its own")

@@ -6,7 +6,7 @@
 __all__ = ['resnet18', 'resnet34', 'resnet20', 'resnet32', 'resnet50', 'feddecomp_resnet8', 'feddecomp_resnet10',
            'preact_resnet18', 'preact_resnet34', 'feddse_resnet18', 'feddse_resnet34', 'Net', 'count', 'register',
            'models', 'moon_projector', 'mlp', 'build', 'modest', 'rebuild', 'colours', 'average_pool', 'conv_block',
-           'small_cnn', 'moon_cnn', 'thinned', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block', 'kaiming',
+           'small_cnn', 'moon_cnn', 'thin', 'cnn4', 'cnn_bn', 'stages_of', 'stem_of', 'basic_block', 'kaiming',
            'PreActBlock', 'DoubleBlock', 'InvertedResidual', 'mobilenetv2', 'alexnet_bn', 'macs', 'wrap', 'unwrap',
            'check_ties', 'freeze']
 
@@ -18,7 +18,7 @@ from functools import partial
 from torch import nn
 from torch.nn.modules import module
 from types import SimpleNamespace
-from .ground.draws import generator_of, undrawn
+from .ground.draws import generator_of, hold_draws
 from .ground.messages import check_names, match_name
 
 # %% ../nbs/03_models.ipynb #936dbce0
@@ -132,7 +132,7 @@ def build(
     "Build the network `name`, sized for `task`; a ValueError says which names or image sizes are possible."
     name = _called(name)
     shape = tuple(task.x_train.shape[1:])
-    with undrawn([]) if seed is not None else nullcontext():
+    with hold_draws([]) if seed is not None else nullcontext():
         if seed is not None: torch.default_generator.set_state(generator_of(seed).get_state())
         try: model = _shelf[name](shape, task.classes, **options)
         except (TypeError, RuntimeError) as e:
@@ -228,7 +228,7 @@ def moon_cnn(
     return _net(nn.Sequential(*convs, *layers), 84, classes, projector)
 
 # %% ../nbs/03_models.ipynb #89c86c12
-def thinned(
+def thin(
     channels, # numbers of channels, one per layer
     width,    # share of them to keep, rounded up
 ): # list of int
@@ -249,7 +249,7 @@ def cnn4(
     projector:bool=False, # add MOON's projector before the head?
 )->Net: # features (N, last of the channels), or (N, 256) with a projector
     "The convolutional network of HeteroFL, FedDSE and FedGSE."
-    widths,layers = [colours(shape), *thinned(channels, width)],[]
+    widths,layers = [colours(shape), *thin(channels, width)],[]
     for c,out in zip(widths, widths[1:]): layers += conv_block(c, out, norm, convs)
     return _net(nn.Sequential(*layers[:-1], average_pool()), widths[-1], classes, projector)
 
@@ -346,7 +346,7 @@ def _residual(name, doc, block, channels, depths, projector=False, init=None, **
         depths:tuple=depths, # number of blocks in each stage
         projector:bool=projector, # add MOON's projector before the head?
     )->Net: # features (N, last of the channels), or (N, 256) with a projector
-        net = _resnet(shape, classes, block, thinned(channels, width), depths, projector, **special)
+        net = _resnet(shape, classes, block, thin(channels, width), depths, projector, **special)
         return kaiming(net, *init) if init else net
     builder.__name__ = builder.__qualname__ = name
     builder.__doc__ = doc
@@ -524,7 +524,7 @@ def _cut(model, head):
 # %% ../nbs/03_models.ipynb #wr02code
 def _outputs(model, x, train=False):
     "The output of a copy of `model` for `x`, as a tuple; the model is unchanged."
-    with torch.no_grad(), undrawn(): out = copy.deepcopy(model).train(train)(x.clone())
+    with torch.no_grad(), hold_draws(): out = copy.deepcopy(model).train(train)(x.clone())
     return out if isinstance(out, tuple) else (out,)
 
 # %% ../nbs/03_models.ipynb #ed06f95e

@@ -12,7 +12,7 @@ import numpy as np
 from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
-from .ground.draws import keep_generators, rng, undrawn
+from .ground.draws import keep_generators, rng, hold_draws
 from .ground.messages import warn
 from fastcore.basics import patch
 from .local import Value, is_number, is_whole
@@ -43,7 +43,7 @@ class Uniform(_Share):
 # %% ../nbs/11_participation.ipynb #7cb37f37
 def _ask_again(how, asked, who): # asked: function of a Participation -> the clients that it draws, at first `who`
     how = copy.deepcopy(how)
-    with keep_generators(), undrawn(): # of few clients, the same may be drawn by chance
+    with keep_generators(), hold_draws(): # of few clients, the same may be drawn by chance
         again = next((other for _ in range(4) if (other := asked(how)) != who), who)
     if again != who:
         warn(f"{how!r} drew the clients {who}, and asked again {again}, so the same seed may give another result; "

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 from .engine.card import card
 from .engine.inputs import check_device, first_nonfinite, parts
 from .ground.arrays import check_scale, top_level
-from .ground.fingerprint import alike, differences, of_criterion
+from .ground.fingerprint import agree, differences, of_criterion
 from .ground.files import newest, read_tensors, write_file, write_tensors
 from .ground.memory import moved_out
 from .ground.messages import warn
 from .batches import CRITERIA
-from .data import samples, standardised
+from .data import samples, standardise
 from .measure import SCORED, UNITS, logits_of
 from .local import is_whole
 from .method import Method, asks_for, overrides
@@ -33,7 +33,7 @@ from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
 from .scores import (SEEN, Tester, by_name, first_of, keep_tested, less_is_better, needs_samples,
                            own_samples, scores_of)
-from .server import deploy_network, deployed
+from .server import deploy_network, network_for
 from .state import STATISTICS, TREES, State
 from .ground.table import Store, Table, pack, unpack
 from .ground.tree import flatten, leaves, rows, tmap, unflatten
@@ -89,7 +89,7 @@ def _must_fit(name, own, tensors, more): # own: tensors of the network; more: ma
 @patch
 def put_into(self:Run, model, checked=True): # checked: refuse a network with other names?
     "Load the server's final parameters into `model`, keep it as `self.model`, and return the run."
-    params, buffers = deployed(self.method, self.state)
+    params, buffers = network_for(self.method, self.state)
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     tensors = {**self.state.fixed, **params, **buffers}
     if checked: _must_fit(type(model).__name__, own, tensors, overrides(self.method, 'init')) # a method may add some
@@ -270,7 +270,7 @@ def _asked(self:Run, x, task):
         raise ValueError(f"a sample of x has shape {tuple(x.shape[1:])}, but the network was trained on "
                          f"{tuple(said['shape'])}")
     check_scale('x', x, 'the network was trained on', said.get('dtype') == 'uint8', said.get('most'))
-    ready = partial(standardised, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
+    ready = partial(standardise, mean=said['mean'], std=said['std'], image=len(said['shape']) == 3)
     return x, ready, said.get('columns')
 
 # %% ../nbs/18_result.ipynb #logitsc1
@@ -511,7 +511,7 @@ def _check_use(run):
     if not overrides(run.method, 'use'): return
     bare = replace(run.state, **tmap(lambda v: v.to('meta'), dict(params=run.state.params, buffers=run.state.buffers,
                                                                 fixed=run.state.fixed)))
-    _check_size(deployed(run.method, bare)[0].values(), run.state)
+    _check_size(network_for(run.method, bare)[0].values(), run.state)
 
 def _network(spec, state):
     "The network that `build` made from `spec`; a ValueError if it would be far larger than the content of the file."
@@ -549,7 +549,7 @@ FREE = ('rounds', 'bad_clients', 'executor', 'record', 'channels_last', 'device'
 def _differ(theirs, ours):
     "The differences between two runs' settings, in words."
     other = differences(*(run.get('fingerprint', {}) for run in (theirs, ours)))
-    if not alike(theirs.get('input'), ours.get('input')): other.append('another normalisation')
+    if not agree(theirs.get('input'), ours.get('input')): other.append('another normalisation')
     return [f'{k}: {str(theirs.get(k))[:200]} there, {str(v)[:200]} here' for k, v in ours.items()
             if k not in (*FREE, 'fingerprint', 'input') and theirs.get(k) != v] + other
 

@@ -16,7 +16,7 @@ from math import nan
 from .batches import CRITERIA
 from .ground.draws import Seeded, rng
 from .ground.messages import as_python, warn
-from .measure import LESS, SCORED, logits_of, score_of, scored, spread, sums_of
+from .measure import LESS, SCORED, logits_of, score_of, compute_metrics, spread, sums_of
 from .method import asks_for, overrides
 from .partition import match
 from .server import deploy_network
@@ -107,7 +107,7 @@ def scores(self:Tester,
     "dict(accuracy, loss, and the metrics) from the tensors of `ask`, moved to the CPU; NaN if there are no samples."
     if not read: return dict.fromkeys((*SCORED[self.target], *self.metrics), nan)
     (sums, *logits), y = read, self.labels[at]
-    return {**score_of(sums, self.target), **(scored(self.metrics, *logits, y) if logits else {})}
+    return {**score_of(sums, self.target), **(compute_metrics(self.metrics, *logits, y) if logits else {})}
 
 # %% ../nbs/17_scores.ipynb #a447c18d
 def queue_scores(

@@ -22,7 +22,7 @@ from fedlit.methods.depthfl import exits_mlp
 from fedlit.models import build
 from fedlit.participation import BySize, PowerOfChoice
 from fedlit.local import Local
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.result import Run
 from fedlit.run import federate, part_columns
 from fedlit.ground.tree import tmap
@@ -72,7 +72,7 @@ def lost(state): return lost_of(laws.contents(state))
 def between(method, state, world):
     "What a method makes between rounds: networks of the server and of two clients, and its columns of the history."
     batch = {k: world.data(0)[k][0, 0] for k in 'xy'}
-    nets = {str(k): deployed(method, state, k, tuple(batch.values()), world.model) for k in (None, 0, 1)}
+    nets = {str(k): network_for(method, state, k, tuple(batch.values()), world.model) for k in (None, 0, 1)}
     return tree.flatten({k: dict(zip(('params', 'buffers'), v)) for k, v in nets.items()}), part_columns(method, state)
 
 def one(method, executor, record, rounds, worlds):

@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
 from fedlit.data import Crop, Flip, load, recipe
-from fedlit.ground.files import all_results, write_json, result, shipped
+from fedlit.ground.files import all_results, write_json, result, result_path
 from fedlit.models import models
 from fedlit.papers import catalogue, collapse
 from fedlit.papers.catalogue import entries, plan, reproduce, show, until_decided, verdicts
@@ -24,7 +24,7 @@ from fedlit.parse import method as parse
 from fedlit.partition import classes_per_client
 from fedlit.local import Local
 from fedlit.result import Run
-from fedlit.setting import averaged, call, clients_of, plain, public_set, task_of
+from fedlit.setting import average_pixels, call, clients_of, plain, public_set, task_of
 from fedlit.ground.tree import flatten
 
 ROOT = Path(__file__).parents[1]
@@ -254,7 +254,7 @@ def test_smaller_data():
     assert (task.x_train.shape, task.x_test.shape) == ((500, 1, 4, 4), (100, 1, 4, 4))
     assert (task.y_train.bincount() - whole.y_train.bincount()*500/len(whole.y_train)).abs().max() < 1.5
     bytes_ = replace(whole, x_train=(whole.x_train*255).to(torch.uint8), augment=(Crop(4), Flip()))
-    small = averaged(bytes_, 4)
+    small = average_pixels(bytes_, 4)
     exact = bytes_.x_train[7, 0].float().view(4, 2, 4, 2).mean((1, 3))
     assert small.x_train.dtype == torch.uint8 and (small.x_train[7, 0] - exact).abs().max() <= .5
     assert small.augment == (Crop(2), Flip()) and torch.equal(small.y_train, whole.y_train)
@@ -1004,7 +1004,7 @@ def test_what_is_shown_before_it_is_complete_is_noted():
         rows, missing = collapse.committed('short') if e.id == 'collapse' else found_rows(e, 'short')
         early = [w.claim for w in evaluate(e.claims, rows, missing, e.derive)
                  if w.evidence and w.evidence.test == 'sequential' and len(w.differences) > 1]
-        assert not early or looks(e, 'short', shipped('catalogue'))[1], f'note_seen: {e.id}, {early}'
+        assert not early or looks(e, 'short', result_path('catalogue'))[1], f'note_seen: {e.id}, {early}'
 
 @pytest.mark.parametrize('name', ['claims', 'accuracy', 'beside'])
 def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, tmp_path):
@@ -1012,5 +1012,5 @@ def test_the_tables_beside_the_main_jobs_results_are_those_of_its_results(name, 
     write = dict(claims=lambda: write_table(verdict_view(verdicts.assign(entry=e.id)), tmp_path/'now.csv'),
                  accuracy=lambda: write_table(e.draws[0][1](rows), tmp_path/'now.csv', index=True),
                  beside=lambda: write_table(compare_published(e, rows), tmp_path/'now.csv'))
-    now, kept = pd.read_csv(write[name]()), pd.read_csv(shipped('digits')/f'{name}.csv')
+    now, kept = pd.read_csv(write[name]()), pd.read_csv(result_path('digits')/f'{name}.csv')
     pd.testing.assert_frame_equal(now, kept) # fedlit report collapse --out results/digits

@@ -4,7 +4,7 @@ import pytest, torch
 from torch import nn
 from fedlit.data import load
 from fedlit.ground import tape
-from fedlit.ground.tape import Tapes, compiled, no_compiler
+from fedlit.ground.tape import Tapes, compile_step, no_compiler
 from fedlit.local import Adam, AdamW, Decay, Local
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedDecorr, FedProx, HeteroFL, MOON
@@ -200,7 +200,7 @@ def test_steps_with_inputs_laid_out_otherwise(as_written):
         w.add_(x @ r)
         return dict(sum=w.sum())
     w, r, x = torch.randn(3, 4), torch.randn(5, 4), torch.randn(3, 5)
-    bind = compiled(f, (w, r, x), steady=2)
+    bind = compile_step(f, (w, r, x), steady=2)
     for mine in (w.clone(), w.T.contiguous().T):
         other = mine.clone()
         out = bind(mine, r.T.contiguous().T)(x.T.contiguous().T)

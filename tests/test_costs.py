@@ -5,7 +5,7 @@ from torch import nn
 from types import SimpleNamespace
 from bench import costs as command
 from fedlit.scale import costs
-from fedlit.scale.costs import RATES, growth, narrow, readable, shrink, swelling, take_turns, trainer
+from fedlit.scale.costs import RATES, growth, narrow, readable, shrink, peak_growth, take_turns, trainer
 from fedlit.ground.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import Net, cnn4, feddse_resnet18, preact_resnet18
@@ -95,7 +95,7 @@ def test_peak_is_the_same_every_time_and_at_least_what_autograd_keeps():
     assert growth(step) == growth(step) > .9*saved > 0
 
 def test_the_system_sees_at_least_a_large_allocation():
-    seen = swelling(lambda: torch.ones(20_000_000))
+    seen = peak_growth(lambda: torch.ones(20_000_000))
     assert seen != seen or .9*80e6 < seen < 1.5*80e6
 
 @pytest.mark.slow

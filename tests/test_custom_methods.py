@@ -17,7 +17,7 @@ from fedlit.participation import Participation
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit import scores
-from fedlit.ground.fingerprint import form_of, alike, weight_of, describe
+from fedlit.ground.fingerprint import form_of, agree, weight_of, describe
 
 TASK = load('digits').subset(200, seed=0)
 CLIENTS = dirichlet(TASK.y_train, 4, .5, seed=0)
@@ -319,7 +319,7 @@ def test_networks_of_the_same_tensors_are_told_apart(kw):
 
 def test_a_mask_of_infinities_is_looked_at_entry_by_entry():
     a, b, c = (weight_of(net.mask) for net in (Heads(), masked(0, 3), masked(0, 4)))
-    assert not (alike(a, b) or alike(b, c)) and alike(b, weight_of(masked(0, 3).mask))
+    assert not (agree(a, b) or agree(b, c)) and agree(b, weight_of(masked(0, 3).mask))
 
 def keyword(y, t, *, s=.1): return cross_entropy(y, t)*s
 def keyword_other():

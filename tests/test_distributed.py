@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pandas as pd, pytest, torch, torch.distributed as dist
 import federation as fed
 from fedlit.data import load
-from fedlit.scale.torchrun import Ranks, balanced
+from fedlit.scale.torchrun import Ranks, balance
 from fedlit.engine.guard import Guard, check_clients
 from fedlit.method import asks_for, overrides, part_names
 from fedlit.local import Adam, Decay, Local
@@ -160,9 +160,9 @@ def test_local_training_and_participation_on_ranks(tmp_path):
 # Shares
 
 def test_the_longest_first():
-    assert balanced([5, 1, 4, 3, 3], 2) == [[0, 4], [1, 2, 3]] and balanced([2, 2], 4) == [[0], [1], [], []]
+    assert balance([5, 1, 4, 3, 3], 2) == [[0, 4], [1, 2, 3]] and balance([2, 2], 4) == [[0], [1], [], []]
     work = torch.randint(1, 50, (200,), generator=torch.Generator().manual_seed(0)).tolist()
-    shares = balanced(work, 7)
+    shares = balance(work, 7)
     loads = [sum(work[k] for k in s) for s in shares]
     assert sorted(sum(shares, [])) == list(range(200)) and max(loads) - min(loads) <= max(work)
 

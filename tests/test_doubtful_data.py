@@ -5,7 +5,7 @@ from dataclasses import replace
 from PIL import Image
 from torch import nn
 from fedlit.data import AutoAugment, Flip, Task, load
-from fedlit.ground.arrays import in_numbers, repeated
+from fedlit.ground.arrays import in_numbers, overlap
 from fedlit.ground.readers import _pictures, folders_in
 from fedlit.methods import FedAvg
 from fedlit.models import build, wrap
@@ -272,7 +272,7 @@ def test_test_samples_among_the_training_samples():
 
 def split(x): # a fifth of the rows, drawn at random, is for testing
     x = torch.as_tensor(x)[torch.randperm(len(x), generator=torch.Generator().manual_seed(0))]
-    return repeated(x[len(x)//5:], x[:len(x)//5])
+    return overlap(x[len(x)//5:], x[:len(x)//5])
 
 RNG = np.random.default_rng(0)
 FRAME = pd.DataFrame(dict(a=RNG.normal(size=200), b=RNG.integers(0, 5, 200), c=RNG.choice(['x', 'y', 'z'], 200)))

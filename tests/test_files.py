@@ -356,7 +356,7 @@ def test_every_changed_bit_of_a_packed_result_is_refused_or_changes_nothing(tmp_
     raw = bytearray(pack(tmp_path/'runs').read_bytes())
     for i in range(len(raw)):
         raw[i] ^= 4
-        files.packed(tmp_path/'runs').write_bytes(raw)
+        files.pack_of(tmp_path/'runs').write_bytes(raw)
         files._lines.cache_clear()
         with warnings.catch_warnings(record=True) as heard:
             warnings.simplefilter('always')
@@ -372,7 +372,7 @@ def test_of_a_packed_file_that_was_cut_off_the_rest_is_read(tmp_path):
     said = {f'{n:03}.json': dict(seed=n, accuracy=torch.rand(400).tolist()) for n in range(40)}
     for name, r in said.items(): write_json(tmp_path/'runs'/name, r)
     raw = pack(tmp_path/'runs').read_bytes()
-    files.packed(tmp_path/'runs').write_bytes(raw[:len(raw)//2])
+    files.pack_of(tmp_path/'runs').write_bytes(raw[:len(raw)//2])
     files._lines.cache_clear()
     with pytest.warns(UserWarning, match='was cut off'): seen = files.all_results(tmp_path/'runs')
     assert 5 < len(seen) < 30 and list(seen) == sorted(said)[:len(seen)]

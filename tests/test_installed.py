@@ -76,21 +76,22 @@ def installed(monkeypatch, tmp_path, archive):
 
 def test_a_checkout_reads_its_own_results(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    assert files.shipped('soak/soak.json') == ROOT/'results'/'soak'/'soak.json'
+    assert files.result_path('soak/soak.json') == ROOT/'results'/'soak'/'soak.json'
 
 def test_an_installed_package_reads_what_travels_with_it(installed):
     from fedlit.papers.claims import results
     from fedlit.papers.catalogue import CATALOGUE
     from fedlit.papers.entries import select
-    soak = files.shipped('soak/soak.json')
+    soak = files.result_path('soak/soak.json')
     assert not {installed, ROOT} & {*soak.parents} and files.read_json(soak)['rounds'] == 1000
     rows, missing = results(select(CATALOGUE['feddecorr/table1'], 'embedded'))
     assert len(rows) and not missing
-    assert files.shipped() == soak.parents[1] and [f.name for f in installed.iterdir()] == ['fedlit'] # unpacked once
+    assert files.result_path() == soak.parents[1]
+    assert [f.name for f in installed.iterdir()] == ['fedlit'] # unpacked once
 
 def test_what_does_not_travel_is_named_and_how_to_get_it(installed):
     said = f"no 'x.json' among the results that come with fedlit {fedlit.__version__}, which are bench, .*git clone"
-    with pytest.raises(FileNotFoundError, match=said): files.shipped('x.json')
+    with pytest.raises(FileNotFoundError, match=said): files.result_path('x.json')
 
 # -- the pages
 
@@ -102,7 +103,7 @@ def cells(page, kind='code'):
 def test_no_page_reads_from_the_folder_where_it_is_opened():
     outside = re.compile(r"""['"](\.\./)+(results|nbs|examples)|Path\(['"]\.['"]\)""")
     found = {p.name: hits for p in PAGES if (hits := [m[0] for s in cells(p) for m in outside.finditer(s)])}
-    assert not found, f'take results from fedlit.ground.files.shipped: {found}'
+    assert not found, f'take results from fedlit.ground.files.result_path: {found}'
 
 def test_the_table_of_methods_cites_what_their_pages_cite():
     cites = next(s for s in cells(ROOT/'nbs'/'methods'/'index.ipynb') if 'cites = ' in s)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import fedlit
 from fedlit import cli
 from fedlit.cli import main
-from fedlit.ground.files import shipped
+from fedlit.ground.files import result_path
 from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
 from fedlit.papers.evidence import interval, sign_flips
 from fedlit.papers.interactions import Interactions, fewest, interactions, sums
@@ -179,6 +179,6 @@ def test_the_command_line_is_the_function(tmp_path, capsys):
     with pytest.raises(SystemExit, match='at least two'): main(['interactions', repr(A), '--quiet'])
 
 def test_the_committed_runs_are_whole():
-    five = Interactions.load(shipped('interactions/digits.json'))
+    five = Interactions.load(result_path('interactions/digits.json'))
     assert len(five.methods) == 5 and len(five.seeds) >= fewest(10) and not five.pairs().why.any()
     assert len(five.runs) == 16*len(five.seeds)

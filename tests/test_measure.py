@@ -7,7 +7,7 @@ from scipy import stats
 from torch import nn
 from fedlit import figure as fig
 from fedlit.measure import (Spread, accuracy, agreement, drift, effective_rank, evaluate, feature_layer,
-                            features_of, local_global_gap, significant, spectrum, spread)
+                            features_of, local_global_gap, count_large, spectrum, spread)
 
 devices = ['cpu'] + (['cuda'] if torch.cuda.is_available() else [])
 quick = settings(max_examples=25, deadline=None)
@@ -66,7 +66,7 @@ def test_spectrum_scales_with_the_square_and_sums_to_the_variance(n, d, seed, c)
     s = spectrum(z)
     torch.testing.assert_close(spectrum(c*z), c*c*s, rtol=1e-6, atol=1e-9 * c*c * s[0].item())
     torch.testing.assert_close(s.sum(), z.var(0, correction=0).sum())
-    assert significant(s, 1e-12*s[0].item()) <= min(n - 1, d)
+    assert count_large(s, 1e-12*s[0].item()) <= min(n - 1, d)
 
 def test_dead_and_copied_features_are_exact_zeros():
     z = cloud(50, 4)
@@ -75,7 +75,7 @@ def test_dead_and_copied_features_are_exact_zeros():
 
 def test_constant_features_have_no_dimension():
     s = spectrum(torch.ones(9, 3))
-    assert ((s == 0).all() and effective_rank(s) == significant(s) == 0
+    assert ((s == 0).all() and effective_rank(s) == count_large(s) == 0
             and local_global_gap(s, s) == 0)
 
 @pytest.mark.parametrize('n, d', [(3, 4), (1000, 8), (9973, 3), (2, 500)])
@@ -123,7 +123,7 @@ def test_gap_is_the_mean_log_ratio_antisymmetric_and_free_of_a_common_scale(pair
     assert (local_global_gap(g, l) == pytest.approx(-r, abs=1e-9)
             and local_global_gap(c*l, c*g) == pytest.approx(r, abs=1e-9))
 
-@pytest.mark.parametrize('count', [effective_rank, significant])
+@pytest.mark.parametrize('count', [effective_rank, count_large])
 def test_counts_refuse_features_in_place_of_their_spectrum(count):
     with pytest.raises(ValueError, match=r'got shape \(9, 4\); give spectrum\(features\)'): count(cloud(9, 4))
 

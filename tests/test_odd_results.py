@@ -2,14 +2,14 @@
 import json, re, warnings
 import pytest
 from fedlit.cli import main
-from fedlit.ground.files import all_results, shipped, write_json
+from fedlit.ground.files import all_results, result_path, write_json
 from fedlit.papers.collapse import SEEDS, main_job
 
 @pytest.fixture
 def folder(tmp_path):
     "Two seeds of the main job's results that come with fedlit, a file each."
     there = 0
-    for name, r in all_results(shipped('digits')/'digits').items():
+    for name, r in all_results(result_path('digits')/'digits').items():
         if r['seed'] in (0, 1):
             write_json(tmp_path/'digits'/name, r)
             there += 1

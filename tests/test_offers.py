@@ -8,7 +8,7 @@ from fedlit.method import Method, needs, wants
 from fedlit.methods import DPSGD
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
-from fedlit.server import deploy_network, deployed
+from fedlit.server import deploy_network, network_for
 from fedlit.state import pure, start
 from fedlit.vocabulary import BETWEEN, HOOKS, OFFERS, OUTSIDE, SERVER
 
@@ -61,9 +61,9 @@ def test_outside_of_training_use_gets_what_a_method_can_rely_on():
     net = model()
     for who in (None, 0):
         with pytest.raises(LookupError, match=re.escape(str(sorted(OUTSIDE)))):
-            deployed(probe('use', *OUTSIDE), start(probe('use', *OUTSIDE), net, 3), who)
+            network_for(probe('use', *OUTSIDE), start(probe('use', *OUTSIDE), net, 3), who)
     with pytest.raises(TypeError, match='used outside of training too: lr=None'):
-        deployed(probe('use', 'lr'), start(probe('use', 'lr'), net, 3))
+        network_for(probe('use', 'lr'), start(probe('use', 'lr'), net, 3))
 
 @pytest.mark.parametrize('name', OFFERS)
 def test_every_row_says_what_it_is(name):

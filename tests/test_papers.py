@@ -5,7 +5,7 @@ from pathlib import Path
 import matplotlib.pyplot as plt, numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import parser
 from fedlit.data import load
-from fedlit.ground.files import shipped
+from fedlit.ground.files import result_path
 from fedlit.local import SGD, Local
 from fedlit.measure import effective_rank, features_of, spectrum
 from fedlit.methods import SOLO, Ditto, FedALA, FedAvg, FedPara, PerFedAvg
@@ -127,7 +127,7 @@ def raw(id):
     "Rows of an entry as committed: labels and the curve of accuracies in percent."
     e, out = CATALOGUE[id], []
     for labels, s in entry_runs(e, 'embedded'):
-        if r := found(shipped('catalogue'), s):
+        if r := found(result_path('catalogue'), s):
             curve = 100*np.array(r['history']['accuracy'])
             out.append(dict(labels, curve=curve, late=curve[-math.ceil(len(curve)/3):].mean(), last=curve[-1]))
     return pd.DataFrame(out)

@@ -13,7 +13,7 @@ from fedlit.local import Local
 from fedlit.run import federate
 from fedlit.ground.draws import rng
 from fedlit.state import start
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.measure import evaluate
 
 TASK = load('digits').subset(240, seed=0)
@@ -85,7 +85,7 @@ def test_power_of_choice_takes_the_largest_losses_of_the_servers_network(method)
     _, (who, *_) = drawn(PowerOfChoice(.34, candidates=6), method=method)
     state = start(method, model, 6)
     loss = [evaluate(model, TASK.x_train[c], TASK.y_train[c], prepare=TASK.normalise,
-                     state=deployed(method, state))['loss'] for c in CLIENTS]
+                     state=network_for(method, state))['loss'] for c in CLIENTS]
     assert who == sorted(np.argsort(loss)[-2:].tolist())
 
 class Wrong(Participation):

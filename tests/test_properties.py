@@ -8,7 +8,7 @@ import pandas as pd, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 from torch.func import functional_call
-from fedlit.ground.axes import cut, extract, find_axes, masked, masks, paste
+from fedlit.ground.axes import cut, extract, find_axes, apply_mask, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
 from fedlit.models import Net
@@ -79,7 +79,7 @@ def test_the_masked_network_is_the_extracted_one(kind, bits):
     chosen = choice(axes, bits)
     with torch.no_grad():
         features, logits = functional_call(
-            net, masked({k: v for k, v in tensors(net).items()}, masks(axes, chosen)), (x,))
+            net, apply_mask({k: v for k, v in tensors(net).items()}, masks(axes, chosen)), (x,))
         small_features, small_logits = extract(net, axes, chosen)(x)
     assert torch.allclose(logits, small_logits, atol=1e-12)
     kept = torch.cat([chosen[a].repeat_interleave(r) if a in chosen else torch.ones(n*r) for a, n, r in axes.features])

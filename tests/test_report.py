@@ -3,7 +3,7 @@ import json, math, os, re, warnings
 from dataclasses import replace
 from html.parser import HTMLParser
 import pytest, torch
-from fedlit.after.report import embedded, facts, page, partition, plain, tag, took_part
+from fedlit.after.report import embed, facts, page, partition, plain, tag, took_part
 from fedlit.cli import main
 from fedlit.data import load
 from fedlit.engine.guard import Guard
@@ -159,7 +159,7 @@ def test_whatever_a_name_is_it_stays_text(text):
     seen = Read(tag('p', text, title=text) + '')
     assert [t for t, _ in seen.tags] == ['p']
     assert '\x00' in text or ''.join(seen.text) == seen.tags[0][1]['title'] == text
-    assert json.loads(embedded([text])) == [text] and not set('<>&\u2028') & set(embedded([text]))
+    assert json.loads(embed([text])) == [text] and not set('<>&\u2028') & set(embed([text]))
 
 @pytest.mark.parametrize('name', ['</text><script>', '$x^2$', r'$\frac{', '\x00\x0b', '"\'<>&', 'a style="x: y"',
                                   '漢字', 'a'*300])

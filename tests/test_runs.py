@@ -107,8 +107,8 @@ def same(one, two, numbers=2e-3, tensors=1e-2): # two runs; how far they may be 
 @pytest.fixture
 def exact(monkeypatch):
     "Federations in double precision, so that rounding is no excuse for them either."
-    plain = data.standardised
-    monkeypatch.setattr(data, 'standardised', lambda *args: plain(*args).double())
+    plain = data.standardise
+    monkeypatch.setattr(data, 'standardise', lambda *args: plain(*args).double())
     def made(*asked):
         f = MADE(*asked)
         return replace(f, model=copy.deepcopy(f.model).double())

@@ -10,7 +10,7 @@ from fedlit.papers import settings
 from fedlit.participation import BySize
 from fedlit.run import Federation, federate
 from fedlit.result import Run
-from fedlit.setting import PARTITIONS, Setting, call, parts_of, plain, public_set, read_setting, written
+from fedlit.setting import PARTITIONS, Setting, call, parts_of, plain, public_set, read_setting, write_call
 
 VARIED = [Setting(), Setting('MOON() + FedDecorr()', options=(), without=(3, 1), participation=BySize(.5)),
           Setting(local=Local(epochs=Between(1, 3), lr=Cosine(.1, 5)), partition='dirichlet(alpha=inf)'),
@@ -26,7 +26,7 @@ def test_every_field_is_in_the_form_of_json_but_the_later_one_at_its_default():
     assert plain(settings.Setting(measure=())) == plain(Setting())
 
 def test_a_call_is_written_as_it_is_read():
-    for text in ('iid()', 'dirichlet(alpha=inf)', "x(a='b', c=(1, 2), d=None)"): assert written(*call(text)) == text
+    for text in ('iid()', 'dirichlet(alpha=inf)', "x(a='b', c=(1, 2), d=None)"): assert write_call(*call(text)) == text
 
 def test_the_words_make_what_python_makes():
     s = Setting('FedProx()', rounds=1, local=Local(epochs=.2), seed=3, clients=4, options=(('hidden', (8,)),))

@@ -7,7 +7,7 @@ from fedlit.methods import FedPer, MOON, SCAFFOLD
 from fedlit.models import build
 from fedlit.partition import dirichlet
 from fedlit.local import Local
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit.ground.table import Row, Store, Table, pack, unpack
@@ -165,7 +165,7 @@ def test_save_load_and_resume(tmp_path, budget, monkeypatch):
             and whole.history.drop(columns=['seconds', 'peak_mb'])
             .equals(resumed.history.drop(columns=['seconds', 'peak_mb'])))
     assert all(torch.equal(a, b) for k in range(6)
-               for a, b in zip(*(deployed(ALL, r.state, k)[0].values() for r in (whole, resumed))))
+               for a, b in zip(*(network_for(ALL, r.state, k)[0].values() for r in (whole, resumed))))
 
 def test_a_file_holds_the_written_rows_only(tmp_path):
     def size(clients):

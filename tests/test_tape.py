@@ -12,7 +12,7 @@ from fedlit.method import Method, wants
 from fedlit.methods import DeCov, DSFL, FedAvg, FedDecorr, FederatedDropout, FedProx, FjORD, HeteroFL, MOON
 from fedlit.models import build
 from fedlit.partition import dirichlet
-from fedlit.batches import Batches, cross_entropy, occupied
+from fedlit.batches import Batches, cross_entropy, valid_places
 from fedlit.local import Local, Optimizer
 from fedlit.round import fed_round
 from fedlit.state import pure, start
@@ -207,7 +207,7 @@ def test_padding_may_hold_anything():
     net, data, out = model(norm=False), batches(0), []
     for junk in (0., float('nan')):
         x = data['x'].double().clone()
-        x[~occupied(data['counts'], x.shape[2])] = junk
+        x[~valid_places(data['counts'], x.shape[2])] = junk
         out.append(fed_round(Broadcast(FedAvg(), net, start(FedAvg(), net, CLIENTS), Local(lr=.1)), who(0),
                              dict(data, x=x), SIZES, executor='vmap'))
     assert gap(*out) == 0 and all(v.isfinite().all() for v in out[0].params.values())

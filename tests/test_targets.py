@@ -15,7 +15,7 @@ from fedlit.partition import dirichlet, iid, concept_shift
 from fedlit.result import Run
 from fedlit.run import federate
 from fedlit import scores
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.parse import method as parse
 from by_hand import averaged, drawn, sgd
 from federation import METHODS, sites
@@ -330,10 +330,10 @@ def test_a_client_makes_its_own_network_with_the_criterion_of_the_federation(met
     huber = nn.HuberLoss(delta=.1)
     run = trained(task, parse(method), clients=clients, tests=scores.tests_of(task, clients), criterion=huber)
     data = task.normalise(task.x_train[clients[1]]), task.y_train[clients[1]]
-    params, buffers = deployed(run.method, run.state, 1, data, run.model, huber)
+    params, buffers = network_for(run.method, run.state, 1, data, run.model, huber)
     own = {k: v for k, v in run.network(1).named_parameters()}
     assert all(torch.equal(params[k], own[k]) for k in own)
-    other = deployed(run.method, run.state, 1, data, run.model, CRITERIA['numbers'])[0]
+    other = network_for(run.method, run.state, 1, data, run.model, CRITERIA['numbers'])[0]
     assert any(not torch.equal(params[k], other[k]) for k in own)
     at = run.origin.tests[1]
     seen = evaluate(run.model, task.x_test[at], task.y_test[at], state=(params, buffers), target='numbers')['mse']

@@ -415,7 +415,7 @@ def test_what_a_client_draws_for_the_statistics_depends_on_nobody_else():
     "The statistics of two rounds' clients together are the mean of what each gives alone."
     net, method = Plain(nn.Sequential(nn.Dropout(), nn.BatchNorm1d(12))), FedAvg()
     state = replace(start(method, net, 5, 'recomputed'), round=3)
-    task, local = runs.normalised(ROWS), Local(epochs=1, batch_size=64)
+    task, local = runs.normalise_once(ROWS), Local(epochs=1, batch_size=64)
     def seen(who): return recompute(method, net, state, batches_of(task, CLIENTS, who, local), who).buffers
     alone, n = [seen([k]) for k in (1, 4)], torch.tensor([float(len(CLIENTS[k])) for k in (1, 4)])
     for k, v in seen([4, 1]).items():

@@ -40,12 +40,12 @@ def _loading(facts):
     image, mean, std = len(said.get('shape', ())) == 3, said.get('mean'), said.get('std')
     return f"""```python
 from safetensors.torch import load_file
-from fedlit.data import standardised
+from fedlit.data import standardise
 {made}
 net.load_state_dict(load_file('model.safetensors'))
 net.eval()
 
-def prepare(x): return standardised(x, mean={mean}, std={std}, image={image})
+def prepare(x): return standardise(x, mean={mean}, std={std}, image={image})
 ```"""
 
 def _table(rows): return '\n'.join(['| | |', '|---|---|', *(f'| {k} | {v} |' for k, v in rows.items())])

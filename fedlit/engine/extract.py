@@ -11,7 +11,7 @@ from dataclasses import replace
 from fastcore.basics import patch
 from functools import cache, partial
 import torch
-from ..ground.axes import cut, extract, masks, paste, shrunk
+from ..ground.axes import cut, extract, masks, paste, shrink
 from .masks import MaskedCohort, times
 from ..ground.stacks import single
 from .trial import trial_step, compare_ways
@@ -31,7 +31,7 @@ def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already kno
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
     small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
-    small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrunk(axes, on)
+    small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrink(axes, on)
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
     made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it
     small.forward = lambda *args, **kw: made()(*args, **kw)

@@ -18,12 +18,12 @@ from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
 from ..data import check_augment, in_words
-from ..ground.draws import keep_generators, undrawn
+from ..ground.draws import keep_generators, hold_draws
 from ..ground.files import is_stream
-from ..ground.fingerprint import LIBRARIES, checksum, reached
+from ..ground.fingerprint import LIBRARIES, checksum, held_values
 from ..ground.messages import first_line
 from ..ground.stacks import has_batchnorm
-from ..ground.tape import Lookout, Recorder, written
+from ..ground.tape import Lookout, Recorder, memory_written
 from ..method import needs, overrides
 from ..state import fixed_names, pure, split_state, start
 
@@ -79,9 +79,9 @@ def check_step(model, x):
     place = lambda v: v.untyped_storage().data_ptr()
     before = {k: place(v) for k, v in held.items()}
     within = lambda f: any(at.f_globals.get('__name__') == 'torch.utils.checkpoint' for at, _ in walk_stack(None))
-    with undrawn(), Lookout(within) as checkpoints, Recorder() as recorder, suppress(Exception): # reported elsewhere
+    with hold_draws(), Lookout(within) as checkpoints, Recorder() as recorder, suppress(Exception): # reported elsewhere
         for train in (True, False): pure(net)(params, buffers, x, train)
-    touched = written(recorder.calls)
+    touched = memory_written(recorder.calls)
     k = next((k for k, v in held.items() if before[k] in touched or place(v) != before[k]), '') # `.data` may be new
     if k in fixed:
         raise ValueError(f"{k} of {name} is a parameter without gradient, which clients do not send, "
@@ -115,7 +115,7 @@ def probe_forward(model, x, train=False):
         raise ValueError(f"{name} cannot be copied, and clients train copies: {first_line(e)}; of the old "
                          "torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.weight_norm can") from e
     try:
-        with torch.no_grad(), undrawn():
+        with torch.no_grad(), hold_draws():
             return pure(net.to(x.device))(*split_state(net), x, train=train)[:2]
     except (RuntimeError, ValueError, IndexError) as e:
         odd = {str(p.dtype)[6:] for p in net.parameters() if p.is_floating_point()} - {'float32'}
@@ -205,7 +205,7 @@ def check_proxy(model, method, proxy):
 # %% ../../nbs/engine/inputs.ipynb #extreme2
 def attempt(f, *args):
     "The result and the exception of `f(*args)`, one of them None; global random generators stay as they were."
-    with keep_generators(), undrawn():
+    with keep_generators(), hold_draws():
         try: return f(*args), None
         except Exception as e: return None, e
 
@@ -244,7 +244,7 @@ def _in_function(f):
     near = {n: f.__globals__[n] for n in sorted(names & f.__globals__.keys())}
     modules = [vars(m) for m in near.values() if isinstance(m, ModuleType) and not _of_library(m)]
     far = [{n: m[n] for n in sorted(names & m.keys())} for m in modules]
-    return vars(f), reached(f), near, far
+    return vars(f), held_values(f), near, far
 
 # %% ../../nbs/engine/inputs.ipynb #956cf7aa
 def _in_tensor(v):
@@ -315,7 +315,7 @@ def find_side_effects(model, x):
     "Run a copy, and say in words what this leaves behind in Python; '' if nothing."
     net, fresh, states = copy.deepcopy(model), copy.deepcopy(model), []
     def run(net, x):
-        with undrawn([] if x.is_cpu else None): return pure(net)(*split_state(net), x)[:2] # each draws the same
+        with hold_draws([] if x.is_cpu else None): return pure(net)(*split_state(net), x)[:2] # each draws the same
     with keep_generators(), torch.no_grad():
         for _ in range(2):
             run(net, x[[0]*len(x)])

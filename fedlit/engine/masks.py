@@ -10,7 +10,7 @@ import copy, torch
 from contextlib import contextmanager
 from fastcore.basics import patch
 from functools import reduce
-from ..ground.axes import along, masked, masks
+from ..ground.axes import along, apply_mask, masks
 from ..batches import beside
 from ..cohort import Cohort
 from ..method import ask, asks_for, overrides, part_view, part_names
@@ -56,7 +56,7 @@ def take_part(self:MaskedCohort, step=None):
 @patch
 def restrict(self:MaskedCohort, params, part):
     "The parameters as a forward pass sees them: zero outside the part."
-    return masked(params, part.get('spread', {}))
+    return apply_mask(params, part.get('spread', {}))
 
 @patch
 @contextmanager

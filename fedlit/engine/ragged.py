@@ -7,7 +7,7 @@ __all__ = ['ACROSS', 'RaggedCohort', 'can_pad']
 
 # %% ../../nbs/engine/ragged.ipynb #80834a52
 from weakref import WeakKeyDictionary
-from ..batches import cross_entropy, groups, occupied
+from ..batches import cross_entropy, groups, valid_places
 from ..cohort import Cohort
 from ..ground.stacks import has_batchnorm
 from .trial import try_stack
@@ -33,7 +33,7 @@ class RaggedCohort(Cohort):
         batch = super().batch(t, ks, n)
         if 'short' not in self.memo: self.memo['short'] = self.short_steps()
         if any(self.memo['short']) and 'valid' not in self.memo: # moved to a device once a round
-            self.memo['valid'] = occupied(self.batches.counts.T, batch['y'].shape[1]).to(batch['y'].device)
+            self.memo['valid'] = valid_places(self.batches.counts.T, batch['y'].shape[1]).to(batch['y'].device)
         return dict(batch, valid=self.memo['valid'][t, ks]) if self.memo['short'][t] else batch
 
     def short_steps(self):

@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..batches import Batches, cross_entropy
 from ..cohort import Cohort
 from .inputs import has_own_code
-from ..ground.draws import keep_generators, undrawn
+from ..ground.draws import keep_generators, hold_draws
 from ..ground.messages import first_line
 from ..ground.stacks import single, stacked
 from ..ground.tree import flatten, sub, tmap
@@ -39,7 +39,7 @@ PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # precision
 def compare_ways(plain, other):
     "Compare two ways to take a step: '' if they agree, else what differs or the error of the other way."
     for cast, tolerance in PRECISIONS:
-        with keep_generators(), undrawn():
+        with keep_generators(), hold_draws():
             try: one = plain(cast)
             except Exception: continue # the run will say what is wrong with the plain step
             try: many = other(cast)

@@ -8,10 +8,10 @@ __all__ = ['try_metrics', 'outputs_of', 'try_parts', 'try_criterion', 'notice_so
 # %% ../../nbs/engine/tryout.ipynb #tryout03
 import copy, torch, warnings
 from contextlib import suppress
-from ..ground.draws import undrawn
+from ..ground.draws import hold_draws
 from .inputs import attempt
 from ..ground.messages import first_line, warn
-from ..measure import scored
+from ..measure import compute_metrics
 from ..method import asks_for, overrides
 from ..scores import check_name
 from ..state import homes, pure, split_state, start
@@ -33,7 +33,7 @@ def try_metrics(
     for labels in (y, *sorted(each, key=lambda y: len(y.unique()))[:1]):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore') # about classes that invented logits never choose
-            scored(metrics, torch.randn(len(labels), classes, *places, generator=gen), labels)
+            compute_metrics(metrics, torch.randn(len(labels), classes, *places, generator=gen), labels)
 
 # %% ../../nbs/engine/tryout.ipynb #tryout08
 @torch.enable_grad()
@@ -41,7 +41,7 @@ def outputs_of(model, x, train=False): # train: in training mode?
     "Parameters of a copy, by name, and its features (N, d) and logits (N, C) of a batch, with gradients."
     net = copy.deepcopy(model)
     params, buffers = split_state(net)
-    with undrawn(): return params, *pure(net)(tmap(torch.Tensor.requires_grad_, params), buffers, x, train)[:2]
+    with hold_draws(): return params, *pure(net)(tmap(torch.Tensor.requires_grad_, params), buffers, x, train)[:2]
 
 def try_parts(method, model, features, logits, state=None): # state: the first, if known
     "Refuse parts of the method that this network leaves without effect or meaning."

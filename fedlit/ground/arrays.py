@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['frame_columns', 'texts_of', 'in_numbers', 'check_digits', 'made_of', 'in_order', 'planes', 'eight_bits', 'to_tensor',
            'as_samples', 'top_level', 'check_scale', 'as_classes', 'as_places', 'as_labels', 'as_quantities',
-           'as_constants', 'lacking', 'repeated']
+           'as_constants', 'count_missing', 'overlap']
 
 # %% ../../nbs/ground/arrays.ipynb #ca433da3
 import numpy as np, torch, warnings
@@ -295,7 +295,7 @@ def _some_rows(x, most=2**24): # at most 4096 samples or 16 MB, evenly spread, a
     step = -(-len(x) // max(1, min(4096, most // max(1, x[0].numel() * x.element_size()))))
     return x[::step].flatten(1).clone(memory_format=torch.contiguous_format) # a column may be stored as a row
 
-def lacking(
+def count_missing(
     x, # (N, ...) samples
 ): # int; 0 for whole numbers
     "How many samples hold missing values or infinity, counted among at most 4096 of them."
@@ -307,7 +307,7 @@ def _copied(rows, known): # known: the different rows, as bytes; were they copie
     if len(known) < 16 or own < .9 * len(known): return False
     return any((n := n * len(column.unique())) > len(rows) for column in rows.T)
 
-def repeated(
+def overlap(
     x, # (N, ...) training samples
     z, # (M, ...) test samples
 ): # a share from 0 to 1; 0 if it may well be chance, or if the samples cannot be compared

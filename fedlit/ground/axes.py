@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['RULES', 'CHANNELWISE', 'JOINING', 'Axes', 'find_axes', 'axes_of', 'along', 'masks', 'coordinates', 'cut', 'paste',
-           'extract', 'shrunk', 'masked', 'watched', 'watch']
+           'extract', 'shrink', 'apply_mask', 'places_to_watch', 'watch']
 
 # %% ../../nbs/ground/axes.ipynb #7fd862b5
 import copy, threading, torch
@@ -287,7 +287,7 @@ def extract(model, axes, chosen):
     return net
 
 # %% ../../nbs/ground/axes.ipynb #802b0748
-def shrunk(axes, chosen):
+def shrink(axes, chosen):
     "The axes of the small network."
     length = lambda a, n: int(chosen[a].sum()) if a in chosen else n
     small = lambda segs: tuple((a, length(a, n), r) for a, n, r in segs)
@@ -296,7 +296,7 @@ def shrunk(axes, chosen):
                 axes.makes, small(axes.features), axes.logits, axes.classes)
 
 # %% ../../nbs/ground/axes.ipynb #8e0af2ee
-def masked(params, mask):
+def apply_mask(params, mask):
     "`params` with the entries outside the mask set to zero."
     return {k: v*mask[k].reshape(mask[k].shape + (1,)*(v.dim()-mask[k].dim())) if k in mask else v
             for k, v in params.items()}
@@ -306,7 +306,7 @@ def _is_relu(node, graph):
     if node.op == 'call_module': return isinstance(graph.get_submodule(node.target), (nn.ReLU, nn.ReLU6))
     return 'relu' in _named(node)
 
-def watched(axes, at='relu'):
+def places_to_watch(axes, at='relu'):
     "Node -> axis: ReLUs, or else the layer that outputs the axis (`at='relu'`); or all such layers (`'layer'`)."
     made = {k.rsplit('.', 1)[0] for k in axes.makes}
     here = [n for n in axes.graph.graph.nodes if n.name in axes.points]
@@ -329,7 +329,7 @@ class _Watch(fx.Interpreter):
 # %% ../../nbs/ground/axes.ipynb #cc90b8b0
 def watch(axes, params, buffers, x, at='relu', taps=None, train=True):
     "Run the network: features, logits, and the values at its watched points, name -> (N, channels, ...)."
-    spy = _Watch(axes.graph, watched(axes, at), taps or {})
+    spy = _Watch(axes.graph, places_to_watch(axes, at), taps or {})
     run = nn.Module()
     run.net, run.forward = axes.graph, spy.run
     state = {f'net.{k}': v.clone() if k in buffers else v for k, v in {**params, **buffers}.items()}

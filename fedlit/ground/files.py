@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['FULL', 'PAUSE', 'JSON', 'ZERO', 'last', 'is_stream', 'write_file', 'write_figure', 'Damaged', 'strict', 'write_json',
-           'unharmed', 'read_json', 'packed', 'result', 'all_results', 'write_tensors', 'read_tensors', 'newest',
-           'forget', 'digest', 'fetch', 'unpack', 'shipped']
+           'naming_file', 'read_json', 'pack_of', 'result', 'all_results', 'write_tensors', 'read_tensors', 'newest',
+           'forget', 'digest', 'fetch', 'unpack', 'result_path']
 
 # %% ../../nbs/ground/files.ipynb #858de5f2
 import errno, hashlib, io, itertools, json, lzma, math, os, platform, re, secrets, shutil, tarfile
@@ -181,7 +181,7 @@ def write_json(
 
 # %% ../../nbs/ground/files.ipynb #5f9e39f0
 @contextmanager
-def unharmed(path):
+def naming_file(path):
     "A context whose OSError names the file that cannot be read just now, and says that it is left as it is."
     try: yield
     except (FileNotFoundError, IsADirectoryError): raise
@@ -192,7 +192,7 @@ def unharmed(path):
 
 def _bytes(path):
     "The content of a file."
-    with unharmed(path):
+    with naming_file(path):
         if is_stream(Path(path)): raise Damaged(f"{path} is a pipe or a device, and no file")
         return Path(path).read_bytes()
 
@@ -226,7 +226,7 @@ def read_json(
     return _sound(_bytes(path), path)
 
 # %% ../../nbs/ground/files.ipynb #30632e4a
-def packed(folder):
+def pack_of(folder):
     "The file to which `bench.pack` packs the results of a folder."
     return Path(folder).with_name(f'{Path(folder).name}.jsonl.xz')
 
@@ -244,7 +244,7 @@ def _lines(path, stamp):
     return known
 
 def _packed_lines(folder):
-    try: return _lines(packed(folder), packed(folder).stat().st_mtime_ns)
+    try: return _lines(pack_of(folder), pack_of(folder).stat().st_mtime_ns)
     except FileNotFoundError: return {}
 
 # %% ../../nbs/ground/files.ipynb #fl30632b
@@ -254,10 +254,10 @@ def result(
     "Read a result if it is there and whole; warn if it is damaged."
     path = Path(path)
     try:
-        with unharmed(path): there = path.exists()
+        with naming_file(path): there = path.exists()
         if there: return read_json(path)
         if line := _packed_lines(path.parent).get(path.name):
-            content = _sound(line, f'{path.name} in {packed(path.parent)}')
+            content = _sound(line, f'{path.name} in {pack_of(path.parent)}')
             return {k: v for k, v in content.items() if k != 'file'}
     except Damaged as e: warn(f"{e}; it counts as missing")
 
@@ -314,7 +314,7 @@ def read_tensors(
         about = _entry(raw)
         if about and not _intact(raw): raise ValueError('it does not have its checksum')
         other = about and about['format'] != form
-        with unharmed(path): tensors = load(raw) if about and not other else {}
+        with naming_file(path): tensors = load(raw) if about and not other else {}
     except OSError: raise
     except Exception as e: raise Damaged(f"{path} is {_fault(raw, 'a safetensors file', e)}") from None
     if not about:
@@ -442,7 +442,7 @@ def _results(package):
     return unpack(archive, place.name, 'results'), place
 
 # %% ../../nbs/ground/files.ipynb #4e0190d2
-def shipped(
+def result_path(
     name='', # such as 'catalogue' or 'soak/soak.json'
 ):           # its path
     "The path of a result that comes with fedlit, in a checkout or an installed package."

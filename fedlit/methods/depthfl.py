@@ -14,7 +14,7 @@ from ..method import Method, overrides, require
 from .perfedavg import PerFedAvg
 from .submodels import SubModel, entry
 from ..models import (Net, average_pool, basic_block, colours, conv_block, kaiming, register, stages_of, stem_of,
-                           thinned)
+                           thin)
 
 # %% ../../nbs/methods/55_depthfl.ipynb #660c0dc3
 class Exits(nn.Module):
@@ -106,7 +106,7 @@ def exits_resnet18(
     features:int=0, # the exit whose features are returned
 )->Exits: # each exit's features are (B, 512) at full width
     "ResNet18 with a 3x3 stem and DepthFL's four exits (Kim et al. 2023, as released)."
-    channels, stages = thinned((64, 128, 256, 512), width), []
+    channels, stages = thin((64, 128, 256, 512), width), []
     for i, (c, n) in enumerate(zip(channels, depths)):
         stages.append(stages_of(basic_block, channels[max(i-1, 0)], (c,), (n,), (2 if i else 1,)))
     stages[0] = nn.Sequential(stem_of(colours(shape), channels[0]), stages[0])
@@ -122,7 +122,7 @@ def exits_cnn4(
     features:int=0, # the exit whose features are returned
 )->Exits: # each exit's features are (B, last of the channels)
     "The four convolutions of HeteroFL and FedDSE, each with one of DepthFL's exits."
-    widths = [colours(shape), *thinned(channels, width)]
+    widths = [colours(shape), *thin(channels, width)]
     stages = [nn.Sequential(*conv_block(*io, 'batch')) for io in zip(widths, widths[1:])]
     stages[-1] = stages[-1][:-1] # nothing is pooled after the last
     exits = [_exit(widths[i:], classes) for i in range(1, len(widths))]

@@ -7,7 +7,7 @@ __all__ = ['activity', 'FedDSE', 'OldCounts']
 
 # %% ../../nbs/methods/56_feddse.ipynb #86027c59
 import torch
-from ..ground.axes import watched
+from ..ground.axes import places_to_watch
 from ..method import Method
 from .submodels import SubModel, uniform
 from ..server import holders
@@ -23,7 +23,7 @@ def activity(
 ):           # axis -> (n,) activity of its neurons
     "How strongly each neuron responds to `x`: its activation after the ReLU, or after its layer if no ReLU follows."
     seen, reduce, out = watch(params, buffers, x)[2], getattr(torch, score), {}
-    for p, a in watched(axes).items():
+    for p, a in places_to_watch(axes).items():
         out.setdefault(a, []).append(reduce(seen[p].abs().transpose(0, 1).flatten(1), 1))
     return {a: reduce(torch.stack(v), 0) for a, v in out.items()}
 

@@ -8,7 +8,7 @@ __all__ = ['sensitivity', 'similar_data', 'FedGSE']
 # %% ../../nbs/methods/57_fedgse.ipynb #d9239ecc
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
-from ..ground.axes import masked, masks, watched
+from ..ground.axes import apply_mask, masks, places_to_watch
 from .submodels import SubModel, uniform
 
 # %% ../../nbs/methods/57_fedgse.ipynb #c98451f0
@@ -28,7 +28,7 @@ def sensitivity(
     many = 1 if form == 'paper' else len(x)
     taps = {p: h.new_zeros(many, *h.shape[1:]) for p, h in look(x[:1])[2].items()} # one sample gives the shapes
     grads = torch.func.grad(lambda taps: (weight*F.cross_entropy(look(x, taps)[1], y, reduction='none')).sum())(taps)
-    for p, a in watched(axes, at).items():
+    for p, a in places_to_watch(axes, at).items():
         out[a] = out.get(a, 0) + grads[p].abs().transpose(0, 1).flatten(1).sum(1)
     return out
 
@@ -82,6 +82,6 @@ def mask(self:FedGSE, params, buffers, axes, watch, forward, proxy, client, numb
 @patch
 def done(self:FedGSE, client, params, buffers, forward, axes, chosen, proxy):
     x, _ = self.public(proxy)
-    mine = masked(params, masks(axes, chosen)) if chosen else params
+    mine = apply_mask(params, masks(axes, chosen)) if chosen else params
     says = forward(mine, buffers, x, train=False)[1].argmax(1)
     return dict(label=torch.cat([says, client['label'][len(says):]])), {}

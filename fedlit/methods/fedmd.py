@@ -9,7 +9,7 @@ __all__ = ['digest', 'FedMD']
 import numpy as np, torch, torch.nn.functional as F
 from fastcore.basics import patch
 from ..method import Method
-from .feddf import opinions, unlabelled
+from .feddf import opinions, proxy_inputs
 
 # %% ../../nbs/methods/63_fedmd.ipynb #fmd00009
 def digest(
@@ -42,14 +42,14 @@ class FedMD(Method):
                   transfer='at least 0')
     def keep(self, name): return True
     def merge(self, delta, server, trained, params, buffers, forward, proxy, generator, peers=None):
-        x, pick = unlabelled(self, proxy), lambda tree: {k: trained[k] for k in tree}
+        x, pick = proxy_inputs(self, proxy), lambda tree: {k: trained[k] for k in tree}
         at = torch.randperm(len(x), generator=generator)[:self.samples].to(x.device)
         return delta, dict(said=opinions(forward, pick(params), pick(buffers), x[at], peers).mean(0), at=at)
 
 # %% ../../nbs/methods/63_fedmd.ipynb #fmd00014
 @patch
 def begin(self:FedMD, params, client, buffers, forward, proxy, server, round):
-    x, epochs = unlabelled(self, proxy), self.epochs if server else self.transfer*(round == 0)
+    x, epochs = proxy_inputs(self, proxy), self.epochs if server else self.transfer*(round == 0)
     if epochs and not server:
         labels = proxy[1] if isinstance(proxy, (tuple, list)) else ()
         if len(labels) != len(x):

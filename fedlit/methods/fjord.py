@@ -8,7 +8,7 @@ __all__ = ['narrow', 'FjORD']
 # %% ../../nbs/methods/54_fjord.ipynb #bfc33f67
 import torch, torch.nn.functional as F
 from fastcore.basics import patch
-from ..ground.axes import masked, masks
+from ..ground.axes import apply_mask, masks
 from ..method import overrides
 from .heterofl import HeteroFL
 from .submodels import uniform, entry
@@ -24,7 +24,7 @@ def narrow(
 ):          # name -> tensor, zero outside the first ceil(p n) coordinates of every axis
     "The parameters of the sub-network of width `p`, in the shapes of the full network."
     whole = {a: n if a in chosen else (n/share[a]).round() for a, n in axes.size.items()}
-    return masked(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
+    return apply_mask(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
                                        for a, n in axes.size.items()}))
 
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03

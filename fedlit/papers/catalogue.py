@@ -13,11 +13,11 @@ from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa
                            feddse, fedgse, landscape)                                   # CATALOGUE
 from .claims import WIDTH, hanging, verdict_view, tally, verdict_lines
 from .drawings import display_linked
-from ..ground.messages import unknown
+from ..ground.messages import unknown_name
 from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command, complete_seeds,
                                    compare_published, entry_runs, found_rows, judged, looks, note_look, note_seen,
                                    remarks, repeats, report_entry, select, stands_on)
-from ..ground.files import shipped
+from ..ground.files import result_path
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
 
@@ -39,7 +39,7 @@ def entries(*names):
     out = []
     for n in names:
         known = [n] if isinstance(n, Entry) else [e for e in CATALOGUE.values() if n in ('all', e.id, e.paper)]
-        if not known: raise unknown('entry', n, sorted(CATALOGUE))
+        if not known: raise unknown_name('entry', n, sorted(CATALOGUE))
         out += known
     return list(dict.fromkeys(out))
 
@@ -102,7 +102,7 @@ def listing(
     "A table of entries: id, source, caption, and at each scale how many of the requested runs have a result."
     wanted, there = entries(*names), {} # entries share runs
     def count(e, scale):
-        folders = [out] if out else [e.folder, shipped('catalogue'), shipped('digits')]
+        folders = [out] if out else [e.folder, result_path('catalogue'), result_path('digits')]
         try: runs = {(folders[0], address(s)): s for _, s in entry_runs(e, scale, only, folders[0])}
         except ValueError:
             if only: return ''

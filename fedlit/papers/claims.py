@@ -15,7 +15,7 @@ from contextlib import suppress
 import numpy as np, pandas as pd
 from dataclasses import dataclass, replace
 from typing import NamedTuple
-from ..ground.files import shipped
+from ..ground.files import result_path
 from ..measure import spread
 from .evidence import (LEVEL, MOST, Evidence, interval, paired, repeated, repeated_interval,
                                     repeated_needed, seeds_needed, together)
@@ -49,7 +49,7 @@ LATE, LAST = 'mean over the last third of the rounds', 'the last round, since no
 
 def results(grid, out=None):
     "Read the available results: a DataFrame with a row for each, and the list of (labels, Setting) of missing ones."
-    out = out or shipped('catalogue')
+    out = out or result_path('catalogue')
     have = [(labels, s, found(out, s)) for labels, s in grid]
     rows = pd.DataFrame([{'run': str(address(s)), **_row(labels, r)} for labels, s, r in have if r])
     rows.attrs.update(labels=list(grid[0][0]), judged=dict(accuracy=LATE, personal=LATE))

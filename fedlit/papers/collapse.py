@@ -13,9 +13,9 @@ import json, math, numpy as np, pandas as pd
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
-from ..ground.files import all_results, result, shipped
+from ..ground.files import all_results, result, result_path
 from ..figure import bars, spectra, style
-from ..measure import significant
+from ..measure import count_large
 from .claims import above_zero, ahead, hanging, judge, level, ours, results
 from .depth import LONG, perceptron
 from .drawings import axis_figure, rounds_figure, table
@@ -91,7 +91,7 @@ NATURAL = math.exp(-2) # the text's log tau = -2 by natural logarithms; everywhe
 def at_natural(rows):
     "Add a column: how many singular values of the global model exceed `NATURAL`."
     if 'spectrum' not in rows: return rows
-    count = [significant(v, NATURAL) if isinstance(v, list) else np.nan for v in rows.spectrum]
+    count = [count_large(v, NATURAL) if isinstance(v, list) else np.nan for v in rows.spectrum]
     return rows.assign(above_natural=count)
 
 # %% ../../nbs/papers/collapse.ipynb #cla00001
@@ -177,8 +177,8 @@ def left_out(out, rounds):
 # %% ../../nbs/papers/collapse.ipynb #cb5d6fcc
 def committed_runs(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's committed runs, including those still to be done, and the folder of their results."
-    if scale == 'short': return collapse_runs(scale, range(10)), shipped('catalogue')
-    return collapse_runs(scale, *runs_in(shipped('digits'))), shipped('digits')
+    if scale == 'short': return collapse_runs(scale, range(10)), result_path('catalogue')
+    return collapse_runs(scale, *runs_in(result_path('digits'))), result_path('digits')
 
 def committed(scale='embedded'): # 'embedded': digits; 'short': real images
     "The main job's results that come with fedlit, see `results`."
@@ -198,7 +198,7 @@ def gains_by_alpha(rows, missing=()):
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
 def committed_verdicts(scale='embedded'): # 'embedded': digits; 'short': real images
     "The verdicts based on the results that come with fedlit."
-    e, out = CATALOGUE['collapse'], shipped('digits' if scale == 'embedded' else 'catalogue')
+    e, out = CATALOGUE['collapse'], result_path('digits' if scale == 'embedded' else 'catalogue')
     return judge(e.claims, *committed(scale), e.derive, repeated if looks(e, scale, out)[1] else paired)
 
 def verdicts_beside(tables): # name -> DataFrame of `decide`, for the main job

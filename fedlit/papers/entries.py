@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
-from ..ground.files import result, shipped, write_figure, write_file, write_json
-from ..ground.messages import first_line, unknown, warn
+from ..ground.files import result, result_path, write_figure, write_file, write_json
+from ..ground.messages import first_line, unknown_name, warn
 from ..measure import spread
 from .claims import decide, results, verdict_view, evaluate
 from .drawings import display_linked, table
 from .evidence import next_run, paired, repeated
 from .settings import address
-from ..setting import call, written
+from ..setting import call, write_call
 
 # %% ../../nbs/papers/entries.ipynb #6c9fc2e4
 SCALES = 'embedded', 'short', 'paper'
@@ -161,15 +161,15 @@ def select(
     seeds=None, # number of seeds; None: those of the entry
 ):              # list of (labels, Setting)
     "The grid of an entry, or the part of it that `only` names."
-    if scale not in SCALES: raise unknown('scale', scale, SCALES)
+    if scale not in SCALES: raise unknown_name('scale', scale, SCALES)
     grid = with_seeds(entry.grid(scale), seeds)
     for word in filter(None, only.split(',')):
         label, eq, text = word.strip().rpartition('=')
-        if eq and label not in grid[0][0]: raise unknown('label', label, grid[0][0])
+        if eq and label not in grid[0][0]: raise unknown_name('label', label, grid[0][0])
         part = [(l, s) for l, s in grid if any(_same(v, text) for k, v in l.items() if not eq or k == label)]
         if not part and scale != 'paper' and any(_same(l['data'], text) for l, _ in entry.grid('paper')): part = grid
         if not part:
-            raise unknown(f'run of {entry.id} at scale {scale} with', word.strip(), dict.fromkeys(
+            raise unknown_name(f'run of {entry.id} at scale {scale} with', word.strip(), dict.fromkeys(
                 f'{k}={v}' for l, _ in grid for k, v in l.items() if not eq or k == label))
         grid = part
     return grid
@@ -256,11 +256,11 @@ def note_look(entry, scale, out, only='', seeds=None, until_decided=False, field
 # %% ../../nbs/papers/entries.ipynb #ae8646fc
 def entry_runs(entry, scale, only='', out=None):
     "The runs of an entry, with the number of seeds that was requested last."
-    return select(entry, scale, only, looks(entry, scale, out or shipped('catalogue'), only)[0][-1])
+    return select(entry, scale, only, looks(entry, scale, out or result_path('catalogue'), only)[0][-1])
 
 def found_rows(entry, scale, only='', out=None):
     "The results of `entry_runs`, see `results`."
-    return results(entry_runs(entry, scale, only, out), out or shipped('catalogue'))
+    return results(entry_runs(entry, scale, only, out), out or result_path('catalogue'))
 
 def complete_seeds(rows, missing):
     "The rows of the seeds with all of their runs; all rows if fewer than two seeds are complete."
@@ -276,7 +276,7 @@ def judged(entries, scale,
     family = wanted if only else {**{k: e for k, e in CATALOGUE.items() if e.paper in papers}, **wanted}
     weighed = []
     for e in family.values():
-        here = out or shipped('catalogue')
+        here = out or result_path('catalogue')
         test = repeated if looks(e, scale, here, only)[1] else paired
         weighed += evaluate(e.claims, *found_rows(e, scale, only, here), e.derive, test, e.id)
     table = decide(weighed)
@@ -334,7 +334,7 @@ def data_in_words(task): # as in a Setting
 
 def network_in_words(s):
     'The network of a setting, such as "mlp(hidden=(64,), features=64)".'
-    return written(s.model, dict(s.options)) if s.options else s.model
+    return write_call(s.model, dict(s.options)) if s.options else s.model
 
 # %% ../../nbs/papers/entries.ipynb #518df2ac
 def stands_on(grid):

@@ -17,7 +17,7 @@ __all__ = ['DECORR', 'BOTH_WAYS', 'LOSS_AS_PRINTED', 'PAIR', 'ALL', 'FOUR', 'EVE
 # %% ../../nbs/papers/feddecorr.ipynb #0c74f613
 import numpy as np, pandas as pd
 from dataclasses import replace
-from ..measure import significant
+from ..measure import count_large
 from ..methods import MOON, SCAFFOLD, FedAvg, FedAvgM, FedDecorr, FedProx
 from .claims import (Numbers, above_zero, ahead, along, best, beyond, close, level, mean_of, minus, nth,
                                   ours, pick, reached, rising, sooner, started)
@@ -120,7 +120,7 @@ def by_round(s): return measuring('spectra_by_round')(s) if s.model == 'cnn_bn' 
 def nearly_all(rows):
     "How far the share of significant values among the first hundred is above 0.9 with even labels, one per seed."
     curves = pick(rows, dict(alpha=EVEN), 'spectrum').map(lambda v: sorted(v, reverse=True)[:100])
-    return (curves.map(significant)/curves.map(len) - .9).groupby('seed').mean().to_numpy()
+    return (curves.map(count_large)/curves.map(len) - .9).groupby('seed').mean().to_numpy()
 
 def fallen(column):
     "The claim's numbers: how far the mean log singular value at alpha 0.05 lies below that with even labels."
@@ -168,7 +168,7 @@ OTHER_CLIENTS = 1, 2, 3
 
 def with_counts(rows):
     "Add columns `count_1` and so on: how many values of one client's spectrum are significant; NaN if not measured."
-    count = lambda v: significant(v) if isinstance(v, list) else np.nan
+    count = lambda v: count_large(v) if isinstance(v, list) else np.nan
     return rows.assign(**{f'count_{k}': rows[str(k)].map(count) for k in OTHER_CLIENTS if str(k) in rows})
 
 entry('feddecorr/fig10', 'ICLR Fig. 10', 'The same for other clients', like='feddecorr/fig2b',
@@ -196,7 +196,7 @@ STAND_INS = 'At the smaller scales, a wider and a narrower network take the plac
 
 def lost_share(model):
     "The claim's numbers: the share of a network's singular values that uneven labels push below the threshold."
-    def lost(even, uneven): return significant(even)/len(even) - significant(uneven)/len(uneven)
+    def lost(even, uneven): return count_large(even)/len(even) - count_large(uneven)/len(uneven)
     return ahead(dict(alpha=EVEN), dict(alpha=UNEVEN), 'spectrum', 'of all values', lost, model=model)
 
 entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', like='feddecorr/fig7',

@@ -11,7 +11,7 @@ __all__ = ['MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spe
 import numpy as np, torch
 from dataclasses import replace
 from torch import nn
-from ..measure import effective_rank, exactly, features_of, local_global_gap, logits_of, significant, spectrum
+from ..measure import effective_rank, exactly, features_of, local_global_gap, logits_of, count_large, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
 from ..methods.submodels import SubModel
@@ -20,14 +20,14 @@ from ..parse import method as parse
 from ..cohort import Broadcast
 from ..round import local_phase
 from ..scores import own_samples
-from ..server import aggregate, deployed, recompute
+from ..server import aggregate, network_for, recompute
 from ..state import State, pure, start
 from ..batches import batches_of
 from ..engine.inputs import least_batch
 from ..participation import draw_clients
 from ..ground.draws import Dispatch
 from ..ground.tree import rows
-from ..run import WEIGHTING, choose_executor, there
+from ..run import WEIGHTING, choose_executor, to_device
 from ..scale.costs import narrow
 
 # %% ../../nbs/papers/measures.ipynb #f298d26b
@@ -54,7 +54,7 @@ def spectral_numbers(
 ):
     "Summarise the spectra: significant values, effective ranks, and how far averaging lowers the curve."
     mean = lambda number: float(np.mean([number(v) for v in local]))
-    return dict(significant=significant(whole), local_significant=mean(significant),
+    return dict(significant=count_large(whole), local_significant=mean(count_large),
                 rank=effective_rank(whole), local_rank=mean(effective_rank),
                 R=mean(lambda v: local_global_gap(v, whole)))
 
@@ -107,7 +107,7 @@ def _rank_of_each(run, task, net):
 def layer_ranks(run, task, clients, tests, s):
     "Effective rank after every ReLU, from the first to the last: of the global model, and the clients' mean."
     def of(params, buffers): # a method may compose the network of other tensors
-        return _rank_of_each(run, task, deployed(run.method, replace(run.state, params=params, buffers=buffers)))
+        return _rank_of_each(run, task, network_for(run.method, replace(run.state, params=params, buffers=buffers)))
     local = [of(*_kept(run.locals, i)) for i in range(len(run.locals['who']))]
     return dict(layer_rank=_clip(of(run.state.params, run.state.buffers)), local_layer_rank=_clip(np.mean(local, 0)))
 
@@ -127,7 +127,7 @@ def own_rank(run, task, clients, tests, s):
     "Mean effective rank of the test images' features in the clients' own networks."
     everyone = range(run.state.clients)
     offer = own_samples(run.method, task, clients, everyone)
-    nets = (deployed(run.method, run.state, k, model=run.model, **rows(offer, k)) for k in everyone)
+    nets = (network_for(run.method, run.state, k, model=run.model, **rows(offer, k)) for k in everyone)
     return _clip([np.mean([_rank_of_each(run, task, net)[-1] for net in nets])])[0]
 
 # %% ../../nbs/papers/measures.ipynb #4596ab5c
@@ -201,7 +201,7 @@ def activations(run, task, clients, tests, s):
 def update_gap(run, task, clients, tests, s):
     "Length of the summed difference between the clients' updates and those of whole networks, one number per round."
     method, device = run.method, next(run.model.parameters()).device
-    proxy = there(run.proxy, device)
+    proxy = to_device(run.proxy, device)
     whole = sum((p for p in method.parts if not isinstance(p, (SubModel, Scaler))), FedAvg())
     model, sizes, least, out = (build(s.model, task, seed=s.seed, **dict(s.options)).to(device),
                                 WEIGHTING[s.weighting](clients), least_batch(run.model), [])

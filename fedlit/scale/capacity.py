@@ -15,7 +15,7 @@ from ..cohort import Broadcast
 from ..round import local_phase
 from ..server import aggregate
 from ..state import start
-from ..run import shield, there
+from ..run import shield, to_device
 from ..ground.tree import tmap
 
 # %% ../../nbs/scale/capacity.ipynb #b610d15f
@@ -86,7 +86,7 @@ def traffic(
     statistics='averaged', # as in `fedlit.state.start`
 ) -> pd.DataFrame: # one row per client: bytes in a round, down and up, and bytes between rounds, home and server
     "What the server and each client send in a round, and what each of them keeps."
-    model, proxy = copy.deepcopy(model).cpu(), there(proxy, 'cpu') # on whatever device they are
+    model, proxy = copy.deepcopy(model).cpu(), to_device(proxy, 'cpu') # on whatever device they are
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics)
     after, count = merge(), lambda masks, *trees: sum(_bytes(t, masks, clients) for t in trees).round().astype(int)
     sent, kept = _by_place(state)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['AGREED', 'log', 'MOST', 'Plan', 'begin', 'read_plan', 'to_record', 'from_record', 'to_sites', 'from_site', 'memory',
-           'unsaid', 'fixed_as_text', 'site', 'folder', 'allowed', 'client_app', 'quoted', 'blank', 'believed', 'Book',
-           'serve', 'server_app', 'write_app', 'Rehearsal']
+           'unsaid', 'fixed_as_text', 'site', 'folder', 'memory_allowed', 'client_app', 'quote', 'blank',
+           'plausible_answers', 'Book', 'serve', 'server_app', 'write_app', 'Rehearsal']
 
 # %% ../../nbs/scale/flower.ipynb #b9c161a0
 try:
@@ -38,10 +38,10 @@ from ..round import local_phase
 from ..state import OPTIMIZER, pure, start
 from ..engine.guard import ODD, UNIT, Guard, bad_rows, blame, check_clients
 from ..engine.inputs import first_nonfinite, least_batch, prefers_channels_last
-from ..ground.fingerprint import alike, weight_of
+from ..ground.fingerprint import agree, weight_of
 from ..ground.table import memory_budget
 from ..result import Run, resume
-from ..run import Federation, Simulation, normalised, part_columns, protected
+from ..run import Federation, Simulation, normalise_once, part_columns, protections
 from ..cohort import Broadcast
 from ..participation import check_participation, draw_clients, needs, plain
 from ..data import Task
@@ -211,7 +211,7 @@ def unsaid(
     method, # a Method
 ) -> dict:  # name -> the value that the server uses instead
     "What a site does not say about itself, because a part of the method protects it."
-    hides = protected(method)
+    hides = protections(method)
     return {**(dict(loss=0.) if hides else {}), **(dict(samples=1, steps=1) if 'clients' in hides else {})}
 
 def fixed_as_text(state):
@@ -221,7 +221,7 @@ def fixed_as_text(state):
 def site(plan, task, number, round, arrays, kept=None, fixed='{}'): # fixed: `fixed_as_text` of the server
     "A round of local training: a tree to send, dict(steps, loss) without what is protected, and a tree to remember."
     state = begin(plan)
-    if not alike(json.loads(fixed), json.loads(fixed_as_text(state))):
+    if not agree(json.loads(fixed), json.loads(fixed_as_text(state))):
         raise ValueError("what is frozen in the network is not the same here as at the server; "
                          "both have to begin with the same weights")
     home = memory(state, number) if kept is None else from_record(kept, memory(state, number))
@@ -240,7 +240,7 @@ def _executor(method): return 'extract' if asks_for(method, 'mask', 'axes') else
 
 def _trained(plan, task, number, state):
     "`local_phase` for one client, with `federate`'s choices; training that failed is an error, and is not sent."
-    batches = batches_of(normalised(task), {number: torch.arange(len(task.y_train))}, [number],
+    batches = batches_of(normalise_once(task), {number: torch.arange(len(task.y_train))}, [number],
                          plan.local, plan.seed, state.round, least_batch(plan.model))
     function = partial(pure, channels_last=prefers_channels_last(plan.model, task.normalise(task.x_train[:2])))
     sent = Broadcast(plan.method, plan.model, state, plan.local, CRITERIA[task.target], function=function)
@@ -287,7 +287,7 @@ def folder(
     data = load_file(Path(own)/'train.safetensors')
     return data['x'], data['y']
 
-def allowed(
+def memory_allowed(
     context, # Flower's Context
 ):           # bytes
     "The memory that a site allows a run: `memory` in its own configuration, in GB, else half of what is free."
@@ -328,7 +328,7 @@ def client_app(
     @app.train()
     def train(message, context):
         x, y = data(context)
-        plan = read_plan(context.run_config, network, (len(y), allowed(context)))
+        plan = read_plan(context.run_config, network, (len(y), memory_allowed(context)))
         answer = _answered(context, plan, message.content)
         if answer is None:
             plan = replace(plan, task=replace(plan.task, x_train=x, y_train=y))
@@ -337,7 +337,7 @@ def client_app(
     return app
 
 # %% ../../nbs/scale/flower.ipynb #1cf9f32f
-def quoted(
+def quote(
     said, # anything that another machine wrote
 ):        # text of one line
     "Text from other machines, made fit for a log: escaped and cut."
@@ -381,7 +381,7 @@ def _stacked(state, answers, form):
                      client=rows(state.client, who))
 
 # %% ../../nbs/scale/flower.ipynb #4fc8a4ce
-def believed(plan, state, answers, form):
+def plausible_answers(plan, state, answers, form):
     "`answers` without implausible ones, judged together as `federate` does; and client number -> why it is left out."
     if not answers: return {}, {}
     who, out = _stacked(state, answers, form)
@@ -394,7 +394,7 @@ def believed(plan, state, answers, form):
     why = {who[i]: f'{said}; {UNIT}' for i, said in zip(at, blame(guard, who, out, before, moved, at))}
     return {k: v for k, v in answers.items() if k not in why}, why
 
-def _merged(plan, state, answers, sizes, form): # as for `believed`; sizes: client number -> samples
+def _merged(plan, state, answers, sizes, form): # as for `plausible_answers`; sizes: client number -> samples
     "The server's half of a round, over the clients with good answers: the State after it."
     who, out = _stacked(state, answers, form)
     weights = [float(sizes[k]) if plan.weighting == 'samples' else 1. for k in who]
@@ -408,7 +408,7 @@ def _push(grid, contents, kind, round, timeout):
     for node, content in contents.items():
         m = Message(content, node, kind, ttl=10*timeout, group_id=str(round))
         try: grid.push_messages([m])
-        except Exception as e: log.warning('round %s: node %s cannot be asked: %s', round, node, quoted(repr(e)))
+        except Exception as e: log.warning('round %s: node %s cannot be asked: %s', round, node, quote(repr(e)))
         else: sent[m.metadata.message_id] = node
     return sent
 
@@ -429,11 +429,11 @@ def _pull(grid, waiting, round, end):
                 content, wrong = _content(got[0], node) if got else (None, '')
             except Exception as e:
                 if i not in failed:
-                    log.warning('round %s: the answer of node %s cannot be read: %s', round, node, quoted(repr(e)))
+                    log.warning('round %s: the answer of node %s cannot be read: %s', round, node, quote(repr(e)))
                 failed.add(i)
                 continue
             if got: del waiting[i]
-            if wrong: log.warning('round %s: node %s %s', round, node, quoted(wrong))
+            if wrong: log.warning('round %s: node %s %s', round, node, quote(wrong))
             if content is not None: yield node, content
         if not waiting or time.monotonic() >= end: return
         time.sleep(.2)
@@ -457,7 +457,7 @@ class Book:
                                  f'but there are clients 0 to {len(plan.clients)-1}, with 1 to {MOST} samples')
             if plan.nodes and node != plan.numbers[number]:
                 raise ValueError(f'it says that it is client {number}, which is node {plan.numbers[number]}')
-        except Exception as e: return log.warning('node %s is refused: %s', node, quoted(e))
+        except Exception as e: return log.warning('node %s is refused: %s', node, quote(e))
         other = self.here().get(number)
         self.said[node] = number, samples
         if other is None: log.info('node %s is client %s, with %s samples', node, number, samples)
@@ -469,7 +469,7 @@ class Book:
 def call(self:Book, grid, round):
     "Ask new nodes who they are; returns client number -> connected node."
     try: self.online = list(grid.get_node_ids())
-    except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quoted(repr(e)))
+    except Exception as e: log.warning('round %s: who is connected cannot be asked: %s', round, quote(repr(e)))
     new = {n: RecordDict() for n in self.online if n not in self.said and n not in self.waiting.values()}
     for n in new: self.until.setdefault(n, time.monotonic() + self.plan.wait) # there is no second wait for a node
     self.waiting.update(_push(grid, new, MessageType.QUERY, round, self.plan.wait))
@@ -504,7 +504,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
     who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [told.get(k, 0) for k in plan.clients])
     asked, good = {here[k]: k for k in who if k in here}, {}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
-                                        r+1, k, here[k], quoted(why))
+                                        r+1, k, here[k], quote(why))
     waiting = _ask(grid, plan, state, asked, accepted, r)
     for node, content in _pull(grid, waiting, r+1, time.monotonic() + plan.timeout):
         k, samples = asked[node], book.said[node][1]
@@ -513,7 +513,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
             if content['said'].get('forgot'):
                 log.warning('client %s (node %s) does not remember round %s and began anew', k, node, accepted.get(k))
         except Exception as e: refuse(k, e)
-    good, beyond = believed(plan, state, good, form)
+    good, beyond = plausible_answers(plan, state, good, form)
     for k, why in beyond.items(): refuse(k, f'it {why}')
     for k in [k for k in who if k not in good]:
         node = f'node {here[k]}' if k in here else 'not connected'
@@ -549,7 +549,7 @@ def _goes_on(plan, state):
 # %% ../../nbs/scale/flower.ipynb #f77af889
 def _row(plan, state, test, good, who, metrics=None):
     "A row of the history."
-    losses = {} if protected(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
+    losses = {} if protections(plan.method) else dict(train_loss=float(np.mean([loss for *_, loss in good.values()])))
     own = {k: v for k, v in state.client.items() if k == OPTIMIZER} # parts' memories are at the sites
     row = dict(round=state.round, **losses, participants=len(good), drawn=' '.join(map(str, who)),
                left_out=' '.join(str(k) for k in who if k not in good),

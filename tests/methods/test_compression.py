@@ -3,7 +3,7 @@ import math
 import numpy as np, pytest, torch
 import fedlit.laws as laws
 from fedlit.methods import FedAvg, FedBN, FedPer, FedRolex, HeteroFL, Quantize, SCAFFOLD, TopK
-from fedlit.methods.compression import largest, rounded
+from fedlit.methods.compression import largest, quantise
 from fedlit.local import Local
 from fedlit.parse import methods_by_name
 from fedlit.scale.capacity import traffic
@@ -46,7 +46,7 @@ def test_rounding_is_to_a_neighbour_and_right_on_average(bits):
     torch.manual_seed(0)
     v = torch.randn(40)
     step = v.abs().max()/levels
-    many = torch.stack([rounded(v, levels) for _ in range(4000)])
+    many = torch.stack([quantise(v, levels) for _ in range(4000)])
     whole = many/step
     assert (whole - whole.round()).abs().max() < 1e-3 and whole.abs().max() <= levels*(1 + 1e-6)
     assert ((many - v).abs() <= step*(1 + 1e-4)).all()
@@ -54,7 +54,7 @@ def test_rounding_is_to_a_neighbour_and_right_on_average(bits):
     far = (many.mean(0) - v).abs()/(step*(f*(1 - f)/4000).sqrt() + 1e-6)
     assert far.max() < 4.5
     assert many.var(0).sum().item() == pytest.approx((step**2*(f*(1 - f)).sum()).item(), rel=.05)
-    assert not rounded(torch.zeros(3), levels).any()
+    assert not quantise(torch.zeros(3), levels).any()
 
 def test_rounding_for_feedback_is_a_contraction():
     "By omega over 1 + omega, on average; with few bits plain rounding is none."
@@ -64,7 +64,7 @@ def test_rounding_for_feedback_is_a_contraction():
     for levels in (1, 7):
         f = (v*levels) % 1
         omega = ((f*(1 - f)).sum()/(v*levels).square().sum()).item()
-        lost = lambda d, n=levels: np.mean([((rounded(v, n, d) - v).square().sum()/v.square().sum()).item()
+        lost = lambda d, n=levels: np.mean([((quantise(v, n, d) - v).square().sum()/v.square().sum()).item()
                                             for _ in range(2000)])
         assert lost(False) == pytest.approx(omega, rel=.1)
         assert lost(True) == pytest.approx(omega/(1 + omega), rel=.1)
@@ -77,7 +77,7 @@ def test_two_bits_do_not_run_away():
     for _ in range(150):
         d = .02*torch.randn(2000, generator=gen)
         d[0] = 1.
-        left = fed_back(lambda t: {'a': rounded(t['a'], 1, True)}, dict(a=d), dict(residual=dict(a=left)), {})[1]
+        left = fed_back(lambda t: {'a': quantise(t['a'], 1, True)}, dict(a=d), dict(residual=dict(a=left)), {})[1]
         left = left['residual']['a']
     assert left.norm() < 40
 

@@ -3,7 +3,7 @@ import copy
 import pytest, torch, torch.nn.functional as F
 from fedlit.method import FedAvg
 from fedlit.methods import DSFL, FedDBE, FedDF, FedET, SOLO
-from fedlit.methods.dsfl import sharpened
+from fedlit.methods.dsfl import sharpen
 from fedlit.methods.feddf import distill
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.local import Local
@@ -17,7 +17,7 @@ def test_teachers_by_loops():
     l = torch.randn(3, 4, 5, dtype=torch.double, generator=torch.Generator().manual_seed(0))
     for m in range(4):
         p = [torch.exp(l[k, m])/torch.exp(l[k, m]).sum() for k in range(3)]
-        assert torch.allclose(sharpened(l, .1)[m], sum(p)/3/.1, atol=1e-9)
+        assert torch.allclose(sharpen(l, .1)[m], sum(p)/3/.1, atol=1e-9)
         v = [((l[k, m] - l[k, m].mean())**2).sum()/4 for k in range(3)]
         all_ = sum(a*l[k, m] for k, a in enumerate(v))/sum(v)
         assert torch.allclose(consensus(l)[m], all_, atol=1e-9)

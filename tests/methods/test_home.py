@@ -12,7 +12,7 @@ from fedlit.models import alexnet_bn
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.state import start
 from by_hand import (EXECUTORS, SIZES as OF_THREE, averaged, batches as few, by_torch, classifier, classify, descend,
                      gap, sgd)
@@ -101,9 +101,9 @@ def test_a_client_of_fedbabu_tunes_the_whole_network_before_use(steps):
     opt = torch.optim.SGD(mine.eval().parameters(), lr=.2)
     for _ in range(steps):
         descend(opt, nn.functional.cross_entropy(mine(x)[1], y))
-    params, buffers = deployed(m, state, 1, (x, y), net)
+    params, buffers = network_for(m, state, 1, (x, y), net)
     assert gap(mine.state_dict(), {**params, **buffers}) < 1e-9 and 'head.weight' in params
-    common = deployed(m, state)[0]
+    common = network_for(m, state)[0]
     assert torch.equal(common['head.weight'], net.head.weight)
     assert (gap(common, params) > 1e-3) == (steps > 0)
 
@@ -177,7 +177,7 @@ def test_fedcac_begins_with_the_newest_average_where_it_is_not_critical(executor
         mean = {n: sum(q*e[n] for q, e in zip(p, ends)) for n in mean}
         state = fed_round(Broadcast(m, net, state, local), ks, data, SIZES, executor)
         assert gap(state.params, mean) < 1e-10
-        assert all(gap(deployed(m, state, k)[0], own(k)) < 1e-10 for k in range(CLIENTS)), r
+        assert all(gap(network_for(m, state, k)[0], own(k)) < 1e-10 for k in range(CLIENTS)), r
     assert gap(train(FedCAC(share=0.), executor).params, train(FedAvg(), executor).params) < 1e-10
 
 # ---- FedDecomp ----
@@ -225,7 +225,7 @@ def test_feddecomp_ends(form):
     assert all(torch.equal(every.params[k], v) for k, v in net.named_parameters())
     moved = [k for k, v in every.personal.items() if k.endswith('.B') and v.any()]
     assert len(moved) == 4
-    params, _ = deployed(FedDecomp(lora_epochs=5, form=form), every, 0)
+    params, _ = network_for(FedDecomp(lora_epochs=5, form=form), every, 0)
     delta = (params['c2.weight'] - net.c2.weight).detach().reshape(8*3, 4*3)
     assert torch.linalg.matrix_rank(delta) <= min(24, 12, every.personal['tau.c2.weight.A'].shape[1])
 
@@ -313,7 +313,7 @@ def test_ffalora_is_the_plain_loop_with_a_frozen_network(both, executor):
     assert gap({k: have[n] for k, n in names.items()}, own) < 1e-6
     assert set(state.params) == {'head.weight', 'head.bias', 'lora.body.weight.B', *['lora.body.weight.A'][:both]}
     assert torch.equal(A, have['lora.body.weight.A']) != both
-    used = deployed(m, state)[0]['body.weight']
+    used = network_for(m, state)[0]['body.weight']
     assert torch.allclose(used, want['net.body.weight'] + 1.5*want['B']@want['A'], atol=1e-6)
 
 def test_ffalora_refuses_a_network_with_nothing_to_correct():
@@ -372,8 +372,8 @@ def test_flexlora_is_the_plain_loop_of_clients_with_factors_of_their_rank(ranks,
     U, s, V = signed_svd(W)
     for k, r in enumerate(ranks):
         best = own['body.weight'] + 3/max(ranks)*(U[:, :r]*s[:r])@V[:r]
-        assert torch.allclose(deployed(m, state, k)[0]['body.weight'], best, atol=1e-8), k
-    assert torch.allclose(deployed(m, state)[0]['body.weight'], own['body.weight'] + 3/max(ranks)*B@A, atol=1e-8)
+        assert torch.allclose(network_for(m, state, k)[0]['body.weight'], best, atol=1e-8), k
+    assert torch.allclose(network_for(m, state)[0]['body.weight'], own['body.weight'] + 3/max(ranks)*B@A, atol=1e-8)
 
 def test_best_factors_do_not_depend_on_the_signs_that_a_decomposition_chose():
     g = torch.Generator().manual_seed(0)
@@ -438,7 +438,7 @@ def test_feddbe_is_the_plain_loop_with_a_vector_at_home(kappa, mu, executor):
     assert gap({**state.params, **state.buffers}, own) < 1e-9
     assert torch.allclose(state.personal['own_shift'][:], shifts, atol=1e-9) and shifts.abs().amin(1).max() > 1e-3
     assert torch.allclose(state.server['FedDBE']['mean'], common, atol=1e-9)
-    mine = deployed(m, state, 1)[0]
+    mine = network_for(m, state, 1)[0]
     assert torch.allclose(mine['head.bias'], server.head.bias + server.head.weight@shifts[1], atol=1e-9)
 
 def test_feddbe_refuses_a_head_without_a_bias():

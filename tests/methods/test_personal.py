@@ -15,7 +15,7 @@ from fedlit.models import build
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
-from fedlit.server import deploy_network, deployed
+from fedlit.server import deploy_network, network_for
 from fedlit.state import pure, start
 from fedlit.result import Run
 from fedlit.run import federate
@@ -79,7 +79,7 @@ def test_ditto(lam, lr, executor): same(federation(Ditto(lam, lr), executor=exec
 def test_a_client_of_ditto_uses_its_own_network_and_the_server_the_common_one():
     state = federation(Ditto())
     for k in (None, 0, 2):
-        params, buffers = deployed(Ditto(), state, k)
+        params, buffers = network_for(Ditto(), state, k)
         from_own = {n: state.personal[f'own.{n}'][k] for n in params} if k is not None else state.params
         assert not any(n.startswith('own.') for n in params)
         assert all(torch.equal(v, from_own[n]) for n, v in params.items())
@@ -255,8 +255,8 @@ def test_fedrod(executor):
         assert gap(ours, dict(p.named_parameters())) < 1e-10
     x, k = DATA['x'][0, 0], 1
     z, out = w.eval()(x)
-    assert torch.allclose(pure(w)(*deployed(FedRoD(), state, k), x, False)[1], out + own[k](z), atol=1e-10)
-    assert torch.allclose(pure(w)(*deployed(FedRoD(), state), x, False)[1], out, atol=1e-10)
+    assert torch.allclose(pure(w)(*network_for(FedRoD(), state, k), x, False)[1], out + own[k](z), atol=1e-10)
+    assert torch.allclose(pure(w)(*network_for(FedRoD(), state), x, False)[1], out, atol=1e-10)
 
 def test_counts_are_those_of_the_samples_that_are_visited():
     seen = []
@@ -354,9 +354,9 @@ def test_perfedavg(form, executor):
     m = PerFedAvg(alpha=.2, form=form, delta=1e-2)
     state, (w, adapted, data) = federation(m, norm=False, executor=executor), perfedavg(.2, form, 1e-2)
     same(state, w)
-    params, _ = deployed(m, state, 1, data, classifier(False))
+    params, _ = network_for(m, state, 1, data, classifier(False))
     assert gap(dict(adapted.named_parameters()), params) < 1e-10
-    with pytest.raises(ValueError, match='makes the network of client 1 from its samples'): deployed(m, state, 1)
+    with pytest.raises(ValueError, match='makes the network of client 1 from its samples'): network_for(m, state, 1)
 
 def test_personal_columns_are_of_adapted_networks():
     "The columns of a run against networks that are adapted by hand, before, after training, and after averaging."
@@ -465,7 +465,7 @@ def test_fedala(most, batch, executor, monkeypatch):
         for n, v in W.items(): assert (state.client['FedALA']['weights'][n][k] - v).abs().max() < 1e-9
     assert any(((v > 0) & (v < 1)).any() for W in weights.values() for v in W.values())
     data = tuple(torch.cat(v) for v in zip(*steps(2)))
-    params, _ = deployed(m, state, 2, data, classifier(True))
+    params, _ = network_for(m, state, 2, data, classifier(True))
     assert gap(dict(mixture(2)[0].named_parameters()), params) < 1e-9
 
 @pytest.mark.parametrize('size,share', [(2, .8), (3, .1)])
@@ -595,7 +595,7 @@ def test_fedamp(alpha, sigma, lam, executor):
                    {n: v.double() for n, v in nets[k].state_dict().items()}) < 1e-9
         assert gap({n: state.personal[f'cloud.{n}'][k] for n, _ in clouds[k].named_parameters()},
                    dict(clouds[k].named_parameters())) < 1e-9
-        assert torch.equal(deployed(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
+        assert torch.equal(network_for(FedAMP(), state, k)[0]['head.weight'], state.personal['head.weight'][k])
     apart = gap(dict(nets[0].named_parameters()), dict(clouds[0].named_parameters()))
     assert apart > 1e-3 and gap(dict(clouds[0].named_parameters()), dict(clouds[2].named_parameters())) > 1e-3
 
@@ -646,11 +646,11 @@ def test_ifca(clusters, mu, norm, executor):
     assert len({i for said in seen for i in said.values()}) > 1   # or nothing has been tested
     x, y = (torch.cat(v) for v in zip(*steps(1, OPPOSED)))
     with torch.no_grad(): best = min(nets, key=lambda n: float(F.cross_entropy(copy.deepcopy(n).eval()(x)[1], y)))
-    params, buffers = deployed(m, state, 1, (x, y), classifier(norm))
+    params, buffers = network_for(m, state, 1, (x, y), classifier(norm))
     assert gap({**params, **buffers}, {n: best.state_dict()[n] for n in names}) < 1e-9
     assert not any('cluster' in n for n in params)
     most = max(range(clusters), key=lambda i: sum(SIZES[k] for k, j in seen[-1].items() if i == j))
-    common, stats = deployed(m, state)
+    common, stats = network_for(m, state)
     assert gap({**common, **stats}, {n: nets[most].state_dict()[n] for n in names}) < 1e-9
 
 def test_a_cluster_that_nobody_chooses_stays_as_it_is():

@@ -8,14 +8,14 @@ from scipy import optimize, stats
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 import fedlit.laws as laws
-from fedlit.cohort import Broadcast, as_sent
+from fedlit.cohort import Broadcast, buffers_to_send
 from fedlit.ground.tape import Tapes
 from fedlit.laws import COUNTS
 from fedlit.method import Method
 from fedlit.methods import (CoordinateMedian, DP, DPSGD, FedAvg, FedAvgM, FedBN, FedCAC, FedDF, FedDecorr, FedDyn,
                             FedNova, FedPer, FedProx, HeteroFL, MOON, PerFedAvg, SCAFFOLD, SOLO, TopK, pFedMe)
 from fedlit.methods import privacy
-from fedlit.methods.privacy import clipped, epsilon_of, looks, noise_for, system_normal
+from fedlit.methods.privacy import clip_update, epsilon_of, looks, noise_for, system_normal
 from fedlit.models import freeze
 from fedlit.parse import methods_by_name
 from fedlit.batches import Batches
@@ -88,11 +88,11 @@ def test_no_update_is_longer_than_the_clip(per):
     gen = torch.Generator().manual_seed(0)
     for size in (1e-3, 1., 100.):
         tree = {k: size*torch.randn(s, generator=gen) for k, s in dict(a=3, b=50, c=1).items()}
-        cut = clipped(tree, .5, per)
+        cut = clip_update(tree, .5, per)
         assert sqnorm(cut).sqrt() <= .5*(1 + 1e-6)
         for k, v in tree.items(): assert torch.cosine_similarity(v, cut[k], 0) > 1 - 1e-6 # nothing is turned
         if sqnorm(tree) < .01: assert all(torch.equal(v, cut[k]) for k, v in tree.items())
-    zero = clipped(dict(a=torch.zeros(2)), .5, per)
+    zero = clip_update(dict(a=torch.zeros(2)), .5, per)
     assert not zero['a'].any()
 
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
@@ -664,7 +664,7 @@ def test_however_many_buffers_there_are_a_device_is_waited_for_once(moved):
     trained = {k: v.expand(2, 3)*(1 + (k in moved)) for k, v in before.items()}
     with warnings.catch_warnings(record=True) as said, Waits() as waits:
         warnings.simplefilter('always')
-        sent = as_sent(DP(), trained, {k: v.expand(2, 3) for k, v in before.items()}, before)
+        sent = buffers_to_send(DP(), trained, {k: v.expand(2, 3) for k, v in before.items()}, before)
     assert waits.count <= 1 and sent.keys() == trained.keys()
     assert [w.message.args[0].split(' changed')[0] for w in said] == [
         f"'{k}'" + f' and {len(moved) - 1} more'*(len(moved) > 1) for k in moved[:1]]

@@ -15,11 +15,11 @@ from fedlit.methods import (
     APFL, CoordinateMedian, DP, DPSGD, Ditto, FedALA, FedAdagrad, FedAdam, FedAvg, FedAvgM, FedDyn, FedNova, FedPer,
     FedProto, FedProx, FedRep, FedRoD, FedYogi, Krum, LGFedAvg, MOON, NormClipping, PerFedAvg, SCAFFOLD, TopK,
     TrimmedMean, pFedMe)
-from fedlit.methods.compression import rounded
+from fedlit.methods.compression import quantise
 from fedlit.methods.privacy import epsilon_of
 from fedlit.participation import PowerOfChoice
 from fedlit.round import fed_round
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.state import start
 from . import readings as r
 
@@ -173,7 +173,7 @@ def looked_at(kind, method, net, state, data):
     of_each = lambda table: {str(k): {n: v[k] for n, v in table.items()} for k in everyone}
     where, _, name = kind.partition(':')
     if where == 'global': return state.params
-    if where == 'own': return {str(k): deployed(method, state, k, data(k), net)[0] for k in everyone}
+    if where == 'own': return {str(k): network_for(method, state, k, data(k), net)[0] for k in everyone}
     if where == 'home': return of_each({n: state.personal[n] for n in names})
     if where == 'number': return {str(k): state.personal[name][k] for k in everyone}
     return of_part(state.server, 'c') if where == 'server' else of_each(of_part(state.client, 'c'))
@@ -227,7 +227,7 @@ def quantized(v, u, levels):
     "FedML draws a number and rounds up below the fraction; fedlit adds a number to the fraction and rounds down."
     lot, drawn = torch.where(tensor(v) < 0, tensor(u), 1 - tensor(u)), torch.rand_like
     torch.rand_like = lambda _: lot
-    try: return rounded(tensor(v), levels).tolist()
+    try: return quantise(tensor(v), levels).tolist()
     finally: torch.rand_like = drawn
 
 def chosen(n, share, losses, sizes):

@@ -11,7 +11,7 @@ from fedlit.local import Local
 from fedlit.methods import FIARSE, FedAvg, FedProx
 from fedlit.methods.fiarse import of_layers, submodel, threshold
 from fedlit.round import fed_round, local_phase
-from fedlit.server import deployed
+from fedlit.server import network_for
 from fedlit.state import start
 from by_hand import SIZES, batches, classifier, gap
 
@@ -85,8 +85,8 @@ def test_fiarse_is_the_plain_loop(mu, norm, executor):
     params = {n: v.detach() for n, v in server.named_parameters()}
     for k, rate in enumerate(RATES):
         mine = {n: v*(v.abs() >= bound(params, rate)) if n in CUT else v for n, v in params.items()}
-        assert gap(deployed(m, state, k)[0], mine) < 1e-9
-    assert gap(deployed(m, state)[0], params) < 1e-9 # the server's network is whole
+        assert gap(network_for(m, state, k)[0], mine) < 1e-9
+    assert gap(network_for(m, state)[0], params) < 1e-9 # the server's network is whole
     other = written_out(rounds, norm, mu, soft=False).state_dict()
     assert gap(own, {n: v for n, v in other.items() if v.is_floating_point()}) > 1e-3 # the gradient of the choice
 

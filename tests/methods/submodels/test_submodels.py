@@ -2,7 +2,7 @@
 import pytest, torch, torch.nn.functional as F
 from math import exp, log
 from types import SimpleNamespace
-from fedlit.ground.axes import along, extract, find_axes, masked, masks
+from fedlit.ground.axes import along, extract, find_axes, apply_mask, masks
 from fedlit.methods import (
     Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedRolex, FjORD,
     HeteroFL, Krum, MaskedCE, OwnLabels, Scaler, TrimmedMean)
@@ -110,7 +110,7 @@ def test_feddecorr_on_live_features():
     axes, x, y = find_axes(net), torch.randn(10, 3).double(), torch.randint(0, 4, (10,))
     on = HeteroFL(rates=(.5,)).mask(axes=axes, number=torch.tensor(0), clients=1, round=0)
     small = extract(net, axes, on).train()
-    z = torch.func.functional_call(net, masked(dict(net.named_parameters()), masks(axes, on)), (x,))[0]
+    z = torch.func.functional_call(net, apply_mask(dict(net.named_parameters()), masks(axes, on)), (x,))[0]
     live = along(axes.features, on)
     mine, true = FedDecorr(beta=1.).loss(z, live), hand(small(x)[0])
     assert live.sum() == 6 and abs((mine - true).item()) < 1e-6
