@@ -6,12 +6,11 @@ from fedlit.ground.table import Table
 from fedlit.method import Method, Sum
 from fedlit.methods import DeCov, DepthFL, FedAvg, FedBN, FedProx, FedDecorr, MOON, FedAvgM, SCAFFOLD
 from fedlit.parse import methods_by_name, method as parse
-from fedlit.methods.submodels import coverage
 from fedlit.batches import Batches, groups, plan
 from fedlit.local import Local
 from fedlit.cohort import Broadcast
 from fedlit.round import fed_round, local_phase
-from fedlit.server import aggregate
+from fedlit.server import aggregate, holders
 from fedlit.state import start
 from by_hand import averaged, sgd
 from federation import (CLIENTS, COUNTS, CUTTING, ELSEWHERE, METHODS, TRIMMED, NEUTRAL, PROXY, SIZES, SUMS,
@@ -181,14 +180,15 @@ def test_statistics_are_the_same_in_every_executor(m, statistics):
 
 @pytest.mark.parametrize('m', CUTTING, ids=ids)
 def test_every_entry_is_trained_by_somebody_or_stays(m):
-    "Two weak clients: what `coverage` calls 0 has not moved, most of the rest has."
+    "Two weak clients: an entry that neither trains has not moved, most of the rest has."
     holds(laws.masked, m, norm=False)
     net = model(norm=False)
     state, local, two = start(m, net, CLIENTS), Local(lr=.1), slice(1, 3)
     data = Batches(**{k: (v.double() if k == 'x' else v)[two] for k, v in batches(0).items()})
     sent = Broadcast(m, net, state, local, proxy=PROXY)
     out = local_phase(sent, [4, 5], data)
-    new, seen = aggregate(sent, [4, 5], out, SIZES[two]), coverage(out, state.params)
+    new, many = aggregate(sent, [4, 5], out, SIZES[two]), holders(out['mask'], state.params, 2)
+    seen = {k: n.expand_as(state.params[k]) for k, n in many.items()}
     assert all(torch.equal(new.params[k][n == 0], state.params[k][n == 0]) for k, n in seen.items())
     moved = torch.cat([(new.params[k] != state.params[k])[n > 0] for k, n in seen.items()])
     assert moved.double().mean() > .3 and {int(v) for n in seen.values() for v in n.unique()} <= {0, 1, 2}
