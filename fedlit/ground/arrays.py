@@ -103,7 +103,7 @@ def made_of(frame):
 
 def _as_trained(name, v, columns, texts): # a frame with its text made columns of 0 and 1, as in the training rows
     if columns is None or frame_columns(v) is None or {*map(str, texts_of(v))} <= {*columns}: return v
-    texts = texts or {}
+    texts = texts or {str(c): [k for k in columns if k.startswith(f"{c}_")] for c in v.columns}
     known = [c for c in v.columns if str(c) in columns or texts.get(str(c))]
     for c in known:
         if (gone := v[c].isna()).any():
@@ -114,7 +114,7 @@ def _as_trained(name, v, columns, texts): # a frame with its text made columns o
     made = {k for c in texts_of(v[known]) for k in texts.get(str(c), ())} # of which some may be absent today
     return wide.reindex(columns=[k for k in columns if k in wide or k in made], fill_value=0.)
 
-def in_order(name, v, columns, texts=None): # texts: what `made_of` says; None: no column of text
+def in_order(name, v, columns, texts=None): # texts: what `made_of` says; None: told by how the names begin
     "A frame with its columns in the order of the training samples' columns; anything else as it is."
     return _aligned(name, _as_trained(name, v, columns, texts), columns)
 

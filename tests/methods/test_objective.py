@@ -379,10 +379,9 @@ def test_classes_are_counted_for_networks_that_cannot_be_cut(m):
     run = federate(Cosine(), task, dirichlet(task.y_train, 4, .5, seed=0), m, 1, Local(epochs=1), progress=False)
     assert np.isfinite(run.last['train_loss'])
 
-def test_fedlc_counts_visits_where_epochs_differ():
-    "Where clients make different numbers of passes, a class counts as often as it is seen in the round."
-    logits, counts = torch.zeros(1, 2), torch.tensor([16., 81.])
-    assert torch.allclose(FedLC(tau=6.).output(logits, counts), torch.tensor([[-3., -2.]]))
+def test_fedlc_counts_samples_once_however_often_they_are_visited():
+    logits, visits = torch.zeros(1, 2), torch.tensor([3*16., 3*81.])
+    assert torch.allclose(FedLC(tau=6.).output(logits, visits, epochs=3), torch.tensor([[-3., -2.]]))
 
 def test_two_classes_leave_fedntd_nothing_to_say():
     "Of two classes one is the true one; the softmax of the other is 1."
