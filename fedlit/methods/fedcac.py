@@ -18,8 +18,9 @@ def critical(
 ):            # dict of 0/1 tensors
     "Mark the `share` of entries in each tensor with the largest |(w - w0) w| (FedCAC, eq. 2)."
     def top(v, w):
-        score = ((v - w)*v).abs().flatten()
-        return (score.argsort(descending=True).argsort() < round(share*len(score))).to(v).view_as(v)
+        moved = (v - w).abs() > 8*torch.finfo(v.dtype).eps*v.abs().max() # else rounding would choose
+        score = (moved*(v - w)*v).abs().flatten()
+        return (score.argsort(descending=True, stable=True).argsort() < round(share*len(score))).to(v).view_as(v)
     return {k: top(v, received[k]) for k, v in params.items()}
 
 # %% ../../nbs/methods/45_fedcac.ipynb #6a544b78

@@ -138,6 +138,16 @@ def test_after_beta_rounds_circles_are_closed_even_among_equals(K):
     alike = {'w': torch.tensor([[1., 1, 0], [0, 1, 1], [1, 0, 1]])[:K]}
     assert [circles(alike, r, 3.).sum().item() for r in range(5)] == [K*K]*3 + [K]*2
 
+def test_rounding_chooses_no_critical_entries():
+    "A bias before BatchNorm has no gradient but rounding; which of its entries are critical is the same in a stack."
+    w = dict(b=torch.rand(8, dtype=torch.double), w=torch.rand(8, dtype=torch.double))
+    masks = []
+    for seed in range(4):
+        noise = torch.randn(8, dtype=torch.double, generator=torch.Generator().manual_seed(seed))
+        masks.append(critical(dict(b=w['b'] + 1e-16*noise, w=w['w'] + .1*w['w']), w, .5))
+    assert all(torch.equal(m[k], masks[0][k]) for m in masks for k in w)
+    assert masks[0]['w'].nonzero()[:, 0].tolist() == sorted(w['w'].argsort()[4:].tolist())
+
 def test_fedcac_gives_critical_entries_the_circle_and_others_the_mean():
     net, m = model(norm=False), FedCAC(beta=5.)
     data = dict(batches(0), x=batches(0)['x'].double())
