@@ -213,18 +213,20 @@ class TaskBatches(Batches):
         index,    # (K, T, B) int64, into the training set
         counts,   # (K, T) int64 on the CPU, number of real samples in each batch
         draws=(), # the random draws of each augmentation of the task: name -> (K, T, B, ...)
-        epoch=None, # function of a client's position, and fields of Local -> TaskBatches of this client over one epoch
+        epoch=None, # function of a client's position -> TaskBatches of this client over one epoch
         known=None, # copy of `index` on the device where it was made, readable without waiting; None: `index` itself
+        own=None, # function of a client's position -> indices of all its samples
     ):
         self.task, self.index, self.counts, self.draws, self.epoch, self.ready = (
             task, index.to(task.x_train.device), counts, draws, epoch, range(0))
-        self.known = index if known is None else known
+        self.known, self.own = index if known is None else known, own
 
     def of(self, ks):
         steps = int((self.counts[ks] > 0).sum(1).max())
         return TaskBatches(self.task, self.index[ks, :steps], self.counts[ks, :steps],
                            [{k: v[ks, :steps] for k, v in d.items()} for d in self.draws],
-                           self.epoch and (lambda k, **how: self.epoch(ks[k], **how)), self.known[ks, :steps])
+                           self.epoch and (lambda k: self.epoch(ks[k])), self.known[ks, :steps],
+                           self.own and (lambda k: self.own(ks[k])))
 
     def data(self, k, epochs=1): # one epoch, however many epochs or steps the client takes in this round
         return Batches.data(self.epoch(k), 0) if self.epoch else super().data(k, epochs)
@@ -264,8 +266,8 @@ def targets(self:TaskBatches, at=slice(None)):
 
 @patch
 def label_sets(self:TaskBatches, classes):
-    alone = lambda k: self.epoch(k, batch_size=len(self.task.y_train), drop_last=False) # all in one batch
-    return torch.cat([alone(k).label_counts(classes) for k in range(len(self.counts))]) > 0
+    y, none = self.task.y_train, torch.zeros(classes, dtype=torch.bool, device=self.task.y_train.device)
+    return torch.stack([none.index_fill(0, y[self.own(k)], True) for k in range(len(self.counts))])
 
 @patch
 def once(self:TaskBatches):
@@ -303,7 +305,8 @@ def batches_of(
     steps = (counts > 0).sum(1).tolist() # a client draws only for its own steps, whoever else takes part
     drawn = [[tmap(lambda v: _longer(v, len(index[0])), a.draw((t, index.shape[2]), g)) for t, g in zip(steps, gens)]
              for a in task.augment]
-    device, whole = task.x_train.device, lambda how: replace(local, epochs=1, steps=None, **how)
+    device, whole = task.x_train.device, lambda: replace(local, epochs=1, steps=None)
     return TaskBatches(task, index, counts,
                        [{k: torch.stack([d[k] for d in ds]).to(device) for k in ds[0]} for ds in drawn],
-                       lambda k, **how: batches_of(task, clients, [who[k]], whole(how), seed, round, min_batch))
+                       lambda k: batches_of(task, clients, [who[k]], whole(), seed, round, min_batch),
+                       own=lambda k: clients[who[k]])

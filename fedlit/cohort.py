@@ -18,7 +18,7 @@ from .ground.draws import Seeded
 from .ground.messages import warn
 from .ground.stacks import masked_batchnorm, single, stacked
 from .local import Local, SGD
-from .method import Method, ask, asks_for, each_part, overrides, parts_with, part_view, replaces, through, wants
+from .method import Method, ask, asks_for, each_part, overrides, part_view, parts_with, replaces, through, wants
 from .state import OPTIMIZER, State, pure
 from .ground.tree import leaves, rows, sub, tmap
 

@@ -12,7 +12,7 @@ import numpy as np
 from heapq import heappop, heappush
 from itertools import count, islice
 from typing import NamedTuple
-from .ground.draws import keep_generators, rng, hold_draws
+from .ground.draws import hold_draws, keep_generators, rng
 from .ground.messages import warn
 from fastcore.basics import patch
 from .local import Value, is_number, is_whole

@@ -16,7 +16,7 @@ from math import nan
 from .batches import CRITERIA
 from .ground.draws import Seeded, rng
 from .ground.messages import as_python, warn
-from .measure import LESS, SCORED, logits_of, score_of, compute_metrics, spread, sums_of
+from .measure import LESS, SCORED, compute_metrics, logits_of, score_of, spread, sums_of
 from .method import asks_for, overrides
 from .partition import match
 from .server import deploy_network

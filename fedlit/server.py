@@ -219,7 +219,7 @@ def _merged(method, state, who, out, offer, moved):
     new = {k: v + delta[k] if k in delta else v if k in state.personal else _changed(v, moved[k])
            for k, v in sent.items()}
     kept = write_rows(dict(client=state.client, personal=state.personal), who,
-                   dict(client=out['client'], personal={k: home[k] for k in state.personal})) if who else {}
+                      dict(client=out['client'], personal={k: home[k] for k in state.personal})) if who else {}
     return replace(state, params={k: new[k] for k in state.params}, buffers={k: new[k] for k in state.buffers},
                    server=server, **kept, round=state.round+1)
 

@@ -5,7 +5,7 @@ from torch import nn
 from types import SimpleNamespace
 from bench import costs as command
 from fedlit.scale import costs
-from fedlit.scale.costs import RATES, growth, narrow, readable, shrink, peak_growth, take_turns, trainer
+from fedlit.scale.costs import RATES, growth, narrow, peak_growth, readable, shrink, take_turns, trainer
 from fedlit.ground.files import read_json
 from fedlit.methods.depthfl import exits_resnet18
 from fedlit.models import Net, cnn4, feddse_resnet18, preact_resnet18

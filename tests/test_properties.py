@@ -8,7 +8,7 @@ import pandas as pd, pytest, torch
 from hypothesis import HealthCheck, given, settings, strategies as st
 from torch import nn
 from torch.func import functional_call
-from fedlit.ground.axes import cut, extract, find_axes, apply_mask, masks, paste
+from fedlit.ground.axes import apply_mask, cut, extract, find_axes, masks, paste
 from fedlit.method import FedAvg, total
 from fedlit.methods import FederatedDropout, FedRolex, HeteroFL
 from fedlit.models import Net

@@ -20,7 +20,7 @@ from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run
 from ..scores import first_of, keep_tested, tests_of
-from ..run import Federation, name_clients, client_numbers, shield, versions
+from ..run import Federation, client_numbers, name_clients, shield, versions
 from ..setting import call, read_setting
 
 # %% ../../nbs/after/without.ipynb #852e334c

@@ -134,13 +134,12 @@ def _incredible(before, name, each, i):
 # %% ../../nbs/engine/guard.ipynb #543c9b5e
 def blame(guard, who, out, before, moved, at) -> list:
     "What is wrong with the clients in rows `at`: for each, the rest of a sentence that begins with the client."
-    of, began = magnitudes(guard, out, before), _began(before, who)
-    def furthest(i): return max(began, key=lambda k: lengths({k: out['params'][k]}, began)[i])
-    return [_blame(guard, out, before, moved, i, furthest, of) for i in at]
+    began, seen = _began(before, who), magnitudes(guard, out, before)
+    return [_blame(guard, out, before, began, moved, seen, i) for i in at]
 
 # %% ../../nbs/engine/guard.ipynb #1f0ae427
-def _blame(guard, out, before, moved, i, furthest, of):
-    (held, seen, most), params, round = of, before.params, before.round
+def _blame(guard, out, before, began, moved, seen, i): # seen: magnitudes
+    (held, seen, most), params, round = seen, before.params, before.round
     odd = [k for k, v in out['params'].items() if not v[i].isfinite().all()]
     odd += [k.removeprefix('buffers/') for (k, v), largest in zip(held.items(), seen[i])
             if not (largest.isfinite() or _below(k, v[i]))]
@@ -149,7 +148,8 @@ def _blame(guard, out, before, moved, i, furthest, of):
     for (k, v), largest, limit in zip(held.items(), seen[i], most):
         if not largest <= limit: return _incredible(before, k, v, i)
     if moved[i] > guard.update*_yardstick(params, moved):
-        return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {furthest(i)}, "
+        layer = max(began, key=lambda k: lengths({k: out['params'][k]}, began)[i])
+        return (f"made an update of length {moved[i]:.3g} in round {round+1}, most of it in {layer}, "
                 f"to a network of length {length(params):.3g} where the median update is {moved.nanmedian():.3g}")
     return (f"had a mean loss of {out['loss'][i]:.3g} in round {round+1}, "
             f"more than {guard.loss:g} times what a guess costs")

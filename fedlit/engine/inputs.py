@@ -18,7 +18,7 @@ from torch import nn
 from types import FunctionType, GeneratorType, ModuleType
 from traceback import walk_stack
 from ..data import check_augment, in_words
-from ..ground.draws import keep_generators, hold_draws
+from ..ground.draws import hold_draws, keep_generators
 from ..ground.files import is_stream
 from ..ground.fingerprint import LIBRARIES, checksum, held_values
 from ..ground.messages import first_line

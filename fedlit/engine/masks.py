@@ -65,7 +65,7 @@ def hold(self:MaskedCohort):
     means = [v for v in self.velocity.values() if isinstance(v, dict)] or [self.velocity] # of Adam, or of SGD
     taken = {k: self.velocity['.steps'][:, i] for i, k in enumerate(self.params)} if '.steps' in self.velocity else {}
     mask, trees = self.part.get('mask', {}), (self.params, *means, taken, self.buffers)
-    fit = lambda m, v: m.flatten(1).any(1) if m.dim() > v.dim() else beside(m, v).bool() # a tensor has one count
+    def fit(m, v): return m.flatten(1).any(1) if m.dim() > v.dim() else beside(m, v).bool() # a tensor has one count
     before = [{k: v.clone() for k, v in tree.items() if k in mask} for tree in trees]
     yield
     for tree, olds in zip(trees, before):

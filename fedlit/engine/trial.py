@@ -11,7 +11,7 @@ from dataclasses import replace
 from ..batches import Batches, cross_entropy
 from ..cohort import Cohort
 from .inputs import has_own_code
-from ..ground.draws import keep_generators, hold_draws
+from ..ground.draws import hold_draws, keep_generators
 from ..ground.messages import first_line
 from ..ground.stacks import single, stacked
 from ..ground.tree import flatten, sub, tmap

@@ -10,7 +10,7 @@ __all__ = ['encode', 'read_table', 'check_columns', 'targets_of', 'hub_splits', 
 import numpy as np, torch
 from pathlib import Path
 from .arrays import eight_bits, planes, texts_of, to_tensor
-from .files import naming_file
+from .files import guard_file
 from .messages import warn
 
 # %% ../../nbs/ground/columns.ipynb #19d8e6ef
@@ -29,7 +29,7 @@ def read_table(data):
     if hasattr(data, "columns") and hasattr(data, "to_numpy"): return data.reset_index(drop=True)
     kind = Path(data).suffix.lower()[1:]
     if kind not in _TABLES: raise ValueError(f"{str(data)!r} is no table; its name must end in .{', .'.join(_TABLES)}")
-    with naming_file(Path(data)): return getattr(pd, _TABLES[kind])(data)
+    with guard_file(Path(data)): return getattr(pd, _TABLES[kind])(data)
 
 def check_columns(frame, columns):
     "Refuse columns that the table lacks or that are named twice, and those with missing values or infinity."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['FULL', 'PAUSE', 'JSON', 'ZERO', 'last', 'is_stream', 'write_file', 'write_figure', 'Damaged', 'strict', 'write_json',
-           'naming_file', 'read_json', 'pack_of', 'result', 'all_results', 'write_tensors', 'read_tensors', 'newest',
+           'guard_file', 'read_json', 'pack_of', 'result', 'all_results', 'write_tensors', 'read_tensors', 'newest',
            'forget', 'digest', 'fetch', 'unpack', 'result_path']
 
 # %% ../../nbs/ground/files.ipynb #858de5f2
@@ -181,7 +181,7 @@ def write_json(
 
 # %% ../../nbs/ground/files.ipynb #5f9e39f0
 @contextmanager
-def naming_file(path):
+def guard_file(path):
     "A context whose OSError names the file that cannot be read just now, and says that it is left as it is."
     try: yield
     except (FileNotFoundError, IsADirectoryError): raise
@@ -192,7 +192,7 @@ def naming_file(path):
 
 def _bytes(path):
     "The content of a file."
-    with naming_file(path):
+    with guard_file(path):
         if is_stream(Path(path)): raise Damaged(f"{path} is a pipe or a device, and no file")
         return Path(path).read_bytes()
 
@@ -254,7 +254,7 @@ def result(
     "Read a result if it is there and whole; warn if it is damaged."
     path = Path(path)
     try:
-        with naming_file(path): there = path.exists()
+        with guard_file(path): there = path.exists()
         if there: return read_json(path)
         if line := _packed_lines(path.parent).get(path.name):
             content = _sound(line, f'{path.name} in {pack_of(path.parent)}')
@@ -314,7 +314,7 @@ def read_tensors(
         about = _entry(raw)
         if about and not _intact(raw): raise ValueError('it does not have its checksum')
         other = about and about['format'] != form
-        with naming_file(path): tensors = load(raw) if about and not other else {}
+        with guard_file(path): tensors = load(raw) if about and not other else {}
     except OSError: raise
     except Exception as e: raise Damaged(f"{path} is {_fault(raw, 'a safetensors file', e)}") from None
     if not about:

@@ -13,7 +13,7 @@ from importlib.resources import files
 from pathlib import Path
 from .arrays import eight_bits
 from .columns import encode
-from .files import digest, fetch, naming_file, unpack, write_file
+from .files import digest, fetch, guard_file, unpack, write_file
 from .messages import warn
 
 # %% ../../nbs/ground/readers.ipynb #62ce9b80
@@ -119,7 +119,7 @@ def _rgb(image, size): # PIL image -> (3, size, size) uint8
 # %% ../../nbs/ground/readers.ipynb #da02pict
 def _picture(path, size): # file -> (3, size, size) uint8; an error names the file
     from PIL import Image
-    with naming_file(path):
+    with guard_file(path):
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise ValueError(f"{path} is no file, but a folder, a pipe or a device")
         try:
@@ -250,7 +250,7 @@ def _leaf_part(name, folder): # -> samples, labels and users, a list each
                                  f"data/{name}/data/train/*.json and test/*.json, below LEAF's own folder")
     xs, ys, users = [], [], []
     for file in files:
-        with naming_file(file): said = json.loads(file.read_text())
+        with guard_file(file): said = json.loads(file.read_text())
         for user in said["users"]:
             own = said["user_data"][user]
             xs, ys, users = xs + own["x"], ys + own["y"], users + [user]*len(own["y"])
@@ -273,7 +273,7 @@ _DIGITS5 = dict(mnist=("mnist_data", "mnist_data"), mnist_m=("mnistm_with_label"
 
 def _from_mat(file, domain, part): # -> images (N, H, W, C), 0 to 255, and labels as they are
     from scipy.io import loadmat
-    with naming_file(file): m = loadmat(file)
+    with guard_file(file): m = loadmat(file)
     if domain == "mnist": return m[f"{part}_28"].reshape(-1, 28, 28, 1), m[f"label_{part}"]
     if domain == "mnist_m": return m[part], m[f"label_{part}"]
     if domain == "svhn": return m["X"].transpose(3, 0, 1, 2), m["y"] % 10

@@ -25,7 +25,7 @@ def narrow(
     "The parameters of the sub-network of width `p`, in the shapes of the full network."
     whole = {a: n if a in chosen else (n/share[a]).round() for a, n in axes.size.items()}
     return apply_mask(params, masks(axes, {a: torch.arange(n, device=p.device) < (p*whole[a] - 1e-6).ceil()
-                                       for a, n in axes.size.items()}))
+                                           for a, n in axes.size.items()}))
 
 # %% ../../nbs/methods/54_fjord.ipynb #f16fee03
 class FjORD(HeteroFL):

@@ -11,7 +11,7 @@ __all__ = ['MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spe
 import numpy as np, torch
 from dataclasses import replace
 from torch import nn
-from ..measure import effective_rank, exactly, features_of, local_global_gap, logits_of, count_large, spectrum
+from ..measure import count_large, effective_rank, exactly, features_of, local_global_gap, logits_of, spectrum
 from ..method import FedAvg
 from ..methods import FedDecorr, Scaler
 from ..methods.submodels import SubModel

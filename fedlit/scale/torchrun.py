@@ -17,7 +17,7 @@ from math import prod
 from pathlib import Path
 from ..ground.tree import flatten, unflatten, leaves, tmap, put, rows
 from ..ground.table import Table
-from ..engine.guard import act, plausible_limit, largest_entries
+from ..engine.guard import act, largest_entries, plausible_limit
 from ..ground.messages import warn
 from ..method import server_readers
 from ..participation import Clock

@@ -2,7 +2,7 @@
 import pytest, torch, torch.nn.functional as F
 from math import exp, log
 from types import SimpleNamespace
-from fedlit.ground.axes import along, extract, find_axes, apply_mask, masks
+from fedlit.ground.axes import along, apply_mask, extract, find_axes, masks
 from fedlit.methods import (
     Clip, CoordinateMedian, DepthFL, FedAsync, FedDecorr, FedDyn, FederatedDropout, FedLC, FedRolex, FjORD,
     HeteroFL, Krum, MaskedCE, OwnLabels, Scaler, TrimmedMean)
