@@ -292,6 +292,7 @@ def begin(self:Cohort):
     whole = partial(torch.clone, memory_format=torch.contiguous_format)
     new.params, new.buffers = (tmap(whole, out[k]) for k in ('params', 'buffers'))
     new.mine = {**self.mine, 'client': out['client']}
+    if wants(method, 'initial'): new.mine['initial'] = out['params']
     return new
 
 # %% ../nbs/09_cohort.ipynb #83a0369f
@@ -374,7 +375,9 @@ def results(self:Cohort):
     "What clients end with: what they send, and what they remember after the `done` hooks."
     method, out = self.sent.method, dict(client=self.mine['client'], uploads={})
     def of_one(offer, **more):
-        said = each_part(method, 'done', dict(offer, **more, delta=sub(offer['params'], offer['received'])))
+        params, received = offer['params'], offer['received']
+        offer = {'initial': {k: received[k] for k in params}, **offer, **more, 'delta': sub(params, received)}
+        said = each_part(method, 'done', offer)
         return dict(client={k: said[k][0] if k in said else v for k, v in offer['client'].items()},
                     uploads={k: v[1] for k, v in said.items()})
     if overrides(method, 'done'): out = self.per_client('done', of_one, mask=self.part.get('mask', {}))

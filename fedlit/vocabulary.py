@@ -51,7 +51,7 @@ HOOKS.update(
                      or_buffers(is_dict), like='grads', buffers=1), 'y valid forward grads objective'),
     done=Hook('client', 'remembers, sends', 'MOON remembers its network',
               Answer("two dictionaries: the client's memory, and what it sends besides `delta`",
-                     are_dicts(2), memory=0, sends=(1,)), 'forward delta data mask'),
+                     are_dicts(2), memory=0, sends=(1,)), 'initial forward delta data mask'),
     send=Hook('client', 'remembers, sends', 'TopK sends the largest entries',
               Answer('two dictionaries, the update and the memory, and perhaps a third, of buffers', are_dicts(2, 3),
                      like='delta', memory=1, buffers=2), 'forward delta others mask model'))
@@ -111,6 +111,7 @@ offers((*CLIENT, *SERVER, *BETWEEN),
 offers((*CLIENT, 'combine', 'merge'),
        received=('tree; of (K, ...) at the server', 'the parameters and buffers that the client was sent at the '
                                                     'start, $w^t$'))
+offers((), initial=('tree', "the client's parameters before its first step, after the `begin` of all parts"))
 offers((*CLIENT, *BETWEEN), criterion=('function', "the task's own loss, of `logits` and `y`"))
 offers(STEP, x=('(B, ...)', 'a batch, normalised and augmented'))
 offers(

@@ -93,8 +93,8 @@ def test_a_wrong_name_is_answered_by_the_table():
         with pytest.raises(TypeError, match=re.escape(said)): one_round(probe(hook, name))
 
 COVERED = { # by DPSGD's noise, or nothing that a sample decides; whoever adds a name decides where it belongs
-    'params', 'buffers', 'fixed', 'received', 'criterion', 'valid', 'features', 'logits', 'frozen', 'forward', 'train',
-    'model', 'keeps', 'name', 'module', 'grads', 'delta', 'others', 'deltas', 'trained', 'peers', 'peer_uploads',
+    'params', 'buffers', 'fixed', 'received', 'initial', 'criterion', 'valid', 'features', 'logits', 'frozen', 'forward',
+    'train', 'model', 'keeps', 'name', 'module', 'grads', 'delta', 'others', 'deltas', 'trained', 'peers', 'peer_uploads',
     'server', 'proxy', 'client', 'mask', 'uploads', 'weights', 'participants', 'staleness', 'clients', 'generator',
     'steps', 'kept', 'lr', 'momentum', 'nesterov', 'weight_decay', 'number', 'epochs', 'seed', 'round', 'first', 'step',
     'axes', 'watch', 'chosen', 'share', 'live_features'}

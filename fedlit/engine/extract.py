@@ -30,7 +30,7 @@ def cut_out(self:CutCohort, on=None): # on: the result of `cuts`, if already kno
     on, small = on or self.cuts(), copy.copy(self)
     for k in ('params', 'velocity', 'buffers'): setattr(small, k, cut(axes, getattr(self, k), on, 1))
     small.received = {k: cut(axes, {k: v}, on, 1 if k in home else 0)[k] for k, v in self.received.items()}
-    small.mine = dict(self.mine, client=cut(axes, self.mine['client'], on, 1))
+    small.mine = {k: cut(axes, v, on, 1) if isinstance(v, dict) else v for k, v in self.mine.items()}
     small.server, small.fixed, small.axes = cut(axes, self.server, on), cut(axes, self.fixed, on), shrink(axes, on)
     small.where = {a: v.nonzero()[:, 0] for a, v in on.items()}
     made = cache(lambda: self.sent.function(extract(self.sent.model, axes, on))) # replayed steps do not need it

@@ -51,8 +51,8 @@ class FedCAC(Method):
     def begin(self, params, server, client):
         return {**params, **{k: torch.where(own, params[k], server['mean'][k]) for k, own in client.items()}}, client
     def deploy(self, params, server, client): return self.begin(params, server, client)[0]
-    def done(self, client, params, received, server):
-        mask = critical(params, self.begin(received, server, client)[0], self.share)
+    def done(self, params, initial):
+        mask = critical(params, initial, self.share)
         return {k: own.bool() for k, own in mask.items()}, dict(critical=mask)
     def merge(self, delta, server, trained, params, uploads, weights, round):
         mask = uploads['critical']

@@ -9,8 +9,6 @@ __all__ = ['response', 'SCAFFOLD']
 import torch
 from ..batches import beside
 from ..method import Method
-from .fedala import FedALA
-from .fedas import FedAS
 from ..ground.tree import finest, tmap, sub, zeros
 
 # %% ../../nbs/methods/20_scaffold.ipynb #5726b846
@@ -40,18 +38,15 @@ class SCAFFOLD(Method):
     excludes = 'the control variates'
     form: str = 'corrected' # 'corrected' accounts for momentum and weight decay, 'paper' divides by K*lr as printed
     ranges = dict(form=('corrected', 'paper'))
-    def refuses(self, other, before):
-        early = isinstance(other, (FedALA, FedAS))
-        return f'{other.name} moves a client before its first step, which it would take for a gradient' if early else ''
     def init(self, params, keeps):
         c = zeros({k: v for k, v in params.items() if not keeps(k)})
         return params, dict(c=c), dict(c=c)
     def grad(self, grads, server, client, kept):
         return {k: g if k in kept else g + server['c'][k] - client['c'][k] for k, g in grads.items()}
-    def done(self, params, received, server, client, mask, steps, lr, momentum, weight_decay, nesterov=False):
+    def done(self, params, initial, server, client, mask, steps, lr, momentum, weight_decay, nesterov=False):
         a, b = (response(steps, lr, momentum, weight_decay, nesterov) if self.form == 'corrected'
                 else (1., steps.to(next(iter(params.values())))*lr))
-        new = {k: (c - server['c'][k] + (a*received[k] - params[k])/b).to(c) for k, c in client['c'].items()}
+        new = {k: (c - server['c'][k] + (a*initial[k] - params[k])/b).to(c) for k, c in client['c'].items()}
         new = {k: torch.where(beside(mask[k], v).bool(), v, client['c'][k]) if k in mask else v for k, v in new.items()}
         return dict(c=new), dict(change=sub(new, client['c']))
     def merge(self, delta, server, uploads, clients):

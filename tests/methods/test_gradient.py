@@ -127,6 +127,21 @@ def test_a_control_variate_is_of_what_a_client_trains(executor):
     assert not any(c[k][1].any() for k in c if not k.startswith('head.')) and c['head.weight'][1].any()
     assert all(torch.allclose(v[:].mean(0), s.server[SCAFFOLD().name]['c'][k], atol=1e-9) for k, v in c.items())
 
+class Elsewhere(Method):
+    "Every client begins somewhere else than where the server is."
+    def begin(self, params, number, client): return {k: v + .1*(number + 1) for k, v in params.items()}, client
+
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+@pytest.mark.parametrize('rho', [0., .5])
+def test_a_control_variate_reckons_from_where_a_client_began(executor, rho):
+    "In one step, a client's first control variate is the gradient where it began, whatever `begin` has done."
+    one = [[4, 0, 0], [4, 0, 0]]
+    for method in (Elsewhere() + SCAFFOLD(), SCAFFOLD() + Elsewhere()):
+        s = fit(method, 1, lambda r: [0, 1], one, Local(lr=.1, momentum=rho), executor=executor)
+        for k in range(2):
+            c = slope(W0 + .1*(k + 1), X[k, 0], Y[k, 0])
+            assert torch.allclose(s.client['SCAFFOLD']['c']['head.weight'][k, 0], c, atol=1e-6)
+
 # ---- FedSAM ----
 
 def uphill(rho):
