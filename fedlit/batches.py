@@ -134,15 +134,10 @@ def widest(self:Batches):
 
 @patch
 def label_counts(self:Batches, classes): # classes: int
-    "The number of samples of each class that the clients visit in this round: (K, classes), whole numbers."
+    "The number of samples of each class that the clients have: (K, classes), whole numbers."
     y = self.targets().flatten(1) + 1 # 0 where there is no sample
     return torch.zeros(len(y), classes + 1, dtype=torch.long, device=y.device).scatter_add_(
         1, y, torch.ones_like(y))[:, 1:]
-
-@patch
-def label_sets(self:Batches, classes): # classes: int
-    "Which classes occur among all samples of the clients: (K, classes), booleans."
-    return self.label_counts(classes) > 0
 
 # %% ../nbs/08_batches.ipynb #00144863
 def groups(counts): # (K,) number of samples of each client at this step, 0 if it has finished
@@ -265,11 +260,6 @@ def targets(self:TaskBatches, at=slice(None)):
     return torch.where(beside(valid, y), y, -1)
 
 @patch
-def label_sets(self:TaskBatches, classes):
-    y, none = self.task.y_train, torch.zeros(classes, dtype=torch.bool, device=self.task.y_train.device)
-    return torch.stack([none.index_fill(0, y[self.own(k)], True) for k in range(len(self.counts))])
-
-@patch
 def once(self:TaskBatches):
     if self.draws: return None
     index, device = self.known.cpu(), self.index.device # the numbers of samples are known only after this
@@ -286,6 +276,16 @@ def samples(self:TaskBatches,
 ):
     "The samples of every client from one number to another, prepared: (K, stop - start, ...)."
     return self._images(self.all[:, start:stop])
+
+# %% ../nbs/08_batches.ipynb #80e04ec3
+@patch
+def label_counts(self:TaskBatches, classes):
+    own, device = [torch.as_tensor(self.own(k)) for k in range(len(self.counts))], self.index.device
+    who = torch.arange(len(own)).repeat_interleave(torch.tensor([len(i) for i in own])).to(device)
+    y = self.task.y_train[torch.cat(own).to(device)].reshape(len(who), -1) + 1
+    at = (who[:, None]*(classes + 1) + y).flatten()
+    counts = torch.zeros(len(own)*(classes + 1), dtype=torch.long, device=device)
+    return counts.index_add_(0, at, torch.ones_like(at)).view(len(own), -1)[:, 1:]
 
 # %% ../nbs/08_batches.ipynb #70165548
 def _longer(v, n): return torch.cat([v, v.new_zeros(n - len(v), *v.shape[1:])])

@@ -135,8 +135,8 @@ def receive(self:Cohort, state):
     if not wants(self.sent.method, 'labels', 'counts'): return
     task = getattr(self.batches, 'task', None) # where there is none, the network is followed to its last layer
     classes, batches = (task or axes_of(self.sent.model)).classes, self.batches
-    if wants(self.sent.method, 'labels'): self.mine['labels'] = batches.label_sets(classes)
-    if wants(self.sent.method, 'counts'): self.mine['counts'] = batches.label_counts(classes).to(like.device, counting)
+    counts = batches.label_counts(classes).to(like.device, counting)
+    self.mine.update({k: v for k, v in dict(labels=counts > 0, counts=counts).items() if wants(self.sent.method, k)})
 
 # %% ../nbs/09_cohort.ipynb #b9d36278
 @patch

@@ -156,7 +156,7 @@ offers((*CLIENT, *SERVER), proxy=('(M, ...)', 'inputs that the server has, or a 
 offers((*CLIENT, *BETWEEN), client=('tree', "this part's own memory on this client; empty for the server's network"))
 offers(CLIENT,
        labels=('(classes,)', 'which classes occur among the client\'s samples, booleans'),
-       counts=('(classes,)', 'how many samples of each class it visits in this round'))
+       counts=('(classes,)', 'how many samples of each class the client has'))
 offers(SERVER,
        mask=('name -> (K, ...)', 'the entries that each client trained; a name is absent if all of them trained it '
                                  'in full. `done` and `send` see those of one client'),

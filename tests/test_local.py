@@ -223,17 +223,19 @@ def test_all_data_are_an_epoch_of_them_whatever_is_trained(local):
             assert all(map(torch.equal, (x, y), batches.of([1, i]).data(1)))
 
 class Known(Method):
-    def done(self, client, labels): return client, dict(labels=labels)
+    def done(self, client, labels, counts): return client, dict(labels=labels, counts=counts)
 
 @pytest.mark.parametrize('local', [Local(steps=1), Local(epochs=.2), Local(epochs=1, drop_last=True)], ids=repr)
 @pytest.mark.parametrize('executor', ['loop', 'vmap'])
-def test_labels_are_those_of_all_samples_however_few_are_visited(local, executor):
+def test_labels_and_counts_are_those_of_all_samples_however_few_are_visited(local, executor):
     local, who = replace(local, batch_size=7), [4, 0, 2]
     batches = batches_of(TASK, CLIENTS, who, local, 3, 1, 2)
     out = local_phase(Broadcast(Known(), net(), start(Known(), net(), 5), local), who, batches, executor)
-    has = torch.stack([TASK.y_train[CLIENTS[k]].bincount(minlength=10) > 0 for k in who])
-    assert torch.equal(out['uploads']['Known']['labels'], has)
-    assert local.drop_last or not torch.equal(has, batches.label_counts(10) > 0)
+    has = torch.stack([TASK.y_train[CLIENTS[k]].bincount(minlength=10) for k in who])
+    assert torch.equal(out['uploads']['Known']['counts'], has.float())
+    assert torch.equal(out['uploads']['Known']['labels'], has > 0)
+    seen = torch.stack([y[y >= 0].bincount(minlength=10) for y in batches.targets()])
+    assert local.drop_last or not torch.equal(has > 0, seen > 0)
 
 @pytest.mark.parametrize('epochs', [1, 1.4, 1.5, 2, 5, .5])
 @pytest.mark.parametrize('per', range(1, 9))

@@ -93,11 +93,11 @@ def test_a_wrong_name_is_answered_by_the_table():
         with pytest.raises(TypeError, match=re.escape(said)): one_round(probe(hook, name))
 
 COVERED = { # by DPSGD's noise, or nothing that a sample decides; whoever adds a name decides where it belongs
-    'params', 'buffers', 'fixed', 'received', 'initial', 'criterion', 'valid', 'features', 'logits', 'frozen', 'forward',
-    'train', 'model', 'keeps', 'name', 'module', 'grads', 'delta', 'others', 'deltas', 'trained', 'peers', 'peer_uploads',
-    'server', 'proxy', 'client', 'mask', 'uploads', 'weights', 'participants', 'staleness', 'clients', 'generator',
-    'steps', 'kept', 'lr', 'momentum', 'nesterov', 'weight_decay', 'number', 'epochs', 'seed', 'round', 'first', 'step',
-    'axes', 'watch', 'chosen', 'share', 'live_features'}
+    'params', 'buffers', 'fixed', 'received', 'initial', 'criterion', 'valid', 'features', 'logits', 'frozen',
+    'forward', 'train', 'model', 'keeps', 'name', 'module', 'grads', 'delta', 'others', 'deltas', 'trained', 'peers',
+    'peer_uploads', 'server', 'proxy', 'client', 'mask', 'uploads', 'weights', 'participants', 'staleness', 'clients',
+    'generator', 'steps', 'kept', 'lr', 'momentum', 'nesterov', 'weight_decay', 'number', 'epochs', 'seed', 'round',
+    'first', 'step', 'axes', 'watch', 'chosen', 'share', 'live_features'}
 
 def test_what_DPSGD_lets_other_methods_see_was_decided():
     seen = {n for n, o in OFFERS.items() if not DPSGD().refuses(probe(o.hooks[0], n), before=False)}

@@ -22,7 +22,6 @@ class FedLC(Method):
     ranges = dict(tau='at least 0')
     def output(self,
         logits,   # (B, classes)
-        counts,   # (classes,) number of samples of each class that the client visits in this round
-        epochs,   # passes over its data in a round
+        counts,   # (classes,) the client's number of samples of each class
     ): # (B, classes) logits for the client's criterion
-        return logits - self.tau*(counts/epochs).clamp(min=1e-8)**-.25
+        return logits - self.tau*counts.clamp(min=1e-8)**-.25
