@@ -513,7 +513,7 @@ def _collapse(a):
         raise ValueError(f"{', '.join(given)} belongs to entries, such as fedlit reproduce feddecorr/table1; "
                          "without one, this is the main job")
     from fedlit.papers import catalogue
-    from fedlit.papers.claims import hanging, results
+    from fedlit.papers.claims import results, wrap_text
     from fedlit.papers.collapse import SEEDS, committed_verdicts, findings, main_job, note_main_job, verdicts_beside
     began = time.perf_counter()
     main_job(tuple(a.seeds or SEEDS), a.rounds)
@@ -528,8 +528,8 @@ def _collapse(a):
     print('\nBeside the committed runs:')
     beside = {'here': here, 'digits': committed_verdicts(), 'CIFAR-10': committed_verdicts('short')}
     for claim, told in verdicts_beside(beside).iterrows():
-        print(hanging(claim))
-        print(hanging('    ' + '; '.join(f'{k}: {v}' for k, v in told.items())))
+        print(wrap_text(claim))
+        print(wrap_text('    ' + '; '.join(f'{k}: {v}' for k, v in told.items())))
     print(f'{time.perf_counter()-began:.0f} s in all.')
 
 # %% ../nbs/cli.ipynb #44a1e833
@@ -601,7 +601,7 @@ def check(a):
     "Try the laws on the methods of a Python file: which hold, which are broken"
     _there(a.file)
     from fedlit import laws
-    module = laws.imported(a.file)
+    module = laws.import_file(a.file)
     found, unmade = laws.methods_in(module)
     if a.method: found, unmade = [method(a.method, laws.classes_in(module))], {}
     if not found and not unmade:

@@ -4,11 +4,11 @@
 
 # %% auto #0
 __all__ = ['CLIENTS', 'K', 'T', 'B', 'COUNTS', 'HOLDS', 'Call', 'ROUNDING', 'Twin', 'TWINS', 'LAWS', 'CAUSES', 'AFTER', 'Small',
-           'batches', 'who', 'World', 'small', 'train', 'trained', 'contents', 'gap', 'Seen', 'sentence', 'text',
-           'runs', 'witness', 'whole', 'untouched', 'types', 'finer', 'copied', 'seeded', 'repeats', 'sealed', 'fresh',
-           'executors', 'threads', 'recorded', 'twin', 'equal', 'statistics', 'resumed', 'slope', 'batch', 'near',
-           'sums', 'twice', 'masked', 'frozen', 'off', 'acts', 'own', 'Report', 'check', 'imported', 'classes_in',
-           'methods_in']
+           'batches', 'who', 'World', 'small', 'train', 'train_once', 'contents', 'gap', 'Seen', 'sentence', 'text',
+           'runs', 'witness', 'whole', 'untouched', 'types', 'finer', 'copy_method', 'hold_seed', 'repeats', 'sealed',
+           'fresh', 'executors', 'threads', 'recorded', 'twin', 'equal', 'statistics', 'resumed', 'slope', 'batch',
+           'near', 'sums', 'twice', 'masked', 'frozen', 'off', 'acts', 'own', 'Report', 'check', 'import_file',
+           'classes_in', 'methods_in']
 
 # %% ../nbs/laws.ipynb #f1c2774f
 import copy, importlib.util, inspect, random, sys, tempfile, time, traceback, warnings, numpy as np
@@ -125,7 +125,7 @@ def train(
         state = fed_round(to_all, world.who(r), world.data(r), world.sizes, executor, tapes, chunk)
     return state
 
-def trained(method, world, executor='loop', rounds=3):
+def train_once(method, world, executor='loop', rounds=3):
     "`train`, remembered."
     return world.keep((method, executor, rounds), lambda: train(method, world, executor, rounds))
 
@@ -205,7 +205,7 @@ def _deployed(method, world, state, k):
 
 def runs(method, world):
     "Three rounds end, and leave finite numbers."
-    state = trained(method, world)
+    state = train_once(method, world)
     if bad := _infinite(state): return _no(f"after three rounds {bad[0]} and {len(bad)-1} more are not finite")
     for k, who in {None: 'the server', 0: 'a client'}.items():
         try: _deployed(method, world, state, k)
@@ -354,7 +354,7 @@ def types(method, world):
     single = replace(world, model=copy.deepcopy(world.model).float(), data=lambda r: tmap(float_, world.data(r)),
                      proxy=float_(world.proxy), kept={})
     for place, precision, rounds in ((world, 'double', 3), (single, 'single', 1)):
-        before, after = kinds(place.begin(method)), kinds(trained(method, place, rounds=rounds))
+        before, after = kinds(place.begin(method)), kinds(train_once(method, place, rounds=rounds))
         for k, v in before.items():
             ends = f"begins as {v} and ends as {after.get(k, 'nothing')}"
             if after.get(k) != v: return _no(f"in {precision} precision {k} {ends}")
@@ -395,7 +395,7 @@ def _own(v, seen): # seen: id -> copy, of what was copied before
     return new
 
 # %% ../nbs/laws.ipynb #7be2d94c
-def copied(method): # a Method
+def copy_method(method): # a Method
     "The same method, whose hooks have their own of all that they could keep something in: module, class or closure."
     seen, parts = {}, []
     for p in method.parts:
@@ -410,21 +410,21 @@ def copied(method): # a Method
 
 # %% ../nbs/laws.ipynb #4542229f
 @contextmanager
-def seeded(n): # int, the seed
+def hold_seed(n): # int, the seed
     "All random generators as after seeding with `n`; afterwards as they were."
     with keep_generators(), torch.random.fork_rng(devices=[]):
         for seed in (random.seed, np.random.seed, torch.manual_seed): seed(n)
         yield
 
 def _anew(method, world, n):
-    with seeded(n): return train(method, world)
+    with hold_seed(n): return train(method, world)
 
 def _again(method, world, n): return world.keep((n, method), lambda: _anew(method, world, n))
 
 def repeats(method, world):
     "The same run twice gives the same bits, whatever federation was run before."
     untried = world.kept.get('untried')
-    if untried is None: method, untried = copied(method), copied(method)
+    if untried is None: method, untried = copy_method(method), copy_method(method)
     apart = gap(_again(method, world, 0), _anew(method, world, 0))
     if apart or not any(_ours(type(p)) for p in method.parts): return _within(0, 'between two runs of the same', apart)
     other = replace(_of(world, lambda net: {k: .9*v if v.is_floating_point() else v for k, v in net.items()}),
@@ -482,9 +482,9 @@ def executors(method, world):
     apart = {}
     for e in ['vmap', 'threads'] + ['extract']*asks_for(method, 'mask', 'axes'):
         try:
-            with threads(2 if e == 'threads' else torch.get_num_threads()): other = trained(method, world, e)
+            with threads(2 if e == 'threads' else torch.get_num_threads()): other = train_once(method, world, e)
         except Exception as error: return _no(f"{e} fails where the loop does not: {_advised(error)}")
-        apart[e] = gap(trained(method, world), other)
+        apart[e] = gap(train_once(method, world), other)
     return _within(world.limit(ROUNDING), 'from the loop', **apart)
 
 def _advised(error):
@@ -509,7 +509,7 @@ def recorded(method, world):
     "Steps that are played from a recording do what they did when they were recorded."
     apart = {}
     for e in ('loop', 'vmap'):
-        try: plain = trained(method, world, e)
+        try: plain = train_once(method, world, e)
         except Exception: continue # which is for `executors` to say
         apart[e] = gap(plain, train(method, world, e, tapes=Tapes()))
     return _within(0, 'between played back and run', **apart)
@@ -611,7 +611,7 @@ def twin(
     "What does not matter changes nothing: the federation and its twin end alike."
     one = TWINS[name]
     if why := one.unless(method, world): return _skip(f"not asked, as {why}")
-    a, b = (trained(method, w, rounds=one.rounds) for w in (world, one.change(world)))
+    a, b = (train_once(method, w, rounds=one.rounds) for w in (world, one.change(world)))
     mine = lambda state: {k: v for k, v in _network(state).items() if k in world.model.state_dict()}
     apart = gap(a, b) if name == 'order' else _between(one.back(mine(b)), mine(a))
     seen = _within(world.limit(1e-8), f"with {one.said}", apart)
@@ -646,11 +646,11 @@ def equal(method, world):
 
 def statistics(method, world):
     "Running statistics move, and equal clients give that client's."
-    first, plain = world.begin(FedAvg()).buffers, trained(FedAvg(), world, rounds=1).buffers
+    first, plain = world.begin(FedAvg()).buffers, train_once(FedAvg(), world, rounds=1).buffers
     moves = [k for k, v in plain.items() if v.is_floating_point() and not torch.equal(v, first[k])]
     if not moves: return _skip('there are none')
     # of a memory of earlier rounds, or of who trained an entry, a server may make something
-    meant = ['merge']*(any(trained(method, world).server.values()) or asks_for(method, 'merge', 'mask'))
+    meant = ['merge']*(any(train_once(method, world).server.values()) or asks_for(method, 'merge', 'mask'))
     seen, still = _as_one(method, world, 'buffers', 'running statistics', meant)
     if stop := [k for k in still if k in moves]:
         return _no(f"{stop[0]} does not move; a server passes on what it does not mean to change")
@@ -668,7 +668,7 @@ def resumed(method, world):
         path = Run(method, [], state, dict(model='', seed=state.seed)).save(Path(folder)/'run.safetensors')
         state = Run.load(path, method=method).state
     train(method, world, rounds=2) # whatever is remembered beside the state is another's now
-    return _within(0, 'after an interruption', gap(trained(method, world), train(method, world, state=state)))
+    return _within(0, 'after an interruption', gap(train_once(method, world), train(method, world, state=state)))
 
 # %% ../nbs/laws.ipynb #98723d30
 # functions that stop a gradient on purpose
@@ -683,7 +683,7 @@ def _slopes(call):
     along = {k: tmap(lambda v: torch.randn(v.shape, generator=g, dtype=v.dtype), given[k]) for k in names}
     def loss(t):
         moved = {k: tmap(lambda v, d: v + t*d, given[k], along[k]) for k in names}
-        with seeded(0), Seeded(('slope',)): return torch.as_tensor(_first(hook(**{**given, **moved})))
+        with hold_seed(0), Seeded(('slope',)): return torch.as_tensor(_first(hook(**{**given, **moved})))
     t = torch.zeros((), dtype=torch.double, requires_grad=True)
     with Lookout(_STOPS.__contains__) as stops: value = loss(t)
     auto = torch.autograd.grad(value, t, allow_unused=True)[0] if value.requires_grad else None
@@ -773,7 +773,7 @@ def sums(method, world):
     partners = FedProx(mu=.1), FedDecorr(beta=.1), FedAvgM(momentum=.5), FedBN()
     if not FedAvg() + method == method == method + FedAvg(): return _no('FedAvg() added is not the method itself')
     both, yes, no = _beside(method, partners)
-    try: trained(FedAvg(), world, many := 'vmap')
+    try: train_once(FedAvg(), world, many := 'vmap')
     except Exception: many = 'loop' # this network
     two = lambda m: gap(train(m, world, rounds=2), train(m, world, many, rounds=2))
     try: apart = two(both)
@@ -784,7 +784,7 @@ def sums(method, world):
         return _no(f"in {both.name}: {sentence(e)}")
     seen = _within(world.limit(ROUNDING), f"of loop and {many} beside {', '.join(p.name for p in yes)}", apart)
     idle = _beside(method, [FedProx(mu=0.)])[0]
-    nothing = _between(*map(_network, (train(idle, world), trained(method, world))))
+    nothing = _between(*map(_network, (train(idle, world), train_once(method, world))))
     if seen.holds and nothing > world.limit(1e-12):
         seen = _no(f"beside FedProx(mu=0.0), which does nothing, it differs by {nothing:.1e}")
     return replace(seen, said=seen.said + ''.join(f"; it refuses {p.name}, as {why}" for p, why in no.items()))
@@ -827,13 +827,13 @@ def frozen(method, world):
 # %% ../nbs/laws.ipynb #8d1891dd
 def off(method, world):
     "Where a hyperparameter switches the method off, it is FedAvg."
-    apart = _between(trained(method, world).params, trained(FedAvg(), world).params)
+    apart = _between(train_once(method, world).params, train_once(FedAvg(), world).params)
     return _within(0, f'between {repr(method)[:60]} and FedAvg()', apart)
 
 def acts(method, world):
     "What it remembers changes, and three rounds are not FedAvg's."
     if not any(overrides(method, h) for h in HOOKS): return _skip('it is FedAvg')
-    first, state = world.begin(method), trained(method, world)
+    first, state = world.begin(method), train_once(method, world)
     if c := next((c for c in witness(method, world)[0] if c.heard.empty), None):
         return _no(f"{c.part}.{c.hook} asks a network whose parameters are all zero; `init` may begin with `params`")
     whole = lambda tree: {k: v for k, v in flatten(tree).items() if v.numel()}
@@ -844,7 +844,7 @@ def acts(method, world):
         if zero and all(getattr(p, f.name) == f.default for p in method.parts for f in fields(p)): # not switched off
             return _no(f"what {part} remembers at the {where} is zero, and stays so in three rounds")
         return _note(f"what {part} remembers at the {where} never changes; look whether that is meant")
-    try: plain = _network(trained(FedAvg(), world))
+    try: plain = _network(train_once(FedAvg(), world))
     except Exception: return _yes('FedAvg() does not train this network')
     own, (params, buffers) = whole(state.client) or state.personal, _deployed(method, world, state, 0)
     net = {**params, **buffers}
@@ -924,7 +924,7 @@ class Report:
 # %% ../nbs/laws.ipynb #b46a41f2
 def _all(method, world):
     "What all laws see: name -> Seen."
-    method, world.kept['untried'] = copied(method), copied(method)
+    method, world.kept['untried'] = copy_method(method), copy_method(method)
     first, rows = _ask(runs, method, world), {}
     for name, law in LAWS.items():
         seen, bad = first, [k for k in AFTER.get(name, ()) if rows[k].holds is False]
@@ -959,7 +959,7 @@ def check(
     return Report(method, rows, time.perf_counter() - began)
 
 # %% ../nbs/laws.ipynb #324f2140
-def imported(path): # of a Python file
+def import_file(path): # of a Python file
     "The module that a file is; a ValueError says which line stopped it."
     path = Path(path)
     if not path.is_file(): raise FileNotFoundError(f"there is no file {path}")

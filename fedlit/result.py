@@ -22,7 +22,7 @@ from .engine.inputs import check_device, first_nonfinite, parts
 from .ground.arrays import check_scale, top_level
 from .ground.fingerprint import agree, differences, of_criterion
 from .ground.files import newest, read_tensors, write_file, write_tensors
-from .ground.memory import moved_out
+from .ground.memory import copy_out
 from .ground.messages import warn
 from .batches import CRITERIA
 from .data import samples, standardise
@@ -105,9 +105,9 @@ def move_out(self:Run):
     s = self.state
     for v in leaves(dict(client=s.client, personal=s.personal)):
         if isinstance(v, Table): v.move_out()
-    self.state = replace(s, **tmap(moved_out, dict(params=s.params, buffers=s.buffers, server=s.server,
-                                                 fixed=s.fixed, past=s.past)))
-    if self.locals: self.locals = {k: tmap(moved_out, v) if isinstance(v, dict) else v for k, v in self.locals.items()}
+    self.state = replace(s, **tmap(copy_out, dict(params=s.params, buffers=s.buffers, server=s.server,
+                                                fixed=s.fixed, past=s.past)))
+    if self.locals: self.locals = {k: tmap(copy_out, v) if isinstance(v, dict) else v for k, v in self.locals.items()}
 
 @patch
 def plot(self:Run, ax=None):

@@ -32,7 +32,7 @@ from .engine.inputs import (attempt, best_device, check_device, check_extremes, 
 from .engine.trial import try_stack
 from .engine.tryout import notice_idle, notice_softmax, outputs_of, try_criterion, try_metrics, try_parts
 from .ground.messages import check_record, first_line, warn
-from .ground.memory import memory_held, memory_lent, moved_out, peak_mb, trim_memory
+from .ground.memory import copy_out, memory_held, memory_lent, peak_mb, trim_memory
 from .engine.runs import kind_of
 from .engine.guard import (THEN, UNIT, Guard, check_clients, check_server, client_columns, largest_entries,
                                  server_sound)
@@ -839,7 +839,7 @@ def end(self:Simulation, run): # finished Run
     "The run, with the network that holds its final parameters; on a CPU, both in memory of their own."
     if self.federation.device == 'cpu':
         run.move_out()
-        for v in (*self.model.parameters(), *self.model.buffers()): v.data = moved_out(v.data)
+        for v in (*self.model.parameters(), *self.model.buffers()): v.data = copy_out(v.data)
     return run.put_into(self.model, checked=False)
 
 @patch

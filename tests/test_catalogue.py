@@ -12,10 +12,10 @@ from fedlit.papers.catalogue import entries, plan, reproduce, show, until_decide
 from fedlit.papers.claims import Numbers, ahead, by_sign, evaluate, judge, ours, results, tally, verdict_view, within
 from fedlit.papers.collapse import committed_verdicts, main_job, note_main_job
 from fedlit.papers.drawings import rounds_figure, table
-from fedlit.papers.entries import (
-    CATALOGUE, SCALES, Entry, all_published, compare_published, found_rows, judged, looks, means, note_look, published,
-    repeats, report_entry, row_name, select, stands_on, with_seeds, write_table)
-from fedlit.papers.evidence import LEVEL, paired, repeated
+from fedlit.papers.entries import (CATALOGUE, SCALES, Entry, compare_published, found_rows, judge_entries, looks, means,
+                                   note_look, published_numbers, read_published, repeats, report_entry, row_name,
+                                   select, stands_on, with_seeds, write_table)
+from fedlit.papers.evidence import LEVEL, paired_test, sequential_test
 from fedlit.papers.feddecorr import DOMAINS, PAIR, helps
 from fedlit.papers.feddse import THESIS
 from fedlit.papers.measures import MEASURES
@@ -69,12 +69,13 @@ def test_the_first_run_of_every_entry(id):
 
 def test_published_numbers_are_found():
     for e in CATALOGUE.values():
-        if e.published: assert len(published(e.published)) and published(e.published).value.notna().all(), e.id
-    t = published('Table 1')
+        numbers = published_numbers(e.published)
+        assert not e.published or len(numbers) and numbers.value.notna().all(), e.id
+    t = published_numbers('Table 1')
     assert ((t.data == 'cifar10') & (t.alpha == .05) & (t.method == 'FedAvg')).any()
 
 def test_a_published_number_stands_in_a_source():
-    t = all_published()
+    t = read_published()
     assert set(t[t.by == ''].paper) == {'FedDecorr', 'FedDSE/FedGSE thesis'} # MOON's tables are lost in its source
     other = t[t.by != ''].source
     assert other.str.match(r'https://github.com/adap/flower/blob/[0-9a-f]{40}/').all()
@@ -723,8 +724,8 @@ def test_a_claim_of_no_difference_needs_evidence():
 def test_false_alarms_of_a_claim_of_no_difference():
     rng = np.random.default_rng(0)
     at_the_edge = rng.standard_normal((600, 8)) + 1.
-    holds = [e.side > 0 and e.p <= LEVEL for e in (within(1.)(d, paired) for d in at_the_edge)]
-    against = [e.side < 0 and e.p <= LEVEL for e in (within(1.)(d, paired) for d in at_the_edge)]
+    holds = [e.side > 0 and e.p <= LEVEL for e in (within(1.)(d, paired_test) for d in at_the_edge)]
+    against = [e.side < 0 and e.p <= LEVEL for e in (within(1.)(d, paired_test) for d in at_the_edge)]
     assert np.mean(holds) < LEVEL and np.mean(against) < LEVEL
 
 def test_what_is_counted_has_no_seeds():
@@ -738,7 +739,7 @@ def test_the_claims_of_a_paper_are_judged_together():
     part = whole[whole.entry == 'feddecorr/table6']
     assert one.adjusted.tolist() == part.adjusted.tolist() and one.verdict.tolist() == part.verdict.tolist()
     e = CATALOGUE['feddecorr/table6']
-    test = repeated if looks(e, 'embedded', 'results/catalogue')[1] else paired
+    test = sequential_test if looks(e, 'embedded', 'results/catalogue')[1] else paired_test
     alone = judge(e.claims, *found_rows(e, 'embedded'), e.derive, test)
     assert alone.p.tolist() == part.p.tolist() and alone.adjusted.tolist() != part.adjusted.tolist()
     pairs = [('fig2a', 'fig9'), ('table1', 'table2'), ('table8', 'table9')]
@@ -746,7 +747,7 @@ def test_the_claims_of_a_paper_are_judged_together():
         first, again = (set(whole[whole.entry == f'feddecorr/{e}'].same) for e in (a, b))
         assert again <= first, (a, b)
 
-def about_claims(id): return judged([CATALOGUE[id]], 'embedded')
+def about_claims(id): return judge_entries([CATALOGUE[id]], 'embedded')
 
 def test_a_run_that_was_tested_only_at_its_end_is_compared_at_its_end(tmp_path):
     grid = [(dict(data='digits', method=m, seed=0), Setting(seed=k)) for k, m in enumerate('AB')]
@@ -832,19 +833,20 @@ def test_ten_seeds_by_command_are_one_look_and_three_more_are_two(small, capsys)
     main(['report', 'tiny/fig1'])
     assert '8 of 8 runs' in capsys.readouterr().out
     out = Path('results/catalogue')
-    assert looks(small, 'embedded', out) == ([4], False) and judged([small], 'embedded', out=out).test[0] == 't'
-    assert judged([small], 'embedded', out=out).seeds[0] == 4
+    assert looks(small, 'embedded', out) == ([4], False) and judge_entries([small], 'embedded', out=out).test[0] == 't'
+    assert judge_entries([small], 'embedded', out=out).seeds[0] == 4
     main(['reproduce', 'tiny/fig1', '--seeds', '5', '--processes', '1', '--quiet'])
     assert '10 runs at scale embedded, 2 of them missing' in capsys.readouterr().out
     assert looks(small, 'embedded', out) == ([4, 5], True)
-    assert judged([small], 'embedded', out=out).test[0] == 'sequential'
+    assert judge_entries([small], 'embedded', out=out).test[0] == 'sequential'
     main(['reproduce', 'tiny/fig1', '--processes', '1', '--quiet']) # without a number: those that were asked for last
     assert '10 runs at scale embedded, 0 of them missing' in capsys.readouterr().out
     gone = out/address(select(small, 'embedded', seeds=5)[-1][1])
     gone.unlink()
     main(['report', 'tiny/fig1'])
     printed = capsys.readouterr().out
-    assert str(gone) in printed and '9 of 10 runs' in printed and judged([small], 'embedded', out=out).seeds[0] == 4
+    assert str(gone) in printed and '9 of 10 runs' in printed
+    assert judge_entries([small], 'embedded', out=out).seeds[0] == 4
 
 @pytest.mark.parametrize('whole,seen', [(3, ([3, 4], True)), (2, ([2, 4], True)), (1, ([4], False))])
 def test_two_seeds_that_are_whole_count_as_a_look(small, monkeypatch, whole, seen):
@@ -874,7 +876,7 @@ def test_the_main_job_remembers_how_many_seeds_were_looked_at(tmp_path, monkeypa
         main_job((0, 1, 2))
         note_main_job(tmp_path)
         assert of() == ([None], True)
-        assert set(judged([CATALOGUE[e]], 'embedded', out=tmp_path).test) <= {'', 'sequential'}
+        assert set(judge_entries([CATALOGUE[e]], 'embedded', out=tmp_path).test) <= {'', 'sequential'}
     finally: main_job()
 
 def test_a_further_seed_measures_what_all_entries_want(monkeypatch, tmp_path):
@@ -908,7 +910,7 @@ def test_until_decided_stops_when_it_is(small, monkeypatch, capsys):
     seeds = [int(n) for n in re.findall(r'(\d+) seeds,', out)]
     assert seeds == list(range(3, seeds[-1]+1, 3)) and 6 < seeds[-1] < 40 and '1 of 1 claims decided' in out
     assert looks(small, 'embedded', 'results/catalogue') == (seeds, True)
-    t = judged([small], 'embedded', out='results/catalogue')
+    t = judge_entries([small], 'embedded', out='results/catalogue')
     assert t.verdict[0] == 'holds' and t.test[0] == 'sequential' and t.verdict[1] == 'not evaluated'
     files = len(list(Path('results').rglob('*.json')))
     main(['reproduce', 'tiny/fig1', '--until-decided', '--quiet'])                # nothing more to do
@@ -918,7 +920,7 @@ def test_until_decided_gives_up(small, monkeypatch, capsys):
     fake(monkeypatch, 0)
     assert until_decided(['tiny/fig1'], max_seeds=7, progress=False) == 0
     assert re.findall(r'(\d+) seeds, 0 of 1', capsys.readouterr().out) == ['3', '6', '7']
-    assert judged([small], 'embedded', out='results/catalogue').verdict[0] == 'undecided'
+    assert judge_entries([small], 'embedded', out='results/catalogue').verdict[0] == 'undecided'
 
 def test_a_misspelt_entry_beside_all_is_named():
     assert entries('all', 'moon') == entries() and entries('moon', 'all')[0].paper == 'moon'
@@ -957,11 +959,12 @@ def test_a_claim_is_judged_alike_in_its_entry_in_a_part_of_it_and_in_the_main_jo
              'uneven labels tend to leave the global model fewer dimensions '
              '(number of values above 0.01 against alpha)',
              '')):
-        whole = of(judged([CATALOGUE[id]], 'short'), claim)
-        data = of(judged([CATALOGUE[id]], 'short', 'data=small_cifar10'), claim)
+        whole = of(judge_entries([CATALOGUE[id]], 'short'), claim)
+        data = of(judge_entries([CATALOGUE[id]], 'short', 'data=small_cifar10'), claim)
         assert whole == data and whole[2] == 'sequential'
-        if there: assert of(judged([CATALOGUE[id]], 'short', 'alpha=0.05'), claim) == whole == of(main_job, there)
-    part = judged([CATALOGUE['feddecorr/fig3']], 'short', 'alpha=0.05')
+        part = judge_entries([CATALOGUE[id]], 'short', 'alpha=0.05')
+        assert not there or of(part, claim) == whole == of(main_job, there)
+    part = judge_entries([CATALOGUE['feddecorr/fig3']], 'short', 'alpha=0.05')
     assert (of(part, "FedDecorr raises the global model's number of values above 0.01")
             == of(main_job, "Fig. 3: FedDecorr raises the global model's number of values above 0.01"))
 
@@ -977,11 +980,13 @@ def test_a_report_on_what_is_incomplete_is_a_look(small, monkeypatch, capsys):
     e, out = trained(monkeypatch, small, 7)
     last = {f: f.read_bytes() for f in [out/address(s) for l, s in select(e, 'embedded') if l['seed'] == 6]}
     main(['report', 'tiny/fig1'])
-    assert looks(e, 'embedded', out) == ([None], False) and judged([e], 'embedded', out=out).test[0] == 'sign flips'
+    assert looks(e, 'embedded', out) == ([None], False)
+    assert judge_entries([e], 'embedded', out=out).test[0] == 'sign flips'
     for f in last: f.unlink()
     main(['report', 'tiny/fig1'])
     for f, content in last.items(): f.write_bytes(content)
-    assert looks(e, 'embedded', out) == ([None], True) and judged([e], 'embedded', out=out).test[0] == 'sequential'
+    assert looks(e, 'embedded', out) == ([None], True)
+    assert judge_entries([e], 'embedded', out=out).test[0] == 'sequential'
 
 def test_a_report_needs_no_leave_to_write_beside_the_results(small, monkeypatch, capsys):
     from fedlit.papers import entries

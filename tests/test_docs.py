@@ -168,7 +168,7 @@ def test_the_gallery_says_what_a_figure_stands_on(monkeypatch, tmp_path):
     assert captions == [*[f'A page. Here: {heres[0]}.']*2, 'A page', 'A page. Here: &lt;b&gt;; 1 seed.']
 
 def test_the_gallery_knows_the_setting_of_every_figure_of_the_catalogue():
-    "Cells that call `show` or `show_signed` keep it with the picture."
+    "Cells that call `show` or `show_with_note` keep it with the picture."
     asked, lacking = 0, set()
     for p in pages.notebooks():
         for c in pages.read(p)['cells']:

@@ -2,8 +2,9 @@
 import itertools, math
 import numpy as np, pytest
 from scipy import stats
-from fedlit.papers.evidence import (FEW, LEVEL, capital, interval, next_run, paired, repeated, repeated_interval,
-                                    repeated_needed, seeds_needed, sign_flips, subset_means, together)
+from fedlit.papers.evidence import (FEW, LEVEL, capital, interval, next_run, paired_test, seeds_needed,
+                                    sequential_interval, sequential_seeds, sequential_test, sign_flips, subset_means,
+                                    together)
 from fedlit.papers.claims import ahead, minus, evaluate
 
 def draws(times, n, seed=0):
@@ -22,18 +23,18 @@ def test_the_sign_flip_test_counts_all_signs(n):
                                                        (sums <= d.sum() + 1e-12).mean())))
 
 def test_the_smallest_p_value_and_who_judges():
-    assert [paired(np.arange(1., n+1)).test for n in (1, 2, 5, 6, 9)] == ['one seed', 't', 't', *['sign flips']*2]
+    assert [paired_test(np.arange(1., n+1)).test for n in (1, 2, 5, 6, 9)] == ['one seed', 't', 't', *['sign flips']*2]
     assert sign_flips(np.ones(FEW-1)) > LEVEL >= sign_flips(np.ones(FEW))
-    assert paired([1., 1., 1.]) == (.25, 1, 'sign flips')          # no spread: t would call it certain
-    assert paired([1., 1. + 1e-15, 1.]).test == 'sign flips'
-    assert paired([-1., -1.1, -.9]).side == -1 and paired([0., 0., 0.]) == (1., 0, 'sign flips')
+    assert paired_test([1., 1., 1.]) == (.25, 1, 'sign flips')          # no spread: t would call it certain
+    assert paired_test([1., 1. + 1e-15, 1.]).test == 'sign flips'
+    assert paired_test([-1., -1.1, -.9]).side == -1 and paired_test([0., 0., 0.]) == (1., 0, 'sign flips')
 
 @pytest.mark.parametrize('n', [3, 5, 6, 8])
 def test_false_alarms_of_one_look(n):
     times = 1000
     for name, d in draws(times, n).items():
         if n < FEW and name != 'normal': continue                   # t assumes it
-        alarms = np.mean([paired(row).p <= LEVEL for row in d])
+        alarms = np.mean([paired_test(row).p <= LEVEL for row in d])
         assert alarms <= most(LEVEL, times), (name, alarms)
         if n == 3: assert alarms > LEVEL/2                          # it does fire
 
@@ -42,8 +43,8 @@ def test_the_interval_is_what_the_test_does_not_reject(n):
     d = np.random.default_rng(n).standard_normal(n)*3 + 1
     low, high = interval(d)
     step = 1e-6*(high - low)
-    for c in (low + step, high - step): assert paired(d - c).p > LEVEL - 1e-4
-    for c in (low - step, high + step): assert paired(d - c).p <= LEVEL + 1e-4
+    for c in (low + step, high - step): assert paired_test(d - c).p > LEVEL - 1e-4
+    for c in (low - step, high + step): assert paired_test(d - c).p <= LEVEL + 1e-4
 
 def test_the_interval_with_many_and_with_one():
     d = np.random.default_rng(0).standard_normal(40) + .5
@@ -56,7 +57,7 @@ def test_the_interval_with_many_and_with_one():
 def test_the_seeds_that_are_promised(effect):
     d = np.array([-1., 0, 1]) + effect
     n, rng = int(seeds_needed(d)), np.random.default_rng(1)
-    found = np.mean([paired(rng.standard_normal(n) + effect).p <= LEVEL for _ in range(500)])
+    found = np.mean([paired_test(rng.standard_normal(n) + effect).p <= LEVEL for _ in range(500)])
     assert .7 < found < .93
     assert seeds_needed(d, LEVEL/20) > n                          # among many claims it takes more
 
@@ -73,7 +74,7 @@ def test_many_claims():
     wrong = []
     for _ in range(300):                                           # ten claims, four of them true
         d = rng.standard_normal((10, 8)) + 2*(np.arange(10) < 4)[:, None]
-        decided = together([paired(row).p for row in d]) <= LEVEL
+        decided = together([paired_test(row).p for row in d]) <= LEVEL
         wrong.append(decided[4:].sum()/max(1, decided.sum()))
     assert np.mean(wrong) <= LEVEL
 
@@ -95,36 +96,36 @@ def test_a_claim_that_is_worse_than_empty_is_not_called_true():
 
 def test_what_the_sequential_test_says():
     d = np.random.default_rng(0).standard_normal(30) + 1
-    p = [repeated(d[:n]).p for n in range(1, 31)]
+    p = [sequential_test(d[:n]).p for n in range(1, 31)]
     assert p == sorted(p, reverse=True) and p[-1] <= LEVEL          # what is decided stays decided
-    assert repeated(d).side == 1 and repeated(-d) == (repeated(d).p, -1, 'sequential')
-    assert repeated(np.ones(6)).p > LEVEL >= repeated(np.ones(7)).p
+    assert sequential_test(d).side == 1 and sequential_test(-d) == (sequential_test(d).p, -1, 'sequential')
+    assert sequential_test(np.ones(6)).p > LEVEL >= sequential_test(np.ones(7)).p
 
 @pytest.mark.parametrize('kind', ['normal', 'laplace', 'signs'])
 def test_the_sequential_interval_misses_seldom_however_often_one_looks(kind):
     d = draws(150, 40, 3)[kind] + 2
-    missed = [any(not low <= 2 <= high for low, high in (repeated_interval(row[:n]) for n in (7, 15, 25, 40)))
+    missed = [any(not low <= 2 <= high for low, high in (sequential_interval(row[:n]) for n in (7, 15, 25, 40)))
               for row in d]
     assert np.mean(missed) <= most(LEVEL, 150)
-    assert all(repeated_interval(row)[0] > -math.inf for row in d)
+    assert all(sequential_interval(row)[0] > -math.inf for row in d)
 
 def test_the_sequential_interval_at_the_edges():
-    assert all(map(math.isnan, repeated_interval([1.])))
-    assert repeated_interval([1., 2., 3.]) == (-math.inf, math.inf)     # no game is won in three rounds
-    low, high = repeated_interval([2.]*12)
+    assert all(map(math.isnan, sequential_interval([1.])))
+    assert sequential_interval([1., 2., 3.]) == (-math.inf, math.inf)     # no game is won in three rounds
+    low, high = sequential_interval([2.]*12)
     assert abs(low - 2) < 1e-3 and abs(high - 2) < 1e-3
     d = np.random.default_rng(1).normal(1, 1, 30)
-    low, high = repeated_interval(d)
-    assert (repeated(d).p <= LEVEL) == (low > 0)
-    assert np.allclose(np.subtract(repeated_interval(100*d + 7), 7)/100, (low, high), atol=1e-3)
+    low, high = sequential_interval(d)
+    assert (sequential_test(d).p <= LEVEL) == (low > 0)
+    assert np.allclose(np.subtract(sequential_interval(100*d + 7), 7)/100, (low, high), atol=1e-3)
 
 def test_the_seeds_of_the_sequential_test_are_those_it_takes():
     rng = np.random.default_rng(5)
     d = rng.normal(.6, 1, 10)
-    n = repeated_needed(d)
+    n = sequential_seeds(d)
     later = np.concatenate([np.tile(d, (2000, 1)), rng.normal(d.mean(), d.std(ddof=1), (2000, int(n) - 10))], 1)
     assert n > seeds_needed(d) and abs(np.mean((2/capital(later).max((0, -1))) <= LEVEL) - .8) < .06
-    assert math.isnan(repeated_needed([1.])) and repeated_needed([-1., 1.]*10) == math.inf
+    assert math.isnan(sequential_seeds([1.])) and sequential_seeds([-1., 1.]*10) == math.inf
 
 def test_where_a_new_run_lies_has_bounds_and_needs_a_spread():
     assert next_run([99., 98., 97.], least=0, most=100)[1] == 100 and next_run([1., 9., 3.], least=0)[0] == 0

@@ -12,8 +12,8 @@ from fedlit.methods import SOLO, Ditto, FedALA, FedAvg, FedPara, PerFedAvg
 from fedlit.models import build
 from fedlit.papers.catalogue import CATALOGUE, plan
 from fedlit.papers.claims import evaluate
-from fedlit.papers.entries import SCALES, entry_runs, found_rows, judged, row_name, select, complete_seeds
-from fedlit.papers.evidence import repeated
+from fedlit.papers.entries import SCALES, complete_seeds, entry_runs, found_rows, judge_entries, row_name, select
+from fedlit.papers.evidence import sequential_test
 from fedlit.papers.measures import activations, layer_ranks, own_rank
 from fedlit.papers.settings import address, found
 from fedlit.partition import dirichlet
@@ -43,7 +43,7 @@ def test_the_claims_about_convolutions_wait_for_a_network_that_has_some():
     e = CATALOGUE['feddecomp/ratios']
     tried = {scale: {labels['layers'] for labels, _ in e.grid(scale)} for scale in SCALES}
     assert tried == dict(embedded={'r_l'}, short={'r_l', 'r_c'}, paper={'r_l', 'r_c'})
-    t = judged([e], 'embedded').set_index('claim')
+    t = judge_entries([e], 'embedded').set_index('claim')
     assert (t[t.index.str.contains('r_c')].verdict == 'not evaluated').all()
     assert (t[t.index.str.contains('r_l')].seeds >= 20).all()
 
@@ -181,7 +181,7 @@ def test_a_verdict_from_the_stored_runs_by_hand(id, start, by_hand):
     [text] = [k for k in CATALOGUE[id].claims if k.startswith(start)]
     d = by_hand(raw(id)).sort_index().to_numpy()
     weighed = {w.claim: w for w in evaluate(CATALOGUE[id].claims, *found_rows(CATALOGUE[id], 'embedded'),
-                                         CATALOGUE[id].derive, repeated)}[text]
+                                         CATALOGUE[id].derive, sequential_test)}[text]
     assert len(d) >= 20 and abs(weighed.differences - d).max() < 1e-9
     p, side = bets(d)
     assert math.isclose(weighed.evidence.p, p, rel_tol=1e-9) and weighed.evidence.side == side
@@ -193,7 +193,7 @@ def test_the_best_of_four_by_hand():
     wide = t[t.alpha == .05].pivot_table(index='seed', columns='method', values='late')
     four = ['FedAvg', 'FedProx', 'FedAvgM', 'MOON']
     e = CATALOGUE[id]
-    [w] = [w for w in evaluate(e.claims, *found_rows(e, 'embedded'), e.derive, repeated) if w.claim == text]
+    [w] = [w for w in evaluate(e.claims, *found_rows(e, 'embedded'), e.derive, sequential_test) if w.claim == text]
     ours = [f'{m}+FedDecorr' for m in four]
     best = lambda names: wide[wide[names].mean().idxmax()]
     assert abs(w.differences - (best(ours) - best(four))).max() < 1e-9 and w.evidence.side == -1

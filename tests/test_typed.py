@@ -101,11 +101,11 @@ def test_the_index_says_what_the_committed_results_say():
     import fedlit.papers.depth  # noqa: F401 (it enters what it is about)
     from fedlit.papers.claims import verdict_view
     from fedlit.papers.collapse import committed_verdicts
-    from fedlit.papers.entries import CATALOGUE, judged
+    from fedlit.papers.entries import CATALOGUE, judge_entries
     cells = json.loads((ROOT/'nbs/index.ipynb').read_text(encoding='utf-8'))['cells']
     [cell] = [c for c in cells if 'opened =' in ''.join(c['source'])]
-    names = dict(committed_verdicts=committed_verdicts, real=committed_verdicts('short'), Markdown=str, judged=judged,
-                 verdict_view=verdict_view, CATALOGUE=CATALOGUE)
+    names = dict(committed_verdicts=committed_verdicts, real=committed_verdicts('short'), Markdown=str,
+                 judge_entries=judge_entries, verdict_view=verdict_view, CATALOGUE=CATALOGUE)
     *lines, last = ast.parse(''.join(cell['source'])).body
     exec(compile(ast.Module(lines, []), 'index', 'exec'), names)
     said = eval(compile(ast.Expression(last.value), 'index', 'eval'), names)

@@ -8,7 +8,7 @@ __all__ = ['Pages', 'free_memory', 'memory_budget', 'Store', 'Row', 'Table', 'wr
 # %% ../../nbs/ground/table.ipynb #c02f7915
 import errno, os, tempfile, threading, torch, weakref
 from fastcore.basics import patch
-from .memory import LARGE, moved_out
+from .memory import LARGE, copy_out
 from .tree import leaves, put, tmap, to_host
 
 # %% ../../nbs/ground/table.ipynb #0cb1f115
@@ -184,10 +184,10 @@ def clone(self:Table):
 
 @patch
 def move_out(self:Table):
-    "Move the rows in memory to memory of their own (`moved_out`), for all tables that share them."
+    "Move the rows in memory to memory of their own (`copy_out`), for all tables that share them."
     for page in self.pages.pages.values():
         for row in page.values():
-            if row.held is not None: row.held = moved_out(row.held)
+            if row.held is not None: row.held = copy_out(row.held)
 
 @patch
 def __deepcopy__(self:Table, memo): return self.clone()

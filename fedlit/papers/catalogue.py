@@ -11,12 +11,12 @@ from contextlib import contextmanager
 from dataclasses import replace
 from . import (collapse, depth, feddecorr, moon, moon_figures, feddecomp, # noqa: F401, each fills
                            feddse, fedgse, landscape)                                   # CATALOGUE
-from .claims import WIDTH, hanging, verdict_view, tally, verdict_lines
+from .claims import WIDTH, tally, verdict_lines, verdict_view, wrap_text
 from .drawings import display_linked
 from ..ground.messages import unknown_name
-from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command, complete_seeds,
-                                   compare_published, entry_runs, found_rows, judged, looks, note_look, note_seen,
-                                   remarks, repeats, report_entry, select, stands_on)
+from .entries import (CATALOGUE, RESULTS, SCALES, SEEDS, Entry, basis, basis_of, command,
+                                   compare_published, complete_seeds, entry_runs, found_rows, judge_entries, looks,
+                                   note_look, note_seen, remarks, repeats, report_entry, select, stands_on)
 from ..ground.files import result_path
 from ..engine.inputs import best_device
 from .settings import address, found, run_settings
@@ -85,7 +85,7 @@ def until_decided(
             if n < had: continue
             note_look(e, scale, folder, only, n, until_decided=True)
             if left := left + reproduce([e], scale, only, out, seeds=n, **kw): return left
-            table = judged([e], scale, only, folder)
+            table = judge_entries([e], scale, only, folder)
             table = table[(table.whose == 'paper') & (table.verdict != 'not evaluated')]
             open_ = (table.verdict == 'undecided').sum()
             print(f'{e.id}: {n} seeds, {len(table) - open_} of {len(table)} claims decided', flush=True)
@@ -146,16 +146,16 @@ def report(
                                 '`fedlit reproduce` and `fedlit reproduce all` make them')
     for e in wanted: note_seen(e, scale, out or e.folder, only)
     folders = dict.fromkeys(out or e.folder for e in wanted)
-    claims = pd.concat(judged([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
+    claims = pd.concat(judge_entries([e for e in wanted if (out or e.folder) == f], scale, only, f) for f in folders)
     for e in wanted: _tell(e, report_entry(e, scale, only, out, to, claims[claims.entry == e.id]), scale, out)
     print(f'\n{tally(claims)}')
 
 # %% ../../nbs/papers/catalogue.ipynb #rep00003
 def _tell(e, said, scale, out):
-    print('\n' + hanging(f'{e.id} ({e.source}), {scale}: {e.caption}. '
-                         f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.', 2))
+    print('\n' + wrap_text(f'{e.id} ({e.source}), {scale}: {e.caption}. '
+                           f'{len(said.rows)} of {len(said.rows)+len(said.missing)} runs.', 2))
     for line in (f'On {said.here}.', said.remarks, quantity(e, said.rows)):
-        if line: print(hanging(f'  {line}', 2))
+        if line: print(wrap_text(f'  {line}', 2))
     for name, t in [*said.tables, ('beside the paper' if e.published else 'numbers', said.beside)]:
         if t is not None and len(t):
             plain = isinstance(t.index, pd.RangeIndex)
@@ -168,7 +168,7 @@ def _tell(e, said, scale, out):
 
 # %% ../../nbs/papers/catalogue.ipynb #b035401d
 @functools.cache
-def _shipped(paper, scale): return judged(entries(paper), scale)
+def _shipped(paper, scale): return judge_entries(entries(paper), scale)
 
 def _caption(e, scale, only, runs, rows, here):
     "What is shown, how much of it is available, and what it is based on, here and at the papers' scale."
@@ -193,7 +193,7 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
     if not len(rows): return
     if len(drawn) < len(rows): display(Markdown(f'Drawn and tabulated from complete seeds only: {under}.'))
     made = [m for _, draw in e.draws if not repeats(e, scale) and (m := draw(drawn)) is not None]
-    table = judged([e], scale, only, out) if out or only else _shipped(e.paper, scale)
+    table = judge_entries([e], scale, only, out) if out or only else _shipped(e.paper, scale)
     claims = verdict_view(table[table.entry == e.id]).drop(columns='entry')
     with pd.option_context('display.max_colwidth', None): # whole sentences
         for m in made:
@@ -207,4 +207,4 @@ def show(id, scale='embedded', only='', out=None): # None: the results that come
 # %% ../../nbs/papers/catalogue.ipynb #7757ae57
 def verdicts(paper, scale='embedded', out=None): # None: the results that come with fedlit
     "The verdicts on all claims of a paper, or of any name that `entries` accepts, with the measurements."
-    return judged(entries(paper), scale, out=out)
+    return judge_entries(entries(paper), scale, out=out)

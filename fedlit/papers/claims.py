@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['LATE', 'LAST', 'WIDTH', 'ends', 'results', 'by_sign', 'within', 'Numbers', 'ours', 'pick', 'nth', 'above_zero',
-           'reached', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'beyond', 'level', 'all_of', 'best', 'weigh',
-           'shown', 'along', 'close', 'best_minus_worst', 'kendall', 'rising', 'levels_off', 'sooner', 'rounds_to',
-           'started', 'Weighed', 'Noted', 'complete', 'evaluate', 'decide', 'verdict_view', 'judge', 'tally', 'hanging',
-           'verdict_lines']
+           'final_accuracy', 'ahead', 'wins', 'seedwise', 'minus', 'mean_of', 'beyond', 'level', 'all_of', 'best',
+           'weigh', 'shown', 'along', 'close', 'best_minus_worst', 'kendall', 'trend_along', 'levels_off', 'sooner',
+           'rounds_to', 'add_early_accuracy', 'Weighed', 'Noted', 'complete', 'evaluate', 'decide', 'verdict_view',
+           'judge', 'tally', 'wrap_text', 'verdict_lines']
 
 # %% ../../nbs/papers/claims.ipynb #14820ce4
 import itertools, math, textwrap
@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 from ..ground.files import result_path
 from ..measure import spread
-from .evidence import (LEVEL, MOST, Evidence, interval, paired, repeated, repeated_interval,
-                                    repeated_needed, seeds_needed, together)
+from .evidence import (LEVEL, MOST, Evidence, interval, paired_test, seeds_needed, sequential_interval,
+                                    sequential_seeds, sequential_test, together)
 from .settings import address, found
 
 # %% ../../nbs/papers/claims.ipynb #347372cb
@@ -115,7 +115,7 @@ def above_zero(value, unit='', **where):
     return Numbers(lambda rows: pick(rows, where, value).groupby('seed').mean().to_numpy(), unit,
                    whole=any(map(callable, where.values())))
 
-def reached(method, **where):
+def final_accuracy(method, **where):
     "The final accuracy that a method reaches, averaged to one number per seed."
     return above_zero('accuracy_late', 'points', method=method, **where)
 
@@ -208,7 +208,7 @@ def kendall(x, y):
     return float(np.mean(pairs)) if pairs else math.nan
 
 # %% ../../nbs/papers/claims.ipynb #9df85d2d
-def rising(axis, value='accuracy_late', sign=1, **where): # sign: -1 for falling
+def trend_along(axis, value='accuracy_late', sign=1, **where): # sign: -1 for falling
     "Kendall's tau of `value` along `axis`, averaged to one number per seed."
     def differences(rows):
         part = pick(rows, where, value).reset_index()
@@ -234,14 +234,14 @@ def sooner(a, b, **where):
     return ahead(a, b, 'curve', 'rounds', earlier, **where)
 
 def rounds_to(rows):
-    "Add columns: rounds to FedAvg's last accuracy in that seed, one more than all if never; and those of `started`."
+    "Add columns: rounds to FedAvg's last accuracy in that seed, one more than all if never; and `early` and `falls`."
     keys = [k for k in rows.attrs['labels'] if k != 'method']
     ends = pick(rows, dict(method='FedAvg'), 'accuracy')
     needed = [len(r.curve) if r.method == 'FedAvg' else _first(r.curve, ends[tuple(r[k] for k in keys)]/100)
               for _, r in rows.iterrows()]
-    return started(rows.assign(rounds=needed))
+    return add_early_accuracy(rows.assign(rounds=needed))
 
-def started(rows):
+def add_early_accuracy(rows):
     "Add columns: `early`, the mean accuracy over the first third of the rounds, and `falls`, its mean fall per round."
     fall = lambda v: float(np.maximum(-np.diff(v), 0).mean()) if len(v) > 1 else math.nan
     return rows.assign(early=[100*float(np.mean(v[:math.ceil(len(v)/3)])) for v in rows.curve],
@@ -284,7 +284,7 @@ def complete(rows, missing, numbers, derive=lambda rows: rows):
 # %% ../../nbs/papers/claims.ipynb #91284cc1
 def evaluate(
     claims, rows, missing=(), derive=lambda rows: rows,
-    test=paired, # function of the differences -> Evidence; if seeds are missing, `repeated` is used
+    test=paired_test, # function of the differences -> Evidence; if seeds are missing, `sequential_test` is used
     entry='',    # id of the entry that the claims belong to
 ):               # list of Weighed
     "Numbers and evidence of every claim."
@@ -295,7 +295,7 @@ def evaluate(
             seen.attrs['read'] = read = Noted()
             d = numbers(seen)
             read = read or {(run, '') for run in seen.get('run', seen.index)}
-            evidence = weigh(numbers, d, repeated if seen.attrs.get('lacking') else test)
+            evidence = weigh(numbers, d, sequential_test if seen.attrs.get('lacking') else test)
             out.append(Weighed(entry, text, numbers, shown(numbers, d), evidence, frozenset(read)))
         except LookupError as e: out.append(Weighed(entry, text, numbers, why=str(e.args[0])))
     return out
@@ -305,7 +305,7 @@ def _needs(w, level):
     "The seeds that would decide a claim, in words."
     margin = getattr(w.numbers.by, 'margin', 0.)
     null = math.copysign(margin, np.mean(w.differences))
-    n = (repeated_needed if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
+    n = (sequential_seeds if w.evidence.test == 'sequential' else seeds_needed)(w.differences, level, null=null)
     return 'one seed has no spread' if math.isnan(n) else f'> {MOST}' if math.isinf(n) else f'{n:.0f}'
 
 def _said(w):
@@ -313,7 +313,7 @@ def _said(w):
     columns = dict(claim=w.claim, whose='ours' if w.numbers.ours else 'paper', measured=w.why, interval='', seeds=0,
                    test='')
     if w.why: return columns
-    s, ends = spread(w.differences), repeated_interval if w.evidence.test == 'sequential' else interval
+    s, ends = spread(w.differences), sequential_interval if w.evidence.test == 'sequential' else interval
     low, high = ends(w.differences)
     none = s.n < 2 or w.evidence.test == 'counted'
     spans = '' if none else 'too few seeds' if math.isinf(high - low) else f'{low:+.2f} to {high:+.2f}'
@@ -363,7 +363,7 @@ def verdict_view(table):
     return out[[c for c in out if (c not in ('entry', 'repeats') or (out[c] != '').any())
                 and (c != 'whose' or (out[c] != 'paper').any())]]
 
-def judge(claims, rows, missing=(), derive=lambda rows: rows, test=paired):
+def judge(claims, rows, missing=(), derive=lambda rows: rows, test=paired_test):
     "The verdicts on claims that are judged on their own."
     return decide(evaluate(claims, rows, missing, derive, test))
 
@@ -378,7 +378,7 @@ def tally(table):
 # %% ../../nbs/papers/claims.ipynb #vlines02
 WIDTH = 100 # columns of printed text
 
-def hanging(text, indent=4): # spaces before all lines but the first
+def wrap_text(text, indent=4): # spaces before all lines but the first
     "Wrap text into lines of at most `WIDTH` columns."
     return textwrap.fill(text, WIDTH, subsequent_indent=' '*indent)
 
@@ -390,5 +390,5 @@ def verdict_lines(table):
         numbers += [f'{name} {row[name]}' for name in ('p', 'adjusted', 'seeds to decide') if row[name]]
         numbers += [f"as {row['repeats']}"] if row.get('repeats') else []
         whose = ' (our question)' if row.get('whose') == 'ours' else ''
-        lines += [hanging(f"{row['verdict']}: {row['claim']}{whose}"), '    ' + '; '.join(filter(None, numbers))]
+        lines += [wrap_text(f"{row['verdict']}: {row['claim']}{whose}"), '    ' + '; '.join(filter(None, numbers))]
     return '\n'.join(lines)

@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['STRONG', 'SEEDS', 'accuracy_by_round', 'gap_by_alpha', 'NATURAL', 'COLLAPSE', 'CURE', 'GAINS', 'ANSWERS',
-           'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars', 'of_pair', 'wider', 'at_natural', 'raised',
-           'main_job', 'runs_in', 'note_main_job', 'left_out', 'committed_runs', 'committed', 'here_of',
+           'collapse_runs', 'curves', 'spectra_by_alpha', 'accuracy_bars', 'of_pair', 'wider', 'at_natural',
+           'rise_claims', 'main_job', 'runs_in', 'note_main_job', 'left_out', 'committed_runs', 'committed', 'here_of',
            'gains_by_alpha', 'committed_verdicts', 'verdicts_beside', 'findings']
 
 # %% ../../nbs/papers/collapse.ipynb #975a46cb
@@ -16,11 +16,11 @@ from pathlib import Path
 from ..ground.files import all_results, result, result_path
 from ..figure import bars, spectra, style
 from ..measure import count_large
-from .claims import above_zero, ahead, hanging, judge, level, ours, results
+from .claims import above_zero, ahead, judge, level, ours, results, wrap_text
 from .depth import LONG, perceptron
 from .drawings import axis_figure, rounds_figure, table
 from .entries import (CATALOGUE, alphas, bases, basis_of, cross, entry, looks, note_look)
-from .evidence import paired, repeated
+from .evidence import paired_test, sequential_test
 from .feddecorr import ALL, EVEN, FOUR, PAIR, UNEVEN, helps, uneven, with_and_without
 from ..setting import plain
 
@@ -103,16 +103,16 @@ COLLAPSE = {
             'Fig. 2b: the same by effective rank: local models': wider('local_rank', 'dimensions')}),
     'TPAMI Fig. 4: averaging collapses further: R > 0': above_zero('R', 'log units', method='FedAvg', alpha=STRONG),
 }
-def raised(value, unit, what): # what: the quantity that is raised, in words
+def rise_claims(value, unit, what): # what: the quantity that is raised, in words
     return {f'Fig. 3: FedDecorr raises the {what}': helps(value=value, unit=unit, alpha=STRONG)}
 
 CURE = {
     'TPAMI Fig. 6: FedDecorr makes R smaller': ahead('FedAvg', 'FedAvg+FedDecorr', 'R', 'log units', alpha=STRONG),
-    **raised('significant', 'values', "global model's number of values above 0.01"),
-    **raised('local_significant', 'values', "local models' number of values above 0.01"),
-    **ours(raised('above_natural', 'values', "global model's number of values above 0.135")
-           | raised('rank', 'dimensions', "global model's effective rank")
-           | raised('local_rank', 'dimensions', "local models' effective rank")),
+    **rise_claims('significant', 'values', "global model's number of values above 0.01"),
+    **rise_claims('local_significant', 'values', "local models' number of values above 0.01"),
+    **ours(rise_claims('above_natural', 'values', "global model's number of values above 0.135")
+           | rise_claims('rank', 'dimensions', "global model's effective rank")
+           | rise_claims('local_rank', 'dimensions', "local models' effective rank")),
 }
 
 # %% ../../nbs/papers/collapse.ipynb #cla00002
@@ -192,14 +192,14 @@ def here_of(rows, scale='embedded'): # 'embedded' or 'short'
 # %% ../../nbs/papers/collapse.ipynb #c1a5e005
 def gains_by_alpha(rows, missing=()):
     "What FedDecorr adds to the accuracy of FedAvg at each alpha, in points, by the sequential test."
-    gains = judge({a: helps(alpha=a) for a in FOUR}, rows, missing, test=repeated).set_index('claim')
+    gains = judge({a: helps(alpha=a) for a in FOUR}, rows, missing, test=sequential_test).set_index('claim')
     return gains[['measured', 'seeds', 'interval']].rename(columns=dict(measured='gain')).rename_axis('alpha')
 
 # %% ../../nbs/papers/collapse.ipynb #1a9a66c6
 def committed_verdicts(scale='embedded'): # 'embedded': digits; 'short': real images
     "The verdicts based on the results that come with fedlit."
     e, out = CATALOGUE['collapse'], result_path('digits' if scale == 'embedded' else 'catalogue')
-    return judge(e.claims, *committed(scale), e.derive, repeated if looks(e, scale, out)[1] else paired)
+    return judge(e.claims, *committed(scale), e.derive, sequential_test if looks(e, scale, out)[1] else paired_test)
 
 def verdicts_beside(tables): # name -> DataFrame of `decide`, for the main job
     "Verdicts from several sets of runs on the same claims: verdict, effect and seeds in words, one column per set."
@@ -218,7 +218,7 @@ def findings(rows, claims): # DataFrame of `decide`, with their verdicts
     raised, cured = next(iter(GAINS)), 'FedAvg+FedDecorr'
     local = ["Fig. 2b: the same by effective rank: local models",
              "Fig. 3: FedDecorr raises the local models' effective rank"]
-    return '\n'.join(map(hanging, (
+    return '\n'.join(map(wrap_text, (
         f"Do uneven labels cost dimensions? {answer(local[0])}: the clients' models have an effective rank of "
         f"{mean('local_rank', EVEN):.1f} with even labels, and {mean('local_rank', STRONG):.1f} at alpha {STRONG}.",
         f"Does FedDecorr bring them back? {answer(local[1])}: with it they have "

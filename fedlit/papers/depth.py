@@ -12,7 +12,7 @@ import numpy as np
 from dataclasses import replace
 from functools import partial
 from itertools import product
-from .claims import above_zero, ahead, ends, kendall, level, minus, ours, pick, rising
+from .claims import above_zero, ahead, ends, kendall, level, minus, ours, pick, trend_along
 from .entries import alphas, entry, grid, local_field
 from .drawings import axis_figure, rounds_figure, table
 from .feddecorr import ALL, DECORR, FOUR, PAIR, helps, with_and_without
@@ -116,7 +116,7 @@ entry('depth/map', 'not in the papers',
           'alpha 0.05: it helps three hidden layers more than one':
               minus(helps(depth=3, alpha=.05), helps(depth=1, alpha=.05)),
           **{f'{labels}: deeper networks tend to keep fewer dimensions ({who})':
-             rising('depth', value, -1, method='FedAvg', alpha=a)
+             trend_along('depth', value, -1, method='FedAvg', alpha=a)
              for labels, a, who, value in (('alpha 0.05', .05, 'global model', 'rank'),
                                            ('alpha 0.05', .05, 'local models', 'local_rank'),
                                            ('even labels', float('inf'), 'global model', 'rank'))},

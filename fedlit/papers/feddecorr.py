@@ -11,7 +11,7 @@ __all__ = ['DECORR', 'BOTH_WAYS', 'LOSS_AS_PRINTED', 'PAIR', 'ALL', 'FOUR', 'EVE
            'best_with', 'shrinks', 'sizeable', 'on_spectra', 'fewer_dimensions', 'spectra_alphas', 'strongest',
            'most_uneven', 'by_round', 'nearly_all', 'fallen', 'causes', 'each_client', 'client_figure', 'with_counts',
            'architectures', 'lost_share', 'both_models', 'both_spectra', 'ranks_by_round', 'with_curves', 'first_pair',
-           'raises', 'loss_by_client', 'fall', 'main_table', 'weighted', 'many_clients', 'crowds', 'helps_some',
+           'raises', 'loss_by_client', 'fall', 'main_table', 'gain_for', 'many_clients', 'crowds', 'helps_some',
            'classes_by_data', 'domain_table', 'lost_to_domains', 'overhead']
 
 # %% ../../nbs/papers/feddecorr.ipynb #0c74f613
@@ -19,10 +19,10 @@ import numpy as np, pandas as pd
 from dataclasses import replace
 from ..measure import count_large
 from ..methods import MOON, SCAFFOLD, FedAvg, FedAvgM, FedDecorr, FedProx
-from .claims import (Numbers, above_zero, ahead, along, best, beyond, close, level, mean_of, minus, nth,
-                                  ours, pick, reached, rising, sooner, started)
+from .claims import (Numbers, above_zero, add_early_accuracy, ahead, along, best, beyond, close,
+                                  final_accuracy, level, mean_of, minus, nth, ours, pick, sooner, trend_along)
 from .drawings import axis_figure, rounds_figure, spectrum_figure, table
-from .entries import alphas, entry, grid, holding, local_field, measuring
+from .entries import alphas, classes_each, entry, grid, local_field, measure_also
 from .evidence import mean_and_margin
 from .settings import Setting
 from ..parse import method as parse
@@ -88,7 +88,7 @@ EVEN, UNEVEN = float('inf'), .05
 
 def best_with(methods, others=(), **where): # others: methods that are run without FedDecorr only
     "The claim's numbers: the best row with FedDecorr against the best row without, of some methods."
-    rows = lambda *names: [reached(m, **where) for m in names]
+    rows = lambda *names: [final_accuracy(m, **where) for m in names]
     return best(rows(*(f'{m}+FedDecorr' for m in methods)), rows(*methods, *others))
 
 def shrinks(name, most, least): # dicts of labels for the most and the least uneven labels
@@ -106,7 +106,7 @@ def on_spectra(sentence, numbers, prefix=''):
 
 def fewer_dimensions(who, prefix=''):
     return on_spectra(f'uneven labels tend to leave the {who} fewer dimensions ({{}} against alpha)',
-                      lambda value: rising('alpha', value), prefix)
+                      lambda value: trend_along('alpha', value), prefix)
 
 COLLAPSE, LOCAL_COLLAPSE = fewer_dimensions('global model'), fewer_dimensions('local models', 'local_')
 def spectra_alphas(scale): return alphas(*FOUR) if scale == 'short' else alphas(.01, .05, .25, float('inf'))
@@ -114,7 +114,7 @@ def strongest(scale): return alphas(.05, .1) if scale == 'short' else alphas(.01
 TEN_SEEDS, FIVE_SEEDS = dict(short=range(10)), dict(short=range(5))
 
 def most_uneven(*values): return lambda scale: alphas(.05) if scale == 'short' else alphas(*values)
-def by_round(s): return measuring('spectra_by_round')(s) if s.model == 'cnn_bn' else {}
+def by_round(s): return measure_also('spectra_by_round')(s) if s.model == 'cnn_bn' else {}
 
 # %% ../../nbs/papers/feddecorr.ipynb #fd000002
 def nearly_all(rows):
@@ -159,7 +159,7 @@ def client_figure(*clients):
 # %% ../../nbs/papers/feddecorr.ipynb #a315b482
 entry('feddecorr/fig2b', 'ICLR Fig. 2b, TPAMI Fig. 3',
       'Singular values of one client\'s local model, by heterogeneity',
-      grid=grid(DECORR, 'cifar100', every=measuring('each_spectrum'), seeds=TEN_SEEDS,
+      grid=grid(DECORR, 'cifar100', every=measure_also('each_spectrum'), seeds=TEN_SEEDS,
                 alpha=spectra_alphas),
       draw=client_figure(0), claims=LOCAL_COLLAPSE, value='local_significant')
 
@@ -174,7 +174,7 @@ def with_counts(rows):
 entry('feddecorr/fig10', 'ICLR Fig. 10', 'The same for other clients', like='feddecorr/fig2b',
       derive=with_counts, draw=client_figure(*OTHER_CLIENTS),
       claims={f'uneven labels tend to leave the model of client {k} fewer dimensions (number of values above 0.01)':
-                  rising('alpha', f'count_{k}') for k in OTHER_CLIENTS})
+                  trend_along('alpha', f'count_{k}') for k in OTHER_CLIENTS})
 
 # %% ../../nbs/papers/feddecorr.ipynb #5d2e0edb
 entry('feddecorr/fig7', 'ICLR Fig. 7', 'The collapse under other methods',
@@ -205,7 +205,7 @@ entry('feddecorr/fig8', 'ICLR Fig. 8', 'The collapse in other architectures', li
       draw=spectrum_figure(panel='model'), note=STAND_INS,
       claims=COLLAPSE
              | {f'uneven labels tend to leave the {said} network fewer dimensions (number of values above 0.01)':
-                    rising('alpha', 'significant', model=nth(i)) for i, said in enumerate(('wide', 'narrow'))}
+                    trend_along('alpha', 'significant', model=nth(i)) for i, said in enumerate(('wide', 'narrow'))}
              | {'uneven labels cost the wide network a larger share of its values above 0.01 '
                          '(alpha 0.05 against even labels, wide minus narrow)':
                              minus(lost_share(nth(0)), lost_share(nth(1)))})
@@ -240,7 +240,7 @@ entry('feddecorr/tpami-fig4', 'TPAMI Fig. 4',
       draw=(*with_curves(axis_figure('alpha', value='R', ylabel='R (log units)')), ('causes', causes)),
       claims={'averaging collapses further: R > 0 (mean over the uneven alphas)':
                   mean_of(*(above_zero('R', 'log units', alpha=nth(i)) for i in range(3))),
-              'R tends to grow with heterogeneity': rising('alpha', 'R', -1),
+              'R tends to grow with heterogeneity': trend_along('alpha', 'R', -1),
               'with even labels averaging costs nothing (R within 0.05 log units of zero)':
                   level(above_zero('R', 'log units', alpha=EVEN), .05),
               'local collapse is the main cause (of what is lost at alpha 0.05, local minus averaging)':
@@ -297,7 +297,7 @@ def fall(rows):
 
 # %% ../../nbs/papers/feddecorr.ipynb #5458ec33
 entry('feddecorr/fig11', 'ICLR Fig. 11', 'FedDecorr\'s loss during one local phase, all clients',
-      grid=grid(DECORR, 'cifar10', every=measuring('training_decorr'), alpha=alphas(.5),
+      grid=grid(DECORR, 'cifar10', every=measure_also('training_decorr'), alpha=alphas(.5),
                 method=decorr_rows('FedAvg+FedDecorr')),
       derive=fall,
       draw=lambda rows: rounds_figure('client', 'loss', ylabel="FedDecorr's loss (released scale)",
@@ -316,9 +316,9 @@ SIZES = {'it adds at least two points where labels are uneven (alpha 0.05 and 0.
              sizeable(dict(alpha=UNEVEN), dict(alpha=.1)),
          **{f'with even labels {b} stays the same, to within a point': level(helps(b, alpha=EVEN)) for b in ALL}}
 SLOW = {'uneven labels tend to make FedAvg slow (accuracy in the first third of the rounds, against alpha)':
-            rising('alpha', 'early', method='FedAvg'),
+            trend_along('alpha', 'early', method='FedAvg'),
         'and tend to make it unsteady (mean fall of its accuracy from one round to the next, against alpha)':
-            rising('alpha', 'falls', -1, method='FedAvg')}
+            trend_along('alpha', 'falls', -1, method='FedAvg')}
 LESS_UNEVEN = {f'FedDecorr raises the accuracy of {b} (alpha {a})': helps(b, alpha=a) for a in (.1, .5) for b in ALL}
 
 # %% ../../nbs/papers/feddecorr.ipynb #9bf8e93c
@@ -336,10 +336,10 @@ entry('feddecorr/table1', 'ICLR Table 1, TPAMI Table I', 'Final accuracy with an
       grid=main_table('cifar10', 'cifar100'),
       claims={**EACH_GAIN, **LESS_UNEVEN,
               'uneven labels tend to lower the accuracy of FedAvg (accuracy against alpha)':
-                  rising('alpha', method='FedAvg'),
+                  trend_along('alpha', method='FedAvg'),
               'it helps more where labels are more uneven (FedAvg, gain at 0.05 minus gain at inf)': uneven,
               **TREND, **BEST, **SIZES, **SLOW},
-      derive=started, published='Table 1', note=BOTH_WAYS)
+      derive=add_early_accuracy, published='Table 1', note=BOTH_WAYS)
 
 # %% ../../nbs/papers/feddecorr.ipynb #d0ed2eba
 entry('feddecorr/table2', 'ICLR Table 2, TPAMI Table I',
@@ -350,7 +350,7 @@ entry('feddecorr/table2', 'ICLR Table 2, TPAMI Table I',
 TEN = decorr_rows('Scaffold', 'FedNova') | with_and_without(*ALL)
 CORRECTED = 'Scaffold (corrected form)'
 BEST_OF_FOUR = {f'the best of four methods with FedDecorr is ahead of {said} at alpha {a}':
-                best([reached(f'{b}+FedDecorr', alpha=a) for b in ALL], [reached(m, alpha=a)])
+                best([final_accuracy(f'{b}+FedDecorr', alpha=a) for b in ALL], [final_accuracy(m, alpha=a)])
                 for a in FOUR[:3] for m, said in (('Scaffold', CORRECTED), ('FedNova', 'FedNova'))}
 
 BEST_OF_TEN = {f'the highest accuracy of all ten rows is with FedDecorr ({said})':
@@ -395,7 +395,7 @@ entry('feddecorr/relu-end', 'not in the papers',
       value='dead')
 
 # %% ../../nbs/papers/feddecorr.ipynb #12f6c960
-def weighted(b): return above_zero('accuracy_late', 'points', beta=b)
+def gain_for(b): return above_zero('accuracy_late', 'points', beta=b)
 
 entry('feddecorr/fig5', 'ICLR Fig. 5, TPAMI Fig. 9', 'Accuracy against the weight of FedDecorr\'s penalty',
       grid=grid(DECORR, 'cifar10', 'tiny_imagenet', seeds=FIVE_SEEDS, alpha=most_uneven(.05, .1),
@@ -406,7 +406,7 @@ entry('feddecorr/fig5', 'ICLR Fig. 5, TPAMI Fig. 9', 'Accuracy against the weigh
               'in between it is flat (0.2 and 0.05 level, to within a point)':
                   level(ahead(dict(beta=.2), dict(beta=.05))),
               '0.1 is the best weight or less than a point below it':
-                  beyond(best([weighted(.1)], list(map(weighted, (.01, .05, .2, .3)))), -1.),
+                  beyond(best([gain_for(.1)], list(map(gain_for, (.01, .05, .2, .3)))), -1.),
               'the weight matters little (each two of the five level, to within two points)': close(along('beta'), 2.)})
 
 # %% ../../nbs/papers/feddecorr.ipynb #0853fac4
@@ -479,7 +479,7 @@ entry('feddecorr/table7', 'ICLR Table 7, TPAMI Table VIII', 'Other architectures
 
 # %% ../../nbs/papers/feddecorr.ipynb #ec40b61c
 entry('feddecorr/table10', 'ICLR Table 10', 'A fixed number of classes per client',
-      grid=grid(DECORR, 'cifar10', classes=holding(2, 5), method=PAIR, ways=other_ways),
+      grid=grid(DECORR, 'cifar10', classes=classes_each(2, 5), method=PAIR, ways=other_ways),
       draw=table('method', 'classes'),
       claims={'FedDecorr helps, on average over both numbers of classes': helps(),
               **{f'FedDecorr helps with {m} classes a client': helps(classes=m) for m in (2, 5)}},
@@ -500,8 +500,8 @@ def classes_by_data(scale):
     "TPAMI Table II's runs: three numbers of classes for each data set."
     numbers = dict(cifar10=(3, 4, 5), cifar100=(20, 30, 40), tiny_imagenet=(80, 90, 100))
     return [run for data in (numbers if scale == 'paper' else ['cifar10'])
-            for run in grid(DECORR, data, classes=holding(*numbers[data]), method=EIGHT if scale == 'short' else TEN,
-                            ways=other_ways)(scale)]
+            for run in grid(DECORR, data, classes=classes_each(*numbers[data]),
+                            method=EIGHT if scale == 'short' else TEN, ways=other_ways)(scale)]
 
 entry('feddecorr/tpami-table2', 'TPAMI Table II', 'A fixed number of classes per client, ten clients',
       grid=classes_by_data, draw=table('method', 'classes'),
@@ -555,7 +555,7 @@ def lost_to_domains(method):
 
 entry('feddecorr/domain-spectra', 'TPAMI section V-C',
       'Effective rank of the clients\' features, with one domain per client and with an even division',
-      grid=grid(DOMAINS, 'office_caltech10', every=measuring('spectra'), division=DIVIDED, method=PAIR,
+      grid=grid(DOMAINS, 'office_caltech10', every=measure_also('spectra'), division=DIVIDED, method=PAIR,
                 seeds=dict(embedded=range(20, 40))),
       draw=table('division', 'method', 'local_rank'),
       claims={'domains leave the clients\' models fewer dimensions (effective rank)': lost_to_domains('FedAvg'),

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['TRIM', 'RATES', 'THESIS', 'CHAPTER_3', 'FOUR_SETS', 'CLASSES', 'BY_NAME', 'AS_RELEASED', 'BASELINES', 'OTHERS',
            'SECOND_BEST', 'HIGH_RANKS', 'LOW_RANKS', 'LARGE_LEAD', 'FAST', 'TABLE_ROWS', 'BOTH_LEVELS', 'RISES',
-           'CAPACITIES', 'DRAWN', 'CHOSEN', 'SMALL', 'labels_of', 'cutting', 'depth', 'rolling', 'named',
+           'CAPACITIES', 'DRAWN', 'CHOSEN', 'SMALL', 'labels_of', 'submodel_row', 'depth', 'rolex_fields', 'rows_named',
            'almost_whole', 'as_in_chapter_3', 'with_rates', 'as_released', 'last_is', 'leads_more', 'alike',
            'activation_figure', 'five_clients', 'easier', 'gain', 'spread_of', 'strong_share', 'shares_of',
            'beyond_a_fifth', 'strong_clients', 'up_to_four', 'participations', 'plateau', 'high_minus_low',
@@ -16,10 +16,10 @@ import itertools, re, numpy as np
 from dataclasses import replace
 from ..figure import palette, style
 from ..methods import FedDSE, FedGSE, OldCounts
-from .claims import (above_zero, ahead, all_of, best, best_minus_worst, beyond, level, levels_off, mean_of,
-                                  minus, nth, ours, reached, rising, started, wins)
+from .claims import (above_zero, add_early_accuracy, ahead, all_of, best, best_minus_worst, beyond,
+                                  final_accuracy, level, levels_off, mean_of, minus, nth, ours, trend_along, wins)
 from .drawings import axis_figure, table
-from .entries import entry, grid, holding, in_proportion, setting_field, strides
+from .entries import classes_each, entry, grid, in_proportion, setting_field, strides
 from .feddecorr import FIVE_SEEDS
 from .settings import Setting
 from ..parse import method as parse
@@ -58,7 +58,7 @@ def labels_of(*levels):
     return {level: dict(partition='iid()') if level == 'iid' else classes(level) for level in levels}
 
 # %% ../../nbs/papers/feddse.ipynb #0929ddc7
-def cutting(name, rates=RATES, **kw):
+def submodel_row(name, rates=RATES, **kw):
     "A change that turns a setting into a row of the thesis' tables."
     def change(s):
         size = dict(pool=200, samples=64) if s.model == 'mlp' else dict(pool=1024, samples=128)
@@ -78,21 +78,21 @@ def depth(s):
     return dict(method=f'DepthFL(ramp={ramp}) + Clip()', model=model, options=options)
 
 # %% ../../nbs/papers/feddse.ipynb #0e127a33
-def rolling(s):
+def rolex_fields(s):
     "The fields that switch a setting to FedRolex, whose window goes around as often as at paper scale."
-    return cutting('FedRolex', step=strides(s, of=_dse.rounds))(s)
+    return submodel_row('FedRolex', step=strides(s, of=_dse.rounds))(s)
 
-BY_NAME = {n: cutting(n.replace(' ', '')) for n in ('HeteroFL', 'Federated Dropout', 'FjORD', 'FedDSE')} | {
-    'FedRolex': rolling,
+BY_NAME = {n: submodel_row(n.replace(' ', '')) for n in ('HeteroFL', 'Federated Dropout', 'FjORD', 'FedDSE')} | {
+    'FedRolex': rolex_fields,
     'DepthFL': depth,
-    'FedDSE T=0': cutting('FedDSE'),
-    'FedDSE T=1': cutting('FedDSE', temperature=1.),
-    'FedGSE-CSL': cutting('FedGSE'),
-    'FedGSE-SPL': cutting('FedGSE', similar='SPL'),
-    'FedGSE': cutting('FedGSE', similar='SPL'),
+    'FedDSE T=0': submodel_row('FedDSE'),
+    'FedDSE T=1': submodel_row('FedDSE', temperature=1.),
+    'FedGSE-CSL': submodel_row('FedGSE'),
+    'FedGSE-SPL': submodel_row('FedGSE', similar='SPL'),
+    'FedGSE': submodel_row('FedGSE', similar='SPL'),
     'everybody whole': dict(method='MaskedCE()'),
 }
-def named(*names): return {n: BY_NAME[n] for n in names}
+def rows_named(*names): return {n: BY_NAME[n] for n in names}
 
 def almost_whole(row):
     "A row changed so that the strongest clients keep 0.99 of every layer, rounded down (thesis, section 3.3.2)."
@@ -136,7 +136,7 @@ HIGH_RANKS = last_is('Federated Dropout', *OTHERS) | SECOND_BEST
 LOW_RANKS = SECOND_BEST | last_is('HeteroFL', 'Federated Dropout', 'DepthFL') # FedRolex is already known to be
 
 LARGE_LEAD = {'FedDSE leads the best of the others by at least two points':
-                  beyond(best([reached('FedDSE')], list(map(reached, BASELINES))), 2.)}
+                  beyond(best([final_accuracy('FedDSE')], list(map(final_accuracy, BASELINES))), 2.)}
 FAST = {'FedDSE is ahead of the mean of the others in the first third of the rounds':
             mean_of(*(ahead('FedDSE', m, 'early') for m in BASELINES))}
 
@@ -200,7 +200,7 @@ TABLE_ROWS = as_in_chapter_3(*BASELINES, 'FjORD', 'FedDSE', 'FedDSE T=1', 'every
 entry('feddse/table3.4', 'Table 3.4', 'Sub-models, high heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
                 method=TABLE_ROWS, ways=as_released),
-      derive=started, draw=table('method', 'data'),
+      derive=add_early_accuracy, draw=table('method', 'data'),
       claims=wins('FedDSE', *BASELINES) | LARGE_LEAD | HIGH_RANKS | FAST | wins('everybody whole', 'FedDSE'),
       published='Table 3.4',
       note='FjORD, T=1 and the ceiling (every client has the whole network) are additions. '
@@ -223,7 +223,7 @@ def gain(axis, start, to, **where):
     return ahead({axis: nth(to)}, {axis: nth(start)}, **where)
 
 def spread_of(level):
-    return best_minus_worst(all_of(*(reached(m, heterogeneity=level) for m in (*BASELINES, 'FedDSE'))))
+    return best_minus_worst(all_of(*(final_accuracy(m, heterogeneity=level) for m in (*BASELINES, 'FedDSE'))))
 
 entry('feddse/fig3.5', 'Fig. 3.5', 'High beside low heterogeneity',
       grid=grid(CHAPTER_3, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high', 'low'),
@@ -253,7 +253,7 @@ BOTH_LEVELS = labels_of('high', 'low')
 
 # %% ../../nbs/papers/feddse.ipynb #81ef9a2b
 RISES = {'low heterogeneity is easier': easier(method='FedDSE'),
-         'more strong clients tend to be better': rising('rho', method='FedDSE')}
+         'more strong clients tend to be better': trend_along('rho', method='FedDSE')}
 def beyond_a_fifth(**where): return gain('rho', 1, -1, method='FedDSE', **where)
 def strong_clients(*data): return grid(CHAPTER_3, *data, heterogeneity=BOTH_LEVELS,
                                        method=as_in_chapter_3('FedRolex', 'FedDSE'), rho=shares_of(.5))
@@ -282,7 +282,7 @@ def up_to_four(**where):
                       'classes', **where)
 
 entry('feddse/fig3.8', 'Fig. 3.8', 'Classes per client',
-      grid=grid(CHAPTER_3, 'mnist', classes=holding(2, 4, 6, 8, 10), method=as_in_chapter_3('FedDSE')),
+      grid=grid(CHAPTER_3, 'mnist', classes=classes_each(2, 4, 6, 8, 10), method=as_in_chapter_3('FedDSE')),
       draw=axis_figure('classes', xlabel='classes a client'), claims=up_to_four(),
       note='Known from the text: 95.34 with two, 98.55 with four (98.65 in Table 3.5).')
 
@@ -315,8 +315,8 @@ entry('feddse/fig3.9', 'Fig. 3.9', 'Share of clients in a round',
 # %% ../../nbs/papers/feddse.ipynb #74fbb15b
 def samples_looked_at(scale):
     numbers = (4, 16) if scale == 'embedded' else (64, 128, 256)
-    fewer = {n: almost_whole(cutting('FedDSE', samples=n)) for n in numbers}
-    return fewer | {'all': almost_whole(cutting('FedDSE'))}
+    fewer = {n: almost_whole(submodel_row('FedDSE', samples=n)) for n in numbers}
+    return fewer | {'all': almost_whole(submodel_row('FedDSE'))}
 
 entry('feddse/fig3.10', 'Fig. 3.10', 'How many samples FedDSE looks at',
       grid=grid(CHAPTER_3, 'mnist', heterogeneity=BOTH_LEVELS, samples=samples_looked_at),

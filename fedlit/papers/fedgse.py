@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['GSE', 'RIVALS', 'PLAIN', 'COLOURED', 'MANY', 'NETWORKS', 'BOTH_WIN', 'DROPOUT_LOSES', 'LEAD', 'LARGE_LEAD', 'GAPS',
-           'LARGEST_FIRST', 'NEIGHBOURS', 'LOWEST', 'LEAD_GROWS', 'networks', 'size_table', 'larger', 'added_up',
+           'LARGEST_FIRST', 'NEIGHBOURS', 'LOWEST', 'LEAD_GROWS', 'networks', 'size_table', 'larger', 'add_sums',
            'gap_figure', 'fifths', 'in_fifths', 'over_methods', 'gap_table', 'in_the_mix', 'whole_client_runs',
            'whole_clients', 'most_rounds', 'similar_samples', 'fewer_beat_most', 'sources']
 
@@ -12,14 +12,15 @@ __all__ = ['GSE', 'RIVALS', 'PLAIN', 'COLOURED', 'MANY', 'NETWORKS', 'BOTH_WIN',
 import numpy as np, pandas as pd
 from scipy.stats import gaussian_kde
 from ..figure import colours_of, style
-from .claims import (Numbers, ahead, all_of, along, best, best_minus_worst, beyond, by_sign, close,
-                                  kendall, level, mean_of, minus, nth, ours, pick, reached, rising, started, wins)
+from .claims import (Numbers, add_early_accuracy, ahead, all_of, along, best, best_minus_worst, beyond,
+                                  by_sign, close, final_accuracy, kendall, level, mean_of, minus, nth, ours, pick,
+                                  trend_along, wins)
 from .drawings import axis_figure, rounds_figure, table
-from .entries import entry, grid, holding, measuring, published
+from .entries import classes_each, entry, grid, measure_also, published_numbers
 from .feddecorr import FIVE_SEEDS
-from .feddse import (AS_RELEASED, BASELINES, BOTH_LEVELS, FOUR_SETS, RATES, THESIS, as_released, cutting,
-                                  easier, gain, labels_of, last_is, leads_more, named, participations,
-                                  plateau, shares_of, strong_share, up_to_four)
+from .feddse import (AS_RELEASED, BASELINES, BOTH_LEVELS, FOUR_SETS, RATES, THESIS, as_released, easier,
+                                  gain, labels_of, last_is, leads_more, participations, plateau, rows_named, shares_of,
+                                  strong_share, submodel_row, up_to_four)
 from .settings import Setting
 
 # %% ../../nbs/papers/fedgse.ipynb #2dda63a2
@@ -46,7 +47,7 @@ def networks(scale):
 # %% ../../nbs/papers/fedgse.ipynb #35b34ade
 def size_table(rows):
     "Mean parameters and multiplications over capacities, ours and the thesis'."
-    said = {(r.model, r.method): r.printed for r in published('Table 4.2').itertuples()}
+    said = {(r.model, r.method): r.printed for r in published_numbers('Table 4.2').itertuples()}
     return pd.DataFrame([dict(model=r.model, method=r.method,
                               parameters=f'{np.mean(r.parameters)/1e3:.0f}k',
                               MACs=f'{np.mean(r.macs)/1e6:.1f}M',
@@ -70,12 +71,12 @@ entry('fedgse/table4.2', 'Table 4.2', 'Parameters and multiplications, mean over
 # %% ../../nbs/papers/fedgse.ipynb #7c82c4cd
 BOTH_WIN = wins('FedGSE-CSL', *RIVALS) | wins('FedGSE-SPL', *RIVALS)
 DROPOUT_LOSES = last_is('Federated Dropout', 'HeteroFL', 'FedRolex')
-LEAD = best([reached('FedGSE-SPL')], list(map(reached, RIVALS)))
+LEAD = best([final_accuracy('FedGSE-SPL')], list(map(final_accuracy, RIVALS)))
 LARGE_LEAD = {'FedGSE-SPL leads the best of the three by at least 1.3 points': beyond(LEAD, 1.3)}
 
 entry('fedgse/table4.3', 'Table 4.3', 'Sub-models, high heterogeneity',
       grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('high'),
-                method=named(*BASELINES, *GSE), ways=as_released),
+                method=rows_named(*BASELINES, *GSE), ways=as_released),
       draw=table('method', 'data'),
       claims=BOTH_WIN | wins('FedGSE-CSL', 'DepthFL', 'FedGSE-SPL') | wins('FedGSE-SPL', 'DepthFL') | DROPOUT_LOSES
              | LARGE_LEAD,
@@ -86,20 +87,20 @@ entry('fedgse/table4.3', 'Table 4.3', 'Sub-models, high heterogeneity',
 # %% ../../nbs/papers/fedgse.ipynb #f9fb5aff
 entry('fedgse/table4.4', 'Table 4.4', 'Sub-models, low heterogeneity', like='fedgse/table4.3',
       grid=grid(THESIS, *FOUR_SETS, seeds=FIVE_SEEDS, heterogeneity=labels_of('low'),
-                method=named(*BASELINES, *GSE), ways=as_released),
+                method=rows_named(*BASELINES, *GSE), ways=as_released),
       claims=BOTH_WIN | DROPOUT_LOSES | wins('DepthFL', *GSE) | wins('FedGSE-SPL', 'FedGSE-CSL')
              | {'FedGSE-SPL is ahead of the best of the three': LEAD},
       published='Table 4.4', note=AS_RELEASED)
 
 # %% ../../nbs/papers/fedgse.ipynb #97e3065c
 GAPS = grid(THESIS, 'mnist', every=lambda s: dict(rounds=min(s.rounds, 100), measure=('curve', 'update_gap')),
-            seeds=FIVE_SEEDS, heterogeneity=labels_of('high'), method=named(*RIVALS, 'FedGSE-CSL'))
+            seeds=FIVE_SEEDS, heterogeneity=labels_of('high'), method=rows_named(*RIVALS, 'FedGSE-CSL'))
 
-def added_up(rows):
-    "Add columns: the gaps' running sum, their sum, their median as that of a typical round, and those of `started`."
-    return started(rows).assign(added=[float(np.sum(v)) for v in rows.update_gap],
-                                typical=[float(np.median(v)) for v in rows.update_gap],
-                                gaps=[list(np.cumsum(v)) for v in rows.update_gap])
+def add_sums(rows):
+    "Add columns: the gaps' running sum, their sum, their median as that of a typical round; and `early` and `falls`."
+    return add_early_accuracy(rows).assign(added=[float(np.sum(v)) for v in rows.update_gap],
+                                           typical=[float(np.median(v)) for v in rows.update_gap],
+                                           gaps=[list(np.cumsum(v)) for v in rows.update_gap])
 
 def gap_figure(rows):
     "Draw the differences of all rounds and seeds: their density, and each against its round."
@@ -120,7 +121,7 @@ def gap_figure(rows):
 # %% ../../nbs/papers/fedgse.ipynb #20e5165a
 entry('fedgse/fig4.3', 'Fig. 4.3',
       'How far a round of training sub-models leads away from training whole networks',
-      grid=GAPS, derive=added_up, draw=gap_figure,
+      grid=GAPS, derive=add_sums, draw=gap_figure,
       claims={f'differences of FedGSE lie nearer to zero than those of {m} (median over rounds)':
                   ahead(m, 'FedGSE-CSL', 'typical', '') for m in RIVALS},
       value='typical', note='The thesis does not print the formula.')
@@ -154,7 +155,7 @@ def gap_table(rows):
 
 # %% ../../nbs/papers/fedgse.ipynb #c41ac8e9
 entry('fedgse/fig4.4', 'Fig. 4.4', 'Accumulated difference and accuracy',
-      grid=GAPS, derive=lambda rows: in_fifths(added_up(rows)), draw=gap_table,
+      grid=GAPS, derive=lambda rows: in_fifths(add_sums(rows)), draw=gap_table,
       claims={'the differences tend to have the thesis\' order (mean over fifths of the rounds)':
                   mean_of(*(over_methods('place', f'after_{k}', -1) for k in range(5))),
               'and the accuracies tend to have the opposite one': over_methods('place', 'accuracy_late'),
@@ -165,7 +166,7 @@ entry('fedgse/fig4.4', 'Fig. 4.4', 'Accumulated difference and accuracy',
 
 # %% ../../nbs/papers/fedgse.ipynb #86c8da85
 entry('fedgse/fig4.5', 'Fig. 4.5', 'FedGSE with more whole clients, high beside low heterogeneity',
-      grid=grid(THESIS, 'mnist', 'cifar10', heterogeneity=BOTH_LEVELS, method=named('FedGSE-SPL'),
+      grid=grid(THESIS, 'mnist', 'cifar10', heterogeneity=BOTH_LEVELS, method=rows_named('FedGSE-SPL'),
                 rho=shares_of(1.)),
       draw=axis_figure('rho', by='heterogeneity', xlabel='share of clients with the whole network'),
       claims={'a fifth of whole clients is better than none': gain('rho', 0, 1),
@@ -182,7 +183,7 @@ def in_the_mix(a, b, **where):
     return Numbers(difference, 'points')
 
 def whole_client_runs(*data): return grid(THESIS, *data, heterogeneity=BOTH_LEVELS,
-                                          method=named(*RIVALS, 'FedGSE-SPL'), rho=shares_of(1.))
+                                          method=rows_named(*RIVALS, 'FedGSE-SPL'), rho=shares_of(1.))
 
 entry('fedgse/fig4.6', 'Fig. 4.6', 'More whole clients (1 among 1/16); the thesis uses EMNIST',
       grid=whole_client_runs('mnist'),
@@ -190,7 +191,7 @@ entry('fedgse/fig4.6', 'Fig. 4.6', 'More whole clients (1 among 1/16); the thesi
       claims={f'high heterogeneity: FedGSE is ahead of {m}': in_the_mix('FedGSE-SPL', m, heterogeneity='high')
               for m in RIVALS}
              | {'low heterogeneity: more whole clients tend to be better':
-                    rising('rho', method='FedGSE-SPL', heterogeneity='low')},
+                    trend_along('rho', method='FedGSE-SPL', heterogeneity='low')},
       note='The text does not say which methods the thesis draws; FedGSE picks samples by SPL.')
 
 entry('fedgse/fig4.7', 'Fig. 4.7', 'More whole clients (1 among 1/16); the thesis uses CIFAR-10', like='fedgse/fig4.6',
@@ -204,8 +205,8 @@ def most_rounds(a, b):
     return ahead(a, b, 'curve', 'of all rounds', lambda u, v: np.sign(np.subtract(u, v)).mean()/2)
 
 entry('fedgse/fig4.8', 'Fig. 4.8', 'Accuracy against rounds, by heterogeneity and share of whole clients',
-      grid=grid(THESIS, 'mnist', every=measuring('curve'), heterogeneity=labels_of('high', 'low'),
-                method=named(*RIVALS, *GSE), rho=whole_clients),
+      grid=grid(THESIS, 'mnist', every=measure_also('curve'), heterogeneity=labels_of('high', 'low'),
+                method=rows_named(*RIVALS, *GSE), rho=whole_clients),
       draw=lambda rows: rounds_figure()(rows.assign(
           data=[f'{h} heterogeneity, rho {r:g}' for h, r in zip(rows.heterogeneity, rows.rho)])), # a panel for each
       claims={f'{m} is ahead of {other} in most rounds (share of them minus a half)': most_rounds(m, other)
@@ -217,7 +218,7 @@ LEAD_GROWS = {f'the lead of {m} grows with heterogeneity (over the mean of three
 # %% ../../nbs/papers/fedgse.ipynb #ce1baf1e
 entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round',
       grid=grid(THESIS, 'mnist', heterogeneity=BOTH_LEVELS, participation=participations,
-                method=named(*RIVALS, *GSE)),
+                method=rows_named(*RIVALS, *GSE)),
       draw=axis_figure('participation', panel='heterogeneity'), claims=plateau() | LEAD_GROWS
              | {'the largest share is no better than the one before (that one minus the largest)':
                     gain('participation', -1, -2)},
@@ -226,7 +227,7 @@ entry('fedgse/fig4.9', 'Fig. 4.9', 'Share of clients in a round',
 # %% ../../nbs/papers/fedgse.ipynb #acec569d
 def similar_samples(scale):
     pool, numbers = (200, (8, 64, 200)) if scale == 'embedded' else (1024, (64, 128, 256, 512))
-    return {n: cutting('FedGSE', similar='SPL', pool=pool, samples=n) for n in numbers}
+    return {n: submodel_row('FedGSE', similar='SPL', pool=pool, samples=n) for n in numbers}
 
 def fewer_beat_most(rows):
     "How far every smaller number of samples lies above the largest under high heterogeneity: (numbers, 1, seeds)."
@@ -247,8 +248,8 @@ entry('fedgse/fig4.10', 'Fig. 4.10', 'How many similar samples FedGSE uses',
 
 # %% ../../nbs/papers/fedgse.ipynb #01682341
 entry('fedgse/table4.5', 'Table 4.5', 'Classes per client',
-      grid=grid(THESIS, 'mnist', 'cifar10', classes=holding(2, 4, 6, 8, 10),
-                method=named('FedDSE', 'FedGSE'), ways=as_released),
+      grid=grid(THESIS, 'mnist', 'cifar10', classes=classes_each(2, 4, 6, 8, 10),
+                method=rows_named('FedDSE', 'FedGSE'), ways=as_released),
       draw=table('classes', 'method'), claims=up_to_four(method='FedGSE'), published='Table 4.5',
       note='The numbers equal those of SPL elsewhere in the thesis, so SPL is used. FedDSE is an addition. '
            f'{AS_RELEASED}')
@@ -260,7 +261,7 @@ def sources(scale):
     return {how: instead(how) for how in ('held', 'uploaded', 'generated', 'broader')[:4 if scale == 'embedded' else 3]}
 
 entry('fedgse/public', 'section 4.2.1', 'Where the server\'s samples come from',
-      grid=grid(THESIS, 'mnist', public=sources, method=named('FedGSE-SPL')), draw=table('public', 'method'),
+      grid=grid(THESIS, 'mnist', public=sources, method=rows_named('FedGSE-SPL')), draw=table('public', 'method'),
       claims=ours({f'{how} samples serve as well as held ones, to within a point':
                        level(ahead(dict(public=how), dict(public='held')))
                    for how in ('uploaded', 'generated', 'broader')}),

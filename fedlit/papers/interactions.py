@@ -15,7 +15,7 @@ from tqdm import tqdm
 from ..ground.files import forget, read_json, write_json
 from ..method import FedAvg, total
 from .claims import ends
-from .evidence import FEW, LEVEL, interval, paired, seeds_needed, together
+from .evidence import FEW, LEVEL, interval, paired_test, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
 from ..run import shield
@@ -144,7 +144,7 @@ def values(self:Interactions, method, scale='points'):
 # %% ../../nbs/papers/interactions.ipynb #783aaf3e
 def _judged(rows, differences):
     "Rows with mean, interval and verdict; those without differences have none."
-    p = [paired(d).p if d is not None else math.nan for d in differences]
+    p = [paired_test(d).p if d is not None else math.nan for d in differences]
     for row, d, own, q in zip(rows, differences, p, together(p)):
         if d is None: continue
         low, high = interval(d)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAP_SEEDS', 'MAPPED', 'OWN', 'SHARED', 'PENALTIES', 'OTHERWISE', 'PUBLIC', 'LOOKS', 'LANDSCAPE', 'ROWS', 'BESIDE',
-           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'halved', 'rolling', 'map_row', 'by_method', 'gain',
-           'correlation', 'method_address', 'write_names', 'spread_axis', 'map_panel', 'map_figure', 'column', 'across',
-           'across_own']
+           'ACCURACY', 'SCALES', 'MAPS', 'THREE', 'OPEN', 'FEW', 'half_momentum', 'thesis_rolex', 'map_row',
+           'by_method', 'gain', 'correlation', 'method_address', 'write_names', 'spread_axis', 'map_panel',
+           'map_figure', 'column', 'across', 'across_own']
 
 # %% ../../nbs/papers/landscape.ipynb #map00004
 import numpy as np
@@ -39,9 +39,9 @@ PENALTIES = 'ExactDecorr', 'DeCov', 'StructuredDeCov' # similar to FedDecorr, wh
 
 # %% ../../nbs/papers/landscape.ipynb #map00008
 # FedAvgM's released form breaks BatchNorm's statistics
-def halved(s): return dict(method="FedAvgM(momentum=0.5, form='paper')")
-def rolling(s): return dict(method=f"FedRolex(step={strides(s, of=THESIS['paper']['mnist'].rounds)})")
-OTHERWISE = dict(FedAvgM=halved, FedCAC=critical, FedRolex=rolling)
+def half_momentum(s): return dict(method="FedAvgM(momentum=0.5, form='paper')")
+def thesis_rolex(s): return dict(method=f"FedRolex(step={strides(s, of=THESIS['paper']['mnist'].rounds)})")
+OTHERWISE = dict(FedAvgM=half_momentum, FedCAC=critical, FedRolex=thesis_rolex)
 PUBLIC = dict.fromkeys(('FedDF', 'DSFL', 'FedET', 'FedGSE', 'FedMD'), 'held(samples=200)')
 LOOKS = 'curve', 'layer_ranks', 'own_accuracy', 'own_rank'
 

@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['MEASURES', 'curve', 'both_spectra', 'spectral_numbers', 'feature_spectra', 'each_spectrum', 'watch_spectra',
            'spectra_by_round', 'layer_ranks', 'own_accuracy', 'everywhere', 'own_rank', 'alignment', 'training_decorr',
-           'class_counts', 'separated', 'feature_maps', 'activations', 'update_gap', 'sizes']
+           'class_counts', 'nearest_centre_accuracy', 'feature_maps', 'activations', 'update_gap', 'sizes']
 
 # %% ../../nbs/papers/measures.ipynb #61f782df
 import numpy as np, torch
@@ -166,7 +166,7 @@ def class_counts(run, task, clients, tests, s):
     return dict(counts=seen.tolist(), lacking=few.double().mean().item())
 
 # %% ../../nbs/papers/measures.ipynb #07df14df
-def separated(
+def nearest_centre_accuracy(
     z, # (N, d) features
     y, # (N,) classes
 ):
@@ -183,7 +183,7 @@ def feature_maps(run, task, clients, tests, s):
     for name, net in (('', (run.state.params, run.state.buffers)), ('local_', _kept(run.locals, 0))):
         z = features_of(run.model, task.x_test, prepare=task.normalise, state=net).cpu()
         at = TSNE(perplexity=30, init='pca', random_state=0, max_iter=300).fit_transform(z[some].numpy())
-        out |= {f'{name}map': [_clip(xy, 4) for xy in at.tolist()], f'{name}separated': separated(z, y)}
+        out |= {f'{name}map': [_clip(xy, 4) for xy in at.tolist()], f'{name}separated': nearest_centre_accuracy(z, y)}
     return out
 
 # %% ../../nbs/papers/measures.ipynb #db1521e9

@@ -5,15 +5,16 @@
 # %% auto #0
 __all__ = ['PARTIES', 'SHORT_WEIGHTS', 'SCAFFOLD_ROW', 'ALL_SETS', 'FEDERATED', 'REST', 'leads', 'SIZES', 'MORE_EPOCHS', 'CLOSE',
            'CROWD', 'STRONG_MOON', 'most', 'MOON_LEADS', 'solo_change', 'moon_row', 'as_printed', 'weight_grid',
-           'best_used', 'moon_rows', 'loses', 'many_parties']
+           'lead_of_weight', 'moon_rows', 'loses', 'many_parties']
 
 # %% ../../nbs/papers/moon.ipynb #8559805d
 from dataclasses import replace
 from functools import partial
-from .claims import (Numbers, above_zero, ahead, along, best, beyond, close, level, mean_of, minus, nth,
-                                  ours, pick, reached, rising, rounds_to, seedwise, started, wins)
+from .claims import (Numbers, above_zero, add_early_accuracy, ahead, along, best, beyond, close,
+                                  final_accuracy, level, mean_of, minus, nth, ours, pick, rounds_to, seedwise,
+                                  trend_along, wins)
 from .drawings import axis_figure, rounds_figure, table
-from .entries import alphas, entry, grid, local_field, measuring
+from .entries import alphas, entry, grid, local_field, measure_also
 from .feddecorr import CORRECTED, DECORR, FIVE_SEEDS, many_clients
 from .settings import Setting
 from ..local import SGD, Local
@@ -39,7 +40,7 @@ def solo_change(s):
     if s.data == 'digits': long = {}
     elif s.model == 'cnn_bn': long = dict(rounds=1, local=replace(s.local, epochs=s.rounds*s.local.epochs))
     else: long = dict(rounds=30, local=replace(s.local, epochs=10, optimizer=SGD(kept=True)))
-    return dict(method='SOLO()', **measuring('everywhere')(s), **long)
+    return dict(method='SOLO()', **measure_also('everywhere')(s), **long)
 
 # %% ../../nbs/papers/moon.ipynb #f1ac594d
 def moon_row(name, mu=None): # mu: weight of the method's term; None: tuned at short scale, else as reported
@@ -62,7 +63,7 @@ SCAFFOLD_ROW = ('Scaffold is fedlit\'s corrected form, which allows for momentum
 # %% ../../nbs/papers/moon.ipynb #8882a197
 def weight_grid(name, *values): return {f'{name}, mu={v:g}': moon_row(name, v) for v in values}
 
-def best_used(name):
+def lead_of_weight(name):
     "The claim's numbers: how far the weight in use is ahead of the best other weight, at short scale."
     def lead(rows):
         if set(rows.data) != set(PARTIES['short']): raise LookupError('the weights of this scale are the paper\'s')
@@ -76,11 +77,11 @@ def best_used(name):
 entry('moon/tuning', 'not in the paper', 'Weights of MOON and FedProx on seeds that no table uses',
       grid=grid(PARTIES, 'cifar10', seeds=(100,),
                 method=weight_grid('MOON', .1, 1, 5, 10) | weight_grid('FedProx', .001, .01, .1, 1)),
-      derive=started, draw=table('method', 'data'),
+      derive=add_early_accuracy, draw=table('method', 'data'),
       claims={'FedProx with mu=1 is slow at first (mu=0.001 ahead in the first third of the rounds)':
                   ahead('FedProx, mu=0.001', 'FedProx, mu=1', 'early'),
               'and ends lower (mu=0.001 ahead)': ahead('FedProx, mu=0.001', 'FedProx, mu=1')}
-             | ours({f'no other weight of {m} is ahead of the one that the rows at short scale use': best_used(m)
+             | ours({f'no other weight of {m} is ahead of the one that the rows at short scale use': lead_of_weight(m)
                    for m in SHORT_WEIGHTS}),
       note='At the other scales the weights are the paper\'s, and this entry only shows what they cost.')
 
@@ -123,7 +124,7 @@ entry('moon/table2', 'Table 2', 'Rounds to reach FedAvg\'s final accuracy',
 # %% ../../nbs/papers/moon.ipynb #8d735bdb
 entry('moon/fig6', 'Fig. 6', 'Accuracy against rounds',
       grid=grid(PARTIES, *ALL_SETS, seeds=FIVE_SEEDS, method=moon_rows(*FEDERATED), ways=as_printed),
-      derive=started, draw=rounds_figure(),
+      derive=add_early_accuracy, draw=rounds_figure(),
       claims={'MOON ends above FedAvg': ahead('MOON', 'FedAvg'),
               'and starts as fast, to within a point (mean over the first third of the rounds)':
                   level(ahead('MOON', 'FedAvg', 'early')),
@@ -171,7 +172,7 @@ CROWD = grid(PARTIES, 'cifar100', seeds=FIVE_SEEDS, alpha=alphas(.5), parties=ma
              method=moon_rows(*REST) | {'MOON mu=1': moon_row('MOON', 1), 'MOON mu=10': moon_row('MOON', 10)})
 STRONG_MOON = {f'MOON, mu={mu}, is ahead of {m}': ahead(f'MOON mu={mu}', m)
                for mu in (10, 1) for m in ('FedAvg', 'FedProx')}
-most = partial(reached, parties=nth(1))
+most = partial(final_accuracy, parties=nth(1))
 MOON_LEADS = {f'MOON, mu={mu}, leads {m} by at least {said} points': beyond(ahead(f'MOON mu={mu}', m), points)
               for mu, said, points in ((10, 'five', 5.), (1, 'two', 2.)) for m in ('FedAvg', 'FedProx')}
 MOON_LEADS |= {'among the most parties MOON, mu=10, is ahead of the best of the others':
@@ -186,7 +187,7 @@ entry('moon/table3', 'Table 3', 'More parties',
 
 # %% ../../nbs/papers/moon.ipynb #eced9981
 entry('moon/fig8', 'Fig. 8', 'More parties, accuracy against rounds',
-      grid=CROWD, derive=started, draw=rounds_figure(panel='parties'),
+      grid=CROWD, derive=add_early_accuracy, draw=rounds_figure(panel='parties'),
       claims=STRONG_MOON | {'MOON, mu=10, is slow at first (mu=1 ahead in the first third of the rounds)':
                                 ahead('MOON mu=1', 'MOON mu=10', 'early')})
 
@@ -195,10 +196,10 @@ entry('moon/table4', 'Table 4', 'Three degrees of heterogeneity',
       grid=grid(PARTIES, 'cifar100', alpha=alphas(.1, .5, 5.), method=moon_rows(*FEDERATED), ways=as_printed),
       claims={**leads('MOON', *REST),
               **{f'MOON is ahead of the best of the others (alpha {a})':
-                     best([reached('MOON', alpha=a)], [reached(m, alpha=a) for m in REST])
+                     best([final_accuracy('MOON', alpha=a)], [final_accuracy(m, alpha=a) for m in REST])
                  for a in (.1, .5, 5.)},
               'uneven labels tend to lower the accuracy of FedAvg (accuracy against alpha)':
-                  rising('alpha', method='FedAvg'),
+                  trend_along('alpha', method='FedAvg'),
               'MOON is still ahead of FedAvg with even labels (5)':
                   ahead('MOON', 'FedAvg', alpha=5.),
               'and by at least two points': beyond(ahead('MOON', 'FedAvg', alpha=5.), 2.),

@@ -72,12 +72,12 @@ def test_rounding_for_feedback_is_a_contraction():
 
 def test_two_bits_do_not_run_away():
     "A fed-back residual of updates of length one, one entry huge."
-    from fedlit.methods.compression import fed_back
+    from fedlit.methods.compression import feed_back
     gen, left = torch.Generator().manual_seed(0), torch.zeros(2000)
     for _ in range(150):
         d = .02*torch.randn(2000, generator=gen)
         d[0] = 1.
-        left = fed_back(lambda t: {'a': quantise(t['a'], 1, True)}, dict(a=d), dict(residual=dict(a=left)), {})[1]
+        left = feed_back(lambda t: {'a': quantise(t['a'], 1, True)}, dict(a=d), dict(residual=dict(a=left)), {})[1]
         left = left['residual']['a']
     assert left.norm() < 40
 
