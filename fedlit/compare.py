@@ -94,7 +94,7 @@ def run_together(
     if any(f.is_remote() for f in federations):
         ends += [None]*len(federations)
         return [f.run() for f in federations]
-    todo, files = [f.checked() for f in federations], [str(f.checkpoint) for f in federations if f.checkpoint]
+    todo, files = [f.resolve() for f in federations], [str(f.checkpoint) for f in federations if f.checkpoint]
     if twice := [f for f in files if files.count(f) > 1]:
         raise ValueError(f"checkpoint={twice[0]!r} is that of two runs")
     with tqdm(total=sum(f.rounds for f in todo), disable=not any(f.progress for f in todo), unit='round') as bar:
@@ -257,7 +257,7 @@ def run_methods(
 ):           # generator of (method, its Runs, one for each seed)
     "Check every method, then run one after the other, the seeds of each together; `minutes` are for all of them."
     for m in methods:
-        if not (first := asked(m, seeds[0])).is_remote(): first.checked()
+        if not (first := asked(m, seeds[0])).is_remote(): first.resolve()
     began, late = time.monotonic(), False
     for m in methods:
         spent, todo = (time.monotonic() - began)/60, [asked(m, s) for s in seeds]

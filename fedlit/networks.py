@@ -99,7 +99,7 @@ def _check(federation):
     if (file := federation.checkpoint) and Path(file).is_file():
         raise ValueError(f"checkpoint={str(file)!r} is a file; of several networks it must be a folder")
     for net, who in kinds:
-        f = replace(federation, model=net, progress=False, minutes=None, checkpoint=None).checked()
+        f = replace(federation, model=net, progress=False, minutes=None, checkpoint=None).resolve()
         out.append((replace(f, without=tuple(sorted({*range(n)} - {*who} | {*f.without}))), who))
     return out
 

@@ -210,7 +210,7 @@ def check_without(self:Federation):
 
 # %% ../nbs/19_run.ipynb #e2583e2a
 @patch
-def checked_criterion(self:Federation):
+def resolve_criterion(self:Federation):
     "Refuse a method or metrics that do not fit the targets; returns the criterion."
     check_metrics(self.metrics, self.task.target)
     check_target(self.method, self.task.target)
@@ -231,7 +231,7 @@ def check_precision(self:Federation):
 
 # %% ../nbs/19_run.ipynb #3d8018b2
 @patch
-def checked(self:Federation):
+def resolve(self:Federation):
     "The federation with all its choices made; a TypeError or ValueError names the first that is not possible."
     device = best_device() if self.device == 'auto' else str(self.device)
     numbers = {f.name: v.item() for f in fields(self) if isinstance(v := getattr(self, f.name), np.generic)}
@@ -243,7 +243,7 @@ def checked(self:Federation):
                          "precision='float32' needs none")
     if federation.checkpoint: writable(federation.checkpoint)
     clients, tests = federation.check_data()
-    criterion = federation.checked_criterion()
+    criterion = federation.resolve_criterion()
     without = federation.check_without()
     check_network(federation.model, federation.task, federation.method, device)
     federation.check_precision()
@@ -310,7 +310,7 @@ class Simulation:
         small = torch.device(federation.device).type == 'cpu' and not keeps_core_busy(self.model)
         one = small and federation.executor not in ('threads', 'extract') # these give a core to each client
         self.threads = federation.threads or (1 if one else torch.get_num_threads())
-        torch.set_num_threads(self.threads) # until `running` ends
+        torch.set_num_threads(self.threads) # until `run_rounds` ends
         self.source, self.min_batch = normalise_once(self.task), least_batch(self.model)
         self.chance_loss = loss_of_guess(federation.criterion, self.task.classes)
         check_extremes(self.model, self.task)
@@ -594,7 +594,7 @@ def one_round(self:Simulation, state, team, look=False): # look: test the new ne
 
 # %% ../nbs/19_run.ipynb #1f9535ff
 @patch
-def measured(self:Simulation, state, seen=None): # seen: its scores, if known
+def score_global(self:Simulation, state, seen=None): # seen: its scores, if known
     "Global accuracy, loss and metrics on the test set; a warning if the loss is not finite."
     seen, x = seen or scores_of(self.federation.method, self.test, state, [slice(None)], [None])[0], self.task.x_test
     if not np.isfinite(seen['loss']):
@@ -643,14 +643,14 @@ def of_each(self:Simulation,
 
 # %% ../nbs/19_run.ipynb #tstdcel1
 @patch
-def tested(self:Simulation, history, before, out, after, team, seen=None):
+def score_round(self:Simulation, history, before, out, after, team, seen=None):
     "The columns that a test adds to the row of a round."
     first, *others = *SCORED[self.task.target][:-1], *self.test.metrics
     past, who = history[-1] if history else {}, out['who'].tolist()
     known = (v := past.get(first)) is not None and not math.isnan(v)
-    if not known or any(k not in past for k in others): past = self.measured(before)
-    row = {f'{first}_before': past[first], **self.measured(after, seen), **{f'{k}_before': past[k] for k in others},
-           **self.validated(after)}
+    if not known or any(k not in past for k in others): past = self.score_global(before)
+    row = {f'{first}_before': past[first], **self.score_global(after, seen), **{f'{k}_before': past[k] for k in others},
+           **self.score_validation(after)}
     if self.tests is None: return row
     tested, own = self.of_each('personal', self.test, after, self.tests)
     for name, values in own.items():
@@ -664,7 +664,7 @@ def tested(self:Simulation, history, before, out, after, team, seen=None):
 
 # %% ../nbs/19_run.ipynb #650c4765
 @patch
-def validated(self:Simulation, state):
+def score_validation(self:Simulation, state):
     "Scores on the validation samples, if the task has any: columns for the row of a round."
     if not self.val: return {}
     f, columns = self.federation, getattr(self.task, 'columns', None)
@@ -737,8 +737,8 @@ def rounds(self:Simulation, run, team, stop):
         after, out, row, seen = yield from self.one_round(before, team, look)
         self.notice(after, out['who'].tolist())
         if look:
-            row.update(self.tested(history, before, out, after, team, seen))
-            if a.watch: row |= read_watch(self.watched(run, after, out), row)
+            row.update(self.score_round(history, before, out, after, team, seen))
+            if a.watch: row |= read_watch(self.call_watch(run, after, out), row)
         history.append(dict(row, seconds=time.perf_counter()-began-self.waited, peak_mb=peak_mb(a.device)))
         run.state, run.history = after, history[:] # together, so that nobody sees only one of them; a table on demand
         bar.set_postfix_str(_shown(history, (SCORED[self.task.target][0], *self.test.metrics)))
@@ -763,7 +763,7 @@ def _locals(out): # for `Run.locals`
     return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
 
 @patch
-def watched(self:Simulation, run, after, out):
+def call_watch(self:Simulation, run, after, out):
     "What `watch` says of a round; its network is a copy, which it may keep or change."
     a, now = self.federation, copy.copy(run)
     now.state = after
@@ -783,7 +783,7 @@ def by_rounds(self:Simulation, run, team, stop):
 class SingleProcess:
     "A team of one process; `fedlit.scale.torchrun.Ranks` is a team of several."
     follows = False # does another process lead? then only `follow(simulation, run)` is called, and returns the run
-    def named(self, executor): return executor          # the executor's name in the settings
+    def executor_name(self, executor): return executor  # in the settings
     def begin(self, simulation, run): return simulation # has `train`, `sums` and `test_clients`, for all rounds
     def end(self, run): pass                            # after the last round
 
@@ -795,7 +795,7 @@ def is_remote(self:Federation): return str(self.executor).partition(':')[0] == '
 def begin(self:Federation, team, shared):
     "Make the simulation of a checked federation, with everything tried out, and the run that it continues or starts."
     sim = Simulation(self, shared)
-    settings = sim.settings(team.named(sim.executor))
+    settings = sim.settings(team.executor_name(sim.executor))
     run = resume(self.checkpoint, self.method, settings, self.device) or Run(
         self.method, [],
         start(self.method, sim.model, len(self.clients), self.statistics, self.seed, self.local), settings)
@@ -814,12 +814,12 @@ def begin(self:Federation, team, shared):
 
 # %% ../nbs/19_run.ipynb #05f71da9
 @patch
-def running(self:Federation, team=None, shared=True): # shared: will the caller look at runs before the last?
+def run_rounds(self:Federation, team=None, shared=True): # shared: will the caller look at runs before the last?
     "Run the federation: yields the run after every round, at least once; after the last, with its network."
     if self.is_remote():
         yield from import_module('fedlit.scale.torchrun').over_ranks(self)
         return
-    federation, team, stop = self.checked(), team or SingleProcess(), time.monotonic() + 60*(self.minutes or 0)
+    federation, team, stop = self.resolve(), team or SingleProcess(), time.monotonic() + 60*(self.minutes or 0)
     with memory_held(federation.device), ExitStack() as undone:
         undone.callback(torch.set_num_threads, torch.get_num_threads())
         sim, run = federation.begin(team, shared)
@@ -898,7 +898,7 @@ def run(self:Federation, team=None):
         if isinstance(self.model, (list, tuple)): return import_module('fedlit.networks').over_networks(self)
         kept = None
         try:
-            for run in self.running(team, shared=False): kept = copy.copy(run) # as it is after this round
+            for run in self.run_rounds(team, shared=False): kept = copy.copy(run) # as it is after this round
         except KeyboardInterrupt as e:
             if kept: self.give_network(kept)
             raise interrupt_with(e, kept, self.rounds) from None
@@ -909,7 +909,7 @@ def run(self:Federation, team=None):
 @patch
 def each_round(self:Federation):
     "The run after every round, each a Run of its own; leaving the loop ends the federation."
-    with closing(self.running()) as runs:
+    with closing(self.run_rounds()) as runs:
         while True:
             with shield():
                 if not (run := next(runs, None)): return

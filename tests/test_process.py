@@ -34,7 +34,7 @@ def test_rounds_that_are_left_early_give_the_threads_back():
     old = torch.get_num_threads()
     torch.set_num_threads(2)
     try:
-        runs = Federation(build('mlp', TASK, seed=0), TASK, iid(TASK.y_train, 3), FedAvg(), progress=False).running()
+        runs = Federation(build('mlp', TASK, seed=0), TASK, iid(TASK.y_train, 3), FedAvg(), progress=False).run_rounds()
         next(runs)
         assert torch.get_num_threads() == 1 # in a small network's rounds
         runs.close()

@@ -216,7 +216,7 @@ def test_a_round_looks_at_its_own_clients(participation):
     task, gen = load('digits').subset(400, seed=0), torch.Generator().manual_seed(0)
     clients = list(torch.randint(400, (100, 8), generator=gen))
     run = Federation(build('mlp', task, seed=0), task, clients, FedAvg(), rounds=3, local=Local(epochs=1), device='cpu',
-                     participation=participation, progress=False).checked()
+                     participation=participation, progress=False).resolve()
     sim = Simulation(run)
     sim.federation = replace(run, clients=(quiet := Silent(clients)))
     state = start(run.method, sim.model, 100)

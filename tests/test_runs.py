@@ -179,7 +179,7 @@ HELD = dict(
 def test_networks_that_hold_something_else_train_apart(made):
     asked = [replace(MADE(FedAvg(), s), model=made(k), rounds=1) for s, k in ((0, 1), (1, 3))]
     for one, two in zip([f.run() for f in asked], run_together(asked)): same(one, two)
-    alike = [replace(MADE(FedAvg(), s), model=made(2)).checked().begin(SingleProcess(), False) for s in (0, 1)]
+    alike = [replace(MADE(FedAvg(), s), model=made(2)).resolve().begin(SingleProcess(), False) for s in (0, 1)]
     kinds = {sim.kind(run.state) for sim, run in alike}
     assert len(kinds) == 1 and None not in kinds
 

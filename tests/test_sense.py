@@ -119,7 +119,7 @@ def test_trying_the_criterion_changes_nothing():
             self.calls += 1
             return F.cross_entropy(logits, y)*(1 + torch.rand(()))*random.random()*np.random.rand()
     before, f = (random.getstate(), np.random.get_state()[1].copy(), torch.get_rng_state()), Counts()
-    sim = Simulation(Federation(build('mlp', TASK, seed=0), TASK, CLIENTS, FedAvg(), criterion=f).checked())
+    sim = Simulation(Federation(build('mlp', TASK, seed=0), TASK, CLIENTS, FedAvg(), criterion=f).resolve())
     first = {k: v.clone() for k, v in sim.model.state_dict().items()}
     sim.try_out()
     assert f.calls == 0 and random.getstate() == before[0]

@@ -180,7 +180,7 @@ def test_influence_is_each_client_in_turn():
 @pytest.mark.parametrize('which', [3, (3, 3), [3], {3}, range(3, 4), np.array([3]), np.int64(3), torch.tensor([3])],
                          ids=str)
 def test_clients_to_leave_out_may_be_written_in_any_way(which):
-    asked = Federation(net(), TASK, CLIENTS, FedAvg(), without=which).checked()
+    asked = Federation(net(), TASK, CLIENTS, FedAvg(), without=which).resolve()
     assert asked.without == (3,) and type(asked.without[0]) is int
 
 @pytest.mark.parametrize('which', ['3', 3.0, (True,), None, ('3',)], ids=str)

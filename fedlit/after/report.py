@@ -39,7 +39,7 @@ def request_of(
     "The request of a run, as far as a report needs it."
     if run.origin is not None: return replace(run.origin, **given)
     if given.get('task') is None or given.get('clients') is None or run.model is None: return None
-    origin = rebuild_request(run, **{'model': run.model, **given}).checked()
+    origin = rebuild_request(run, **{'model': run.model, **given}).resolve()
     if said := describe_difference(run, origin, 'start', 'own'):
         raise ValueError(f"this is not what the run was given: {said}")
     return origin

@@ -102,7 +102,7 @@ def same_bits(
 ) -> bool: # False: for a fair comparison, replay the run itself too
     "Would a replay on this machine give the recorded run bit for bit?"
     if run.origin is not None: return True
-    device = origin.checked().device
+    device = origin.resolve().device
     here = dict(versions(device), device=device)
     return all(run.settings.get(k) == here[k] for k in ('fedlit', 'torch', 'machine', 'device'))
 

@@ -574,7 +574,7 @@ def _try_out(plan, metrics):
         raise ValueError(f"{plan.test}: {odd}")
     here = replace(plan, task=task, clients=[torch.arange(16)]*len(plan.clients), executor='loop', device='cpu',
                    record=False, checkpoint=None, metrics=metrics)
-    Simulation(here.checked()).try_out()
+    Simulation(here.resolve()).try_out()
     return dict(x=task.x_test, y=task.y_test) if plan.test else None
 
 # %% ../../nbs/scale/flower.ipynb #d14075c7

@@ -228,7 +228,7 @@ def _home(out, state):
 
 # %% ../../nbs/scale/torchrun.ipynb #9bf68f20
 @patch
-def named(self:Ranks, executor):
+def executor_name(self:Ranks, executor):
     "What the settings of a run on these ranks call its `executor`."
     return f'torchrun:{executor} x {self.size}'
 
@@ -456,5 +456,5 @@ def over_ranks(
         executor = federation.executor.partition(':')[2] or 'auto'
         inner = replace(federation, executor=executor, device=ranks.device, ranks=None)
         if ranks.follows: inner = replace(inner, checkpoint=None, minutes=None)
-        *_, last = inner.running(team=ranks)
+        *_, last = inner.run_rounds(team=ranks)
         yield last
