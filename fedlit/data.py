@@ -147,8 +147,9 @@ def _read_targets(task): # converts y and determines the number of a network's o
                 raise ValueError(f"{name} has {in_words(y.shape[1], task.target)}, but classes={task.classes}")
     try: task.classes = operator.index(task.classes)
     except TypeError:
-        raise ValueError(f"classes={task.classes!r}, but it must be a whole number, "
-                         "how many classes there are") from None
+        most = max((int(y.max()) for y in (task.y_train, task.y_test) if len(y)), default=None)
+        raise ValueError(f"classes={task.classes!r}, but it must be a whole number, how many classes there are; "
+                         f"the largest label is {most}") from None
     if task.classes < 1: raise ValueError(f"classes={task.classes}, but there must be at least 1")
 
 def _read_in(task): # converts every field to its final form

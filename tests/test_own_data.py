@@ -22,6 +22,10 @@ def wards():
                              again=(age > 90).astype(int), room=rng.integers(0, 2, n), grade=rng.integers(1, 7, n),
                              clinic=rng.choice(['north', 'south', 'west'], n)))
 
+def test_who_leaves_out_the_number_of_classes_is_told_the_largest_label():
+    x, y = torch.randn(8, 3), torch.arange(8) % 4
+    with pytest.raises(ValueError, match='classes=None, .* the largest label is 3'): Task('mine', x, y, x[:2], y[:2])
+
 def test_columns_become_numbers(wards):
     task = Task.from_table(wards, y='days', x=['age', 'fixed', 'kind', 'late'])
     assert task.columns == ('age', 'fixed', 'late', 'kind_a', 'kind_b', 'kind_c') and task.target == 'numbers'
