@@ -529,16 +529,16 @@ def test_names_match_without_case_and_dashes():
 
 def test_ctrl_c_keeps_what_was_finished(monkeypatch):
     whole = go(rounds=3)
-    real = runs.Simulation.tested
+    real = runs.Simulation.score_round
     def tested(self, history, *args):
         if len(history) == 2: raise KeyboardInterrupt
         return real(self, history, *args)
-    monkeypatch.setattr(runs.Simulation, 'tested', tested)
+    monkeypatch.setattr(runs.Simulation, 'score_round', tested)
     with pytest.raises(KeyboardInterrupt, match='after round 2 of 3') as e: go(rounds=3)
     run = e.value.run
     assert (run.history.accuracy.tolist() == whole.history.accuracy[:2].tolist() and run.state.round == 2
             and run.model(TASK.x_test)[1].shape == (359, 10))
-    monkeypatch.setattr(runs.Simulation, 'tested', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
+    monkeypatch.setattr(runs.Simulation, 'score_round', lambda *a: (_ for _ in ()).throw(KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt, match='nothing is finished'): go()
 
 def test_compare_goes_on(tmp_path, monkeypatch):

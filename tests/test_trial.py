@@ -1,5 +1,6 @@
 "A way of running clients is taken only if one step of it does what the plain way does."
 import copy, random, warnings
+from dataclasses import replace
 from functools import partial
 import numpy as np, pytest, torch
 from torch import nn
@@ -14,12 +15,13 @@ from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.cohort import Broadcast
 from fedlit.round import EngineCohort
+from fedlit.engine import trial
 from fedlit.engine.trial import try_stack
 from federation import Bag, gap
 
 TASK = load('digits').subset(240, seed=0, test=60)
 RAGGED = [torch.arange(0, 33), torch.arange(33, 60), torch.arange(60, 101), torch.arange(101, 118)]
-LOCAL = Local(epochs=2, batch_size=8, lr=.05)
+LOCAL, PLAIN = Local(epochs=2, batch_size=8, lr=.05), FedAvg()
 
 def around(middle):
     torch.manual_seed(0)
@@ -138,6 +140,21 @@ def test_targets_of_floating_point_are_tried_as_precisely_as_samples():
         net = build('mlp', task, seed=seed)
         sent = Broadcast(FedAvg(), net, start(FedAvg(), net, 4), LOCAL, criterion=CRITERIA['labels'])
         assert try_stack(sent, task.normalise(task.x_train[:8]), task.y_train[:8], EngineCohort) == ''
+
+def test_a_step_of_known_code_is_tried_once(monkeypatch):
+    "The next seed trains another network of the same form; a network of one's own is tried for itself."
+    tried, plain = [], trial.trial_step
+    monkeypatch.setattr(trial, 'trial_step', lambda *args: tried.append(1) or plain(*args))
+    def trials(net, method=PLAIN, local=LOCAL):
+        tried.clear()
+        federate(net, TASK, RAGGED, method, 2, local, progress=False, device='cpu')
+        return len(tried)
+    mlp = partial(build, 'mlp', TASK, hidden=(7,))
+    assert (trials(mlp(seed=0)), trials(mlp(seed=1)), trials(mlp(seed=2, norm='batch'))) == (2, 0, 2)
+    first, again, other = trials(mlp(seed=1), MOON()), trials(mlp(seed=3), MOON()), trials(mlp(seed=3), MOON(mu=2.))
+    assert first == other > again == 0
+    assert trials(mlp(seed=1), local=replace(LOCAL, optimizer=Adam())) == 2
+    assert [trials(around(Stale())) for _ in range(2)] == [2, 2]
 
 def test_one_sentence_says_what_differs():
     sentence = r'cannot be stacked by vmap \(params/.* off\); going on with executor=.loop'

@@ -212,8 +212,8 @@ def test_finite_results_are_written_as_ever(tmp_path):
         dict(said, format=files.JSON, crc32=files._sum(said)), indent=1).encode()
 
 def test_the_command_line_writes_strict_json(tmp_path, monkeypatch):
-    real = Simulation.measured
-    monkeypatch.setattr(Simulation, 'measured', lambda *a: dict(real(*a), loss=math.inf))
+    real = Simulation.score_global
+    monkeypatch.setattr(Simulation, 'score_global', lambda *a: dict(real(*a), loss=math.inf))
     main(['run', '--quiet', '--rounds', '1', '--epochs', '1', '--alpha', 'inf', '--json', str(tmp_path/'a.json')])
     read = json.loads((tmp_path/'a.json').read_text(), parse_constant=refuse)
     assert read['settings']['setting']['partition'] == 'dirichlet(alpha=inf)' and read['history'][0]['loss'] == math.inf
