@@ -78,6 +78,13 @@ class Count(nn.Module):
         if self.training: self.gate = self.gate + .1
         return out
 
+class Flagged(nn.Module):
+    "Looks across the batch, and keeps booleans in a buffer."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('on', torch.arange(16) > 3)
+    def forward(self, x): return torch.where(self.on, x - x.mean(0), x)
+
 class Noise(nn.Module):
     "Draws normal numbers, which PyTorch makes sixteen at a time, for vectors of another width."
     def __init__(self, width):
@@ -88,7 +95,7 @@ class Noise(nn.Module):
         z = self.near(x)
         return self.far(z + torch.randn_like(z) if self.training else z)
 
-MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3), Count,
+MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3), Count, Flagged,
            *(partial(Noise, width) for width in (1, 4, 8, 12, 16, 20))]
 
 @pytest.mark.parametrize('executor', ['auto', 'vmap'])
