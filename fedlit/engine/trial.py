@@ -57,7 +57,7 @@ def trial_step(sent, x, y, lengths, cohort):
                          [min(k, sent.state.clients - 1) for k in at], data, each, fill)
         for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'fixed', 'loss'):
             setattr(clients, k, tmap(exactly, getattr(clients, k)))
-        own = {k: clients.buffers[k] for k, v in model.named_buffers() if v.is_floating_point()} # not the method's
+        own = {k: v for k, v in clients.buffers.items() if k in dict(model.named_buffers()) and v.is_floating_point()}
         clients.params, clients.buffers = _moved(clients.params), {**clients.buffers, **_moved(own, torch.rand)}
         clients.forward = sent.function(model.to(exactly(torch.zeros(())).dtype))
         clients = clients.begin().take_part()
