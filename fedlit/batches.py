@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['CRITERIA', 'PADDED', 'cross_entropy', 'binary_cross_entropy', 'squared_error', 'loss_of_guess', 'beside',
-           'valid_places', 'valid_mean', 'Batches', 'groups', 'width', 'plan', 'batch_sizes', 'TaskBatches',
-           'batches_of']
+           'valid_places', 'valid_mean', 'Batches', 'groups', 'width', 'usable_sizes', 'plan', 'batch_sizes',
+           'TaskBatches', 'batches_of']
 
 # %% ../nbs/08_batches.ipynb #eb9f631d
 import copy, math, numpy as np, torch, torch.nn.functional as F
@@ -154,16 +154,17 @@ def width(parts, local):
     if local.batch_size <= PADDED: return local.batch_size # however many clients there are
     return min(local.batch_size, max(PADDED, *map(len, parts.values() if isinstance(parts, dict) else parts)))
 
-def _unusable(k, n, local, min_batch):
-    "Why none of the batches of client `k`, which has `n` samples, can be used."
+def usable_sizes(k, n, local, min_batch):
+    "The sizes of the batches of client `k`, which has `n` samples; a ValueError says why none can be used."
+    if sizes := batch_sizes(n, local, min_batch): return sizes
     if local.batch_size < min_batch:
-        return (f"batch_size={local.batch_size}, but the network has BatchNorm, which needs {min_batch} samples "
-                f"in a batch; take batch_size={min_batch} or more")
+        raise ValueError(f"batch_size={local.batch_size}, but the network has BatchNorm, which needs {min_batch} "
+                         f"samples in a batch; take batch_size={min_batch} or more")
     if n < min_batch:
-        return (f"client {k} has {n} samples, and the network has BatchNorm, which needs {min_batch} in a batch; "
-                "leave the client out, or give it more data")
-    return (f"client {k} has {n} samples, and none of its batches is used with {local}; "
-            "give it more data, a smaller batch_size or drop_last=False")
+        raise ValueError(f"client {k} has {n} samples, and the network has BatchNorm, which needs {min_batch} in a "
+                         "batch; leave the client out, or give it more data")
+    raise ValueError(f"client {k} has {n} samples, and none of its batches is used with {local}; "
+                     "give it more data, a smaller batch_size or drop_last=False")
 
 # %% ../nbs/08_batches.ipynb #e8f411ab
 def plan(parts, who, local, seed=0, round=0, min_batch=1):
@@ -188,8 +189,7 @@ def batch_sizes(n, local, min_batch=1):
 def _visits(k, idx, local, seed, round, W, min_batch):
     "Indices of the samples that client `k`, which has `idx`, visits: (steps, W), and numbers of real samples (steps,)."
     n, gen = len(idx), rng('batches', seed, round, k)
-    sizes = batch_sizes(n, local, min_batch)
-    if not sizes: raise ValueError(_unusable(k, n, local, min_batch))
+    sizes = usable_sizes(k, n, local, min_batch)
     steps = local.length(len(sizes), k, seed, round)
     epochs, seen = -(-steps//len(sizes)), min(n, sum(sizes))
     index = np.zeros((epochs, len(sizes)*W), dtype=np.int64)

@@ -163,6 +163,16 @@ def _read_in(task): # converts every field to its final form
     for name, names, n in (("labels", task.labels, task.classes), ("columns", task.columns, task.x_train.shape[1])):
         if names is not None and len(names) != n: raise ValueError(f"{name} has {len(names)} names, but there are {n}")
 
+# %% ../nbs/01_data.ipynb #ddd547b2
+def _doubt_scale(x, z, std): # training and test samples; the smallest deviation by which they are divided
+    "Warn of images in floats that are 0 to 255 to the network, or in the test set alone."
+    if (far := top_level(x) / std) > 16:
+        warn(f"x_train holds floats up to {top_level(x):g}, of which the network gets numbers up to {far:.3g}; only "
+             "bytes are divided by 255: give x / 255, or mean= and std= of these values")
+    most, near = top_level(z), x[::1 + len(x) // 100].abs()
+    if most and len(x) and most > 16 * near.max():
+        warn(f"x_test holds floats up to {most:g}, but x_train up to {near.max():.3g}; scale both alike")
+
 # %% ../nbs/01_data.ipynb #dt02code
 _judged = WeakTensorKeyDictionary() # test labels -> ids of tensors already checked, so that a copy is not checked again
 
@@ -180,6 +190,7 @@ def _doubt(task): # warns of what is legal but rarely intended
     if share := overlap(x, z):
         warn(f"at least {100 * share:.3g} % of the test samples are among the training samples; "
              "a network is to be tested on samples that it has not seen")
+    _doubt_scale(x, z, min(task.std or (1.,)))
 
 def _complete_task(task):
     _read_in(task)

@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
-from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, width
+from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, usable_sizes, width
 from .cohort import Broadcast, check_local, check_target
 from .local import Local, is_number, is_whole
 from .participation import Answers, Clock, check_participation, draw_clients, plain
@@ -322,6 +322,7 @@ class Simulation:
 def _count(self:Simulation):
     "Determine how much each client counts, its numbers of samples and steps, and which client has the most samples."
     f, lengths = self.federation, [len(c) for c in self.federation.clients]
+    for k in sorted({*range(len(lengths))} - {*f.without}): usable_sizes(k, lengths[k], f.local, self.min_batch)
     self.sizes, self.lengths, self.fullest = WEIGHTING[f.weighting](f.clients), lengths, int(np.argmax(lengths))
     self.steps_of = lambda k, round=0: f.local.steps_of(lengths[k], k, f.seed, round)
     self.steps = list(map(self.steps_of, range(len(lengths)))) # in round 0

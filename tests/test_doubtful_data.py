@@ -168,6 +168,18 @@ def test_bytes_and_floats_of_0_to_255_do_not_mix():
     assert normal.max() > 10 and task(normal, xt=test.byte()).mean is None # what a federation makes for itself
     task(train, xt=torch.full_like(test, torch.nan)), task(train.byte(), xt=test[:0], yt=DIGITS.y_test[:0])
 
+@pytest.mark.parametrize('how', [{}, dict(mean=(.5,), std=(.5,))])
+def test_floats_of_0_to_255_that_nothing_brings_down_are_doubted(how):
+    train, test = (levels(x) for x in (DIGITS.x_train, DIGITS.x_test))
+    with pytest.warns(UserWarning, match='x_train holds floats up to 255, .* numbers up to (255|510); .* x / 255'):
+        task(train, xt=test, **how)
+    with pytest.warns(UserWarning, match='x_test holds floats up to 255, but x_train up to 1;'):
+        task(DIGITS.x_train, xt=test)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        task(train, xt=test, mean=(80.,), std=(90.,)), task(train.byte(), xt=test.byte(), **how)
+        task(train/255, xt=test/255, **how), task(train - 99, xt=test - 99), task(train.flatten(1), xt=test.flatten(1))
+
 @pytest.mark.parametrize('kept', [False, True])
 def test_a_network_is_asked_about_pictures_of_the_scale_it_knows(kept, tmp_path):
     def trained(x, xt):

@@ -11,6 +11,7 @@ from fedlit.local import Adam, Decay, Local, Rates
 from fedlit.methods import FedAvg, FedBN, FedDecorr, HeteroFL, MOON
 from fedlit.models import build, unwrap, wrap
 from fedlit.parse import methods_by_name, method
+from fedlit.participation import RoundRobin
 from fedlit.partition import by_flower, dirichlet, iid
 from fedlit.batches import PADDED, plan
 from fedlit import compare as comparison, run as runs, scores
@@ -512,6 +513,14 @@ def test_batchnorm_is_named():
     net = lambda: build('mlp', TASK, seed=0, norm='batch')
     with refused('client 0 has 1 samples', 'BatchNorm', '2'): go(net=net(), clients=[[3], [4, 5, 6]])
     with refused('batch_size=1', 'BatchNorm', 'batch_size=2'): go(net=net(), local=Local(epochs=1, batch_size=1))
+
+@pytest.mark.parametrize('net, local, said', [
+    (None, Local(epochs=1, batch_size=4, drop_last=True), 'none of its batches is used'),
+    (build('mlp', TASK, seed=0, norm='batch'), Local(epochs=1, batch_size=4), 'BatchNorm, which needs 2')])
+def test_a_client_without_a_batch_is_refused_before_its_turn(net, local, said):
+    how = dict(clients=[[*range(8)], [*range(8, 16)], [16]], local=local, participation=RoundRobin(.3), rounds=1)
+    with refused('client 2 has 1 samples', said): go(net=net, **how)
+    assert len(go(net=net, without=2, **how).history) == 1
 
 def test_a_checkpoint_that_cannot_be_written(tmp_path):
     (tmp_path/'folder').mkdir()

@@ -268,6 +268,23 @@ def test_a_criterion_of_ones_own():
     with pytest.warns(UserWarning, match='gradient of zero'):
         trained(task_of('one'), criterion=nn.CrossEntropyLoss())
 
+@pytest.mark.parametrize('f, said', [
+    (lambda z, y: (z[:, 0] - y).square().mean(), True), (lambda z, y: (z.squeeze(-1) - y).abs().mean(), True),
+    (lambda z, y: (z - y).square().mean(), False), (lambda z, y: (z[:, 0] - y[:, 0]).square().mean(), False),
+    (F.huber_loss, False), (lambda z, y: (z - y).square().mean(0).squeeze(), False),
+    (lambda z, y: (z.mean() - y.mean()).square(), False)])
+@pytest.mark.parametrize('asked', ['criterion', 'metric'])
+def test_an_answer_that_is_compared_with_every_quantity_is_noticed(f, said, asked):
+    x = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+    task = Task('line', x[:40], 2*x[:40, 0], x[40:], 2*x[40:, 0])
+    kw = dict(criterion=f) if asked == 'criterion' else dict(metrics=dict(mine=f))
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter('always')
+        federate(build('mlp', task, seed=0), task, [[*range(40)]], FedAvg(), 1, Local(epochs=1), progress=False,
+                 device='cpu', **kw)
+    told = [str(w.message) for w in heard if 'compares every answer with all labels' in str(w.message)]
+    assert len(told) == said and all(asked in t and '(N, 1)' in t for t in told)
+
 @pytest.mark.parametrize('criterion', [None, nn.BCELoss(), F.binary_cross_entropy])
 def test_labels_are_told_by_logits_and_no_probability_is_below_zero(criterion):
     task = task_of('labels')

@@ -10,13 +10,13 @@ from fedlit.data import Task, load
 from fedlit.engine.inputs import check_extremes
 from fedlit.method import Method
 from fedlit.methods import FedAvg, FedExP, FedProx, HeteroFL, MOON, StructuredDeCov
-from fedlit.models import Net, build
+from fedlit.models import Net, build, freeze
 from fedlit.run import federate, federating
 from fedlit.state import start
 from fedlit.cohort import Broadcast
 from fedlit.round import EngineCohort
 from fedlit.engine import trial
-from fedlit.engine.trial import try_stack
+from fedlit.engine.trial import compare_ways, try_stack
 from federation import Bag, gap
 
 TASK = load('digits').subset(240, seed=0, test=60)
@@ -80,6 +80,16 @@ class Count(nn.Module):
         if self.training: self.gate = self.gate + .1
         return out
 
+class Flagged(nn.Module):
+    "Looks across the batch, and keeps booleans in a buffer."
+    def __init__(self):
+        super().__init__()
+        self.register_buffer('on', torch.arange(16) > 3)
+    def forward(self, x): return torch.where(self.on, x - x.mean(0), x)
+
+def stopped(): return freeze(nn.Sequential(nn.BatchNorm1d(16), nn.Linear(16, 16)), but='1')
+def stopped_across(): return freeze(nn.Sequential(nn.BatchNorm1d(16), Gate()), but='1')
+
 class Noise(nn.Module):
     "Draws normal numbers, which PyTorch makes sixteen at a time, for vectors of another width."
     def __init__(self, width):
@@ -90,8 +100,8 @@ class Noise(nn.Module):
         z = self.near(x)
         return self.far(z + torch.randn_like(z) if self.training else z)
 
-MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3), Count,
-           *(partial(Noise, width) for width in (1, 4, 8, 12, 16, 20))]
+MIDDLES = [Backward, OnTensor, Gate, Weak, Stale, RowSum, Custom, nn.Identity, lambda: nn.Dropout(.3), Count, Flagged,
+           stopped_across, *(partial(Noise, width) for width in (1, 4, 8, 12, 16, 20))]
 
 @pytest.mark.parametrize('executor', ['auto', 'vmap'])
 @pytest.mark.parametrize('middle', MIDDLES, ids=lambda m: getattr(m, '__name__', '?'))
@@ -104,7 +114,7 @@ def test_whatever_is_taken_does_what_the_loop_does(middle, executor):
     assert gap(go('loop').state, go(executor).state) < 1e-5
 
 def test_a_network_that_stacks_is_stacked_without_a_word():
-    for middle in (nn.Identity, Gate, Stale, RowSum):
+    for middle in (nn.Identity, Gate, Stale, RowSum, Flagged, stopped):
         with warnings.catch_warnings():
             warnings.simplefilter('error')
             run = federate(around(middle()), TASK, RAGGED, FedAvg(), 1, LOCAL, progress=False, device='cpu')
@@ -155,6 +165,9 @@ def test_a_step_of_known_code_is_tried_once(monkeypatch):
     assert first == other > again == 0
     assert trials(mlp(seed=1), local=replace(LOCAL, optimizer=Adam())) == 2
     assert [trials(around(Stale())) for _ in range(2)] == [2, 2]
+
+def test_what_cannot_be_tried_does_not_pass_for_tried():
+    assert 'division by zero' in compare_ways(lambda cast: 1/0, lambda cast: {})
 
 def test_one_sentence_says_what_differs():
     sentence = r'cannot be stacked by vmap \(params/.* off\); going on with executor=.loop'

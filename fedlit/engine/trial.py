@@ -10,12 +10,11 @@ import copy, torch
 from dataclasses import replace
 from ..batches import Batches, cross_entropy
 from ..cohort import Cohort
-from .inputs import has_own_code
-from ..ground.draws import hold_draws, keep_generators
+from .inputs import attempt, has_own_code
 from ..ground.fingerprint import form_of
 from ..ground.messages import first_line
 from ..ground.stacks import single, stacked
-from ..ground.tree import flatten, sub, tmap
+from ..ground.tree import flatten, tmap
 
 # %% ../../nbs/engine/trial.ipynb #trial006
 def _moved(tensors, draw=torch.randn):
@@ -38,15 +37,13 @@ def _first_difference(one, many, tolerance): # relative to a tensor's largest nu
 PRECISIONS = (torch.Tensor.double, 1e-7), (torch.Tensor.float, 1e-3) # precisions to try, with their tolerances
 
 def compare_ways(plain, other):
-    "Compare two ways to take a step: '' if they agree, else what differs or the error of the other way."
+    "Compare two ways to take a step: '' if they agree, else what differs or an error of one of them."
     for cast, tolerance in PRECISIONS:
-        with keep_generators(), hold_draws():
-            try: one = plain(cast)
-            except Exception: continue # the run will say what is wrong with the plain step
-            try: many = other(cast)
-            except Exception as e: return first_line(e)
-        return _first_difference(one, many, tolerance)
-    return ''
+        one, wrong = attempt(plain, cast)
+        if wrong: continue
+        many, wrong = attempt(other, cast)
+        return first_line(wrong) if wrong else _first_difference(one, many, tolerance)
+    return first_line(wrong) # nothing could be compared
 
 # %% ../../nbs/engine/trial.ipynb #e6f713a4
 def trial_step(sent, x, y, lengths, cohort):
@@ -61,13 +58,14 @@ def trial_step(sent, x, y, lengths, cohort):
                          [min(k, sent.state.clients - 1) for k in at], data, each, fill)
         for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'fixed', 'loss'):
             setattr(clients, k, tmap(exactly, getattr(clients, k)))
-        own = {k: clients.buffers[k] for k, v in model.named_buffers() if v.is_floating_point()} # not the method's
+        own = {k: v for k, v in clients.buffers.items() if k in dict(model.named_buffers()) and v.is_floating_point()}
         clients.params, clients.buffers = _moved(clients.params), {**clients.buffers, **_moved(own, torch.rand)}
         clients.forward = sent.function(model.to(exactly(torch.zeros(())).dtype))
         clients = clients.begin().take_part()
-        before = {k: tmap(torch.clone, getattr(clients, k)) for k in ('params', 'buffers')}
+        before = {k: {n: v.clone() for n, v in getattr(clients, k).items() if v.is_floating_point()}
+                  for k in ('params', 'buffers')} # booleans cannot be subtracted
         out = clients.send(train(clients))
-        changes = {k: sub(out[k], v) for k, v in before.items()}
+        changes = {k: tmap(lambda old, new: new - old, v, out[k]) for k, v in before.items()}
         return flatten({**changes, **{k: out[k] for k in ('loss', 'client', 'uploads')}})
     return step
 
