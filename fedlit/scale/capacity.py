@@ -57,11 +57,11 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
-def _read_besides(method, sent, kept, proxy, classes):
+def _read_besides(method, sent, trained, proxy, classes):
     "What `merge` reads of a client besides its update: its outputs on the public samples, or tensors that stay home."
     if not sent and asks_for(method, 'merge', 'proxy'):
         return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
-    return kept if asks_for(method, 'merge', 'trained') else {}
+    return trained if asks_for(method, 'merge', 'trained') else {}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
 def _by_place(state):
@@ -94,7 +94,8 @@ def traffic(
     update = _update(method, moved, out['mask'], clients).bytes.astype(int)
     touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
     written = {k: v for k, v in kept.items() if touched and k in state.params}
-    read = _read_besides(method, sent, kept, proxy, classes)
+    trained = {k: v for k, v in kept.items() if k in {*state.params, *dict(model.named_buffers())}}
+    read = _read_besides(method, sent, trained, proxy, classes)
     common = {} if _chosen_at_home(method) else out['mask']
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
