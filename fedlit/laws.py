@@ -952,7 +952,7 @@ def check(
     with warnings.catch_warnings():
         warnings.simplefilter('ignore') # of torch, about the speed of what is tried
         try: world.begin(method)
-        except ValueError: # perhaps because of BatchNorm
+        except Exception: # perhaps because of BatchNorm; if not, `runs` tells
             if not world.own: world = small(norm=False)
         rows = _all(method, world)
         if off is not None: rows['off'] = _ask(globals()['off'], off, world)

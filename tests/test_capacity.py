@@ -5,8 +5,8 @@ from torch import nn
 from bench import capacity
 from fedlit.scale.capacity import traffic
 from fedlit.scale.costs import narrow, read
-from fedlit.methods import (SOLO, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep, HeteroFL,
-                            MOON, OwnLabels, SCAFFOLD, pFedPara, IFCA)
+from fedlit.methods import (SOLO, FedAMP, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
+                            HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara, IFCA)
 from fedlit import models
 from fedlit.method import Method
 from fedlit.data import load
@@ -50,6 +50,7 @@ PUBLIC = torch.zeros(7, *SHAPE)
     (SCAFFOLD() + FedPer(), ALL + PARAMS - 2*HEAD, ALL + PARAMS - 2*HEAD, PARAMS, ALL + PARAMS - HEAD),
     # everything, and which entries are critical; both averages, and a byte for each entry that is critical or not
     (FedCAC(), ALL + PARAMS, ALL + PARAMS, PARAMS + PARAMS//4, ALL + PARAMS),
+    (FedAMP(), PARAMS, ALL, ALL + PARAMS, ALL + PARAMS), # down the mixture, up the own network, and both are kept
     (Opinions(), 4*7*3, 4*7*3, ALL, ALL + 4*7*3)])  # on seven public samples
 def test_bytes_by_hand(method, down, up, home, server):
     seen = traffic(method, Net(), SHAPE, CLASSES, clients=2, proxy=PUBLIC)

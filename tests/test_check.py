@@ -89,6 +89,14 @@ def test_a_method_that_is_off_is_fedavg():
     assert laws.check(FedProx(), off=FedProx(mu=0.)).rows['off'].holds
     assert laws.check(FedProx(), off=FedProx(mu=.1)).broken == ['off']
 
+@pytest.mark.parametrize('begin, said', [(lambda params: params['fc9.weight'], "KeyError: 'fc9.weight'"),
+                                         (lambda params: params['head.bias'] @ torch.ones(99), 'RuntimeError')])
+def test_a_method_that_cannot_begin_is_reported(begin, said):
+    class Lost(Method):
+        def init(self, params): return params, {}, dict(first=begin(params))
+    report = laws.check(Lost())
+    assert report.broken == ['runs'] and said in report.rows['runs'].said, report
+
 def test_a_class_is_tried_with_its_defaults():
     assert laws.check(FedProx).method == FedProx()
     with pytest.raises(TypeError, match='3 is not a method'): laws.check(3)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import fedlit
 from fedlit import cli
 from fedlit.cli import main
+from fedlit.data import load
 from fedlit.ground.files import result_path
 from fedlit.methods import FedAvg, FedDF, FedDecorr, FedProx, FedRolex, HeteroFL
 from fedlit.papers.evidence import interval, sign_flips
@@ -134,6 +135,17 @@ def test_it_goes_on_from_its_folder_and_refuses_another(tmp_path):
     on = interactions([A, B], (0,), tmp_path, **QUICK)
     assert on.runs == whole.runs and [f.name for f in tmp_path.iterdir()] == ['interactions.json']
     with pytest.raises(ValueError, match='alpha'): interactions([A, B], (0,), tmp_path, alpha=1., **QUICK)
+
+def test_a_folder_of_other_data_is_refused(tmp_path):
+    "Whose description is the same, but not its samples; and a function needs no address to be known again."
+    some = lambda seed: load('digits').subset(200, seed=seed, test=100)
+    halves = lambda task, clients, seed: list(torch.arange(len(task.y_train)).chunk(2))
+    ask = lambda task, split: interactions([A, B], (0,), tmp_path, task=task, partition=split, **QUICK)
+    was = ask(some(0), halves)
+    assert str(some(0)) == str(some(1)) and ask(some(0), lambda *a: halves(*a)).runs == was.runs
+    with pytest.raises(ValueError, match='other runs .another partition.; choose another folder'):
+        ask(some(0), lambda *a: halves(*a)[::-1])
+    with pytest.raises(ValueError, match='other runs .other labels; other images'): ask(some(1), halves)
 
 def interrupted_after(n):
     "A function that trains, until Ctrl-C."

@@ -3,6 +3,7 @@ import json, math, os, re, warnings
 from dataclasses import replace
 from html.parser import HTMLParser
 import pytest, torch
+from fedlit.after import report
 from fedlit.after.report import embed, facts, page, partition, plain, tag, took_part
 from fedlit.cli import main
 from fedlit.data import load
@@ -112,7 +113,9 @@ def test_a_list_that_was_watched_is_shown():
     f = facts(run(rounds=1, watch=lambda *_: dict(counts=[1, None, 'a'])), again=False)
     assert '[1, None, &#x27;a&#x27;]' in page(f)
 
-def test_bytes_are_those_of_the_traffic_table():
+@pytest.mark.parametrize('at_once', [10**7, 5000]) # all six clients at once, and three
+def test_bytes_are_those_of_the_traffic_table(at_once, monkeypatch):
+    monkeypatch.setattr(report, 'AT_ONCE', at_once)
     for m in (FedPer(), HeteroFL(rates=(1., .5))):
         f, there = facts(run(m, rounds=1)), traffic(m, net(), (1, 8, 8), 10, 6)
         assert [(c['down'], c['up']) for c in f['clients']] == list(zip(there.down, there.up))

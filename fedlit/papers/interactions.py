@@ -12,7 +12,9 @@ from fastcore.basics import patch
 from itertools import combinations
 from pathlib import Path
 from tqdm import tqdm
+from ..after.without import fingerprint_of
 from ..ground.files import forget, read_json, write_json
+from ..ground.fingerprint import differences
 from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired_test, seeds_needed, together
@@ -77,21 +79,22 @@ def interactions(
     "Train FedAvg, all methods, and all pairs that can be added."
     made, _ = sums(methods)
     seeds = list_seeds(fewest(max(1, len(made))) if seeds is None else seeds)
-    asked = {k: str(v) for k, v in kw.items()} if asked is None else asked
+    asked = {k: str(v) for k, v in kw.items() if not callable(v)} if asked is None else asked
     file, runs = folder and Path(folder)/'interactions.json', {}
-    if file and file.exists(): runs = _continued(file, asked)
     if train is None:
         request = experiment(**(kw if 'partition' in kw else {'alpha': .1, **kw}))
-        train = lambda *run: request(*run).run()
+        train, asked['fingerprint'] = (lambda *run: request(*run).run()), fingerprint_of(request(FedAvg(), 0))
+    if file and file.exists(): runs = _continued(file, asked)
     every, seen = (FedAvg(), *methods, *made.values()), Interactions(list(methods), seeds, runs, asked)
     return _completed(seen, every, train, folder, progress)
 
 # %% ../../nbs/papers/interactions.ipynb #4fa13a4e
 def _continued(file, asked):
     there = Interactions.load(file)
-    if differ := [f'{k}: {there.asked.get(k)} there, {asked.get(k)} here' for k in {**there.asked, **asked}
-                  if there.asked.get(k) != asked.get(k)]:
-        raise ValueError(f"{file} has other runs ({'; '.join(differ)}); choose another folder")
+    was, now = ({'fingerprint': {}, **said} for said in (there.asked, asked))
+    differ = differences(was.pop('fingerprint'), now.pop('fingerprint'))
+    differ += [f'{k}: {was.get(k)} there, {now.get(k)} here' for k in {**was, **now} if was.get(k) != now.get(k)]
+    if differ: raise ValueError(f"{file} has other runs ({'; '.join(differ)}); choose another folder")
     return there.runs
 
 def _completed(seen, every, train, folder, progress): # every: the methods and their sums

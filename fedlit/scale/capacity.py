@@ -19,14 +19,15 @@ from ..run import shield, to_device
 from ..ground.tree import tmap
 
 # %% ../../nbs/scale/capacity.ipynb #b610d15f
-def _round(method, model, shape, classes, clients, proxy, statistics='averaged'):
-    "Run one step of each client on two samples: the state before, what came back, and a function that aggregates it."
-    x = torch.randn(clients, 1, 2, *shape, generator=torch.Generator().manual_seed(0))
-    y, local, who = torch.arange(2).expand(clients, 1, 2) % classes, Local(batch_size=2, lr=1e-3), list(range(clients))
+def _round(method, model, shape, classes, clients, proxy, statistics='averaged', who=None):
+    "Run one step of some clients on two samples: the state before, what came back, and a function that aggregates it."
+    who = list(range(clients) if who is None else who)
+    x = torch.randn(len(who), 1, 2, *shape, generator=torch.Generator().manual_seed(0))
+    y, local = torch.arange(2).expand(len(who), 1, 2) % classes, Local(batch_size=2, lr=1e-3)
     state = start(method, model, clients, statistics)
     sent = Broadcast(method, model, state, local, proxy=proxy)
     out = local_phase(sent, who, Batches(x, y))
-    return state, out, lambda: aggregate(sent, who, out, torch.ones(clients))
+    return state, out, lambda: aggregate(sent, who, out, torch.ones(len(who)))
 
 # %% ../../nbs/scale/capacity.ipynb #ba2395df
 def _bytes(tree, masks, clients):
@@ -57,17 +58,26 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
-def _read_besides(method, sent, kept, proxy, classes):
+def _read_besides(method, model, state, proxy, classes):
     "What `merge` reads of a client besides its update: its outputs on the public samples, or tensors that stay home."
+    sent, kept = _by_place(state)
     if not sent and asks_for(method, 'merge', 'proxy'):
         return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
-    return kept if asks_for(method, 'merge', 'trained') else {}
+    own = {*state.params, *dict(model.named_buffers())} # without those that a method adds, such as FedAMP's mixtures
+    return {k: v for k, v in kept.items() if k in own} if asks_for(method, 'merge', 'trained') else {}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
 def _by_place(state):
     "The tensors that are sent, and those that stay at home; frozen ones are neither."
     return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
             for home in (False, True))
+
+def _written(state, after, out, who):
+    "The parameters at home into which the server writes."
+    _, kept = _by_place(state)
+    rows, ended = slice(None) if who is None else list(who), {**out['params'], **out['buffers']}
+    touched = any(not torch.equal(after.personal[k][rows], ended[k]) for k in kept)
+    return {k: v for k, v in kept.items() if touched and k in state.params}
 
 # %% ../../nbs/scale/capacity.ipynb #4597f00e
 def _chosen_at_home(method):
@@ -81,20 +91,20 @@ def traffic(
     method,     # a Method
     model,      # network that returns (features, logits); it is not changed
     shape, classes, # shape of one sample, and the number of classes
-    clients=5,  # number of clients to look at; methods with capacities give them to clients by number
+    clients=5,  # number of clients; methods with capacities give them to clients by number
     proxy=None, # what the server has, if the method needs it: (M, ...) inputs, or a public set (x, y)
     statistics='averaged', # as in `fedlit.state.start`
+    who=None,   # numbers of the clients to look at, if their networks together are too large; None: all
 ) -> pd.DataFrame: # one row per client: bytes in a round, down and up, and bytes between rounds, home and server
     "What the server and each client send in a round, and what each of them keeps."
     model, proxy = copy.deepcopy(model).cpu(), to_device(proxy, 'cpu') # on whatever device they are
-    state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics)
-    after, count = merge(), lambda masks, *trees: sum(_bytes(t, masks, clients) for t in trees).round().astype(int)
-    sent, kept = _by_place(state)
+    state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics, who)
+    after, n = merge(), len(out['loss'])
+    count = lambda masks, *trees: sum(_bytes(t, masks, n) for t in trees).round().astype(int)
+    sent, _ = _by_place(state)
     stats, moved = ({k: v for k, v in sent.items() if (k in state.params) == moved} for moved in (False, True))
-    update = _update(method, moved, out['mask'], clients).bytes.astype(int)
-    touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
-    written = {k: v for k, v in kept.items() if touched and k in state.params}
-    read = _read_besides(method, sent, kept, proxy, classes)
+    update = _update(method, moved, out['mask'], n).bytes.astype(int)
+    written, read = _written(state, after, out, who), _read_besides(method, model, state, proxy, classes)
     common = {} if _chosen_at_home(method) else out['mask']
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
