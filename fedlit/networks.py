@@ -18,7 +18,7 @@ from .ground.files import forget
 from .ground.tree import leaves, rows, tmap
 from .method import asks_for, overrides, part_names
 from .methods.feddf import ensemble
-from .participation import Clock, needs
+from .participation import Clock
 from .result import Run
 from .run import SingleProcess, interrupt_with, no_one
 from .scores import first_of
@@ -85,10 +85,9 @@ def _met(method, outs, sents):
 # %% ../nbs/21_networks.ipynb #net00016
 def _check(federation):
     "The checked federation of each group, with its client numbers."
-    if federation.is_remote() or isinstance(how := federation.participation, Clock) or needs(how, 'losses'):
-        raise ValueError("clients with different networks train on one machine, wait for each other, and have no "
-                         "losses under one network: neither executor='torchrun' nor participation=Clock(...) or "
-                         "PowerOfChoice(...) knows them")
+    if federation.is_remote() or isinstance(federation.participation, Clock):
+        raise ValueError("clients with different networks train on one machine and wait for each other: "
+                         "neither executor='torchrun' nor participation=Clock(...) knows them")
     n, out = len(federation.clients), []
     kinds = by_network(federation.model, n)
     whole = replace(federation, model=kinds[0][0])

@@ -11,7 +11,7 @@ from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
 from fedlit.networks import MixedRun, by_network
-from fedlit.participation import Clock, PowerOfChoice
+from fedlit.participation import Clock
 from fedlit.partition import dirichlet
 from fedlit.run import federate, federating
 from by_hand import descend, drawn, sgd
@@ -188,8 +188,7 @@ def test_an_average_of_different_networks_is_refused(method):
 def test_what_cannot_be_is_said():
     nets = three()
     with pytest.raises(ValueError, match='model has 4 networks for 6 clients'): run(nets[:4], SOLO())
-    for how in Clock(answers=2), PowerOfChoice(.3): # whose losses would choose other clients for each network
-        with pytest.raises(ValueError, match=type(how).__name__): run(nets, SOLO(), participation=how)
+    with pytest.raises(ValueError, match='Clock'): run(nets, SOLO(), participation=Clock(answers=2))
     with pytest.raises(ValueError, match='torchrun'): run(nets, SOLO(), executor='torchrun')
     with pytest.raises(ValueError, match='features of one size'): run([Dense(features=8), *nets[1:]], FedProto())
     with pytest.raises(TypeError, match='it must be one network'): next(federating(nets, TASK, CLIENTS, SOLO()))
