@@ -57,11 +57,15 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
-def _read_besides(method, sent, kept, proxy, classes):
-    "What `merge` reads of a client besides its update: its outputs on the public samples, or tensors that stay home."
-    if not sent and asks_for(method, 'merge', 'proxy'):
-        return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
-    return kept if asks_for(method, 'merge', 'trained') else {}
+# %% ../../nbs/scale/capacity.ipynb #627ccb7a
+def _read_besides(method, params, sent, kept, proxy, classes):
+    "What `merge` reads of a client besides its update: its outputs on public samples, or tensors that stay home."
+    reads = lambda name, of=method: asks_for(of, 'merge', name)
+    if not sent and reads('proxy'):
+        n = len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy)
+        asked = [getattr(p, 'samples', n) for p in method.parts if reads('proxy', p)]
+        return dict(answers=torch.empty(min(n, *asked), classes))
+    return {k: v for k, v in kept.items() if reads('trained') and (k in params or reads('forward'))}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
 def _by_place(state):
@@ -94,7 +98,7 @@ def traffic(
     update = _update(method, moved, out['mask'], clients).bytes.astype(int)
     touched = any(not torch.equal(after.personal[k][:], {**out['params'], **out['buffers']}[k]) for k in kept)
     written = {k: v for k, v in kept.items() if touched and k in state.params}
-    read = _read_besides(method, sent, kept, proxy, classes)
+    read = _read_besides(method, state.params, sent, kept, proxy, classes)
     common = {} if _chosen_at_home(method) else out['mask']
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
