@@ -618,7 +618,8 @@ def test_clients(self:Simulation, who, before, out, after):
     at = [i for i, k in enumerate(who) if len(self.tests[k])] # their rows
     who = [who[i] for i in at]
     own, none = [self.tests[k] for k in who], [None]*len(who)
-    ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
+    trained = out.get('ended', out) # as they were before the `send` hooks
+    ended = replace(before, personal={**trained['params'], **trained['buffers']}, client=out['client'])
     samples = own_samples(self.federation.method, self.task, self.federation.clients, who)
     nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
                 personal_before=(before, who, samples), personal_after=(ended, at, samples))
@@ -760,7 +761,8 @@ def _alone(v): # without the other runs of a stack
     return v if whole else v.clone()
 
 def _locals(out): # for `Run.locals`
-    return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
+    trained = out.get('ended', out)
+    return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in trained[k].items()} for k in ('params', 'buffers')})
 
 @patch
 def watched(self:Simulation, run, after, out):
