@@ -397,7 +397,7 @@ def send(self:Cohort, out):
                          **{k: out[k] for k in ('params', 'buffers', 'mask')},
                          mine={**self.mine, 'client': out['client']}, others=out['uploads'])
     new['buffers'] = buffers_to_send(method, out['buffers'], new['buffers'], self.received)
-    return dict(out, **new)
+    return dict(out, **new, ended={k: out[k] for k in ('params', 'buffers')})
 
 # %% ../nbs/09_cohort.ipynb #14e9adb1
 def sent_by(

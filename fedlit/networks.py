@@ -20,7 +20,7 @@ from .method import asks_for, overrides, part_names
 from .methods.feddf import ensemble
 from .participation import Clock
 from .result import Run
-from .run import SingleProcess, interrupt_with, no_one
+from .run import Simulation, SingleProcess, interrupt_with, no_one
 from .scores import first_of
 from .server import meets, parameters_in_use
 from .state import pure
@@ -82,6 +82,12 @@ def _met(method, outs, sents):
         return more
     return [{**out, **of_others(i)} if there.keys() - {i} else out for i, out in enumerate(outs)]
 
+# %% ../nbs/21_networks.ipynb #8c3c7c21
+def _losses_of(begun, whos): # begun: a simulation and a run for each network
+    "The loss of each client on its own network, as `Simulation.losses` of any group."
+    own = {k: both for both, who in zip(begun, whos) for k in who}
+    return lambda state, who: [Simulation.losses(own[k][0], own[k][1].state, [k])[0] for k in who]
+
 # %% ../nbs/21_networks.ipynb #net00016
 def _check(federation):
     "The checked federation of each group, with its client numbers."
@@ -115,10 +121,13 @@ def _begun(parts, checkpoint, team):
         if sim.tests: sim.tests = [t if k in who else t[:0] for k, t in enumerate(sim.tests)]
         run.settings['tested'] = sum(len(t) > 0 for t in sim.tests or [])
         begun.append((sim, run))
+    losses = _losses_of(begun, [who for _, who in parts])
+    for sim, _ in begun: sim.losses = losses
     check_memories([run.state for _, run in begun], parts[0][0].method)
     pass_on(parts[0][0].method, [copy.copy(run) for _, run in begun], [who for _, who in parts]) # is it possible?
     return begun
 
+# %% ../nbs/21_networks.ipynb #d4e1cd34
 def check_memories(
     states, # list of States, one per network
     method, # a Method

@@ -45,7 +45,7 @@ from .result import Run, data_spec, resume
 from .scores import (MANY, SEEN, Tester, by_name, check_metrics, own_samples, queue_scores, read_scores,
                            read_watch, scores_of, tests_of, with_spread)
 from .round import EXECUTORS, EngineCohort, local_phase
-from .server import aggregate, client_sums, network_for, recompute
+from .server import aggregate, client_sums, ended_in, network_for, recompute
 from .setting import Setting, parts_of, plain as in_words
 from .state import OPTIMIZER, pure, split_state, start
 from .ground.tape import Tapes, no_compiler
@@ -619,10 +619,10 @@ def test_clients(self:Simulation, who, before, out, after):
     at = [i for i, k in enumerate(who) if len(self.tests[k])] # their rows
     who = [who[i] for i in at]
     own, none = [self.tests[k] for k in who], [None]*len(who)
-    ended = replace(before, personal={**out['params'], **out['buffers']}, client=out['client'])
     samples = own_samples(self.federation.method, self.task, self.federation.clients, who)
     nets = dict(global_before=(before, none, {}), global_after=(after, none, {}),
-                personal_before=(before, who, samples), personal_after=(ended, at, samples))
+                personal_before=(before, who, samples),
+                personal_after=(ended_in(before, out), at, dict(samples, number=who)))
     queued = [v for state, whose, more in nets.values()
              for v in queue_scores(self.federation.method, self.test, state, own, whose, **more)]
     scores, m = read_scores(self.test, queued, own*len(nets)), len(who)
@@ -761,7 +761,8 @@ def _alone(v): # without the other runs of a stack
     return v if whole else v.clone()
 
 def _locals(out): # for `Run.locals`
-    return dict(who=out['who'].tolist(), **{k: {n: v[:] for n, v in out[k].items()} for k in ('params', 'buffers')})
+    nets = {k: out.get('ended', out)[k] for k in ('params', 'buffers')}
+    return dict(who=out['who'].tolist(), **tmap(lambda v: v[:], nets))
 
 @patch
 def call_watch(self:Simulation, run, after, out):
@@ -770,6 +771,7 @@ def call_watch(self:Simulation, run, after, out):
     now.state = after
     return a.watch(a.give_network(now).model, self.task, after.clone(), _locals(out))
 
+# %% ../nbs/19_run.ipynb #e19b2898
 @patch
 def by_rounds(self:Simulation, run, team, stop):
     "Run the rounds, with clients trained by `team`; pauses after each round but the last."

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MEETING', 'client_sums', 'holders', 'parameters_in_use', 'aggregate', 'meets', 'began', 'received_by', 'caught_up',
-           'deploy_network', 'network_for', 'recompute']
+           'deploy_network', 'network_for', 'ended_in', 'recompute']
 
 # %% ../nbs/10_server.ipynb #7c82aa54
 import copy
@@ -252,25 +252,35 @@ def deploy_network(
     data=None,   # that client's samples and labels, prepared; needed if hooks ask for `data`
     model=None,  # the network; needed if hooks ask for `forward`
     criterion=cross_entropy, # function of (logits, y)
+    number=None, # the client's number, if `client` is only its row in `state`
 ): # (params, buffers) for the model; function of (logits, features, x) -> logits, None if no hook overrides `predict`
     "The network as it is used between rounds, the server's or a client's, and a function that changes its logits."
     memory = {} if client is None else tmap(lambda v: v[client], state.client)
     use = lambda params, buffers, train: parameters_in_use(method, state, params, buffers, train, memory)
     forward = _through(use, model) if any(overrides(method, hook) for hook in BETWEEN) else None
     offer = _between(state, client, dict(data=data, forward=forward, client=memory, criterion=criterion,
-                                         number=client))
+                                         number=client if number is None else number))
     if client is not None and overrides(method, 'deploy'): offer = _own_network(method, state, offer, use)
     params, buffers = offer['params'], offer['buffers']
     def answer(logits, features, x):
-        with Seeded(('predict', state.seed, state.round, *(() if client is None else (client,)))):
+        with Seeded(('predict', state.seed, state.round, *(() if client is None else (offer['number'],)))):
             return through(method, 'predict', 'logits', dict(offer, logits=logits, features=features, x=x))
     return (use(params, buffers, False), buffers), answer if overrides(method, 'predict') else None
 
+# %% ../nbs/10_server.ipynb #e244443c
 def network_for(
     method, state, client=None, data=None, model=None, criterion=cross_entropy, # as for `deploy_network`
 ):  # params, buffers for the model
     "The network as it is used between rounds: the server's, or that of one client."
     return deploy_network(method, state, client, data, model, criterion)[0]
+
+def ended_in(
+    state, # State before the round
+    out,   # the clients' results
+):         # State
+    "The state in which the rows of what clients keep are those with which they ended, before their `send` hooks."
+    trained = out.get('ended', out)
+    return replace(state, personal={**trained['params'], **trained['buffers']}, client=out['client'])
 
 # %% ../nbs/10_server.ipynb #2897f738
 def recompute(

@@ -5,8 +5,8 @@ from torch import nn
 from bench import capacity
 from fedlit.scale.capacity import traffic
 from fedlit.scale.costs import narrow, read
-from fedlit.methods import (SOLO, FedAMP, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedPer, FedProx, FedRep,
-                            HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara, IFCA)
+from fedlit.methods import (SOLO, DSFL, FedAMP, FedAvg, FedAvgM, FedBN, FedCAC, FedDecomp, FedDSE, FedMD, FedPer,
+                            FedProx, FedRep, HeteroFL, MOON, OwnLabels, SCAFFOLD, pFedPara, IFCA)
 from fedlit import models
 from fedlit.method import Method
 from fedlit.data import load
@@ -50,7 +50,7 @@ PUBLIC = torch.zeros(7, *SHAPE)
     (SCAFFOLD() + FedPer(), ALL + PARAMS - 2*HEAD, ALL + PARAMS - 2*HEAD, PARAMS, ALL + PARAMS - HEAD),
     # everything, and which entries are critical; both averages, and a byte for each entry that is critical or not
     (FedCAC(), ALL + PARAMS, ALL + PARAMS, PARAMS + PARAMS//4, ALL + PARAMS),
-    (FedAMP(), PARAMS, ALL, ALL + PARAMS, ALL + PARAMS), # down the mixture, up the own network, and both are kept
+    (FedAMP(), PARAMS, PARAMS, ALL + PARAMS, ALL + PARAMS), # down the mixture, up its own parameters, and both are kept
     (Opinions(), 4*7*3, 4*7*3, ALL, ALL + 4*7*3)])  # on seven public samples
 def test_bytes_by_hand(method, down, up, home, server):
     seen = traffic(method, Net(), SHAPE, CLASSES, clients=2, proxy=PUBLIC)
@@ -145,6 +145,14 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert (rows.up['FedAvg'] == content['rows'][0]['up'] and content['machine']['torch'] == torch.__version__
             and (rows[['step', 'merge']] > 0).any(axis=None))
     with pytest.raises(ValueError, match="no network 'vgg'"): capacity.network('vgg')
+
+@pytest.mark.parametrize('method, samples', [(DSFL(steps=2), 7), (FedMD(samples=5), 5), (FedMD(), 7)], ids=repr)
+def test_of_public_samples_those_travel_on_which_networks_are_asked(method, samples):
+    assert traffic(method, Net(), SHAPE, CLASSES, clients=2, proxy=PUBLIC).up.tolist() == [4*samples*CLASSES]*2
+
+def test_the_server_of_fedamp_reads_networks_and_not_the_mixtures_that_it_made_itself():
+    seen = traffic(FedAMP(), Net(), SHAPE, CLASSES, clients=2)
+    assert seen.up.tolist() == seen.down.tolist() == [PARAMS]*2
 
 def test_who_chooses_at_home_is_sent_everything():
     "IFCA's clients try all networks and send one back."

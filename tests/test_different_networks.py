@@ -11,7 +11,7 @@ from fedlit.methods.fedmd import FedMD
 from fedlit.methods.fedet import consensus, diversity
 from fedlit.models import build, wrap
 from fedlit.networks import MixedRun, by_network
-from fedlit.participation import Clock
+from fedlit.participation import Clock, PowerOfChoice
 from fedlit.partition import dirichlet
 from fedlit.run import federate, federating
 from by_hand import descend, drawn, sgd
@@ -244,6 +244,17 @@ def test_a_mean_over_participants_is_over_those_with_tests():
     assert h.personal_after.iloc[-1] == pytest.approx(h.personal.iloc[-1])
     assert h.personal.iloc[-1] == pytest.approx(each.personal.mean())
     for of in (h, some.history): assert of.accuracy_before[1] == pytest.approx(of.accuracy[0])
+
+def test_who_has_the_largest_loss_is_known_of_each_client_on_its_own_network():
+    nets, how = three(), PowerOfChoice(.34, candidates=6)
+    got = run(nets, SOLO(), participation=how, rounds=1, keep_locals=True)
+    with torch.no_grad():
+        losses = [F.cross_entropy(net(TASK.normalise(TASK.x_train[i]))[1], TASK.y_train[i])
+                  for net, i in zip(nets, CLIENTS)]
+    most = torch.stack(losses).argsort(descending=True)[:2].tolist()
+    assert sorted(k for one in got.locals for k in one['who']) == sorted(most)
+    later = run(nets, DSFL(steps=2), participation=PowerOfChoice(.34), rounds=4)
+    assert later.history.participants.tolist() == [2]*4
 
 @pytest.mark.parametrize('first', [SCAFFOLD(), FedDyn()], ids=lambda m: m.name)
 def test_a_server_that_counts_all_clients_is_refused_where_it_hears_from_some(first):

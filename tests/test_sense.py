@@ -6,8 +6,9 @@ from torch import nn
 from fedlit.data import Task, load
 from fedlit.method import Method
 from fedlit.methods import (
-    DPSGD, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBABU, FedBN, FedDecorr, FedDF, FedPer, FedProto,
-    FedRep, FedRoD, FFALoRA, LGFedAvg, StructuredDeCov)
+    DPSGD, FIARSE, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBABU, FedBN, FedDecorr, FedDF, FedDSE,
+    FedGSE, FedPer, FedProto, FedRep, FedRoD, FFALoRA, HeteroFL, LGFedAvg, OwnLabels, StructuredDeCov)
+from fedlit import models
 from fedlit.models import build, freeze
 from fedlit.partition import iid
 from fedlit.local import Local
@@ -85,6 +86,33 @@ def test_what_finds_nothing_to_keep_is_refused():
         for m in (FedBN(), FedBN() + FedDecorr(), FedPer() + FedBN()):
             with pytest.raises(ValueError, match=r'FedBN\(\) finds nothing.*BatchNorm'): go(m, net)
     assert 'personal' in go(FedBN(), build('mlp', TASK, seed=0, norm='batch')).last
+
+CUTTING = [HeteroFL(rates=(1., .5)), FedGSE(rates=(.5,)), FedDSE(rates=(.25,)) + MOON()]
+
+def hidden(*norms):
+    "A layer of eight channels for each norm, and a head."
+    torch.manual_seed(0)
+    layers = [v for n in norms for v in (nn.LazyLinear(8), n(8), nn.ReLU())]
+    net = models.Net(nn.Sequential(nn.Flatten(), *layers), nn.LazyLinear(10))
+    net(torch.zeros(2, 1, 8, 8))
+    return net
+
+@pytest.mark.parametrize('m', CUTTING, ids=repr)
+def test_what_finds_nothing_to_cut_is_refused(m):
+    proxy = TASK.normalise(TASK.x_train[:8])
+    with pytest.raises(ValueError, match=r'finds no layer of Net to cut.*body\.2 is a norm across channels'):
+        go(m, hidden(nn.LayerNorm), proxy=proxy)
+    with pytest.raises(ValueError, match='finds no layer of Net to cut'): go(m, hidden(), proxy=proxy)
+    with pytest.warns(UserWarning, match=r'finds only some layers of Net.*body\.5 is a norm'):
+        go(m, hidden(nn.Identity, nn.LayerNorm, nn.Identity), proxy=proxy)
+    with warnings.catch_warnings():
+        warnings.simplefilter('error')
+        go(m, hidden(nn.BatchNorm1d), proxy=proxy)
+
+def test_a_whole_network_may_be_one_that_cannot_be_cut():
+    net, whole = hidden(nn.LayerNorm), HeteroFL(rates=(1.,))
+    runs = [go(m, net) for m in (FedAvg(), whole, whole + OwnLabels(), FIARSE(rates=(.5,)))]
+    assert torch.equal(runs[0].state.params['body.1.weight'], runs[1].state.params['body.1.weight'])
 
 # ---- the criterion ----
 

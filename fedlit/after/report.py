@@ -29,7 +29,7 @@ from ..scores import first_of, keep_tested, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation, shield
 from ..scale.capacity import traffic
-from ..server import deploy_network, network_for
+from ..server import deploy_network, ended_in, network_for
 from ..ground.tree import rows as at_row
 from ..vocabulary import HOOKS
 
@@ -86,11 +86,10 @@ def _once_more(sim, run, who, tests):
             warnings.simplefilter('ignore')
             out = sim.train(who[i:i+10], run.state)
         if not len(out['who']): continue
-        ended = replace(run.state, personal={**out['params'], **out['buffers']}, client=out['client'])
         of = own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
         for j, k in enumerate(out['who'].tolist()):
-            net, answer = deploy_network(method, ended, j, model=sim.model, criterion=sim.federation.criterion,
-                                         **at_row(of, j))
+            net, answer = deploy_network(method, ended_in(run.state, out), j, model=sim.model,
+                                         criterion=sim.federation.criterion, number=k, **at_row(of, j))
             yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},
                                after=_first(sim.test(net, tests[k], answer)))
 

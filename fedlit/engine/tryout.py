@@ -8,11 +8,14 @@ __all__ = ['notice_broadcast', 'try_metrics', 'outputs_of', 'try_parts', 'try_cr
 # %% ../../nbs/engine/tryout.ipynb #tryout03
 import copy, math, torch, warnings
 from contextlib import suppress
+from torch import nn
+from ..ground.axes import axes_of
 from ..ground.draws import hold_draws
 from .inputs import attempt
 from ..ground.messages import first_line, warn
 from ..measure import compute_metrics
 from ..method import asks_for, overrides
+from ..methods.submodels import SubModel
 from ..scores import check_name
 from ..state import homes, pure, split_state, start
 from ..ground.tree import tmap
@@ -69,6 +72,7 @@ def try_parts(method, model, features, logits, state=None): # state: the first, 
     name, state = type(model).__name__, state or start(method, model, 1)
     params, buffers = state.params, state.buffers
     for p in method.parts:
+        if isinstance(p, SubModel) and min(p.rates) < 1 and asks_for(p, 'mask', 'axes'): _try_axes(p, model)
         if overrides(p, 'keep') and not any(homes(p, model)[0](k, params, buffers) for k in (*params, *buffers)):
             raise ValueError(f"{p!r} finds nothing in {name} to keep at home, so it would be without effect; "
                              "FedBN wants BatchNorm that is not frozen, such as in build(..., norm='batch')")
@@ -88,6 +92,18 @@ def _try_features(part, name, features, logits, uses, model): # uses: does a par
     if features.shape == logits.shape and torch.equal(features, logits):
         warn(f"{name} returns its logits as features too, so {part!r} works on the logits; "
              "return what the last layer gets as features")
+
+# %% ../../nbs/engine/tryout.ipynb #22b1c8a7
+_ACROSS = nn.GroupNorm, nn.LayerNorm, nn.LocalResponseNorm
+
+def _try_axes(part, model): # part: a SubModel
+    "Refuse a network without an axis to cut, and warn about norms that keep some layers whole."
+    norms = [k for k, m in model.named_modules() if isinstance(m, _ACROSS)]
+    why = f"; {norms[0]} is a norm across channels, and layers beside it stay whole" if norms else ''
+    some = 'only some layers' if axes_of(model).size else 'no layer'
+    said = f"{part!r} finds {some} of {type(model).__name__} to cut"
+    if not axes_of(model).size: raise ValueError(f"{said}, so it would be without effect{why}")
+    if norms: warn(f"{said}, and weak clients train more than their rate{why}")
 
 # %% ../../nbs/engine/tryout.ipynb #tryout12
 def _trained_by(loss):

@@ -7,7 +7,7 @@ __all__ = ['imitation', 'KnowledgeTransfer', 'fedgkt']
 
 # %% ../../nbs/methods/64_fedgkt.ipynb #gkt00004
 import copy, pandas as pd, torch, torch.nn.functional as F
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fastcore.basics import patch
 from ..batches import batches_of
 from ..engine.inputs import least_batch
@@ -41,7 +41,7 @@ class KnowledgeTransfer:
     round: int = 0          # number of rounds done
     said: list = None       # the server's logits for each client's images, (n, C) each; None before the first round
     def __post_init__(self):
-        how = self.local.optimizer
+        how, self.task = self.local.optimizer, replace(self.task, augment=()) # logits are of an image as it is
         if how.kept: raise ValueError(f"{how!r}: FedGKT keeps no optimiser between rounds; take kept=False")
         if not self.T > 0: raise ValueError(f"T={self.T!r}, but it must be positive")
         if not self.epochs >= 1: raise ValueError(f"epochs={self.epochs!r}, but it must be at least 1")

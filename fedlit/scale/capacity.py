@@ -58,13 +58,15 @@ def _update(method, params, masks, clients):
     for p in method.parts: wire = p.wire(wire) if hasattr(p, 'wire') else wire
     return wire
 
-def _read_besides(method, model, state, proxy, classes):
-    "What `merge` reads of a client besides its update: its outputs on the public samples, or tensors that stay home."
-    sent, kept = _by_place(state)
-    if not sent and asks_for(method, 'merge', 'proxy'):
-        return dict(answers=torch.empty(len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy), classes))
-    own = {*state.params, *dict(model.named_buffers())} # without those that a method adds, such as FedAMP's mixtures
-    return {k: v for k, v in kept.items() if k in own} if asks_for(method, 'merge', 'trained') else {}
+# %% ../../nbs/scale/capacity.ipynb #627ccb7a
+def _read_besides(method, params, sent, kept, proxy, classes):
+    "What `merge` reads of a client besides its update: its outputs on public samples, or tensors that stay home."
+    reads = lambda name, of=method: asks_for(of, 'merge', name)
+    if not sent and reads('proxy'):
+        n = len(proxy[0] if isinstance(proxy, (tuple, list)) else proxy)
+        asked = [getattr(p, 'samples', n) for p in method.parts if reads('proxy', p)]
+        return dict(answers=torch.empty(min(n, *asked), classes))
+    return {k: v for k, v in kept.items() if reads('trained') and (k in params or reads('forward'))}
 
 # %% ../../nbs/scale/capacity.ipynb #2a11e788
 def _by_place(state):
@@ -72,9 +74,8 @@ def _by_place(state):
     return ({k: v for k, v in {**state.params, **state.buffers}.items() if (k in state.personal) == home}
             for home in (False, True))
 
-def _written(state, after, out, who):
+def _written(state, kept, after, out, who):
     "The parameters at home into which the server writes."
-    _, kept = _by_place(state)
     rows, ended = slice(None) if who is None else list(who), {**out['params'], **out['buffers']}
     touched = any(not torch.equal(after.personal[k][rows], ended[k]) for k in kept)
     return {k: v for k, v in kept.items() if touched and k in state.params}
@@ -101,11 +102,11 @@ def traffic(
     state, out, merge = _round(method, model, shape, classes, clients, proxy, statistics, who)
     after, n = merge(), len(out['loss'])
     count = lambda masks, *trees: sum(_bytes(t, masks, n) for t in trees).round().astype(int)
-    sent, _ = _by_place(state)
+    sent, kept = _by_place(state)
     stats, moved = ({k: v for k, v in sent.items() if (k in state.params) == moved} for moved in (False, True))
     update = _update(method, moved, out['mask'], n).bytes.astype(int)
-    written, read = _written(state, after, out, who), _read_besides(method, model, state, proxy, classes)
-    common = {} if _chosen_at_home(method) else out['mask']
+    read = _read_besides(method, state.params, sent, kept, proxy, classes)
+    common, written = {} if _chosen_at_home(method) else out['mask'], _written(state, kept, after, out, who)
     mine = tmap(lambda t: t.row, dict(memory=state.client, own=state.personal))
     return pd.DataFrame(dict(down=count(common, sent, written, {n: after.server[n] for n in server_readers(method)}),
                              up=count(out['mask'], stats, read, tmap(lambda v: v[0], out['uploads'])) + update,

@@ -2,10 +2,14 @@
 import math
 import numpy as np, pytest, torch
 import fedlit.laws as laws
-from fedlit.methods import FedAvg, FedBN, FedPer, FedRolex, HeteroFL, Quantize, SCAFFOLD, TopK
+from fedlit.data import load
+from fedlit.methods import DP, FedAvg, FedBN, FedPer, FedRolex, HeteroFL, Quantize, SCAFFOLD, TopK
 from fedlit.methods.compression import largest, quantise
 from fedlit.local import Local
+from fedlit.models import build
 from fedlit.parse import methods_by_name
+from fedlit.partition import iid
+from fedlit.run import federate
 from fedlit.scale.capacity import traffic
 from fedlit.ground.tree import sqnorm, sub
 from by_hand import FULL, W0, X, Y, fit, slope
@@ -21,6 +25,17 @@ def tree(seed=0):
     return {k: torch.randn(s, generator=gen, dtype=torch.double) for k, s in dict(a=(3, 4), b=(5,), c=()).items()}
 
 # ---- what is sent ----
+
+@pytest.mark.parametrize('m', [TopK(share=.001), Quantize(bits=2), DP(clip=1e-3, noise=0.)], ids=lambda m: m.name)
+@pytest.mark.parametrize('executor', ['loop', 'vmap'])
+def test_a_client_has_the_network_that_it_trained_and_not_what_it_sent_of_it(m, executor):
+    task = load('digits').subset(120, seed=0, test=60)
+    plain, some = (federate(build('mlp', task, seed=0), task, iid(task.y_train, 3), method, 1, Local(epochs=3),
+                            tests=[torch.arange(60)]*3, keep_locals=True, progress=False, device='cpu',
+                            executor=executor) for method in (FedAvg(), m))
+    assert not torch.allclose(plain.state.params['head.weight'], some.state.params['head.weight'], atol=1e-3)
+    for k, v in plain.locals['params'].items(): assert torch.allclose(v, some.locals['params'][k], atol=1e-6), k
+    assert plain.last['personal_after'] == pytest.approx(some.last['personal_after'])
 
 @pytest.mark.parametrize('share', [.01, .1, .5, 1.])
 def test_the_largest_entries_of_the_whole_update(share):
@@ -196,7 +211,6 @@ def test_bytes_of_a_part_of_the_network_and_of_what_others_send():
         [up(Quantize(), norm=True)[1], 4*up(Quantize(), norm=True)[2]])).all()
 
 def test_noise_at_a_client_fills_an_update_up():
-    from fedlit.methods import DP
     assert (up(TopK() + DP(at='client'))[0] == up(FedAvg())[0]).all()
     assert (up(TopK() + DP())[0] == up(TopK())[0]).all()
 

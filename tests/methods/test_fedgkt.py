@@ -1,9 +1,10 @@
 "FedGKT against a loop with dictionaries from an image's number to what was said of it."
 import copy, math
+from dataclasses import replace
 import pytest, torch, torch.nn.functional as F
 from torch import nn
 from fedlit.batches import batches_of
-from fedlit.data import load
+from fedlit.data import Flip, load
 from fedlit.ground.draws import seed_of
 from fedlit.local import SGD, Adam, Local, Rates
 from fedlit.methods.fedgkt import fedgkt, imitation
@@ -70,6 +71,14 @@ def test_nothing_of_the_callers_networks_changes_and_a_seed_repeats():
     tables = [fedgkt(small, server, TASK, CLIENTS, 2, Local(), seed=s)[1] for s in (0, 0, 1)]
     assert tables[0].equals(tables[1]) and not tables[0].equals(tables[2])
     for a, b in zip(before, [server.state_dict(), small.state_dict()]): assert all(torch.equal(a[k], b[k]) for k in a)
+
+def test_what_is_said_of_an_image_is_of_the_image_that_is_trained_on():
+    torch.manual_seed(0)
+    server, small = nn.Linear(16, 10), build('mlp', TASK, seed=0, hidden=(), features=16)
+    flipped = replace(TASK, augment=(Flip(),))
+    nets = [fedgkt(small, server, task, CLIENTS, 2, LOCAL)[0].clients for task in (TASK, flipped)]
+    for one, other in zip(*nets):
+        assert all(torch.equal(u, v) for u, v in zip(one.parameters(), other.parameters()))
 
 def test_clients_and_server_train_as_local_says():
     "The learning rate of the round, and the optimiser: two steps of Adam, by hand."

@@ -7,10 +7,14 @@ from torch.func import functional_call
 from torch.nn import functional as F
 from fedlit.batches import Batches
 from fedlit.cohort import Broadcast
+from fedlit.data import load
 from fedlit.local import Local
 from fedlit.methods import FIARSE, FedAvg, FedProx
 from fedlit.methods.fiarse import of_layers, submodel, threshold
+from fedlit.models import build
+from fedlit.partition import iid
 from fedlit.round import fed_round, local_phase
+from fedlit.run import federate
 from fedlit.server import network_for
 from fedlit.state import start
 from by_hand import SIZES, batches, classifier, gap
@@ -130,3 +134,18 @@ def test_what_a_client_does_not_hold_stays():
     for n in CUT:
         for k in range(3): assert torch.equal(out['params'][n][k][~out['mask'][n][k].bool()],
                                               state.params[n][~out['mask'][n][k].bool()])
+
+def test_a_client_is_tested_with_the_rate_of_its_number_whoever_else_takes_part():
+    task = load('digits').subset(120, seed=0, test=60)
+    net, clients, share = build('mlp', task, seed=0), iid(task.y_train, 6), .1
+    run = federate(net, task, clients, FIARSE(rates=(1., share)), 1, Local(epochs=3), tests=[torch.arange(60)]*6,
+                   without=(0, 1, 2), keep_locals=True, progress=False, device='cpu') # those that have the whole
+    right = []
+    for i in range(3): # all tensors are weights and biases of layers
+        own = {k: v[i] for k, v in run.locals['params'].items()}
+        least = torch.cat([v.abs().flatten() for v in own.values()]).topk(
+            ceil(share*sum(v.numel() for v in own.values()))).values[-1]
+        few = {k: v*(v.abs() >= least) for k, v in own.items()}
+        logits = functional_call(net, few, task.normalise(task.x_test))[1]
+        right.append((logits.argmax(1) == task.y_test).double().mean().item())
+    assert run.last['personal_after'] == pytest.approx(sum(right)/3)
