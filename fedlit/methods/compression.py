@@ -10,6 +10,7 @@ import numpy as np, torch
 from dataclasses import replace
 from ..batches import beside
 from ..method import Method
+from .submodels import how_many
 from ..ground.tree import finest, zeros
 
 # %% ../../nbs/methods/81_compression.ipynb #7100000e
@@ -25,7 +26,7 @@ def largest(
             for k, v in delta.items()}
     size = torch.cat([torch.where(live[k], v.abs(), -1.).flatten() for k, v in delta.items()])
     there = torch.cat([v.flatten() for v in live.values()]).sum()
-    most = (there.to(finest(there.device))*share).ceil()
+    most = how_many(there.to(finest(there.device)), share)
     places = torch.arange(len(size), device=size.device)
     rank = torch.zeros_like(places).scatter(0, size.argsort(descending=True, stable=True), places)
     kept = dict(zip(delta, (rank < most).split([v.numel() for v in delta.values()])))
@@ -80,7 +81,7 @@ class TopK(Method):
         if not (before and isinstance(other, Quantize) and self.feedback and self.share < 1): return ''
         return f"what it held back would be added to rounded numbers, which takes more bits; write {self!r} + {other!r}"
     def wire(self, wire):
-        few = -(-wire.numbers*self.share//1)
+        few = np.ceil(wire.numbers*self.share - 1e-6) # as `how_many`
         which = np.minimum(wire.whole, few*np.ceil(np.log2(np.maximum(wire.whole, 2)))) # a bit for each, or few numbers
         return replace(wire, numbers=few, beside=wire.beside + which*(few < wire.whole))
 

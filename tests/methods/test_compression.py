@@ -50,6 +50,11 @@ def test_of_equal_entries_as_many_as_there_should_be():
     assert largest(dict(a=torch.ones(10)), .3)['a'].tolist() == [1]*3 + [0]*7
     assert not largest(dict(a=torch.zeros(10)), .3)['a'].any()
 
+@pytest.mark.parametrize('share, n, few', [(.07, 100, 7), (.1, 30, 3), (.29, 100, 29), (.2, 11, 3), (1e-9, 5, 1)])
+def test_a_share_of_whole_entries_is_not_one_more(share, n, few):
+    ".07*100 is a little more than 7 in double precision."
+    assert int((largest(dict(w=torch.arange(1., n + 1)), share)['w'] != 0).sum()) == few
+
 def test_of_a_part_of_the_network_the_share_of_that_part():
     v, mask = dict(a=torch.arange(1., 9).reshape(4, 2), b=torch.tensor([9., 10.])), dict(a=torch.tensor([1., 0, 1, 0]))
     assert largest(v, .5, mask)['a'].tolist() == [[0, 0], [0, 0], [0, 6], [0, 0]]
