@@ -593,7 +593,7 @@ def interactions(a):
 
 # %% ../nbs/cli.ipynb #4f551b53
 def _there(path):
-    "Raise the error of `laws.imported` for a missing file, before PyTorch is imported."
+    "Raise the error of `laws.import_file` for a missing file, before PyTorch is imported."
     if not Path(path).is_file(): raise FileNotFoundError(f"there is no file {Path(path)}")
 
 # %% ../nbs/cli.ipynb #894340c8

@@ -307,6 +307,15 @@ def compare(
     _check_columns(columns, histories)
     return seen(histories)
 
+# %% ../nbs/20_compare.ipynb #9ebf5d0e
+def _last_rows(runs):
+    "The row of the last round of every run; a ValueError if these are runs of several comparisons."
+    place = [c for c in ('method', 'seed', 'round') if c in runs]
+    for name, seed, *_ in runs.loc[runs.duplicated(place), place].itertuples(index=False):
+        raise ValueError(f"{name} with seed {seed} is there twice, so these are runs of several comparisons; "
+                         "give those of one")
+    return runs.groupby(['method', 'seed'], sort=False).tail(1)
+
 # %% ../nbs/20_compare.ipynb #comparet
 def table(
     runs,         # what `compare` returned
@@ -314,7 +323,7 @@ def table(
 ): # DataFrame with one row per method: mean ± half the width of its 95 % interval over seeds
     "A comparison as a readable table."
     import pandas as pd
-    if 'round' in runs: runs = runs.groupby(['method', 'seed'], sort=False).tail(1)
+    runs = _last_rows(runs)
     columns = [c for c in runs.columns if c not in ('method', 'seed', 'round')]
     seen = {m: g.set_index('seed') for m, g in runs.groupby('method', sort=False)}
     means = {c: {m: str(spread(g[c])) for m, g in seen.items()} for c in columns}
@@ -342,7 +351,7 @@ def choose(
     if column not in runs:
         raise ValueError(f"these runs have no column {column!r}: compare them on task.validation(.1), "
                          "with this among columns")
-    last = runs[runs.method.isin(list(map(repr, methods)))].groupby(['method', 'seed'], sort=False).tail(1)
+    last = _last_rows(runs[runs.method.isin(list(map(repr, methods)))])
     for name, seed in last.loc[last[column].isna(), ['method', 'seed']].itertuples(index=False):
         raise ValueError(f"{column!r} of {name} with seed {seed} is not a number; choose among the other methods")
     mean, seeds = last.groupby('method')[column].mean(), last.groupby('method').seed.agg(set)

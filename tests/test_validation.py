@@ -5,7 +5,7 @@ from dataclasses import replace
 from functools import partial
 import numpy as np, pandas as pd, pytest, torch
 from fedlit.cli import main
-from fedlit.compare import choose, compare
+from fedlit.compare import choose, compare, table
 from fedlit.data import Task, load
 from fedlit.local import Local
 from fedlit.measure import evaluate, spread
@@ -104,6 +104,16 @@ def test_choose_goes_by_them_alone():
     with pytest.raises(ValueError, match=r'nothing of FedAvg\(\)'): choose([FedAvg()], runs)
     with pytest.raises(ValueError, match=r"no column 'validation': compare them on task.validation\(.1\)"):
         choose(grid, runs.drop(columns='validation'))
+
+@pytest.mark.parametrize('history', [False, True])
+def test_two_comparisons_do_not_pass_for_one_with_more_seeds(history):
+    grid = [FedAvg(), FedProx(mu=.1)]
+    runs = pd.DataFrame([dict(method=repr(m), seed=s, **({'round': r} if history else {}), validation=.5 + .1*r)
+                         for m in grid for s in (0, 1) for r in (range(1, 4) if history else [3])])
+    both = pd.concat([runs, runs.assign(validation=.1)])
+    for f in (table, lambda runs: choose(grid, runs)):
+        f(runs)
+        with pytest.raises(ValueError, match=r'FedAvg\(\) with seed 0 is there twice, .*give those of one'): f(both)
 
 def test_choose_refuses_what_is_no_number_and_names_it():
     a, b, c = grid = [FedProx(mu=m) for m in (.1, 1., 5.)]
