@@ -6,8 +6,9 @@ from torch import nn
 from fedlit.data import Task, load
 from fedlit.method import Method
 from fedlit.methods import (
-    DPSGD, FIARSE, MOON, SCAFFOLD, DeCov, ExactDecorr, FedAvg, FedAvgM, FedBABU, FedBN, FedDecorr, FedDF, FedDSE,
-    FedGSE, FedPer, FedProto, FedRep, FedRoD, FFALoRA, HeteroFL, LGFedAvg, OwnLabels, StructuredDeCov)
+    DPSGD, FIARSE, MOON, SCAFFOLD, SOLO, CoordinateMedian, DeCov, ExactDecorr, FedAMP, FedAvg, FedAvgM, FedBABU, FedBN,
+    FedDecorr, FedDF, FedDSE, FedGSE, FedPer, FedProto, FedRep, FedRoD, FFALoRA, HeteroFL, LGFedAvg, OwnLabels,
+    Quantize, StructuredDeCov, TopK)
 from fedlit import models
 from fedlit.models import build, freeze
 from fedlit.partition import iid
@@ -360,3 +361,10 @@ def test_layers_without_a_rule_are_named():
     run = lambda net, m: federate(net, words, [torch.arange(30), torch.arange(30, 60)], m, 1, progress=False)
     with pytest.raises(ValueError, match='e of Tokens has sparse gradients.*sparse=False'): run(Tokens(True), FedAvg())
     with pytest.raises(ValueError, match='no rule in r, a GRU'): run(Tokens(recurrent=True), DPSGD())
+
+@pytest.mark.parametrize('home', [SOLO(), FedProto(), FedAMP()], ids=repr)
+@pytest.mark.parametrize('part', [TopK(), Quantize(), CoordinateMedian()], ids=repr)
+def test_a_change_of_what_nobody_sends_is_noticed(home, part):
+    with pytest.warns(UserWarning, match=f"{part.name}.* changes what clients send, but here all"): go(home + part)
+    with warnings.catch_warnings(record=True) as said: go(FedPer() + part)
+    assert not [w for w in said if 'changes what clients send' in str(w.message)]

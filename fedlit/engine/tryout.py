@@ -76,6 +76,8 @@ def try_parts(method, model, features, logits, state=None): # state: the first, 
         if overrides(p, 'keep') and not any(homes(p, model)[0](k, params, buffers) for k in (*params, *buffers)):
             raise ValueError(f"{p!r} finds nothing in {name} to keep at home, so it would be without effect; "
                              "FedBN wants BatchNorm that is not frozen, such as in build(..., norm='batch')")
+        if not params.keys() - state.personal.keys() and any(overrides(p, h) for h in ('send', 'combine')):
+            warn(f"{p!r} changes what clients send, but here all parameters stay at home, so it is without effect")
         if asks_for(p, 'loss', 'features') or asks_for(p, 'output', 'features'):
             _try_features(p, name, features, logits, overrides(method, 'use'), model)
 
