@@ -375,7 +375,7 @@ def plot(
     if 'round' not in runs: raise ValueError('these are last rounds only; compare(..., history=True) keeps all')
     column = column or first_of(runs)
     if column not in runs: raise ValueError(f"there is no column {column!r}, but {', '.join(runs.columns[3:])}")
-    names = {m: re.sub(r'\([^()]*\)', '', m) for m in runs.method.unique()}
+    names = {m: re.sub(r'\(.*?\)(?= \+ |$)', '', m) for m in runs.method.unique()}
     if len({*names.values()}) < len(names): names = {m: m for m in names} # they differ in their parameters
     tested = runs.dropna(subset=column)
     rounds = sorted(tested['round'].unique())

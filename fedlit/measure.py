@@ -221,6 +221,7 @@ def evaluate(
 ):                # dict(accuracy=share, loss=mean cross-entropy in nats, and the metrics); see `SCORED`
     "Accuracy, loss and metrics in evaluation mode, without gradients"
     if len(x) != len(y): raise ValueError(f"{len(x)} inputs and {len(y)} labels")
+    if target in ('labels', 'numbers'): y = y.reshape(len(y), -1) # (N,) would be subtracted from each of (N, 1)
     logits = logits_of(model, x, **how)
     scores = score_of(sums_of(logits, y, how.get('batch', 1000), target).cpu(), target)
     return {**scores, **compute_metrics(metrics, logits.cpu(), y.cpu())} if metrics else scores

@@ -267,6 +267,11 @@ def test_an_axis_has_the_name_of_what_is_drawn():
     assert plot(runs).get_ylabel() == UNITS['accuracy']
     assert all(plot(runs, k).get_ylabel() == k for k in ('loss', 'personal', 'mine'))
 
+def test_a_curve_is_named_without_the_parameters_of_its_method():
+    one, two = (repr(m) for m in (HeteroFL(rates=(1., .5)) + FedProx(mu=.1), FedAvg()))
+    runs = pd.DataFrame([dict(method=m, seed=0, round=r, accuracy=.5) for m in (one, two) for r in (1, 2)])
+    assert {t.get_text() for t in plot(runs).texts} == {'HeteroFL + FedProx', 'FedAvg'}
+
 def test_a_comparison_takes_no_tests():
     with pytest.raises(ValueError, match="tests belong to one partition.*'personal' among columns"):
         compare([FedAvg()], tests=[[0]]*len(CLIENTS), seeds=1)

@@ -100,6 +100,8 @@ def test_scores_are_those_of_scikit_learn():
     assert seen['f1'] == pytest.approx(metrics.f1_score(y.numpy(), z.numpy() > 0, average='micro'))
     assert seen['loss'] == pytest.approx(F.binary_cross_entropy_with_logits(z, y).item(), rel=1e-5)
     assert evaluate(same, z, y, target='numbers')['mse'] == pytest.approx(metrics.mean_squared_error(y, z), rel=1e-5)
+    score = lambda y, target: evaluate(same, z[:, :1], y, dict(off=lambda z, y: (z - y).abs().mean()), target=target)
+    for target in ('labels', 'numbers'): assert score(y[:, 0], target) == score(y[:, :1], target)
     maps, at = torch.randn(5, 3, 4, 4, generator=GEN), torch.randint(-1, 3, (5, 4, 4), generator=GEN)
     seen, known = evaluate(same, maps, at, target='dense', batch=2), at >= 0
     assert seen['accuracy'] == pytest.approx((maps.argmax(1)[known] == at[known]).float().mean().item())
