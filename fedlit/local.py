@@ -294,8 +294,8 @@ def steps_of(self:Local,
     samples, # int, how many this client has
     *at,     # client, seed and round, as for `work`
 ):           # int, at least 1
-    "The number of steps that this client takes in this round, short batches included."
-    return self.length(-(-samples//self.batch_size), *at)
+    "The number of steps that this client takes in this round; a short last batch counts unless `drop_last`."
+    return self.length(samples//self.batch_size if self.drop_last else -(-samples//self.batch_size), *at)
 
 @patch
 def most(self:Local,

@@ -205,6 +205,14 @@ def test_work_that_differs_from_round_to_round_is_counted():
     for r, t in enumerate(np.diff([0, *run.history['time']])):
         assert t == max(p*local.length(steps_of(k), k, 0, r) for k, p in enumerate(PACES))
 
+@pytest.mark.parametrize('drop_last', [False, True])
+def test_time_passes_for_the_steps_that_are_taken(drop_last):
+    class Count(Method):
+        def done(self, client, steps): return client, dict(steps=steps)
+        def merge(self, delta, server, uploads): return delta, dict(steps=uploads['steps'][:])
+    run = go(Count(), Clock(paces=PACES), rounds=1, local=Local(epochs=3, batch_size=16, drop_last=drop_last))
+    assert run.history['time'][0] == max(p*n for p, n in zip(PACES, run.state.server['Count']['steps'].tolist()))
+
 @pytest.mark.parametrize('given,said', [
     (dict(share=0), r'share=0.0, but it must be in \(0, 1\]'), (dict(answers=-1), 'answers=-1'),
     (dict(answers=1.5), 'answers=1.5'),

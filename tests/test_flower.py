@@ -296,6 +296,13 @@ def test_who_does_not_come_in_time_is_named_with_the_number_to_raise(home, grid,
     assert line in caplog.text
     with pytest.raises(RuntimeError, match=re.escape(line)): rehearse({**config, 'least': 4}, grid)
 
+@pytest.mark.parametrize('participation', [.5, 'BySize(.5)'])
+def test_where_no_site_connects_the_number_to_raise_is_named(home, participation):
+    class Empty(ff.Rehearsal):
+        def get_node_ids(self): return []
+    with pytest.raises(RuntimeError, match=r'round 1 has 0 good answers, .* raise wait in the run config'):
+        rehearse({**home[2], 'participation': participation}, Empty)
+
 def test_no_number_is_named_where_more_time_would_not_help(home, caplog):
     rehearse(home[2], Spoilt, spoil=lambda c: 1/0)
     assert 'round 2 goes on without client 1' in caplog.text and 'need longer' not in caplog.text

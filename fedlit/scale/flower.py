@@ -500,8 +500,8 @@ def _answers(grid, plan, state, book, accepted, form, r):
     "Ask for one round: good answers by client number, clients drawn, samples of those asked, and who was late."
     like = rows(from_site(state, form), 0)
     here = book.call(grid, r+1)
-    told = dict(filter(None, book.said.values())) # a site that has not said how much it has counts as empty
-    who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [told.get(k, 0) for k in plan.clients])
+    has = dict(filter(None, book.said.values())) # a site that has not said how much it has is empty, if another has
+    who = draw_clients(len(plan.clients), plan.participation, plan.seed, r, [has.get(k, not has) for k in plan.clients])
     asked, good = {here[k]: k for k in who if k in here}, {}
     refuse = lambda k, why: log.warning('round %s: the answer of client %s (node %s) is refused: %s',
                                         r+1, k, here[k], quote(why))
@@ -518,7 +518,7 @@ def _answers(grid, plan, state, book, accepted, form, r):
     for k in [k for k in who if k not in good]:
         node = f'node {here[k]}' if k in here else 'not connected'
         log.warning('round %s goes on without client %s (%s)', r+1, k, node)
-    late = _overdue(plan, timeout=[asked[n] for n in waiting.values()], wait=set(who) - told.keys())
+    late = _overdue(plan, timeout=[asked[n] for n in waiting.values()], wait=set(who) - has.keys())
     if late: log.warning('round %s: %s', r+1, late)
     return good, who, {k: book.said[n][1] for n, k in asked.items()}, late
 
