@@ -53,7 +53,7 @@ def test_weights_stay_float32_beside_float32_parameters():
 def test_the_printed_control_variate_is_exact_in_double_precision():
     m = SCAFFOLD(form='paper')
     zero = dict(w=torch.zeros(1, dtype=torch.double))
-    client, _ = m.done(params=zero, received=dict(w=torch.tensor([.3], dtype=torch.double)),
+    client, _ = m.done(params=zero, initial=dict(w=torch.tensor([.3], dtype=torch.double)),
                        server=dict(c=zero), client=dict(c=zero), mask={},
                        steps=torch.tensor(3), lr=.1, momentum=0., weight_decay=0.)
     assert client['c']['w'].item() == pytest.approx(1., abs=1e-15)     # float32 gave 0.99999996

@@ -29,7 +29,8 @@ def _first_difference(one, many, tolerance): # relative to a tensor's largest nu
     least = max((largest(v) for k, v in one.items() if k.startswith('params/')), default=0.)
     for k, v in one.items():
         if not v.is_floating_point(): continue
-        apart = torch.where(v.isnan() & many[k].isnan(), 0., v - many[k]).abs().nan_to_num(torch.inf)
+        same = (v == many[k]) | v.isnan() & many[k].isnan() # infinity less infinity is not a number
+        apart = torch.where(same, 0., v - many[k]).abs().nan_to_num(torch.inf)
         if largest(apart) > tolerance*max(largest(v), least): return f"{k} is {largest(apart):.1g} off"
     return ''
 
