@@ -65,7 +65,7 @@ def draw_clients(
         offer = dict(clients=n, sizes=sizes, round=round, rng=rng('clients', seed, round), losses=losses, steps=steps,
                      seed=seed)
         drawn = ask(how.draw, {k: v for k, v in offer.items() if v is not None})
-        return sorted(k.item() if hasattr(k, 'item') else k for k in drawn)
+        return sorted(k.item() if hasattr(k, 'item') else k for k in (drawn if np.iterable(drawn) else [drawn]))
     who = asked(how)
     if not round and type(how).__module__ != __name__: _ask_again(how, asked, who)
     if not all(map(is_whole, who)) or not who or who[0] < 0 or who[-1] >= n or len(set(who)) < len(who):

@@ -108,6 +108,14 @@ def test_what_does_not_fit_is_refused_before_the_first_round(way, word):
 def test_a_way_that_cannot_be_is_refused_by_name(make, word):
     with pytest.raises(ValueError, match=word): make()
 
+def test_one_number_is_one_client_and_nothing_is_refused():
+    class Turn(Participation):
+        def draw(self, round, clients): return round % clients if round else np.int64(0)
+    class Forgot(Participation):
+        def draw(self, clients): pass
+    assert [draw_clients(3, Turn(), 0, r) for r in range(4)] == [[0], [1], [2], [0]]
+    with pytest.raises(ValueError, match=r'drew the clients \[None\]; they must be'): draw_clients(3, Forgot(), 0, 0)
+
 def test_what_is_drawn_must_be_whole_numbers():
     class Half(Participation):
         def draw(self, clients): return [1.5]
