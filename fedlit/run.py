@@ -446,7 +446,8 @@ def settings(self:Simulation, executor):
 def broadcast(self:Simulation, state):
     "What the server sends to the clients of a round."
     a = self.federation
-    return Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, self.function)
+    looked_at = self.tests is not None or a.keep_locals or a.watch or not self.single_process
+    return Broadcast(a.method, self.model, state, a.local, a.criterion, a.proxy, self.function, bool(looked_at))
 
 @patch
 def train(self:Simulation, who, state):

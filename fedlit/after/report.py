@@ -80,7 +80,7 @@ def _once_more(sim, run, who, tests):
     method, local = run.method, sim.federation.local
     try: local.at(run.state.round)
     except ValueError: local = local.at(run.state.round - 1) # a schedule that ended with the run
-    sim.federation = replace(sim.federation, bad_clients=Guard('skip'), local=local)
+    sim.federation = replace(sim.federation, bad_clients=Guard('skip'), local=local, keep_locals=True)
     for i in range(0, len(who), 10):
         with warnings.catch_warnings():
             warnings.simplefilter('ignore')
