@@ -33,7 +33,7 @@ class Broadcast:
     criterion: object = cross_entropy # function of (logits, y)
     proxy: object = None      # data that the server has: unlabelled inputs, or a public set (x, y)
     function: object = pure   # turns the model into a function, such as `partial(pure, precision=torch.bfloat16)`
-    trained: bool = False     # are results to hold, as `ended`, what clients trained before their `send` hooks?
+    keep_ended: bool = False  # are results to hold, as `ended`, what clients trained before their `send` hooks?
     def __post_init__(self): object.__setattr__(self, 'local', self.local.at(self.state.round))
 
     @cached_property
@@ -398,7 +398,7 @@ def send(self:Cohort, out):
                          **{k: out[k] for k in ('params', 'buffers', 'mask')},
                          mine={**self.mine, 'client': out['client']}, others=out['uploads'])
     new['buffers'] = buffers_to_send(method, out['buffers'], new['buffers'], self.received)
-    if self.sent.trained: new['ended'] = {k: out[k] for k in ('params', 'buffers')}
+    if self.sent.keep_ended: new['ended'] = {k: out[k] for k in ('params', 'buffers')}
     return dict(out, **new)
 
 # %% ../nbs/09_cohort.ipynb #14e9adb1

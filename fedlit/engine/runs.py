@@ -79,7 +79,7 @@ def kind_of(
     shown = asks_for(sent.method, 'send', 'model') # one network for the whole stack
     tensors = *((k, v.shape, v.dtype) for tree in (state.params, state.buffers, state.fixed) for k, v in tree.items()),
     return (sent.method, form_of(sent.model), held, tensors, id(sent.criterion), id(sent.proxy), state.clients,
-            state.statistics, frozenset(state.personal), checksum(*state.fixed.values()), sent.trained,
+            state.statistics, frozenset(state.personal), checksum(*state.fixed.values()), sent.keep_ended,
             shown and checksum(*sent.model.parameters(), *sent.model.buffers()))
 
 def form_of_server(
