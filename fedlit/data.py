@@ -169,9 +169,9 @@ def _doubt_scale(x, z, std): # training and test samples; the smallest deviation
     if (far := top_level(x) / std) > 16:
         warn(f"x_train holds floats up to {top_level(x):g}, of which the network gets numbers up to {far:.3g}; only "
              "bytes are divided by 255: give x / 255, or mean= and std= of these values")
-    most, near = top_level(z), x[::1 + len(x) // 100].abs()
-    if most and len(x) and most > 16 * near.max():
-        warn(f"x_test holds floats up to {most:g}, but x_train up to {near.max():.3g}; scale both alike")
+    if not (most := top_level(z)) or not len(x): return
+    if most > 16 * (near := x[::1 + len(x) // 100].abs().max()):
+        warn(f"x_test holds floats up to {most:g}, but x_train up to {near:.3g}; scale both alike")
 
 # %% ../nbs/01_data.ipynb #dt02code
 _judged = WeakTensorKeyDictionary() # test labels -> ids of tensors already checked, so that a copy is not checked again

@@ -106,7 +106,7 @@ def move_out(self:Run):
     for v in leaves(dict(client=s.client, personal=s.personal)):
         if isinstance(v, Table): v.move_out()
     self.state = replace(s, **tmap(copy_out, dict(params=s.params, buffers=s.buffers, server=s.server,
-                                                fixed=s.fixed, past=s.past)))
+                                                  fixed=s.fixed, past=s.past)))
     if self.locals: self.locals = {k: tmap(copy_out, v) if isinstance(v, dict) else v for k, v in self.locals.items()}
 
 @patch

@@ -86,10 +86,10 @@ def _once_more(sim, run, who, tests):
             warnings.simplefilter('ignore')
             out = sim.train(who[i:i+10], run.state)
         if not len(out['who']): continue
-        of = own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
+        ended, of = ended_in(run.state, out), own_samples(method, sim.task, sim.federation.clients, out['who'].tolist())
         for j, k in enumerate(out['who'].tolist()):
-            net, answer = deploy_network(method, ended_in(run.state, out), j, model=sim.model,
-                                         criterion=sim.federation.criterion, number=k, **at_row(of, j))
+            net, answer = deploy_network(method, ended, j, model=sim.model, criterion=sim.federation.criterion,
+                                         number=k, **at_row(of, j))
             yield k, net, dict({n: out[n][j].item() for n in ('drift', 'loss')},
                                after=_first(sim.test(net, tests[k], answer)))
 

@@ -59,7 +59,8 @@ def trial_step(sent, x, y, lengths, cohort):
                          [min(k, sent.state.clients - 1) for k in at], data, each, fill)
         for k in ('params', 'buffers', 'velocity', 'received', 'mine', 'part', 'server', 'fixed', 'loss'):
             setattr(clients, k, tmap(exactly, getattr(clients, k)))
-        own = {k: v for k, v in clients.buffers.items() if k in dict(model.named_buffers()) and v.is_floating_point()}
+        names = dict(model.named_buffers()) # not those of the method
+        own = {k: v for k, v in clients.buffers.items() if k in names and v.is_floating_point()}
         clients.params, clients.buffers = _moved(clients.params), {**clients.buffers, **_moved(own, torch.rand)}
         clients.forward = sent.function(model.to(exactly(torch.zeros(())).dtype))
         clients = clients.begin().take_part()
@@ -78,7 +79,6 @@ def _key_of(sent, x, y, cohort, fill):
     shapes = tuple((k, v.shape, v.dtype, v.device) for k, v in tensors.items())
     return hash((form_of(sent.model), shapes, sent.method, sent.local, repr(sent.function), state.statistics,
                  state.round == 0, sent.proxy is None, cohort, fill))
-
 
 # %% ../../nbs/engine/trial.ipynb #2890be4b
 _agreed = set() # of keys from `_key_of`
@@ -100,4 +100,3 @@ def try_stack(sent, x, y, cohort, fill=False):
     why = compare_ways(one_by_one, lambda cast: step([0, 1], cast, each=stacked, fill=fill, train=train))
     if known and not why: _agreed.add(key)
     return why
-

@@ -102,9 +102,9 @@ def _try_axes(part, model): # part: a SubModel
     "Refuse a network without an axis to cut, and warn about norms that keep some layers whole."
     norms = [k for k, m in model.named_modules() if isinstance(m, _ACROSS)]
     why = f"; {norms[0]} is a norm across channels, and layers beside it stay whole" if norms else ''
-    some = 'only some layers' if axes_of(model).size else 'no layer'
-    said = f"{part!r} finds {some} of {type(model).__name__} to cut"
-    if not axes_of(model).size: raise ValueError(f"{said}, so it would be without effect{why}")
+    some = axes_of(model).size
+    said = f"{part!r} finds {'only some layers' if some else 'no layer'} of {type(model).__name__} to cut"
+    if not some: raise ValueError(f"{said}, so it would be without effect{why}")
     if norms: warn(f"{said}, and weak clients train more than their rate{why}")
 
 # %% ../../nbs/engine/tryout.ipynb #tryout12

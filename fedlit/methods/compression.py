@@ -81,7 +81,7 @@ class TopK(Method):
         if not (before and isinstance(other, Quantize) and self.feedback and self.share < 1): return ''
         return f"what it held back would be added to rounded numbers, which takes more bits; write {self!r} + {other!r}"
     def wire(self, wire):
-        few = np.ceil(wire.numbers*self.share - 1e-6) # as `how_many`
+        few = np.minimum(wire.numbers, how_many(wire.numbers, self.share).numpy())
         which = np.minimum(wire.whole, few*np.ceil(np.log2(np.maximum(wire.whole, 2)))) # a bit for each, or few numbers
         return replace(wire, numbers=few, beside=wire.beside + which*(few < wire.whole))
 
