@@ -440,8 +440,7 @@ def _varied(methods, grid):
 # %% ../nbs/cli.ipynb #b01c68b5
 def _row_of(runs):
     "A table's row for a method's runs: means ± half the width of their 95 % intervals, median seconds per round."
-    from fedlit.measure import spread
-    from fedlit.scores import first_of
+    from fedlit.measure import first_of, spread
     shown = lambda values: format(spread(values), '.4f') if values else ''
     last = lambda column: shown([r.history[column].iloc[-1] for r in runs if column in r.history])
     first = first_of(runs[0].history)

@@ -16,11 +16,11 @@ from .local import Local
 from .ground.messages import first_line, warn
 from .ground.memory import memory_held, trim_memory
 from .engine.runs import form_of_server, train_runs
-from .measure import SCORED, UNITS, spread
+from .measure import SCORED, UNITS, first_of, spread
 from .parse import list_seeds
 from .round import local_phase
 from .run import Federation, SingleProcess, shield
-from .scores import STAGES, first_of, less_is_better, tests_of
+from .scores import STAGES, less_is_better, tests_of
 from .setting import PARTITIONS, Setting, call, task_of, write_call
 
 # %% ../nbs/20_compare.ipynb #01fdf250

@@ -4,8 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCORED', 'LESS', 'UNITS', 'spectrum', 'exactly', 'count_large', 'effective_rank', 'local_global_gap', 'drift',
-           'agreement', 'accuracy', 'logits_of', 'average_precision', 'compute_metrics', 'sums_of', 'score_of',
-           'evaluate', 'features_of', 'feature_layer', 'Spread', 'spread', 'Rounding', 'distance', 'rounding']
+           'agreement', 'accuracy', 'logits_of', 'first_of', 'average_precision', 'compute_metrics', 'sums_of',
+           'score_of', 'evaluate', 'features_of', 'feature_layer', 'Spread', 'spread', 'Rounding', 'distance',
+           'rounding']
 
 # %% ../nbs/13_measure.ipynb #7566420b
 import copy, math, statistics
@@ -137,6 +138,12 @@ SCORED = {'class': ('accuracy', 'loss'), 'dense': ('accuracy', 'loss'), # what a
           'labels': ('average_precision', 'f1', 'loss'), 'numbers': ('mse', 'loss')}
 LESS = ('mse',) # those for which less is better
 UNITS = dict(accuracy='test accuracy (share)', average_precision='average precision (share)', mse='mean squared error')
+
+def first_of(
+    columns, # names, such as those of a history
+):           # accuracy if there is none of these columns
+    "The main measure among some columns, such as accuracy: the one with which an entry of `SCORED` begins."
+    return next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
 
 def _class_sums(z, y):
     loss = F.cross_entropy(z.double(), y, ignore_index=-1, reduction='sum')
@@ -292,11 +299,13 @@ def _nudged(model, seed=0): # seed: decides which parameters go up and which dow
 # %% ../nbs/13_measure.ipynb #7f1de7cb
 class Rounding(NamedTuple):
     "How far runs diverge that begin one bit apart"
-    accuracy: float # largest difference of final accuracies from the first run's, a share
-    params: float   # largest distance of the final parameters from the first run's, relative to how far that run moved
-    rounds: list    # largest difference of accuracies from the first run's, round by round
+    score: float  # largest difference of final scores from the first run's: a share for accuracy
+    params: float # largest distance of the final parameters from the first run's, relative to how far that run moved
+    rounds: list  # largest difference of scores from the first run's, round by round
+    name: str     # of the score, the main one of the task, such as accuracy
     def __str__(self):
-        return f'accuracy moves by {100*self.accuracy:.2g} points, parameters by {self.params:.1g} of their way'
+        by = f'{100*self.score:.2g} points' if self.name == 'accuracy' else f'{self.score:.2g}'
+        return f'{self.name} moves by {by}, parameters by {self.params:.1g} of their way'
 
 def distance(
     first, before, after, # parameters by name
@@ -315,7 +324,8 @@ def rounding(
     "Repeat a run with the last bit of its initial parameters changed: a difference no larger than this means nothing."
     if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
     runs = [train(net) for net in (model, *(_nudged(model, seed) for seed in range(times)))]
-    seen = torch.tensor([r.history['accuracy'].tolist() for r in runs])
-    apart, before = (seen[1:] - seen[0]).abs().amax(0), dict(model.named_parameters())
+    name, before = first_of(runs[0].history), dict(model.named_parameters())
+    scores = torch.tensor([r.history[name].tolist() for r in runs])
+    apart = (scores[1:] - scores[0]).abs().amax(0)
     first, *ends = [dict(r.model.named_parameters()) for r in runs]
-    return Rounding(apart[-1].item(), max(distance(before, first, end) for end in ends), apart.tolist())
+    return Rounding(apart[-1].item(), max(distance(before, first, end) for end in ends), apart.tolist(), name)

@@ -21,7 +21,7 @@ from .methods.feddf import ensemble
 from .participation import Clock
 from .result import Run
 from .run import Simulation, SingleProcess, interrupt_with, no_one
-from .scores import first_of
+from .measure import first_of
 from .server import meets, parameters_in_use
 from .state import pure
 from .vocabulary import SERVER

@@ -26,12 +26,12 @@ from .ground.memory import copy_out
 from .ground.messages import warn
 from .batches import CRITERIA
 from .data import samples, standardise
-from .measure import SCORED, UNITS, logits_of
+from .measure import SCORED, UNITS, first_of, logits_of
 from .local import is_whole
 from .method import Method, asks_for, overrides
 from .models import modest, rebuild, unwrap
 from .parse import ParseError, classes, import_paths, method as parse
-from .scores import (SEEN, Tester, by_name, first_of, keep_tested, less_is_better, needs_samples,
+from .scores import (SEEN, Tester, by_name, keep_tested, less_is_better, needs_samples,
                            own_samples, scores_of)
 from .server import deploy_network, network_for
 from .state import STATISTICS, TREES, State

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['MANY', 'STAGES', 'SEEN', 'tests_of', 'Tester', 'queue_scores', 'read_scores', 'scores_of', 'needs_samples',
-           'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'first_of', 'less_is_better', 'keep_tested',
+           'own_samples', 'by_name', 'with_spread', 'worst', 'columns_of', 'less_is_better', 'keep_tested',
            'check_name', 'check_metrics', 'read_watch']
 
 # %% ../nbs/17_scores.ipynb #scoresim
@@ -16,7 +16,7 @@ from math import nan
 from .batches import CRITERIA
 from .ground.draws import Seeded, rng
 from .ground.messages import as_python, warn
-from .measure import LESS, SCORED, compute_metrics, logits_of, score_of, spread, sums_of
+from .measure import LESS, SCORED, compute_metrics, first_of, logits_of, score_of, spread, sums_of
 from .method import asks_for, overrides
 from .partition import match
 from .server import deploy_network
@@ -201,13 +201,6 @@ def columns_of(target): # one of `fedlit.data.TARGETS`
             'bad_clients', 'why', 'validation', 'seconds', 'peak_mb', *said, *STAGES, *(f'{k}_sd' for k in STAGES)}
 
 SEEN = frozenset().union(*map(columns_of, SCORED)) # for any target
-
-def first_of(
-    columns, # names, such as those of a history
-):           # accuracy if there is none of these columns
-    "The main measure among some columns, such as accuracy: the one with which an entry of `SCORED` begins."
-    return next((k[0] for k in SCORED.values() if k[0] in columns), 'accuracy')
-
 
 # %% ../nbs/17_scores.ipynb #563457ec
 _TOLD = {*chain(*SCORED.values()), 'train_loss'} # measures of which it is known whether less is better

@@ -7,7 +7,7 @@ from fedlit.batches import CRITERIA
 from fedlit.compare import choose, compare, plot, table
 from fedlit.data import TARGETS, Task, load
 from fedlit.local import Local
-from fedlit.measure import SCORED, UNITS, average_precision, evaluate
+from fedlit.measure import SCORED, UNITS, average_precision, evaluate, rounding
 from fedlit.method import FedAvg
 from fedlit.methods import DPSGD, FedDF, FedLC, FedPer, FedProx, FjORD, MOON, SOLO
 from fedlit.models import Net, build
@@ -84,6 +84,14 @@ def test_a_federation_is_a_plain_loop(name, executor):
 def test_something_is_learned(name):
     run = trained(task_of(name), rounds=8)
     assert run.last['loss'] < run.history['loss'].iloc[0]
+
+@pytest.mark.parametrize('name', NAMES)
+def test_what_the_last_bit_moves_is_the_main_score_of_the_task(name):
+    task = task_of(name)
+    go = lambda net: federate(net, task, divided(task), FedAvg(), 2, LOCAL, progress=False)
+    seen = rounding(go, net_of(task), times=1)
+    assert seen.name == SCORED[task.target][0] and str(seen).startswith(f'{seen.name} moves by ')
+    assert len(seen.rounds) == 2 and seen.score == seen.rounds[-1] < .1
 
 def test_scores_are_those_of_scikit_learn():
     metrics = pytest.importorskip('sklearn.metrics')

@@ -19,13 +19,13 @@ from xml.etree import ElementTree
 from .without import describe_difference, rebuild_request
 from ..ground.files import write_file
 from ..engine.guard import Guard
-from ..measure import effective_rank, features_of, spectrum
+from ..measure import effective_rank, features_of, first_of, spectrum
 from ..figure import against_rounds, palette, spectra as draw_spectra, style
 from ..method import asks_for, overrides
 from ..parse import ParseError, local, value
 from ..participation import Clock, draw_clients, needs
 from ..result import records
-from ..scores import first_of, keep_tested, own_samples, scores_of, tests_of
+from ..scores import keep_tested, own_samples, scores_of, tests_of
 from ..round import EXECUTORS
 from ..run import Simulation, shield
 from ..scale.capacity import traffic

@@ -13,13 +13,13 @@ from fastcore.basics import patch
 from tqdm import tqdm
 from ..engine.guard import Guard
 from ..batches import CRITERIA
-from ..measure import UNITS, distance
+from ..measure import UNITS, distance, first_of
 from ..ground.fingerprint import GIVEN, fingerprint, differences
 from ..ground.messages import warn
 from ..local import Local
 from ..methods.solo import SOLO
 from ..result import Run
-from ..scores import first_of, keep_tested, tests_of
+from ..scores import keep_tested, tests_of
 from ..run import Federation, client_numbers, name_clients, shield, versions
 from ..setting import call, read_setting
 
