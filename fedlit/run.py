@@ -874,7 +874,8 @@ def _floats():
 @contextmanager
 def shield():
     "A context with PyTorch's default gradients, autocast, type and device; restores the number of threads afterwards."
-    kinds = {'cpu', getattr(torch.accelerator.current_accelerator(), 'type', 'cpu')}
+    there = torch.accelerator.is_available() # torch 2.6 raises if one asks for an accelerator where there is none
+    kinds = {'cpu', torch.accelerator.current_accelerator().type if there else 'cpu'}
     with ExitStack() as undone, torch.inference_mode(False), torch.enable_grad(), _floats():
         undone.callback(torch.set_num_threads, torch.get_num_threads())
         for kind in filter(torch.is_autocast_enabled, kinds): undone.enter_context(torch.autocast(kind, enabled=False))

@@ -1,5 +1,5 @@
 "What is the user's is not touched, and what surrounds a run does not reach into it."
-import pickle, re, threading
+import pickle, re, sys, threading
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from copy import deepcopy
@@ -227,6 +227,16 @@ def test_what_surrounds_a_run_does_not_reach_into_it(around, kind):
     assert same(alone, run)
     for p in run.model.parameters(): p.data.add_(1.) # it is a usual tensor
     assert not any(p.is_inference() for p in run.model.parameters())
+
+def test_where_there_is_no_accelerator_nobody_asks_which_one_it_is(monkeypatch):
+    "In torch 2.6 that is an error, and one that PyTorch itself does not run into."
+    there = torch.accelerator.current_accelerator
+    def current(**kw):
+        if sys._getframe(1).f_globals['__name__'].startswith('torch.'): return there(**kw)
+        raise RuntimeError('Cannot access accelerator device when none is available.')
+    monkeypatch.setattr(torch.accelerator, 'is_available', lambda: False)
+    monkeypatch.setattr(torch.accelerator, 'current_accelerator', current)
+    assert len(go(FedAvg()).history) == 2
 
 @pytest.mark.parametrize('around', AROUND)
 def test_between_two_rounds_the_surroundings_are_the_callers(around):
