@@ -613,6 +613,12 @@ def test_published_numbers_stand_beside_every_way_to_mean_a_row():
     assert paper['FedAvg+FedDecorr'] == paper['FedAvg+FedDecorr (released)'] == 61.53 != paper['FedAvgM']
     assert t.difference.notna().all()
 
+def test_no_difference_is_taken_from_times_in_an_unknown_unit():
+    rows = labelled(pd.DataFrame([dict(data='cifar10', alpha=.5, method='FedAvg', seed=0, round_seconds=300.)]))
+    rows.attrs['labels'] = ['data', 'alpha', 'method', 'seed']
+    t = compare_published(CATALOGUE['feddecorr/table5'], rows)
+    assert t['paper, cifar10'].tolist() == [6.7] and 'difference' not in t
+
 def looked(made):
     "What a drawing shows: the table, or the pixels."
     if isinstance(made, pd.DataFrame): return made.to_csv()

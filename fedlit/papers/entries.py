@@ -223,7 +223,7 @@ def compare_published(entry, rows):
         if not any(h is not None for h in hits): continue
         who = f"{by or 'paper'}, {data}"
         out[who], out[f'sd, {data}'] = ([np.nan if h is None else h[c] for h in hits] for c in ('value', 'std'))
-        if mine.any(): out.loc[mine, 'difference'] = out.ours[mine] - out[who][mine]
+        if mine.any() and '%' in part.metric.iloc[0]: out.loc[mine, 'difference'] = out.ours[mine] - out[who][mine]
     return out.dropna(axis=1, how='all').round(3)
 
 # %% ../../nbs/papers/entries.ipynb #a979033a
