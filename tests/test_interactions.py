@@ -100,6 +100,14 @@ def test_rounds_that_were_not_tested_are_no_reason():
     with pytest.raises(FloatingPointError, match='after round 3'):
         interactions([A, B], seeds=(0,), train=lambda *_: run, asked={}, progress=False)
 
+def test_shares_other_than_accuracy_add_up_too_and_errors_do_not():
+    h = dict(round=[1], average_precision=[.5], f1=[.2], loss=[1.])
+    train = lambda *_: SimpleNamespace(history=pd.DataFrame(h))
+    seen = interactions([A, B], seeds=(0,), train=train, asked={}, progress=False)
+    assert {*map(tuple, seen.runs.values())} == {(.5,)}
+    h = dict(round=[1], mse=[30.], loss=[30.])
+    with pytest.raises(ValueError, match='mse'): interactions([A, B], seeds=(0,), train=train, asked={}, progress=False)
+
 @pytest.mark.parametrize('methods, word', [([A], 'at least two'), ([A, A], '2 times'), ([A, FedAvg()], 'leave it out')])
 def test_requests_without_a_pair(methods, word):
     with pytest.raises(ValueError, match=word): sums(methods)

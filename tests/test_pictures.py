@@ -143,6 +143,17 @@ def test_pictures_of_another_kind_are_said(tmp_path):
     with pytest.warns(UserWarning, match='1 files are not read, first .*scan.bmp; pictures must be'):
         Task.from_folder(tmp_path, size=4, test=.5)
 
+def test_a_photo_taken_with_the_camera_turned_stands_upright(tmp_path):
+    photo = Image.new('RGB', (8, 8))
+    photo.paste((255, 255, 255), (0, 0, 4, 8)) # the sensor's left half is white
+    exif = photo.getexif()
+    exif[274] = 6 # turn it a quarter to the right: the left half is then above
+    for n in range(4):
+        (tmp_path/'mug').mkdir(exist_ok=True)
+        photo.save(tmp_path/'mug'/f'{n}.png', exif=exif)
+    x = Task.from_folder(tmp_path, size=8, test=.5).x_train
+    assert (x[:, :, :4] == 255).all() and (x[:, :, 4:] == 0).all()
+
 def test_a_folder_that_is_no_owner_among_owners_is_named(tmp_path):
     for owner in 'ab':
         for n in range(4): picture(tmp_path/owner/'mug'/f'{n}.png')

@@ -7,7 +7,7 @@ __all__ = ['CHARACTERS', 'READERS', 'not_there', 'folders_in', 'read_pictures', 
 
 # %% ../../nbs/ground/readers.ipynb #76d792bd
 import csv, numpy as np, os, stat, threading, torch, torch.nn.functional as F
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
@@ -110,10 +110,11 @@ _large = threading.Lock()
 _KINDS = ("JPEG", "PNG", "GIF", "BMP", "WEBP", "TIFF")
 
 def _rgb(image, size): # PIL image -> (3, size, size) uint8
-    from PIL import Image
+    from PIL import Image, ImageOps
     image = eight_bits(image)
     if image.mode != "RGB": image = image.convert("RGB")
     if image.size != (size, size): image = image.resize((size, size), Image.Resampling.BILINEAR)
+    with suppress(ValueError): image = ImageOps.exif_transpose(image) # upright, if the camera says how it was held
     return torch.from_numpy(np.array(image)).permute(2, 0, 1)
 
 # %% ../../nbs/ground/readers.ipynb #da02pict

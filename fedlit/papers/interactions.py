@@ -15,12 +15,14 @@ from tqdm import tqdm
 from ..after.without import fingerprint_of
 from ..ground.files import forget, read_json, write_json
 from ..ground.fingerprint import differences
+from ..measure import LESS
 from ..method import FedAvg, total
 from .claims import ends
 from .evidence import FEW, LEVEL, interval, paired_test, seeds_needed, together
 from ..parse import list_seeds, method as parse
 from ..compare import experiment, file_of, give_runs
 from ..run import shield
+from ..scores import first_of
 
 # %% ../../nbs/papers/interactions.ipynb #703a0c56
 def fewest(pairs) -> int: # number of pairs that are judged together
@@ -56,11 +58,13 @@ class Interactions:
 def _curve_or_error(train, m, seed, checkpoint):
     try:
         h = train(m, seed, checkpoint).history
-        was_tested = h.reindex(columns=['accuracy', 'loss', 'accuracy_before']).notna().any(axis=1)
+        if (first := first_of(h)) in LESS:
+            raise ValueError(f"gains are points of a share, such as accuracy, and {first} is no share")
+        was_tested = h.reindex(columns=[first, 'loss', f'{first}_before']).notna().any(axis=1)
         h = h[was_tested | (h['round'] == h['round'].max())]
         if bad := h['round'][~np.isfinite(h['loss'])].tolist():
             raise FloatingPointError(f"the server's test loss is not a number after round {bad[0]}")
-        return h['accuracy'].tolist()
+        return h[first].tolist()
     except (ValueError, TypeError, FloatingPointError) as e:
         if type(m) is FedAvg: raise
         return f'{type(e).__name__}: {e}'
