@@ -397,14 +397,14 @@ def _tapes(self:Simulation, x, shared):
     own = partial(python_state, network=self.model, criterion=a.criterion, method=a.method, optimizer=a.local.optimizer)
     given = (self.model, a.method, a.criterion, a.local, a.participation, a.metrics, a.watch, a.proxy,
              type(a.task), a.task.augment)
-    why = self._uncompiled() if (how := self.federation.record) == 'compile' else ''
+    why = self._why_uncompiled() if (how := self.federation.record) == 'compile' else ''
     if why: warn(f"{why}; so with record='compile' steps are played from the tape or run as they are")
     lasting = how in (True, 'compile') and not shared and not has_own_code(*given)
     return Tapes(how == 'graph', own, how == 'compile' and not why, lasting) if how else None
 
 # %% ../nbs/19_run.ipynb #ce6d3dd0
 @patch
-def _uncompiled(self:Simulation):
+def _why_uncompiled(self:Simulation):
     "Why no step of this federation will be compiled, or ''; see `ReplayedCohort.returns`."
     a = self.federation
     if changes := sorted(varies_with(a.method, STEP) - {'first'}):
