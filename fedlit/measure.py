@@ -21,7 +21,7 @@ def spectrum(
     top=None, # keep only this many of the largest values
 ):            # (min(d, top),) float64 tensor on the CPU, descending, in squared units of the features
     "Singular values of the representation covariance (FedDecorr, sec. 3.1). ValueError unless (N >= 2, d) and finite"
-    z = _checked(features)
+    z = _check_features(features)
     eps = torch.finfo(z.dtype).eps
     least = 8 * eps * z.abs().max() * z.numel()**.5 # what rounding leaves of constant features
     z = z - z.mean(0)
@@ -34,7 +34,7 @@ def exactly(v): # tensor
     "A tensor in double precision: on its own device, or on the CPU if the device has no double precision."
     return v.double() if doubles(v.device) else v.cpu().double()
 
-def _checked(features):
+def _check_features(features):
     z = exactly(torch.as_tensor(features).detach())
     if z.ndim != 2:
         raise ValueError(f"features must be (samples, dimensions), got shape {tuple(z.shape)}; use features.flatten(1)")
@@ -280,7 +280,7 @@ def spread(
     return Spread(statistics.fmean(v), statistics.stdev(v) if finite else math.nan, len(v))
 
 # %% ../nbs/13_measure.ipynb #94a46535
-def _nudged(model, seed=0): # seed: decides which parameters go up and which down
+def _nudge(model, seed=0): # seed: decides which parameters go up and which down
     "A copy of the model with the last bit of each parameter changed, to the next number above or below"
     other, gen = copy.deepcopy(model), torch.Generator().manual_seed(seed)
     with torch.no_grad():
@@ -314,7 +314,7 @@ def rounding(
 ) -> Rounding:
     "Repeat a run with the last bit of its initial parameters changed: a difference no larger than this means nothing."
     if times < 1: raise ValueError(f"times={times}, but it must be at least 1: runs to compare with the first")
-    runs = [train(net) for net in (model, *(_nudged(model, seed) for seed in range(times)))]
+    runs = [train(net) for net in (model, *(_nudge(model, seed) for seed in range(times)))]
     seen = torch.tensor([r.history['accuracy'].tolist() for r in runs])
     apart, before = (seen[1:] - seen[0]).abs().amax(0), dict(model.named_parameters())
     first, *ends = [dict(r.model.named_parameters()) for r in runs]
