@@ -21,7 +21,7 @@ from itertools import islice
 from pathlib import Path
 from tqdm import tqdm
 import fedlit
-from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, usable_sizes, width
+from .batches import CRITERIA, batch_sizes, batches_of, loss_of_guess, usable_sizes, batch_width
 from .cohort import Broadcast, check_local, check_target
 from .local import Local, is_number, is_whole
 from .participation import Arrivals, Clock, check_participation, draw_clients, plain
@@ -929,7 +929,7 @@ def kind(self:Simulation, state):
     a = self.federation
     alone = self.executor != 'vmap' or a.chunk or isinstance(a.participation, Clock)
     kind = None if alone else kind_of(self.broadcast(state))
-    return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record, width(a.clients, a.local))
+    return kind and (kind, id(a.task), a.device, a.local, a.precision, a.record, batch_width(a.clients, a.local))
 
 # %% ../nbs/19_run.ipynb #fedgcel1
 def federating(

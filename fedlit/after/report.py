@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['AGAIN', 'AT_ONCE', 'COLOURS', 'FIGURES', 'STYLE', 'FORMS', 'request_of', 'took_part', 'each_client', 'plain', 'facts',
            'Html', 'tag', 'embed', 'num', 'share', 'form_of', 'size', 'having', 'inline', 'axes', 'section', 'accuracy',
-           'column', 'seconds', 'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants', 'table',
-           'numbers', 'page', 'report']
+           'bar_section', 'seconds', 'drifts', 'short', 'partition', 'before_and_after', 'spectra', 'participants',
+           'table', 'numbers', 'page', 'report']
 
 # %% ../../nbs/after/report.ipynb #c9ec148c
 import base64, hashlib, io, json, math, re, warnings
@@ -308,23 +308,23 @@ def accuracy(f):
 
 # %% ../../nbs/after/report.ipynb #7c1d20be
 @style()
-def column(rows, of, key, title, said):
+def bar_section(rows, of, key, title, text):
     "A section with a bar of `key` per round or client (`of`), where there is one; None if there is none at all."
     rows = [r for r in rows if r.get(key) is not None]
     if not rows: return None
     ax = axes(of, rows[-1][of]/3)
     ax.bar([r[of] for r in rows], [r[key] for r in rows], color=palette['grey'])
     ax.set_ylabel(key)
-    return section(title, said, ax)
+    return section(title, text, ax)
 
 def seconds(f):
     total = sum(r.get('seconds') or 0 for r in f['rounds'])
-    return column(f['rounds'], 'round', 'seconds', 'Seconds',
-                  f'A round with its test, by the clock; {num(total)} seconds in all.')
+    return bar_section(f['rounds'], 'round', 'seconds', 'Seconds',
+                       f'A round with its test, by the clock; {num(total)} seconds in all.')
 
 def drifts(f):
-    return column(f['clients'], 'client', 'drift', 'Drift',
-                  "The distance of each client's parameters from the server's, after one local phase.")
+    return bar_section(f['clients'], 'client', 'drift', 'Drift',
+                       "The distance of each client's parameters from the server's, after one local phase.")
 
 # %% ../../nbs/after/report.ipynb #a369aa31
 def short(name):
