@@ -131,10 +131,10 @@ def own_rank(run, task, clients, tests, s):
     return _clip([np.mean([_rank_of_each(run, task, net)[-1] for net in nets])])[0]
 
 # %% ../../nbs/papers/measures.ipynb #4596ab5c
-def _layer_alignment(model, top=5):
+def _layer_alignment(model): # of the five largest directions
     mats = [exactly(m.weight.detach()) for m in model.modules() if isinstance(m, nn.Linear)]
     sides = [torch.linalg.svd(w, full_matrices=False) for w in mats]
-    return [(a[0][:, :top]*b[2][:top].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
+    return [(a[0][:, :5]*b[2][:5].T).sum(0).abs().tolist() for a, b in zip(sides, sides[1:])]
 
 def alignment(run, task, clients, tests, s):
     "|u_k . v_k| of consecutive linear layers, k = 1..5, one list per pair; in the trained and the initial network."
