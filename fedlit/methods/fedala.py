@@ -22,14 +22,14 @@ def higher(
     return [k for k in names if k.rpartition('.')[0] in each[-layers:]]
 
 # %% ../../nbs/methods/76_fedala.ipynb #9d9f2447
-def _mixed(own, new, weights):
+def _mix(own, new, weights):
     "A client's starting point in these layers: its `own` parameters, moved towards the `new` ones by `weights`."
     return {k: v + (new[k] - v)*weights[k] for k, v in own.items()}
 
 def _one_pass(weights, own, new, loss, batches, eta):
     "The weights after a step of eq. 5 for every batch, and the last loss."
     for x, y in batches:
-        g, value = torch.func.grad_and_value(loss)(_mixed(own, new, weights), x, y)
+        g, value = torch.func.grad_and_value(loss)(_mix(own, new, weights), x, y)
         weights = {k: (w - eta*g[k]*(new[k] - own[k])).clamp(0, 1) for k, w in weights.items()}
     return weights, value
 
@@ -76,7 +76,7 @@ def begin(self:FedALA, params, buffers, client, data, forward, criterion, genera
         latest = torch.stack(losses[-10:]).tolist()
         if len(losses) > 10 and statistics.pstdev(latest) < self.threshold: break
     learned = torch.ones_like(client['learned'])
-    return {**params, **_mixed(own, params, weights)}, {**client, 'weights': weights, 'learned': learned}
+    return {**params, **_mix(own, params, weights)}, {**client, 'weights': weights, 'learned': learned}
 
 @patch
 def deploy(self:FedALA, params, buffers, client, data, forward, criterion, generator):
